@@ -1,0 +1,2 @@
+//! extant-bench.
+#![forbid(unsafe_code)]

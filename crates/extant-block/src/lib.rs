@@ -1,0 +1,2 @@
+//! extant-block.
+#![forbid(unsafe_code)]

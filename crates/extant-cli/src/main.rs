@@ -1,0 +1,3 @@
+//! The `extant` command.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,2 @@
+//! extant-format.
+#![forbid(unsafe_code)]

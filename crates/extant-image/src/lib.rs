@@ -1,0 +1,2 @@
+//! extant-image.
+#![forbid(unsafe_code)]

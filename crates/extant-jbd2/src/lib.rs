@@ -1,0 +1,2 @@
+//! extant-jbd2.
+#![forbid(unsafe_code)]

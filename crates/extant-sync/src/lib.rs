@@ -1,0 +1,2 @@
+//! extant-sync.
+#![forbid(unsafe_code)]

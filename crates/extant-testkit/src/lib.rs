@@ -1,0 +1,2 @@
+//! extant-testkit.
+#![forbid(unsafe_code)]

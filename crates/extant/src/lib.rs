@@ -1,0 +1,2 @@
+//! extant.
+#![forbid(unsafe_code)]
