@@ -1,2 +1,10 @@
-//! extant-image.
+//! Builds ext4 images: `mkfs`, and images populated from a directory or a tar archive.
+//!
+//! # Place
+//!
+//! Above `extant-format` and `extant-block`; below the command line. It never mounts what it
+//! makes: it plans the whole image, then streams it (see `plan` and `write`).
 #![forbid(unsafe_code)]
+
+pub mod source;
+pub mod tree;

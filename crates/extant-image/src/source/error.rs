@@ -1,0 +1,69 @@
+//! Why a source cannot be read.
+
+use std::fmt;
+use std::io;
+
+use crate::tree::TreeError;
+
+/// Why a source cannot be turned into a tree, or its contents not be read.
+#[derive(Debug)]
+pub enum SourceError {
+    /// The system refused a call on a file of the source.
+    Io {
+        /// What was being done: "open", "read", "list the attributes of".
+        doing: &'static str,
+        /// Path in the source.
+        path: String,
+        /// The system's answer.
+        cause: io::Error,
+    },
+    /// A file is not what it was when it was scanned.
+    Changed {
+        /// Path in the source.
+        path: String,
+        /// What differs, with numbers.
+        what: String,
+    },
+    /// The archive is damaged, cut short or asks for something dangerous.
+    Archive {
+        /// Name of the archive.
+        archive: String,
+        /// Byte offset in the (uncompressed) archive of the member in question.
+        offset: u64,
+        /// What is wrong, naming the member.
+        what: String,
+    },
+    /// The names collected do not make a tree.
+    Tree(TreeError),
+}
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SourceError::Io { doing, path, .. } => write!(f, "cannot {doing} \"{path}\""),
+            SourceError::Changed { path, what } => {
+                write!(f, "\"{path}\" changed while the image was being built: {what}")
+            }
+            SourceError::Archive { archive, offset, what } => {
+                write!(f, "{archive}: at byte {offset}: {what}")
+            }
+            SourceError::Tree(e) => e.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SourceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SourceError::Io { cause, .. } => Some(cause),
+            SourceError::Changed { .. } | SourceError::Archive { .. } => None,
+            SourceError::Tree(_) => None,
+        }
+    }
+}
+
+impl From<TreeError> for SourceError {
+    fn from(e: TreeError) -> SourceError {
+        SourceError::Tree(e)
+    }
+}

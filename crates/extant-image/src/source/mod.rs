@@ -1,0 +1,97 @@
+//! Where the files of an image come from: a directory or a tar archive.
+//!
+//! # Place
+//!
+//! A source is read in two steps. First it fills a [`Tree`] with every name and attribute; then,
+//! while the image is written, [`Contents`] hands out the bytes of its files, to many threads at
+//! once and in the order in which they lie in the image.
+//!
+//! # Invariants
+//!
+//! - S1. Nothing is left out without being counted in a [`Skipped`] or ending in an error.
+//! - S2. A file that changed between the two steps is an error that names it: an image never mixes
+//!   two states of one file without saying so.
+
+mod error;
+
+pub use error::SourceError;
+
+use crate::tree::{NodeId, Tree};
+
+/// A source read to the end: its tree, and access to the contents of its files.
+pub struct Scanned {
+    /// Every name and attribute.
+    pub tree: Tree,
+    /// The bytes of its files.
+    pub contents: Box<dyn Contents>,
+    /// What was left out because the caller allowed it.
+    pub skipped: Skipped,
+}
+
+/// What `--ignore-unreadable` left out.
+#[derive(Clone, Debug, Default)]
+pub struct Skipped {
+    /// How many files and directories.
+    pub count: u64,
+    /// The first few, each with the reason, for the report; bounded at 20.
+    pub examples: Vec<String>,
+}
+
+/// The bytes of a tree's files.
+pub trait Contents: Send + Sync {
+    /// A reader for one thread. Cheap; each worker of the writer makes one.
+    fn reader(&self) -> Box<dyn ContentReader + '_>;
+}
+
+/// Reads contents for one thread.
+pub trait ContentReader {
+    /// Fills `buf` with the bytes of `node` from byte `offset` of the file.
+    ///
+    /// The range lies inside the file and, when the file has holes, inside one of its data runs.
+    /// Calls for one node come in order of `offset` on one thread, but several threads may read
+    /// different parts of a large file.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] naming the file: it cannot be read, is shorter than planned, or (S2) is no
+    /// longer the file that was scanned.
+    fn read(
+        &mut self,
+        tree: &Tree,
+        node: NodeId,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), SourceError>;
+
+    /// Tells that this thread is done with the file it read last: the source may check S2 and
+    /// close it.
+    fn finish(&mut self, tree: &Tree) -> Result<(), SourceError>;
+}
+
+/// Contents of a tree that has no files, as `mkfs` needs it.
+pub struct NoContents;
+
+impl Contents for NoContents {
+    fn reader(&self) -> Box<dyn ContentReader + '_> {
+        Box::new(NoContents)
+    }
+}
+
+impl ContentReader for NoContents {
+    fn read(
+        &mut self,
+        tree: &Tree,
+        node: NodeId,
+        _offset: u64,
+        _buf: &mut [u8],
+    ) -> Result<(), SourceError> {
+        Err(SourceError::Changed {
+            path: tree.path(node).escape_ascii().to_string(),
+            what: "there are no contents for it".into(),
+        })
+    }
+
+    fn finish(&mut self, _tree: &Tree) -> Result<(), SourceError> {
+        Ok(())
+    }
+}
