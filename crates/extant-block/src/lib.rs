@@ -1,2 +1,28 @@
-//! extant-block.
+//! Block devices: one trait, and the back-ends extant needs to reach images, disks and memory.
+//!
+//! # Place
+//!
+//! Below: `extant-sync` gives locks. Above: the file system, the journal and the image builder
+//! reach every byte of an image through [`BlockDevice`]. This crate knows neither files nor ext4.
+//!
+//! # Shape
+//!
+//! ```text
+//! BlockDevice            submit a batch of owned operations; convenience calls on borrowed bytes
+//!  +- FileDevice         a regular file or a block device, by positional I/O
+//!  +- MemoryDevice       sparse memory, for tests and in-process images
+//!  +- RecordingDevice    remembers every write, flush and discard in order
+//!  +- WindowDevice       a byte range of another device
+//! partition              finds such a range in a GPT or MBR table
+//! ```
+//!
+//! What a device promises, and what it does not, is in `docs/crash-model.md`.
 #![forbid(unsafe_code)]
+
+mod buffer;
+mod device;
+mod error;
+
+pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
+pub use device::{BlockDevice, Completion, Operation, Pending, SharedDevice};
+pub use error::{DeviceError, DeviceFault, OperationKind};

@@ -1,2 +1,2 @@
-//! extant-sync.
+//! The only door to locks, threads, time and randomness.
 #![forbid(unsafe_code)]

@@ -1,0 +1,325 @@
+//! The trait every back-end implements, and the operations it takes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::buffer::AlignedBuffer;
+use crate::error::{DeviceError, DeviceFault, OperationKind};
+
+/// A device that several owners use from several threads.
+pub type SharedDevice = Arc<dyn BlockDevice>;
+
+/// One request to a device. Offsets and lengths are in bytes from the start of the device and
+/// need no alignment, except where a back-end says so.
+#[derive(Debug)]
+pub enum Operation {
+    /// Fill `buffer` from `offset`. All of it, or an error.
+    Read {
+        /// First byte to read.
+        offset: u64,
+        /// Receives the bytes; its length is the length of the read.
+        buffer: AlignedBuffer,
+    },
+    /// Store `buffer` at `offset`.
+    Write {
+        /// First byte to write.
+        offset: u64,
+        /// The bytes.
+        buffer: AlignedBuffer,
+        /// "Force unit access": complete only when these bytes are on stable storage. Says
+        /// nothing about other writes.
+        fua: bool,
+    },
+    /// Complete when every write that had completed before this was submitted is on stable
+    /// storage.
+    Flush,
+    /// The range is no longer needed. Reads of it may return old bytes or zeros afterwards.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The range reads as zeros afterwards. Cheaper than writing zeros where the device can.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+impl Operation {
+    /// Which kind this is.
+    pub fn kind(&self) -> OperationKind {
+        match self {
+            Self::Read { .. } => OperationKind::Read,
+            Self::Write { .. } => OperationKind::Write,
+            Self::Flush => OperationKind::Flush,
+            Self::Discard { .. } => OperationKind::Discard,
+            Self::WriteZeroes { .. } => OperationKind::WriteZeroes,
+        }
+    }
+
+    /// First byte of the range; 0 for a flush.
+    pub fn offset(&self) -> u64 {
+        match *self {
+            Self::Read { offset, .. }
+            | Self::Write { offset, .. }
+            | Self::Discard { offset, .. }
+            | Self::WriteZeroes { offset, .. } => offset,
+            Self::Flush => 0,
+        }
+    }
+
+    /// Length of the range, in bytes; 0 for a flush.
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Read { buffer, .. } | Self::Write { buffer, .. } => buffer.len() as u64,
+            Self::Discard { len, .. } | Self::WriteZeroes { len, .. } => *len,
+            Self::Flush => 0,
+        }
+    }
+}
+
+/// One finished operation: what was asked for, with its buffer, and how it went.
+#[derive(Debug)]
+pub struct Completion {
+    /// The operation as submitted. The buffer of a read holds the bytes if `result` is `Ok`,
+    /// and anything at all if it is not.
+    pub operation: Operation,
+    /// How it went.
+    pub result: Result<(), DeviceError>,
+}
+
+impl Completion {
+    /// The buffer of a successful read or write; empty for the other kinds.
+    ///
+    /// # Errors
+    ///
+    /// The operation's own error.
+    pub fn into_buffer(self) -> Result<AlignedBuffer, DeviceError> {
+        self.result?;
+        Ok(match self.operation {
+            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => buffer,
+            _ => AlignedBuffer::default(),
+        })
+    }
+}
+
+/// A submitted batch. Dropping it does not cancel the operations; it only gives up their results.
+#[must_use = "errors of the batch are in its completions"]
+pub struct Pending(State);
+
+enum State {
+    Done(Vec<Completion>),
+    Waiting(Box<dyn FnOnce() -> Vec<Completion> + Send>),
+}
+
+impl Pending {
+    /// A batch that is finished already, in the order of submission.
+    pub fn done(completions: Vec<Completion>) -> Pending {
+        Pending(State::Done(completions))
+    }
+
+    /// A batch that is still running; `wait` blocks for it and answers in the order of
+    /// submission.
+    pub fn waiting(wait: impl FnOnce() -> Vec<Completion> + Send + 'static) -> Pending {
+        Pending(State::Waiting(Box::new(wait)))
+    }
+
+    /// Waits for all operations. Completion `i` belongs to operation `i` of the batch.
+    pub fn wait(self) -> Vec<Completion> {
+        match self.0 {
+            State::Done(completions) => completions,
+            State::Waiting(wait) => wait(),
+        }
+    }
+
+    /// Waits, and returns the buffers of a batch that succeeded as a whole.
+    ///
+    /// # Errors
+    ///
+    /// The first error in the order of submission. All operations have finished either way.
+    pub fn wait_all(self) -> Result<Vec<AlignedBuffer>, DeviceError> {
+        self.wait().into_iter().map(Completion::into_buffer).collect()
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            State::Done(completions) => write!(f, "Pending({} done)", completions.len()),
+            State::Waiting(_) => f.write_str("Pending(running)"),
+        }
+    }
+}
+
+/// A run of bytes that can be read and, unless read-only, written at any offset.
+///
+/// # Order and durability
+///
+/// The operations of one batch, and batches in flight together, happen in any order: an earlier
+/// write is ordered before a later one only if its completion was received before the later one
+/// was submitted. A write is on stable storage after a flush that was submitted after the write
+/// completed, or at its own completion if it had the FUA flag. `docs/crash-model.md` says what
+/// may be left after a power failure.
+///
+/// # Limits
+///
+/// Operations of 0 bytes succeed and do nothing if `offset <= size_bytes()`. A range that ends
+/// past the device fails as a whole with [`DeviceFault::PastEnd`].
+pub trait BlockDevice: Send + Sync {
+    /// Starts a batch of operations. Never fails as a whole; each operation has its own result.
+    fn submit(&self, batch: Vec<Operation>) -> Pending;
+
+    /// Size in bytes. Constant while the device is open, and a whole number of sectors for a
+    /// disk, but any number for a regular file.
+    fn size_bytes(&self) -> u64;
+
+    /// Smallest unit the device writes without reading first: 512 or 4096 for disks. A power of
+    /// two. What a power failure can tear apart, `docs/crash-model.md`.
+    fn logical_sector_bytes(&self) -> u32 {
+        512
+    }
+
+    /// True if every operation but reads and flushes fails with [`DeviceFault::ReadOnly`].
+    fn is_read_only(&self) -> bool;
+
+    /// Name of the device for messages, such as its path.
+    fn describe(&self) -> Arc<str>;
+
+    /// Fills `out` from byte `offset`, waiting for it. All of it, or an error.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceFault::PastEnd`] when the range ends past the device, else what the device said.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let buffer = AlignedBuffer::zeroed(out.len());
+        let done = run_one(self, Operation::Read { offset, buffer })?;
+        out.copy_from_slice(&done);
+        Ok(())
+    }
+
+    /// Stores `bytes` at byte `offset`, waiting for the device to accept them. Not durable
+    /// before [`flush`](Self::flush).
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceFault::ReadOnly`], [`DeviceFault::PastEnd`], or what the device said.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let buffer = AlignedBuffer::copy_of(bytes);
+        run_one(self, Operation::Write { offset, buffer, fua: false }).map(drop)
+    }
+
+    /// Makes every completed write durable. Succeeds on a read-only device, which has none.
+    fn flush(&self) -> Result<(), DeviceError> {
+        run_one(self, Operation::Flush).map(drop)
+    }
+
+    /// Tells the device that `len` bytes at `offset` are no longer needed; they read as old
+    /// bytes or as zeros afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceFault::Unsupported`] where the device cannot; most callers ignore that one
+    /// ([`DeviceError::is_unsupported`]).
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        run_one(self, Operation::Discard { offset, len }).map(drop)
+    }
+
+    /// Makes `len` bytes at `offset` read as zeros, waiting for it.
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        run_one(self, Operation::WriteZeroes { offset, len }).map(drop)
+    }
+}
+
+/// Submits one operation, waits, and gives its buffer back.
+fn run_one<D: BlockDevice + ?Sized>(
+    device: &D,
+    operation: Operation,
+) -> Result<AlignedBuffer, DeviceError> {
+    let mut completions = device.submit(vec![operation]).wait();
+    // A back-end that loses an operation broke the trait's contract: our bug, not the device's.
+    completions.pop().expect("one completion per operation").into_buffer()
+}
+
+/// Checks what every back-end checks first: the range lies on the device, and a read-only
+/// device is not changed. `offset` and `len` in bytes.
+pub(crate) fn check_range<D: BlockDevice + ?Sized>(
+    device: &D,
+    kind: OperationKind,
+    offset: u64,
+    len: u64,
+) -> Result<(), DeviceError> {
+    let fail = |fault| DeviceError::new(device.describe(), kind, offset, len, fault);
+    let changes =
+        matches!(kind, OperationKind::Write | OperationKind::Discard | OperationKind::WriteZeroes);
+    if changes && device.is_read_only() {
+        return Err(fail(DeviceFault::ReadOnly));
+    }
+    let device_bytes = device.size_bytes();
+    match offset.checked_add(len) {
+        Some(end) if end <= device_bytes => Ok(()),
+        _ => Err(fail(DeviceFault::PastEnd { device_bytes })),
+    }
+}
+
+/// Runs a batch one by one through the convenience calls; for back-ends that have no queue.
+///
+/// A FUA write becomes a write and a flush, which promises more than was asked.
+pub(crate) fn run_in_place<D: BlockDevice + ?Sized>(device: &D, batch: Vec<Operation>) -> Pending {
+    let run = |mut operation: Operation| {
+        let result = match &mut operation {
+            Operation::Read { offset, buffer } => device.read_at(*offset, buffer),
+            Operation::Write { offset, buffer, fua } => {
+                let written = device.write_at(*offset, buffer);
+                if *fua { written.and_then(|()| device.flush()) } else { written }
+            }
+            Operation::Flush => device.flush(),
+            Operation::Discard { offset, len } => device.discard(*offset, *len),
+            Operation::WriteZeroes { offset, len } => device.write_zeroes(*offset, *len),
+        };
+        Completion { operation, result }
+    };
+    Pending::done(batch.into_iter().map(run).collect())
+}
+
+macro_rules! forward {
+    ($($pointer:ty),*) => {$(
+        impl<D: BlockDevice + ?Sized> BlockDevice for $pointer {
+            fn submit(&self, batch: Vec<Operation>) -> Pending {
+                (**self).submit(batch)
+            }
+            fn size_bytes(&self) -> u64 {
+                (**self).size_bytes()
+            }
+            fn logical_sector_bytes(&self) -> u32 {
+                (**self).logical_sector_bytes()
+            }
+            fn is_read_only(&self) -> bool {
+                (**self).is_read_only()
+            }
+            fn describe(&self) -> Arc<str> {
+                (**self).describe()
+            }
+            fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+                (**self).read_at(offset, out)
+            }
+            fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+                (**self).write_at(offset, bytes)
+            }
+            fn flush(&self) -> Result<(), DeviceError> {
+                (**self).flush()
+            }
+            fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+                (**self).discard(offset, len)
+            }
+            fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+                (**self).write_zeroes(offset, len)
+            }
+        }
+    )*};
+}
+
+forward!(&D, Box<D>, Arc<D>);
