@@ -1,1 +1,304 @@
-//! hash
+//! The hashes of names in indexed directories.
+//!
+//! # Shape
+//!
+//! A name hashes to a *major* value, which orders the index, and a *minor* value, which only
+//! orders names of equal major value within a `readdir`. Bit 0 of a major value is always 0: the
+//! index uses it as a mark ("the leaf before this one ends with the same hash").
+//!
+//! Three functions are on disk as `hash_version` 0, 1, 2 (legacy, half-MD4, TEA). Each takes the
+//! bytes of a name as signed or as unsigned; which one is a flag of the superblock (`s_flags`,
+//! set by whoever made the file system, after the `char` of its processor). In memory the kernel
+//! writes 3, 4, 5 for the unsigned ones, and so does [`HashVersion`]; on disk these never occur in
+//! an index. Version 6 is SipHash-2-4 with a secret key, for directories that are encrypted and
+//! ignore case; there the hash is also stored in each entry, because whoever has no key could not
+//! compute it.
+//!
+//! Signed and unsigned differ only for names with a byte of 0x80 or more.
+//!
+//! # Source
+//!
+//! Linux `Documentation/filesystems/ext4/directory.rst`, "Hash Tree Directories", and
+//! `super.rst`, fields `s_hash_seed`, `s_def_hash_version`, `s_flags`. half-MD4 is rounds of MD4
+//! (RFC 1320) over eight words; TEA is Wheeler and Needham's cipher as a compression function.
+
+use core::hash::Hasher;
+use siphasher::sip::SipHasher24;
+
+/// Which function, and how it takes bytes of 0x80 and more.
+///
+/// The discriminants are the kernel's `DX_HASH_*`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum HashVersion {
+    /// The first one; for very old file systems.
+    Legacy = 0,
+    /// The default.
+    HalfMd4 = 1,
+    /// TEA.
+    Tea = 2,
+    /// [`HashVersion::Legacy`] with unsigned bytes.
+    LegacyUnsigned = 3,
+    /// [`HashVersion::HalfMd4`] with unsigned bytes.
+    HalfMd4Unsigned = 4,
+    /// [`HashVersion::Tea`] with unsigned bytes.
+    TeaUnsigned = 5,
+    /// SipHash-2-4 with the directory's key.
+    SipHash = 6,
+}
+
+impl HashVersion {
+    /// Every version.
+    pub const ALL: [HashVersion; 7] = [
+        HashVersion::Legacy,
+        HashVersion::HalfMd4,
+        HashVersion::Tea,
+        HashVersion::LegacyUnsigned,
+        HashVersion::HalfMd4Unsigned,
+        HashVersion::TeaUnsigned,
+        HashVersion::SipHash,
+    ];
+
+    /// The version with the kernel's number `raw`; `None` above 6.
+    #[must_use]
+    pub fn from_raw(raw: u8) -> Option<HashVersion> {
+        Self::ALL.get(usize::from(raw)).copied()
+    }
+
+    /// The version of an index whose root says `raw`, on a file system whose superblock says
+    /// `unsigned`. `None` unless `raw` is 0, 1, 2 or 6: nothing else may be on disk.
+    #[must_use]
+    pub fn from_disk(raw: u8, unsigned: bool) -> Option<HashVersion> {
+        match (raw, unsigned) {
+            (0, false) => Some(HashVersion::Legacy),
+            (1, false) => Some(HashVersion::HalfMd4),
+            (2, false) => Some(HashVersion::Tea),
+            (0, true) => Some(HashVersion::LegacyUnsigned),
+            (1, true) => Some(HashVersion::HalfMd4Unsigned),
+            (2, true) => Some(HashVersion::TeaUnsigned),
+            (6, _) => Some(HashVersion::SipHash),
+            _ => None,
+        }
+    }
+
+    /// What the root of an index says: 0, 1, 2 or 6.
+    #[must_use]
+    pub fn on_disk(self) -> u8 {
+        match self {
+            HashVersion::Legacy | HashVersion::LegacyUnsigned => 0,
+            HashVersion::HalfMd4 | HashVersion::HalfMd4Unsigned => 1,
+            HashVersion::Tea | HashVersion::TeaUnsigned => 2,
+            HashVersion::SipHash => 6,
+        }
+    }
+}
+
+/// `s_hash_seed` of the superblock: what the half-MD4 and TEA functions start from.
+///
+/// All zero means "none", and stands for the constants of MD4.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct HashSeed([u32; 4]);
+
+impl HashSeed {
+    /// The constants that stand in for an all-zero seed.
+    const DEFAULT: [u32; 4] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476];
+
+    /// From the 16 bytes of `s_hash_seed`. The four words are little-endian.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; 16]) -> HashSeed {
+        let mut words = [0; 4];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        HashSeed(words)
+    }
+
+    /// From the four words of `s_hash_seed`.
+    #[must_use]
+    pub fn from_words(words: [u32; 4]) -> HashSeed {
+        HashSeed(words)
+    }
+
+    /// What the functions start from.
+    fn start(self) -> [u32; 4] {
+        if self.0 == [0; 4] { Self::DEFAULT } else { self.0 }
+    }
+}
+
+/// The hash of a name. Orders as the index does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct NameHash {
+    /// Orders the index. Even, and never 0xFFFF_FFFE.
+    pub major: u32,
+    /// Orders names of equal major hash.
+    pub minor: u32,
+}
+
+impl NameHash {
+    /// 0x7fff_ffff is the position "end of directory" of `readdir`; a name that would hash to it
+    /// moves one down.
+    const END: u32 = 0x7fff_ffff << 1;
+
+    fn new(major: u32, minor: u32) -> NameHash {
+        let major = match major & !1 {
+            Self::END => Self::END.wrapping_sub(2),
+            even => even,
+        };
+        NameHash { major, minor }
+    }
+}
+
+/// Hashes a name with one of the six functions that need no key.
+///
+/// `name` is the bytes as stored or, in a directory that ignores case, as folded. `None` for
+/// [`HashVersion::SipHash`]: see [`siphash`].
+///
+/// ```
+/// use extant_format::hash::{HashSeed, HashVersion, name_hash};
+/// let hash = name_hash(HashVersion::HalfMd4, &HashSeed::default(), b"lost+found").unwrap();
+/// assert_eq!(hash.major & 1, 0);
+/// ```
+#[must_use]
+pub fn name_hash(version: HashVersion, seed: &HashSeed, name: &[u8]) -> Option<NameHash> {
+    Some(match version {
+        HashVersion::Legacy => legacy(name, signed),
+        HashVersion::LegacyUnsigned => legacy(name, unsigned),
+        HashVersion::HalfMd4 => half_md4(name, seed, signed),
+        HashVersion::HalfMd4Unsigned => half_md4(name, seed, unsigned),
+        HashVersion::Tea => tea(name, seed, signed),
+        HashVersion::TeaUnsigned => tea(name, seed, unsigned),
+        HashVersion::SipHash => return None,
+    })
+}
+
+/// Hashes a folded, unencrypted name with a directory's secret 16-byte key.
+#[must_use]
+pub fn siphash(key: &[u8; 16], folded: &[u8]) -> NameHash {
+    let mut hasher = SipHasher24::new_with_key(key);
+    hasher.write(folded);
+    let [a, b, c, d, e, f, g, h] = hasher.finish().to_be_bytes();
+    NameHash::new(u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]))
+}
+
+/// A byte as a C `signed char`, widened to 32 bits.
+fn signed(byte: u8) -> u32 {
+    i32::from(i8::from_ne_bytes([byte])).cast_unsigned()
+}
+
+/// A byte as a C `unsigned char`, widened to 32 bits.
+fn unsigned(byte: u8) -> u32 {
+    u32::from(byte)
+}
+
+/// A two-term recurrence, one step per byte.
+fn legacy(name: &[u8], widen: impl Fn(u8) -> u32) -> NameHash {
+    let (mut last, mut before) = (0x12a3_fe2du32, 0x37ab_e8f9u32);
+    for byte in name {
+        let mut next = before.wrapping_add(last ^ widen(*byte).wrapping_mul(7_152_373));
+        if next >> 31 == 1 {
+            next = next.wrapping_sub(0x7fff_ffff);
+        }
+        before = last;
+        last = next;
+    }
+    NameHash::new(last << 1, 0)
+}
+
+/// The next `N` words of input from what is left of a name.
+///
+/// Bytes go in from the top: a word is the four bytes as a big-endian number. What the name does
+/// not fill is padding made of the number of bytes left, also above the bytes of the last word.
+/// Addition and not OR, so that a negative `char` borrows from the bytes above it, as it does in
+/// the original.
+fn words<const N: usize>(rest: &[u8], widen: &impl Fn(u8) -> u32) -> [u32; N] {
+    // A name of at most 255 bytes; longer input keeps only the bits that matter.
+    let len = crate::le::narrow(rest.len());
+    let pad = len | (len << 8);
+    let pad = pad | (pad << 16);
+    let mut out = [pad; N];
+    for (word, bytes) in out.iter_mut().zip(rest.chunks(4)) {
+        for byte in bytes {
+            *word = (*word << 8).wrapping_add(widen(*byte));
+        }
+    }
+    out
+}
+
+fn half_md4(name: &[u8], seed: &HashSeed, widen: impl Fn(u8) -> u32) -> NameHash {
+    let mut state = seed.start();
+    for at in (0..name.len()).step_by(32) {
+        md4_rounds(&mut state, &words::<8>(name.get(at..).unwrap_or(&[]), &widen));
+    }
+    let [_, major, minor, _] = state;
+    NameHash::new(major, minor)
+}
+
+/// The three rounds, of eight steps each instead of MD4's sixteen.
+fn md4_rounds(state: &mut [u32; 4], input: &[u32; 8]) {
+    /// sqrt(2) and sqrt(3), as in MD4.
+    const ROUND_2: u32 = 0x5a82_7999;
+    const ROUND_3: u32 = 0x6ed9_eba1;
+    let [i0, i1, i2, i3, i4, i5, i6, i7] = *input;
+    let mut s = *state;
+    // Each step mixes one word into one register, then the registers change places.
+    let mut step = |mixed: fn(&[u32; 4]) -> u32, word: u32, turn: u32| {
+        let [a, b, c, d] = s;
+        s = [d, a.wrapping_add(mixed(&s)).wrapping_add(word).rotate_left(turn), b, c];
+    };
+    // Selection, majority and parity of the three registers that are not mixed into.
+    let f: fn(&[u32; 4]) -> u32 = |s| {
+        let [_, x, y, z] = *s;
+        z ^ (x & (y ^ z))
+    };
+    let g: fn(&[u32; 4]) -> u32 = |s| {
+        let [_, x, y, z] = *s;
+        (x & y) | ((x ^ y) & z)
+    };
+    let h: fn(&[u32; 4]) -> u32 = |s| {
+        let [_, x, y, z] = *s;
+        x ^ y ^ z
+    };
+    for (word, turn) in [(i0, 3), (i1, 7), (i2, 11), (i3, 19), (i4, 3), (i5, 7), (i6, 11), (i7, 19)]
+    {
+        step(f, word, turn);
+    }
+    for (word, turn) in [(i1, 3), (i3, 5), (i5, 9), (i7, 13), (i0, 3), (i2, 5), (i4, 9), (i6, 13)] {
+        step(g, word.wrapping_add(ROUND_2), turn);
+    }
+    for (word, turn) in [(i3, 3), (i7, 9), (i2, 11), (i6, 15), (i1, 3), (i5, 9), (i0, 11), (i4, 15)]
+    {
+        step(h, word.wrapping_add(ROUND_3), turn);
+    }
+    for (sum, part) in state.iter_mut().zip(s) {
+        *sum = sum.wrapping_add(part);
+    }
+}
+
+fn tea(name: &[u8], seed: &HashSeed, widen: impl Fn(u8) -> u32) -> NameHash {
+    let [mut major, mut minor, _, _] = seed.start();
+    for at in (0..name.len()).step_by(16) {
+        let key = words::<4>(name.get(at..).unwrap_or(&[]), &widen);
+        let (x, y) = tea_encrypt(major, minor, key);
+        major = major.wrapping_add(x);
+        minor = minor.wrapping_add(y);
+    }
+    NameHash::new(major, minor)
+}
+
+/// Sixteen cycles of the cipher over the pair `x`, `y`.
+fn tea_encrypt(mut x: u32, mut y: u32, [k0, k1, k2, k3]: [u32; 4]) -> (u32, u32) {
+    const GOLDEN: u32 = 0x9e37_79b9;
+    let half = |of: u32, sum: u32, left: u32, right: u32| {
+        (of << 4).wrapping_add(left) ^ of.wrapping_add(sum) ^ (of >> 5).wrapping_add(right)
+    };
+    let mut sum = 0u32;
+    for _ in 0..16 {
+        sum = sum.wrapping_add(GOLDEN);
+        x = x.wrapping_add(half(y, sum, k0, k1));
+        y = y.wrapping_add(half(x, sum, k2, k3));
+    }
+    (x, y)
+}
+
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,7 @@ pub mod indirect;
 pub mod inline;
 pub mod inode;
 pub mod jbd2;
+mod le;
 pub mod mmp;
 pub mod orphan;
 pub mod quota;
