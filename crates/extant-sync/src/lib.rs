@@ -1,2 +1,29 @@
 //! The only door to locks, threads, time and randomness.
+//!
+//! # Place
+//!
+//! Near the bottom: knows nothing of devices or formats. Every other crate takes its locks,
+//! threads, clock and random bytes from here and from nowhere else (`clippy.toml` at the root of
+//! the repository refuses the ways around), so that one seed can decide a whole simulated run and
+//! so that every lock has a rank that debug builds check.
+//!
+//! # Parts
+//!
+//! - [`Mutex`], [`RwLock`], [`Rank`]: locks that know their place; the table is in
+//!   `docs/locking.md`.
+//! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
+//! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
+//!   becomes an error in the caller.
+//! - [`os_random`]: bytes from the operating system, for UUIDs and hash seeds.
 #![forbid(unsafe_code)]
+
+mod clock;
+mod lock;
+mod random;
+mod rank;
+pub mod threads;
+
+pub use clock::{Clock, FixedClock, SystemClock};
+pub use lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use random::{RandomError, os_random};
+pub use rank::Rank;

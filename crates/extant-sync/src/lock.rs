@@ -1,0 +1,300 @@
+//! Locks with a rank, over `parking_lot`.
+#![expect(clippy::disallowed_types, reason = "this module is what the ban points to")]
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use crate::rank::{Rank, RankToken};
+
+macro_rules! guard {
+    ($(#[$doc:meta])* $name:ident, $inner:ident $(, $mutable:ident)?) => {
+        $(#[$doc])*
+        ///
+        /// Not `Send`: the rank check belongs to the thread that took the lock.
+        #[must_use = "the lock is released when the guard is dropped"]
+        pub struct $name<'a, T: ?Sized> {
+            // Field order is drop order: the lock goes first, then the note that it is held.
+            guard: parking_lot::$inner<'a, T>,
+            _token: RankToken,
+        }
+
+        impl<T: ?Sized> Deref for $name<'_, T> {
+            type Target = T;
+
+            fn deref(&self) -> &T {
+                &self.guard
+            }
+        }
+
+        $(impl<T: ?Sized> DerefMut for $name<'_, T> {
+            fn $mutable(&mut self) -> &mut T {
+                &mut self.guard
+            }
+        })?
+
+        impl<T: ?Sized + fmt::Debug> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                (**self).fmt(f)
+            }
+        }
+    };
+}
+
+guard! {
+    /// Exclusive access to what a [`Mutex`] protects.
+    MutexGuard, MutexGuard, deref_mut
+}
+guard! {
+    /// Shared access to what an [`RwLock`] protects.
+    RwLockReadGuard, RwLockReadGuard
+}
+guard! {
+    /// Exclusive access to what an [`RwLock`] protects.
+    RwLockWriteGuard, RwLockWriteGuard, deref_mut
+}
+
+/// Mutual exclusion with a rank. No poisoning: a panic in a critical section is our bug, and the
+/// panic itself is reported.
+///
+/// ```
+/// use extant_sync::{Mutex, Rank};
+/// let count = Mutex::new(Rank::Leaf, 1);
+/// *count.lock() += 1;
+/// assert_eq!(count.into_inner(), 2);
+/// ```
+pub struct Mutex<T: ?Sized> {
+    rank: Rank,
+    order: Option<u64>,
+    inner: parking_lot::Mutex<T>,
+}
+
+impl<T> Mutex<T> {
+    /// A lock that is never held together with another of its rank.
+    pub const fn new(rank: Rank, value: T) -> Mutex<T> {
+        Mutex { rank, order: None, inner: parking_lot::Mutex::new(value) }
+    }
+
+    /// A lock that may be held together with others of its rank, taken in rising `order`.
+    pub const fn with_order(rank: Rank, order: u64, value: T) -> Mutex<T> {
+        Mutex { rank, order: Some(order), inner: parking_lot::Mutex::new(value) }
+    }
+
+    /// The value, without locking.
+    pub fn into_inner(self) -> T {
+        self.inner.into_inner()
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    /// Waits for the lock.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, when this thread holds a lock that must come later.
+    #[track_caller]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let token = RankToken::acquire(self.rank, self.order, self.id());
+        MutexGuard { guard: self.inner.lock(), _token: token }
+    }
+
+    /// Takes the lock if nobody has it. Checked like [`lock`](Self::lock), although it cannot
+    /// wait, so that a path does not depend on luck.
+    #[track_caller]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let token = RankToken::acquire(self.rank, self.order, self.id());
+        self.inner.try_lock().map(|guard| MutexGuard { guard, _token: token })
+    }
+
+    /// The value, without locking: an exclusive borrow proves that nobody else looks.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+
+    fn id(&self) -> usize {
+        (&raw const self.inner).addr()
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutex").field("rank", &self.rank).field("inner", &&self.inner).finish()
+    }
+}
+
+/// Readers or one writer, with a rank. A thread must not read-lock twice: a waiting writer
+/// between the two would stop it for ever, so the check refuses that too.
+pub struct RwLock<T: ?Sized> {
+    rank: Rank,
+    order: Option<u64>,
+    inner: parking_lot::RwLock<T>,
+}
+
+impl<T> RwLock<T> {
+    /// A lock that is never held together with another of its rank.
+    pub const fn new(rank: Rank, value: T) -> RwLock<T> {
+        RwLock { rank, order: None, inner: parking_lot::RwLock::new(value) }
+    }
+
+    /// A lock that may be held together with others of its rank, taken in rising `order`.
+    pub const fn with_order(rank: Rank, order: u64, value: T) -> RwLock<T> {
+        RwLock { rank, order: Some(order), inner: parking_lot::RwLock::new(value) }
+    }
+
+    /// The value, without locking.
+    pub fn into_inner(self) -> T {
+        self.inner.into_inner()
+    }
+}
+
+impl<T: ?Sized> RwLock<T> {
+    /// Waits for shared access.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, when this thread holds a lock that must come later.
+    #[track_caller]
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        let token = RankToken::acquire(self.rank, self.order, self.id());
+        RwLockReadGuard { guard: self.inner.read(), _token: token }
+    }
+
+    /// Waits for exclusive access.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, when this thread holds a lock that must come later.
+    #[track_caller]
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        let token = RankToken::acquire(self.rank, self.order, self.id());
+        RwLockWriteGuard { guard: self.inner.write(), _token: token }
+    }
+
+    /// Shared access if it is free now; checked like [`read`](Self::read).
+    #[track_caller]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        let token = RankToken::acquire(self.rank, self.order, self.id());
+        self.inner.try_read().map(|guard| RwLockReadGuard { guard, _token: token })
+    }
+
+    /// Exclusive access if it is free now; checked like [`write`](Self::write).
+    #[track_caller]
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        let token = RankToken::acquire(self.rank, self.order, self.id());
+        self.inner.try_write().map(|guard| RwLockWriteGuard { guard, _token: token })
+    }
+
+    /// The value, without locking: an exclusive borrow proves that nobody else looks.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+
+    fn id(&self) -> usize {
+        (&raw const self.inner).addr()
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RwLock").field("rank", &self.rank).field("inner", &&self.inner).finish()
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a bare thread is the shortest test")]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const RANKS: [Rank; 12] = [
+        Rank::Freeze,
+        Rank::Rename,
+        Rank::InodeContent,
+        Rank::InodeInvalidate,
+        Rank::Folio,
+        Rank::JournalHandle,
+        Rank::InodeMap,
+        Rank::MetadataBuffer,
+        Rank::Group,
+        Rank::JournalState,
+        Rank::Device,
+        Rank::Leaf,
+    ];
+
+    fn panics(f: impl FnOnce()) -> bool {
+        catch_unwind(AssertUnwindSafe(f)).is_err()
+    }
+
+    #[test]
+    #[cfg_attr(not(debug_assertions), ignore = "ranks are checked in debug builds only")]
+    fn every_pair_of_ranks_is_allowed_only_upwards() {
+        for first in RANKS {
+            for second in RANKS {
+                let (a, b) = (Mutex::new(first, ()), RwLock::new(second, ()));
+                let wrong = panics(|| {
+                    let _a = a.lock();
+                    let _b = b.read();
+                });
+                assert_eq!(wrong, second <= first, "{second:?} under {first:?}");
+                // The failed attempt left nothing behind.
+                drop(b.write());
+                drop(a.lock());
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(not(debug_assertions), ignore = "ranks are checked in debug builds only")]
+    fn equal_ranks_need_rising_keys() {
+        let key = |order| Mutex::with_order(Rank::Group, order, ());
+        let (one, two, bare) = (key(1), key(2), Mutex::new(Rank::Group, ()));
+        assert!(!panics(|| {
+            let _a = one.lock();
+            let _b = two.lock();
+        }));
+        for (first, second) in [(&two, &one), (&one, &one), (&one, &bare), (&bare, &one)] {
+            assert!(panics(|| {
+                let _a = first.lock();
+                let _b = second.try_lock();
+            }));
+        }
+    }
+
+    #[test]
+    #[cfg_attr(not(debug_assertions), ignore = "ranks are checked in debug builds only")]
+    fn guards_may_end_in_any_order() {
+        let (low, high, leaf) = (
+            Mutex::new(Rank::Rename, ()),
+            RwLock::new(Rank::Group, ()),
+            Mutex::new(Rank::Leaf, ()),
+        );
+        let a = low.lock();
+        let b = high.write();
+        drop(a);
+        assert!(panics(|| drop(low.lock())), "Rename under Group");
+        let c = leaf.lock();
+        drop(b);
+        drop(c);
+        drop(low.lock());
+    }
+
+    #[test]
+    fn try_locks_do_not_wait() {
+        let lock = RwLock::new(Rank::Leaf, 5);
+        let mutex = Mutex::new(Rank::Leaf, 6);
+        std::thread::scope(|s| {
+            let guard = lock.read();
+            s.spawn(|| {
+                assert!(lock.try_write().is_none());
+                assert_eq!(lock.try_read().as_deref(), Some(&5));
+            })
+            .join()
+            .unwrap();
+            drop(guard);
+            let guard = mutex.lock();
+            s.spawn(|| assert!(mutex.try_lock().is_none())).join().unwrap();
+            drop(guard);
+        });
+        *lock.try_write().unwrap() = 7;
+        assert_eq!((lock.into_inner(), mutex.into_inner()), (7, 6));
+    }
+}

@@ -1,0 +1,234 @@
+//! Named threads that end before their scope does, and a bounded channel between them.
+//!
+//! The number of threads is always the caller's choice. A worker that panics does not take the
+//! process down: its message comes back as [`WorkerPanic`].
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+pub use crossbeam_channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
+
+use crate::{Mutex, Rank};
+
+/// A thread panicked: a bug of ours, reported where the work was asked for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("thread {thread} failed: {message}")]
+pub struct WorkerPanic {
+    /// Name of the thread.
+    pub thread: String,
+    /// What the panic said.
+    pub message: String,
+}
+
+/// Why threads could not do their work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ThreadError {
+    /// The operating system started no thread.
+    #[error("cannot start thread {thread}")]
+    Spawn {
+        /// Name of the thread.
+        thread: String,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A thread panicked.
+    #[error(transparent)]
+    Panic(#[from] WorkerPanic),
+}
+
+/// The number of threads this machine runs at once, or 1 when it does not say. Never 0.
+pub fn available() -> usize {
+    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+/// A queue of at most `capacity` items (at least 1) for any number of senders and receivers. A
+/// full queue makes senders wait; it ends when all senders, or all receivers, are gone.
+pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
+    crossbeam_channel::bounded(capacity.max(1))
+}
+
+/// Where threads of a [`scope`] are started.
+pub struct Scope<'scope, 'env> {
+    inner: &'scope thread::Scope<'scope, 'env>,
+    first_panic: Arc<Mutex<Option<WorkerPanic>>>,
+}
+
+/// A running thread of a [`scope`]. Dropping it leaves the thread to be joined by the scope.
+pub struct Handle<'scope, T> {
+    inner: thread::ScopedJoinHandle<'scope, Result<T, WorkerPanic>>,
+}
+
+impl<T> Handle<'_, T> {
+    /// Waits for the thread and returns its result.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkerPanic`] if it panicked.
+    pub fn join(self) -> Result<T, WorkerPanic> {
+        let name = self.inner.thread().name().unwrap_or("unnamed").to_owned();
+        // The closure caught its panic, so a failing join means one inside the catching itself.
+        self.inner
+            .join()
+            .unwrap_or_else(|panic| Err(WorkerPanic { thread: name, message: message(&*panic) }))
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Starts a thread called `name` (shown by debuggers and `ps`; the kernel keeps 15 bytes).
+    ///
+    /// # Errors
+    ///
+    /// [`ThreadError::Spawn`] when the system has no thread to give, or `name` has a NUL byte.
+    pub fn spawn<T: Send + 'scope>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> Result<Handle<'scope, T>, ThreadError> {
+        let first_panic = Arc::clone(&self.first_panic);
+        let spawn_error = |source| ThreadError::Spawn { thread: name.to_owned(), source };
+        if name.contains('\0') {
+            return Err(spawn_error(io::ErrorKind::InvalidInput.into()));
+        }
+        let thread_name = name.to_owned();
+        let run = move || {
+            // Whatever `work` was changing is seen again only through the error: the scope's
+            // caller gets `Err` and knows the work is incomplete.
+            catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+                let panic = WorkerPanic { thread: thread_name, message: message(&*panic) };
+                first_panic.lock().get_or_insert_with(|| panic.clone());
+                panic
+            })
+        };
+        let inner = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn_scoped(self.inner, run)
+            .map_err(spawn_error)?;
+        Ok(Handle { inner })
+    }
+}
+
+/// Runs `body`, which may start threads that borrow from around it, and waits for all of them.
+///
+/// # Errors
+///
+/// [`WorkerPanic`] of the first thread that panicked, even if nobody joined it.
+///
+/// ```
+/// use extant_sync::threads;
+/// let words = ["one", "three"];
+/// let total = threads::scope(|s| {
+///     let first = s.spawn("first", || words[0].len())?;
+///     let second = s.spawn("second", || words[1].len())?;
+///     Ok::<usize, threads::ThreadError>(first.join()? + second.join()?)
+/// })??;
+/// assert_eq!(total, 8);
+/// # Ok::<(), threads::ThreadError>(())
+/// ```
+#[expect(clippy::disallowed_methods, reason = "the wrapper that the ban points to")]
+pub fn scope<'env, T>(
+    body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T,
+) -> Result<T, WorkerPanic> {
+    let first_panic = Arc::new(Mutex::new(Rank::Leaf, None));
+    let result =
+        thread::scope(|inner| body(&Scope { inner, first_panic: Arc::clone(&first_panic) }));
+    // All threads have ended; none holds the slot any more.
+    let panic = first_panic.lock().take();
+    panic.map_or(Ok(result), Err)
+}
+
+/// Runs `work(0)`, `work(1)`, … `work(count - 1)` on a thread each, called `name-0` and so on,
+/// and returns their results in that order. A `count` of 0 means 1; with one, the work runs on
+/// a thread too, so that one and many behave alike.
+///
+/// # Errors
+///
+/// [`ThreadError`] if a thread could not be started or panicked. The others have ended by then.
+pub fn workers<T: Send>(
+    name: &str,
+    count: usize,
+    work: impl Fn(usize) -> T + Sync,
+) -> Result<Vec<T>, ThreadError> {
+    let work = &work;
+    scope(|s| {
+        let handles: Vec<_> = (0..count.max(1))
+            .map(|index| s.spawn(&format!("{name}-{index}"), move || work(index)))
+            .collect();
+        handles.into_iter().map(|handle| Ok(handle?.join()?)).collect()
+    })?
+}
+
+/// The text of a panic, where it has one.
+fn message(panic: &(dyn Any + Send)) -> String {
+    match (panic.downcast_ref::<&'static str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "a panic without a message".to_owned(),
+    }
+}
+
+impl fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scope")
+    }
+}
+
+impl<T> fmt::Debug for Handle<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle({})", self.inner.thread().name().unwrap_or("unnamed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_answer_in_order_and_carry_their_name() {
+        let names =
+            workers("reader", 4, |index| (index, thread::current().name().map(str::to_owned)));
+        let wanted: Vec<_> = (0..4).map(|i| (i, Some(format!("reader-{i}")))).collect();
+        assert_eq!(names.unwrap(), wanted);
+        assert_eq!(workers("none", 0, |i| i).unwrap(), [0]);
+    }
+
+    #[test]
+    fn a_panic_becomes_an_error_with_thread_and_message() {
+        let error = workers("worker", 3, |index| assert!(index != 1, "index {index} is bad"));
+        let wanted = "thread worker-1 failed: index 1 is bad";
+        assert_eq!(error.unwrap_err().to_string(), wanted);
+        // The same when nobody joins the thread.
+        let lost = scope(|s| drop(s.spawn("lost", || panic!("static text"))));
+        let wanted = WorkerPanic { thread: "lost".into(), message: "static text".into() };
+        assert_eq!(lost, Err(wanted));
+    }
+
+    #[test]
+    fn a_name_with_a_nul_byte_is_refused() {
+        let result = scope(|s| s.spawn("a\0b", || ()).map(drop)).unwrap();
+        assert!(matches!(result, Err(ThreadError::Spawn { .. })));
+    }
+
+    #[test]
+    fn a_channel_holds_no_more_than_its_capacity_and_delivers_everything() {
+        let (sender, receiver) = channel(2);
+        sender.try_send(1).unwrap();
+        sender.try_send(2).unwrap();
+        assert!(matches!(sender.try_send(3), Err(TrySendError::Full(3))));
+        let sum = scope(|s| {
+            let consumer = s.spawn("consumer", || receiver.iter().sum::<u64>()).unwrap();
+            for n in 3..=1000 {
+                sender.send(n).unwrap();
+            }
+            drop(sender);
+            consumer.join().unwrap()
+        });
+        assert_eq!(sum, Ok(500_500));
+    }
+}
