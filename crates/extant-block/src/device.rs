@@ -136,6 +136,17 @@ impl Pending {
         }
     }
 
+    /// The same batch with its completions changed by `change`, at once or when it is done.
+    pub(crate) fn map(
+        self,
+        change: impl FnOnce(Vec<Completion>) -> Vec<Completion> + Send + 'static,
+    ) -> Pending {
+        match self.0 {
+            State::Done(completions) => Pending::done(change(completions)),
+            State::Waiting(wait) => Pending::waiting(move || change(wait())),
+        }
+    }
+
     /// Waits, and returns the buffers of a batch that succeeded as a whole.
     ///
     /// # Errors

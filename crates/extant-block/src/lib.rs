@@ -22,7 +22,15 @@
 mod buffer;
 mod device;
 mod error;
+mod file;
+mod memory;
+mod recording;
+mod window;
 
 pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
 pub use device::{BlockDevice, Completion, Operation, Pending, SharedDevice};
 pub use error::{DeviceError, DeviceFault, OperationKind};
+pub use file::{FileDevice, OpenError};
+pub use memory::MemoryDevice;
+pub use recording::{Record, RecordingDevice, Survival};
+pub use window::{WindowDevice, WindowError};

@@ -1,0 +1,382 @@
+//! A regular file or a block device, by positional I/O.
+
+use std::fmt;
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
+use crate::error::{DeviceError, DeviceFault, OperationKind};
+
+/// Longest piece of explicit zeros written at once, in bytes.
+const ZERO_PIECE_BYTES: usize = 1 << 20;
+
+/// Why a file could not become a device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// It cannot be opened, created, measured or set to its size.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was being done, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("{} is a {what}, not a regular file or a block device", path.display())]
+    NotADevice {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Somebody else writes to it, or holds it for writing.
+    #[error(
+        "{} is in use by {}; wait for it to finish, stop it, or open read-only",
+        path.display(),
+        holder.as_deref().unwrap_or("another program")
+    )]
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// The program and its process number, where the system tells.
+        holder: Option<String>,
+    },
+    /// The block device is mounted, part of an array, or open exclusively elsewhere.
+    #[error("{} is mounted or in use by the kernel; unmount it, or open read-only", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// A regular file or a block device.
+///
+/// A device open for writing holds an exclusive advisory lock (`flock`) for as long as it lives,
+/// so that two writers of this crate, and anybody else who asks for that lock, exclude each
+/// other. A block device is also opened with `O_EXCL`, which the kernel refuses while the device
+/// is mounted. Readers take no lock: a reader next to a writer may see half of a change.
+///
+/// Needs no alignment. FUA writes are a write and a flush.
+pub struct FileDevice {
+    file: File,
+    name: Arc<str>,
+    size_bytes: u64,
+    logical_sector_bytes: u32,
+    is_read_only: bool,
+    is_block_device: bool,
+}
+
+impl FileDevice {
+    /// Opens for reading only (`O_RDONLY`). Nothing done with the result changes a byte.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`], [`OpenError::NotADevice`].
+    pub fn open_read_only(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
+        let path = path.as_ref();
+        // Non-blocking, or opening a fifo would wait for its other end. No effect on the rest.
+        let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(path)
+            .map_err(|source| io_error("open", path, source))?;
+        FileDevice::with_file(file, path, true)
+    }
+
+    /// Opens an existing file or block device for reading and writing, and locks it.
+    ///
+    /// # Errors
+    ///
+    /// All of [`OpenError`].
+    pub fn open_read_write(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
+        let path = path.as_ref();
+        let metadata = std::fs::metadata(path).map_err(|source| io_error("open", path, source))?;
+        let mut flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if metadata.file_type().is_block_device() {
+            flags |= OFlags::EXCL;
+        }
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                return Err(OpenError::Busy { path: path.to_owned() });
+            }
+            Err(source) => return Err(io_error("open", path, source)),
+        };
+        FileDevice::with_file(file, path, false)
+    }
+
+    /// Creates a regular file of `size_bytes` zeros, all of it a hole, and locks it.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`]; of kind `AlreadyExists` if there is anything at `path`. A file that
+    /// could not get its size is removed again.
+    pub fn create_new(path: impl AsRef<Path>, size_bytes: u64) -> Result<FileDevice, OpenError> {
+        let path = path.as_ref();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|source| io_error("create", path, source))?;
+        let device = file
+            .set_len(size_bytes)
+            .map_err(|source| io_error("set the size of", path, source))
+            .and_then(|()| FileDevice::with_file(file, path, false));
+        if device.is_err() {
+            // The first error is the one to report.
+            let _ = std::fs::remove_file(path);
+        }
+        device
+    }
+
+    /// Uses a file that is open already, such as a temporary one. `path` is its name in messages;
+    /// it is not opened. Writes unless `is_read_only`, and then locks the file.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::NotADevice`], [`OpenError::Locked`], [`OpenError::Io`].
+    pub fn with_file(file: File, path: &Path, is_read_only: bool) -> Result<FileDevice, OpenError> {
+        let metadata = file.metadata().map_err(|source| io_error("examine", path, source))?;
+        let is_block_device = metadata.file_type().is_block_device();
+        if let Some(what) = not_a_device(&metadata) {
+            return Err(OpenError::NotADevice { path: path.to_owned(), what });
+        }
+        if !is_read_only {
+            lock(&file, &metadata, path)?;
+        }
+        let (size_bytes, logical_sector_bytes) = if is_block_device {
+            let measure = rustix::fs::seek(&file, SeekFrom::End(0))
+                .and_then(|bytes| Ok((bytes, rustix::fs::ioctl_blksszget(&file)?)));
+            measure.map_err(|errno| io_error("measure", path, errno.into()))?
+        } else {
+            (metadata.len(), 512)
+        };
+        let name = path.display().to_string().into();
+        Ok(FileDevice {
+            file,
+            name,
+            size_bytes,
+            logical_sector_bytes,
+            is_read_only,
+            is_block_device,
+        })
+    }
+
+    /// The file underneath, for what devices do not do: `sync`, times, links.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn error(&self, kind: OperationKind, offset: u64, len: u64, fault: DeviceFault) -> DeviceError {
+        DeviceError::new(self.describe(), kind, offset, len, fault)
+    }
+
+    /// The whole sectors inside a range: a block device refuses to punch anything else, and a
+    /// file may do as it likes.
+    fn whole_sectors(&self, offset: u64, len: u64) -> (u64, u64) {
+        if !self.is_block_device {
+            return (offset, offset + len);
+        }
+        let sector = u64::from(self.logical_sector_bytes);
+        let end = (offset + len) / sector * sector;
+        let start = offset.div_ceil(sector).saturating_mul(sector).min(end);
+        (start, end)
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<bool, io::Error> {
+        if len == 0 {
+            return Ok(true);
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, mode, offset, len) {
+                Ok(()) => return Ok(true),
+                Err(Errno::INTR) => {}
+                // What file systems and disks that cannot do it answer.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => {
+                    return Ok(false);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn write_explicit_zeros(&self, offset: u64, len: u64) -> io::Result<()> {
+        let zeros = vec![0; (ZERO_PIECE_BYTES as u64).min(len) as usize];
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let piece = (zeros.len() as u64).min(end - at) as usize;
+            self.file.write_all_at(&zeros[..piece], at)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
+    OpenError::Io { action, path: path.to_owned(), source }
+}
+
+/// What a file is, if it cannot be a device.
+fn not_a_device(metadata: &Metadata) -> Option<&'static str> {
+    let kind = metadata.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        None
+    } else if kind.is_dir() {
+        Some("directory")
+    } else if kind.is_char_device() {
+        Some("character device")
+    } else if kind.is_fifo() {
+        Some("fifo")
+    } else {
+        Some("special file")
+    }
+}
+
+fn lock(file: &File, metadata: &Metadata, path: &Path) -> Result<(), OpenError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            Err(OpenError::Locked { path: path.to_owned(), holder: lock_holder(metadata) })
+        }
+        // Some network file systems have no locks at all. That must not forbid writing there.
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(source)) => Err(io_error("lock", path, source)),
+    }
+}
+
+/// Looks the holder of a `flock` up in `/proc/locks`, whose lines read
+/// `1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF` (process, device, inode number).
+fn lock_holder(metadata: &Metadata) -> Option<String> {
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let device = metadata.dev();
+    let wanted = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device),
+        metadata.ino()
+    );
+    let pid = locks.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (kind, pid, file) = (words.next()?, words.nth(2)?, words.next()?);
+        (kind == "FLOCK" && file == wanted).then(|| pid.to_owned())
+    })?;
+    let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(format!("{} (process {pid})", program.trim_end()))
+}
+
+impl BlockDevice for FileDevice {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        run_in_place(self, batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn logical_sector_bytes(&self) -> u32 {
+        self.logical_sector_bytes
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    fn describe(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let (kind, wanted) = (OperationKind::Read, out.len() as u64);
+        check_range(self, kind, offset, wanted)?;
+        let mut got_bytes = 0;
+        while let Some(rest) = out.get_mut(got_bytes..).filter(|rest| !rest.is_empty()) {
+            let fault = match self.file.read_at(rest, offset + got_bytes as u64) {
+                Ok(0) => DeviceFault::ShortRead { got_bytes: got_bytes as u64 },
+                Ok(count) => {
+                    got_bytes += count;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => DeviceFault::Io(error),
+            };
+            return Err(self.error(kind, offset, wanted, fault));
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let (kind, len) = (OperationKind::Write, bytes.len() as u64);
+        check_range(self, kind, offset, len)?;
+        self.file
+            .write_all_at(bytes, offset)
+            .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        if self.is_read_only {
+            return Ok(());
+        }
+        self.file
+            .sync_data()
+            .map_err(|error| self.error(OperationKind::Flush, 0, 0, DeviceFault::Io(error)))
+    }
+
+    /// Punches a hole. On a block device only whole sectors inside the range.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let kind = OperationKind::Discard;
+        check_range(self, kind, offset, len)?;
+        let (start, end) = self.whole_sectors(offset, len);
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let fault = match self.fallocate(mode, start, end - start) {
+            Ok(true) => return Ok(()),
+            Ok(false) => DeviceFault::Unsupported,
+            Err(error) => DeviceFault::Io(error),
+        };
+        Err(self.error(kind, offset, len, fault))
+    }
+
+    /// A hole in a regular file, the device's own zeroing on a block device; explicit zeros
+    /// where neither works and for the parts of sectors at the ends.
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let kind = OperationKind::WriteZeroes;
+        check_range(self, kind, offset, len)?;
+        let mode = if self.is_block_device {
+            FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
+        } else {
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+        };
+        let (start, end) = self.whole_sectors(offset, len);
+        let zero = || -> io::Result<()> {
+            if start < end && self.fallocate(mode, start, end - start)? {
+                self.write_explicit_zeros(offset, start - offset)?;
+                self.write_explicit_zeros(end, offset + len - end)
+            } else {
+                self.write_explicit_zeros(offset, len)
+            }
+        };
+        zero().map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
+    }
+}
+
+impl fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileDevice({}, {} bytes)", self.name, self.size_bytes)
+    }
+}

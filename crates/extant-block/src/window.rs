@@ -1,0 +1,183 @@
+//! A byte range of another device, as a device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::{BlockDevice, Completion, Operation, Pending, check_range};
+use crate::error::{DeviceError, OperationKind};
+
+/// The window does not lie on the device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{device} has {device_bytes} bytes; {len} bytes at byte {offset} do not lie inside")]
+pub struct WindowError {
+    /// Name of the device.
+    pub device: Arc<str>,
+    /// Its size in bytes.
+    pub device_bytes: u64,
+    /// Start of the window, in bytes.
+    pub offset: u64,
+    /// Length of the window, in bytes.
+    pub len: u64,
+}
+
+/// `len` bytes of another device from `offset` on: a partition, or an image inside a larger file.
+///
+/// Byte 0 of the window is byte `offset` of the device below. A range that ends past the window
+/// is refused here and names the window; an error of the device below names that device and its
+/// own offsets.
+pub struct WindowDevice<D> {
+    inner: D,
+    name: Arc<str>,
+    offset: u64,
+    len: u64,
+}
+
+impl<D: BlockDevice> WindowDevice<D> {
+    /// The `len` bytes of `inner` from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`WindowError`] unless `offset + len <= inner.size_bytes()`.
+    pub fn new(inner: D, offset: u64, len: u64) -> Result<WindowDevice<D>, WindowError> {
+        let name = format!("{} from byte {offset}", inner.describe());
+        WindowDevice::named(inner, offset, len, &name)
+    }
+
+    /// Everything from `offset` to the end of `inner`.
+    ///
+    /// # Errors
+    ///
+    /// [`WindowError`] if `offset` is past the end.
+    pub fn from_offset(inner: D, offset: u64) -> Result<WindowDevice<D>, WindowError> {
+        let len = inner.size_bytes().saturating_sub(offset);
+        WindowDevice::new(inner, offset, len)
+    }
+
+    /// Like [`new`](Self::new), with a name for messages.
+    ///
+    /// # Errors
+    ///
+    /// [`WindowError`] unless `offset + len <= inner.size_bytes()`.
+    pub fn named(
+        inner: D,
+        offset: u64,
+        len: u64,
+        name: &str,
+    ) -> Result<WindowDevice<D>, WindowError> {
+        let device_bytes = inner.size_bytes();
+        match offset.checked_add(len) {
+            Some(end) if end <= device_bytes => {
+                Ok(WindowDevice { inner, name: name.into(), offset, len })
+            }
+            _ => Err(WindowError { device: inner.describe(), device_bytes, offset, len }),
+        }
+    }
+
+    /// Start of the window on the device below, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The device below.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Checks a range, so that adding `self.offset` to its start cannot overflow afterwards.
+    fn check(&self, kind: OperationKind, offset: u64, len: u64) -> Result<u64, DeviceError> {
+        check_range(self, kind, offset, len)?;
+        Ok(self.offset + offset)
+    }
+}
+
+/// Moves an operation to another start.
+fn moved(operation: Operation, by: impl Fn(u64) -> u64) -> Operation {
+    match operation {
+        Operation::Read { offset, buffer } => Operation::Read { offset: by(offset), buffer },
+        Operation::Write { offset, buffer, fua } => {
+            Operation::Write { offset: by(offset), buffer, fua }
+        }
+        Operation::Flush => Operation::Flush,
+        Operation::Discard { offset, len } => Operation::Discard { offset: by(offset), len },
+        Operation::WriteZeroes { offset, len } => {
+            Operation::WriteZeroes { offset: by(offset), len }
+        }
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        // Operations that miss the window stay here; `slots` remembers where each belongs.
+        let mut inside = Vec::with_capacity(batch.len());
+        let mut slots = Vec::with_capacity(batch.len());
+        for operation in batch {
+            let check = match operation.kind() {
+                OperationKind::Flush => Ok(0),
+                kind => self.check(kind, operation.offset(), operation.length()),
+            };
+            match check {
+                Ok(_) => {
+                    inside.push(moved(operation, |at| at + self.offset));
+                    slots.push(None);
+                }
+                Err(error) => slots.push(Some(Completion { operation, result: Err(error) })),
+            }
+        }
+        let start = self.offset;
+        self.inner.submit(inside).map(move |completions| {
+            let mut done = completions.into_iter().map(|completion| Completion {
+                operation: moved(completion.operation, |at| at - start),
+                result: completion.result,
+            });
+            // A missing completion would be the inner device's bug; the caller then sees fewer
+            // completions than operations, as from the inner device itself.
+            slots.into_iter().filter_map(|slot| slot.or_else(|| done.next())).collect()
+        })
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.len
+    }
+
+    fn logical_sector_bytes(&self) -> u32 {
+        self.inner.logical_sector_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+
+    fn describe(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let at = self.check(OperationKind::Read, offset, out.len() as u64)?;
+        self.inner.read_at(at, out)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let at = self.check(OperationKind::Write, offset, bytes.len() as u64)?;
+        self.inner.write_at(at, bytes)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let at = self.check(OperationKind::Discard, offset, len)?;
+        self.inner.discard(at, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let at = self.check(OperationKind::WriteZeroes, offset, len)?;
+        self.inner.write_zeroes(at, len)
+    }
+}
+
+impl<D> fmt::Debug for WindowDevice<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WindowDevice({}, {} bytes)", self.name, self.len)
+    }
+}
