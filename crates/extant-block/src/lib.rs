@@ -24,6 +24,7 @@ mod device;
 mod error;
 mod file;
 mod memory;
+pub mod partition;
 mod recording;
 mod window;
 

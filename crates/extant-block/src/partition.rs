@@ -1,0 +1,419 @@
+//! Finds partitions in a GPT or MBR table.
+//!
+//! # Shape
+//!
+//! ```text
+//! GPT   sector 1 header -> entry array        last sector: a second header with its own array
+//! MBR   sector 0: 4 entries, one may be "extended" -> chain of records in it, one logical
+//!       partition each, numbered from 5
+//! ```
+//!
+//! A device with a protective MBR (type 0xee) has a GPT, and its MBR is not consulted.
+//!
+//! # Hostile tables
+//!
+//! The `gpt` crate decodes headers and entries, but it takes their counts on trust: it asserts on
+//! the size of an entry and allocates whatever the count asks for. So it is given bytes, never a
+//! device: one header sector at a time, and an entry array whose size was checked. The MBR, two
+//! fields in four records, is decoded here; the usual crate for it adds sector numbers of the
+//! table unchecked and follows a chain of any length.
+//!
+//! # Source
+//!
+//! UEFI Specification 2.10, sections 5.2 (MBR) and 5.3 (GPT).
+
+use std::fmt;
+use std::io::Cursor;
+
+use gpt::disk::LogicalBlockSize;
+use gpt::header::{Header, read_header_from_arbitrary_device};
+
+use crate::device::BlockDevice;
+use crate::error::DeviceError;
+use crate::window::WindowDevice;
+
+/// Most entries of a GPT that are looked at; tools make 128.
+const GPT_ENTRIES_MAX: u32 = 4096;
+/// Size of a GPT entry, in bytes. The specification allows larger ones; no tool makes them.
+const GPT_ENTRY_BYTES: u32 = 128;
+/// Most logical partitions that are looked at. Linux shows at most 251 of one disk.
+const LOGICAL_MAX: u32 = 256;
+/// Where the four entries of an MBR start, in bytes.
+const MBR_ENTRIES_AT: usize = 446;
+
+/// The kind of table a partition was found in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum TableKind {
+    /// GUID partition table.
+    Gpt,
+    /// DOS partition table.
+    Mbr,
+}
+
+/// One partition, checked to lie on its device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partition {
+    /// The number Linux gives it: 1 for `sda1`.
+    pub number: u32,
+    /// The table it is in.
+    pub table: TableKind,
+    /// First byte on the device.
+    pub offset: u64,
+    /// Length in bytes, not 0.
+    pub len: u64,
+    /// Name from a GPT; empty in an MBR. Not cleaned: may hold control characters.
+    pub name: String,
+    /// Type: a GUID in a GPT, one byte in hexadecimal (`0x83`) in an MBR.
+    pub type_code: String,
+}
+
+/// Why there is no such partition.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartitionError {
+    /// Neither a GPT nor an MBR.
+    #[error("{device}: no partition table found")]
+    NoTable {
+        /// Name of the device.
+        device: String,
+    },
+    /// There is a table, but not this partition in it.
+    #[error("{device}: partition {number} does not exist; {}", Existing(existing))]
+    NoSuchPartition {
+        /// Name of the device.
+        device: String,
+        /// The number asked for.
+        number: u32,
+        /// What the table has.
+        existing: Vec<Partition>,
+    },
+    /// The table breaks a rule, and so may its neighbours.
+    #[error("{device}: damaged partition table: {what}")]
+    Damaged {
+        /// Name of the device.
+        device: String,
+        /// The rule and the numbers.
+        what: String,
+    },
+    /// The table could not be read.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Prints partitions as "there are 1 (512 MiB), 2 (7 GiB)".
+struct Existing<'a>(&'a [Partition]);
+
+impl fmt::Display for Existing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("the table is empty");
+        }
+        f.write_str("there are ")?;
+        for (index, partition) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{} ({})", partition.number, Size(partition.len))?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints a number of bytes with the largest unit that leaves a whole number.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let fits = |shift: &u32| self.0 >> shift << shift == self.0 && self.0 != 0;
+        match units.iter().find(|(shift, _)| fits(shift)) {
+            Some((shift, unit)) => write!(f, "{} {unit}", self.0 >> shift),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
+/// The partitions of a device in order of their numbers.
+///
+/// Reads the first sectors, the entry array, and the last sector if the first header is damaged;
+/// for an MBR one sector per logical partition, at most 256. Tries the sector size of the device
+/// first, then 512 and 4096: an image file of a disk does not say which it had.
+///
+/// # Errors
+///
+/// [`PartitionError::NoTable`], [`PartitionError::Damaged`], [`PartitionError::Device`].
+pub fn list(device: &(impl BlockDevice + ?Sized)) -> Result<Vec<Partition>, PartitionError> {
+    let Some(mbr) = read_sector(device, 0, 512)? else { return Err(no_table(device)) };
+    if mbr.get(510..512) != Some(&[0x55, 0xaa]) {
+        // Some tools leave the protective MBR out.
+        return gpt_partitions(device)?.ok_or_else(|| no_table(device));
+    }
+    let entries = mbr_entries(&mbr);
+    if entries.iter().any(|entry| entry.kind == 0xee) {
+        let damaged = || damaged(device, "a protective MBR, but no valid GPT header at either end");
+        return gpt_partitions(device)?.ok_or_else(damaged);
+    }
+    // A boot sector of a FAT file system carries the same signature. Its bytes at the place of
+    // the table are code; a real table has only these two values in the first byte of an entry.
+    if entries.iter().any(|entry| entry.status & 0x7f != 0)
+        || entries.iter().all(|entry| entry.sectors == 0)
+    {
+        return Err(no_table(device));
+    }
+    mbr_partitions(device, &entries)
+}
+
+/// A window on partition `number` as [`list`] numbers them.
+///
+/// # Errors
+///
+/// Those of [`list`], and [`PartitionError::NoSuchPartition`], which names those that exist.
+pub fn open<D: BlockDevice>(device: D, number: u32) -> Result<WindowDevice<D>, PartitionError> {
+    let partitions = list(&device)?;
+    let Some(partition) = partitions.iter().find(|p| p.number == number) else {
+        let device = device.describe().to_string();
+        return Err(PartitionError::NoSuchPartition { device, number, existing: partitions });
+    };
+    let name = format!("{} partition {number}", device.describe());
+    let fault = damaged(&device, "a partition past the end");
+    // `list` checked the range, so this fails only if the device changed its size meanwhile.
+    WindowDevice::named(device, partition.offset, partition.len, &name).map_err(|_| fault)
+}
+
+fn no_table(device: &(impl BlockDevice + ?Sized)) -> PartitionError {
+    PartitionError::NoTable { device: device.describe().to_string() }
+}
+
+fn damaged(device: &(impl BlockDevice + ?Sized), what: impl Into<String>) -> PartitionError {
+    PartitionError::Damaged { device: device.describe().to_string(), what: what.into() }
+}
+
+/// One sector, or `None` if the device ends before it does.
+fn read_sector(
+    device: &(impl BlockDevice + ?Sized),
+    sector: u64,
+    sector_bytes: u64,
+) -> Result<Option<Vec<u8>>, DeviceError> {
+    let range = sector.checked_mul(sector_bytes);
+    let Some(offset) = range.filter(|offset| {
+        offset.checked_add(sector_bytes).is_some_and(|end| end <= device.size_bytes())
+    }) else {
+        return Ok(None);
+    };
+    let mut bytes = vec![0; sector_bytes as usize];
+    device.read_at(offset, &mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Partitions of a GPT; `None` when neither header is valid for any sector size.
+fn gpt_partitions(
+    device: &(impl BlockDevice + ?Sized),
+) -> Result<Option<Vec<Partition>>, PartitionError> {
+    let own = match device.logical_sector_bytes() {
+        4096 => LogicalBlockSize::Lb4096,
+        _ => LogicalBlockSize::Lb512,
+    };
+    let mut fault = None;
+    for sector_size in [own, LogicalBlockSize::Lb512, LogicalBlockSize::Lb4096] {
+        let sector_bytes = sector_size.as_u64();
+        let sectors = device.size_bytes() / sector_bytes;
+        for at in [1, sectors.saturating_sub(1)] {
+            let Some(header) = gpt_header(device, at, sector_size)? else { continue };
+            match gpt_entries(device, &header, sector_size) {
+                Ok(partitions) => return Ok(Some(partitions)),
+                Err(error @ PartitionError::Device(_)) => return Err(error),
+                // The second copy may be whole.
+                Err(error) => fault = fault.or(Some(error)),
+            }
+        }
+    }
+    fault.map_or(Ok(None), Err)
+}
+
+/// The header in sector `at`; `None` if its signature or checksum is wrong.
+fn gpt_header(
+    device: &(impl BlockDevice + ?Sized),
+    at: u64,
+    sector_size: LogicalBlockSize,
+) -> Result<Option<Header>, DeviceError> {
+    let Some(sector) = read_sector(device, at, sector_size.as_u64())? else { return Ok(None) };
+    // The crate reads the header of a disk from its second sector.
+    let mut disk = vec![0; sector.len()];
+    disk.extend_from_slice(&sector);
+    let header = read_header_from_arbitrary_device(&mut Cursor::new(disk), sector_size).ok();
+    Ok(header.filter(|header| header.current_lba == at))
+}
+
+fn gpt_entries(
+    device: &(impl BlockDevice + ?Sized),
+    header: &Header,
+    sector_size: LogicalBlockSize,
+) -> Result<Vec<Partition>, PartitionError> {
+    let (count, entry_bytes) = (header.num_parts, header.part_size);
+    if entry_bytes != GPT_ENTRY_BYTES {
+        let what = format!("GPT entries of {entry_bytes} bytes; only {GPT_ENTRY_BYTES} are known");
+        return Err(damaged(device, what));
+    }
+    if count > GPT_ENTRIES_MAX {
+        let what = format!("a GPT of {count} entries; at most {GPT_ENTRIES_MAX} are looked at");
+        return Err(damaged(device, what));
+    }
+    let table_bytes = u64::from(count) * u64::from(entry_bytes);
+    let range = header.part_start.checked_mul(sector_size.as_u64());
+    let range = range.and_then(|start| Some((start, start.checked_add(table_bytes)?)));
+    let Some((start, _)) = range.filter(|(_, end)| *end <= device.size_bytes()) else {
+        let what = format!("GPT entries at sector {}, past the end", header.part_start);
+        return Err(damaged(device, what));
+    };
+    let mut table = vec![0; table_bytes as usize];
+    device.read_at(start, &mut table)?;
+
+    let header = Header { part_start: 0, ..header.clone() };
+    let entries =
+        gpt::partition::file_read_partitions(&mut Cursor::new(table), &header, sector_size)
+            .map_err(|error| damaged(device, format!("GPT entries: {error}")))?;
+    let mut partitions = Vec::new();
+    for (number, entry) in entries {
+        if !entry.is_used() {
+            continue;
+        }
+        let range = || {
+            let offset = entry.bytes_start(sector_size).ok()?;
+            let len = entry.bytes_len(sector_size).ok()?;
+            (offset.checked_add(len)? <= device.size_bytes()).then_some((offset, len))
+        };
+        let Some((offset, len)) = range() else {
+            let (first, last) = (entry.first_lba, entry.last_lba);
+            let what = format!("GPT partition {number} has sectors {first} to {last}");
+            return Err(damaged(device, what));
+        };
+        partitions.push(Partition {
+            number,
+            table: TableKind::Gpt,
+            offset,
+            len,
+            name: entry.name,
+            type_code: entry.part_type_guid.guid.to_string(),
+        });
+    }
+    Ok(partitions)
+}
+
+/// What this crate needs of one 16-byte entry of an MBR.
+#[derive(Clone, Copy, Debug)]
+struct MbrEntry {
+    /// 0x80 for the one to boot, else 0.
+    status: u8,
+    /// 0 for an unused entry.
+    kind: u8,
+    /// First sector, relative to a place that depends on the entry.
+    start: u32,
+    /// Length in sectors.
+    sectors: u32,
+}
+
+impl MbrEntry {
+    fn is_used(&self) -> bool {
+        self.kind != 0 && self.sectors != 0
+    }
+
+    fn is_extended(&self) -> bool {
+        self.is_used() && matches!(self.kind, 0x05 | 0x0f | 0x85)
+    }
+}
+
+/// The four entries of a boot record of at least 512 bytes; missing bytes count as zeros.
+fn mbr_entries(sector: &[u8]) -> [MbrEntry; 4] {
+    let byte = |at: usize| sector.get(at).copied().unwrap_or(0);
+    let word = |at: usize| u32::from_le_bytes([byte(at), byte(at + 1), byte(at + 2), byte(at + 3)]);
+    [0, 1, 2, 3].map(|index| {
+        let at = MBR_ENTRIES_AT + 16 * index;
+        MbrEntry {
+            status: byte(at),
+            kind: byte(at + 4),
+            start: word(at + 8),
+            sectors: word(at + 12),
+        }
+    })
+}
+
+fn mbr_partitions(
+    device: &(impl BlockDevice + ?Sized),
+    entries: &[MbrEntry; 4],
+) -> Result<Vec<Partition>, PartitionError> {
+    let sector_bytes = match device.logical_sector_bytes() {
+        4096 => 4096,
+        _ => 512,
+    };
+    let mut partitions = Vec::new();
+    for (number, entry) in (1..).zip(entries) {
+        // An extended partition is a container; a file system is never in it directly.
+        if entry.is_used() && !entry.is_extended() {
+            partitions.push(mbr_partition(device, number, entry, 0, sector_bytes)?);
+        }
+    }
+    if let Some(extended) = entries.iter().find(|entry| entry.is_extended()) {
+        logical_partitions(device, extended, sector_bytes, &mut partitions)?;
+    }
+    Ok(partitions)
+}
+
+/// Follows the chain of records inside an extended partition.
+///
+/// Each record has up to one logical partition, counted from the record, and one link, counted
+/// from the start of the extended partition. Links must rise, so a loop is damage, and there are
+/// at most `LOGICAL_MAX` of them.
+fn logical_partitions(
+    device: &(impl BlockDevice + ?Sized),
+    extended: &MbrEntry,
+    sector_bytes: u64,
+    partitions: &mut Vec<Partition>,
+) -> Result<(), PartitionError> {
+    let mut link = 0;
+    let mut number = 5;
+    for _ in 0..LOGICAL_MAX {
+        let record_at = u64::from(extended.start) + u64::from(link);
+        let record = read_sector(device, record_at, sector_bytes)?;
+        let signed = record.filter(|sector| sector.get(510..512) == Some(&[0x55, 0xaa]));
+        let Some(record) = signed else {
+            // An extended partition that never held anything may have no record at all.
+            if link == 0 {
+                return Ok(());
+            }
+            let what = format!("no record of a logical partition at sector {record_at}");
+            return Err(damaged(device, what));
+        };
+        let entries = mbr_entries(&record);
+        if let Some(entry) = entries.iter().find(|entry| entry.is_used() && !entry.is_extended()) {
+            partitions.push(mbr_partition(device, number, entry, record_at, sector_bytes)?);
+            number += 1;
+        }
+        let Some(next) = entries.iter().find(|entry| entry.is_extended()) else { return Ok(()) };
+        if next.start <= link {
+            let what = format!("the record at sector {record_at} links back to {}", next.start);
+            return Err(damaged(device, what));
+        }
+        link = next.start;
+    }
+    Err(damaged(device, format!("more than {LOGICAL_MAX} logical partitions")))
+}
+
+/// Checks that an entry lies on the device; `base` is the sector its start is counted from.
+fn mbr_partition(
+    device: &(impl BlockDevice + ?Sized),
+    number: u32,
+    entry: &MbrEntry,
+    base: u64,
+    sector_bytes: u64,
+) -> Result<Partition, PartitionError> {
+    // Sums and products of numbers below 2^34 and 2^12: no overflow in 64 bits.
+    let start = base + u64::from(entry.start);
+    let (offset, len) = (start * sector_bytes, u64::from(entry.sectors) * sector_bytes);
+    if offset + len > device.size_bytes() {
+        let what = format!(
+            "partition {number} has {} sectors from sector {start}, past the end",
+            entry.sectors
+        );
+        return Err(damaged(device, what));
+    }
+    let type_code = format!("{:#04x}", entry.kind);
+    Ok(Partition { number, table: TableKind::Mbr, offset, len, name: String::new(), type_code })
+}
