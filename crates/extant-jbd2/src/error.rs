@@ -1,0 +1,121 @@
+//! Why a journal could not be recovered.
+
+use extant_base::FsBlock;
+use extant_block::DeviceError;
+use extant_format::error::ChecksumError;
+use extant_format::jbd2::{JournalFault, RevokeFault, Tid};
+
+/// A block of the journal that could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalReadError {
+    /// The device failed.
+    #[error("journal block {block}")]
+    Device {
+        /// The block of the journal.
+        block: u32,
+        /// What the device said.
+        #[source]
+        source: DeviceError,
+    },
+    /// The journal has no such block: past its end, or a hole in its inode.
+    #[error("journal block {block} is not mapped to any block of the device")]
+    Unmapped {
+        /// The block of the journal.
+        block: u32,
+    },
+}
+
+/// Why a journal could not be recovered. The file system below it is as the crash left it, and
+/// reading it without its journal shows a state that never was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecoveryError {
+    /// A block of the journal could not be read.
+    #[error(transparent)]
+    Read(#[from] JournalReadError),
+    /// The journal superblock is unusable.
+    #[error(transparent)]
+    Superblock(#[from] JournalFault),
+    /// The journal superblock's checksum is wrong.
+    #[error(transparent)]
+    SuperblockChecksum(ChecksumError),
+    /// The journal's blocks are not the file system's.
+    #[error("journal has blocks of {journal} bytes, its file system of {fs}")]
+    BlockSize {
+        /// Of the journal, in bytes.
+        journal: u32,
+        /// Of the file system, in bytes.
+        fs: u32,
+    },
+    /// The inode or device of the journal is shorter than its superblock says.
+    #[error("journal claims {claimed} blocks, only {available} exist")]
+    TooShort {
+        /// `s_maxlen`.
+        claimed: u32,
+        /// Blocks there are.
+        available: u64,
+    },
+    /// A descriptor or revoke block with a wrong checksum, in a transaction that was committed
+    /// after its predecessor and so is no leftover of an older journal.
+    #[error("journal transaction {tid} is damaged: wrong checksum in journal block {block}")]
+    BlockChecksum {
+        /// The transaction.
+        tid: Tid,
+        /// The block of the journal.
+        block: u32,
+    },
+    /// A committed data block whose contents do not match its tag.
+    #[error(
+        "journal transaction {tid} is damaged: wrong checksum of the copy of block {fs_block} in \
+         journal block {block}"
+    )]
+    DataChecksum {
+        /// The transaction.
+        tid: Tid,
+        /// Where the copy belongs.
+        fs_block: FsBlock,
+        /// The block of the journal.
+        block: u32,
+    },
+    /// A revoke block that cannot be read.
+    #[error("journal transaction {tid}, journal block {block}: {fault}")]
+    Revoke {
+        /// The transaction.
+        tid: Tid,
+        /// The block of the journal.
+        block: u32,
+        /// What is wrong with it.
+        fault: RevokeFault,
+    },
+    /// A committed copy of a block that the file system does not have.
+    #[error(
+        "journal transaction {tid} holds block {fs_block}, the file system has {fs_blocks} blocks"
+    )]
+    OutsideFs {
+        /// The transaction.
+        tid: Tid,
+        /// Where the copy would belong.
+        fs_block: FsBlock,
+        /// Number of blocks of the file system.
+        fs_blocks: u64,
+    },
+    /// More blocks to replay than this build keeps track of.
+    #[error("journal holds more than {limit} blocks to replay")]
+    TooManyBlocks {
+        /// The limit.
+        limit: u64,
+    },
+    /// Fast commits with features that this build does not know.
+    #[error("fast commits need unknown features {features:#x}")]
+    FastCommitFeatures {
+        /// The bits found.
+        features: u32,
+    },
+    /// More fast-commit bytes than this build keeps.
+    #[error("fast commits take more than {limit} bytes")]
+    FastCommitBytes {
+        /// The limit.
+        limit: u64,
+    },
+}

@@ -1,0 +1,222 @@
+//! Recovery: the state of the file system that the log promises.
+
+use extant_base::FsBlock;
+use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
+
+use crate::error::RecoveryError;
+use crate::fast_commit::{self, FastCommitOverlay};
+use crate::log::{JournalReader, check_fits};
+use crate::overlay::{LogLocation, Overlay};
+use crate::scan::{LoggedCopy, Scan, ScanStop, scan};
+
+/// What to do about a committed copy whose contents do not match its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DamagedBlocks {
+    /// Fail, as a mount does.
+    #[default]
+    Refuse,
+    /// Leave that copy out and say so in [`Replay::damaged`], as e2fsck does before it checks the
+    /// whole file system.
+    Skip,
+}
+
+/// How to recover.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecoveryOptions {
+    /// Blocks of the file system; copies of blocks past them are refused.
+    pub fs_blocks: u64,
+    /// What to do about damaged copies.
+    pub damaged: DamagedBlocks,
+}
+
+impl RecoveryOptions {
+    /// For a file system of `fs_blocks` blocks, refusing damage.
+    pub fn new(fs_blocks: u64) -> RecoveryOptions {
+        RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Refuse }
+    }
+}
+
+/// A copy that was left out because of its checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DamagedBlock {
+    /// Its transaction.
+    pub tid: Tid,
+    /// Where it belongs.
+    pub fs_block: FsBlock,
+    /// Block of the journal.
+    pub block: u32,
+}
+
+/// What a journal says about the file system.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// The log was not empty: the file system was not unmounted.
+    pub dirty: bool,
+    /// Error that the journal was aborted with, negative as in the kernel; 0 for none. The file
+    /// system should be checked when it is not 0.
+    pub errno: i32,
+    /// The first transaction of the log.
+    pub first_tid: Tid,
+    /// Transactions that were complete.
+    pub transactions: u32,
+    /// The first transaction that was not. A journal that goes on from here starts with
+    /// the one after it, so that no old block is taken for new.
+    pub end_tid: Tid,
+    /// Block of the journal after the last complete transaction; 0 when the log was empty.
+    pub head: u32,
+    /// Why the log ended where it did.
+    pub stop: ScanStop,
+    /// Copies that were not used because of a later revoke.
+    pub revoked: u64,
+    /// Copies that were left out, with [`DamagedBlocks::Skip`].
+    pub damaged: Vec<DamagedBlock>,
+    /// The blocks that a replay writes.
+    pub blocks: Overlay,
+    /// What fast commits add on top; `None` when there are none.
+    pub fast_commits: Option<FastCommitOverlay>,
+}
+
+impl Replay {
+    /// True when reading the device below shows the same as reading through the replay.
+    pub fn changes_nothing(&self) -> bool {
+        self.blocks.is_empty() && self.fast_commits.is_none()
+    }
+}
+
+/// Finds out what replaying the journal would do, without doing it.
+///
+/// `superblock` comes from [`load_superblock`](crate::load_superblock). An empty log gives a
+/// replay that changes nothing.
+///
+/// # Errors
+///
+/// [`RecoveryError`] where a mount would fail: unreadable blocks, damage inside complete
+/// transactions, blocks outside the file system, fast commits with unknown features. A transaction
+/// that was cut short is not an error, nor is a wrong checksum in the commit block: the log ends
+/// before it, and [`Replay::stop`] tells.
+pub fn recover(
+    log: &dyn JournalReader,
+    superblock: &JournalSuperblock,
+    options: &RecoveryOptions,
+) -> Result<Replay, RecoveryError> {
+    check_fits(log, superblock)?;
+    let mut replay = Replay {
+        dirty: superblock.is_dirty(),
+        errno: superblock.errno,
+        first_tid: superblock.sequence,
+        transactions: 0,
+        end_tid: superblock.sequence,
+        head: 0,
+        stop: ScanStop::Clean,
+        revoked: 0,
+        damaged: Vec::new(),
+        blocks: Overlay::default(),
+        fast_commits: None,
+    };
+    if !superblock.is_dirty() {
+        return Ok(replay);
+    }
+    let scan = scan(log, superblock)?;
+    replay.transactions = scan.transactions;
+    replay.end_tid = Tid(superblock.sequence.0.wrapping_add(scan.transactions));
+    replay.head = scan.head;
+    replay.stop = scan.stop;
+    let revokes = Revokes::load(log, superblock, &scan)?;
+    replay_blocks(log, superblock, options, &scan.copies, &revokes, &mut replay)?;
+    drop(scan);
+    replay.fast_commits = fast_commit::load(log, superblock, replay.end_tid)?;
+    Ok(replay)
+}
+
+/// Second pass: for each block in the log, the last transaction that revoked it.
+///
+/// Revoked blocks without a copy in the log are not kept, so this grows with the log's copies and
+/// not with what revoke blocks can name.
+struct Revokes {
+    /// In order of the block, each block once; with the transaction's ordinal.
+    blocks: Vec<(FsBlock, Option<u32>)>,
+}
+
+impl Revokes {
+    fn load(
+        log: &dyn JournalReader,
+        superblock: &JournalSuperblock,
+        scan: &Scan,
+    ) -> Result<Revokes, RecoveryError> {
+        if scan.revokes.is_empty() {
+            return Ok(Revokes { blocks: Vec::new() });
+        }
+        let format = superblock.log_format();
+        let mut blocks: Vec<_> = scan.copies.iter().map(|copy| (copy.fs_block, None)).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let mut bytes = vec![0; superblock.block_size.len()];
+        for revoke in &scan.revokes {
+            log.read_block(revoke.block, &mut bytes)?;
+            let records =
+                RevokeRecords::new(&format, &bytes).map_err(|fault| RecoveryError::Revoke {
+                    tid: Tid(superblock.sequence.0.wrapping_add(revoke.ordinal)),
+                    block: revoke.block,
+                    fault,
+                })?;
+            for block in records {
+                let found = blocks.binary_search_by_key(&block, |(block, _)| *block);
+                if let Some((_, last)) = found.ok().and_then(|at| blocks.get_mut(at)) {
+                    // Revoke blocks come in the order of the log: the last one is the latest.
+                    *last = Some(revoke.ordinal);
+                }
+            }
+        }
+        Ok(Revokes { blocks })
+    }
+
+    /// J4: hidden by a revoke of the same or a later transaction.
+    fn hides(&self, copy: &LoggedCopy) -> bool {
+        let found = self.blocks.binary_search_by_key(&copy.fs_block, |(block, _)| *block);
+        let last = found.ok().and_then(|at| self.blocks.get(at)).and_then(|(_, last)| *last);
+        last.is_some_and(|revoked| copy.ordinal <= revoked)
+    }
+}
+
+/// Third pass: the copies that count, in the order of the log.
+fn replay_blocks(
+    log: &dyn JournalReader,
+    superblock: &JournalSuperblock,
+    options: &RecoveryOptions,
+    copies: &[LoggedCopy],
+    revokes: &Revokes,
+    replay: &mut Replay,
+) -> Result<(), RecoveryError> {
+    let format = superblock.log_format();
+    let mut bytes = vec![0; superblock.block_size.len()];
+    let mut kept = Vec::with_capacity(copies.len());
+    for copy in copies {
+        let LoggedCopy { fs_block, block, escaped, .. } = *copy;
+        if revokes.hides(copy) {
+            replay.revoked = replay.revoked.saturating_add(1);
+            continue;
+        }
+        let tid = Tid(superblock.sequence.0.wrapping_add(copy.ordinal));
+        if fs_block.0 >= options.fs_blocks {
+            let fs_blocks = options.fs_blocks;
+            return Err(RecoveryError::OutsideFs { tid, fs_block, fs_blocks });
+        }
+        if format.checksum.covers_blocks() {
+            log.read_block(block, &mut bytes)?;
+            if !copy.matches(&format, tid, &bytes) {
+                match options.damaged {
+                    DamagedBlocks::Refuse => {
+                        return Err(RecoveryError::DataChecksum { tid, fs_block, block });
+                    }
+                    DamagedBlocks::Skip => {
+                        replay.damaged.push(DamagedBlock { tid, fs_block, block });
+                        continue;
+                    }
+                }
+            }
+        }
+        kept.push((fs_block, LogLocation { block, escaped }));
+    }
+    replay.blocks = Overlay::from_log_order(kept);
+    Ok(())
+}
