@@ -255,8 +255,7 @@ const NAMES: &[(FeatureWord, u8, &str)] = &[
 ];
 
 /// Other names that mean a feature of [`NAMES`].
-const ALIASES: &[(FeatureWord, u8, &str)] =
-    &[(R, 4, "uninit_groups"), (I, 6, "extents"), (I, 13, "csum_seed"), (I, 14, "largedir")];
+const ALIASES: &[(FeatureWord, u8, &str)] = &[(R, 4, "uninit_groups"), (I, 6, "extents")];
 
 /// A name that is no feature.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
