@@ -6,5 +6,8 @@
 //! makes: it plans the whole image, then streams it (see `plan` and `write`).
 #![forbid(unsafe_code)]
 
+pub mod geometry;
+pub mod options;
+pub mod profile;
 pub mod source;
 pub mod tree;

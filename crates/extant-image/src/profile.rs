@@ -1,0 +1,150 @@
+//! Named sets of defaults, each equal to what one mke2fs makes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::options::{Feature, FeatureSet};
+
+/// Where the defaults come from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Profile {
+    /// `mke2fs -t ext4` 1.47.4 with upstream's configuration.
+    #[default]
+    Default,
+    /// `mke2fs -t ext4` of Debian 12 (1.47.0): without `metadata_csum_seed` and `orphan_file`,
+    /// which kernels before 6.1 and e2fsprogs before 1.47 do not know.
+    Debian12,
+    /// `mke2fs -t ext3`: journal and block maps.
+    Ext3,
+    /// `mke2fs -t ext2`: no journal.
+    Ext2,
+    /// Small images that are copied, mapped and snapshotted: 4 KiB blocks at any size, all
+    /// bitmaps and tables at the front (`packed_meta_blocks`), at most two backups of the
+    /// superblock (`sparse_super2`), no blocks reserved for root or for growth, nothing left for
+    /// the kernel to initialise after the first mount.
+    Microvm,
+}
+
+/// Features of every `mke2fs` file system of these years (`base_features`).
+const BASE: [Feature; 6] = [
+    Feature::SparseSuper,
+    Feature::LargeFile,
+    Feature::Filetype,
+    Feature::ResizeInode,
+    Feature::DirIndex,
+    Feature::ExtAttr,
+];
+
+/// What 1.47.0's `ext4` adds to [`BASE`].
+const EXT4: [Feature; 8] = [
+    Feature::HasJournal,
+    Feature::Extent,
+    Feature::HugeFile,
+    Feature::FlexBg,
+    Feature::MetadataCsum,
+    Feature::SixtyFourBit,
+    Feature::DirNlink,
+    Feature::ExtraIsize,
+];
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Profile; 5] =
+        [Profile::Default, Profile::Debian12, Profile::Ext3, Profile::Ext2, Profile::Microvm];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Default => "default",
+            Profile::Debian12 => "debian12",
+            Profile::Ext3 => "ext3",
+            Profile::Ext2 => "ext2",
+            Profile::Microvm => "microvm",
+        }
+    }
+
+    /// Features before `-O`.
+    pub fn features(self) -> FeatureSet {
+        let mut set = FeatureSet::of(&BASE);
+        let mut add = |features: &[Feature]| features.iter().for_each(|&f| set.insert(f));
+        match self {
+            Profile::Ext2 => {}
+            Profile::Ext3 => add(&[Feature::HasJournal]),
+            Profile::Debian12 => add(&EXT4),
+            Profile::Default => {
+                add(&EXT4);
+                add(&[Feature::MetadataCsumSeed, Feature::OrphanFile]);
+            }
+            Profile::Microvm => {
+                add(&EXT4);
+                add(&[Feature::MetadataCsumSeed, Feature::SparseSuper2]);
+                set.remove(Feature::ResizeInode);
+            }
+        }
+        set
+    }
+
+    /// Percent of blocks reserved for root.
+    pub(crate) fn reserved_percent(self) -> f64 {
+        if self == Profile::Microvm { 0.0 } else { 5.0 }
+    }
+
+    /// Whether bitmaps and tables of all groups go to the front.
+    pub(crate) fn packs_metadata(self) -> bool {
+        self == Profile::Microvm
+    }
+
+    /// Block size for a device of any size; `None`: by size class.
+    pub(crate) fn block_bytes(self) -> Option<u32> {
+        (self == Profile::Microvm).then_some(4096)
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no profile's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownProfile {
+    /// As given.
+    pub name: String,
+}
+
+impl fmt::Display for UnknownProfile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no profile is called {:?}; known: ", self.name)?;
+        for (i, profile) in Profile::ALL.iter().enumerate() {
+            write!(f, "{}{profile}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for UnknownProfile {}
+
+impl FromStr for Profile {
+    type Err = UnknownProfile;
+
+    fn from_str(name: &str) -> Result<Profile, UnknownProfile> {
+        let known = Profile::ALL.into_iter().find(|profile| profile.name() == name);
+        known.ok_or_else(|| UnknownProfile { name: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for profile in Profile::ALL {
+            assert_eq!(profile.name().parse(), Ok(profile));
+        }
+        let error = "ext5".parse::<Profile>().unwrap_err().to_string();
+        assert!(error.contains("\"ext5\"") && error.contains("microvm"), "{error}");
+    }
+}
