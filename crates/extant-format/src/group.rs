@@ -20,6 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::checksum::{CRC16_INIT, crc16, crc32c, crc32c_u32, crc32c_zeros};
 use crate::error::{ChecksumError, LengthError};
 use crate::features::{Compat, Incompat, RoCompat};
+use crate::le::{put, u16_at};
 use crate::superblock::{Superblock, join32, split32};
 
 /// First half of a group descriptor, all there is without `64bit`: 32 bytes.
@@ -333,13 +334,15 @@ impl GroupDescriptor {
         high.bg_reserved = U32::new(self.reserved);
 
         let found = bytes.len();
-        let short = |_| LengthError { structure: "group descriptor", wanted: 32, found };
-        low.write_to_prefix(bytes).map_err(short)?;
-        // Too short for the second half means a 32-byte descriptor: it has none.
-        if let Some(Ok(())) = bytes.get_mut(32..).map(|rest| high.write_to_prefix(rest)) {}
+        let short = LengthError { structure: "group descriptor", wanted: 32, found };
+        let (first, rest) = bytes.split_at_mut_checked(32).ok_or(short)?;
+        first.copy_from_slice(low.as_bytes());
+        if let Some(second) = rest.first_chunk_mut::<32>() {
+            second.copy_from_slice(high.as_bytes());
+        }
         if *checksum != GroupChecksum::None {
-            low.bg_checksum = U16::new(checksum.compute(group, bytes));
-            low.write_to_prefix(bytes).map_err(short)?;
+            let sum = checksum.compute(group, bytes).to_le_bytes();
+            put(bytes, offset_of!(RawGroupDescriptor, bg_checksum), &sum).ok_or(short)?;
         }
         Ok(())
     }
@@ -357,7 +360,7 @@ impl GroupDescriptor {
         if *checksum == GroupChecksum::None {
             return Ok(());
         }
-        let stored = crate::le::u16_at(bytes, offset_of!(RawGroupDescriptor, bg_checksum));
+        let stored = u16_at(bytes, offset_of!(RawGroupDescriptor, bg_checksum));
         let computed = checksum.compute(group, bytes);
         ChecksumError::check(
             "group descriptor",
