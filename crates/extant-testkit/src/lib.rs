@@ -1,2 +1,51 @@
-//! extant-testkit.
+//! What tests of several crates share: other implementations to ask, trees to build, trees to
+//! compare.
+//!
+//! # Place
+//!
+//! A dev-dependency only; nothing of it reaches a user. Everything here may panic: in a test that
+//! is how a broken set-up is reported. A tool or a right that is missing is not a failure: the
+//! test says what it needs ([`skip!`]) and ends.
+//!
+//! # Parts
+//!
+//! - [`oracle`]: mke2fs, e2fsck, dumpe2fs, debugfs, and the kernel through a loop mount.
+//! - [`tree`]: makes a tree with every kind of file from a seed.
+//! - [`compare`]: walks two trees and lists every difference.
 #![forbid(unsafe_code)]
+
+pub mod compare;
+pub mod image;
+pub mod oracle;
+pub mod tree;
+
+pub use compare::{CompareOptions, Difference, compare_trees};
+pub use tempfile::{TempDir, tempdir};
+
+/// Ends the test early and prints why. A skipped test shows in its output, never silently.
+///
+/// ```
+/// # fn test() {
+/// if !extant_testkit::oracle::is_root() {
+///     extant_testkit::skip!("needs root: mounts an image");
+/// }
+/// # }
+/// ```
+#[macro_export]
+macro_rules! skip {
+    ($($reason:tt)*) => {{
+        $crate::oracle::print_skip(module_path!(), line!(), &format!($($reason)*));
+        return;
+    }};
+}
+
+/// Unwraps a `Result` whose error is the reason to skip the test.
+#[macro_export]
+macro_rules! require {
+    ($available:expr) => {
+        match $available {
+            Ok(value) => value,
+            Err(reason) => $crate::skip!("{reason}"),
+        }
+    };
+}

@@ -1,0 +1,272 @@
+//! Other implementations, to agree with: e2fsprogs and the Linux kernel.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rustix::mount::{MountFlags, UnmountFlags};
+
+/// Where tools for administrators are, in case the tests run with a user's `PATH`.
+const TOOL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Seconds after which e2fsck is killed. On damaged images it can run for ever, and it ignores
+/// the polite signal.
+const FSCK_LIMIT_S: &str = "60";
+
+/// Prints the line that says a test was skipped; use [`skip!`](crate::skip).
+///
+/// Past the capture of the test harness, so that it shows without `--nocapture`.
+pub fn print_skip(module: &str, line: u32, reason: &str) {
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(std::io::stderr().lock(), "skipped ({module}:{line}): {reason}");
+}
+
+/// True for user 0.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// `Ok` for user 0, else the reason to skip a test that does `what`.
+pub fn root(what: &str) -> Result<(), String> {
+    if is_root() { Ok(()) } else { Err(format!("needs root: {what}")) }
+}
+
+/// A program that is installed.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    path: PathBuf,
+}
+
+impl Tool {
+    /// Looks a program up; the error is the reason to skip.
+    pub fn find(name: &str) -> Result<Tool, String> {
+        TOOL_PATH
+            .split(':')
+            .map(|dir| Path::new(dir).join(name))
+            .find(|path| path.is_file())
+            .map(|path| Tool { path })
+            .ok_or_else(|| format!("needs the program {name}, which is not installed"))
+    }
+
+    /// A command to add arguments to: C locale, UTC, no configuration of this machine.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        clean(&mut command);
+        command
+    }
+
+    /// Runs with `arguments` and returns standard output. Panics, with all the program said, if
+    /// it fails.
+    pub fn run<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> String {
+        let mut command = self.command();
+        command.args(arguments);
+        let output = output(&mut command);
+        assert!(output.status.success(), "{command:?}: {}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+fn clean(command: &mut Command) {
+    // A fake time set for reproducible images must not leak into what a test asks for.
+    command.env("PATH", TOOL_PATH).env("LC_ALL", "C").env("TZ", "UTC");
+    command.env_remove("E2FSPROGS_FAKE_TIME");
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+fn said(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// What e2fsck thinks of an image.
+#[derive(Clone, Debug)]
+pub struct FsckReport {
+    /// Its exit status; 0 when clean, `None` when it had to be killed.
+    pub status: Option<i32>,
+    /// All it printed.
+    pub text: String,
+}
+
+impl FsckReport {
+    /// True if it found nothing to change, and ended.
+    pub fn is_clean(&self) -> bool {
+        self.status == Some(0)
+    }
+
+    /// Panics with the report unless it is clean.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        assert!(self.is_clean(), "e2fsck -fn: status {:?}\n{}", self.status, self.text);
+    }
+}
+
+/// Runs `e2fsck -fn`, which changes nothing, for at most 60 s and then kills it.
+pub fn e2fsck(image: &Path) -> Result<FsckReport, String> {
+    e2fsck_with(image, &[])
+}
+
+/// [`e2fsck`] with more arguments, such as `-D` or `-E journal_only`.
+pub fn e2fsck_with(image: &Path, arguments: &[&str]) -> Result<FsckReport, String> {
+    let fsck = Tool::find("e2fsck")?;
+    let mut command = Tool::find("timeout")?.command();
+    command
+        .args(["-s", "KILL", FSCK_LIMIT_S])
+        .arg(&fsck.path)
+        .arg("-fn")
+        .args(arguments)
+        .arg(image);
+    let output = output(&mut command);
+    // `timeout` ends by the same signal when it had to use it, or reports 128 + 9.
+    let status = output.status.code().filter(|status| *status != 137);
+    Ok(FsckReport { status, text: said(&output) })
+}
+
+/// Makes a file system with mke2fs on an existing file, or on a new one of `size` such as `64M`.
+/// Panics if mke2fs fails.
+pub fn mke2fs(image: &Path, size: &str, arguments: &[&str]) -> Result<(), String> {
+    let tool = Tool::find("mke2fs")?;
+    let mut all: Vec<&OsStr> = vec!["-q".as_ref(), "-F".as_ref()];
+    all.extend(arguments.iter().map(|a| OsStr::new(*a)));
+    all.extend([image.as_os_str(), size.as_ref()]);
+    tool.run(all);
+    Ok(())
+}
+
+/// Runs debugfs commands, one per line, on an image. `write` opens it for writing. Returns what
+/// debugfs printed, errors included: its exit status does not tell.
+pub fn debugfs(image: &Path, write: bool, commands: &str) -> Result<String, String> {
+    let tool = Tool::find("debugfs")?;
+    let dir =
+        tempfile::tempdir().map_err(|error| format!("needs a temporary directory: {error}"))?;
+    let script = dir.path().join("commands");
+    std::fs::write(&script, commands).unwrap_or_else(|error| panic!("{script:?}: {error}"));
+    let mut command = tool.command();
+    if write {
+        command.arg("-w");
+    }
+    command.arg("-f").arg(&script).arg(image);
+    let output = output(&mut command);
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Ok(text(&output.stdout) + &text(&output.stderr))
+}
+
+/// The superblock as `dumpe2fs -h` prints it.
+pub fn dumpe2fs(image: &Path) -> Result<BTreeMap<String, String>, String> {
+    let text = Tool::find("dumpe2fs")?.run([OsStr::new("-h"), image.as_os_str()]);
+    Ok(parse_dumpe2fs(&text))
+}
+
+/// Splits lines of the form `Block size:               4096` into name and value.
+pub fn parse_dumpe2fs(text: &str) -> BTreeMap<String, String> {
+    let pair = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.trim().to_owned(), value.trim().to_owned()))
+    };
+    text.lines().filter_map(pair).collect()
+}
+
+/// A mounted image. Unmounted and detached when dropped, also when the test panics.
+#[derive(Debug)]
+pub struct LoopMount {
+    device: String,
+    // `None` after unmounting; the directory outlives the mount.
+    mounted: Option<tempfile::TempDir>,
+}
+
+impl LoopMount {
+    /// Mounts by the kernel's ext4, reading only and without touching the image; a journal that
+    /// needs recovery is left alone (`noload`).
+    pub fn read_only(image: &Path) -> Result<LoopMount, String> {
+        LoopMount::new(image, MountFlags::RDONLY, "noload")
+    }
+
+    /// Mounts by the kernel's ext4 for reading and writing.
+    pub fn read_write(image: &Path) -> Result<LoopMount, String> {
+        LoopMount::new(image, MountFlags::empty(), "")
+    }
+
+    /// Mounts with the given mount flags and ext4 options. The error is the reason to skip: no
+    /// root, no loop devices. Panics if the kernel refuses the image itself.
+    pub fn new(image: &Path, flags: MountFlags, options: &str) -> Result<LoopMount, String> {
+        root("mounts an image through a loop device")?;
+        let losetup = Tool::find("losetup")?;
+        let mut command = losetup.command();
+        command.args(["--find", "--show"]);
+        if flags.contains(MountFlags::RDONLY) {
+            command.arg("--read-only");
+        }
+        let output = output(command.arg(image));
+        if !output.status.success() {
+            return Err(format!("needs a loop device: {}", said(&output)));
+        }
+        let device = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let mut guard = LoopMount { device, mounted: None };
+        let dir = tempfile::Builder::new()
+            .prefix("extant-mount-")
+            .tempdir()
+            .map_err(|error| format!("needs a temporary directory: {error}"))?;
+        let options = std::ffi::CString::new(options).expect("mount options have no NUL byte");
+        if let Err(errno) =
+            rustix::mount::mount(guard.device.as_str(), dir.path(), "ext4", flags, &*options)
+        {
+            panic!("the kernel does not mount {}: {errno}", image.display());
+        }
+        guard.mounted = Some(dir);
+        Ok(guard)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        self.mounted.as_ref().expect("mounted until dropped").path()
+    }
+
+    /// The loop device, such as `/dev/loop0`.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+}
+
+impl Drop for LoopMount {
+    fn drop(&mut self) {
+        // Panicking here, perhaps during another panic, would hide the test's own failure.
+        if let Some(dir) = self.mounted.take()
+            && let Err(errno) = rustix::mount::unmount(dir.path(), UnmountFlags::empty())
+        {
+            eprintln!("cannot unmount {}: {errno}; detaching lazily", dir.path().display());
+            let _ = rustix::mount::unmount(dir.path(), UnmountFlags::DETACH);
+        }
+        if let Ok(losetup) = Tool::find("losetup") {
+            let detached = losetup.command().arg("--detach").arg(&self.device).status();
+            if !detached.is_ok_and(|status| status.success()) {
+                eprintln!("cannot detach {}", self.device);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dumpe2fs_lines_become_a_map() {
+        let map = parse_dumpe2fs(
+            "Filesystem volume name:   <none>\nBlock size:               4096\nno colon\n\
+             Filesystem created:       Sat Nov 21 09:26:31 2026\nFilesystem flags: x\n",
+        );
+        assert_eq!(map["Block size"], "4096");
+        assert_eq!(map["Filesystem created"], "Sat Nov 21 09:26:31 2026");
+        assert_eq!(map.len(), 4);
+    }
+
+    #[test]
+    fn a_missing_tool_is_named() {
+        let error = Tool::find("no-such-tool").unwrap_err();
+        assert_eq!(error, "needs the program no-such-tool, which is not installed");
+    }
+}
