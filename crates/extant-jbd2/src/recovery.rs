@@ -220,3 +220,6 @@ fn replay_blocks(
     replay.blocks = Overlay::from_log_order(kept);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
