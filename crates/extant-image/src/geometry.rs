@@ -168,7 +168,6 @@ impl GroupLayout {
     }
 }
 
-
 impl Geometry {
     /// Computes what mke2fs would decide for a file system of that size.
     ///
@@ -296,8 +295,8 @@ impl Geometry {
 
     /// Free blocks of an empty file system with all its hidden files.
     pub fn empty_fs_free_blocks(&self, options: &MkfsOptions) -> u64 {
-        let clusters = (self.blocks_count - u64::from(self.first_data_block))
-            / u64::from(self.cluster_blocks);
+        let clusters =
+            (self.blocks_count - u64::from(self.first_data_block)) / u64::from(self.cluster_blocks);
         let used = self.fixed_metadata_clusters() + self.empty_fs(options).clusters(self);
         clusters.saturating_sub(used) * u64::from(self.cluster_blocks)
     }
@@ -334,8 +333,7 @@ impl Geometry {
 
     fn group_in(&self, group: GroupIndex, placement: &layout::Placement) -> GroupLayout {
         let (block_bitmap, inode_bitmap, table) = placement.of(group);
-        let backup::GroupHead { start, super_block, gdt, reserved_gdt } =
-            backup::head(self, group);
+        let backup::GroupHead { start, super_block, gdt, reserved_gdt } = backup::head(self, group);
         GroupLayout {
             group,
             first_block: start,

@@ -65,7 +65,11 @@ pub(super) fn next_head(geometry: &Geometry, from: u32) -> Option<u32> {
         [start, start + 1, start + stretch - 1, start + stretch].into_iter().for_each(&mut offer);
     }
     if geometry.has(Feature::SparseSuper2) {
-        geometry.backup_groups.iter().filter(|group| **group != 0).for_each(|&g| offer(u64::from(g)));
+        geometry
+            .backup_groups
+            .iter()
+            .filter(|group| **group != 0)
+            .for_each(|&g| offer(u64::from(g)));
     } else if !geometry.has(Feature::SparseSuper) {
         offer(u64::from(from));
     } else {

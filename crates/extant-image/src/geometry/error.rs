@@ -97,7 +97,10 @@ impl fmt::Display for GeometryError {
                  make it bigger, or use smaller blocks or fewer inodes"
             ),
             Self::TooManyBlocks { blocks, max, block_bytes, needs_64bit } => {
-                write!(f, "{blocks} blocks of {block_bytes} bytes are too many, at most {max} fit: ")?;
+                write!(
+                    f,
+                    "{blocks} blocks of {block_bytes} bytes are too many, at most {max} fit: "
+                )?;
                 f.write_str(match needs_64bit {
                     true => "add feature 64bit or use larger blocks",
                     false => "use larger blocks or bigalloc",

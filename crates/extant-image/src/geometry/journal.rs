@@ -125,9 +125,8 @@ mod tests {
 
     #[test]
     fn orphan_file_grows_with_the_device_and_stays_small_in_bytes() {
-        let blocks = |count, bytes| {
-            default_orphan_file_blocks(count, BlockSize::new(bytes).unwrap())
-        };
+        let blocks =
+            |count, bytes| default_orphan_file_blocks(count, BlockSize::new(bytes).unwrap());
         assert_eq!(blocks(1000, 4096), 32);
         assert_eq!(blocks(131_072, 4096), 32);
         assert_eq!(blocks(262_144, 4096), 64);

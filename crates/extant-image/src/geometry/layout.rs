@@ -223,8 +223,10 @@ impl Placer<'_> {
         let count = u64::from(self.unit.end - self.unit.start);
         let mut kinds: Vec<Pieces> = Vec::with_capacity(3);
         for piece_blocks in [1, 1, self.geometry.inode_table_blocks] {
-            // Room is left for the bitmaps of all groups of the unit before the next kind.
-            let hint = kinds.last().map(|before: &Pieces| before.runs[0].start + count);
+            // Room is left for the bitmaps of all groups of the unit before the next kind; next to
+            // the bitmap of a lone group, for a whole flex group's.
+            let room = if count == 1 { u64::from(self.geometry.flex_groups) } else { count };
+            let hint = kinds.last().map(|before: &Pieces| before.runs[0].start + room);
             let pieces = self.pieces(piece_blocks, |placer, left, after| {
                 placer.flex_place(left, u64::from(piece_blocks), after.or(hint))
             })?;
@@ -279,9 +281,11 @@ impl Placer<'_> {
         let blocks = self.first_block(self.unit.start)..self.last_block() + 1;
         let inside = |run: &Range<u64>| blocks.start <= run.start && run.end <= blocks.end;
         let groups = self.unit.clone();
-        self.placed
-            .iter()
-            .all(inside)
-            .then_some(Placement { groups, block_bitmaps, inode_bitmaps, inode_tables })
+        self.placed.iter().all(inside).then_some(Placement {
+            groups,
+            block_bitmaps,
+            inode_bitmaps,
+            inode_tables,
+        })
     }
 }

@@ -51,7 +51,7 @@ struct Frame {
     blocks: u64,
     /// Inodes asked for; not 0.
     inodes: u64,
-    reserved_ratio: f64,
+    reserved_percent: f64,
     /// Reserved descriptor blocks asked for with a resize limit.
     resize_gdt_blocks: Option<u32>,
     /// Keep the last group whenever it can hold its metadata.
@@ -61,16 +61,23 @@ struct Frame {
 }
 
 impl Frame {
-    fn has(&self, feature: Feature) -> bool {
-        self.features.has(feature)
-    }
-
     fn desc_per_block(&self) -> u32 {
         self.block_size.bytes() / u32::from(self.desc_size)
     }
 
     fn inodes_per_block(&self) -> u32 {
         self.block_size.bytes() / u32::from(self.inode_size)
+    }
+
+    /// Blocks for root only, of all that were asked for.
+    fn reserved(&self) -> u64 {
+        (self.reserved_percent * self.blocks as f64 / 100.0) as u64
+    }
+
+    /// Blocks for root only when `blocks` are left: the same share as the whole number of
+    /// [`Frame::reserved`] was, rounded down again.
+    fn reserved_of(&self, blocks: u64) -> u64 {
+        (self.reserved() as f64 / self.blocks as f64 * blocks as f64) as u64
     }
 
     /// Block numbers in a block of a block map: the resize inode's only double-indirect block has
@@ -157,8 +164,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
         true => options.desc_size.unwrap_or(64),
         false => 32,
     };
-    let reserved_percent =
-        options.reserved_percent.unwrap_or(options.profile.reserved_percent());
+    let reserved_percent = options.reserved_percent.unwrap_or(options.profile.reserved_percent());
     let mut frame = Frame {
         features,
         block_size,
@@ -168,7 +174,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
         desc_size,
         blocks,
         inodes,
-        reserved_ratio: reserved_percent / 100.0,
+        reserved_percent,
         resize_gdt_blocks: None,
         exact: matches!(size, SizeRequest::Exact { .. }),
         inodes_needed,
@@ -213,9 +219,8 @@ fn resize_gdt_blocks(
     }
     let blocks_per_group =
         u64::from(options.blocks_per_group.unwrap_or(frame.block_size.bytes() * 8));
-    let desc_blocks = |blocks: u64| {
-        blocks.div_ceil(blocks_per_group).div_ceil(u64::from(frame.desc_per_block()))
-    };
+    let desc_blocks =
+        |blocks: u64| blocks.div_ceil(blocks_per_group).div_ceil(u64::from(frame.desc_per_block()));
     let more = desc_blocks(limit) - desc_blocks(frame.blocks);
     let capped = more.min(u64::from(frame.addresses_per_block()));
     Ok(u32::try_from(capped).ok().filter(|&blocks| blocks != 0))
@@ -233,17 +238,17 @@ fn counts(options: &MkfsOptions, frame: &Frame) -> Result<Geometry, GeometryErro
     let mut features = frame.features;
     let mut blocks = frame.blocks;
     let mut blocks_per_group = first_blocks_per_group(options, frame);
+    // Follows the last group when that is dropped, but does not come back with it when groups
+    // shrink afterwards; so mke2fs has it.
+    let mut reserved_blocks = frame.reserved();
     loop {
         let group_count = group_count(frame, blocks, blocks_per_group)?;
         let gdt_blocks = group_count.div_ceil(frame.desc_per_block());
 
         let wanted = frame.inodes.max(u64::from(FIRST_INO) + 1);
         let per_group = wanted.div_ceil(u64::from(group_count));
-        let too_many_inodes = GeometryError::TooManyInodes {
-            inodes: wanted,
-            inode_size: frame.inode_size,
-            blocks,
-        };
+        let too_many_inodes =
+            GeometryError::TooManyInodes { inodes: wanted, inode_size: frame.inode_size, blocks };
         if per_group > u64::from(frame.block_size.bytes()) * 8 {
             // Smaller groups are more groups, each with its own inode bitmap.
             if frame.cluster_blocks > 1 || blocks_per_group < 256 {
@@ -254,7 +259,8 @@ fn counts(options: &MkfsOptions, frame: &Frame) -> Result<Geometry, GeometryErro
             continue;
         }
         let (inodes_per_group, inode_table_blocks) =
-            inodes_per_group(frame, group_count, per_group as u32).ok_or(too_many_inodes.clone())?;
+            inodes_per_group(frame, group_count, per_group as u32)
+                .ok_or(too_many_inodes.clone())?;
 
         let mut reserved_gdt_blocks = match features.has(Feature::ResizeInode) {
             true => frame
@@ -298,7 +304,7 @@ fn counts(options: &MkfsOptions, frame: &Frame) -> Result<Geometry, GeometryErro
             reserved_gdt_blocks: reserved_gdt_blocks as u16,
             flex_groups: flex_groups(options, &features),
             backup_groups: [0; 2],
-            reserved_blocks: (frame.reserved_ratio * blocks as f64) as u64,
+            reserved_blocks,
             stride: options.stride,
             packed: false,
             journal: None,
@@ -334,6 +340,7 @@ fn counts(options: &MkfsOptions, frame: &Frame) -> Result<Geometry, GeometryErro
             });
         }
         blocks -= last_blocks;
+        reserved_blocks = frame.reserved_of(blocks);
     }
 }
 
@@ -401,12 +408,7 @@ fn flex_groups(options: &MkfsOptions, features: &FeatureSet) -> u32 {
 }
 
 /// Blocks of metadata that the last group would hold on its own.
-fn last_group_metadata(
-    options: &MkfsOptions,
-    geometry: &Geometry,
-    table: u64,
-    copy: u64,
-) -> u64 {
+fn last_group_metadata(options: &MkfsOptions, geometry: &Geometry, table: u64, copy: u64) -> u64 {
     let last = geometry.group_count - 1;
     let has_backup = if geometry.has(Feature::SparseSuper2) {
         // The second backup goes to the last group; of two groups, the last is group 1.

@@ -181,9 +181,9 @@ impl MkfsOptions {
             "assume_storage_prezeroed" => self.assume_zeroed = item.switch()?,
             "root_owner" => {
                 let value = item.value()?;
-                let ids = value.split_once(':').and_then(|(user, group)| {
-                    Some((user.parse().ok()?, group.parse().ok()?))
-                });
+                let ids = value
+                    .split_once(':')
+                    .and_then(|(user, group)| Some((user.parse().ok()?, group.parse().ok()?)));
                 self.root_owner = Some(ids.ok_or_else(|| item.bad(value))?);
             }
             "root_perms" => {
@@ -309,7 +309,10 @@ mod tests {
         assert_eq!(options.orphan_file_size, Some(SizeOption::Blocks(40)));
         let options = apply("hash_seed=00112233-4455-6677-8899-aabbccddeeff").unwrap();
         assert_eq!(options.hash_seed.unwrap()[..3], [0x00, 0x11, 0x22]);
-        assert_eq!(apply("orphan_file_size=2M").unwrap().orphan_file_size, Some(SizeOption::Bytes(2 << 20)));
+        assert_eq!(
+            apply("orphan_file_size=2M").unwrap().orphan_file_size,
+            Some(SizeOption::Bytes(2 << 20))
+        );
     }
 
     #[test]

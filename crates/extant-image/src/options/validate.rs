@@ -65,7 +65,10 @@ impl fmt::Display for OptionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Needs { feature, needs } => {
-                write!(f, "feature {feature} needs {needs}: add {needs} or take {feature} away (^{feature})")
+                write!(
+                    f,
+                    "feature {feature} needs {needs}: add {needs} or take {feature} away (^{feature})"
+                )
             }
             Self::Excludes { feature, other } => write!(
                 f,
@@ -185,7 +188,9 @@ impl MkfsOptions {
             return Err(OptionError::OutOfRange {
                 option: "inode size (-I)",
                 value: inode_size.to_string(),
-                allowed: format!("a power of two, {INODE_SIZE_MIN}..={max}, at most the block size"),
+                allowed: format!(
+                    "a power of two, {INODE_SIZE_MIN}..={max}, at most the block size"
+                ),
             });
         }
         if inode_size == INODE_SIZE_MIN {
@@ -248,6 +253,9 @@ impl MkfsOptions {
             let allowed = "0..=300 seconds";
             let value = self.mmp_update_interval.to_string();
             return out_of_range("mmp_update_interval", value, allowed);
+        }
+        if self.stride > u32::from(u16::MAX) {
+            return out_of_range("stride", self.stride.to_string(), "0..=65535 blocks");
         }
         if self.backup_superblocks > 2 {
             return out_of_range("num_backup_sb", self.backup_superblocks.to_string(), "0..=2");
@@ -315,7 +323,12 @@ mod tests {
             (with(&|o| o.blocks_per_group = Some(32776)), "256..=32768"),
             (with(&|o| o.desc_size = Some(100)), "64..=1024"),
             (with(&|o| o.mmp_update_interval = 3), "needs feature mmp"),
-            (with(&|o| o.backup_superblocks = 3), "0..=2"),
+            (with(&|o| o.backup_superblocks = 1), "needs feature sparse_super2"),
+            (
+                MkfsOptions { backup_superblocks: 3, ..features("sparse_super2") },
+                "num_backup_sb 3 is out of range: 0..=2",
+            ),
+            (with(&|o| o.stride = 1 << 16), "0..=65535"),
             (with(&|o| o.root_perms = Some(0o10000)), "7777"),
             (with(&|o| o.encoding_strict = true), "needs feature casefold"),
             (with(&|o| o.label = vec![b'x'; 17]), "17 bytes"),
