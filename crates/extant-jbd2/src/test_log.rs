@@ -1,6 +1,6 @@
 //! A small writer of logs, in memory, for the tests of this crate.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use extant_base::{BlockSize, FsBlock};
 use extant_format::jbd2::{
@@ -23,7 +23,7 @@ pub(crate) struct TestLog {
     pub(crate) commit_sec: u64,
     sum: TransactionChecksum,
     /// How often each block was read.
-    pub(crate) reads: Mutex<Vec<u32>>,
+    reads: Vec<AtomicU32>,
 }
 
 impl TestLog {
@@ -65,12 +65,17 @@ impl TestLog {
             superblock,
             commit_sec: 1000,
             sum: TransactionChecksum::new(),
-            reads: Mutex::new(vec![0; len as usize]),
+            reads: (0..len).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
     pub(crate) fn format(&self) -> LogFormat {
         self.superblock.log_format()
+    }
+
+    /// How often the most-read block was read.
+    pub(crate) fn reads_max(&self) -> u32 {
+        self.reads.iter().map(|reads| reads.load(Ordering::Relaxed)).max().unwrap_or(0)
     }
 
     /// Stores a block at the head; where.
@@ -146,7 +151,7 @@ impl JournalReader for TestLog {
     fn read_block(&self, block: u32, out: &mut [u8]) -> Result<(), JournalReadError> {
         let bytes = self.blocks.get(block as usize);
         out.copy_from_slice(bytes.ok_or(JournalReadError::Unmapped { block })?);
-        self.reads.lock().unwrap()[block as usize] += 1;
+        self.reads[block as usize].fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
