@@ -1,1 +1,162 @@
+use super::*;
+use extant_base::Prng;
+use std::collections::BTreeMap;
+use std::vec;
+use std::vec::Vec;
 
+fn layout(bytes: u64, checksum: bool, stored_hash: bool) -> DirLayout {
+    DirLayout { block_size: BlockSize::new(bytes).unwrap(), filetype: true, checksum, stored_hash }
+}
+
+#[test]
+fn every_stored_rec_len_has_one_meaning() {
+    for bytes in [1024u64, 32768, 65536] {
+        let size = BlockSize::new(bytes).unwrap();
+        for raw in 0..=u16::MAX {
+            let len = decode_rec_len(raw, size);
+            let whole = bytes == 65536 && (raw == 0 || raw == u16::MAX);
+            assert_eq!(len, if whole { 65536 } else { u32::from(raw) });
+            assert_eq!(encode_rec_len(len, size), Some(if whole { u16::MAX } else { raw }));
+        }
+        assert_eq!(encode_rec_len(65536, size).is_some(), bytes == 65536);
+        assert_eq!(encode_rec_len(65540, size), None);
+    }
+}
+
+#[test]
+fn types_match_modes() {
+    for raw in 0..=u8::MAX {
+        let kind = FileType::from_raw(raw);
+        assert_eq!(kind.raw(), if raw < 8 { raw } else { 0 });
+    }
+    assert_eq!(FileType::from_mode(0o100_644), FileType::Regular);
+    assert_eq!(FileType::from_mode(0o040_755), FileType::Directory);
+    assert_eq!(FileType::from_mode(0o120_777), FileType::Symlink);
+    assert_eq!(FileType::from_mode(0o644), FileType::Unknown);
+}
+
+#[test]
+fn each_broken_record_has_its_fault() {
+    let layout = layout(1024, false, false);
+    let mut good = [0; 1024];
+    first_block(&mut good, layout, Ino(11), Ino(2), None).unwrap();
+    check(&good, layout).unwrap();
+    let fault = |at: usize, value: u8| {
+        let mut bad = good;
+        bad[at] = value;
+        check(&bad, layout).unwrap_err()
+    };
+    assert_eq!(fault(4, 8), DirFault::RecordLength { offset: 0, rec_len: 8, wanted: 12 });
+    assert_eq!(fault(4, 13), DirFault::RecordLength { offset: 0, rec_len: 13, wanted: 12 });
+    assert_eq!(fault(4, 0), DirFault::RecordLength { offset: 0, rec_len: 0, wanted: 12 });
+    assert_eq!(fault(6, 5), DirFault::RecordLength { offset: 0, rec_len: 12, wanted: 16 });
+    assert_eq!(fault(16, 0xf8), DirFault::PastBlock { offset: 12, rec_len: 1016, block: 1024 });
+    assert_eq!(fault(16, 0xec), DirFault::PastBlock { offset: 12, rec_len: 1004, block: 1024 });
+    assert_eq!(check(&good[..1000], layout), Err(DirFault::Length { found: 1000, wanted: 1024 }));
+    let old = DirLayout { filetype: false, ..layout };
+    let wrong = check(&good, old).unwrap_err();
+    assert_eq!(wrong, DirFault::NameLength { offset: 0, name_len: 0x201 });
+}
+
+#[test]
+fn bad_names_are_not_stored() {
+    let layout = layout(1024, true, true);
+    let mut block = [0; 1024];
+    let mut writer = BlockWriter::new(&mut block, layout).unwrap();
+    let entry =
+        |name, ino, hash| NewEntry { ino: Ino(ino), name, file_type: FileType::Regular, hash };
+    let hash = Some(NameHash::default());
+    assert_eq!(writer.push(&entry(b"", 12, hash)), Err(DirFault::Name));
+    assert_eq!(writer.push(&entry(b"a/b", 12, hash)), Err(DirFault::Name));
+    assert_eq!(writer.push(&entry(b"a\0", 12, hash)), Err(DirFault::Name));
+    assert_eq!(writer.push(&entry(b"a", 0, hash)), Err(DirFault::NoInode));
+    assert_eq!(writer.push(&entry(b"a", 12, None)), Err(DirFault::NoHash));
+    let long = [b'x'; 256];
+    assert_eq!(
+        writer.push(&entry(&long, 12, hash)),
+        Err(DirFault::NameLength { offset: 0, name_len: 256 })
+    );
+    assert_eq!(writer.push(&entry(&long[..255], 12, hash)), Ok(true));
+}
+
+#[test]
+fn tails_verify_until_a_bit_changes() {
+    let layout = layout(1024, true, false);
+    let mut block = vec![0; 1024];
+    first_block(&mut block, layout, Ino(11), Ino(2), Some(5)).unwrap();
+    verify(5, &block).unwrap();
+    for byte in (0..1024).step_by(7) {
+        let mut bad = block.clone();
+        bad[byte] ^= 0x10;
+        assert!(verify(5, &bad).is_err(), "byte {byte}");
+    }
+    assert!(verify(5, &[0; 1024]).is_err(), "a block without a tail");
+}
+
+/// Random inserts and removals in one block, against a map.
+#[test]
+fn edits_agree_with_a_map() {
+    for (seed, layout) in [
+        (1, layout(1024, true, false)),
+        (2, layout(4096, true, true)),
+        (3, layout(65536, false, false)),
+        (4, DirLayout { filetype: false, ..layout(1024, true, false) }),
+    ] {
+        let mut random = Prng::new(seed);
+        let mut block = vec![0; layout.block_size.len()];
+        first_block(&mut block, layout, Ino(11), Ino(2), Some(1)).unwrap();
+        let mut model: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+        model.insert(b".".to_vec(), 11);
+        model.insert(b"..".to_vec(), 2);
+        for step in 0..3000u32 {
+            let len = 1 + random.below(40) as usize;
+            let name: Vec<u8> = (0..len).map(|_| b'a' + random.below(3) as u8).collect();
+            let found = find(&block, layout, &name).unwrap();
+            assert_eq!(found.map(|entry| entry.ino.0), model.get(&name).copied());
+            if let Some(found) = found {
+                let offset = found.offset;
+                if random.one_in(3) {
+                    set_target(&mut block, layout, offset, Ino(step + 20), FileType::Fifo).unwrap();
+                    model.insert(name, step + 20);
+                } else {
+                    remove(&mut block, layout, offset).unwrap();
+                    assert!(matches!(
+                        remove(&mut block, layout, offset),
+                        Err(DirFault::NoEntry { .. })
+                    ));
+                    model.remove(&name);
+                }
+            } else if random.one_in(4) && model.len() > 3 {
+                let nth = random.below(model.len() as u64) as usize;
+                let victim = model.keys().nth(nth).unwrap().clone();
+                if !is_dots(&victim) {
+                    let offset = find(&block, layout, &victim).unwrap().unwrap().offset;
+                    remove(&mut block, layout, offset).unwrap();
+                    model.remove(&victim);
+                }
+            } else {
+                let hash = Some(NameHash { major: step * 2, minor: 9 });
+                let entry = NewEntry {
+                    ino: Ino(step + 20),
+                    name: &name,
+                    file_type: FileType::Regular,
+                    hash,
+                };
+                if let Some(at) = insert(&mut block, layout, &entry).unwrap() {
+                    let stored = decode_entry(&block, at as usize, layout).unwrap();
+                    assert_eq!(stored.name, name);
+                    assert_eq!(stored.hash, if layout.stored_hash { hash } else { None });
+                    model.insert(name, step + 20);
+                }
+            }
+            seal(1, &mut block);
+            verify(1, &block).unwrap();
+            let listed: BTreeMap<Vec<u8>, u32> = Records::of_block(&block, layout)
+                .unwrap()
+                .used()
+                .map(|entry| entry.map(|entry| (entry.name.to_vec(), entry.ino.0)).unwrap())
+                .collect();
+            assert_eq!(listed, model);
+        }
+    }
+}

@@ -1,1 +1,200 @@
+use super::*;
+use extant_base::{BlockSize, Prng};
+use proptest::prelude::*;
+use std::vec::Vec;
 
+fn sample() -> RawExtent {
+    RawExtent {
+        ee_block: U32::new(5),
+        ee_len: U16::new(1),
+        ee_start_hi: U16::new(1),
+        ee_start_lo: U32::new(2),
+    }
+}
+
+#[test]
+fn every_stored_length_has_one_meaning() {
+    for raw in 0..=u16::MAX {
+        let extent = RawExtent { ee_len: U16::new(raw), ..sample() }.decode();
+        let Ok(extent) = extent else {
+            assert_eq!(extent, Err(ExtentFault::Empty { file_start: FileBlock(5) }));
+            assert_eq!(raw, 0);
+            continue;
+        };
+        let (len, state) = match raw {
+            0..=32768 => (raw, ExtentState::Written),
+            _ => (raw - 32768, ExtentState::Unwritten),
+        };
+        assert_eq!((extent.len.0, extent.state), (u32::from(len), state));
+        assert_eq!(extent.device_start, FsBlock((1 << 32) + 2));
+        assert_eq!(
+            extent.encode().unwrap().as_bytes(),
+            RawExtent { ee_len: U16::new(raw), ..sample() }.as_bytes()
+        );
+    }
+}
+
+fn extent(file: u32, device: u64, len: u32) -> Extent {
+    Extent {
+        file_start: FileBlock(file),
+        device_start: FsBlock(device),
+        len: BlockCount(len),
+        state: ExtentState::Written,
+    }
+}
+
+#[test]
+fn values_no_record_can_hold_are_refused() {
+    assert!(matches!(extent(0, 1, 0).encode(), Err(ExtentFault::Empty { .. })));
+    assert!(matches!(extent(0, 1, 32769).encode(), Err(ExtentFault::Long { .. })));
+    let unwritten = Extent { state: ExtentState::Unwritten, ..extent(0, 1, 32768) };
+    assert!(matches!(unwritten.encode(), Err(ExtentFault::Long { .. })));
+    assert!(extent(u32::MAX - 8, 1, 8).encode().is_ok());
+    assert!(matches!(
+        extent(u32::MAX - 7, 1, 8).encode(),
+        Err(ExtentFault::PastLastFileBlock { .. })
+    ));
+    assert!(extent(0, DEVICE_BLOCK_END - 2, 2).encode().is_ok());
+    assert!(matches!(
+        extent(0, DEVICE_BLOCK_END - 1, 2).encode(),
+        Err(ExtentFault::DeviceBlock { .. })
+    ));
+    assert!(matches!(extent(0, u64::MAX, 2).encode(), Err(ExtentFault::DeviceBlock { .. })));
+}
+
+/// A root of depth 0 with the given extents, not checked by the encoder.
+fn root(extents: &[Extent]) -> [u8; 60] {
+    let mut bytes = encode_root(0, &[], &[]).unwrap();
+    bytes[2] = extents.len() as u8;
+    for (place, extent) in bytes[12..].chunks_exact_mut(12).zip(extents) {
+        place.copy_from_slice(extent.encode().unwrap().as_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn each_damaged_header_field_has_its_fault() {
+    let good = root(&[extent(0, 100, 4), extent(4, 200, 4)]);
+    assert_eq!(Node::decode_root(&good).unwrap().extents().count(), 2);
+    let fault = |at: usize, value: u8| {
+        let mut bad = good;
+        bad[at] = value;
+        Node::decode_root(&bad).unwrap_err()
+    };
+    assert_eq!(fault(0, 0), ExtentFault::Magic { found: 0xf300 });
+    assert_eq!(fault(2, 5), ExtentFault::Entries { entries: 5, max: 4 });
+    assert_eq!(fault(4, 0), ExtentFault::Max { max: 0, capacity: 4 });
+    assert_eq!(fault(4, 5), ExtentFault::Max { max: 5, capacity: 4 });
+    assert_eq!(fault(6, 6), ExtentFault::Depth { found: 6, wanted: 5 });
+    let overlap = root(&[extent(0, 100, 5), extent(4, 200, 4)]);
+    assert_eq!(
+        Node::decode_root(&overlap).unwrap_err(),
+        ExtentFault::Order { record: 1, found: FileBlock(4), limit: FileBlock(5) }
+    );
+    let mut empty_index = encode_root(0, &[], &[]).unwrap();
+    empty_index[6] = 1;
+    assert_eq!(Node::decode_root(&empty_index).unwrap_err(), ExtentFault::EmptyIndex { depth: 1 });
+}
+
+#[test]
+fn a_child_must_be_what_its_parent_says() {
+    let size = BlockSize::new(1024).unwrap();
+    let mut block = [0; 1024];
+    encode_block(&mut block, size, Some(9), 0, &[extent(10, 100, 5)], &[]).unwrap();
+    verify(9, &block).unwrap();
+    assert!(verify(8, &block).is_err());
+    let expect = |depth, start, limit| Expect {
+        depth,
+        file_start: FileBlock(start),
+        file_limit: FileBlock(limit),
+    };
+    assert!(Node::decode_block(&block, expect(0, 10, 15)).is_ok());
+    assert!(matches!(
+        Node::decode_block(&block, expect(1, 10, 15)),
+        Err(ExtentFault::Depth { .. })
+    ));
+    assert!(matches!(
+        Node::decode_block(&block, expect(0, 9, 15)),
+        Err(ExtentFault::IndexStart { .. })
+    ));
+    assert!(matches!(
+        Node::decode_block(&block, expect(0, 10, 14)),
+        Err(ExtentFault::PastParent { .. })
+    ));
+    assert!(matches!(
+        Node::decode_block(&block[..11], expect(0, 10, 15)),
+        Err(ExtentFault::Short { .. })
+    ));
+}
+
+#[test]
+fn capacities_are_those_of_the_kernel() {
+    let table = [
+        (1024, 84),
+        (2048, 169),
+        (4096, 340),
+        (8192, 681),
+        (16384, 1364),
+        (32768, 2729),
+        (65536, 5460),
+    ];
+    for (bytes, wanted) in table {
+        let size = BlockSize::new(bytes).unwrap();
+        assert_eq!(max_in_block(size), wanted);
+        assert!(12 + 12 * u64::from(wanted) + 4 <= bytes, "room for the checksum");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn what_is_built_reads_back(seed in any::<u64>(), count in 0usize..60_000) {
+        let size = BlockSize::new(1024).unwrap();
+        let mut random = Prng::new(seed);
+        let mut at = 0u32;
+        let extents: Vec<Extent> = (0..count).map(|_| {
+            at += random.below(3) as u32;
+            let len = 1 + random.below(20) as u32;
+            let mut next = extent(at, random.below(DEVICE_BLOCK_END - 100), len);
+            if random.one_in(4) {
+                next.state = ExtentState::Unwritten;
+            }
+            at += len;
+            next
+        }).collect();
+        let mut next = 0u64;
+        let built = build(&extents, size, Some(77), || {
+            next += 1;
+            Ok::<_, ExtentFault>(FsBlock(next - 1))
+        }).unwrap();
+        prop_assert_eq!(Some(next), tree_blocks(count as u64, size));
+        let root = Node::decode_root(&built.root).unwrap();
+        let mut found = Vec::new();
+        let mut todo: Vec<_> = root.children().collect();
+        todo.reverse();
+        found.extend(root.extents());
+        while let Some((index, expect)) = todo.pop() {
+            let (at, bytes) = &built.blocks[index.child.0 as usize];
+            prop_assert_eq!(*at, index.child);
+            verify(77, bytes).unwrap();
+            let node = Node::decode_block(bytes, expect).unwrap();
+            found.extend(node.extents());
+            let mut children: Vec<_> = node.children().collect();
+            children.reverse();
+            todo.extend(children);
+        }
+        prop_assert_eq!(found, extents.clone());
+        // The way down to a random extent.
+        if let Some(wanted) = extents.get(random.below(count as u64) as usize) {
+            let mut node = root;
+            while node.depth() > 0 {
+                let (index, expect) = node.child(node.find_child(wanted.file_start).unwrap()).unwrap();
+                node = Node::decode_block(&built.blocks[index.child.0 as usize].1, expect).unwrap();
+            }
+            prop_assert_eq!(node.find(wanted.file_start), Some(*wanted));
+            let last = FileBlock(wanted.file_end().0 - 1);
+            prop_assert_eq!(node.find(last), Some(*wanted));
+            prop_assert_ne!(node.find(wanted.file_end()), Some(*wanted));
+        }
+    }
+}
