@@ -1,0 +1,176 @@
+use super::*;
+use extant_base::Prng;
+use std::{vec, vec::Vec};
+
+fn layout(inode_size: u16) -> InodeLayout {
+    InodeLayout {
+        inode_size,
+        block_size: BlockSize::new(4096).unwrap(),
+        huge_file: true,
+        large_dir: false,
+        wide: true,
+        checksum_seed: Some(0x1234_5678),
+    }
+}
+
+const SIZES: [u16; 10] = [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 256];
+
+#[test]
+fn every_extra_size_is_accepted_or_refused_as_documented() {
+    for size in SIZES {
+        for extra in 0..=u16::MAX {
+            let mut bytes = vec![0u8; usize::from(size)];
+            if size > 128 {
+                bytes[128..130].copy_from_slice(&extra.to_le_bytes());
+            }
+            let decoded = Inode::decode(&layout(size), &bytes);
+            if size == 128 {
+                assert_eq!(decoded.unwrap().extra_isize, 0);
+                break;
+            }
+            let good = extra % 4 == 0 && extra <= size - 128;
+            assert_eq!(decoded.is_ok(), good, "extra {extra} of {size}");
+            if let Ok(inode) = decoded {
+                assert_eq!(inode.extra_isize, extra);
+                assert_eq!(inode.crtime.is_some(), extra >= 20);
+            }
+            if size > 256 && extra > 300 {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn random_records_encode_to_themselves_and_any_flipped_bit_is_noticed() {
+    let mut random = Prng::new(11);
+    for round in 0..600usize {
+        let layout = InodeLayout {
+            huge_file: random.one_in(2),
+            large_dir: random.one_in(2),
+            wide: random.one_in(2),
+            ..layout(SIZES[round % SIZES.len()])
+        };
+        let len = usize::from(layout.inode_size);
+        let mut bytes = vec![0u8; len];
+        random.fill(&mut bytes);
+        bytes[0x6f] &= 0x7f; // I2
+        if len > 128 {
+            let extra = [0u16, 4, 12, 24, 28, 32, 64, 128][random.below(8) as usize];
+            bytes[128..130].copy_from_slice(&extra.to_le_bytes());
+        }
+        let inode = Inode::decode(&layout, &bytes).unwrap();
+        let mut again = bytes.clone();
+        inode.encode(&layout, Ino(77), &mut again).unwrap();
+        Inode::verify_checksum(&layout, Ino(77), &again).unwrap();
+        assert_eq!(Inode::decode(&layout, &again), Ok(inode.clone()));
+        // Only the checksum may differ from the random bytes.
+        let mut masked = again.clone();
+        masked[0x7c..0x7e].copy_from_slice(&bytes[0x7c..0x7e]);
+        if inode.extra_isize >= 4 {
+            masked[0x82..0x84].copy_from_slice(&bytes[0x82..0x84]);
+        }
+        assert_eq!(masked, bytes, "round {round}");
+
+        assert!(Inode::verify_checksum(&layout, Ino(78), &again).is_err(), "number is covered");
+        let bits: Vec<usize> = (0..40).map(|_| random.below(len as u64 * 8) as usize).collect();
+        for bit in bits {
+            again[bit / 8] ^= 1 << (bit % 8);
+            // A change of i_extra_isize may move the checksum's high half out of the record; then
+            // 16 bits are left, which a single flip can still not keep.
+            assert!(Inode::verify_checksum(&layout, Ino(77), &again).is_err(), "bit {bit}");
+            again[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}
+
+#[test]
+fn every_mode_has_the_kind_of_its_upper_bits() {
+    let mut kinds = 0;
+    for mode in 0..=u16::MAX {
+        let kind = FileKind::from_mode(mode);
+        assert_eq!(kind.map_or(mode & 0xf000, FileKind::mode_bits), mode & 0xf000);
+        kinds += usize::from(kind.is_some() && mode & 0xfff == 0);
+    }
+    assert_eq!(kinds, 7);
+}
+
+#[test]
+fn sizes_follow_the_kind_and_large_dir() {
+    for (mode, large_dir, wide) in [
+        (0x8000, false, true),
+        (0x8000, true, true),
+        (0x4000, false, false),
+        (0x4000, true, true),
+        (0xa000, false, false),
+    ] {
+        let layout = InodeLayout { large_dir, ..layout(256) };
+        let mut bytes = [0u8; 256];
+        bytes[..2].copy_from_slice(&u16::to_le_bytes(mode));
+        bytes[4] = 5;
+        bytes[0x6c] = 7;
+        let inode = Inode::decode(&layout, &bytes).unwrap();
+        assert_eq!(inode.size, if wide { 0x7_0000_0005 } else { 5 });
+        let big = Inode { size: 1 << 32, ..inode.clone() }.encode(&layout, Ino(12), &mut bytes);
+        assert_eq!(big.is_ok(), wide);
+    }
+    let mut bytes = [0u8; 256];
+    bytes[1] = 0x80;
+    bytes[0x6f] = 0x80;
+    assert_eq!(
+        Inode::decode(&layout(256), &bytes),
+        Err(InodeError::Size { found: 0x8000_0000_0000_0000 })
+    );
+}
+
+#[test]
+fn block_counts_use_the_unit_that_fits() {
+    let huge = layout(256);
+    let plain = InodeLayout { huge_file: false, ..huge };
+    let cases: [(u64, Option<bool>, Option<bool>); 8] = [
+        (0, Some(false), Some(false)),
+        (u64::from(u32::MAX), Some(false), Some(false)),
+        (1 << 32, Some(false), None),
+        ((1 << 48) - 1, Some(false), None),
+        (1 << 48, Some(true), None),
+        ((1 << 51) - 8, Some(true), None),
+        (1 << 51, None, None),
+        (u64::MAX, None, None),
+    ];
+    for (sectors, with, without) in cases {
+        for (layout, expected) in [(huge, with), (plain, without)] {
+            let mut inode = Inode::empty(&layout);
+            let result = inode.set_sectors(&layout, sectors);
+            assert_eq!(result.is_ok(), expected.is_some(), "{sectors}");
+            if let Some(flag) = expected {
+                assert_eq!(inode.flags.contains(InodeFlags::HUGE_FILE), flag, "{sectors}");
+                let mut bytes = [0u8; 256];
+                inode.encode(&layout, Ino(12), &mut bytes).unwrap();
+                assert_eq!(Inode::decode(&layout, &bytes), Ok(inode));
+            }
+        }
+    }
+    // Sectors that are no whole blocks cannot be told in blocks.
+    let mut odd = Inode::empty(&huge);
+    odd.flags = InodeFlags::HUGE_FILE;
+    odd.sectors = 9;
+    let mut bytes = [0u8; 256];
+    assert!(matches!(
+        odd.encode(&huge, Ino(12), &mut bytes),
+        Err(InodeError::TooLarge { value: 9, .. })
+    ));
+    assert_eq!(bytes, [0; 256], "nothing written");
+}
+
+#[test]
+fn small_inodes_clamp_times_and_have_no_birth() {
+    let layout = InodeLayout { checksum_seed: None, ..layout(128) };
+    let mut inode = Inode::empty(&layout);
+    inode.mtime = Timestamp::new(1 << 33, 5);
+    let mut bytes = [0u8; 128];
+    inode.encode(&layout, Ino(12), &mut bytes).unwrap();
+    let back = Inode::decode(&layout, &bytes).unwrap();
+    assert_eq!(back.mtime, Timestamp::new(i64::from(i32::MAX), 0));
+    assert_eq!(back.crtime, None);
+    assert!(Inode::decode(&layout, &bytes[..127]).is_err());
+}
