@@ -1,2 +1,72 @@
-//! extant.
+//! ext4 in user space: open an image or a disk, walk it, read it.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = extant_block::FileDevice::open_read_only("disk.img")?;
+//! let fs = extant::MountOptions::new().open(device)?;
+//! println!("{}", fs.read_to_string("/etc/os-release")?);
+//! for entry in fs.read_dir("/var/log")? {
+//!     let entry = entry?;
+//!     let inode = entry.inode()?;
+//!     println!("{:>12} {}", inode.size(), String::from_utf8_lossy(entry.name()));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Place
+//!
+//! Below: `extant-format` turns bytes into checked values, `extant-jbd2` finds out what the
+//! journal promises, `extant-block` reads devices. Above: the command, the image builder, front
+//! ends. They translate requests; what ext4 means is decided here.
+//!
+//! # Shape
+//!
+//! ```text
+//! path    std::fs-like: resolve, read, read_dir, metadata, walk, File
+//! inode   handles: attributes, link targets     dir    list, look up
+//! read    contents of files                     xattr  attributes, access control lists
+//! map     which blocks hold which part of a file
+//! volume  blocks, group descriptors, caches     mount  superblock, features, journal
+//! error   what can go wrong, and its errno
+//! ```
+//!
+//! # Promises
+//!
+//! - Nothing is ever written. An image that was not unmounted is shown as it would be after its
+//!   journal is replayed, fast commits included.
+//! - Images are hostile: nothing in one makes this crate panic, loop without bound, or take memory
+//!   beyond its cache and a small multiple of what the caller asked for.
+//! - Damage is local. What is intact stays readable beside it, and every error names the
+//!   structure, the inode and the block.
+//! - [`Fs`] is `Send + Sync`, cheap to clone, and every method takes `&self`.
 #![forbid(unsafe_code)]
+
+mod cache;
+mod casefold;
+mod dir;
+mod error;
+mod inode;
+mod map;
+mod mount;
+mod path;
+mod read;
+mod volume;
+mod xattr;
+
+pub use casefold::fold_name;
+pub use dir::{DirEntry, NAME_MAX, ReadDir};
+pub use error::{Family, Fault, FsError, Result};
+pub use inode::{Inode, Metadata};
+pub use map::{MapIter, Mapping, MappingKind};
+pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
+pub use path::{DEPTH_MAX, File, SYMLINKS_MAX, Walk, WalkEntry, WalkError};
+pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr};
+
+pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};
+pub use extant_format::acl::Acl;
+pub use extant_format::features::Features;
+pub use extant_format::group::GroupDescriptor;
+pub use extant_format::inode::{FileKind, InodeFlags};
+pub use extant_format::superblock::Superblock;
+pub use extant_format::time::Timestamp;

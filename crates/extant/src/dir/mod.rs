@@ -1,0 +1,100 @@
+//! Directories: list and look up.
+//!
+//! # Place
+//!
+//! Below: `extant-format` decodes blocks, indexes and hashes; `map` says where the blocks are.
+//! Above: the path layer, and front ends that answer `readdir` and `lookup`.
+//!
+//! # Shape
+//!
+//! ```text
+//! read     ReadDir: every entry once, in stored order, block by block
+//! lookup   one name: through the index when there is one, else (or if it is damaged) every block
+//! nokey    how names look in an encrypted directory without its key
+//! ```
+//!
+//! Three kinds of directory look alike from here: linear blocks, indexed blocks (whose index
+//! disguises itself as free space), and entries inside the inode.
+//!
+//! # Invariants
+//!
+//! - N1. A name that leaves this module is not empty, is not `.` or `..` (unless asked for), and has
+//!   neither `/` nor NUL in it: whoever copies files out may join it to a path. Entries that break
+//!   this are reported as damage.
+//! - N2. Work on one directory is bounded by the blocks of the file system, whatever its map says.
+
+mod lookup;
+mod nokey;
+mod read;
+
+pub use read::{DirEntry, ReadDir};
+
+use extant_base::{FileBlock, FsBlock};
+use extant_format::dir::{self, DirLayout};
+use extant_format::hash::NameHash;
+use extant_format::htree::{self, NodePlace};
+
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+
+/// Longest name, in bytes.
+pub const NAME_MAX: usize = dir::NAME_MAX;
+
+// A name of an encrypted directory grows when it is shown; it is still a name.
+const _: () = assert!(nokey::SHOWN_MAX <= NAME_MAX);
+
+/// How an encrypted link target is shown: `stored` is its length (2 bytes) and the ciphertext.
+/// `None` when there is not as much as it says, or nothing at all.
+pub(crate) fn show_encrypted_target(stored: &[u8]) -> Option<Vec<u8>> {
+    let (len, rest) = stored.split_first_chunk::<2>()?;
+    let cipher = rest.get(..usize::from(u16::from_le_bytes(*len)))?;
+    (!cipher.is_empty()).then(|| nokey::show(cipher, NameHash::default()))
+}
+
+/// Whether a name may be shown (N1).
+fn is_plain(name: &[u8]) -> bool {
+    !name.is_empty() && !dir::is_dots(name) && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
+/// The damage `fault` in the directory block `block` of `inode`.
+fn damage(inode: &Inode, block: impl Into<Option<FsBlock>>, fault: Fault) -> FsError {
+    FsError::corrupt("directory", inode.ino(), block, fault)
+}
+
+impl Inode {
+    /// How this directory's blocks are laid out.
+    pub(crate) fn dir_layout(&self) -> DirLayout {
+        DirLayout {
+            block_size: self.volume().block_size(),
+            filetype: self.volume().has_filetype(),
+            checksum: self.volume().has_metadata_csum(),
+            stored_hash: self.is_encrypted() && self.is_casefold(),
+        }
+    }
+
+    /// Checks the checksum of directory block `at`, whichever kind of block it is.
+    fn verify_dir_block(&self, at: FileBlock, block: &[u8]) -> Result<(), Fault> {
+        let volume = self.volume();
+        if !volume.has_metadata_csum() || !volume.verifies_checksums() {
+            return Ok(());
+        }
+        let seed = self.checksum_seed();
+        // An index block has no tail where a leaf has one. Inner nodes and leaves are told apart by
+        // their first entry: a free one that takes the whole block leaves no room for a tail.
+        let place = match at.0 {
+            0 if self.is_indexed() => Some(NodePlace::Root),
+            _ if self.is_indexed() && self.is_inner_node(block) => Some(NodePlace::Inner),
+            _ => None,
+        };
+        match place {
+            Some(place) => htree::verify(seed, block, place).map_err(Fault::from),
+            None => dir::verify(seed, block).map_err(Fault::from),
+        }
+    }
+
+    /// Whether a directory block begins like an inner node of an index.
+    fn is_inner_node(&self, block: &[u8]) -> bool {
+        let first = dir::decode_entry(block, 0, self.dir_layout());
+        first.is_ok_and(|entry| !entry.is_used() && entry.rec_len as usize == block.len())
+    }
+}

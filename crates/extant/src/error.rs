@@ -1,0 +1,718 @@
+//! The one error type of the file system, in three families, and its errno.
+//!
+//! Callers do three different things with a failure: tell the program ([`Family::Refusal`]), stop
+//! trusting the image ([`Family::Damage`]), or stop trusting the device ([`Family::Device`]).
+//! Damage is local: an error about one object says nothing about the others, which stay readable.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use extant_base::{FsBlock, Ino};
+use extant_block::DeviceError;
+use extant_format::error::ChecksumError;
+use extant_format::jbd2::JournalFault;
+use extant_jbd2::{ExternalJournalError, JournalReadError, RecoveryError};
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = FsError> = std::result::Result<T, E>;
+
+/// Why a file-system operation did not succeed.
+///
+/// Display names the structure, inode, block and numbers involved, and leaves the cause to
+/// [`source`](std::error::Error::source). The frequent refusals allocate nothing: a lookup that
+/// misses is a hot path.
+///
+/// ```
+/// use extant::{Family, FsError, Ino};
+/// let error = FsError::NotFound { dir: Ino(2) };
+/// assert_eq!(error.to_string(), "no such entry in directory inode 2");
+/// assert_eq!((error.family(), error.errno()), (Family::Refusal, 2));
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum FsError {
+    // Refusals: correct answers about the name space or the request.
+    /// The directory has no entry of that name.
+    NotFound {
+        /// The directory that was searched.
+        dir: Ino,
+    },
+    /// A directory was needed and this is something else.
+    NotADirectory {
+        /// The inode that is not a directory.
+        ino: Ino,
+    },
+    /// File contents were asked for and this is a directory.
+    IsADirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// File contents were asked for and this is a device, a pipe, a socket or a symlink.
+    NotARegularFile {
+        /// The inode that has no contents.
+        ino: Ino,
+    },
+    /// A symbolic link was needed and this is something else.
+    NotASymlink {
+        /// The inode that is not a symbolic link.
+        ino: Ino,
+    },
+    /// One name of a path is longer than the format's 255 bytes.
+    NameTooLong {
+        /// Length of the name in bytes.
+        len: usize,
+    },
+    /// More than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) symbolic links in one path.
+    SymlinkLoop {
+        /// The link at which resolution stopped.
+        ino: Ino,
+    },
+    /// A directory lies deeper in the tree than the operation goes.
+    TooDeep {
+        /// The directory that was not entered.
+        ino: Ino,
+        /// The deepest level that is.
+        depth_max: usize,
+    },
+    /// The inode number does not exist on this image, or the inode is not in use.
+    NoSuchInode {
+        /// The number asked for.
+        ino: Ino,
+        /// How many inodes the image has; numbers run from 1 to this one.
+        inode_count: u32,
+    },
+    /// The inode has no extended attribute of that name.
+    NoAttribute {
+        /// The inode.
+        ino: Ino,
+    },
+    /// Contents or link target are encrypted and no key can be given.
+    Encrypted {
+        /// The encrypted inode.
+        ino: Ino,
+        /// What cannot be shown: `"contents"`, `"link target"` or `"directory entry names"`.
+        what: &'static str,
+    },
+    /// The bytes are not UTF-8 and a string was asked for.
+    NotUtf8 {
+        /// The file.
+        ino: Ino,
+        /// How many bytes at the start are valid.
+        valid_up_to: usize,
+    },
+    /// The file does not fit into memory the way it was asked for.
+    TooLarge {
+        /// The file.
+        ino: Ino,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The most the call takes, in bytes.
+        limit: u64,
+    },
+    /// An argument is outside its documented range.
+    InvalidArgument {
+        /// Which argument, and what its range is.
+        what: &'static str,
+    },
+    /// The handle or mount does not allow the operation.
+    ReadOnly,
+
+    // Refusals of a whole image.
+    /// There is no ext2, ext3 or ext4 superblock where one was looked for.
+    NotExt {
+        /// Byte offset of the superblock that was looked at.
+        offset: u64,
+        /// What stands in the magic field; `None` when the device ends before it.
+        magic: Option<u16>,
+    },
+    /// The device holds an external journal and not a file system.
+    ExternalJournal {
+        /// UUID of the journal.
+        uuid: [u8; 16],
+    },
+    /// The image needs features that this build does not know.
+    Unsupported {
+        /// What was tried: `"read"` or `"write"`.
+        wanted: &'static str,
+        /// The features by name, separated by `", "`; unknown bits as `FEATURE_I12`.
+        features: Box<str>,
+    },
+    /// The journal lives on another device which the caller did not pass.
+    JournalDeviceMissing {
+        /// UUID of the journal that the superblock names.
+        uuid: [u8; 16],
+    },
+
+    /// The device passed as journal is not the one that the image names.
+    WrongJournalDevice {
+        /// UUID of the journal that the superblock names.
+        wanted: [u8; 16],
+        /// UUID of the journal on the device.
+        found: [u8; 16],
+    },
+
+    // Damage: the image broke a rule of the format.
+    /// A structure failed its checks. Other objects of the image stay readable.
+    Corrupt {
+        /// Name of the structure, for example `"extent node"`.
+        structure: &'static str,
+        /// The inode that owns it, if one does.
+        ino: Option<Ino>,
+        /// The block it was read from, if it has one of its own.
+        block: Option<FsBlock>,
+        /// What is wrong with it.
+        fault: Fault,
+    },
+    /// The journal cannot be looked through. Ignoring it shows a state that never was.
+    Journal(Box<RecoveryError>),
+    /// The device passed as journal is none, or is damaged.
+    JournalDevice(Box<ExternalJournalError>),
+
+    // Device.
+    /// The device failed; the error names the device and the bytes.
+    Device(DeviceError),
+}
+
+/// What is wrong with a damaged structure.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The stored checksum is not the computed one.
+    Checksum {
+        /// As stored on the device.
+        stored: u32,
+        /// As computed from the contents.
+        computed: u32,
+    },
+    /// One field breaks the rule named in `rule`.
+    Field {
+        /// The rule, in words: `"block number is past the end of the file system"`.
+        rule: &'static str,
+        /// The offending value.
+        value: u64,
+        /// The limit it breaks.
+        limit: u64,
+    },
+    /// The structure contradicts itself or another one.
+    Rule(&'static str),
+    /// The decoder of the structure rejected it.
+    Decode(Box<dyn StdError + Send + Sync>),
+}
+
+/// What kind of answer an error is; see [`FsError::family`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Family {
+    /// A correct answer about the name space, the request or what this build can do.
+    Refusal,
+    /// The image broke a rule of the format.
+    Damage,
+    /// The device failed.
+    Device,
+}
+
+impl FsError {
+    /// Which family the error belongs to.
+    pub fn family(&self) -> Family {
+        match self {
+            Self::NotFound { .. }
+            | Self::NotADirectory { .. }
+            | Self::IsADirectory { .. }
+            | Self::NotARegularFile { .. }
+            | Self::NotASymlink { .. }
+            | Self::NameTooLong { .. }
+            | Self::SymlinkLoop { .. }
+            | Self::TooDeep { .. }
+            | Self::NoSuchInode { .. }
+            | Self::NoAttribute { .. }
+            | Self::Encrypted { .. }
+            | Self::NotUtf8 { .. }
+            | Self::TooLarge { .. }
+            | Self::InvalidArgument { .. }
+            | Self::ReadOnly
+            | Self::NotExt { .. }
+            | Self::ExternalJournal { .. }
+            | Self::Unsupported { .. }
+            | Self::JournalDeviceMissing { .. }
+            | Self::WrongJournalDevice { .. } => Family::Refusal,
+            Self::Journal(error) => journal_family(error),
+            Self::JournalDevice(error) => match &**error {
+                ExternalJournalError::Device(_) => Family::Device,
+                ExternalJournalError::Journal(error) => journal_family(error),
+                _ => Family::Refusal,
+            },
+            Self::Corrupt { .. } => Family::Damage,
+            Self::Device(_) => Family::Device,
+        }
+    }
+
+    /// The Linux errno that a system call returns for this error; always positive.
+    ///
+    /// The numbers are those of the generic Linux table (x86-64, arm64, riscv), whatever the host
+    /// is: the answer is part of the file system's behaviour, not of the machine it runs on.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotFound { .. } => errno::ENOENT,
+            Self::NotADirectory { .. } => errno::ENOTDIR,
+            Self::IsADirectory { .. } => errno::EISDIR,
+            Self::NotARegularFile { .. } => errno::EINVAL,
+            Self::NotASymlink { .. } => errno::EINVAL, // What readlink(2) says.
+            Self::NameTooLong { .. } => errno::ENAMETOOLONG,
+            Self::SymlinkLoop { .. } => errno::ELOOP,
+            Self::TooDeep { .. } => errno::ENAMETOOLONG, // Its path would be.
+            // What Linux answers for a file handle whose inode is gone.
+            Self::NoSuchInode { .. } => errno::ESTALE,
+            Self::NoAttribute { .. } => errno::ENODATA,
+            Self::Encrypted { .. } => errno::ENOKEY,
+            Self::NotUtf8 { .. } => errno::EILSEQ,
+            Self::TooLarge { .. } => errno::EFBIG,
+            Self::InvalidArgument { .. } => errno::EINVAL,
+            Self::ReadOnly => errno::EROFS,
+            // What mount(2) says on Linux for the next five, and for a journal it does not know.
+            Self::NotExt { .. } => errno::EINVAL,
+            Self::ExternalJournal { .. } => errno::EINVAL,
+            Self::Unsupported { .. } => errno::EINVAL,
+            Self::JournalDeviceMissing { .. } => errno::EINVAL,
+            Self::WrongJournalDevice { .. } => errno::EINVAL,
+            Self::Journal(_) | Self::JournalDevice(_) => match self.family() {
+                Family::Refusal => errno::EINVAL,
+                Family::Damage => errno::EUCLEAN,
+                Family::Device => errno::EIO,
+            },
+            // Linux ext4 reports a bad checksum as EBADMSG (EFSBADCRC) and other damage as
+            // EUCLEAN (EFSCORRUPTED).
+            Self::Corrupt { fault: Fault::Checksum { .. }, .. } => errno::EBADMSG,
+            Self::Corrupt { .. } => errno::EUCLEAN,
+            Self::Device(_) => errno::EIO, // The device's own number stays in `source`.
+        }
+    }
+
+    pub(crate) fn journal(error: RecoveryError) -> FsError {
+        FsError::Journal(Box::new(error))
+    }
+
+    pub(crate) fn journal_device(error: ExternalJournalError) -> FsError {
+        FsError::JournalDevice(Box::new(error))
+    }
+
+    /// Damage of `structure`, owned by `ino`, read from `block`.
+    pub(crate) fn corrupt(
+        structure: &'static str,
+        ino: impl Into<Option<Ino>>,
+        block: impl Into<Option<FsBlock>>,
+        fault: Fault,
+    ) -> FsError {
+        FsError::Corrupt { structure, ino: ino.into(), block: block.into(), fault }
+    }
+}
+
+impl fmt::Display for FsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotFound { dir } => write!(f, "no such entry in directory inode {dir}"),
+            Self::NotADirectory { ino } => write!(f, "inode {ino} is not a directory"),
+            Self::IsADirectory { ino } => write!(f, "inode {ino} is a directory"),
+            Self::NotARegularFile { ino } => write!(f, "inode {ino} is not a regular file"),
+            Self::NotASymlink { ino } => write!(f, "inode {ino} is not a symbolic link"),
+            Self::NameTooLong { len } => {
+                write!(f, "a name of {len} bytes is longer than the 255 that ext4 allows")
+            }
+            Self::SymlinkLoop { ino } => write!(
+                f,
+                "more than {} symbolic links in one path, stopped at inode {ino}",
+                crate::SYMLINKS_MAX
+            ),
+            Self::TooDeep { ino, depth_max } => {
+                write!(f, "directory inode {ino} lies more than {depth_max} levels deep")
+            }
+            Self::NoSuchInode { ino, inode_count } => {
+                write!(f, "inode {ino} is not in use (the image has inodes 1 to {inode_count})")
+            }
+            Self::NoAttribute { ino } => {
+                write!(f, "inode {ino} has no extended attribute of that name")
+            }
+            Self::Encrypted { ino, what } => write!(
+                f,
+                "{what} of inode {ino} cannot be read: encrypted, and reading with a key is not \
+                 supported"
+            ),
+            Self::NotUtf8 { ino, valid_up_to } => {
+                write!(f, "contents of inode {ino} are not UTF-8 from byte {valid_up_to} on")
+            }
+            Self::TooLarge { ino, bytes, limit } => write!(
+                f,
+                "inode {ino} has {bytes} bytes, more than the {limit} this call takes; read it \
+                 in pieces"
+            ),
+            Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
+            Self::ReadOnly => f.write_str("the file system is open read-only"),
+            Self::NotExt { offset, magic: Some(magic) } => write!(
+                f,
+                "no ext2, ext3 or ext4 superblock at byte {offset}: magic {magic:#06x}, expected \
+                 0xef53"
+            ),
+            Self::NotExt { offset, magic: None } => write!(
+                f,
+                "no ext2, ext3 or ext4 superblock at byte {offset}: the device ends before it"
+            ),
+            Self::ExternalJournal { uuid } => write!(
+                f,
+                "this is an external journal (UUID {}), not a file system; open the file system \
+                 that uses it and pass this device as its journal",
+                Uuid(uuid)
+            ),
+            Self::Unsupported { wanted, features } => {
+                write!(f, "cannot {wanted} this image: it uses features unknown here: {features}")
+            }
+            Self::JournalDeviceMissing { uuid } => write!(
+                f,
+                "the journal (UUID {}) is on another device and must be replayed first; pass \
+                 that device, or ignore the journal to see the tree as of its last checkpoint",
+                Uuid(uuid)
+            ),
+            Self::Corrupt { structure, ino, block, fault } => {
+                f.write_str(structure)?;
+                if let Some(ino) = ino {
+                    write!(f, " of inode {ino}")?;
+                }
+                if let Some(block) = block {
+                    write!(f, " at block {block}")?;
+                }
+                write!(f, ": {fault}")
+            }
+            Self::WrongJournalDevice { wanted, found } => write!(
+                f,
+                "the device passed as journal has UUID {}, the image's journal has UUID {}",
+                Uuid(found),
+                Uuid(wanted)
+            ),
+            Self::Journal(error) => write!(f, "journal cannot be replayed: {error}"),
+            Self::JournalDevice(error) => write!(f, "journal device cannot be used: {error}"),
+            Self::Device(error) => fmt::Display::fmt(error, f),
+        }
+    }
+}
+
+impl StdError for FsError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Device(error) => error.source(),
+            // Display shows the error itself.
+            Self::Journal(error) => error.source(),
+            Self::JournalDevice(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+/// An unreadable log is the device's fault; one of unknown features is nobody's.
+fn journal_family(error: &RecoveryError) -> Family {
+    match error {
+        RecoveryError::Read(JournalReadError::Device { .. }) => Family::Device,
+        RecoveryError::Superblock(JournalFault::UnknownFeatures { .. })
+        | RecoveryError::FastCommitFeatures { .. } => Family::Refusal,
+        _ => Family::Damage,
+    }
+}
+
+impl From<ChecksumError> for Fault {
+    fn from(error: ChecksumError) -> Fault {
+        Fault::Checksum { stored: error.stored, computed: error.computed }
+    }
+}
+
+impl From<DeviceError> for FsError {
+    fn from(error: DeviceError) -> FsError {
+        FsError::Device(error)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Checksum { stored, computed } => {
+                write!(f, "checksum {stored:#010x} stored, {computed:#010x} computed")
+            }
+            Self::Field { rule, value, limit } => write!(f, "{rule} ({value}, limit {limit})"),
+            Self::Rule(rule) => f.write_str(rule),
+            Self::Decode(fault) => fmt::Display::fmt(fault, f),
+        }
+    }
+}
+
+impl From<FsError> for io::Error {
+    /// Keeps the whole error as the inner one; the kind follows from [`FsError::errno`].
+    fn from(error: FsError) -> io::Error {
+        use io::ErrorKind as Kind;
+        let kind = match error.errno() {
+            errno::ENOENT | errno::ESTALE | errno::ENODATA => Kind::NotFound,
+            errno::ENOTDIR => Kind::NotADirectory,
+            errno::EISDIR => Kind::IsADirectory,
+            errno::ENAMETOOLONG | errno::EINVAL => Kind::InvalidInput,
+            errno::ENOKEY => Kind::PermissionDenied,
+            errno::EILSEQ | errno::EBADMSG | errno::EUCLEAN => Kind::InvalidData,
+            errno::EFBIG => Kind::FileTooLarge,
+            errno::EROFS => Kind::ReadOnlyFilesystem,
+            _ => Kind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// Prints 16 bytes in the usual 8-4-4-4-12 form.
+struct Uuid<'a>(&'a [u8; 16]);
+
+impl fmt::Display for Uuid<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, byte) in self.0.iter().enumerate() {
+            if matches!(at, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of the generic Linux errno table.
+mod errno {
+    pub(super) const ENOENT: i32 = 2;
+    pub(super) const EIO: i32 = 5;
+    pub(super) const ENOTDIR: i32 = 20;
+    pub(super) const EISDIR: i32 = 21;
+    pub(super) const EINVAL: i32 = 22;
+    pub(super) const EFBIG: i32 = 27;
+    pub(super) const EROFS: i32 = 30;
+    pub(super) const ENAMETOOLONG: i32 = 36;
+    pub(super) const ELOOP: i32 = 40;
+    pub(super) const ENODATA: i32 = 61;
+    pub(super) const EBADMSG: i32 = 74;
+    pub(super) const EILSEQ: i32 = 84;
+    pub(super) const ESTALE: i32 = 116;
+    pub(super) const EUCLEAN: i32 = 117;
+    pub(super) const ENOKEY: i32 = 126;
+}
+
+// Errors travel in every Result: a large one makes every successful call copy more.
+const _: () = assert!(std::mem::size_of::<FsError>() <= 80);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use extant_block::{DeviceFault, OperationKind};
+
+    /// Every variant, with the family, the errno as a literal, and its whole text.
+    fn table() -> Vec<(FsError, Family, i32, &'static str)> {
+        let uuid = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef";
+        let ino = Ino(12);
+        vec![
+            (
+                FsError::NotFound { dir: ino },
+                Family::Refusal,
+                2,
+                "no such entry in directory inode 12",
+            ),
+            (FsError::NotADirectory { ino }, Family::Refusal, 20, "inode 12 is not a directory"),
+            (FsError::IsADirectory { ino }, Family::Refusal, 21, "inode 12 is a directory"),
+            (
+                FsError::NotARegularFile { ino },
+                Family::Refusal,
+                22,
+                "inode 12 is not a regular file",
+            ),
+            (FsError::NotASymlink { ino }, Family::Refusal, 22, "inode 12 is not a symbolic link"),
+            (
+                FsError::NameTooLong { len: 256 },
+                Family::Refusal,
+                36,
+                "a name of 256 bytes is longer than the 255 that ext4 allows",
+            ),
+            (
+                FsError::SymlinkLoop { ino },
+                Family::Refusal,
+                40,
+                "more than 40 symbolic links in one path, stopped at inode 12",
+            ),
+            (
+                FsError::TooDeep { ino, depth_max: 5 },
+                Family::Refusal,
+                36,
+                "directory inode 12 lies more than 5 levels deep",
+            ),
+            (
+                FsError::NoSuchInode { ino, inode_count: 11 },
+                Family::Refusal,
+                116,
+                "inode 12 is not in use (the image has inodes 1 to 11)",
+            ),
+            (
+                FsError::NoAttribute { ino },
+                Family::Refusal,
+                61,
+                "inode 12 has no extended attribute of that name",
+            ),
+            (
+                FsError::Encrypted { ino, what: "contents" },
+                Family::Refusal,
+                126,
+                "contents of inode 12 cannot be read: encrypted, and reading with a key is not \
+                 supported",
+            ),
+            (
+                FsError::NotUtf8 { ino, valid_up_to: 7 },
+                Family::Refusal,
+                84,
+                "contents of inode 12 are not UTF-8 from byte 7 on",
+            ),
+            (
+                FsError::TooLarge { ino, bytes: 9, limit: 8 },
+                Family::Refusal,
+                27,
+                "inode 12 has 9 bytes, more than the 8 this call takes; read it in pieces",
+            ),
+            (
+                FsError::InvalidArgument { what: "depth must be above 0" },
+                Family::Refusal,
+                22,
+                "invalid argument: depth must be above 0",
+            ),
+            (FsError::ReadOnly, Family::Refusal, 30, "the file system is open read-only"),
+            (
+                FsError::NotExt { offset: 1024, magic: Some(0x1234) },
+                Family::Refusal,
+                22,
+                "no ext2, ext3 or ext4 superblock at byte 1024: magic 0x1234, expected 0xef53",
+            ),
+            (
+                FsError::NotExt { offset: 1024, magic: None },
+                Family::Refusal,
+                22,
+                "no ext2, ext3 or ext4 superblock at byte 1024: the device ends before it",
+            ),
+            (
+                FsError::ExternalJournal { uuid },
+                Family::Refusal,
+                22,
+                "this is an external journal (UUID 01234567-89ab-cdef-0123-456789abcdef), not a \
+                 file system; open the file system that uses it and pass this device as its \
+                 journal",
+            ),
+            (
+                FsError::Unsupported { wanted: "read", features: "FEATURE_I31".into() },
+                Family::Refusal,
+                22,
+                "cannot read this image: it uses features unknown here: FEATURE_I31",
+            ),
+            (
+                FsError::JournalDeviceMissing { uuid },
+                Family::Refusal,
+                22,
+                "the journal (UUID 01234567-89ab-cdef-0123-456789abcdef) is on another device \
+                 and must be replayed first; pass that device, or ignore the journal to see the \
+                 tree as of its last checkpoint",
+            ),
+            (
+                FsError::WrongJournalDevice { wanted: uuid, found: [0; 16] },
+                Family::Refusal,
+                22,
+                "the device passed as journal has UUID 00000000-0000-0000-0000-000000000000, the \
+                 image's journal has UUID 01234567-89ab-cdef-0123-456789abcdef",
+            ),
+            (
+                FsError::journal(RecoveryError::FastCommitFeatures { features: 4 }),
+                Family::Refusal,
+                22,
+                "journal cannot be replayed: fast commits need unknown features 0x4",
+            ),
+            (
+                FsError::journal(RecoveryError::TooManyBlocks { limit: 5 }),
+                Family::Damage,
+                117,
+                "journal cannot be replayed: journal holds more than 5 blocks to replay",
+            ),
+            (
+                FsError::journal_device(ExternalJournalError::NotAJournal { incompat: 2 }),
+                Family::Refusal,
+                22,
+                "journal device cannot be used: device is not a journal device: incompatible \
+                 features 0x2 lack 0x8",
+            ),
+            (
+                FsError::corrupt(
+                    "extent node",
+                    ino,
+                    FsBlock(77),
+                    Fault::Checksum { stored: 1, computed: 0xdead_beef },
+                ),
+                Family::Damage,
+                74,
+                "extent node of inode 12 at block 77: checksum 0x00000001 stored, 0xdeadbeef \
+                 computed",
+            ),
+            (
+                FsError::corrupt(
+                    "inode",
+                    ino,
+                    None,
+                    Fault::Field { rule: "extra size past the inode", value: 9, limit: 8 },
+                ),
+                Family::Damage,
+                117,
+                "inode of inode 12: extra size past the inode (9, limit 8)",
+            ),
+            (
+                FsError::corrupt("superblock", None, None, Fault::Rule("no inodes")),
+                Family::Damage,
+                117,
+                "superblock: no inodes",
+            ),
+            (
+                FsError::corrupt(
+                    "group descriptor",
+                    None,
+                    FsBlock(1),
+                    Fault::Decode("short".into()),
+                ),
+                Family::Damage,
+                117,
+                "group descriptor at block 1: short",
+            ),
+            (
+                FsError::Device(DeviceError::new(
+                    "a.img".into(),
+                    OperationKind::Read,
+                    4096,
+                    512,
+                    DeviceFault::Io(io::Error::other("gone")),
+                )),
+                Family::Device,
+                5,
+                "a.img: read of 512 bytes at byte 4096 failed",
+            ),
+        ]
+    }
+
+    #[test]
+    fn family_errno_and_text_of_every_error() {
+        for (error, family, errno, text) in table() {
+            assert_eq!(error.to_string(), text);
+            assert_eq!(error.family(), family, "{text}");
+            assert_eq!(error.errno(), errno, "{text}");
+            assert_eq!(error.source().is_some(), family == Family::Device, "{text}");
+        }
+    }
+
+    #[test]
+    fn as_io_error_the_kind_is_right_and_nothing_is_lost() {
+        for (error, _, errno, text) in table() {
+            let wrapped = io::Error::from(error);
+            assert_eq!(wrapped.to_string(), text);
+            let inner = wrapped.get_ref().and_then(|e| e.downcast_ref::<FsError>()).unwrap();
+            assert_eq!(inner.errno(), errno);
+        }
+        let kind = io::Error::from(FsError::NotFound { dir: Ino(2) }).kind();
+        assert_eq!(kind, io::ErrorKind::NotFound);
+        let kind = io::Error::from(FsError::IsADirectory { ino: Ino(2) }).kind();
+        assert_eq!(kind, io::ErrorKind::IsADirectory);
+    }
+}

@@ -1,0 +1,553 @@
+//! Inode handles: load, attributes, link targets, the root of the file's map.
+//!
+//! # Place
+//!
+//! Below: `volume` finds the record, `extant-format` decodes it. Above: `read`, `dir`, `map`,
+//! `xattr` and the path layer add what can be done with a handle.
+//!
+//! # What loading checks
+//!
+//! The record decodes, its checksum fits, it is in use. Whether its map or its attributes make
+//! sense is looked at when they are used: a file with a damaged tree can still be listed and
+//! named.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use extant_base::{FileBlock, FsBlock, Ino};
+use extant_format::checksum::inode_seed;
+use extant_format::extent::{self, ExtentState};
+use extant_format::features::Incompat;
+use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
+use extant_format::inode::{BASE_BYTES, FileKind, Inode as Record, InodeError, InodeFlags};
+use extant_format::time::Timestamp;
+use extant_format::xattr::NameIndex;
+use extant_jbd2::{FcDirectory, FcEntry, FcInode, FcMapping};
+
+use crate::casefold::Wanted;
+use crate::error::{Fault, FsError, Result};
+use crate::map::{ExtentNode, FILE_BLOCKS_END, MapIter, MappingKind};
+use crate::mount::Fs;
+use crate::volume::Volume;
+
+/// Attributes of an inode, as `stat` gives them and beyond.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Metadata {
+    /// The inode's number.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits: `0..=0o7777`.
+    pub permissions: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Size in bytes. Of a directory, its blocks; of a symbolic link, its target.
+    pub size: u64,
+    /// Space taken, in units of 512 bytes, whatever the block size.
+    pub blocks: u64,
+    /// Number of names. A directory with 1 has more subdirectories than fit the field.
+    pub links: u32,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of contents.
+    pub mtime: Timestamp,
+    /// Last change of attributes.
+    pub ctime: Timestamp,
+    /// Creation; `None` where the inode has no room for it.
+    pub crtime: Option<Timestamp>,
+    /// Device numbers `(major, minor)` of a device; `None` for everything else.
+    pub rdev: Option<(u32, u32)>,
+    /// Inode flags, as `lsattr` shows them and more.
+    pub flags: InodeFlags,
+    /// Project; 0 where the inode has no room for it.
+    pub project: u32,
+    /// Generation: tells inodes apart that had the number one after the other.
+    pub generation: u32,
+    /// Counts changes of the inode.
+    pub version: u64,
+}
+
+impl Metadata {
+    /// Mode as `st_mode`: kind and permissions.
+    pub fn mode(&self) -> u16 {
+        self.kind.mode_bits() | self.permissions
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.kind == FileKind::Regular
+    }
+
+    /// Whether it is a symbolic link.
+    pub fn is_symlink(&self) -> bool {
+        self.kind == FileKind::Symlink
+    }
+}
+
+/// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
+#[derive(Clone)]
+pub struct Inode {
+    fs: Fs,
+    data: Arc<InodeData>,
+}
+
+/// An inode as loaded; shared by its handles and the cache.
+pub(crate) struct InodeData {
+    ino: Ino,
+    kind: FileKind,
+    record: Record,
+    /// The record as stored, for the attribute space behind the fields.
+    raw: Box<[u8]>,
+    /// The root of the extent tree, once decoded.
+    extent_root: OnceLock<Arc<ExtentNode>>,
+}
+
+/// An inline directory: its parent and its areas of entries, each with its place in the listing.
+pub(crate) struct InlineDir {
+    pub(crate) parent: Ino,
+    pub(crate) areas: Vec<(u64, Vec<u8>)>,
+}
+
+/// # Inodes
+impl Fs {
+    /// The inode with this number.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::NoSuchInode`]: 0, past the last one, or not in use.
+    /// - Damage: its group descriptor, or its record; the checksum in particular.
+    ///
+    /// # Cost
+    ///
+    /// None when cached; else up to two blocks, which hold its neighbours too.
+    pub fn inode(&self, ino: Ino) -> Result<Inode> {
+        let volume = self.volume();
+        if let Some(data) = volume.inodes().get(&ino) {
+            return Ok(Inode { fs: self.clone(), data });
+        }
+        let data = Arc::new(self.load_inode(ino)?);
+        let data = volume.inodes().insert(ino, data);
+        Ok(Inode { fs: self.clone(), data })
+    }
+
+    fn load_inode(&self, ino: Ino) -> Result<InodeData> {
+        let volume = self.volume();
+        let none = FsError::NoSuchInode { ino, inode_count: volume.inode_count() };
+        let Some((raw, is_recorded)) = volume.raw_inode(ino)? else { return Err(none) };
+        let fail = |fault| FsError::corrupt("inode", ino, None, fault);
+        let layout = volume.inode_layout();
+        let broken = |error| match error {
+            InodeError::Checksum(error) => fail(Fault::from(error)),
+            other => fail(Fault::Decode(Box::new(other))),
+        };
+        // A place that was never used may be all zero, which no checksum fits.
+        if raw.iter().all(|byte| *byte == 0) {
+            return Err(none);
+        }
+        // What a fast commit recorded has no valid checksum of its own; the commit had one.
+        if volume.verifies_checksums() && !is_recorded {
+            Record::verify_checksum(layout, ino, &raw).map_err(broken)?;
+        }
+        let record = Record::decode(layout, &raw).map_err(broken)?;
+        if record.links == 0 {
+            return Err(none);
+        }
+        let kind = record.kind().ok_or_else(|| {
+            let rule = "the mode has no file type";
+            fail(Fault::Field { rule, value: u64::from(record.mode), limit: 0xffff })
+        })?;
+        let raw = raw.into_boxed_slice();
+        Ok(InodeData { ino, kind, record, raw, extent_root: OnceLock::new() })
+    }
+
+    /// The inode that an entry of directory `dir` names: not being in use is damage then.
+    pub(crate) fn entry_inode(&self, dir: Ino, ino: Ino) -> Result<Inode> {
+        self.inode(ino).map_err(|error| match error {
+            FsError::NoSuchInode { ino, .. } => {
+                let rule = "an entry names an inode that is not in use";
+                let limit = u64::from(self.volume().inode_count());
+                let fault = Fault::Field { rule, value: u64::from(ino.0), limit };
+                FsError::corrupt("directory", dir, None, fault)
+            }
+            other => other,
+        })
+    }
+}
+
+impl Inode {
+    /// The file system it belongs to.
+    pub fn fs(&self) -> &Fs {
+        &self.fs
+    }
+
+    /// Its number.
+    pub fn ino(&self) -> Ino {
+        self.data.ino
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.data.kind
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind() == FileKind::Directory
+    }
+
+    /// Whether it is a regular file.
+    pub fn is_file(&self) -> bool {
+        self.kind() == FileKind::Regular
+    }
+
+    /// Whether it is a symbolic link.
+    pub fn is_symlink(&self) -> bool {
+        self.kind() == FileKind::Symlink
+    }
+
+    /// Size in bytes, as [`Metadata::size`].
+    pub fn size(&self) -> u64 {
+        self.data.record.size
+    }
+
+    /// The inode's flags.
+    pub fn flags(&self) -> InodeFlags {
+        self.data.record.flags
+    }
+
+    /// The record as stored, decoded: every field of the format.
+    pub fn record(&self) -> &Record {
+        &self.data.record
+    }
+
+    /// All attributes. No I/O: they came with the handle.
+    pub fn metadata(&self) -> Metadata {
+        let record = &self.data.record;
+        Metadata {
+            ino: self.ino(),
+            kind: self.kind(),
+            permissions: record.permissions(),
+            uid: record.uid,
+            gid: record.gid,
+            size: record.size,
+            blocks: record.sectors,
+            links: u32::from(record.links),
+            atime: record.atime,
+            mtime: record.mtime,
+            ctime: record.ctime,
+            crtime: record.crtime,
+            rdev: record.device().map(|device| (device.major, device.minor)),
+            flags: record.flags,
+            project: record.project,
+            generation: record.generation,
+            version: record.version,
+        }
+    }
+
+    /// How the file's blocks are stored, as runs in order and without gaps. `blocks` is a range of
+    /// file blocks and may reach past the end of the file: what was reserved there shows as
+    /// unwritten, the rest as a hole.
+    ///
+    /// Devices, pipes, sockets and links that hold their target in the inode have no blocks: all
+    /// is a hole.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the map ends the iteration with an `Err` item; a later range may be intact.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use extant::MappingKind;
+    /// let device = extant_block::FileDevice::open_read_only("disk.img")?;
+    /// let fs = extant::MountOptions::new().open(device)?;
+    /// let inode = fs.resolve("/var/lib/db")?;
+    /// for run in inode.map(0..inode.block_len()) {
+    ///     let run = run?;
+    ///     if let MappingKind::Mapped(start) = run.kind {
+    ///         println!("{} blocks at {start} for file block {}", run.len, run.file_start);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn map(&self, blocks: Range<u64>) -> MapIter {
+        MapIter::new(self.clone(), blocks)
+    }
+
+    /// How many blocks the size covers, the last perhaps in part.
+    pub fn block_len(&self) -> u64 {
+        self.volume().block_size().blocks_for(self.size())
+    }
+
+    /// The target of a symbolic link, as stored; of an encrypted one, the form that Linux shows
+    /// without the key.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks
+    /// cannot be read.
+    pub fn read_link(&self) -> Result<Vec<u8>> {
+        if !self.is_symlink() {
+            return Err(FsError::NotASymlink { ino: self.ino() });
+        }
+        let size = self.size();
+        let limit = u64::from(self.volume().block_size().bytes());
+        if size > limit {
+            let rule = "the target is longer than a block";
+            let fault = Fault::Field { rule, value: size, limit };
+            return Err(FsError::corrupt("symlink", self.ino(), None, fault));
+        }
+        let mut target = vec![0; size as usize]; // At most 65536.
+        if self.is_fast_symlink() {
+            // Shorter than 60 bytes, or it would not be a fast one.
+            let stored = self.i_block().get(..target.len()).unwrap_or(&[]);
+            target.truncate(stored.len());
+            target.copy_from_slice(stored);
+        } else {
+            self.read_range(0, &mut target)?;
+        }
+        if self.is_encrypted() {
+            return crate::dir::show_encrypted_target(&target).ok_or_else(|| {
+                let fault = Fault::Rule("the encrypted target is shorter than it says");
+                FsError::corrupt("symlink", self.ino(), None, fault)
+            });
+        }
+        // What programs get ends at the first zero byte.
+        target.truncate(target.iter().position(|byte| *byte == 0).unwrap_or(target.len()));
+        Ok(target)
+    }
+
+    /// Whether the contents, or the names in the directory, are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.flags().contains(InodeFlags::ENCRYPT)
+    }
+
+    /// Whether the directory ignores case.
+    pub fn is_casefold(&self) -> bool {
+        self.is_dir() && self.flags().contains(InodeFlags::CASEFOLD)
+    }
+
+    /// Whether fs-verity protects the contents. They read like any other; the hashes behind their
+    /// end are neither shown nor checked.
+    pub fn is_verity(&self) -> bool {
+        self.flags().contains(InodeFlags::VERITY)
+    }
+
+    /// Whether the data, or the entries, are in the inode itself.
+    pub fn is_inline(&self) -> bool {
+        self.flags().contains(InodeFlags::INLINE_DATA)
+    }
+
+    /// Whether an extent tree maps the file, and not block pointers.
+    pub fn uses_extents(&self) -> bool {
+        self.flags().contains(InodeFlags::EXTENTS)
+    }
+
+    /// Whether the directory has an index.
+    pub fn is_indexed(&self) -> bool {
+        self.flags().contains(InodeFlags::INDEX)
+    }
+
+    pub(crate) fn is_ea_inode(&self) -> bool {
+        self.flags().contains(InodeFlags::EA_INODE)
+    }
+
+    pub(crate) fn volume(&self) -> &Volume {
+        self.fs.volume()
+    }
+
+    /// Seed of the checksums of everything that belongs to this inode.
+    pub(crate) fn checksum_seed(&self) -> u32 {
+        inode_seed(self.volume().checksum_seed(), self.ino(), self.data.record.generation)
+    }
+
+    /// The 60 bytes that hold the root of the map, or what is there instead.
+    pub(crate) fn i_block(&self) -> &[u8; extent::ROOT_BYTES] {
+        &self.data.record.block
+    }
+
+    /// Whether there is a map: devices, pipes and sockets have none, nor have links whose target
+    /// stands in its place.
+    pub(crate) fn has_block_map(&self) -> bool {
+        match self.kind() {
+            FileKind::Regular | FileKind::Directory => true,
+            FileKind::Symlink => !self.is_fast_symlink(),
+            FileKind::CharDevice | FileKind::BlockDevice | FileKind::Fifo | FileKind::Socket => {
+                false
+            }
+        }
+    }
+
+    /// A link whose target is in `i_block`: too short for a block of its own. Old kernels left
+    /// other short links in blocks; then there are blocks besides that of the attributes.
+    fn is_fast_symlink(&self) -> bool {
+        if !self.is_symlink() || self.is_inline() || self.uses_extents() {
+            return false;
+        }
+        if self.size() >= extant_format::inode::BLOCK_AREA_BYTES as u64 {
+            return false;
+        }
+        let volume = self.volume();
+        if volume.features().has_incompat(Incompat::EA_INODE) {
+            return true; // The count of blocks includes values in other inodes.
+        }
+        let own =
+            if self.xattr_block().is_some() { volume.superblock().cluster_bytes() } else { 0 };
+        self.data.record.sectors <= own / 512
+    }
+
+    /// The root of the extent tree, decoded once.
+    pub(crate) fn extent_root(&self) -> Result<Arc<ExtentNode>> {
+        if let Some(root) = self.data.extent_root.get() {
+            return Ok(Arc::clone(root));
+        }
+        let root = ExtentNode::decode_root(self.i_block()).map_err(|fault| {
+            FsError::corrupt("extent root", self.ino(), None, Fault::Decode(Box::new(fault)))
+        })?;
+        Ok(Arc::clone(self.data.extent_root.get_or_init(|| Arc::new(root))))
+    }
+
+    /// The attribute space behind the fields; empty in inodes of 128 bytes.
+    pub(crate) fn xattr_space(&self) -> &[u8] {
+        let fields = BASE_BYTES + usize::from(self.data.record.extra_isize);
+        // Inodes of 128 bytes have none, and an inode without extra fields keeps the word that
+        // says so.
+        match self.data.record.extra_isize {
+            0 => &[],
+            _ => self.data.raw.get(fields..).unwrap_or(&[]),
+        }
+    }
+
+    /// The attribute block.
+    pub(crate) fn xattr_block(&self) -> Option<FsBlock> {
+        Some(self.data.record.file_acl).filter(|block| block.0 != 0)
+    }
+
+    /// For an inode that holds an attribute value: the value's hash.
+    pub(crate) fn ea_value_hash(&self) -> u32 {
+        // The field is unsigned here; the low half of the time as stored.
+        self.data.record.atime.seconds as u32
+    }
+
+    /// For an inode that holds an attribute value: whether Lustre made it for `owner`. Such values
+    /// have no hash; the inode points back at its only owner instead.
+    pub(crate) fn is_lustre_value_of(&self, owner: &Inode) -> bool {
+        self.data.record.mtime.seconds as u32 == owner.ino().0
+            && self.data.record.generation == owner.data.record.generation
+    }
+
+    /// The data of an inline file, as far as it is stored.
+    pub(crate) fn inline_data(&self) -> Result<Vec<u8>> {
+        let mut data = self.i_block().to_vec();
+        data.extend(self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default());
+        Ok(data)
+    }
+
+    /// The entries of an inline directory.
+    pub(crate) fn inline_dir(&self) -> Result<InlineDir> {
+        let (parent, first) = self.i_block().split_at(PARENT_BYTES);
+        let parent = parent.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let value = self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default();
+        let second = INLINE_BYTES as u64;
+        let areas = vec![(PARENT_BYTES as u64, first.to_vec()), (second, value)];
+        Ok(InlineDir { parent: Ino(parent), areas })
+    }
+}
+
+/// What fast commits say.
+impl Inode {
+    fn recorded(&self) -> Option<&FcInode> {
+        self.volume().fast_commit()?.inode(self.ino())
+    }
+
+    fn recorded_dir(&self) -> Option<&FcDirectory> {
+        self.volume().fast_commit()?.directory(self.ino())
+    }
+
+    /// Whether a fast commit made this directory: its blocks mean nothing then. The answer is its
+    /// parent.
+    pub(crate) fn made_by_overlay(&self) -> Option<Ino> {
+        self.recorded_dir()?.made_in()
+    }
+
+    /// What fast commits say about file block `at`, `None` for nothing, and up to where that
+    /// holds.
+    pub(crate) fn overlay_at(&self, at: FileBlock) -> (Option<MappingKind>, u64) {
+        let Some(recorded) = self.recorded() else { return (None, FILE_BLOCKS_END) };
+        let start = u64::from(at.0);
+        match recorded.map(at) {
+            FcMapping::Unchanged { len } => (None, start + u64::from(len.0)),
+            FcMapping::Hole { len } => (Some(MappingKind::Hole), start + u64::from(len.0)),
+            FcMapping::Mapped(extent) => {
+                let kind = match extent.state {
+                    ExtentState::Written => MappingKind::Mapped(extent.device_start),
+                    ExtentState::Unwritten => MappingKind::Unwritten(extent.device_start),
+                };
+                (Some(kind), start + u64::from(extent.len.0))
+            }
+        }
+    }
+
+    /// Names that fast commits say this directory has.
+    pub(crate) fn overlay_added(&self) -> Vec<(Box<[u8]>, Ino)> {
+        let Some(recorded) = self.recorded_dir() else { return Vec::new() };
+        let entries = recorded.entries().filter_map(|(name, entry)| match entry {
+            FcEntry::Present(ino) => Some((name.into(), ino)),
+            FcEntry::Removed(_) => None,
+        });
+        entries.collect()
+    }
+
+    /// Whether a stored entry is not shown where it stands: it is gone, or it is listed among
+    /// those that fast commits added.
+    pub(crate) fn overlay_hides(&self, name: &[u8], ino: Ino) -> bool {
+        match self.recorded_dir().and_then(|recorded| recorded.get(name)) {
+            None => false,
+            Some(FcEntry::Present(_)) => true,
+            Some(FcEntry::Removed(gone)) => gone == ino,
+        }
+    }
+
+    /// The inode that fast commits say a name stands for.
+    pub(crate) fn overlay_lookup(&self, wanted: &Wanted<'_>) -> Option<Ino> {
+        let recorded = self.recorded_dir()?;
+        if let Some(FcEntry::Present(ino)) = recorded.get(wanted.name) {
+            return Some(ino);
+        }
+        let mut entries = recorded.entries().filter(|_| self.is_casefold());
+        entries.find_map(|(name, entry)| match entry {
+            FcEntry::Present(ino) if wanted.matches(name) => Some(ino),
+            _ => None,
+        })
+    }
+}
+
+impl fmt::Debug for Inode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inode")
+            .field("ino", &self.ino().0)
+            .field("kind", &self.kind())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Inode {
+    /// The same inode of the same open file system.
+    fn eq(&self, other: &Inode) -> bool {
+        self.ino() == other.ino() && Arc::ptr_eq(self.fs.volume(), other.fs.volume())
+    }
+}
+
+impl Eq for Inode {}

@@ -1,0 +1,132 @@
+//! Files mapped by an extent tree.
+
+use std::sync::Arc;
+
+use extant_base::{FileBlock, FsBlock};
+use extant_format::extent::{self, Entries, Expect, Extent, ExtentFault, ExtentState, Index, Node};
+
+use super::{FILE_BLOCKS_END, Mapping, MappingKind};
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+
+/// A node of an extent tree, checked and decoded once.
+#[derive(Debug)]
+pub(crate) struct ExtentNode {
+    /// What the parent said when this was decoded; `None` for a root. The same block reached in
+    /// another way (only on a damaged image) is decoded again.
+    expect: Option<Expect>,
+    records: Records,
+}
+
+#[derive(Debug)]
+enum Records {
+    Leaf(Vec<Extent>),
+    Index(Vec<(Index, Expect)>),
+}
+
+impl ExtentNode {
+    /// The root, from `i_block`.
+    pub(crate) fn decode_root(i_block: &[u8; extent::ROOT_BYTES]) -> Result<Self, ExtentFault> {
+        Node::decode_root(i_block).map(|node| Self::from_node(&node, None))
+    }
+
+    fn from_node(node: &Node<'_>, expect: Option<Expect>) -> ExtentNode {
+        let records = match node.entries() {
+            Entries::Extents(_) => Records::Leaf(node.extents().collect()),
+            Entries::Indexes(_) => Records::Index(node.children().collect()),
+        };
+        ExtentNode { expect, records }
+    }
+}
+
+/// Finds extents, and remembers the leaf of the last one.
+#[derive(Debug, Default)]
+pub(super) struct ExtentCursor {
+    leaf: Option<Leaf>,
+}
+
+#[derive(Debug)]
+struct Leaf {
+    node: Arc<ExtentNode>,
+    /// File blocks that only this leaf can map.
+    start: u64,
+    end: u64,
+}
+
+impl ExtentCursor {
+    /// The extent or hole at `at`, from `at` on.
+    pub(super) fn piece(&mut self, inode: &Inode, at: FileBlock) -> Result<Mapping> {
+        let block = u64::from(at.0);
+        let reuse = self.leaf.as_ref().is_some_and(|leaf| (leaf.start..leaf.end).contains(&block));
+        if !reuse && let Some(hole) = self.descend(inode, at)? {
+            return Ok(hole);
+        }
+        let hole = |end: u64| Mapping { file_start: at, len: end - block, kind: MappingKind::Hole };
+        let Some(leaf) = &self.leaf else { return Ok(hole(FILE_BLOCKS_END)) };
+        let Records::Leaf(extents) = &leaf.node.records else { return Ok(hole(leaf.end)) };
+        let after = extents.partition_point(|extent| extent.file_start <= at);
+        if let Some(extent) = after.checked_sub(1).and_then(|last| extents.get(last))
+            && let Some(device) = extent.device_block(at)
+        {
+            let kind = match extent.state {
+                ExtentState::Written => MappingKind::Mapped(device),
+                ExtentState::Unwritten => MappingKind::Unwritten(device),
+            };
+            let end = u64::from(extent.file_end().0).min(leaf.end);
+            return Ok(Mapping { file_start: at, len: end - block, kind });
+        }
+        let next = extents.get(after).map_or(leaf.end, |next| u64::from(next.file_start.0));
+        Ok(hole(next.min(leaf.end)))
+    }
+
+    /// Goes from the root to the leaf for `at` and remembers it; or returns the hole before the
+    /// first leaf. At most six nodes: each child's depth is one less than its parent's, which the
+    /// decoder checks.
+    fn descend(&mut self, inode: &Inode, at: FileBlock) -> Result<Option<Mapping>> {
+        let block = u64::from(at.0);
+        let mut node = inode.extent_root()?;
+        let (mut start, mut end) = (0, FILE_BLOCKS_END);
+        loop {
+            let children = match &node.records {
+                Records::Leaf(_) => break,
+                Records::Index(children) => children,
+            };
+            let after = children.partition_point(|(index, _)| index.file_start <= at);
+            let Some((index, expect)) = after.checked_sub(1).and_then(|i| children.get(i)) else {
+                let first = children.first().map_or(end, |(i, _)| u64::from(i.file_start.0));
+                let len = first.min(end) - block;
+                return Ok(Some(Mapping { file_start: at, len, kind: MappingKind::Hole }));
+            };
+            start = u64::from(index.file_start.0);
+            // The last child of all goes on to the end of the file.
+            if after < children.len() {
+                end = end.min(u64::from(expect.file_limit.0));
+            }
+            node = load(inode, index.child, *expect)?;
+        }
+        self.leaf = Some(Leaf { node, start, end });
+        Ok(None)
+    }
+}
+
+/// The node at `block`, from the cache or the device.
+pub(crate) fn load(inode: &Inode, block: FsBlock, expect: Expect) -> Result<Arc<ExtentNode>> {
+    let volume = inode.volume();
+    let key = (inode.ino(), block);
+    if let Some(node) = volume.extent_nodes().get(&key)
+        && node.expect == Some(expect)
+    {
+        return Ok(node);
+    }
+    let fail = |fault| FsError::corrupt("extent node", inode.ino(), block, fault);
+    volume.check_blocks("extent index", inode.ino(), block, 1)?;
+    // Decoded nodes have a cache of their own; the bytes are not needed again.
+    let bytes = volume.read_block_uncached(block)?;
+    if volume.verifies_checksums() {
+        extent::verify(inode.checksum_seed(), &bytes).map_err(|e| fail(Fault::from(e)))?;
+    }
+    let node = Node::decode_block(&bytes, expect).map_err(|e| fail(Fault::Decode(Box::new(e))))?;
+    let node = Arc::new(ExtentNode::from_node(&node, Some(expect)));
+    volume.extent_nodes().insert(key, Arc::clone(&node));
+    Ok(node)
+}

@@ -1,0 +1,86 @@
+//! Files mapped by block pointers, as in ext2 and ext3.
+
+use std::sync::Arc;
+
+use extant_base::{FileBlock, FsBlock};
+use extant_format::indirect;
+
+use super::{FILE_BLOCKS_END, Mapping, MappingKind};
+use crate::error::Result;
+use crate::inode::Inode;
+use crate::volume::MetaBlock;
+
+/// Follows pointers, and remembers the last block of pointers.
+#[derive(Debug, Default)]
+pub(super) struct IndirectCursor {
+    last: Option<Arc<MetaBlock>>,
+}
+
+impl IndirectCursor {
+    /// The run of consecutive pointers, or the hole, at `at`. A hole covers everything that a
+    /// missing pointer block would have mapped.
+    pub(super) fn piece(&mut self, inode: &Inode, at: FileBlock) -> Result<Mapping> {
+        let volume = inode.volume();
+        let size = volume.block_size();
+        let block = u64::from(at.0);
+        let hole = |len: u64| Mapping { file_start: at, len, kind: MappingKind::Hole };
+        let Some(path) = indirect::path(at, size) else {
+            return Ok(hole(FILE_BLOCKS_END - block));
+        };
+        let Some((root_slot, slots)) = path.steps().split_first() else {
+            return Ok(hole(1));
+        };
+        let depth = path.depth();
+        let root = inode.i_block().as_slice();
+        let Some((last_slot, upper_slots)) = slots.split_last() else {
+            // A direct pointer: the run ends with the direct ones.
+            return Ok(run(at, root.get(..indirect::DIRECT as usize * 4), *root_slot));
+        };
+        // Blocks from `at` to the end of what one pointer at `level` covers; level 0 is data.
+        // The parts before the first block at a level are whole multiples of its span.
+        let first = block - u64::from(indirect::DIRECT) - before(depth, size);
+        let rest_of_span = |level: u8| {
+            let span = indirect::span(level, size);
+            span - first % span
+        };
+        let mut level = depth;
+        let Some(mut node) = indirect::block_at(root, *root_slot).flatten() else {
+            return Ok(hole(rest_of_span(level)));
+        };
+        for slot in upper_slots {
+            level -= 1;
+            let bytes = self.load(inode, node)?;
+            let Some(child) = indirect::block_at(bytes.bytes(), *slot).flatten() else {
+                return Ok(hole(rest_of_span(level)));
+            };
+            node = child;
+        }
+        let bytes = self.load(inode, node)?;
+        let piece = run(at, Some(bytes.bytes()), *last_slot);
+        self.last = Some(bytes);
+        Ok(piece)
+    }
+
+    /// A block of pointers, kept from the last time or from the cache.
+    fn load(&self, inode: &Inode, block: FsBlock) -> Result<Arc<MetaBlock>> {
+        if let Some(last) = &self.last
+            && last.number() == block
+        {
+            return Ok(Arc::clone(last));
+        }
+        inode.volume().check_blocks("indirect block pointer", inode.ino(), block, 1)?;
+        inode.volume().read_block(block)
+    }
+}
+
+/// File blocks after the direct ones that shallower pointers than those of `depth` cover.
+fn before(depth: u8, size: extant_base::BlockSize) -> u64 {
+    (1..depth).map(|level| indirect::span(level, size)).sum()
+}
+
+/// The run of consecutive pointers that starts at `slot`.
+fn run(at: FileBlock, pointers: Option<&[u8]>, slot: u32) -> Mapping {
+    let (device, len) = pointers.and_then(|p| indirect::run_at(p, slot)).unwrap_or((None, 1));
+    let kind = device.map_or(MappingKind::Hole, MappingKind::Mapped);
+    Mapping { file_start: at, len: u64::from(len), kind }
+}

@@ -1,0 +1,227 @@
+//! Which device blocks hold which blocks of a file.
+//!
+//! # Place
+//!
+//! Below: `extant-format` decodes extent nodes and pointer blocks; the volume reads and caches
+//! them. Above: [`Inode::read_at`](crate::Inode::read_at), directories and everything that shows
+//! or copies a file's layout. This module never reads file data.
+//!
+//! # Shape
+//!
+//! ```text
+//! MapIter         merges neighbours, clips to the range asked for
+//!   Cursor        remembers the leaf it is in
+//!     extents     extent tree          (flag EXTENTS)
+//!     indirect    block pointers       (ext2, ext3, and ext4 without the flag)
+//!     inline      data in the inode    (flag INLINE_DATA)
+//!   overlay       ranges that a fast commit added or removed, over all of them
+//! ```
+//!
+//! # Invariants
+//!
+//! - M1. A piece covers the block asked for and at least that one block, so every loop over pieces
+//!   moves forward.
+//! - M2. Device blocks of a piece lie inside the file system. A reader need not check again.
+
+mod extents;
+mod indirect;
+
+use std::ops::Range;
+
+use extant_base::{FileBlock, FsBlock};
+
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+use crate::volume::Volume;
+pub(crate) use extents::ExtentNode;
+
+/// First block number that no file can have: file block numbers are 32 bits.
+pub(crate) const FILE_BLOCKS_END: u64 = 1 << 32;
+
+/// Most pieces joined into one mapping: the bound on the work of one step of a [`MapIter`].
+const MERGE_MAX: usize = 4096;
+
+/// How a run of blocks of a file is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MappingKind {
+    /// No device blocks; reads as zeros.
+    Hole,
+    /// Device blocks from here on are reserved and hold nothing of this file; reads as zeros.
+    Unwritten(FsBlock),
+    /// Device blocks from here on hold the data.
+    Mapped(FsBlock),
+    /// The data is in the inode itself.
+    Inline,
+}
+
+/// A run of blocks of a file that is stored in one way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Mapping {
+    /// First block of the run.
+    pub file_start: FileBlock,
+    /// Number of blocks, at least 1. The run ends at or before file block 2^32.
+    pub len: u64,
+    /// How it is stored.
+    pub kind: MappingKind,
+}
+
+impl Mapping {
+    /// First file block after the run; may be 2^32.
+    pub fn file_end(&self) -> u64 {
+        u64::from(self.file_start.0).saturating_add(self.len)
+    }
+
+    /// Whether `next` continues this run in the file and on the device.
+    fn continues_with(&self, next: &Mapping) -> bool {
+        let device_end = |start: FsBlock| start.checked_add(self.len);
+        u64::from(next.file_start.0) == self.file_end()
+            && match (self.kind, next.kind) {
+                (MappingKind::Hole, MappingKind::Hole) => true,
+                (MappingKind::Mapped(a), MappingKind::Mapped(b))
+                | (MappingKind::Unwritten(a), MappingKind::Unwritten(b)) => {
+                    device_end(a) == Some(b)
+                }
+                _ => false,
+            }
+    }
+}
+
+/// Looks up one piece after another; remembers where it was.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Extents(extents::ExtentCursor),
+    Indirect(indirect::IndirectCursor),
+    Inline,
+    /// A kind of file that has no blocks: devices, pipes, sockets, short symlinks.
+    Nothing,
+}
+
+impl Cursor {
+    pub(crate) fn new(inode: &Inode) -> Cursor {
+        let source = if !inode.has_block_map() {
+            Source::Nothing
+        } else if inode.is_inline() {
+            Source::Inline
+        } else if inode.uses_extents() {
+            Source::Extents(extents::ExtentCursor::default())
+        } else {
+            Source::Indirect(indirect::IndirectCursor::default())
+        };
+        Cursor { source }
+    }
+
+    /// How file block `at` is stored and how far that goes on. The piece starts at `at` (M1) and
+    /// is not merged with its neighbours. `at` must be below [`FILE_BLOCKS_END`].
+    pub(crate) fn piece(&mut self, inode: &Inode, at: u64) -> Result<Mapping> {
+        let file_start = u32::try_from(at)
+            .map(FileBlock)
+            .map_err(|_| FsError::InvalidArgument { what: "a file has no block from 2^32 on" })?;
+        let (overlaid, limit) = inode.overlay_at(file_start);
+        let mut piece = match overlaid {
+            Some(kind) => Mapping { file_start, len: limit - at, kind },
+            None => {
+                let mut piece = match &mut self.source {
+                    Source::Extents(cursor) => cursor.piece(inode, file_start)?,
+                    Source::Indirect(cursor) => cursor.piece(inode, file_start)?,
+                    Source::Inline | Source::Nothing => {
+                        let kind = match (&self.source, at) {
+                            (Source::Inline, 0) => MappingKind::Inline,
+                            _ => MappingKind::Hole,
+                        };
+                        let end = if kind == MappingKind::Inline { 1 } else { FILE_BLOCKS_END };
+                        Mapping { file_start, len: end - at, kind }
+                    }
+                };
+                piece.len = piece.len.min(limit - at);
+                piece
+            }
+        };
+        piece.len = piece.len.clamp(1, FILE_BLOCKS_END - at);
+        if let MappingKind::Mapped(start) | MappingKind::Unwritten(start) = piece.kind {
+            inode.volume().check_blocks("file mapping", inode.ino(), start, piece.len)?;
+        }
+        Ok(piece)
+    }
+
+    /// Like [`piece`](Self::piece), joined with the pieces that continue it, up to file block
+    /// `end`.
+    pub(crate) fn run(&mut self, inode: &Inode, at: u64, end: u64) -> Result<Mapping> {
+        let mut run = self.piece(inode, at)?;
+        for _ in 0..MERGE_MAX {
+            let next_at = run.file_end();
+            if next_at >= end.min(FILE_BLOCKS_END) {
+                break;
+            }
+            // Damage further on is the next call's business.
+            let Ok(next) = self.piece(inode, next_at) else { break };
+            if !run.continues_with(&next) {
+                break;
+            }
+            run.len += next.len;
+        }
+        run.len = run.len.min(end.saturating_sub(at)).max(1);
+        Ok(run)
+    }
+}
+
+/// The mappings of a range of a file, in order and without gaps; see
+/// [`Inode::map`](crate::Inode::map).
+#[derive(Debug)]
+pub struct MapIter {
+    inode: Inode,
+    cursor: Cursor,
+    at: u64,
+    end: u64,
+}
+
+impl MapIter {
+    /// `blocks` is in file blocks and is cut at 2^32.
+    pub(crate) fn new(inode: Inode, blocks: Range<u64>) -> MapIter {
+        let cursor = Cursor::new(&inode);
+        MapIter { inode, cursor, at: blocks.start, end: blocks.end.min(FILE_BLOCKS_END) }
+    }
+}
+
+impl Iterator for MapIter {
+    type Item = Result<Mapping>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.end {
+            return None;
+        }
+        let run = self.cursor.run(&self.inode, self.at, self.end);
+        self.at = match &run {
+            Ok(run) => run.file_end(),
+            Err(_) => self.end, // Where the damage ends is not known.
+        };
+        Some(run)
+    }
+}
+
+impl Volume {
+    /// M2: `len` blocks from `start` on are blocks of the file system that can hold anything at
+    /// all. `structure` names who pointed there.
+    pub(crate) fn check_blocks(
+        &self,
+        structure: &'static str,
+        ino: impl Into<Option<extant_base::Ino>>,
+        start: FsBlock,
+        len: u64,
+    ) -> Result<()> {
+        let first = self.first_data_block();
+        let limit = self.block_count();
+        match start.checked_add(len) {
+            Some(end) if start >= first && end.0 <= limit => Ok(()),
+            _ => {
+                let rule = "block number outside the file system";
+                let fault = Fault::Field { rule, value: start.0, limit };
+                Err(FsError::corrupt(structure, ino, None, fault))
+            }
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! Opening an image: find the superblock, refuse what cannot be read, look through the journal.
+//!
+//! # Order
+//!
+//! 1. The superblock, or the backup that the caller names, decoded and checked.
+//! 2. Features: an unknown incompatible one refuses by name. Unknown read-only-compatible ones do
+//!    not matter to a reader.
+//! 3. The journal. If it holds transactions, every later read goes through a device that shows
+//!    them; nothing is written. Fast commits on top of them are consulted inode by inode.
+//! 4. The superblock again, through that device: the journal may hold a later one.
+//!
+//! Orphans (files deleted while open, truncations cut short) are left as they are: they cost space,
+//! have no name, and reading does not meet them. Linux cleans them up on the first writable mount.
+
+use std::fmt;
+use std::sync::Arc;
+
+use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::features::{Compat, Features, Incompat};
+use extant_format::group::GroupDescriptor;
+use extant_format::superblock::{
+    MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+};
+use extant_jbd2::{
+    ExternalJournal, JournalReader, JournalRun, MappedJournal, RecoveryOptions, Replay,
+    ReplayedDevice, load_superblock, recover,
+};
+
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+use crate::map::MappingKind;
+use crate::volume::{Volume, VolumeOptions};
+
+/// Incompatible features that reading understands.
+const READABLE: Incompat = Incompat::FILETYPE
+    .union(Incompat::RECOVER)
+    .union(Incompat::META_BG)
+    .union(Incompat::EXTENTS)
+    .union(Incompat::SIXTY_FOUR_BIT)
+    .union(Incompat::MMP)
+    .union(Incompat::FLEX_BG)
+    .union(Incompat::EA_INODE)
+    .union(Incompat::CSUM_SEED)
+    .union(Incompat::LARGEDIR)
+    .union(Incompat::INLINE_DATA)
+    .union(Incompat::ENCRYPT)
+    .union(Incompat::CASEFOLD);
+
+/// How to open an image.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = extant_block::FileDevice::open_read_only("disk.img")?;
+/// let fs = extant::MountOptions::new().read_only(true).open(device)?;
+/// for entry in fs.read_dir("/etc")? {
+///     println!("{}", String::from_utf8_lossy(entry?.name()));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MountOptions {
+    read_only: bool,
+    superblock: Option<(u64, BlockSize)>,
+    ignore_journal: bool,
+    journal_device: Option<SharedDevice>,
+    cache_bytes: usize,
+    verify_checksums: bool,
+    read_limit: u64,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            read_only: true,
+            superblock: None,
+            ignore_journal: false,
+            journal_device: None,
+            cache_bytes: 64 << 20,
+            verify_checksums: true,
+            read_limit: 1 << 30,
+        }
+    }
+}
+
+impl MountOptions {
+    /// The defaults: read-only, primary superblock, journal looked through, checksums verified,
+    /// 64 MiB of cache.
+    pub fn new() -> MountOptions {
+        MountOptions::default()
+    }
+
+    /// Whether the image is opened for reading only. This version can do nothing else:
+    /// [`open`](Self::open) answers [`FsError::InvalidArgument`] for `false`.
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> MountOptions {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Uses the backup superblock in block `block`, counted in blocks of `block_size`, and the
+    /// group descriptors behind it, instead of the primary ones. `mke2fs -n` lists where backups
+    /// are: usually 32768 for blocks of 4 KiB, 8193 for 1 KiB.
+    #[must_use]
+    pub fn superblock(mut self, block: u64, block_size: BlockSize) -> MountOptions {
+        self.superblock = Some((block, block_size));
+        self
+    }
+
+    /// Reads the image as if it had no journal (`noload` of mount). After a crash that shows a
+    /// state between two consistent ones: names without inodes, old contents, wrong counts.
+    #[must_use]
+    pub fn ignore_journal(mut self, ignore_journal: bool) -> MountOptions {
+        self.ignore_journal = ignore_journal;
+        self
+    }
+
+    /// The device that holds the journal, for an image whose journal is not inside it. No device is
+    /// ever opened because an image names it.
+    #[must_use]
+    pub fn journal_device(mut self, device: impl BlockDevice + 'static) -> MountOptions {
+        self.journal_device = Some(Arc::new(device));
+        self
+    }
+
+    /// Memory for cached metadata, in bytes; file contents are not cached. Below about 256 blocks
+    /// the floor of the cache counts instead.
+    #[must_use]
+    pub fn cache_bytes(mut self, cache_bytes: usize) -> MountOptions {
+        self.cache_bytes = cache_bytes;
+        self
+    }
+
+    /// Whether checksums of metadata are verified, once for each load from the device. Without,
+    /// an image with damaged checksums can be read as far as its structures make sense.
+    #[must_use]
+    pub fn verify_checksums(mut self, verify_checksums: bool) -> MountOptions {
+        self.verify_checksums = verify_checksums;
+        self
+    }
+
+    /// The largest file, in bytes, that [`Fs::read`] and [`Inode::read_all`] take into memory;
+    /// 1 GiB unless set.
+    #[must_use]
+    pub fn read_limit(mut self, bytes: u64) -> MountOptions {
+        self.read_limit = bytes;
+        self
+    }
+
+    /// Opens the image on `device`, which may be opened read-only and is never written.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::NotExt`], [`FsError::ExternalJournal`], [`FsError::Unsupported`],
+    ///   [`FsError::JournalDeviceMissing`], [`FsError::WrongJournalDevice`].
+    /// - Damage of the superblock (a backup may help) or of the journal
+    ///   ([`FsError::Journal`]; [`ignore_journal`](Self::ignore_journal) may help).
+    /// - Device errors.
+    ///
+    /// # Cost
+    ///
+    /// A few blocks, plus one pass over the journal's transactions when it is dirty. Independent
+    /// of the size of the file system.
+    pub fn open(&self, device: impl BlockDevice + 'static) -> Result<Fs> {
+        self.open_shared(Arc::new(device))
+    }
+
+    fn open_shared(&self, device: SharedDevice) -> Result<Fs> {
+        if !self.read_only {
+            let what = "read_only(false): this version opens images for reading only";
+            return Err(FsError::InvalidArgument { what });
+        }
+        let superblock = self.read_superblock(&device)?;
+        check_features(&superblock.features)?;
+        check_size(&device, &superblock)?;
+        let plain = Fs::build(self, Arc::clone(&device), superblock, None, None);
+        let Some((log, replay)) = self.look_through_journal(&plain)? else { return Ok(plain) };
+        let summary = ReplaySummary::of(&replay);
+        if replay.changes_nothing() {
+            let superblock = plain.superblock().clone();
+            return Ok(Fs::build(self, device, superblock, None, Some(summary)));
+        }
+        let Replay { blocks, fast_commits, .. } = replay;
+        let replayed: SharedDevice = Arc::new(ReplayedDevice::new(device, log, Arc::new(blocks)));
+        let superblock = self.read_superblock(&replayed)?;
+        check_features(&superblock.features)?;
+        check_size(&replayed, &superblock)?;
+        Ok(Fs::build(self, replayed, superblock, fast_commits, Some(summary)))
+    }
+
+    /// Byte offset of the superblock in use.
+    fn superblock_offset(&self) -> Result<u64> {
+        match self.superblock {
+            None | Some((0, _)) => Ok(SUPERBLOCK_OFFSET),
+            Some((1, size)) if size.bytes() == 1024 => Ok(SUPERBLOCK_OFFSET),
+            Some((block, size)) => size.offset_of(FsBlock(block)).ok_or(FsError::InvalidArgument {
+                what: "superblock: the block lies past the end of every device",
+            }),
+        }
+    }
+
+    fn read_superblock(&self, device: &SharedDevice) -> Result<Superblock> {
+        let offset = self.superblock_offset()?;
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        let end = offset.saturating_add(SUPERBLOCK_BYTES as u64);
+        if end > device.size_bytes() {
+            return Err(FsError::NotExt { offset, magic: None });
+        }
+        device.read_at(offset, &mut bytes)?;
+        let decoded = if self.verify_checksums {
+            Superblock::decode(&bytes)
+        } else {
+            Superblock::decode_unverified(&bytes)
+        };
+        let superblock = decoded.map_err(|error| match error {
+            SuperblockError::Magic { found } => FsError::NotExt { offset, magic: Some(found) },
+            SuperblockError::JournalDevice { uuid, .. } => FsError::ExternalJournal { uuid },
+            SuperblockError::Checksum(error) => {
+                FsError::corrupt("superblock", None, None, Fault::from(error))
+            }
+            other => FsError::corrupt("superblock", None, None, Fault::Decode(Box::new(other))),
+        })?;
+        match self.superblock {
+            Some((_, size)) if size != superblock.block_size => Err(FsError::InvalidArgument {
+                what: "superblock: the block size given is not the one the superblock has",
+            }),
+            _ => Ok(superblock),
+        }
+    }
+
+    /// What the journal adds, if there is one and it is dirty. The reader of its blocks comes along.
+    fn look_through_journal(&self, fs: &Fs) -> Result<Option<(Arc<dyn JournalReader>, Replay)>> {
+        let superblock = fs.superblock();
+        if self.ignore_journal || !superblock.features.has_compat(Compat::HAS_JOURNAL) {
+            return Ok(None);
+        }
+        let needs_recovery = superblock.features.has_incompat(Incompat::RECOVER);
+        let options = RecoveryOptions::new(superblock.blocks_count);
+        let external = superblock.journal_inode == Ino(0);
+        // A clean image need not have a readable journal to be read.
+        if !needs_recovery {
+            return Ok(None);
+        }
+        if !external {
+            let log: Arc<dyn JournalReader> = Arc::new(internal_journal(fs)?);
+            let journal = load_superblock(&log, 0).map_err(FsError::journal)?;
+            let replay = recover(&log, &journal, &options).map_err(FsError::journal)?;
+            return Ok(Some((log, replay)));
+        }
+        let wanted = superblock.journal_uuid;
+        let Some(device) = &self.journal_device else {
+            return Err(FsError::JournalDeviceMissing { uuid: wanted });
+        };
+        let journal = ExternalJournal::open(Arc::clone(device)).map_err(FsError::journal_device)?;
+        if journal.uuid != wanted {
+            return Err(FsError::WrongJournalDevice { wanted, found: journal.uuid });
+        }
+        let log: Arc<dyn JournalReader> = journal.log;
+        let replay = recover(&log, &journal.superblock, &options).map_err(FsError::journal)?;
+        Ok(Some((log, replay)))
+    }
+}
+
+impl fmt::Debug for MountOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MountOptions")
+            .field("read_only", &self.read_only)
+            .field("superblock", &self.superblock)
+            .field("ignore_journal", &self.ignore_journal)
+            .field("journal_device", &self.journal_device.as_ref().map(|d| d.describe()))
+            .field("cache_bytes", &self.cache_bytes)
+            .field("verify_checksums", &self.verify_checksums)
+            .field("read_limit", &self.read_limit)
+            .finish()
+    }
+}
+
+/// Refuses by name what reading would get wrong.
+fn check_features(features: &Features) -> Result<()> {
+    let supported = Features { incompat: READABLE, ..Features::NONE };
+    let unknown = features.unsupported_for_reading(&supported);
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    Err(FsError::Unsupported { wanted: "read", features: unknown.names().join(", ").into() })
+}
+
+/// The device holds all the blocks that the superblock counts, or the image is cut short.
+///
+/// That alone does not refuse: what lies before the end can be read. It is only refused when not
+/// even the first group's descriptors can exist.
+fn check_size(device: &SharedDevice, superblock: &Superblock) -> Result<()> {
+    let block_size = superblock.block_size;
+    let first = u64::from(superblock.first_data_block);
+    let needed = block_size.offset_of(FsBlock(first + 2)).unwrap_or(u64::MAX);
+    if device.size_bytes() < needed {
+        let rule = "the device ends before the group descriptors";
+        let fault = Fault::Field { rule, value: device.size_bytes(), limit: needed };
+        return Err(FsError::corrupt("superblock", None, None, fault));
+    }
+    Ok(())
+}
+
+/// The blocks of the journal inode.
+fn internal_journal(fs: &Fs) -> Result<MappedJournal> {
+    let superblock = fs.superblock();
+    let inode = fs.inode(superblock.journal_inode)?;
+    let fail = |rule| FsError::corrupt("journal", inode.ino(), None, Fault::Rule(rule));
+    if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
+        return Err(fail("its inode is not a regular file with blocks"));
+    }
+    let mut runs = Vec::new();
+    // Each run is at least a block of the log, and the log fits the file system: bounded.
+    let blocks = superblock.block_size.blocks_for(inode.size()).min(superblock.blocks_count);
+    for run in inode.map(0..blocks) {
+        let run = run?;
+        let MappingKind::Mapped(device_start) = run.kind else { continue };
+        let len = u32::try_from(run.len).unwrap_or(u32::MAX);
+        runs.push(JournalRun { journal_start: run.file_start.0, device_start, len });
+    }
+    Ok(MappedJournal::new(Arc::clone(inode.volume().device()), superblock.block_size, runs))
+}
+
+/// An open file system. Cheap to clone; all clones share caches. `Send + Sync`, and every method
+/// takes `&self`.
+///
+/// Two layers: paths, as in `std::fs` ([`read`](Fs::read), [`read_dir`](Fs::read_dir),
+/// [`walk`](Fs::walk) and so on), and inodes ([`root`](Fs::root), [`inode`](Fs::inode),
+/// [`Inode`]).
+#[derive(Clone)]
+pub struct Fs {
+    volume: Arc<Volume>,
+}
+
+/// What the journal added to the image as it lies on the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplaySummary {
+    /// Complete transactions in the log.
+    pub transactions: u32,
+    /// Blocks that are read from the log instead of from their place.
+    pub blocks: usize,
+    /// Valid fast commits on top of them.
+    pub fast_commits: u32,
+    /// The error that the journal was aborted with, negative as Linux stores it; 0 for none.
+    pub errno: i32,
+}
+
+impl ReplaySummary {
+    fn of(replay: &Replay) -> ReplaySummary {
+        ReplaySummary {
+            transactions: replay.transactions,
+            blocks: replay.blocks.len(),
+            fast_commits: replay.fast_commits.as_ref().map_or(0, |overlay| overlay.commits()),
+            errno: replay.errno,
+        }
+    }
+}
+
+/// Totals of a file system, as `statfs` gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statfs {
+    /// Bytes per block.
+    pub block_bytes: u32,
+    /// Blocks for files: all blocks but those that hold the file system's own tables.
+    pub blocks: u64,
+    /// Free blocks, from the group descriptors.
+    pub blocks_free: u64,
+    /// Free blocks that ordinary users may take.
+    pub blocks_available: u64,
+    /// All inodes.
+    pub files: u64,
+    /// Free inodes, from the group descriptors.
+    pub files_free: u64,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+impl Fs {
+    fn build(
+        options: &MountOptions,
+        device: SharedDevice,
+        superblock: Superblock,
+        fast_commit: Option<extant_jbd2::FastCommitOverlay>,
+        replay: Option<ReplaySummary>,
+    ) -> Fs {
+        // Descriptors are taken from the same group as the superblock.
+        let home_group = options
+            .superblock
+            .and_then(|(block, _)| superblock.group_of_block(FsBlock(block)))
+            .map_or(GroupIndex(0), |(group, _)| group);
+        let volume_options = VolumeOptions {
+            home_group,
+            verify_checksums: options.verify_checksums,
+            cache_bytes: options.cache_bytes,
+            read_limit: options.read_limit,
+            fast_commit,
+            replay,
+        };
+        Fs { volume: Arc::new(Volume::new(device, superblock, volume_options)) }
+    }
+
+    pub(crate) fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// The superblock, as it is after the journal was looked through.
+    pub fn superblock(&self) -> &Superblock {
+        self.volume.superblock()
+    }
+
+    /// The features that are on.
+    pub fn features(&self) -> &Features {
+        self.volume.features()
+    }
+
+    /// Size of a block.
+    pub fn block_size(&self) -> BlockSize {
+        self.volume.block_size()
+    }
+
+    /// The device that everything is read from: the one given, or that device with the journal's
+    /// blocks over it.
+    pub fn device(&self) -> &SharedDevice {
+        self.volume.device()
+    }
+
+    /// What the journal added; `None` when the image was clean, has no journal, or the journal was
+    /// ignored.
+    pub fn replayed(&self) -> Option<&ReplaySummary> {
+        self.volume.replay()
+    }
+
+    /// The root directory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`inode`](Self::inode); damage when inode 2 is not a directory.
+    pub fn root(&self) -> Result<Inode> {
+        let root = self.inode(Ino::ROOT)?;
+        if root.is_dir() {
+            return Ok(root);
+        }
+        let fault = Fault::Rule("the root inode is not a directory");
+        Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
+    }
+
+    /// The descriptor of a block group.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`] past the last group; damage, its checksum included; device
+    /// errors.
+    pub fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
+        self.volume.group(group)
+    }
+
+    /// Totals, from the superblock and every group descriptor. Reads all descriptors: 8 MiB on a
+    /// file system of 16 TiB.
+    ///
+    /// # Errors
+    ///
+    /// Damage of a group descriptor; device errors.
+    pub fn statfs(&self) -> Result<Statfs> {
+        let superblock = self.superblock();
+        let ratio = u64::from(superblock.cluster_ratio());
+        let (mut free_clusters, mut files_free) = (0u64, 0u64);
+        for group in 0..superblock.group_count {
+            let descriptor = self.group(GroupIndex(group))?;
+            free_clusters += u64::from(descriptor.free_clusters);
+            files_free += u64::from(descriptor.free_inodes);
+        }
+        let blocks_free = free_clusters.saturating_mul(ratio);
+        let overhead = u64::from(superblock.overhead_clusters).saturating_mul(ratio);
+        Ok(Statfs {
+            block_bytes: superblock.block_size.bytes(),
+            blocks: superblock.blocks_count.saturating_sub(overhead),
+            blocks_free,
+            blocks_available: blocks_free.saturating_sub(superblock.reserved_blocks_count),
+            files: u64::from(superblock.inodes_count),
+            files_free,
+            name_max: crate::NAME_MAX as u32, // 255.
+        })
+    }
+}
+
+impl fmt::Debug for Fs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fs")
+            .field("device", &self.device().describe())
+            .field("block_bytes", &self.block_size().bytes())
+            .field("blocks", &self.superblock().blocks_count)
+            .field("replayed", &self.replayed())
+            .finish_non_exhaustive()
+    }
+}
+
+const _: () = assert!(MAGIC == 0xef53, "the message of FsError::NotExt spells it out");
+
+const _: () = {
+    const fn assert_send_sync<T: Send + Sync>() {}
+    assert_send_sync::<Fs>();
+};

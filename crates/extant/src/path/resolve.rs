@@ -1,0 +1,103 @@
+//! From a path to an inode.
+
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+use crate::mount::Fs;
+
+/// Most symbolic links followed for one path, as on Linux.
+pub const SYMLINKS_MAX: usize = 40;
+
+/// What to do with a symbolic link in the last place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Last {
+    Follow,
+    Keep,
+}
+
+/// Where a path led.
+pub(super) struct Resolved {
+    pub(super) inode: Inode,
+    /// The directories on the way and the thing itself, from the root, which is left out.
+    names: Vec<Vec<u8>>,
+}
+
+impl Resolved {
+    /// The absolute path.
+    pub(super) fn path(&self) -> Vec<u8> {
+        if self.names.is_empty() {
+            return b"/".to_vec();
+        }
+        let mut path = Vec::new();
+        for name in &self.names {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+        path
+    }
+}
+
+/// Follows `path` from the root of `fs`.
+///
+/// Work is bounded by the length of the path and of at most [`SYMLINKS_MAX`] link targets, each at
+/// most one block.
+pub(super) fn resolve(fs: &Fs, path: &[u8], last: Last) -> Result<Resolved> {
+    let root = fs.root()?;
+    if path.is_empty() {
+        return Err(FsError::NotFound { dir: root.ino() });
+    }
+    // `..` goes back along the way that was taken, never by the entry stored in the directory: a
+    // hostile image may store anything there.
+    let mut way: Vec<(Vec<u8>, Inode)> = Vec::new();
+    let mut rest = path.to_vec();
+    let mut at = 0;
+    let mut links = 0;
+    loop {
+        at += rest.iter().skip(at).take_while(|byte| **byte == b'/').count();
+        if at >= rest.len() {
+            break;
+        }
+        let len = rest.iter().skip(at).take_while(|byte| **byte != b'/').count();
+        let end = at + len;
+        let name = &rest[at..end];
+        let dir = way.last().map_or(&root, |(_, inode)| inode);
+        match name {
+            b"." | b".." if !dir.is_dir() => {
+                return Err(FsError::NotADirectory { ino: dir.ino() });
+            }
+            b"." => {}
+            b".." => {
+                way.pop();
+            }
+            _ => {
+                let child = dir.lookup(name)?;
+                let is_last = end == rest.len();
+                if child.is_symlink() && (!is_last || last == Last::Follow) {
+                    links += 1;
+                    if links > SYMLINKS_MAX {
+                        return Err(FsError::SymlinkLoop { ino: child.ino() });
+                    }
+                    let mut target = child.read_link()?;
+                    match target.first() {
+                        None => {
+                            let fault = Fault::Rule("the target is empty");
+                            return Err(FsError::corrupt("symlink", child.ino(), None, fault));
+                        }
+                        Some(b'/') => way.clear(),
+                        Some(_) => {}
+                    }
+                    target.extend_from_slice(&rest[end..]);
+                    rest = target;
+                    at = 0;
+                    continue;
+                }
+                way.push((name.to_vec(), child));
+            }
+        }
+        at = end;
+    }
+    let inode = way.last().map_or(&root, |(_, inode)| inode).clone();
+    if rest.last() == Some(&b'/') && !inode.is_dir() {
+        return Err(FsError::NotADirectory { ino: inode.ino() });
+    }
+    Ok(Resolved { inode, names: way.into_iter().map(|(name, _)| name).collect() })
+}

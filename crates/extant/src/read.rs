@@ -1,0 +1,112 @@
+//! Contents of regular files.
+//!
+//! Large reads go from the device straight into the caller's buffer, one device read for each run
+//! of contiguous blocks; nothing is allocated per block and nothing is cached: the page cache of
+//! whoever provides the device does that better.
+
+use extant_format::inode::FileKind;
+
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+use crate::map::{Cursor, MappingKind};
+
+impl Inode {
+    /// Fills `out` from byte `offset` of a regular file, and returns how many bytes there were:
+    /// fewer than asked for only at the end of the file, 0 at or past it.
+    ///
+    /// Holes and unwritten blocks read as zeros.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`].
+    /// - Damage of the file's map, and device errors. `out` may be partly filled then; a read of
+    ///   another part of the file may well succeed.
+    ///
+    /// # Cost
+    ///
+    /// One device read per contiguous run, after at most one per level of the map, which is cached.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.check_readable()?;
+        self.read_range(offset, out)
+    }
+
+    /// The whole contents of a regular file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read_at`](Self::read_at); [`FsError::TooLarge`] above the mount's
+    /// [`read_limit`](crate::MountOptions::read_limit).
+    pub fn read_all(&self) -> Result<Vec<u8>> {
+        self.check_readable()?;
+        let limit = self.volume().read_limit();
+        let bytes = self.size();
+        let too_large = FsError::TooLarge { ino: self.ino(), bytes, limit };
+        let len = match usize::try_from(bytes) {
+            Ok(len) if bytes <= limit => len,
+            _ => return Err(too_large),
+        };
+        let mut out = Vec::new();
+        if out.try_reserve_exact(len).is_err() {
+            return Err(too_large);
+        }
+        out.resize(len, 0);
+        let read = self.read_range(0, &mut out)?;
+        out.truncate(read);
+        Ok(out)
+    }
+
+    fn check_readable(&self) -> Result<()> {
+        match self.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(FsError::IsADirectory { ino: self.ino() }),
+            _ => return Err(FsError::NotARegularFile { ino: self.ino() }),
+        }
+        if self.is_encrypted() {
+            return Err(FsError::Encrypted { ino: self.ino(), what: "contents" });
+        }
+        Ok(())
+    }
+
+    /// [`read_at`](Self::read_at) for any inode that has contents: also values of extended
+    /// attributes, link targets and the journal.
+    pub(crate) fn read_range(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let left = self.size().saturating_sub(offset);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        let out = &mut out[..wanted];
+        if wanted == 0 {
+            return Ok(0);
+        }
+        if self.is_inline() {
+            let data = self.inline_data()?;
+            // The size may exceed what is stored: the rest reads as zeros.
+            let from = usize::try_from(offset).unwrap_or(usize::MAX).min(data.len());
+            let stored = &data[from..data.len().min(from.saturating_add(wanted))];
+            let (head, tail) = out.split_at_mut(stored.len());
+            head.copy_from_slice(stored);
+            tail.fill(0);
+            return Ok(wanted);
+        }
+        let volume = self.volume();
+        let block_size = volume.block_size();
+        // `offset + wanted` is at most the size, so nothing below overflows.
+        let end_block = block_size.blocks_for(offset + wanted as u64);
+        let mut cursor = Cursor::new(self);
+        let mut done = 0;
+        while done < wanted {
+            let at = offset + done as u64;
+            let run = cursor.run(self, at >> block_size.log2(), end_block)?;
+            let into_run = at - (u64::from(run.file_start.0) << block_size.log2());
+            let run_left = (run.len << block_size.log2()) - into_run;
+            let now = usize::try_from(run_left).unwrap_or(usize::MAX).min(wanted - done);
+            let part = &mut out[done..done + now];
+            match run.kind {
+                MappingKind::Mapped(start) => volume.read_bytes(start, into_run, part)?,
+                MappingKind::Hole | MappingKind::Unwritten(_) | MappingKind::Inline => {
+                    part.fill(0);
+                }
+            }
+            done += now;
+        }
+        Ok(wanted)
+    }
+}

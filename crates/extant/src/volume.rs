@@ -1,0 +1,334 @@
+//! What all inodes of one open file system share: the device, the geometry and the caches.
+//!
+//! # Place
+//!
+//! `mount` builds a [`Volume`]; every other module reads through it. It knows blocks and group
+//! descriptors, and nothing about files.
+//!
+//! # Invariants
+//!
+//! - V1. Nothing here or above writes to the device.
+//! - V2. A block in the cache is the block as the kernel would see it after mounting: the device
+//!   below already shows the replayed journal.
+//! - V3. Memory stays within the budget of the mount options, whatever the image holds.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::features::{Compat, Features, Incompat, RoCompat, SuperFlags};
+use extant_format::group::{
+    GroupChecksum, GroupDescriptor, GroupError, GroupFlags, descriptor_block_copy,
+};
+use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
+use extant_format::inode::InodeLayout;
+use extant_format::superblock::Superblock;
+use extant_jbd2::FastCommitOverlay;
+
+use crate::cache::Cache;
+use crate::error::{Fault, FsError, Result};
+use crate::inode::InodeData;
+use crate::map::ExtentNode;
+use crate::mount::ReplaySummary;
+
+/// Bytes that one cached inode takes, about: its raw form, its decoded form, bookkeeping.
+const INODE_COST: usize = 1024;
+
+/// One open file system.
+pub(crate) struct Volume {
+    device: SharedDevice,
+    superblock: Superblock,
+    block_size: BlockSize,
+    checksum_seed: u32,
+    group_checksum: GroupChecksum,
+    inode_layout: InodeLayout,
+    /// The group whose copy of superblock and descriptors is in use.
+    home_group: GroupIndex,
+    verify_checksums: bool,
+    read_limit: u64,
+    fast_commit: Option<FastCommitOverlay>,
+    replay: Option<ReplaySummary>,
+    blocks: Cache<FsBlock, Arc<MetaBlock>>,
+    extent_nodes: Cache<(Ino, FsBlock), Arc<ExtentNode>>,
+    inodes: Cache<Ino, Arc<InodeData>>,
+}
+
+/// What [`Volume::new`] needs besides the device and the superblock.
+pub(crate) struct VolumeOptions {
+    pub(crate) home_group: GroupIndex,
+    pub(crate) verify_checksums: bool,
+    pub(crate) cache_bytes: usize,
+    pub(crate) read_limit: u64,
+    pub(crate) fast_commit: Option<FastCommitOverlay>,
+    pub(crate) replay: Option<ReplaySummary>,
+}
+
+/// A metadata block in memory, shared by all who read it.
+pub(crate) struct MetaBlock {
+    number: FsBlock,
+    bytes: Box<[u8]>,
+    /// The inode for which the block's checksum was found right; 0 for none. The checksum depends
+    /// on the owner, so a block that two inodes claim is checked for each.
+    verified_for: AtomicU32,
+}
+
+impl MetaBlock {
+    pub(crate) fn number(&self) -> FsBlock {
+        self.number
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Runs `verify` unless it succeeded before for the same owner.
+    pub(crate) fn verify_once(
+        &self,
+        owner: Ino,
+        verify: impl FnOnce(&[u8]) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        // A lost race means one more check, nothing worse.
+        if self.verified_for.load(Ordering::Relaxed) != owner.0 {
+            verify(&self.bytes)?;
+            self.verified_for.store(owner.0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for MetaBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MetaBlock({})", self.number)
+    }
+}
+
+impl Volume {
+    pub(crate) fn new(
+        device: SharedDevice,
+        superblock: Superblock,
+        options: VolumeOptions,
+    ) -> Volume {
+        let block_size = superblock.block_size;
+        // Half of the budget for raw blocks, a quarter each for decoded extent nodes (at most
+        // twice the size of their block) and inodes.
+        let half = options.cache_bytes / 2;
+        Volume {
+            device,
+            block_size,
+            checksum_seed: superblock.checksum_seed(),
+            group_checksum: GroupChecksum::of(&superblock),
+            inode_layout: InodeLayout::of(&superblock),
+            home_group: options.home_group,
+            verify_checksums: options.verify_checksums,
+            read_limit: options.read_limit,
+            fast_commit: options.fast_commit,
+            replay: options.replay,
+            blocks: Cache::new(half / block_size.len()),
+            extent_nodes: Cache::new(half / 4 / block_size.len()),
+            inodes: Cache::new(half / 2 / INODE_COST),
+            superblock,
+        }
+    }
+
+    pub(crate) fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    pub(crate) fn device(&self) -> &SharedDevice {
+        &self.device
+    }
+
+    pub(crate) fn features(&self) -> &Features {
+        &self.superblock.features
+    }
+
+    pub(crate) fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    pub(crate) fn block_count(&self) -> u64 {
+        self.superblock.blocks_count
+    }
+
+    pub(crate) fn inode_count(&self) -> u32 {
+        self.superblock.inodes_count
+    }
+
+    pub(crate) fn first_data_block(&self) -> FsBlock {
+        FsBlock(u64::from(self.superblock.first_data_block))
+    }
+
+    pub(crate) fn inode_layout(&self) -> &InodeLayout {
+        &self.inode_layout
+    }
+
+    pub(crate) fn verifies_checksums(&self) -> bool {
+        self.verify_checksums
+    }
+
+    pub(crate) fn read_limit(&self) -> u64 {
+        self.read_limit
+    }
+
+    pub(crate) fn fast_commit(&self) -> Option<&FastCommitOverlay> {
+        self.fast_commit.as_ref()
+    }
+
+    pub(crate) fn replay(&self) -> Option<&ReplaySummary> {
+        self.replay.as_ref()
+    }
+
+    pub(crate) fn has_filetype(&self) -> bool {
+        self.features().has_incompat(Incompat::FILETYPE)
+    }
+
+    pub(crate) fn has_metadata_csum(&self) -> bool {
+        self.features().has_ro_compat(RoCompat::METADATA_CSUM)
+    }
+
+    pub(crate) fn has_dir_index(&self) -> bool {
+        self.features().has_compat(Compat::DIR_INDEX)
+    }
+
+    pub(crate) fn has_large_dir(&self) -> bool {
+        self.features().has_incompat(Incompat::LARGEDIR)
+    }
+
+    /// Whether directory hashes take bytes as unsigned.
+    pub(crate) fn unsigned_hash(&self) -> bool {
+        self.superblock.flags.contains(SuperFlags::UNSIGNED_HASH)
+    }
+
+    pub(crate) fn hash_seed(&self) -> HashSeed {
+        HashSeed::from_words(self.superblock.hash_seed)
+    }
+
+    /// The seed of checksums that belong to no inode.
+    pub(crate) fn checksum_seed(&self) -> u32 {
+        self.checksum_seed
+    }
+
+    /// The hash of a stored name by the file system's default function, for display; zero where
+    /// the default needs a key.
+    pub(crate) fn default_hash(&self, name: &[u8]) -> NameHash {
+        HashVersion::from_disk(self.superblock.default_hash.to_raw(), self.unsigned_hash())
+            .and_then(|version| name_hash(version, &self.hash_seed(), name))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn extent_nodes(&self) -> &Cache<(Ino, FsBlock), Arc<ExtentNode>> {
+        &self.extent_nodes
+    }
+
+    pub(crate) fn inodes(&self) -> &Cache<Ino, Arc<InodeData>> {
+        &self.inodes
+    }
+
+    /// Reads straight into `out`, from byte `offset` after the start of `block`. The caller has
+    /// checked the blocks.
+    pub(crate) fn read_bytes(&self, block: FsBlock, offset: u64, out: &mut [u8]) -> Result<()> {
+        let start = self.block_size.offset_of(block).and_then(|at| at.checked_add(offset));
+        let Some(start) = start else {
+            let rule = "block number past the largest device";
+            let fault = Fault::Field { rule, value: block.0, limit: self.block_count() };
+            return Err(FsError::corrupt("block pointer", None, block, fault));
+        };
+        Ok(self.device.read_at(start, out)?)
+    }
+
+    /// The whole of `block`, past the cache.
+    pub(crate) fn read_block_uncached(&self, block: FsBlock) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.block_size.len()];
+        self.read_bytes(block, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The whole of a metadata block, through the cache.
+    pub(crate) fn read_block(&self, block: FsBlock) -> Result<Arc<MetaBlock>> {
+        if let Some(cached) = self.blocks.get(&block) {
+            return Ok(cached);
+        }
+        let bytes = self.read_block_uncached(block)?.into_boxed_slice();
+        let loaded = MetaBlock { number: block, bytes, verified_for: AtomicU32::new(0) };
+        Ok(self.blocks.insert(block, Arc::new(loaded)))
+    }
+
+    /// The descriptor of `group`, its checksum checked.
+    pub(crate) fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
+        const NAME: &str = "group descriptor";
+        let superblock = &self.superblock;
+        let per_block = superblock.descriptors_per_block();
+        let (table_block, slot) = (group.0 / per_block, group.0 % per_block);
+        let missing = || FsError::InvalidArgument { what: "group: past the last group" };
+        if group.0 >= superblock.group_count {
+            return Err(missing());
+        }
+        // A copy that the group in use does not have is looked for where the primary one is.
+        let at = descriptor_block_copy(superblock, table_block, self.home_group)
+            .or_else(|| descriptor_block_copy(superblock, table_block, GroupIndex(0)))
+            .ok_or_else(missing)?;
+        self.check_blocks(NAME, None, at, 1)?;
+        let block = self.read_block(at)?;
+        let desc_bytes = usize::from(superblock.desc_size);
+        let start = slot as usize * desc_bytes; // At most a block.
+        let fail = |fault| FsError::corrupt(NAME, None, at, fault);
+        let bytes = block
+            .bytes()
+            .get(start..start + desc_bytes)
+            .ok_or_else(|| fail(Fault::Rule("the descriptor ends after its block")))?;
+        if self.verify_checksums {
+            GroupDescriptor::verify_checksum(group, &self.group_checksum, bytes).map_err(
+                |error| match error {
+                    GroupError::Checksum { source, .. } => fail(Fault::from(source)),
+                    other => fail(Fault::Decode(Box::new(other))),
+                },
+            )?;
+        }
+        GroupDescriptor::decode(bytes).map_err(|error| fail(Fault::Decode(Box::new(error))))
+    }
+
+    /// Whether descriptors say what was never written. Without descriptor checksums the flags mean
+    /// nothing.
+    pub(crate) fn has_uninit_groups(&self) -> bool {
+        self.group_checksum != GroupChecksum::None
+    }
+
+    /// The raw bytes of an inode, from its table and as fast commits changed it, and whether they
+    /// did. `None` when the inode was never used: nothing was ever written in its place.
+    pub(crate) fn raw_inode(&self, ino: Ino) -> Result<Option<(Vec<u8>, bool)>> {
+        const NAME: &str = "inode";
+        let Some((group, index)) = self.superblock.group_of_inode(ino) else { return Ok(None) };
+        let recorded = self.fast_commit.as_ref().and_then(|overlay| overlay.inode(ino));
+        let recorded = recorded.filter(|inode| inode.image().is_some());
+        let descriptor = self.group(group)?;
+        let never_used = self.has_uninit_groups()
+            && (descriptor.flags.contains(GroupFlags::INODE_UNINIT)
+                || index
+                    >= self.superblock.inodes_per_group.saturating_sub(descriptor.itable_unused));
+        if never_used && recorded.is_none() {
+            return Ok(None);
+        }
+        let inode_bytes = usize::from(self.superblock.inode_size);
+        // The index is below 2^19 (8 inodes per byte of a 64 KiB bitmap), a record at most 64 KiB.
+        let offset = u64::from(index) * inode_bytes as u64;
+        let table = descriptor.inode_table;
+        let at = table.checked_add(offset >> self.block_size.log2()).unwrap_or(table);
+        self.check_blocks("inode table", None, at, 1)?;
+        let start = (offset & u64::from(self.block_size.bytes() - 1)) as usize;
+        let home = if never_used {
+            vec![0; inode_bytes]
+        } else {
+            let block = self.read_block(at)?;
+            let bytes = block.bytes().get(start..start + inode_bytes).ok_or_else(|| {
+                FsError::corrupt(NAME, ino, at, Fault::Rule("the record ends after its block"))
+            })?;
+            bytes.to_vec()
+        };
+        Ok(Some(match recorded {
+            Some(recorded) => (recorded.merge(&home), true),
+            None => (home, false),
+        }))
+    }
+}

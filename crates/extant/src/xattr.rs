@@ -1,0 +1,266 @@
+//! Extended attributes: names, values, access control lists.
+//!
+//! An inode's attributes are in its own space behind the fields, in one block that it may share
+//! with others, and large values in inodes of their own. Here they are one list, in that order.
+//!
+//! Values are as Linux hands them to programs: access control lists are turned from ext4's form
+//! into the one that `getxattr` returns; everything else is as stored. Attributes that Linux does
+//! not show to programs (inline data, encryption contexts) are not shown.
+
+use extant_base::{FsBlock, Ino};
+use extant_format::acl::Acl;
+use extant_format::inode::FileKind;
+use extant_format::xattr::{
+    self, NameIndex, Value, XattrEntry, decode_block, decode_inode, entry_hash_for_inode, split,
+    value_hash, verify_block,
+};
+
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+
+/// Most bytes of values that [`Inode::xattrs`] returns at once. Linux stops at 64 KiB for all names
+/// of a file, and at 64 KiB for one value.
+pub const XATTRS_BYTES_MAX: u64 = 64 << 20;
+
+/// One extended attribute.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Xattr {
+    /// The full name, such as `user.mime_type` or `security.selinux`.
+    pub name: Vec<u8>,
+    /// The value, as `getxattr` returns it.
+    pub value: Vec<u8>,
+}
+
+/// Which access control list of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AclKind {
+    /// Who may access the file.
+    Access,
+    /// What new entries of a directory start with.
+    Default,
+}
+
+/// # Extended attributes
+impl Inode {
+    /// The full names of all attributes.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the inode's attribute space or of its attribute block.
+    pub fn xattr_names(&self) -> Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        self.for_each_entry(|entry| {
+            names.extend(shown_name(entry));
+            Ok(Next::Continue)
+        })?;
+        Ok(names)
+    }
+
+    /// All attributes with their values.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`xattr_names`](Self::xattr_names) and [`xattr`](Self::xattr);
+    /// [`FsError::TooLarge`] when all values together exceed [`XATTRS_BYTES_MAX`]: take names first
+    /// and values one by one then.
+    pub fn xattrs(&self) -> Result<Vec<Xattr>> {
+        let mut all = Vec::new();
+        let mut bytes = 0u64;
+        self.for_each_entry(|entry| {
+            let Some(name) = shown_name(entry) else { return Ok(Next::Continue) };
+            bytes += match entry.value {
+                Value::Here(value) => value.len() as u64,
+                Value::InInode { len, .. } => u64::from(len),
+            };
+            if bytes > XATTRS_BYTES_MAX {
+                let limit = XATTRS_BYTES_MAX;
+                return Err(FsError::TooLarge { ino: self.ino(), bytes, limit });
+            }
+            all.push(Xattr { name, value: self.shown_value(entry)? });
+            Ok(Next::Continue)
+        })?;
+        Ok(all)
+    }
+
+    /// The value of the attribute with this full name.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::NoAttribute`].
+    /// - Damage: of the attribute space or block; of the inode that holds a large value, its hash
+    ///   included; of an access control list.
+    pub fn xattr(&self, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        let none = FsError::NoAttribute { ino: self.ino() };
+        let Some((index, rest)) = split(name.as_ref()).filter(|(index, _)| is_shown(*index)) else {
+            return Err(none);
+        };
+        let mut found = None;
+        self.for_each_entry(|entry| {
+            if entry.index != index || entry.name != rest {
+                return Ok(Next::Continue);
+            }
+            found = Some(self.shown_value(entry)?);
+            Ok(Next::Stop)
+        })?;
+        found.ok_or(none)
+    }
+
+    /// An access control list; `None` when there is none beyond the permission bits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`xattr`](Self::xattr), except that absence is not one.
+    pub fn acl(&self, kind: AclKind) -> Result<Option<Acl>> {
+        let wanted = match kind {
+            AclKind::Access => NameIndex::ACL_ACCESS,
+            AclKind::Default => NameIndex::ACL_DEFAULT,
+        };
+        let mut found = None;
+        self.for_each_entry(|entry| {
+            if entry.index != wanted || !entry.name.is_empty() {
+                return Ok(Next::Continue);
+            }
+            found = Some(self.decode_acl(&self.value(entry)?)?);
+            Ok(Next::Stop)
+        })?;
+        Ok(found)
+    }
+
+    /// Calls `visit` for every stored attribute, shown or not, until it says stop.
+    fn for_each_entry(&self, mut visit: impl FnMut(&XattrEntry<'_>) -> Result<Next>) -> Result<()> {
+        let fail = |block: Option<FsBlock>, fault| {
+            FsError::corrupt("extended attributes", self.ino(), block, fault)
+        };
+        let decode = |fault| Fault::Decode(Box::new(fault));
+        if let Some(area) =
+            decode_inode(self.xattr_space()).map_err(|fault| fail(None, decode(fault)))?
+        {
+            for entry in area.entries() {
+                if visit(&entry)? == Next::Stop {
+                    return Ok(());
+                }
+            }
+        }
+        let Some(at) = self.xattr_block() else { return Ok(()) };
+        let volume = self.volume();
+        volume.check_blocks("extended attribute block pointer", self.ino(), at, 1)?;
+        let block = volume.read_block(at)?;
+        if volume.has_metadata_csum() && volume.verifies_checksums() {
+            // Blocks are shared: the checksum does not depend on the inode.
+            block
+                .verify_once(SHARED, |bytes| {
+                    verify_block(volume.checksum_seed(), at, bytes).map_err(Fault::from)
+                })
+                .map_err(|fault| fail(Some(at), fault))?;
+        }
+        let (_, area) =
+            decode_block(block.bytes()).map_err(|fault| fail(Some(at), decode(fault)))?;
+        for entry in area.entries() {
+            if visit(&entry)? == Next::Stop {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The stored value of the inode attribute `index` + `name`, from the inode's own space only.
+    pub(crate) fn own_xattr(&self, index: NameIndex, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let area = decode_inode(self.xattr_space()).map_err(|fault| {
+            let fault = Fault::Decode(Box::new(fault));
+            FsError::corrupt("extended attributes", self.ino(), None, fault)
+        })?;
+        let entry = area.and_then(|area| area.find(index, name));
+        entry.map(|entry| self.value(&entry)).transpose()
+    }
+
+    /// The value as stored.
+    fn value(&self, entry: &XattrEntry<'_>) -> Result<Vec<u8>> {
+        match entry.value {
+            Value::Here(value) => Ok(value.to_vec()),
+            Value::InInode { ino, len } => self.value_in_inode(entry, ino, len),
+        }
+    }
+
+    /// The value as shown.
+    fn shown_value(&self, entry: &XattrEntry<'_>) -> Result<Vec<u8>> {
+        let value = self.value(entry)?;
+        match entry.index {
+            NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT => {
+                Ok(self.decode_acl(&value)?.encode_xattr())
+            }
+            _ => Ok(value),
+        }
+    }
+
+    fn decode_acl(&self, stored: &[u8]) -> Result<Acl> {
+        Acl::decode_stored(stored).map_err(|fault| {
+            let fault = Fault::Decode(Box::new(fault));
+            FsError::corrupt("access control list", self.ino(), None, fault)
+        })
+    }
+
+    /// A value in an inode of its own. That inode's own attributes are never looked at, so nothing
+    /// recurses.
+    fn value_in_inode(&self, entry: &XattrEntry<'_>, ino: Ino, len: u32) -> Result<Vec<u8>> {
+        let fail = |fault| FsError::corrupt("extended attribute value", ino, None, fault);
+        let holder = match self.fs().inode(ino) {
+            Err(FsError::NoSuchInode { .. }) => {
+                return Err(fail(Fault::Rule(
+                    "an attribute names this inode, which is not in use",
+                )));
+            }
+            other => other?,
+        };
+        if !holder.is_ea_inode() || holder.kind() != FileKind::Regular {
+            return Err(fail(Fault::Rule("it does not hold an attribute value")));
+        }
+        if holder.size() != u64::from(len) {
+            let rule = "its size is not that of the value";
+            return Err(fail(Fault::Field { rule, value: holder.size(), limit: u64::from(len) }));
+        }
+        let mut value = vec![0; len as usize]; // At most VALUE_MAX, 16 MiB.
+        holder.read_range(0, &mut value)?;
+        if self.volume().verifies_checksums() && !holder.is_lustre_value_of(self) {
+            let stored = holder.ea_value_hash();
+            let computed = value_hash(self.volume().checksum_seed(), &value);
+            if stored != computed {
+                return Err(fail(Fault::Checksum { stored, computed }));
+            }
+            let computed = entry_hash_for_inode(entry.name, computed);
+            // Kernels before 6.2 hashed names as signed bytes; only ASCII names tell.
+            if entry.hash != computed && entry.name.is_ascii() {
+                return Err(fail(Fault::Checksum { stored: entry.hash, computed }));
+            }
+        }
+        Ok(value)
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Next {
+    Continue,
+    Stop,
+}
+
+/// Stands for "any inode" as the owner of a verified block.
+const SHARED: Ino = Ino(u32::MAX);
+
+const _: () = assert!(xattr::VALUE_MAX as u64 <= XATTRS_BYTES_MAX);
+
+/// Whether Linux shows attributes with this prefix to programs.
+fn is_shown(index: NameIndex) -> bool {
+    matches!(
+        index,
+        NameIndex::USER
+            | NameIndex::ACL_ACCESS
+            | NameIndex::ACL_DEFAULT
+            | NameIndex::TRUSTED
+            | NameIndex::SECURITY
+            | NameIndex::HURD
+    )
+}
+
+/// The full name, if it is shown.
+fn shown_name(entry: &XattrEntry<'_>) -> Option<Vec<u8>> {
+    if is_shown(entry.index) { xattr::join(entry.index, entry.name) } else { None }
+}
