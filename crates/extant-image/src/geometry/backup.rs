@@ -27,7 +27,7 @@ impl GroupHead {
 
 /// Whether `number` is a power of `base`, 1 included.
 fn is_power_of(mut number: u32, base: u32) -> bool {
-    while number > 1 && number % base == 0 {
+    while number > 1 && number.is_multiple_of(base) {
         number /= base;
     }
     number == 1

@@ -102,7 +102,7 @@ pub(super) fn solve(options: &MkfsOptions, size: SizeRequest) -> Result<Geometry
 }
 
 fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryError> {
-    let features = options.requested_features();
+    let mut features = options.requested_features();
     let block_size_for = |bytes| {
         let bytes = options.profile.block_bytes().unwrap_or(SizeClass::of(bytes).block_bytes);
         options.block_size.or(BlockSize::new(u64::from(bytes)).ok())
@@ -140,6 +140,10 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
     };
     if blocks > max {
         return Err(too_many(max, !features.has(Feature::SixtyFourBit)));
+    }
+    // The resize inode is a block map, whose block numbers have 32 bits.
+    if blocks > u64::from(u32::MAX) {
+        features.remove(Feature::ResizeInode);
     }
     if bigalloc && cluster_blocks.checked_mul(block_size.bytes() * 8).is_none() {
         // Blocks per group are a 32-bit field.
@@ -399,8 +403,7 @@ fn growth_gdt_blocks(frame: &Frame, blocks: u64, blocks_per_group: u32, gdt_bloc
     let groups = (limit - u64::from(frame.first_data_block)).div_ceil(u64::from(blocks_per_group));
     let blocks = (groups as u32).div_ceil(frame.desc_per_block());
     let most = frame.addresses_per_block();
-    // Beyond 2^32 blocks the difference is negative, and mke2fs reserves all it can.
-    blocks.checked_sub(gdt_blocks).map_or(most, |more| more.min(most))
+    blocks.saturating_sub(gdt_blocks).min(most)
 }
 
 fn flex_groups(options: &MkfsOptions, features: &FeatureSet) -> u32 {
@@ -423,7 +426,7 @@ fn last_group_metadata(options: &MkfsOptions, geometry: &Geometry, table: u64, c
 /// its backup takes and one block.
 fn exact_last_group_min(geometry: &Geometry, last_needs: u64, copy: u64) -> u64 {
     let last = geometry.group_count - 1;
-    if last % geometry.flex_groups == 0 {
+    if last.is_multiple_of(geometry.flex_groups) {
         return last_needs;
     }
     let backup = last_needs - 2 - u64::from(geometry.inode_table_blocks);
