@@ -25,6 +25,8 @@
 //!   exactly one.
 //! - T3. Nodes are numbered in the order of a depth-first walk with sorted names, whatever order
 //!   the source found them in: the image does not depend on directory order or thread timing.
+//!   Attribute sets and lists of runs are numbered in the order of the first node that has them,
+//!   and there are no others.
 
 use std::fmt;
 use std::ops::Range;
@@ -321,6 +323,22 @@ impl TreeBuilder {
         Ok(())
     }
 
+    /// The names given so far, in order of [`TreeBuilder::link`].
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The name of an entry.
+    pub fn name(&self, entry: &Entry) -> &[u8] {
+        self.stored(entry.name)
+    }
+
+    /// Lets entry number `index` of [`TreeBuilder::entries`] mean another node. The node it meant
+    /// is dropped by [`TreeBuilder::finish`] if this was its last name.
+    pub fn relink(&mut self, index: usize, node: NodeId) {
+        self.entries[index].node = node;
+    }
+
     /// Stores a symlink target for [`Node::target`].
     pub fn store_target(&mut self, target: &[u8]) -> Result<ArenaRef, TreeError> {
         if target.is_empty() || target.len() > 4095 {
@@ -380,7 +398,7 @@ impl TreeBuilder {
 
     /// Sorts, checks T2 and renumbers by T3. Nodes that no name reaches are dropped.
     pub fn finish(mut self) -> Result<Tree, TreeError> {
-        drop(std::mem::take(&mut self.xattr_index));
+        self.xattr_index = FxHashMap::default();
         self.sort_entries()?;
         let starts = self.starts();
         let order = self.walk_order(&starts)?;
@@ -396,6 +414,7 @@ impl TreeBuilder {
             node.first_entry = u32::MAX;
             nodes.push(node);
         }
+        self.renumber_lists(&mut nodes);
         let mut entries = Vec::with_capacity(self.entries.len());
         let mut ranges = Vec::new();
         for &old in &order {
@@ -434,6 +453,33 @@ impl TreeBuilder {
             }
         }
         Ok(tree)
+    }
+
+    /// Numbers attribute sets and lists of runs in the order in which `nodes` use them (T3).
+    fn renumber_lists(&mut self, nodes: &mut [Node]) {
+        let mut old_sets = std::mem::take(&mut self.xattr_sets);
+        let mut new_ids = vec![0u32; old_sets.len()];
+        let mut sets = vec![Vec::new()];
+        let mut old_runs = std::mem::take(&mut self.runs);
+        let mut runs = Vec::with_capacity(old_runs.len());
+        for node in nodes {
+            let old = node.xattrs.0 as usize;
+            if old != 0 {
+                if new_ids[old] == 0 {
+                    new_ids[old] = sets.len() as u32;
+                    sets.push(std::mem::take(&mut old_sets[old]));
+                }
+                node.xattrs = XattrSetId(new_ids[old]);
+            }
+            if node.runs != NO_RUNS {
+                // Each list belongs to one node.
+                let list = std::mem::take(&mut old_runs[node.runs as usize]);
+                node.runs = runs.len() as u32;
+                runs.push(list);
+            }
+        }
+        self.xattr_sets = sets;
+        self.runs = runs;
     }
 
     fn sort_entries(&mut self) -> Result<(), TreeError> {
@@ -535,6 +581,57 @@ impl Tree {
         TreeBuilder::new(root).finish().expect("a lone root breaks no rule")
     }
 
+    /// The entry of the root directory with that name.
+    pub fn find_in_root(&self, name: &[u8]) -> Option<&Entry> {
+        let entries = self.children(NodeId::ROOT);
+        let at = entries.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
+        entries.get(at)
+    }
+
+    /// Adds an empty directory to the root, which must not have that name yet. The new node is
+    /// the last one, whatever its name: the one exception to T3, for `lost+found`.
+    pub fn add_root_dir(&mut self, name: &[u8], node: Node) -> Result<NodeId, TreeError> {
+        let id = u32::try_from(self.nodes.len())
+            .ok()
+            .filter(|&id| id < u32::MAX - 16)
+            .ok_or(TreeError::TooLarge { what: "files" })?;
+        let at = match self
+            .children(NodeId::ROOT)
+            .binary_search_by(|entry| self.name(entry).cmp(name))
+        {
+            Err(at) => at as u32,
+            Ok(_) => {
+                let path = name.escape_ascii().to_string();
+                return Err(TreeError::DuplicateName { path });
+            }
+        };
+        let start = self.arena.len() as u64;
+        let start_hi = u16::try_from(start >> 32)
+            .map_err(|_| TreeError::TooLarge { what: "bytes of names" })?;
+        self.arena.extend_from_slice(name);
+        let name = ArenaRef { start: start as u32, start_hi, len: name.len() as u16 };
+        // The root's entries come first (it is the first directory), so `at` is also the place
+        // in the list of all entries, and everything from there on moves up by one.
+        for node in &mut self.nodes {
+            if node.first_entry != u32::MAX && node.first_entry >= at {
+                node.first_entry += 1;
+            }
+        }
+        let mut ranges = self.dirs.iter_mut();
+        if let Some((_, root)) = ranges.next() {
+            root.end += 1;
+        }
+        for (_, range) in ranges {
+            *range = range.start + 1..range.end + 1;
+        }
+        self.nodes.push(Node { name_count: 1, first_entry: at, ..node });
+        let entry = Entry { parent: NodeId::ROOT, node: NodeId(id), name };
+        self.entries.insert(at as usize, entry);
+        let end = self.entries.len() as u32;
+        self.dirs.push((id, end..end));
+        Ok(NodeId(id))
+    }
+
     /// All nodes, in walk order; the root first.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
@@ -586,6 +683,11 @@ impl Tree {
     /// The extended attributes of a node.
     pub fn xattrs(&self, node: &Node) -> &XattrSet {
         &self.xattr_sets[node.xattrs.0 as usize]
+    }
+
+    /// Changes values of attributes: owners named inside them.
+    pub fn for_each_xattr_set_mut(&mut self, mut change: impl FnMut(&mut XattrSet)) {
+        self.xattr_sets.iter_mut().for_each(&mut change);
     }
 
     /// All distinct attribute sets; index 0 is the empty one.
@@ -658,6 +760,30 @@ mod tests {
     }
 
     #[test]
+    fn attribute_sets_and_runs_are_numbered_in_walk_order_and_only_if_used() {
+        let mut b = TreeBuilder::new(dir());
+        let set = |v: &[u8]| -> XattrSet { vec![(b"user.a"[..].into(), v.into())] };
+        let run = |offset| vec![DataRun { offset, len: 1, locator: 0 }];
+        for (name, value) in [(b"z", b"1"), (b"y", b"2"), (b"x", b"1"), (b"w", b"3")] {
+            let mut node = file();
+            node.xattrs = b.intern_xattrs(set(value)).unwrap();
+            node.runs = b.store_runs(run(u64::from(name[0]))).unwrap();
+            let id = b.add(node).unwrap();
+            b.link(NodeId::ROOT, name, id).unwrap();
+        }
+        // "w" gets another meaning: its node, set and runs go away.
+        let other = b.add(file()).unwrap();
+        b.relink(3, other);
+        let tree = b.finish().unwrap();
+        assert_eq!(tree.xattr_sets(), [Vec::new(), set(b"1"), set(b"2")]);
+        let ids: Vec<u32> = tree.nodes().iter().map(|node| node.xattrs.0).collect();
+        assert_eq!(ids, [0, 0, 1, 2, 1]);
+        let runs: Vec<_> =
+            tree.nodes().iter().map(|node| tree.runs(node).map(|runs| runs[0].offset)).collect();
+        assert_eq!(runs, [None, None, Some(120), Some(121), Some(122)]);
+    }
+
+    #[test]
     fn impossible_names_and_links_are_refused() {
         let mut b = TreeBuilder::new(dir());
         let f = b.add(file()).unwrap();
@@ -677,6 +803,28 @@ mod tests {
         b.link(NodeId::ROOT, b"one", d).unwrap();
         b.link(NodeId::ROOT, b"two", d).unwrap();
         assert!(matches!(b.finish(), Err(TreeError::DirectoryLinks { .. })));
+    }
+
+    #[test]
+    fn a_root_directory_added_later_is_found_and_moves_nothing_else() {
+        for name in [&b"!first"[..], b"lost+found", b"zz"] {
+            let mut b = TreeBuilder::new(dir());
+            for n in [&b"a"[..], b"m", b"x"] {
+                let d = b.add(dir()).unwrap();
+                b.link(NodeId::ROOT, n, d).unwrap();
+                let f = b.add(file()).unwrap();
+                b.link(d, b"f", f).unwrap();
+            }
+            let mut tree = b.finish().unwrap();
+            let before: Vec<_> = (0..7).map(|i| tree.path(NodeId(i))).collect();
+            let id = tree.add_root_dir(name, dir()).unwrap();
+            assert_eq!(tree.path(id), name);
+            assert_eq!(tree.find_in_root(name).unwrap().node, id);
+            assert!(tree.children(id).is_empty());
+            let after: Vec<_> = (0..7).map(|i| tree.path(NodeId(i))).collect();
+            assert_eq!(before, after);
+            assert!(tree.add_root_dir(name, dir()).is_err());
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use extant_sync::threads::ThreadError;
+
 use crate::tree::TreeError;
 
 /// Why a source cannot be turned into a tree, or its contents not be read.
@@ -35,6 +37,14 @@ pub enum SourceError {
     },
     /// The names collected do not make a tree.
     Tree(TreeError),
+    /// The threads that should have read the source could not be had, or failed.
+    Threads(ThreadError),
+}
+
+impl SourceError {
+    pub(crate) fn io(doing: &'static str, path: &[u8], cause: impl Into<io::Error>) -> SourceError {
+        SourceError::Io { doing, path: path.escape_ascii().to_string(), cause: cause.into() }
+    }
 }
 
 impl fmt::Display for SourceError {
@@ -48,6 +58,7 @@ impl fmt::Display for SourceError {
                 write!(f, "{archive}: at byte {offset}: {what}")
             }
             SourceError::Tree(e) => e.fmt(f),
+            SourceError::Threads(e) => e.fmt(f),
         }
     }
 }
@@ -58,6 +69,8 @@ impl std::error::Error for SourceError {
             SourceError::Io { cause, .. } => Some(cause),
             SourceError::Changed { .. } | SourceError::Archive { .. } => None,
             SourceError::Tree(_) => None,
+            // Display already says all of it but the cause.
+            SourceError::Threads(e) => e.source(),
         }
     }
 }
@@ -65,5 +78,11 @@ impl std::error::Error for SourceError {
 impl From<TreeError> for SourceError {
     fn from(e: TreeError) -> SourceError {
         SourceError::Tree(e)
+    }
+}
+
+impl From<ThreadError> for SourceError {
+    fn from(e: ThreadError) -> SourceError {
+        SourceError::Threads(e)
     }
 }

@@ -12,7 +12,9 @@
 //! - S2. A file that changed between the two steps is an error that names it: an image never mixes
 //!   two states of one file without saying so.
 
+pub mod dir;
 mod error;
+pub mod tar;
 
 pub use error::SourceError;
 
@@ -33,8 +35,33 @@ pub struct Scanned {
 pub struct Skipped {
     /// How many files and directories.
     pub count: u64,
-    /// The first few, each with the reason, for the report; bounded at 20.
+    /// The first few in order of their text, each with path and reason, for the report; bounded
+    /// at 20.
     pub examples: Vec<String>,
+}
+
+/// Most examples in [`Skipped`].
+const EXAMPLES_MAX: usize = 20;
+
+impl Skipped {
+    /// Counts one thing left out. Which examples are kept does not depend on the order of calls.
+    fn add(&mut self, example: String) {
+        self.count += 1;
+        let at = self.examples.partition_point(|kept| *kept <= example);
+        if at < EXAMPLES_MAX {
+            self.examples.truncate(EXAMPLES_MAX - 1);
+            self.examples.insert(at, example);
+        }
+    }
+}
+
+/// Whether ext4 has a place for the extended attribute `name`: the kernel stores these name
+/// spaces under prefix numbers (`Documentation/filesystems/ext4/attributes.rst`, "name index").
+fn is_kept_xattr(name: &[u8]) -> bool {
+    matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default" | b"system.richacl")
+        || [&b"user."[..], b"trusted.", b"security."]
+            .iter()
+            .any(|space| name.starts_with(space) && name.len() > space.len())
 }
 
 /// The bytes of a tree's files.
@@ -93,5 +120,33 @@ impl ContentReader for NoContents {
 
     fn finish(&mut self, _tree: &Tree) -> Result<(), SourceError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_counts_all_and_keeps_the_same_few_in_any_order() {
+        let add = |numbers: &mut dyn Iterator<Item = u32>| {
+            let mut skipped = Skipped::default();
+            numbers.for_each(|n| skipped.add(format!("{n:03}")));
+            skipped
+        };
+        let (up, down) = (add(&mut (0..100)), add(&mut (0..100).rev()));
+        assert_eq!((up.count, down.count), (100, 100));
+        assert_eq!(up.examples, down.examples);
+        assert_eq!(up.examples, (0..20).map(|n| format!("{n:03}")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn attributes_without_a_place_in_ext4_are_known() {
+        for name in ["user.a", "trusted.a", "security.selinux", "system.posix_acl_default"] {
+            assert!(is_kept_xattr(name.as_bytes()), "{name}");
+        }
+        for name in ["", "user.", "user", "system.nfs4_acl", "btrfs.compression", "x"] {
+            assert!(!is_kept_xattr(name.as_bytes()), "{name}");
+        }
     }
 }

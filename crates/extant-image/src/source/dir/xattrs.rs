@@ -1,0 +1,47 @@
+//! Extended attributes of one file, in as few system calls as possible.
+
+use std::ffi::CStr;
+
+use rustix::fs::{lgetxattr, llistxattr};
+use rustix::io::Errno;
+
+use crate::source::is_kept_xattr;
+use crate::tree::XattrSet;
+
+/// Longest list of names, and longest value, that the kernel hands out
+/// (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+const XATTR_MAX: usize = 65536;
+
+/// Reads extended attributes; one per thread, for its buffers.
+pub(super) struct XattrReader {
+    names: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl XattrReader {
+    pub(super) fn new() -> XattrReader {
+        XattrReader { names: vec![0; XATTR_MAX], value: vec![0; XATTR_MAX] }
+    }
+
+    /// The attributes of `path`, not following a symlink, of the name spaces that ext4 has.
+    ///
+    /// # Errors
+    ///
+    /// What listing or reading gives; `ENODATA` when an attribute vanished between the two.
+    pub(super) fn read(&mut self, path: &CStr) -> Result<XattrSet, Errno> {
+        let len = match llistxattr(path, &mut self.names[..]) {
+            Err(Errno::OPNOTSUPP) => 0,
+            result => result?,
+        };
+        let mut set = XattrSet::new();
+        for name in self.names.get(..len).unwrap_or_default().split_inclusive(|&b| b == 0) {
+            let Ok(c_name) = CStr::from_bytes_with_nul(name) else { continue };
+            if is_kept_xattr(c_name.to_bytes()) {
+                let len = lgetxattr(path, c_name, &mut self.value[..])?;
+                let value = self.value.get(..len).unwrap_or_default();
+                set.push((c_name.to_bytes().into(), value.into()));
+            }
+        }
+        Ok(set)
+    }
+}

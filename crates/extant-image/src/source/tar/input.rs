@@ -1,0 +1,397 @@
+//! Where the bytes of an archive come from, and where those of its files go.
+//!
+//! # Shape
+//!
+//! ```text
+//! plain file   positional reads through a small window; file data stays where it is
+//! stream       thread: read, decompress ──> chunks ──> parser ──> data to the spool file
+//! ```
+
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+use std::os::unix::fs::FileExt;
+
+use extant_sync::threads::{Receiver, Sender, channel};
+
+/// Bytes read at once: by the decompressor, and through the window on a plain file.
+const CHUNK: usize = 256 << 10;
+const WINDOW: usize = 32 << 10;
+
+/// Chunks between the two threads.
+const CHUNKS: usize = 4;
+
+/// An archive to be read from front to back.
+pub(super) enum Input<'a> {
+    /// A plain archive that can be read anywhere.
+    File {
+        /// The archive.
+        file: &'a File,
+        /// Its size when it was opened.
+        len: u64,
+        /// Bytes read ahead, and where they start.
+        window: Vec<u8>,
+        /// Where `window` starts.
+        window_start: u64,
+    },
+    /// Anything else.
+    Stream {
+        /// The archive, decompressed.
+        stream: Box<dyn BufRead + 'a>,
+        /// Takes the data of files.
+        spool: Spool<'a>,
+    },
+}
+
+impl Input<'_> {
+    /// Fills `buf` from byte `pos` of the archive; returns how much there was.
+    pub(super) fn read(&mut self, pos: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let count = match self {
+                Input::File { file, window, window_start, .. } => {
+                    let at = pos.saturating_add(done as u64);
+                    let inside =
+                        at.checked_sub(*window_start).and_then(|n| usize::try_from(n).ok());
+                    let mut have = inside.and_then(|n| window.get(n..)).unwrap_or_default();
+                    if have.is_empty() {
+                        window.resize(WINDOW, 0);
+                        let count = retry(|| file.read_at(window, at))?;
+                        window.truncate(count);
+                        *window_start = at;
+                        have = window;
+                    }
+                    let count = have.len().min(rest.len());
+                    if let (Some(to), Some(from)) = (rest.get_mut(..count), have.get(..count)) {
+                        to.copy_from_slice(from);
+                    }
+                    count
+                }
+                Input::Stream { stream, .. } => retry(|| stream.read(rest))?,
+            };
+            if count == 0 {
+                break;
+            }
+            done += count;
+        }
+        Ok(done)
+    }
+
+    /// Passes over `count` bytes from byte `pos`; returns how many there were.
+    pub(super) fn skip(&mut self, pos: u64, count: u64) -> io::Result<u64> {
+        match self {
+            Input::File { len, .. } => Ok(count.min(len.saturating_sub(pos))),
+            Input::Stream { stream, .. } => each_piece(stream, count, |_| Ok(())),
+        }
+    }
+
+    /// Keeps `count` bytes from byte `pos` for later; returns where they can be read and how many
+    /// there were.
+    pub(super) fn keep(&mut self, pos: u64, count: u64) -> io::Result<(u64, u64)> {
+        match self {
+            Input::File { len, .. } => Ok((pos, count.min(len.saturating_sub(pos)))),
+            Input::Stream { stream, spool } => {
+                let start = spool.len;
+                let done = each_piece(stream, count, |piece| spool.write(piece))?;
+                Ok((start, done))
+            }
+        }
+    }
+
+    /// Reads a stream to its end: damage behind the archive's end mark is damage too.
+    pub(super) fn drain(&mut self) -> io::Result<()> {
+        if let Input::Stream { stream, spool } = self {
+            each_piece(stream, u64::MAX, |_| Ok(()))?;
+            spool.flush()?;
+        }
+        Ok(())
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Hands up to `count` bytes to `take`, in pieces; returns how many there were.
+fn each_piece(
+    stream: &mut dyn BufRead,
+    count: u64,
+    mut take: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<u64> {
+    let mut left = count;
+    while left > 0 {
+        let piece = match stream.fill_buf() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            result => result?,
+        };
+        let len = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if len == 0 {
+            break;
+        }
+        take(piece.get(..len).unwrap_or_default())?;
+        stream.consume(len);
+        left -= len as u64;
+    }
+    Ok(count - left)
+}
+
+/// Collects file data in a temporary file, in large writes.
+pub(super) struct Spool<'a> {
+    file: &'a File,
+    buffer: Vec<u8>,
+    len: u64,
+}
+
+impl<'a> Spool<'a> {
+    pub(super) fn new(file: &'a File) -> Spool<'a> {
+        Spool { file, buffer: Vec::with_capacity(1 << 20), len: 0 }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.buffer.len() + bytes.len() > self.buffer.capacity() {
+            self.flush()?;
+        }
+        if bytes.len() >= self.buffer.capacity() {
+            self.file.write_all(bytes)?;
+        } else {
+            self.buffer.extend_from_slice(bytes);
+        }
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+/// How an archive is packed, told by its first bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Packing {
+    /// Not, as far as the first bytes tell.
+    Plain,
+    Gzip,
+    Zstd,
+    /// In a way that has to be undone by another program: its usual name.
+    Foreign(&'static str),
+}
+
+impl Packing {
+    /// Longest start that is looked at.
+    pub(super) const START: usize = 6;
+
+    /// Tells by the first bytes of an archive, at most [`Packing::START`].
+    pub(super) fn of(start: &[u8]) -> Packing {
+        let foreign: [(&[u8], &str); 6] = [
+            (b"\xfd7zXZ\0", "xz"),
+            (b"BZh", "bzip2"),
+            (b"\x04\x22\x4d\x18", "lz4"),
+            (b"LZIP", "lzip"),
+            (b"\x1f\x9d", "gzip"),
+            (b"PK\x03\x04", "unzip"),
+        ];
+        if start.starts_with(&GZIP) {
+            Packing::Gzip
+        } else if is_zstd(start) {
+            Packing::Zstd
+        } else {
+            let found = foreign.iter().find(|(magic, _)| start.starts_with(magic));
+            found.map_or(Packing::Plain, |(_, name)| Packing::Foreign(name))
+        }
+    }
+}
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// A frame, or one to be skipped (RFC 8878, sections 3.1.1 and 3.1.2).
+fn is_zstd(start: &[u8]) -> bool {
+    start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd])
+        || matches!(start, [low, 0x2a, 0x4d, 0x18, ..] if low & 0xf0 == 0x50)
+}
+
+/// A reader that can show what comes next.
+pub(super) struct Peek<R> {
+    inner: R,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl<R: Read> Peek<R> {
+    pub(super) fn new(inner: R) -> Peek<R> {
+        Peek { inner, buffer: vec![0; CHUNK], start: 0, end: 0 }
+    }
+
+    /// The next `count` bytes (at most the buffer), fewer at the end.
+    pub(super) fn peek(&mut self, count: usize) -> io::Result<&[u8]> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        while self.end < count {
+            let Some(room) = self.buffer.get_mut(self.end..).filter(|room| !room.is_empty()) else {
+                break;
+            };
+            match retry(|| self.inner.read(room))? {
+                0 => break,
+                got => self.end += got,
+            }
+        }
+        Ok(self.buffer.get(..self.end.min(count)).unwrap_or_default())
+    }
+}
+
+impl<R: Read> Read for Peek<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut have = self.fill_buf()?;
+        let count = have.read(buf)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl<R: Read> BufRead for Peek<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+            self.end = self.inner.read(&mut self.buffer)?;
+        }
+        Ok(self.buffer.get(self.start..self.end).unwrap_or_default())
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.start = self.end.min(self.start + count);
+    }
+}
+
+/// What travels from the decompressing thread: a chunk, or why there are no more.
+type Piece = io::Result<Vec<u8>>;
+
+/// A pipe from a thread that runs [`decompress`] to a reader.
+pub(super) fn pipe() -> (PipeWriter, PipeReader) {
+    let (full, chunks) = channel(CHUNKS);
+    let (empty, recycled) = channel(CHUNKS + 2);
+    (PipeWriter { full, recycled }, PipeReader { chunks, empty, current: Vec::new(), at: 0 })
+}
+
+/// End of the decompressing thread.
+pub(super) struct PipeWriter {
+    full: Sender<Piece>,
+    recycled: Receiver<Vec<u8>>,
+}
+
+/// End of the parsing thread.
+pub(super) struct PipeReader {
+    chunks: Receiver<Piece>,
+    empty: Sender<Vec<u8>>,
+    current: Vec<u8>,
+    at: usize,
+}
+
+/// Reads `input` to its end into `out`, unpacked. Returns early when nobody listens any more.
+///
+/// What follows the last gzip member or zstd frame is passed over, as `gzip` does (tapes pad with
+/// zeros): the archive's own end mark tells whether something is missing.
+pub(super) fn decompress(mut input: Peek<impl Read>, packing: Packing, out: &PipeWriter) {
+    let outcome = match packing {
+        Packing::Plain | Packing::Foreign(_) => out.send_all(&mut input),
+        Packing::Gzip => members(
+            &mut input,
+            out,
+            GZIP.len(),
+            |start| start == GZIP,
+            |input| Ok(Box::new(flate2::bufread::GzDecoder::new(input))),
+        ),
+        Packing::Zstd => members(&mut input, out, 4, is_zstd, |input| {
+            Ok(Box::new(zstd::stream::read::Decoder::with_buffer(input)?.single_frame()))
+        }),
+    };
+    match outcome {
+        Ok(()) => {}
+        // The parser found what it wanted, or an error of its own.
+        Err(Stop::NobodyListens) => {}
+        Err(Stop::Io(error)) => drop(out.full.send(Err(error))),
+    }
+}
+
+enum Stop {
+    NobodyListens,
+    Io(io::Error),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Stop {
+        Stop::Io(error)
+    }
+}
+
+fn members<R: Read>(
+    input: &mut Peek<R>,
+    out: &PipeWriter,
+    magic_len: usize,
+    is_magic: impl Fn(&[u8]) -> bool,
+    decoder: impl for<'i> Fn(&'i mut Peek<R>) -> io::Result<Box<dyn Read + 'i>>,
+) -> Result<(), Stop> {
+    while is_magic(input.peek(magic_len)?) {
+        out.send_all(&mut *decoder(input)?)?;
+    }
+    Ok(())
+}
+
+impl PipeWriter {
+    fn send_all(&self, input: &mut dyn Read) -> Result<(), Stop> {
+        loop {
+            let mut chunk = self.recycled.try_recv().unwrap_or_default();
+            chunk.resize(CHUNK, 0);
+            let mut len = 0;
+            while let Some(room) = chunk.get_mut(len..).filter(|room| !room.is_empty()) {
+                match retry(|| input.read(room))? {
+                    0 => break,
+                    count => len += count,
+                }
+            }
+            if len == 0 {
+                return Ok(());
+            }
+            chunk.truncate(len);
+            self.full.send(Ok(chunk)).map_err(|_| Stop::NobodyListens)?;
+        }
+    }
+}
+
+impl Read for PipeReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut have = self.fill_buf()?;
+        let count = have.read(buf)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl BufRead for PipeReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.at >= self.current.len() {
+            match self.chunks.recv() {
+                Ok(chunk) => {
+                    let used = std::mem::replace(&mut self.current, chunk?);
+                    self.at = 0;
+                    // Full only if the other side stopped taking chunks back.
+                    let _ = self.empty.try_send(used);
+                }
+                // The other thread is done.
+                Err(_) => return Ok(&[]),
+            }
+        }
+        Ok(self.current.get(self.at..).unwrap_or_default())
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.at = self.current.len().min(self.at + count);
+    }
+}
