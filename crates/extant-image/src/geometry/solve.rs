@@ -47,6 +47,8 @@ struct Frame {
     first_data_block: u32,
     inode_size: u16,
     desc_size: u16,
+    /// Blocks asked for.
+    asked_blocks: u64,
     /// Blocks asked for, whole clusters.
     blocks: u64,
     /// Inodes asked for; not 0.
@@ -71,13 +73,13 @@ impl Frame {
 
     /// Blocks for root only, of all that were asked for.
     fn reserved(&self) -> u64 {
-        (self.reserved_percent * self.blocks as f64 / 100.0) as u64
+        (self.reserved_percent * self.asked_blocks as f64 / 100.0) as u64
     }
 
     /// Blocks for root only when `blocks` are left: the same share as the whole number of
     /// [`Frame::reserved`] was, rounded down again.
     fn reserved_of(&self, blocks: u64) -> u64 {
-        (self.reserved() as f64 / self.blocks as f64 * blocks as f64) as u64
+        (self.reserved() as f64 / self.asked_blocks as f64 * blocks as f64) as u64
     }
 
     /// Block numbers in a block of a block map: the resize inode's only double-indirect block has
@@ -129,6 +131,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
         _ if bigalloc => DEFAULT_CLUSTER_BLOCKS,
         _ => 1,
     };
+    let asked_blocks = blocks;
     let blocks = blocks - blocks % u64::from(cluster_blocks);
     // The last number itself stays free: on disk all ones often means "none".
     let max = if features.has(Feature::SixtyFourBit) { 1 << 48 } else { u64::from(u32::MAX) };
@@ -176,6 +179,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
         first_data_block: u32::from(block_size.bytes() == 1024 && !bigalloc),
         inode_size,
         desc_size,
+        asked_blocks,
         blocks,
         inodes,
         reserved_percent,
