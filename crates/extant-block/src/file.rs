@@ -179,6 +179,11 @@ impl FileDevice {
         })
     }
 
+    /// Whether it is a block device and not a regular file.
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
     /// The file underneath, for what devices do not do: `sync`, times, links.
     pub fn file(&self) -> &File {
         &self.file

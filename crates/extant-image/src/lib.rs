@@ -8,6 +8,12 @@
 
 pub mod geometry;
 pub mod options;
+pub mod output;
+pub mod plan;
 pub mod profile;
+mod signature;
 pub mod source;
+mod superblock_template;
+pub mod transform;
 pub mod tree;
+pub mod write;

@@ -385,9 +385,7 @@ impl TreeBuilder {
     /// Stores the data runs of a file with holes for [`Node::runs`]: sorted, not overlapping,
     /// within the size. An empty list is a file that is one hole.
     pub fn store_runs(&mut self, runs: Vec<DataRun>) -> Result<u32, TreeError> {
-        debug_assert!(
-            runs.windows(2).all(|w| w[0].offset.saturating_add(w[0].len) <= w[1].offset)
-        );
+        debug_assert!(runs.windows(2).all(|w| w[0].offset.saturating_add(w[0].len) <= w[1].offset));
         let id = u32::try_from(self.runs.len())
             .ok()
             .filter(|&id| id != NO_RUNS)
@@ -659,15 +657,17 @@ impl Tree {
         })
     }
 
+    /// Position of directory `id` among [`Tree::dirs`].
+    pub fn dir_index(&self, id: NodeId) -> Option<usize> {
+        self.dirs.binary_search_by_key(&id.0, |(dir, _)| *dir).ok()
+    }
+
     /// The entries of directory `id`, sorted by name; empty for other kinds.
     pub fn children(&self, id: NodeId) -> &[Entry] {
-        match self.dirs.binary_search_by_key(&id.0, |(dir, _)| *dir) {
-            Ok(at) => {
-                let range = &self.dirs[at].1;
-                &self.entries[range.start as usize..range.end as usize]
-            }
-            Err(_) => &[],
-        }
+        self.dir_index(id).map_or(&[], |at| {
+            let range = &self.dirs[at].1;
+            &self.entries[range.start as usize..range.end as usize]
+        })
     }
 
     /// The name of an entry.

@@ -100,7 +100,23 @@ pub(super) fn solve(options: &MkfsOptions, size: SizeRequest) -> Result<Geometry
     journal::size_journal(options, &mut geometry)?;
     geometry.lost_found_blocks = lost_found_blocks(geometry.block_size);
     geometry.check_placement()?;
+    check_room(options, &geometry)?;
     Ok(geometry)
+}
+
+/// Whether all that an empty file system holds has room.
+fn check_room(options: &MkfsOptions, geometry: &Geometry) -> Result<(), GeometryError> {
+    let ratio = u64::from(geometry.cluster_blocks);
+    let blocks = geometry.blocks_count - u64::from(geometry.first_data_block);
+    let used = geometry.fixed_metadata_clusters() + geometry.empty_fs(options).clusters(geometry);
+    if used > blocks / ratio {
+        return Err(GeometryError::TooSmall {
+            blocks: geometry.blocks_count,
+            metadata: used * ratio,
+            block_bytes: geometry.block_size.bytes(),
+        });
+    }
+    Ok(())
 }
 
 fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryError> {
@@ -212,7 +228,11 @@ fn wanted_inodes(
     let ratio = options
         .bytes_per_inode
         .unwrap_or_else(|| SizeClass::of(bytes).bytes_per_inode.max(smallest_file));
-    (bytes / u64::from(ratio), false)
+    match bytes / u64::from(ratio) {
+        // A ratio above the size says nothing; one inode per 4 KiB or per larger block.
+        0 => (bytes / u64::from(block_size.bytes().max(4096)), false),
+        inodes => (inodes, false),
+    }
 }
 
 /// Reserved descriptor blocks for growth to `limit` blocks; `None`: that needs none, and the

@@ -1,0 +1,378 @@
+//! What the files of a tree need, whatever the size of the image.
+
+use extant_base::{BlockSize, Ino};
+use extant_format::dir::DirLayout;
+use extant_format::hash::{HashSeed, HashVersion};
+
+use crate::options::{Feature, FeatureSet, HashAlgorithm, MkfsOptions};
+use crate::plan::attrs::AttrPlan;
+use crate::plan::dirs::DirCoder;
+use crate::plan::quota::{KINDS, quota_file};
+use crate::plan::{Ids, InoMap, PlanError};
+use crate::tree::{DataRun, Kind, Node, NodeId, Tree};
+
+/// Longest symlink target that lies in the inode: 60 bytes with its end mark.
+const FAST_SYMLINK_MAX: u64 = 59;
+/// Most names a file may have.
+const LINKS_MAX: u32 = 65_000;
+
+/// Where the contents of a node are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// Nowhere: an empty file, a device, a pipe, a socket.
+    Nothing,
+    /// In the 60 bytes of the inode: a short symlink.
+    FastSymlink,
+    /// In the inode, by the `inline_data` feature.
+    Inline,
+    /// In blocks.
+    Blocks,
+}
+
+/// What depends on the tree and the features but not on the size.
+#[derive(Debug)]
+pub(crate) struct Demand {
+    pub(crate) block_size: BlockSize,
+    pub(crate) cluster_blocks: u32,
+    /// Files are mapped by extents; else by indirect blocks.
+    pub(crate) extents: bool,
+    /// Files may have 2 GiB and more.
+    large_file: bool,
+    pub(crate) inos: InoMap,
+    pub(crate) own: OwnInos,
+    pub(crate) dirs: DirCoder,
+    pub(crate) attrs: AttrPlan,
+    /// Form of each node.
+    pub(crate) forms: Vec<Form>,
+    /// Blocks of each directory and whether it is indexed, in the order of [`Tree::dirs`].
+    pub(crate) dir_blocks: Vec<(u32, bool)>,
+    /// Sub-directories of each directory, in the same order.
+    pub(crate) sub_dirs: Vec<u32>,
+    /// Blocks of the quota files: user, group, project; 0 for those there are not.
+    quota_blocks: [u64; 3],
+    /// Blocks that contents, directories and attributes take, map blocks not counted.
+    pub(crate) content_blocks: u64,
+    /// Bytes of regular files that are stored.
+    pub(crate) data_bytes: u64,
+}
+
+/// Inodes that the file system keeps for itself and that have no fixed number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct OwnInos {
+    pub(crate) project_quota: Option<Ino>,
+    pub(crate) orphan_file: Option<Ino>,
+}
+
+impl Demand {
+    /// Looks at every node once; hashes the names of directories of more than one block.
+    pub(crate) fn of(
+        tree: &Tree,
+        mkfs: &MkfsOptions,
+        features: &FeatureSet,
+        facts: &SizeFacts,
+        ids: &Ids,
+    ) -> Result<Demand, PlanError> {
+        let lost_found = tree
+            .find_in_root(b"lost+found")
+            .map(|entry| entry.node)
+            .ok_or(PlanError::LostFoundTaken)?;
+        let (own, first) = own_inos(features);
+        let attrs = AttrPlan::of(tree, mkfs, features, facts)?;
+        let value_count = attrs.value_count();
+        let inos =
+            InoMap::new(lost_found, first, tree.nodes().len(), value_count).ok_or_else(|| {
+                PlanError::TooFewInodes {
+                    available: u64::from(u32::MAX),
+                    needed: (tree.nodes().len() as u64).saturating_add(value_count as u64),
+                }
+            })?;
+        let dirs = DirCoder {
+            layout: DirLayout {
+                block_size: facts.block_size,
+                filetype: features.has(Feature::Filetype),
+                checksum: features.has(Feature::MetadataCsum),
+                stored_hash: false,
+            },
+            hash: features
+                .has(Feature::DirIndex)
+                .then(|| (hash_version(mkfs), HashSeed::from_bytes(&ids.hash_seed))),
+            large_dir: features.has(Feature::LargeDir),
+            lost_found_blocks: facts.lost_found_blocks,
+        };
+        let mut demand = Demand {
+            block_size: facts.block_size,
+            cluster_blocks: facts.cluster_blocks,
+            extents: features.has(Feature::Extent),
+            large_file: features.has(Feature::LargeFile),
+            inos,
+            own,
+            dirs,
+            attrs,
+            forms: Vec::with_capacity(tree.nodes().len()),
+            dir_blocks: Vec::new(),
+            sub_dirs: Vec::new(),
+            quota_blocks: [0; 3],
+            content_blocks: 0,
+            data_bytes: 0,
+        };
+        demand.look_at_nodes(tree)?;
+        demand.look_at_dirs(tree, features, lost_found)?;
+        demand.look_at_quota(tree, mkfs)?;
+        demand.content_blocks += demand.attrs.total_blocks(&demand);
+        Ok(demand)
+    }
+
+    /// Blocks that `blocks` blocks of one object take, in whole clusters.
+    pub(crate) fn in_clusters(&self, blocks: u64) -> u64 {
+        blocks.next_multiple_of(u64::from(self.cluster_blocks))
+    }
+
+    /// The last inode in use; the image needs at least that many.
+    pub(crate) fn inodes_needed(&self) -> u64 {
+        u64::from(self.inos.last().0)
+    }
+
+    fn look_at_nodes(&mut self, tree: &Tree) -> Result<(), PlanError> {
+        let max_blocks = self.max_file_blocks();
+        for (index, node) in tree.nodes().iter().enumerate() {
+            let id = NodeId(index as u32);
+            let fail = |why| Err(refuse(tree, id, why));
+            if node.kind != Kind::Dir && node.name_count > LINKS_MAX {
+                return fail(format!(
+                    "it has {} hard links; ext4 allows {LINKS_MAX}",
+                    node.name_count
+                ));
+            }
+            let form = match node.kind {
+                _ if self.attrs.is_inline(id) => Form::Inline,
+                Kind::Symlink if node.size <= FAST_SYMLINK_MAX => Form::FastSymlink,
+                Kind::Symlink => {
+                    if node.size >= u64::from(self.block_size.bytes()) {
+                        return fail(format!(
+                            "the symbolic link's target has {} bytes; with blocks of {} bytes at \
+                             most {} fit (choose a larger block size)",
+                            node.size,
+                            self.block_size.bytes(),
+                            self.block_size.bytes() - 1
+                        ));
+                    }
+                    self.content_blocks += self.in_clusters(1);
+                    Form::Blocks
+                }
+                Kind::File if node.size > 0 => {
+                    let blocks = self.block_size.blocks_for(node.size);
+                    if blocks > max_blocks {
+                        return fail(format!(
+                            "a file of {} bytes; with this block size and mapping at most {} \
+                             blocks of {} bytes fit",
+                            node.size,
+                            max_blocks,
+                            self.block_size.bytes()
+                        ));
+                    }
+                    if node.size > u64::from(u32::MAX >> 1) && !self.large_file {
+                        return fail(format!(
+                            "a file of {} bytes; files of 2 GiB and more need the large_file feature",
+                            node.size
+                        ));
+                    }
+                    for (_, len) in self.runs_of(tree, node) {
+                        self.content_blocks += self.in_clusters(len);
+                    }
+                    self.data_bytes += match tree.runs(node) {
+                        Some(runs) => runs.iter().map(|r| r.len).sum(),
+                        None => node.size,
+                    };
+                    Form::Blocks
+                }
+                Kind::Dir => Form::Blocks,
+                Kind::File | Kind::Char | Kind::Block | Kind::Fifo | Kind::Socket => Form::Nothing,
+            };
+            self.forms.push(form);
+        }
+        Ok(())
+    }
+
+    fn look_at_dirs(
+        &mut self,
+        tree: &Tree,
+        features: &FeatureSet,
+        lost_found: NodeId,
+    ) -> Result<(), PlanError> {
+        for (id, entries) in tree.dirs() {
+            let sub_dirs =
+                entries.iter().filter(|e| tree.node(e.node).kind == Kind::Dir).count() as u32;
+            if sub_dirs + 2 > LINKS_MAX && !features.has(Feature::DirNlink) {
+                let why = format!(
+                    "it has {sub_dirs} sub-directories; without the dir_nlink feature ext4 allows {}",
+                    LINKS_MAX - 2
+                );
+                return Err(refuse(tree, id, why));
+            }
+            self.sub_dirs.push(sub_dirs);
+            if self.forms[id.index()] == Form::Inline {
+                self.dir_blocks.push((0, false));
+                continue;
+            }
+            let shape = self.dirs.shape(tree, id, id == lost_found).map_err(|e| {
+                let hint = if features.has(Feature::LargeDir) {
+                    ""
+                } else {
+                    " (the large_dir feature allows more)"
+                };
+                refuse(tree, id, format!("its {} entries: {e}{hint}", entries.len()))
+            })?;
+            self.content_blocks += self.in_clusters(u64::from(shape.block_count()));
+            self.dir_blocks.push((shape.block_count(), shape.is_indexed()));
+        }
+        Ok(())
+    }
+
+    fn look_at_quota(&mut self, tree: &Tree, mkfs: &MkfsOptions) -> Result<(), PlanError> {
+        let wanted = mkfs.quota_types();
+        for (at, on) in [wanted.user, wanted.group, wanted.project].into_iter().enumerate() {
+            if on {
+                // The length depends on who owns anything, not on how much.
+                let file = quota_file(KINDS[at], tree, |_| 0)
+                    .map_err(|e| refuse(tree, NodeId::ROOT, format!("a quota file: {e}")))?;
+                self.quota_blocks[at] = self.block_size.blocks_for(file.len() as u64);
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks of a quota file: 0 user, 1 group, 2 project.
+    pub(crate) fn quota_blocks(&self, kind: u8) -> u64 {
+        self.quota_blocks[usize::from(kind)]
+    }
+
+    /// Blocks of a directory, and whether it has an index.
+    pub(crate) fn dir_of(&self, tree: &Tree, dir: NodeId) -> (u32, bool) {
+        tree.dir_index(dir).map_or((0, false), |at| self.dir_blocks[at])
+    }
+
+    /// Sub-directories of a directory.
+    pub(crate) fn sub_dirs_of(&self, tree: &Tree, dir: NodeId) -> u32 {
+        tree.dir_index(dir).map_or(0, |at| self.sub_dirs[at])
+    }
+
+    /// Most blocks a file may have: 32-bit file blocks with extents; what triple indirection
+    /// reaches without.
+    fn max_file_blocks(&self) -> u64 {
+        if self.extents {
+            u64::from(u32::MAX)
+        } else {
+            extant_format::indirect::max_file_blocks(self.block_size)
+        }
+    }
+
+    /// Runs of blocks of a regular file that are stored; see [`file_runs`].
+    pub(crate) fn runs_of<'t>(
+        &self,
+        tree: &'t Tree,
+        node: &Node,
+    ) -> impl Iterator<Item = (u32, u64)> + use<'t> {
+        file_runs(tree.runs(node), node.size, self.block_size, self.cluster_blocks)
+    }
+}
+
+/// Numbers that the geometry of every size agrees on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SizeFacts {
+    pub(crate) block_size: BlockSize,
+    pub(crate) cluster_blocks: u32,
+    pub(crate) inode_size: u16,
+    pub(crate) lost_found_blocks: u32,
+}
+
+fn own_inos(features: &FeatureSet) -> (OwnInos, Ino) {
+    let mut next = Ino::FIRST_ORDINARY.0 + 1;
+    let mut own = OwnInos::default();
+    let mut take = || {
+        next += 1;
+        Some(Ino(next - 1))
+    };
+    if features.has(Feature::Project) && features.has(Feature::Quota) {
+        own.project_quota = take();
+    }
+    if features.has(Feature::OrphanFile) {
+        own.orphan_file = take();
+    }
+    (own, Ino(next))
+}
+
+/// Bytes of names count as signed whatever the machine, so that images do not depend on it; the
+/// superblock says so.
+pub(crate) fn hash_version(mkfs: &MkfsOptions) -> HashVersion {
+    match mkfs.hash_algorithm {
+        HashAlgorithm::Legacy => HashVersion::Legacy,
+        HashAlgorithm::HalfMd4 => HashVersion::HalfMd4,
+        HashAlgorithm::Tea => HashVersion::Tea,
+    }
+}
+
+/// Names the node in a refusal.
+pub(crate) fn refuse(tree: &Tree, node: NodeId, why: String) -> PlanError {
+    PlanError::File { path: format!("/{}", tree.path(node).escape_ascii()), why }
+}
+
+/// Runs of blocks `(first file block, blocks)` of a file of `size` bytes with data runs `runs`.
+///
+/// Runs of bytes become runs of whole clusters, so that a file block is where its cluster says;
+/// the last one ends with the file.
+pub(crate) fn file_runs(
+    runs: Option<&[DataRun]>,
+    size: u64,
+    block_size: BlockSize,
+    cluster_blocks: u32,
+) -> impl Iterator<Item = (u32, u64)> + use<'_> {
+    let unit = u64::from(block_size.bytes()) * u64::from(cluster_blocks);
+    let end_block = block_size.blocks_for(size);
+    let whole = runs.is_none().then_some((0u64, size));
+    let pieces = runs.unwrap_or(&[]).iter().map(|run| (run.offset, run.offset + run.len));
+    let mut bytes = whole.into_iter().chain(pieces).filter(|(start, end)| start < end).peekable();
+    std::iter::from_fn(move || {
+        let (start, mut end) = bytes.next()?;
+        // Join runs that meet in one cluster or in neighbouring ones.
+        while let Some(&(next_start, next_end)) = bytes.peek() {
+            if next_start / unit > (end - 1) / unit + 1 {
+                break;
+            }
+            end = next_end;
+            bytes.next();
+        }
+        let first = start / unit * u64::from(cluster_blocks);
+        let last = ((end - 1) / unit + 1) * u64::from(cluster_blocks);
+        Some((first as u32, last.min(end_block) - first))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(list: &[(u64, u64)], size: u64, cluster: u32) -> Vec<(u32, u64)> {
+        let runs: Vec<_> =
+            list.iter().map(|&(offset, len)| DataRun { offset, len, locator: 0 }).collect();
+        file_runs(Some(&runs), size, BlockSize::new(4096).unwrap(), cluster).collect()
+    }
+
+    #[test]
+    fn byte_runs_become_block_runs() {
+        let size = BlockSize::new(4096).unwrap();
+        assert_eq!(file_runs(None, 10_000, size, 1).collect::<Vec<_>>(), [(0, 3)]);
+        assert_eq!(file_runs(None, 0, size, 1).count(), 0);
+        assert_eq!(runs(&[], 1 << 20, 1), []);
+        assert_eq!(runs(&[(4096, 4096), (16384, 1)], 20_000, 1), [(1, 1), (4, 1)]);
+        // Two pieces of one block are one run; so are pieces in neighbouring blocks.
+        assert_eq!(runs(&[(0, 100), (512, 100), (4096, 1)], 8192, 1), [(0, 2)]);
+        assert_eq!(runs(&[(8191, 2)], 1 << 20, 1), [(1, 2)]);
+    }
+
+    #[test]
+    fn runs_cover_whole_clusters_but_end_with_the_file() {
+        assert_eq!(runs(&[(4096, 1)], 1 << 20, 16), [(0, 16)]);
+        assert_eq!(runs(&[(4096, 1)], 20_000, 16), [(0, 5)]);
+        assert_eq!(runs(&[(0, 1), (65_536 * 2, 1)], 1 << 20, 16), [(0, 16), (32, 16)]);
+    }
+}

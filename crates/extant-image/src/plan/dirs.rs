@@ -1,0 +1,160 @@
+//! Contents of directories: how many blocks, and the blocks themselves.
+
+use extant_base::{FileBlock, Ino};
+use extant_format::dir::{BlockWriter, DirFault, DirLayout, FileType, NewEntry};
+use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
+use extant_format::htree::{HtreeFault, HtreePlan, IndexLayout, IndexOptions, PlannedEntry};
+
+use crate::plan::InoMap;
+use crate::tree::{Entry, Kind, NodeId, Tree};
+
+/// How full the leaves of an indexed directory get, in percent. Full leaves would make every name
+/// that is added later split one; e2fsck's own rebuild leaves a fifth free as well.
+const LEAF_FILL_PERCENT: u8 = 80;
+
+/// Turns the entries of a directory into blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirCoder {
+    /// Layout of the blocks.
+    pub(crate) layout: DirLayout,
+    /// Hash of an indexed directory and its seed; `None` without `dir_index`.
+    pub(crate) hash: Option<(HashVersion, HashSeed)>,
+    /// Feature `large_dir`.
+    pub(crate) large_dir: bool,
+    /// Blocks that an empty lost+found has, so that e2fsck can use it without allocating.
+    pub(crate) lost_found_blocks: u32,
+}
+
+/// A directory of known shape.
+pub(crate) struct DirShape<'t> {
+    tree: &'t Tree,
+    plan: HtreePlan,
+    entries: &'t [Entry],
+    /// Entries in order of hash, as indices of `entries`; empty when the order is by name.
+    order: Vec<(NameHash, u32)>,
+    /// Blocks with nothing in them after the last.
+    empty_blocks: u32,
+}
+
+impl DirShape<'_> {
+    /// Blocks of the directory, at least 1.
+    pub(crate) fn block_count(&self) -> u32 {
+        self.plan.block_count().saturating_add(self.empty_blocks)
+    }
+
+    /// Whether the inode needs the index flag.
+    pub(crate) fn is_indexed(&self) -> bool {
+        self.plan.is_indexed()
+    }
+}
+
+impl DirCoder {
+    /// Decides the shape of a directory. Cost: one hash and one sort step per name when the
+    /// directory needs more than one block, else a sum over its names.
+    pub(crate) fn shape<'t>(
+        &self,
+        tree: &'t Tree,
+        dir: NodeId,
+        is_lost_found: bool,
+    ) -> Result<DirShape<'t>, HtreeFault> {
+        let entries = tree.children(dir);
+        let dots = DirLayout::dots_need(1) + DirLayout::dots_need(2);
+        let bytes: usize = entries.iter().map(|e| self.layout.needs(tree.name(e).len())).sum();
+        let one_block = dots + bytes <= self.layout.entry_bytes();
+        let hash = self.hash.filter(|_| !one_block);
+        let mut order = Vec::new();
+        if let Some((version, seed)) = hash {
+            order.reserve_exact(entries.len());
+            for (at, entry) in entries.iter().enumerate() {
+                // Only the hash of an encrypted directory is missing, and none is made here.
+                let hash = name_hash(version, &seed, tree.name(entry)).unwrap_or_default();
+                order.push((hash, at as u32));
+            }
+            // Equal hashes stay in order of name, which is the order of the indices.
+            order.sort_unstable();
+        }
+        let options = IndexOptions {
+            layout: IndexLayout {
+                dir: self.layout,
+                large_dir: self.large_dir,
+                unsigned_hash: hash.is_some_and(|(version, _)| is_unsigned(version)),
+            },
+            hash: hash.map(|(version, _)| version),
+            fill_percent: LEAF_FILL_PERCENT,
+        };
+        let planned = |entry: &Entry, hash| PlannedEntry {
+            // Names have 1 to 255 bytes (`TreeBuilder::link`).
+            name_len: tree.name(entry).len() as u8,
+            hash,
+        };
+        let plan = if order.is_empty() {
+            HtreePlan::new(options, entries.iter().map(|e| planned(e, NameHash::default())))?
+        } else {
+            let sorted = order.iter().map(|&(hash, at)| planned(&entries[at as usize], hash));
+            HtreePlan::new(options, sorted)?
+        };
+        let mut empty_blocks = 0;
+        if is_lost_found && !plan.is_indexed() {
+            empty_blocks = self.lost_found_blocks.saturating_sub(plan.block_count());
+        }
+        Ok(DirShape { tree, plan, entries, order, empty_blocks })
+    }
+
+    /// Writes the blocks of a directory in order, each once, through `write`.
+    pub(crate) fn emit<E: From<HtreeFault>>(
+        &self,
+        shape: &DirShape<'_>,
+        inos: &InoMap,
+        (dir, parent): (Ino, Ino),
+        seed: Option<u32>,
+        mut write: impl FnMut(FileBlock, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let new_entry = |at: usize| new_dir_entry(shape.tree, inos, &shape.entries[at]);
+        if shape.order.is_empty() {
+            let entries = (0..shape.entries.len()).map(new_entry);
+            shape.plan.emit((dir, parent), seed, entries, &mut write)?;
+        } else {
+            let entries = shape.order.iter().map(|&(_, at)| new_entry(at as usize));
+            shape.plan.emit((dir, parent), seed, entries, &mut write)?;
+        }
+        if shape.empty_blocks > 0 {
+            let mut block = vec![0; self.layout.block_size.len()];
+            let empty = |e: DirFault| E::from(HtreeFault::Entry(e));
+            BlockWriter::new(&mut block, self.layout).map_err(empty)?.finish(seed);
+            for at in shape.plan.block_count()..shape.block_count() {
+                write(FileBlock(at), &block)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_unsigned(version: HashVersion) -> bool {
+    matches!(
+        version,
+        HashVersion::LegacyUnsigned | HashVersion::HalfMd4Unsigned | HashVersion::TeaUnsigned
+    )
+}
+
+/// An entry as it is stored. No directory made here stores hashes with its names.
+pub(crate) fn new_dir_entry<'t>(tree: &'t Tree, inos: &InoMap, entry: &Entry) -> NewEntry<'t> {
+    NewEntry {
+        ino: inos.ino(entry.node),
+        name: tree.name(entry),
+        file_type: file_type(tree.node(entry.node).kind),
+        hash: None,
+    }
+}
+
+/// The type byte of a directory entry.
+pub(crate) fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::Regular,
+        Kind::Dir => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Char => FileType::CharDevice,
+        Kind::Block => FileType::BlockDevice,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+    }
+}

@@ -1,0 +1,262 @@
+//! The plan of an image: everything about it but the bytes of its files.
+//!
+//! # Place
+//!
+//! Above: [`crate::write`] turns a plan into an image. Below: [`crate::geometry`] says where the
+//! fixed metadata is, [`crate::tree`] what there is to store. Nothing here reads or writes a
+//! device or a file's contents, so planning an image of any size takes as long as looking at its
+//! file list.
+//!
+//! # Shape
+//!
+//! ```text
+//! demand    what each file needs, whatever the image's size: blocks of each directory, where
+//!           each set of attributes goes, which files lie inside their inode
+//! layout    the demand placed into a file system of a given size: pieces, map blocks
+//! sizing    the smallest size whose layout leaves the headroom that was asked for
+//! ```
+//!
+//! # Order in the image
+//!
+//! Directories first, then the file system's own files, attribute blocks, slow symlinks, and at
+//! the end the contents of files in walk order. A reader that lists the tree touches one short
+//! run; free space is one run behind everything; what a snapshot of the fresh image shares is
+//! dense.
+
+mod attrs;
+mod demand;
+mod dirs;
+mod error;
+mod inos;
+mod layout;
+mod pieces;
+mod quota;
+mod sizing;
+mod space;
+mod summary;
+
+pub use error::PlanError;
+pub use summary::PlanSummary;
+
+pub(crate) use attrs::EXTRA_ISIZE;
+pub(crate) use demand::Form;
+pub(crate) use dirs::new_dir_entry;
+pub(crate) use inos::InoMap;
+pub(crate) use layout::{Layout, NodePlace};
+pub(crate) use pieces::{Object, Own, Piece, PieceRange};
+pub(crate) use quota::{KINDS as QUOTA_KINDS, quota_file};
+
+use extant_base::BlockSize;
+use extant_sync::{Clock, SystemClock, os_random};
+
+use crate::geometry::{Geometry, SizeRequest};
+use crate::options::MkfsOptions;
+use crate::tree::{Kind, Node, NodeId, Time, Tree};
+use demand::Demand;
+
+/// How large the image is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SizeSpec {
+    /// As small as the contents allow, plus headroom.
+    Auto(Headroom),
+    /// That many bytes, rounded down to whole blocks.
+    Bytes(u64),
+}
+
+/// Free space that an image of automatic size is to have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Headroom {
+    /// None: every block is used.
+    None,
+    /// Hundredths of a percent of the space that the contents take.
+    Percent(u32),
+    /// That many bytes, rounded up to whole blocks.
+    Bytes(u64),
+}
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// The file system.
+    pub mkfs: MkfsOptions,
+    /// Its size.
+    pub size: SizeSpec,
+    /// Same input, same bytes: the UUID and the hash seed, when not given, are derived from the
+    /// file list instead of being drawn at random. Set together with [`MkfsOptions::created`].
+    pub reproducible: bool,
+}
+
+/// Identities of one image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ids {
+    /// UUID of the file system.
+    pub uuid: [u8; 16],
+    /// Seed of directory hashes.
+    pub hash_seed: [u8; 16],
+    /// Creation time.
+    pub created: Time,
+}
+
+/// A planned image.
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) options: MkfsOptions,
+    pub(crate) ids: Ids,
+    /// See [`BuildOptions::reproducible`].
+    pub(crate) reproducible: bool,
+    pub(crate) demand: Demand,
+    pub(crate) layout: Layout,
+}
+
+impl Plan {
+    /// Sizes and counts, for people and for programs.
+    pub fn summary(&self) -> PlanSummary {
+        PlanSummary::of(self)
+    }
+
+    /// Size of the image in bytes.
+    pub fn image_bytes(&self) -> u64 {
+        self.geometry().blocks_count * u64::from(self.geometry().block_size.bytes())
+    }
+
+    /// The fixed part of the file system.
+    pub fn geometry(&self) -> &Geometry {
+        &self.layout.geometry
+    }
+
+    /// Blocks that a node's `i_blocks` counts: contents, map, and attributes outside the inode.
+    pub(crate) fn node_blocks(&self, id: NodeId) -> u64 {
+        let attrs = &self.demand.attrs;
+        let mut blocks = self.layout.blocks_of(&self.layout.nodes[id.index()]);
+        if attrs.block_of(id).is_some() {
+            blocks += u64::from(self.geometry().cluster_blocks);
+        }
+        for value in attrs.values_of(id) {
+            blocks += self.layout.blocks_of(&self.layout.values[value as usize]);
+        }
+        blocks
+    }
+
+    /// UUID, hash seed and creation time.
+    pub fn ids(&self) -> &Ids {
+        &self.ids
+    }
+}
+
+/// Plans the image of `tree`.
+///
+/// Adds an empty `lost+found` to the tree's root when there is none.
+///
+/// # Errors
+///
+/// [`PlanError`]: options that contradict each other, a file the format cannot hold (named), or a
+/// fixed size that is too small (with the size that would do).
+pub fn plan(tree: &mut Tree, options: &BuildOptions) -> Result<Plan, PlanError> {
+    plan_with(tree, options, &SystemClock)
+}
+
+/// [`plan`] with the clock that stamps the image when [`MkfsOptions::created`] is not set.
+pub fn plan_with(
+    tree: &mut Tree,
+    options: &BuildOptions,
+    clock: &dyn Clock,
+) -> Result<Plan, PlanError> {
+    let mut mkfs = options.mkfs.clone();
+    let created = match mkfs.created {
+        Some(sec) => Time { sec, nsec: 0 },
+        None => Time { sec: clock.now().0, nsec: 0 },
+    };
+    add_lost_found(tree, created)?;
+    let ids = choose_ids(tree, options, created)?;
+    mkfs.uuid = Some(ids.uuid);
+    mkfs.hash_seed = Some(ids.hash_seed);
+    mkfs.created = Some(created.sec);
+
+    let mut plan = match options.size {
+        SizeSpec::Bytes(bytes) => sizing::fixed(tree, mkfs, ids, bytes)?,
+        SizeSpec::Auto(headroom) => sizing::automatic(tree, mkfs, ids, headroom)?,
+    };
+    plan.reproducible = options.reproducible;
+    Ok(plan)
+}
+
+/// The block size of an image whose size follows from its contents, when none is asked for. mke2fs
+/// chooses 1 KiB below 512 MiB; every machine that mounts the image works in pages of at least
+/// 4 KiB, so extant does not.
+pub(crate) const AUTO_BLOCK_BYTES: u64 = 4096;
+
+fn auto_block_size(mkfs: &MkfsOptions) -> BlockSize {
+    mkfs.block_size.or_else(|| BlockSize::new(AUTO_BLOCK_BYTES).ok()).expect("4096 is a block size")
+}
+
+fn add_lost_found(tree: &mut Tree, created: Time) -> Result<(), PlanError> {
+    match tree.find_in_root(b"lost+found") {
+        Some(entry) if tree.node(entry.node).kind == Kind::Dir => Ok(()),
+        Some(_) => Err(PlanError::LostFoundTaken),
+        None => {
+            let mut node = Node::new(Kind::Dir);
+            node.mode = 0o700;
+            (node.mtime, node.atime, node.ctime) = (created, created, created);
+            tree.add_root_dir(b"lost+found", node)?;
+            Ok(())
+        }
+    }
+}
+
+/// Given, drawn at random, or derived from the file list.
+fn choose_ids(tree: &Tree, options: &BuildOptions, created: Time) -> Result<Ids, PlanError> {
+    let mut random = [0u8; 32];
+    let needed = options.mkfs.uuid.is_none() || options.mkfs.hash_seed.is_none();
+    if needed && options.reproducible {
+        random = derive_ids(tree, &options.mkfs.label);
+    } else if needed {
+        os_random(&mut random).map_err(|e| PlanError::Random(e.to_string()))?;
+    }
+    let draw = |half: &[u8]| {
+        let bytes: [u8; 16] = half.try_into().expect("half of 32 bytes");
+        uuid::Builder::from_random_bytes(bytes).into_uuid().into_bytes()
+    };
+    Ok(Ids {
+        uuid: options.mkfs.uuid.unwrap_or_else(|| draw(&random[..16])),
+        hash_seed: options.mkfs.hash_seed.unwrap_or_else(|| draw(&random[16..])),
+        created,
+    })
+}
+
+/// 32 bytes that depend on every name and attribute of the tree and on nothing else.
+///
+/// Not a digest of the contents: two trees that differ only inside a file of equal size and time
+/// get equal UUIDs, which is what a rebuild of one image wants.
+fn derive_ids(tree: &Tree, label: &[u8]) -> [u8; 32] {
+    let name_space = uuid::Uuid::from_bytes(*b"extant image ids");
+    let mut first = uuid::Uuid::new_v5(&name_space, label);
+    let mut buffer = Vec::with_capacity(1 << 16);
+    for entry in tree.entries() {
+        let node = tree.node(entry.node);
+        buffer.extend_from_slice(&entry.parent.0.to_le_bytes());
+        buffer.extend_from_slice(&entry.node.0.to_le_bytes());
+        buffer.extend_from_slice(&(tree.name(entry).len() as u16).to_le_bytes());
+        buffer.extend_from_slice(tree.name(entry));
+        buffer.extend_from_slice(&(node.kind as u8).to_le_bytes());
+        buffer.extend_from_slice(&node.mode.to_le_bytes());
+        buffer.extend_from_slice(&node.uid.to_le_bytes());
+        buffer.extend_from_slice(&node.gid.to_le_bytes());
+        buffer.extend_from_slice(&node.size.to_le_bytes());
+        buffer.extend_from_slice(&node.mtime.sec.to_le_bytes());
+        if buffer.len() > (1 << 16) - 512 {
+            first = uuid::Uuid::new_v5(&first, &buffer);
+            buffer.clear();
+        }
+    }
+    first = uuid::Uuid::new_v5(&first, &buffer);
+    let second = uuid::Uuid::new_v5(&first, b"hash seed");
+    let mut out = [0; 32];
+    out[..16].copy_from_slice(first.as_bytes());
+    out[16..].copy_from_slice(second.as_bytes());
+    out
+}
+
+/// The same request to the geometry from both ways of sizing.
+pub(crate) fn exact(blocks: u64, inodes: Option<u64>) -> SizeRequest {
+    SizeRequest::Exact { blocks, inodes }
+}

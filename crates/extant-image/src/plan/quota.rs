@@ -1,0 +1,42 @@
+//! Quota files: who owns how much of the image.
+
+use std::collections::BTreeMap;
+
+use extant_format::quota::{QuotaEntry, QuotaError, QuotaFile, QuotaKind};
+
+use crate::tree::{NodeId, Tree};
+
+/// The kinds, by their index in the plan.
+pub(crate) const KINDS: [QuotaKind; 3] = [QuotaKind::User, QuotaKind::Group, QuotaKind::Project];
+
+/// The file of one kind, as the kernel and e2fsck count: every inode but the reserved ones, and
+/// `space` bytes for each.
+pub(crate) fn quota_file(
+    kind: QuotaKind,
+    tree: &Tree,
+    space: impl Fn(NodeId) -> u64,
+) -> Result<Vec<u8>, QuotaError> {
+    let mut usage: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    for (index, node) in tree.nodes().iter().enumerate() {
+        let id = match kind {
+            QuotaKind::User => node.uid,
+            QuotaKind::Group => node.gid,
+            // The builder gives no file a project.
+            QuotaKind::Project => 0,
+        };
+        let used = usage.entry(id).or_default();
+        used.0 += space(NodeId(index as u32));
+        used.1 += 1;
+    }
+    let mut file = QuotaFile::empty(kind);
+    file.entries = usage
+        .iter()
+        .map(|(&id, &(space_bytes, inodes))| QuotaEntry {
+            id,
+            space_bytes,
+            inodes,
+            ..QuotaEntry::default()
+        })
+        .collect();
+    file.encode()
+}

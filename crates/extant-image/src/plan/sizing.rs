@@ -1,0 +1,219 @@
+//! From a demand to a size: the one asked for, or the smallest that will do.
+//!
+//! # How the smallest size is found
+//!
+//! A file system one block larger has at most one free block more: the block itself, if it does
+//! not become metadata of a new group. So from a size that is certainly too small, adding exactly
+//! the shortfall can never step over the answer, and each step is repeated until nothing is
+//! missing. Rounding of inode tables can break the rule by a few blocks (a new group makes the
+//! tables of the others smaller); then the surplus goes to the journal, so that the headroom is
+//! exact all the same.
+
+use extant_base::BlockSize;
+
+use crate::geometry::{Geometry, GeometryError, SizeRequest};
+use crate::options::MkfsOptions;
+use crate::plan::demand::{Demand, SizeFacts};
+use crate::plan::layout::Layout;
+use crate::plan::{Headroom, Ids, Plan, PlanError, auto_block_size, exact};
+use crate::tree::Tree;
+
+/// Rounds of the search. Each halves what is missing, or crosses one more group limit.
+const ROUNDS_MAX: u32 = 10_000;
+/// Rounds that place every file; the others only ask the geometry.
+const PLACE_ROUNDS_MAX: u32 = 200;
+
+/// Plans an image of a fixed size.
+pub(super) fn fixed(
+    tree: &Tree,
+    mkfs: MkfsOptions,
+    ids: Ids,
+    bytes: u64,
+) -> Result<Plan, PlanError> {
+    let mut mkfs = mkfs;
+    let mut geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
+    let demand = demand_of(tree, &mkfs, &geometry, &ids)?;
+    let needed = demand.inodes_needed();
+    if needed > u64::from(geometry.inodes_count) {
+        if mkfs.inodes.is_some() || mkfs.bytes_per_inode.is_some() {
+            let available = u64::from(geometry.inodes_count);
+            return Err(PlanError::TooFewInodes { available, needed });
+        }
+        // mke2fs would give up half-way; the number of files is known here.
+        mkfs.inodes = Some(needed);
+        geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
+        let available = u64::from(geometry.inodes_count);
+        if available < needed {
+            return Err(PlanError::TooFewInodes { available, needed });
+        }
+    }
+    let layout = Layout::place(tree, &demand, geometry);
+    if layout.missing_blocks > 0 {
+        let block_bytes = u64::from(layout.geometry.block_size.bytes());
+        let mut free = mkfs.clone();
+        free.block_size = Some(layout.geometry.block_size);
+        let needed = automatic(tree, free, ids, Headroom::None).ok();
+        return Err(PlanError::DoesNotFit {
+            size_bytes: bytes,
+            missing_bytes: layout.missing_blocks.saturating_mul(block_bytes),
+            needed_bytes: needed.map(|plan| plan.image_bytes()),
+        });
+    }
+    Ok(Plan { options: mkfs, ids, reproducible: false, demand, layout })
+}
+
+/// Plans an image as small as the contents and the headroom allow.
+pub(super) fn automatic(
+    tree: &Tree,
+    mkfs: MkfsOptions,
+    ids: Ids,
+    headroom: Headroom,
+) -> Result<Plan, PlanError> {
+    let mut mkfs = mkfs;
+    let block_size = auto_block_size(&mkfs);
+    mkfs.block_size = Some(block_size);
+    // Headroom that only root may use would not be the headroom that was asked for.
+    mkfs.reserved_percent = mkfs.reserved_percent.or(Some(0.0));
+    let block_bytes = u64::from(block_size.bytes());
+
+    // A first geometry, far too small or large, for the facts that no size changes.
+    let guess_blocks = guess_blocks(tree, block_size);
+    let facts = Geometry::compute(&mkfs, exact(guess_blocks, None))?;
+    let has_journal = facts.journal.is_some();
+    let demand = demand_of(tree, &mkfs, &facts, &ids)?;
+    let headroom_blocks = match headroom {
+        Headroom::None => 0,
+        Headroom::Percent(hundredths) => {
+            let share = u128::from(demand.content_blocks) * u128::from(hundredths);
+            u64::try_from(share.div_ceil(10_000)).unwrap_or(u64::MAX)
+        }
+        Headroom::Bytes(bytes) => block_size.blocks_for(bytes),
+    };
+    let cluster = u64::from(demand.cluster_blocks);
+    let headroom_blocks = headroom_blocks.next_multiple_of(cluster);
+    let inodes = inodes_wanted(&mkfs, &demand, headroom_blocks.saturating_mul(block_bytes))?;
+
+    let mut blocks = demand
+        .content_blocks
+        .saturating_add(headroom_blocks)
+        .max(smallest_blocks(block_size, has_journal))
+        .next_multiple_of(cluster);
+    let mut placed = 0;
+    for _ in 0..ROUNDS_MAX {
+        let geometry = match Geometry::compute(&mkfs, exact(blocks, Some(inodes))) {
+            Ok(geometry) => geometry,
+            // Too small for its own metadata: not an answer yet.
+            Err(e) if is_too_small(&e) => {
+                blocks = blocks.saturating_add((blocks / 8).max(8)).next_multiple_of(cluster);
+                continue;
+            }
+            Err(e) => return Err(e.into()),
+        };
+        if geometry.blocks_count < blocks {
+            // The last group cannot hold its own metadata yet.
+            blocks = blocks.saturating_add(cluster);
+            continue;
+        }
+        placed += 1;
+        if placed > PLACE_ROUNDS_MAX {
+            break;
+        }
+        let layout = Layout::place(tree, &demand, geometry);
+        let free = layout.free_blocks.saturating_sub(layout.missing_blocks);
+        if layout.missing_blocks == 0 && free >= headroom_blocks {
+            let layout = give_surplus_to_journal(tree, &demand, layout, headroom_blocks);
+            return Ok(Plan { options: mkfs, ids, reproducible: false, demand, layout });
+        }
+        let short =
+            headroom_blocks.saturating_add(layout.missing_blocks) - free.min(headroom_blocks);
+        blocks = blocks.saturating_add(short.max(1)).next_multiple_of(cluster);
+    }
+    Err(PlanError::NoSize { tried_bytes: blocks.saturating_mul(block_bytes) })
+}
+
+/// Lengthens the journal by the blocks that are free beyond the headroom, if that comes out exact.
+fn give_surplus_to_journal(
+    tree: &Tree,
+    demand: &Demand,
+    layout: Layout,
+    headroom_blocks: u64,
+) -> Layout {
+    let surplus = layout.free_blocks - headroom_blocks;
+    let cluster = u64::from(demand.cluster_blocks);
+    let mut geometry = layout.geometry.clone();
+    match (&mut geometry.journal, u32::try_from(surplus)) {
+        (Some(journal), Ok(surplus)) if surplus > 0 && u64::from(surplus) % cluster == 0 => {
+            journal.log_blocks = journal.log_blocks.saturating_add(surplus);
+        }
+        _ => return layout,
+    }
+    let longer = Layout::place(tree, demand, geometry);
+    let exact = longer.missing_blocks == 0 && longer.free_blocks == headroom_blocks;
+    if exact { longer } else { layout }
+}
+
+/// Inodes of an automatic image: one for each file, and for the headroom as many as its bytes
+/// would get; never fewer than asked for.
+fn inodes_wanted(
+    mkfs: &MkfsOptions,
+    demand: &Demand,
+    headroom_bytes: u64,
+) -> Result<u64, PlanError> {
+    let needed = demand.inodes_needed();
+    if let Some(asked) = mkfs.inodes {
+        if asked < needed {
+            return Err(PlanError::TooFewInodes { available: asked, needed });
+        }
+        return Ok(asked);
+    }
+    let ratio = u64::from(mkfs.bytes_per_inode.unwrap_or(16_384)).max(1);
+    let by_content = match mkfs.bytes_per_inode {
+        // An explicit ratio is about the whole image.
+        Some(_) => demand.content_blocks * u64::from(demand.block_size.bytes()) / ratio,
+        None => 0,
+    };
+    Ok(needed.max(by_content).saturating_add(headroom_bytes.div_ceil(ratio)))
+}
+
+fn demand_of(
+    tree: &Tree,
+    mkfs: &MkfsOptions,
+    geometry: &Geometry,
+    ids: &Ids,
+) -> Result<Demand, PlanError> {
+    let facts = SizeFacts {
+        block_size: geometry.block_size,
+        cluster_blocks: geometry.cluster_blocks,
+        inode_size: geometry.inode_size,
+        lost_found_blocks: geometry.lost_found_blocks,
+    };
+    Demand::of(tree, mkfs, &geometry.features, &facts, ids)
+}
+
+/// Whether a larger file system may do.
+fn is_too_small(error: &GeometryError) -> bool {
+    matches!(
+        error,
+        GeometryError::TooSmall { .. }
+            | GeometryError::TooManyInodes { .. }
+            | GeometryError::JournalTooBig { .. }
+            | GeometryError::NoRoomForTables { .. }
+    )
+}
+
+/// Any size at which the features come out as they will: large enough to keep the journal.
+fn guess_blocks(tree: &Tree, block_size: BlockSize) -> u64 {
+    let bytes: u64 = tree.nodes().iter().fold(0u64, |sum, n| sum.saturating_add(n.size));
+    block_size
+        .blocks_for(bytes)
+        .saturating_mul(2)
+        .saturating_add(tree.nodes().len() as u64 * 2)
+        .clamp(65_536, 1 << 40)
+}
+
+/// No file system is smaller: superblock, descriptors, bitmaps, a table, the root, lost+found. Below
+/// 2048 blocks mke2fs leaves the journal out; an image that is to have one is not made that small.
+fn smallest_blocks(block_size: BlockSize, has_journal: bool) -> u64 {
+    let least = (64 * 1024 / u64::from(block_size.bytes())).max(16);
+    if has_journal { least.max(2048) } else { least }
+}
