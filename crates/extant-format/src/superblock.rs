@@ -202,7 +202,7 @@ pub struct Superblock {
     pub blocks_count: u64,
     /// Blocks only root may use.
     pub reserved_blocks_count: u64,
-    /// Free blocks (clusters times ratio with `bigalloc`), as last written; advice.
+    /// Free blocks, also with `bigalloc`, as last written; advice.
     pub free_blocks_count: u64,
     /// Free inodes, as last written; advice.
     pub free_inodes_count: u32,
