@@ -387,7 +387,8 @@ mod tests {
         let mut bitmap = Bitmap::zeroed(8);
         bitmap.set_range(60..1000);
         bitmap.clear_range(63..u32::MAX);
-        assert_eq!(bitmap.view().set_runs(0..64).collect::<Vec<_>>(), [60..63]);
+        let runs: Vec<_> = bitmap.view().set_runs(0..64).collect();
+        assert_eq!((runs.len(), runs.first()), (1, Some(&(60..63))));
         assert!(bitmap.view().get(64));
         assert!(bitmap.clear(64));
         assert_eq!(bitmap.view().first_clear(64..u32::MAX), None);

@@ -643,3 +643,6 @@ impl RawSuperblock {
         crc32c(CRC32C_INIT, covered)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -113,7 +113,7 @@ fn groups(
     } else {
         u64::from(raw.s_blocks_count_lo.get())
     };
-    let in_groups = found.checked_sub(u64::from(first)).unwrap_or(0);
+    let in_groups = found.saturating_sub(u64::from(first));
     if in_groups == 0 || found > max {
         return Err(SuperblockError::BlockCount { found, first, max });
     }
