@@ -356,8 +356,13 @@ impl Extent {
 }
 
 impl Index {
-    /// The record as stored. `DeviceBlock` when the child is above 48 bits.
+    /// The record as stored. `DeviceBlock` when the child is above 48 bits, `PastLastFileBlock`
+    /// when there is no block that the child could cover.
     pub fn encode(&self) -> Result<RawIndex, ExtentFault> {
+        let (file_start, len) = (self.file_start, BlockCount(1));
+        if file_start.checked_add(len).is_none() {
+            return Err(ExtentFault::PastLastFileBlock { file_start, len });
+        }
         let (hi, lo) = split48(self.child)?;
         Ok(RawIndex {
             ei_block: U32::new(self.file_start.0),

@@ -2,8 +2,8 @@
 
 use super::write::put_entry;
 use super::{
-    DirEntry, DirFault, DirLayout, FileType, HEADER_BYTES, NewEntry, Records, TAIL_FILE_TYPE,
-    encode_rec_len,
+    DirEntry, DirFault, DirLayout, FileType, HEADER_BYTES, NewEntry, RECORD_MIN, Records,
+    TAIL_FILE_TYPE, encode_rec_len,
 };
 use crate::le;
 use extant_base::Ino;
@@ -33,7 +33,8 @@ pub fn find<'a>(
 ///
 /// # Errors
 ///
-/// A fault of the area (D1, D2), or an entry that may not be stored.
+/// A fault of the area (D1, D2), or an entry that may not be stored. `NoTail` for a whole block that
+/// should end with a checksum and does not, such as a block of an index.
 pub fn insert(
     area: &mut [u8],
     layout: DirLayout,
@@ -42,9 +43,11 @@ pub fn insert(
     entry.check(layout)?;
     let needs = entry.needs(layout);
     let mut slot = None;
+    let mut has_tail = false;
     for old in Records::of_area(area, layout) {
         let old = old?;
-        if slot.is_some() || is_tail(area, &old) {
+        has_tail = is_tail(area, &old);
+        if slot.is_some() || has_tail {
             continue;
         }
         let size = le::index(old.rec_len);
@@ -52,6 +55,10 @@ pub fn insert(
         if size.saturating_sub(kept) >= needs {
             slot = Some((le::index(old.offset), kept, size));
         }
+    }
+    // Without a tail of its own, sealing the block would write over its last entry.
+    if layout.checksum && area.len() == layout.block_size.len() && !has_tail {
+        return Err(DirFault::NoTail);
     }
     let Some((at, kept, size)) = slot else { return Ok(None) };
     let start = at.saturating_add(kept);
@@ -135,13 +142,14 @@ pub fn set_target(
     Ok(())
 }
 
-/// Bytes that a used entry needs for itself.
+/// Bytes that a used entry needs for itself. A hostile one may have no name, and still needs 12.
 fn kept_bytes(layout: DirLayout, entry: &DirEntry<'_>) -> usize {
-    if entry.is_dots() {
+    let needs = if entry.is_dots() {
         DirLayout::dots_need(entry.name.len())
     } else {
         layout.needs(entry.name.len())
-    }
+    };
+    needs.max(RECORD_MIN)
 }
 
 /// Whether a free entry is the checksum tail at the end of a block.

@@ -160,3 +160,27 @@ fn edits_agree_with_a_map() {
         }
     }
 }
+
+/// Found by fuzzing: the room kept for a used entry without a name was 8 bytes, too short for a
+/// record.
+#[test]
+fn an_entry_without_a_name_keeps_room_for_a_record() {
+    let layout = layout(1024, false, false);
+    let mut block = [0; 1024];
+    block[..6].copy_from_slice(&[9, 0, 0, 0, 0, 4]);
+    let entry = NewEntry { ino: Ino(12), name: b"n", file_type: FileType::Regular, hash: None };
+    assert_eq!(insert(&mut block, layout, &entry), Ok(Some(12)));
+    check(&block, layout).unwrap();
+}
+
+#[test]
+fn a_block_that_lacks_its_tail_takes_no_entry() {
+    let layout = layout(1024, true, false);
+    let mut block = [0; 1024];
+    block[..6].copy_from_slice(&[0, 0, 0, 0, 0, 4]);
+    let entry = NewEntry { ino: Ino(12), name: b"n", file_type: FileType::Regular, hash: None };
+    assert_eq!(insert(&mut block, layout, &entry), Err(DirFault::NoTail));
+    // Bytes of a tail that belong to a longer entry do not make it one.
+    seal(1, &mut block);
+    assert_eq!(insert(&mut block, layout, &entry), Err(DirFault::NoTail));
+}

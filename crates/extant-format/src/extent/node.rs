@@ -7,7 +7,7 @@ use super::{
 use crate::checksum::crc32c;
 use crate::error::ChecksumError;
 use crate::le;
-use extant_base::{BlockSize, FileBlock};
+use extant_base::{BlockCount, BlockSize, FileBlock};
 use zerocopy::FromBytes;
 
 /// A node's header, decoded.
@@ -139,8 +139,11 @@ impl<'a> Node<'a> {
                 for (record, raw) in list.iter().enumerate() {
                     let index = raw.decode();
                     // A child holds at least one block, so the next starts at least one later.
-                    let end = FileBlock(index.file_start.0.saturating_add(1));
-                    step(record, index.file_start, end)?;
+                    let (file_start, len) = (index.file_start, BlockCount(1));
+                    let end = file_start
+                        .checked_add(len)
+                        .ok_or(ExtentFault::PastLastFileBlock { file_start, len })?;
+                    step(record, file_start, end)?;
                 }
             }
         }

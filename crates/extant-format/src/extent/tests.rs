@@ -145,6 +145,21 @@ fn capacities_are_those_of_the_kernel() {
     }
 }
 
+/// Found by fuzzing: index records at the very last file block looked as if each started after
+/// the one before.
+#[test]
+fn index_records_do_not_repeat_the_last_file_block() {
+    let index = |start| Index { file_start: FileBlock(start), child: FsBlock(9) };
+    assert!(index(u32::MAX).encode().is_err());
+    let mut root = encode_root(1, &[], &[index(7), index(u32::MAX - 1)]).unwrap();
+    assert!(Node::decode_root(&root).is_ok());
+    root[24..28].fill(0xff);
+    assert!(matches!(
+        Node::decode_root(&root),
+        Err(ExtentFault::PastLastFileBlock { file_start: FileBlock(u32::MAX), .. })
+    ));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
