@@ -296,8 +296,11 @@ fn hashes_agree_with_debugfs() {
     }
 }
 
-/// Checks every block of an indexed directory; its names by their hash.
-fn check_index(image: &Image, dir: u32) -> (Vec<(NameHash, Vec<u8>, u32)>, u8, u32) {
+/// A name's hash, the name, and its inode.
+type Named = (NameHash, Vec<u8>, u32);
+
+/// Checks every block of an indexed directory. Its names, inner levels and blocks.
+fn check_index(image: &Image, dir: u32) -> (Vec<Named>, u8, u32) {
     let inode = image.inode(dir);
     assert!(inode.flags() & 0x1000 != 0, "directory {dir} has an index");
     let blocks = image.file_blocks(&inode);
