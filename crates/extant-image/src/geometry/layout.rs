@@ -5,7 +5,7 @@
 //! Groups are placed in units: the groups of one flex group, a single group without `flex_bg`, all
 //! groups when metadata is packed. In a unit come all block bitmaps, then all inode bitmaps, then
 //! all tables, each as near to the one before as the heads of groups (superblock, descriptors)
-//! allow:
+//! and the pieces already placed allow:
 //!
 //! ```text
 //! | head of group 0 | bbbb | iiii | table 0 | table 1 | ... | head of group 1 | table n | ...
@@ -34,6 +34,8 @@ struct Run {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Pieces {
     runs: Vec<Run>,
+    /// The block after the last piece; 0 before there is one.
+    end: u64,
     /// Groups in the unit.
     count: u32,
     /// Blocks of one piece.
@@ -155,10 +157,10 @@ impl Placer<'_> {
         }
     }
 
-    /// How many of `wanted` blocks are free from the free block `start` on.
+    /// How many of `wanted` blocks are free from `start` on, which follows a block in use.
     fn free_len(&self, start: u64, wanted: u64) -> u64 {
         let mut end = self.geometry.blocks_count.min(start.saturating_add(wanted));
-        let mut from = self.geometry.group_of(start).0 + 1;
+        let mut from = self.geometry.group_of(start - 1).0 + 1;
         while let Some(group) = backup::next_head(self.geometry, from) {
             if self.first_block(group) >= end {
                 break;
@@ -171,67 +173,81 @@ impl Placer<'_> {
             from = group + 1;
         }
         let in_the_way = self.placed.iter().map(|run| run.start).filter(|run| *run >= start);
-        in_the_way.fold(end, u64::min) - start
+        in_the_way.fold(end, u64::min).saturating_sub(start)
     }
 
-    /// Places the pieces of one kind for all groups of the unit. `find` gives the place of the
-    /// next piece: for how many groups one is still to be placed, and where the last one ended.
-    fn pieces(
+    /// Places pieces of these `kinds`, given by the blocks of one, for all groups of the unit:
+    /// all kinds of one group, then those of the next. `find` gives the place of the next piece:
+    /// of which kind, for how many groups one is still to be placed, and what is placed so far.
+    fn pieces<const KINDS: usize>(
         &mut self,
-        piece_blocks: u32,
-        find: impl Fn(&Self, u32, Option<u64>) -> Option<u64>,
-    ) -> Option<Pieces> {
+        kinds: [u32; KINDS],
+        find: impl Fn(&Self, usize, u32, &[Pieces; KINDS]) -> Option<u64>,
+    ) -> Option<[Pieces; KINDS]> {
         let count = self.unit.end - self.unit.start;
-        let piece = u64::from(piece_blocks);
-        let mut runs: Vec<Run> = Vec::new();
-        let (mut index, mut after) = (0, None);
+        let mut pieces =
+            kinds.map(|piece_blocks| Pieces { runs: Vec::new(), end: 0, count, piece_blocks });
+        let mut index = 0;
         while index < count {
             let left = count - index;
-            let start = find(self, left, after)?;
-            // Those that follow find their place free at once.
-            let fit = self.free_len(start, u64::from(left) * piece) / piece;
-            let fit = u32::try_from(fit).ok()?.clamp(1, left);
-            let end = start + u64::from(fit) * piece;
-            if after != Some(start) {
-                runs.push(Run { index, start });
+            for kind in 0..KINDS {
+                let start = find(self, kind, left, &pieces)?;
+                let end = start + u64::from(kinds[kind]);
+                let kind = &mut pieces[kind];
+                if kind.runs.is_empty() || kind.end != start {
+                    kind.runs.push(Run { index, start });
+                }
+                kind.end = end;
+                self.placed.push(start..end);
             }
-            self.placed.push(start..end);
-            index += fit;
-            after = Some(end);
+            // The groups that follow find their places free at once, until a kind meets something.
+            let mut more = left - 1;
+            for kind in &pieces {
+                let piece = u64::from(kind.piece_blocks);
+                let fit = self.free_len(kind.end, u64::from(more) * piece) / piece;
+                more = more.min(u32::try_from(fit).ok()?);
+            }
+            let first = self.placed.len() - KINDS;
+            for (kind, placed) in pieces.iter_mut().zip(&mut self.placed[first..]) {
+                kind.end += u64::from(more) * u64::from(kind.piece_blocks);
+                placed.end = kind.end;
+            }
+            index += 1 + more;
         }
-        Some(Pieces { runs, count, piece_blocks })
+        Some(pieces)
     }
 
-    /// One place after another from the front of the device on.
+    /// Kind after kind, one place after another from the front of the device on.
     fn packed(mut self) -> Option<Placement> {
-        let end = self.geometry.blocks_count;
+        let (end, table) = (self.geometry.blocks_count, self.geometry.inode_table_blocks);
         let mut goal = 0;
-        let mut kinds = Vec::with_capacity(3);
-        for piece_blocks in [1, 1, self.geometry.inode_table_blocks] {
+        let mut next_kind = |piece_blocks: u32| {
             let len = u64::from(piece_blocks);
-            let pieces = self.pieces(piece_blocks, |placer, _, after| {
-                placer.first_fit(after.unwrap_or(goal), end, len)
+            let [pieces] = self.pieces([piece_blocks], |placer, _, _, [pieces]| {
+                placer.first_fit(goal.max(pieces.end), end, len)
             })?;
-            goal = self.placed.last()?.end;
-            kinds.push(pieces);
-        }
+            goal = pieces.end;
+            Some(pieces)
+        };
+        let kinds = [next_kind(1)?, next_kind(1)?, next_kind(table)?];
         self.finish(kinds)
     }
 
-    /// Kind after kind from the start of the flex group on.
+    /// From the start of the flex group on, each kind in its own place.
     fn flex(mut self) -> Option<Placement> {
-        let count = u64::from(self.unit.end - self.unit.start);
-        let mut kinds: Vec<Pieces> = Vec::with_capacity(3);
-        for piece_blocks in [1, 1, self.geometry.inode_table_blocks] {
-            // Room is left for the bitmaps of all groups of the unit before the next kind; next to
-            // the bitmap of a lone group, for a whole flex group's.
-            let room = if count == 1 { u64::from(self.geometry.flex_groups) } else { count };
-            let hint = kinds.last().map(|before: &Pieces| before.runs[0].start + room);
-            let pieces = self.pieces(piece_blocks, |placer, left, after| {
-                placer.flex_place(left, u64::from(piece_blocks), after.or(hint))
-            })?;
-            kinds.push(pieces);
-        }
+        let count = self.unit.end - self.unit.start;
+        // Room is left for the bitmaps of all groups of the unit before the next kind; next to the
+        // bitmap of a lone group, for a whole flex group's.
+        let room = u64::from(if count == 1 { self.geometry.flex_groups } else { count });
+        let sizes = [1, 1, self.geometry.inode_table_blocks];
+        let kinds = self.pieces(sizes, |placer, kind, left, pieces| {
+            let before = kind.checked_sub(1).and_then(|before| pieces[before].runs.first());
+            let hint = match pieces[kind].runs.is_empty() {
+                true => before.map(|run| run.start + room),
+                false => Some(pieces[kind].end),
+            };
+            placer.flex_place(left, u64::from(sizes[kind]), hint)
+        })?;
         self.finish(kinds)
     }
 
@@ -265,19 +281,16 @@ impl Placer<'_> {
                 from = first;
             }
         }
-        let mut kinds = Vec::with_capacity(3);
-        for (piece_blocks, from) in [(1, from), (1, from), (table, first)] {
-            let len = u64::from(piece_blocks);
-            kinds.push(self.pieces(piece_blocks, |placer, _, _| {
-                placer.first_fit(from, last, len).or_else(|| placer.first_fit(first, last, len))
-            })?);
-        }
+        let kinds = self.pieces([1, 1, table], |placer, kind, _, _| {
+            let (from, len) = if kind < 2 { (from, 1) } else { (first, u64::from(table)) };
+            placer.first_fit(from, last, len).or_else(|| placer.first_fit(first, last, len))
+        })?;
         self.finish(kinds)
     }
 
     /// Checks that nothing left the unit: the next unit takes its own blocks for free.
-    fn finish(self, kinds: Vec<Pieces>) -> Option<Placement> {
-        let [block_bitmaps, inode_bitmaps, inode_tables]: [Pieces; 3] = kinds.try_into().ok()?;
+    fn finish(self, kinds: [Pieces; 3]) -> Option<Placement> {
+        let [block_bitmaps, inode_bitmaps, inode_tables] = kinds;
         let blocks = self.first_block(self.unit.start)..self.last_block() + 1;
         let inside = |run: &Range<u64>| blocks.start <= run.start && run.end <= blocks.end;
         let groups = self.unit.clone();
