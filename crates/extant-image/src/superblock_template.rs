@@ -23,13 +23,13 @@ use crate::options::{Feature, MkfsOptions};
 
 /// What identifies one file system: drawn at random, or derived for reproducible images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// UUID of the file system.
-    pub uuid: [u8; 16],
+    pub(crate) uuid: [u8; 16],
     /// Seed of the hashes of indexed directories, as a UUID is written.
-    pub hash_seed: [u8; 16],
+    pub(crate) hash_seed: [u8; 16],
     /// Creation time, seconds since 1970.
-    pub created: i64,
+    pub(crate) created: i64,
 }
 
 /// Bytes of the fields after the first 128 of an inode: up to `i_projid`, which ends at 160.
@@ -50,7 +50,11 @@ const MMP_INTERVAL_DEFAULT: u16 = 5;
 ///
 /// `identity` prevails over the options' UUID, hash seed and time, so that a caller resolves those
 /// once for all copies and for the journal.
-pub fn superblock(options: &MkfsOptions, geometry: &Geometry, identity: &Identity) -> Superblock {
+pub(crate) fn superblock(
+    options: &MkfsOptions,
+    geometry: &Geometry,
+    identity: &Identity,
+) -> Superblock {
     let has = |feature| geometry.has(feature);
     let wide_inodes = geometry.inode_size > 128;
     let extra_isize = if wide_inodes { EXTRA_ISIZE } else { 0 };
