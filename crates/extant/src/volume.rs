@@ -164,8 +164,14 @@ impl Volume {
         &self.inode_layout
     }
 
+    /// Whether the caller wants checksums verified, of whatever has one.
     pub(crate) fn verifies_checksums(&self) -> bool {
         self.verify_checksums
+    }
+
+    /// Whether metadata blocks have checksums (`metadata_csum`) and they are verified.
+    pub(crate) fn verifies_metadata(&self) -> bool {
+        self.verify_checksums && self.has_metadata_csum()
     }
 
     pub(crate) fn read_limit(&self) -> u64 {

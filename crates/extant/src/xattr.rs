@@ -145,7 +145,7 @@ impl Inode {
         let volume = self.volume();
         volume.check_blocks("extended attribute block pointer", self.ino(), at, 1)?;
         let block = volume.read_block(at)?;
-        if volume.has_metadata_csum() && volume.verifies_checksums() {
+        if volume.verifies_metadata() {
             // Blocks are shared: the checksum does not depend on the inode.
             block
                 .verify_once(SHARED, |bytes| {

@@ -75,7 +75,7 @@ impl Inode {
     /// Checks the checksum of directory block `at`, whichever kind of block it is.
     fn verify_dir_block(&self, at: FileBlock, block: &[u8]) -> Result<(), Fault> {
         let volume = self.volume();
-        if !volume.has_metadata_csum() || !volume.verifies_checksums() {
+        if !volume.verifies_metadata() {
             return Ok(());
         }
         let seed = self.checksum_seed();

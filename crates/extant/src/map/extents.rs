@@ -122,7 +122,7 @@ pub(crate) fn load(inode: &Inode, block: FsBlock, expect: Expect) -> Result<Arc<
     volume.check_blocks("extent index", inode.ino(), block, 1)?;
     // Decoded nodes have a cache of their own; the bytes are not needed again.
     let bytes = volume.read_block_uncached(block)?;
-    if volume.verifies_checksums() {
+    if volume.verifies_metadata() {
         extent::verify(inode.checksum_seed(), &bytes).map_err(|e| fail(Fault::from(e)))?;
     }
     let node = Node::decode_block(&bytes, expect).map_err(|e| fail(Fault::Decode(Box::new(e))))?;
