@@ -17,11 +17,7 @@ pub struct ChecksumError {
 impl ChecksumError {
     /// `Ok` when both values are equal, else the error that shows both.
     pub fn check(structure: &'static str, stored: u32, computed: u32) -> Result<(), ChecksumError> {
-        if stored == computed {
-            Ok(())
-        } else {
-            Err(ChecksumError { structure, stored, computed })
-        }
+        if stored == computed { Ok(()) } else { Err(ChecksumError { structure, stored, computed }) }
     }
 }
 
