@@ -170,8 +170,9 @@ impl Image<'_> {
             .iter()
             .filter(|&&group| !geometry.group(GroupIndex(group)).reserved_gdt.is_empty())
             .count() as u64;
-        let blocks =
-            u64::from(geometry.cluster_blocks) + u64::from(geometry.reserved_gdt_blocks) * copies;
+        // e2fsck charges each of them a whole cluster, though most share theirs.
+        let blocks = (1 + u64::from(geometry.reserved_gdt_blocks) * copies)
+            * u64::from(geometry.cluster_blocks);
         self.put_sectors(inode, blocks, || "the resize inode".into())
     }
 }
