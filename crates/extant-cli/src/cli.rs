@@ -1,0 +1,81 @@
+//! The command line as a whole, and which module runs what.
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::commands::{
+    build, cat, completions, extents, extract, find, info, ls, man, mkfs, stat, tree,
+};
+use crate::exit::{Exit, Result};
+
+/// Build, make and inspect ext4 images, without root and without mounting
+#[derive(Parser, Debug)]
+#[command(name = "extant", version, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Build(Box<build::BuildArgs>),
+    Mkfs(Box<mkfs::MkfsArgs>),
+    Info(info::InfoArgs),
+    Ls(ls::LsArgs),
+    Tree(tree::TreeArgs),
+    Stat(stat::StatArgs),
+    Cat(cat::CatArgs),
+    Find(find::FindArgs),
+    Extents(extents::ExtentsArgs),
+    Extract(extract::ExtractArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
+}
+
+/// The command line's definition, with the table of exit codes.
+pub(crate) fn definition() -> clap::Command {
+    let table = Exit::help_table();
+    let mut command = Cli::command().after_help(table.clone());
+    let names: Vec<String> =
+        command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    for name in names {
+        command = command.mut_subcommand(name, |sub| sub.after_long_help(table.clone()));
+    }
+    command
+}
+
+/// Reads the command line and runs what it asks for.
+pub(crate) fn run() -> Result<Exit> {
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    if args.get(1).is_some_and(|name| name == "find") {
+        args = args.into_iter().map(find::double_dashes).collect();
+    }
+    // Prints help and usage errors itself and ends with 0 or 2.
+    let cli = definition()
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .unwrap_or_else(|error| error.exit());
+    match cli.command {
+        Command::Build(args) => build::run(&args),
+        Command::Mkfs(args) => mkfs::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Ls(args) => ls::run(&args),
+        Command::Tree(args) => tree::run(&args),
+        Command::Stat(args) => stat::run(&args),
+        Command::Cat(args) => cat::run(&args),
+        Command::Find(args) => find::run(&args),
+        Command::Extents(args) => extents::run(&args),
+        Command::Extract(args) => extract::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_definition_holds_together() {
+        super::definition().debug_assert();
+    }
+}

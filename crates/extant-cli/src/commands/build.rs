@@ -1,0 +1,148 @@
+//! `extant build`: an image from a directory or an archive.
+
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use clap::Args;
+use extant_image::plan::{BuildOptions, SizeSpec, plan};
+use extant_image::source::dir::{ScanOptions, scan_dir};
+use extant_image::source::tar::{TarInput, TarOptions, scan_tar};
+use extant_image::source::{NoContents, Scanned, Skipped};
+use extant_image::transform::{IdMap, OptionError, Owner, Transform};
+
+use crate::commands::mkfs::empty_tree;
+use crate::exit::{Exit, Failure, Result};
+use crate::mkfs_args::MkfsSet;
+use crate::output::complain;
+use crate::size::parse_build_size;
+use crate::target::{Target, TargetSet, epoch};
+
+/// Build an image from a directory or a tar archive
+///
+/// OUT appears complete or not at all. It is as large as the contents need unless --size says
+/// otherwise. With SOURCE_DATE_EPOCH set, or --mtime-clamp, equal input gives equal bytes: times
+/// are limited to it, and UUID and hash seed follow from the file list unless given.
+#[derive(Args, Debug)]
+pub(crate) struct BuildArgs {
+    /// Image file or block device to write; - for standard output
+    #[arg(value_name = "OUT")]
+    out: OsString,
+    /// Directory, tar archive (plain, gzip, zstd) or - for an archive on standard input
+    #[arg(long, short = 'd', value_name = "DIR|FILE|-", help_heading = "Source")]
+    from: Option<OsString>,
+    /// auto, auto+10%, auto+512M (free space), or a size: 2G, 512M, 100000K
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = parse_build_size)]
+    size: SizeSpec,
+    #[command(flatten)]
+    target: TargetSet,
+    /// Owner of every file
+    #[arg(long, value_name = "UID:GID", value_parser = parse_owner, help_heading = "Source")]
+    owner: Option<Owner>,
+    /// Users: FROM:TO[:COUNT], several with commas
+    #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = "Source")]
+    uid_map: Option<IdMap>,
+    /// Groups: FROM:TO[:COUNT], several with commas
+    #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = "Source")]
+    gid_map: Option<IdMap>,
+    /// Later times become this one: seconds since 1970. SOURCE_DATE_EPOCH if not given
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true, help_heading = "Source")]
+    mtime_clamp: Option<String>,
+    /// Leave out what cannot be read, and say how much that was
+    #[arg(long, help_heading = "Source")]
+    ignore_unreadable: bool,
+    /// Stay on the source's file system
+    #[arg(long, short = 'x', help_heading = "Source")]
+    one_file_system: bool,
+    #[command(flatten)]
+    mkfs: MkfsSet,
+}
+
+fn parse_owner(text: &str) -> Result<Owner, String> {
+    text.parse().map_err(|error: OptionError| error.what)
+}
+
+fn parse_map(text: &str) -> Result<IdMap, String> {
+    text.parse().map_err(|error: OptionError| error.what)
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
+    let mut mkfs = args.mkfs.options()?;
+    let epoch = epoch(args.mtime_clamp.as_deref())?;
+    mkfs.created = mkfs.created.or(epoch);
+    if args.mkfs.wants_random_uuid() {
+        mkfs.uuid = Some(random_uuid()?);
+    }
+    let target = args.target.look_at(&args.out)?;
+    let size = match (args.size, &target.kind) {
+        // A part of a disk is filled, like a whole one by mkfs.
+        (SizeSpec::Auto(_), crate::target::Kind::Window(_)) => {
+            SizeSpec::Bytes(target.room()?.unwrap_or(0))
+        }
+        (size, _) => size,
+    };
+    let mut scanned = scan(args, &target, epoch)?;
+    if !mkfs.copy_xattrs {
+        scanned.tree.for_each_xattr_set_mut(Vec::clear);
+    }
+    let transform = Transform {
+        owner: args.owner,
+        uid_map: args.uid_map.clone().unwrap_or_default(),
+        gid_map: args.gid_map.clone().unwrap_or_default(),
+        epoch,
+    };
+    transform.apply(&mut scanned.tree).map_err(|error| {
+        Failure::caused(Exit::Input, "", &error)
+            .hint("add a range for it, or give every file one owner with --owner")
+    })?;
+    let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
+    let plan = plan(&mut scanned.tree, &options)?;
+    target.write(&plan, &scanned.tree, &*scanned.contents, true)?;
+    Ok(report_skipped(&scanned.skipped))
+}
+
+fn scan(args: &BuildArgs, target: &Target, epoch: Option<i64>) -> Result<Scanned> {
+    let Some(from) = &args.from else {
+        let tree = empty_tree(epoch);
+        let contents = Box::new(NoContents);
+        return Ok(Scanned { tree, contents, skipped: Skipped::default() });
+    };
+    let tar = TarOptions { spool_dir: target.spool_dir() };
+    if from == "-" {
+        return Ok(scan_tar(TarInput::Stdin, &tar)?);
+    }
+    let path = Path::new(from);
+    if path.is_dir() {
+        let options = ScanOptions {
+            threads: NonZeroUsize::new(args.target.threads()).unwrap_or(NonZeroUsize::MIN),
+            ignore_unreadable: args.ignore_unreadable,
+            one_file_system: args.one_file_system,
+            exclude_inode: target.identity(),
+        };
+        return Ok(scan_dir(path, &options)?);
+    }
+    Ok(scan_tar(TarInput::File(path.to_owned()), &tar)?)
+}
+
+/// Names what was left out, and makes it count in the exit code.
+fn report_skipped(skipped: &Skipped) -> Exit {
+    if skipped.count == 0 {
+        return Exit::Success;
+    }
+    for example in &skipped.examples {
+        complain(&format!("left out: {example}"));
+    }
+    let more = skipped.count.saturating_sub(skipped.examples.len() as u64);
+    let rest = if more > 0 { format!(" ({more} not named)") } else { String::new() };
+    complain(&format!("{} unreadable files or directories were left out{rest}", skipped.count));
+    Exit::Partial
+}
+
+/// A UUID of version 4.
+pub(crate) fn random_uuid() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    extant_sync::os_random(&mut bytes)
+        .map_err(|error| Failure::caused(Exit::Io, "cannot draw a UUID", &error))?;
+    Ok(uuid::Builder::from_random_bytes(bytes).into_uuid().into_bytes())
+}

@@ -1,0 +1,23 @@
+//! `extant completions`: completion scripts for shells.
+
+use clap::Args;
+use clap_complete::Shell;
+
+use crate::exit::{Exit, Result};
+
+/// Print a completion script for a shell
+///
+/// For bash: extant completions bash > ~/.local/share/bash-completion/completions/extant
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CompletionsArgs) -> Result<Exit> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut crate::cli::definition(), "extant", &mut script);
+    std::io::Write::write_all(&mut std::io::stdout(), &script)?;
+    Ok(Exit::Success)
+}

@@ -1,0 +1,210 @@
+//! `extant stat`: everything the image knows about one file.
+
+use std::io::Write;
+
+use clap::Args;
+use extant::{Acl, AclKind, FsError, Inode, InodeFlags};
+use extant_format::acl::Who;
+use serde_json::{Map, Value, json};
+
+use crate::entry::inode_json;
+use crate::exit::{Exit, Result};
+use crate::image::{Failures, Image, ImageArgs};
+use crate::output::{Out, hex, put_bytes};
+use crate::text;
+
+/// Show all attributes of a file of an image
+///
+/// Times to the nanosecond, flags, extended attributes, access control lists. A symbolic link is
+/// shown itself unless -L is given.
+#[derive(Args, Debug)]
+pub(crate) struct StatArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Follow a symbolic link
+    #[arg(short = 'L', long)]
+    dereference: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags by name, with lsattr's letter where it has one.
+const FLAGS: [(InodeFlags, &str); 16] = [
+    (InodeFlags::IMMUTABLE, "immutable"),
+    (InodeFlags::APPEND, "append"),
+    (InodeFlags::NODUMP, "nodump"),
+    (InodeFlags::NOATIME, "noatime"),
+    (InodeFlags::SYNC, "sync"),
+    (InodeFlags::DIRSYNC, "dirsync"),
+    (InodeFlags::JOURNAL_DATA, "journal_data"),
+    (InodeFlags::INDEX, "index"),
+    (InodeFlags::TOPDIR, "topdir"),
+    (InodeFlags::EXTENTS, "extents"),
+    (InodeFlags::INLINE_DATA, "inline_data"),
+    (InodeFlags::ENCRYPT, "encrypt"),
+    (InodeFlags::CASEFOLD, "casefold"),
+    (InodeFlags::VERITY, "verity"),
+    (InodeFlags::DAX, "dax"),
+    (InodeFlags::PROJINHERIT, "projinherit"),
+];
+
+/// What is beside the fixed attributes, each possibly unreadable.
+struct Extras {
+    xattrs: Vec<extant::Xattr>,
+    acls: Vec<(&'static str, Acl)>,
+    target: Option<Vec<u8>>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &StatArgs) -> Result<Exit> {
+    let image = args.image.open()?;
+    let inode = if args.dereference { image.resolve()? } else { image.resolve_link()? };
+    let mut failures = Failures::default();
+    let extras = Extras::load(&image, &inode, &mut failures);
+    let mut out = Out::new();
+    if args.json {
+        out.json_pretty(&to_json(&image, &inode, &extras))?;
+    } else {
+        print(&mut out, &image, &inode, &extras)?;
+    }
+    out.flush()?;
+    Ok(failures.exit())
+}
+
+impl Extras {
+    fn load(image: &Image, inode: &Inode, failures: &mut Failures) -> Extras {
+        let mut report = |error: FsError| failures.report(&image.failure(&image.path, error));
+        let xattrs = inode.xattrs().unwrap_or_else(|error| {
+            report(error);
+            Vec::new()
+        });
+        let mut acls = Vec::new();
+        for (name, kind) in [("access", AclKind::Access), ("default", AclKind::Default)] {
+            match inode.acl(kind) {
+                Ok(acl) => acls.extend(acl.map(|acl| (name, acl))),
+                Err(error) => report(error),
+            }
+        }
+        let target =
+            if inode.is_symlink() { inode.read_link().map_err(&mut report).ok() } else { None };
+        Extras { xattrs, acls, target }
+    }
+}
+
+fn flag_names(flags: InodeFlags) -> Vec<&'static str> {
+    FLAGS.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, name)| *name).collect()
+}
+
+fn print(out: &mut Out, image: &Image, inode: &Inode, extras: &Extras) -> Result<()> {
+    let meta = inode.metadata();
+    write!(out, "      Path: ")?;
+    out.name(&image.path)?;
+    if let Some(target) = &extras.target {
+        write!(out, " -> ")?;
+        out.name(target)?;
+    }
+    writeln!(out, "\n      Type: {}", text::kind_name(meta.kind))?;
+    writeln!(out, "     Inode: {} (generation {})", meta.ino, meta.generation)?;
+    let mode = text::mode_text(meta.kind, meta.permissions);
+    writeln!(out, "      Mode: {:04o} ({mode})", meta.permissions)?;
+    writeln!(out, "     Owner: {}:{} (project {})", meta.uid, meta.gid, meta.project)?;
+    let allocated = meta.blocks.saturating_mul(512);
+    writeln!(out, "      Size: {} bytes, {allocated} allocated", meta.size)?;
+    writeln!(out, "     Links: {}", meta.links)?;
+    if let Some((major, minor)) = meta.rdev {
+        writeln!(out, "    Device: {major}, {minor}")?;
+    }
+    let flags = flag_names(meta.flags);
+    writeln!(out, "     Flags: {:#x} {}", meta.flags.bits(), flags.join(" "))?;
+    writeln!(out, "    Access: {}", text::time_long(meta.atime))?;
+    writeln!(out, "    Modify: {}", text::time_long(meta.mtime))?;
+    writeln!(out, "    Change: {}", text::time_long(meta.ctime))?;
+    match meta.crtime {
+        Some(time) => writeln!(out, "     Birth: {}", text::time_long(time))?,
+        None => writeln!(out, "     Birth: not stored")?,
+    }
+    for xattr in &extras.xattrs {
+        write!(out, "     Xattr: ")?;
+        out.name(&xattr.name)?;
+        match std::str::from_utf8(&xattr.value) {
+            Ok(text) if !text.chars().any(char::is_control) => writeln!(out, "=\"{text}\"")?,
+            _ => writeln!(out, "=0x{}", hex(&xattr.value))?,
+        }
+    }
+    for (kind, acl) in &extras.acls {
+        writeln!(out, "{:>10}: {}", format!("ACL {kind}"), acl_text(acl).join(","))?;
+    }
+    Ok(())
+}
+
+/// Entries as setfacl takes them, owners as numbers.
+fn acl_text(acl: &Acl) -> Vec<String> {
+    let line = |entry: &extant_format::acl::AclEntry| {
+        let who = match entry.who {
+            Who::Owner => "user:".into(),
+            Who::User(uid) => format!("user:{uid}"),
+            Who::OwningGroup => "group:".into(),
+            Who::Group(gid) => format!("group:{gid}"),
+            Who::Mask => "mask:".into(),
+            Who::Others => "other:".to_owned(),
+        };
+        let bit = |mask: u8, letter| if entry.perm & mask != 0 { letter } else { '-' };
+        format!("{who}:{}{}{}", bit(4, 'r'), bit(2, 'w'), bit(1, 'x'))
+    };
+    acl.entries().iter().map(line).collect()
+}
+
+fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
+    // An unreadable link target was reported when it was loaded.
+    let (mut value, _) = inode_json("path", &image.path, inode);
+    let meta = inode.metadata();
+    let xattrs: Vec<Value> = extras
+        .xattrs
+        .iter()
+        .map(|xattr| {
+            let mut object = Map::new();
+            put_bytes(&mut object, "name", &xattr.name);
+            put_bytes(&mut object, "value", &xattr.value);
+            Value::Object(object)
+        })
+        .collect();
+    let acls: Map<String, Value> =
+        extras.acls.iter().map(|(kind, acl)| ((*kind).to_owned(), json!(acl_text(acl)))).collect();
+    if let Some(object) = value.as_object_mut() {
+        object.insert("generation".into(), meta.generation.into());
+        object.insert("project".into(), meta.project.into());
+        object.insert("version".into(), meta.version.into());
+        object.insert("flags".into(), json!(flag_names(meta.flags)));
+        object.insert("flags_raw".into(), meta.flags.bits().into());
+        object.insert("xattrs".into(), xattrs.into());
+        object.insert("acl".into(), acls.into());
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use extant_format::acl::AclEntry;
+
+    #[test]
+    fn lists_as_setfacl_takes_them() {
+        let entry = |who, perm| AclEntry { who, perm };
+        let acl = Acl::new(vec![
+            entry(Who::Owner, 6),
+            entry(Who::User(1000), 7),
+            entry(Who::OwningGroup, 4),
+            entry(Who::Mask, 5),
+            entry(Who::Others, 0),
+        ]);
+        let lines = acl_text(&acl.unwrap());
+        assert_eq!(lines.join(","), "user::rw-,user:1000:rwx,group::r--,mask::r-x,other::---");
+    }
+
+    #[test]
+    fn flags_have_names() {
+        let flags = InodeFlags::EXTENTS | InodeFlags::IMMUTABLE;
+        assert_eq!(flag_names(flags), ["immutable", "extents"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! What the crates below report, as exit code and hint.
+
+use extant::{Family, FsError};
+use extant_block::partition::PartitionError;
+use extant_block::{DeviceError, DeviceFault, OpenError, WindowError};
+use extant_image::plan::PlanError;
+use extant_image::source::SourceError;
+use extant_image::write::WriteError;
+
+use crate::exit::{Exit, Failure};
+use crate::text::human_bytes;
+
+/// The exit code for an error of the operating system met while doing I/O.
+pub(crate) fn io_exit(error: &std::io::Error) -> Exit {
+    use std::io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => Exit::NoSpace,
+        Kind::AlreadyExists | Kind::ResourceBusy => Exit::Refused,
+        _ => Exit::Io,
+    }
+}
+
+impl From<FsError> for Failure {
+    fn from(error: FsError) -> Failure {
+        let exit = match (&error, error.family()) {
+            (FsError::NotExt { .. } | FsError::ExternalJournal { .. }, _) => Exit::Image,
+            (FsError::Unsupported { .. } | FsError::Encrypted { .. }, _) => Exit::Unsupported,
+            (FsError::JournalDeviceMissing { .. }, _) => Exit::Refused,
+            (FsError::WrongJournalDevice { .. } | FsError::JournalDevice(_), Family::Refusal) => {
+                Exit::Usage
+            }
+            (FsError::Journal(_), Family::Refusal) => Exit::Unsupported,
+            (FsError::InvalidArgument { .. } | FsError::TooLarge { .. }, _) => Exit::Usage,
+            (_, Family::Damage) => Exit::Image,
+            (_, Family::Device) => Exit::Io,
+            (_, Family::Refusal) => Exit::NotFound,
+        };
+        let hint = match &error {
+            FsError::JournalDeviceMissing { .. } => Some(
+                "pass the device with --journal-device, or read without the journal: --no-replay",
+            ),
+            FsError::ExternalJournal { .. } => {
+                Some("give the file system's own device, and this one as --journal-device")
+            }
+            FsError::Journal(_) if exit == Exit::Image => {
+                Some("--no-replay reads the image without its journal, in an older state")
+            }
+            FsError::Corrupt { structure: "superblock" | "group descriptor", .. } => Some(
+                "a backup may be intact: try -b 32768 (8193 for blocks of 1 KiB), or --no-checksums",
+            ),
+            FsError::Corrupt { .. } => {
+                Some("other files may be intact; e2fsck -fn IMAGE shows the extent of the damage")
+            }
+            FsError::Unsupported { .. } => Some("a newer version of extant may know the feature"),
+            _ => None,
+        };
+        let mut failure = Failure::caused(exit, "", &error);
+        failure.hint = hint.map(str::to_owned);
+        failure
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Failure {
+        let exit = match &error {
+            OpenError::Io { source, .. } => io_exit(source),
+            OpenError::NotADevice { .. } => Exit::Usage,
+            OpenError::Locked { .. } | OpenError::Busy { .. } => Exit::Refused,
+            _ => Exit::Io,
+        };
+        let mut failure = Failure::caused(exit, "", &error);
+        if let OpenError::Io { source, path, .. } = &error {
+            failure.hint = match source.kind() {
+                std::io::ErrorKind::PermissionDenied => Some(format!(
+                    "extant needs no root, only the permission to open {}",
+                    path.display()
+                )),
+                _ => None,
+            };
+        }
+        failure
+    }
+}
+
+impl From<PartitionError> for Failure {
+    fn from(error: PartitionError) -> Failure {
+        let exit = match &error {
+            PartitionError::NoTable { .. } | PartitionError::Damaged { .. } => Exit::Image,
+            PartitionError::NoSuchPartition { .. } => Exit::NotFound,
+            PartitionError::Device(_) => Exit::Io,
+            _ => Exit::Image,
+        };
+        let failure = Failure::caused(exit, "", &error);
+        match &error {
+            PartitionError::NoTable { .. } => {
+                failure.hint("leave --partition out if the file system fills the whole file")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl From<WindowError> for Failure {
+    fn from(error: WindowError) -> Failure {
+        Failure::caused(Exit::Usage, "--offset", &error)
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Failure {
+        let exit = match error.fault() {
+            DeviceFault::Io(cause) => io_exit(cause),
+            _ => Exit::Io,
+        };
+        let failure = Failure::caused(exit, "", &error);
+        match exit {
+            Exit::NoSpace => failure.hint("make room there, or choose another place for the image"),
+            _ => failure,
+        }
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        let (exit, hint) = match &error {
+            SourceError::Io { cause, .. } if cause.kind() == std::io::ErrorKind::StorageFull => (
+                Exit::NoSpace,
+                Some("files of a packed archive are collected in TMPDIR: set it to a larger place"),
+            ),
+            SourceError::Io { doing, cause, .. }
+                if cause.kind() == std::io::ErrorKind::PermissionDenied
+                    && !doing.contains("temporary") =>
+            {
+                (Exit::Input, Some("--ignore-unreadable leaves such files out and counts them"))
+            }
+            SourceError::Changed { .. } => {
+                (Exit::Input, Some("build again when nothing writes to the source"))
+            }
+            SourceError::Threads(_) => (Exit::Internal, Some("try --threads 1")),
+            _ => (Exit::Input, None),
+        };
+        let mut failure = Failure::caused(exit, "", &error);
+        failure.hint = hint.map(str::to_owned);
+        failure
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Failure {
+        let (exit, hint) = match &error {
+            PlanError::Geometry(_) => (Exit::Usage, None),
+            PlanError::Tree(_) | PlanError::LostFoundTaken => (Exit::Input, None),
+            PlanError::DoesNotFit { needed_bytes: Some(needed), .. } => (
+                Exit::NoSpace,
+                Some(format!("--size {} would do; so does --size auto", size_option(*needed))),
+            ),
+            PlanError::DoesNotFit { .. } => (Exit::NoSpace, Some("try --size auto".to_owned())),
+            PlanError::TooFewInodes { needed, .. } => {
+                (Exit::NoSpace, Some(format!("give -N {needed}, or leave -N and -i out")))
+            }
+            PlanError::File { .. } => (Exit::Unsupported, None),
+            PlanError::NoSize { .. } => (Exit::NoSpace, Some("give a size: --size 2G".to_owned())),
+            PlanError::Random(_) => (Exit::Io, Some("give -U and --hash-seed".to_owned())),
+        };
+        let mut failure = Failure::caused(exit, "", &error);
+        failure.hint = hint;
+        failure
+    }
+}
+
+/// A size as `--size` takes it, at least `bytes`.
+fn size_option(bytes: u64) -> String {
+    let kib = bytes.div_ceil(1024);
+    format!("{kib}K ({})", human_bytes(kib * 1024))
+}
+
+impl From<WriteError> for Failure {
+    fn from(error: WriteError) -> Failure {
+        match error {
+            WriteError::Device(error) => error.into(),
+            WriteError::Source(error) => error.into(),
+            WriteError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
+            WriteError::Encode { .. } | WriteError::Thread(_) => {
+                Failure::caused(Exit::Internal, "", &error)
+                    .hint("please report this with the command and extant --version")
+            }
+        }
+    }
+}

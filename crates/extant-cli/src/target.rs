@@ -1,0 +1,338 @@
+//! Where `build` and `mkfs` write: options, checks, the writing itself.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use extant_block::{BlockDevice, FileDevice, WindowDevice, partition};
+use extant_image::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
+use extant_image::plan::{Plan, PlanSummary};
+use extant_image::source::Contents;
+use extant_image::tree::Tree;
+use extant_image::write::{WriteOptions, write_bytes, write_image};
+use extant_sync::{Clock, SystemClock, threads};
+use serde_json::json;
+
+use crate::exit::{Exit, Failure, Result};
+use crate::fault::io_exit;
+use crate::interrupt;
+use crate::output::Out;
+use crate::progress::Bar;
+use crate::size::parse_bytes;
+use crate::text::{escape, human_bytes};
+
+/// Options about the output that `build` and `mkfs` share.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TargetSet {
+    /// Overwrite what looks like a file system or a partition table
+    #[arg(long, short = 'F')]
+    pub(crate) force: bool,
+    /// The file system begins that many bytes into OUT, which must exist
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) offset: Option<u64>,
+    /// The file system goes into partition N of OUT (GPT or MBR), which must exist
+    #[arg(long, value_name = "N", conflicts_with = "offset")]
+    pub(crate) partition: Option<u32>,
+    /// Threads that read and write; one for each processor if not given. The image is the same
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print what the image would be and write nothing
+    #[arg(long, short = 'n', visible_alias = "dry-run")]
+    pub(crate) plan: bool,
+    /// Print the plan, or what was built, as a JSON object
+    #[arg(long)]
+    json: bool,
+    /// Print nothing but errors
+    #[arg(long, short = 'q')]
+    pub(crate) quiet: bool,
+}
+
+/// Where the image goes, looked at before anything is read or planned.
+pub(crate) struct Target {
+    path: PathBuf,
+    pub(crate) kind: Kind,
+    set: TargetSet,
+}
+
+/// What the output is.
+pub(crate) enum Kind {
+    Stdout,
+    New,
+    /// A regular file of that many bytes.
+    File(u64),
+    Device,
+    /// A part of a file or device.
+    Window(WindowDevice<FileDevice>),
+}
+
+impl From<OutputError> for Failure {
+    fn from(error: OutputError) -> Failure {
+        match error {
+            OutputError::Open(error) => error.into(),
+            OutputError::InUse { .. } => Failure::caused(Exit::Refused, "", &error)
+                .hint("--force overwrites it; everything in it will be lost"),
+            OutputError::NotAFile { .. } => Failure::caused(Exit::Refused, "", &error),
+            OutputError::TooSmall { .. } => Failure::caused(Exit::NoSpace, "", &error),
+            OutputError::Io { ref cause, .. } => {
+                if cause.kind() == std::io::ErrorKind::BrokenPipe {
+                    return Failure::new(Exit::BrokenPipe, "");
+                }
+                Failure::caused(io_exit(cause), "", &error)
+            }
+        }
+    }
+}
+
+impl TargetSet {
+    /// Number of workers.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(threads::available).clamp(1, 512)
+    }
+
+    /// Looks at the output, and refuses what must not be overwritten.
+    pub(crate) fn look_at(&self, out: &OsStr) -> Result<Target> {
+        let path = PathBuf::from(out);
+        let windowed = self.offset.is_some() || self.partition.is_some();
+        let kind = if out == "-" {
+            if windowed {
+                return Err(Failure::usage("--offset and --partition need a file, not -"));
+            }
+            Kind::Stdout
+        } else if windowed && !self.plan {
+            Kind::Window(self.window(&path)?)
+        } else {
+            match existing(&path)? {
+                Existing::Nothing => Kind::New,
+                Existing::File(bytes) => Kind::File(bytes),
+                Existing::Device => Kind::Device,
+            }
+        };
+        let plain = matches!(kind, Kind::File(_) | Kind::Device);
+        if plain && !self.force && !self.plan {
+            refuse_if_in_use(&path)?;
+        }
+        Ok(Target { path, kind, set: self.clone() })
+    }
+
+    fn window(&self, path: &Path) -> Result<WindowDevice<FileDevice>> {
+        let device = FileDevice::open_read_write(path)?;
+        let window = match (self.offset, self.partition) {
+            (Some(offset), _) => WindowDevice::from_offset(device, offset)?,
+            (None, number) => partition::open(device, number.unwrap_or(0))?,
+        };
+        if !self.force {
+            // The same care as for a whole file: a superblock at the start of the window.
+            let len = window.size_bytes().min(4096) as usize; // At most 4096.
+            let mut head = vec![0; len];
+            window.read_at(0, &mut head)?;
+            if head.get(1080..1082) == Some(&[0x53, 0xef]) {
+                return Err(Failure::new(
+                    Exit::Refused,
+                    format!("{} holds an ext2, ext3 or ext4 file system", window.describe()),
+                )
+                .hint("--force overwrites it; everything in it will be lost"));
+            }
+        }
+        Ok(window)
+    }
+}
+
+impl Target {
+    /// Device and inode number of the output if it exists, for a source that contains it.
+    pub(crate) fn identity(&self) -> Option<(u64, u64)> {
+        use std::os::unix::fs::MetadataExt;
+        let found = fs::metadata(&self.path).ok().filter(|found| found.is_file())?;
+        Some((found.dev(), found.ino()))
+    }
+
+    /// Where a packed archive may be spread out: beside the image, where there must be room.
+    pub(crate) fn spool_dir(&self) -> PathBuf {
+        let beside = || match self.path.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
+            Some(parent) => parent.to_owned(),
+            None => PathBuf::from("."),
+        };
+        match (std::env::var_os("TMPDIR"), &self.kind) {
+            (None, Kind::New | Kind::File(_)) => beside(),
+            _ => std::env::temp_dir(),
+        }
+    }
+
+    /// How many bytes there are for an image that has to fit what exists.
+    pub(crate) fn room(&self) -> Result<Option<u64>> {
+        Ok(match &self.kind {
+            Kind::Stdout | Kind::New => None,
+            Kind::File(bytes) => Some(*bytes).filter(|bytes| *bytes > 0),
+            Kind::Device => Some(FileDevice::open_read_only(&self.path)?.size_bytes()),
+            Kind::Window(window) => Some(window.size_bytes()),
+        })
+    }
+
+    /// Prints the plan, or writes the image and reports.
+    ///
+    /// `replaces`: a regular file that exists is replaced by a new one; otherwise it is written in
+    /// place, as mke2fs does.
+    pub(crate) fn write(
+        self,
+        plan: &Plan,
+        tree: &Tree,
+        contents: &dyn Contents,
+        replaces: bool,
+    ) -> Result<()> {
+        let summary = plan.summary();
+        if self.set.plan {
+            return self.print(plan, &summary, None);
+        }
+        let bytes = plan.image_bytes();
+        let clock = SystemClock;
+        let started = clock.monotonic();
+        if !matches!(self.kind, Kind::Stdout) {
+            // From here on there is something to clean up. (An unnamed file goes by itself.)
+            interrupt::listen()?;
+        }
+        match &self.kind {
+            Kind::Window(window) => {
+                if window.size_bytes() < bytes {
+                    let room = window.size_bytes();
+                    let name = window.describe();
+                    return Err(Failure::new(
+                        Exit::NoSpace,
+                        format!("{name} has {room} bytes and the image needs {bytes}"),
+                    ));
+                }
+                self.fill(plan, tree, contents, window, false)?;
+            }
+            kind => {
+                let output = match kind {
+                    Kind::Stdout => Output::stdout(&std::env::temp_dir(), bytes)?,
+                    Kind::Device => Output::in_place(&self.path, bytes)?,
+                    Kind::File(_) if !replaces => Output::in_place(&self.path, bytes)?,
+                    _ => Output::create(&self.path, bytes)?,
+                };
+                let zeroed = output.is_zeroed();
+                self.fill(plan, tree, contents, output.device(), zeroed)?;
+                if interrupt::requested() {
+                    return Err(Failure::new(Exit::Interrupted, "interrupted"));
+                }
+                output.commit()?;
+            }
+        }
+        let took = clock.monotonic().saturating_sub(started);
+        self.print(plan, &summary, Some(took.as_secs_f64()))
+    }
+
+    fn fill(
+        &self,
+        plan: &Plan,
+        tree: &Tree,
+        contents: &dyn Contents,
+        device: &dyn BlockDevice,
+        target_is_zeroed: bool,
+    ) -> Result<()> {
+        let bar = Bar::new(write_bytes(plan), self.set.quiet);
+        let cancel = interrupt::flag();
+        let options = WriteOptions {
+            threads: self.set.threads(),
+            target_is_zeroed,
+            progress: &bar,
+            cancel: &cancel,
+        };
+        let result = write_image(plan, tree, contents, device, &options);
+        drop(bar);
+        result?;
+        Ok(())
+    }
+
+    fn print(&self, plan: &Plan, summary: &PlanSummary, seconds: Option<f64>) -> Result<()> {
+        let name = escape(self.path.as_os_str().as_bytes());
+        let to_stdout = matches!(self.kind, Kind::Stdout) && seconds.is_some();
+        if self.set.json && !to_stdout {
+            let uuid = uuid::Uuid::from_bytes(plan.ids().uuid).to_string();
+            return Ok(Out::new().json_pretty(&json!({
+                "output": name,
+                "written": seconds.is_some(),
+                "seconds": seconds,
+                "uuid": uuid,
+                "size_bytes": summary.size_bytes,
+                "block_bytes": summary.block_bytes,
+                "blocks": summary.blocks,
+                "used_blocks": summary.used_blocks,
+                "free_blocks": summary.free_blocks,
+                "reserved_blocks": summary.reserved_blocks,
+                "inodes": summary.inodes,
+                "used_inodes": summary.used_inodes,
+                "inode_bytes": summary.inode_bytes,
+                "groups": summary.groups,
+                "journal_blocks": summary.journal_blocks,
+                "files": summary.files,
+                "directories": summary.directories,
+                "indexed_directories": summary.indexed_directories,
+                "data_bytes": summary.data_bytes,
+                "features": plan.geometry().features.to_string(),
+            }))?);
+        }
+        let text = summary_text(plan, summary);
+        match seconds {
+            None => std::io::Write::write_all(&mut Out::new(), text.as_bytes())?,
+            Some(seconds) if !self.set.quiet => {
+                let size = human_bytes(summary.size_bytes);
+                let (files, free) = (summary.files, free_text(summary));
+                let line = format!("{name}: {size}, {files} files, {free} free, {seconds:.2} s\n");
+                // Standard output may be the image.
+                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+}
+
+fn free_text(summary: &PlanSummary) -> String {
+    human_bytes(summary.free_blocks.saturating_mul(u64::from(summary.block_bytes)))
+}
+
+fn summary_text(plan: &Plan, summary: &PlanSummary) -> String {
+    let block = u64::from(summary.block_bytes);
+    let bytes = |blocks: u64| human_bytes(blocks.saturating_mul(block));
+    format!(
+        "     Size: {} ({} bytes)\n   Blocks: {} of {block} bytes, {} used, {} free ({})\n \
+         Reserved: {} blocks for root\n   Inodes: {} of {} bytes, {} used\n   Groups: {}\n  \
+         Journal: {} blocks ({})\n    Files: {} ({} directories, {} of them indexed)\n     \
+         Data: {}\n Features: {}\n",
+        human_bytes(summary.size_bytes),
+        summary.size_bytes,
+        summary.blocks,
+        summary.used_blocks,
+        summary.free_blocks,
+        free_text(summary),
+        summary.reserved_blocks,
+        summary.inodes,
+        summary.inode_bytes,
+        summary.used_inodes,
+        summary.groups,
+        summary.journal_blocks,
+        bytes(u64::from(summary.journal_blocks)),
+        summary.files,
+        summary.directories,
+        summary.indexed_directories,
+        human_bytes(summary.data_bytes),
+        plan.geometry().features,
+    )
+}
+
+/// The epoch that times are limited to: `--mtime-clamp`, else `SOURCE_DATE_EPOCH`.
+pub(crate) fn epoch(option: Option<&str>) -> Result<Option<i64>> {
+    let (name, text) = match option {
+        Some(text) => ("--mtime-clamp", text.to_owned()),
+        None => match std::env::var("SOURCE_DATE_EPOCH") {
+            Ok(text) => ("SOURCE_DATE_EPOCH", text),
+            Err(std::env::VarError::NotPresent) => return Ok(None),
+            Err(error) => return Err(Failure::usage(format!("SOURCE_DATE_EPOCH: {error}"))),
+        },
+    };
+    extant_image::transform::parse_epoch(&text)
+        .map(Some)
+        .map_err(|error| Failure::usage(format!("{name}: {error}")))
+}
