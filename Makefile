@@ -1,0 +1,75 @@
+# Every target installs what it needs where it may (Debian, as root) and says what is missing
+# where it may not. `make help` lists the targets.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+EXTANT := $(TARGET)/release/extant
+# The tree that `make demo` packs.
+DEMO_SOURCE ?= /usr/share/doc
+FUZZ_SECONDS ?= 30
+
+.PHONY: help build demo test test-long bench bench-build bench-mkfs install fuzz-smoke fuzz-long fmt lint doc
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+build: ## the command, optimised: target/release/extant
+	@scripts/deps cargo
+	$(CARGO) build --release -p extant-cli
+
+demo: build ## an image of a real tree as an ordinary user, checked and shown
+	@scripts/deps e2fsprogs || true
+	@EXTANT=$(EXTANT) scripts/demo $(DEMO_SOURCE)
+
+test: ## all tests
+	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
+	$(CARGO) test --workspace
+
+test-long: ## all tests and those that take minutes
+	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
+	$(CARGO) test --workspace --release -- --include-ignored
+
+bench: bench-build bench-mkfs ## all benchmarks
+
+bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
+	@scripts/deps e2fsprogs
+	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- build
+
+bench-mkfs: build ## time and memory of making a file system of 16 TiB
+	@scripts/deps e2fsprogs
+	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mkfs
+
+install: build ## command, manual pages, completions (PREFIX, DESTDIR)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \
+	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
+	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	install -m 755 $(EXTANT) $(DESTDIR)$(PREFIX)/bin/extant
+	$(EXTANT) man $(DESTDIR)$(PREFIX)/share/man/man1
+	$(EXTANT) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/extant
+	$(EXTANT) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_extant
+	$(EXTANT) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/extant.fish
+
+fuzz-smoke: ## each fuzz target for 30 s
+	@scripts/deps cargo cargo-fuzz
+	scripts/fuzz $(FUZZ_SECONDS)
+
+fuzz-long: ## each fuzz target for 10 minutes
+	@scripts/deps cargo cargo-fuzz
+	scripts/fuzz 600
+
+fmt: ## formats the source
+	$(CARGO) fmt --all
+
+lint: ## formatting, clippy, documentation, and the project's own rules
+	@scripts/deps cargo
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(CARGO) run -q -p xtask -- tidy
+
+doc: ## the API documentation
+	$(CARGO) doc --workspace --no-deps

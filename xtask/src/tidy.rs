@@ -1,0 +1,187 @@
+//! Rules that no compiler checks.
+//!
+//! - T1. A path that `ARCHITECTURE.md` names in backquotes exists, and every crate is named.
+//! - T2. Every file under `docs/` is linked from another document.
+//! - T3. `unsafe` is written only where `docs/unsafe.md` says.
+//! - T4. A stored structure (`struct Raw…`) says where its layout comes from: `Source`.
+//! - T5. No source file has more than [`LINES_MAX`] lines.
+//! - T6. No path of one machine is in the tree.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Longest source file, in lines.
+const LINES_MAX: usize = 1000;
+
+/// Checks everything and prints what is wrong.
+pub(crate) fn run() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
+    let root = root.unwrap_or_default();
+    let faults = check(&root);
+    for fault in &faults {
+        eprintln!("tidy: {fault}");
+    }
+    if faults.is_empty() {
+        println!("tidy: nothing to complain about");
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("tidy: {} faults", faults.len());
+    ExitCode::FAILURE
+}
+
+struct Text {
+    /// Relative to the root.
+    path: String,
+    contents: String,
+}
+
+fn check(root: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    collect(root, root, &mut files);
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    let mut faults = Vec::new();
+    architecture(root, &files, &mut faults);
+    links(&files, &mut faults);
+    for file in &files {
+        if file.path.ends_with(".rs") {
+            rust(file, &files, &mut faults);
+        }
+        machine_paths(file, &mut faults);
+    }
+    faults
+}
+
+/// Text files of the project; not what tools make.
+fn collect(root: &Path, dir: &Path, files: &mut Vec<Text>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path: PathBuf = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if !matches!(name.as_str(), "target" | ".git" | "corpus" | "artifacts") {
+                collect(root, &path, files);
+            }
+            continue;
+        }
+        let known = [".rs", ".md", ".toml", ".yml", ".sh"].iter().any(|end| name.ends_with(end))
+            || name == "Makefile"
+            || path.parent().is_some_and(|dir| dir.ends_with("scripts") || dir.ends_with(".ci"));
+        let Some(contents) = known.then(|| fs::read_to_string(&path).ok()).flatten() else {
+            continue;
+        };
+        let path = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        files.push(Text { path, contents });
+    }
+}
+
+fn find<'a>(files: &'a [Text], path: &str) -> Option<&'a str> {
+    files.iter().find(|file| file.path == path).map(|file| file.contents.as_str())
+}
+
+/// T1.
+fn architecture(root: &Path, files: &[Text], faults: &mut Vec<String>) {
+    let Some(text) = find(files, "ARCHITECTURE.md") else {
+        faults.push("ARCHITECTURE.md is missing".into());
+        return;
+    };
+    for quoted in text.split('`').skip(1).step_by(2) {
+        let is_path = quoted.contains('/')
+            && !quoted.contains([' ', '*', '(', '<', '{'])
+            && ["crates/", "docs/", "fuzz/", "xtask/", "scripts/"]
+                .iter()
+                .any(|top| quoted.starts_with(top));
+        if is_path && !root.join(quoted).exists() {
+            faults.push(format!("ARCHITECTURE.md names {quoted}, which does not exist"));
+        }
+    }
+    for entry in fs::read_dir(root.join("crates")).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !text.contains(&format!("`{name}`")) {
+            faults.push(format!("ARCHITECTURE.md does not name `{name}`"));
+        }
+    }
+}
+
+/// T2.
+fn links(files: &[Text], faults: &mut Vec<String>) {
+    for file in files.iter().filter(|file| file.path.starts_with("docs/")) {
+        let name = file.path.rsplit('/').next().unwrap_or(&file.path);
+        let linked = files.iter().any(|other| {
+            other.path != file.path && other.path.ends_with(".md") && other.contents.contains(name)
+        });
+        if !linked {
+            faults.push(format!("{} is linked from nowhere", file.path));
+        }
+    }
+}
+
+/// T3, T4, T5.
+fn rust(file: &Text, files: &[Text], faults: &mut Vec<String>) {
+    let lines = file.contents.lines().count();
+    if lines > LINES_MAX {
+        faults.push(format!("{} has {lines} lines, more than {LINES_MAX}", file.path));
+    }
+    let register = find(files, "docs/unsafe.md").unwrap_or("");
+    let code = |line: &&str| !line.trim_start().starts_with("//");
+    let word = ["un", "safe"].concat();
+    let opens = |line: &str| {
+        [" {", " fn ", " impl "].iter().any(|after| line.contains(&format!("{word}{after}")))
+    };
+    if file.contents.lines().filter(code).any(opens) && !register.contains(&file.path) {
+        faults.push(format!("{} is unsafe and not in docs/unsafe.md", file.path));
+    }
+    let crate_root = file.path.ends_with("/src/lib.rs") || file.path.ends_with("/src/main.rs");
+    if crate_root && !file.contents.contains("forbid(unsafe_code)") {
+        faults.push(format!("{} does not forbid unsafe code", file.path));
+    }
+    if file.path.contains("extant-format/src")
+        && file.contents.contains("struct Raw")
+        && !file.contents.contains("Source")
+    {
+        faults.push(format!("{} has a stored structure without its source", file.path));
+    }
+}
+
+/// T6.
+fn machine_paths(file: &Text, faults: &mut Vec<String>) {
+    // In pieces, so that this file does not hold what it looks for.
+    let forbidden = [["/wo", "rk/"], ["/tmp/br", "ief"], ["/ro", "ot/"], ["/var/tmp/", "t-"]];
+    for pieces in forbidden {
+        let path = pieces.concat();
+        if file.contents.contains(&path) {
+            faults.push(format!("{} names {path}, a path of one machine", file.path));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(path: &str, contents: &str) -> Text {
+        Text { path: path.into(), contents: contents.into() }
+    }
+
+    fn faults_of(file: Text) -> Vec<String> {
+        let mut faults = Vec::new();
+        let files = [file];
+        rust(&files[0], &files, &mut faults);
+        machine_paths(&files[0], &mut faults);
+        faults
+    }
+
+    #[test]
+    fn each_rule_finds_its_fault() {
+        let block = format!("fn f() {{ {} {{ g() }} }}", ["un", "safe"].concat());
+        assert_eq!(faults_of(text("a/src/b.rs", &block)).len(), 1);
+        assert_eq!(faults_of(text("a/src/lib.rs", "fn f() {}")).len(), 1);
+        let raw = text("crates/extant-format/src/a.rs", "pub struct RawThing {}");
+        assert_eq!(faults_of(raw).len(), 1);
+        assert_eq!(faults_of(text("a/src/b.rs", &"\n".repeat(LINES_MAX + 1))).len(), 1);
+        assert_eq!(faults_of(text("a.md", &["see /wo", "rk/x"].concat())).len(), 1);
+        assert!(faults_of(text("a/src/b.rs", "fn f() {}")).is_empty());
+        let mut faults = Vec::new();
+        links(&[text("docs/a.md", ""), text("README.md", "docs/b.md")], &mut faults);
+        assert_eq!(faults, ["docs/a.md is linked from nowhere"]);
+    }
+}
