@@ -21,7 +21,8 @@ fn check(source: &Path, row: Row) {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let mkfs = options(profile, features, block_bytes, inode_size, extended);
-    let summary = build(source, &image, mkfs, size, 2).unwrap_or_else(|e| panic!("{row:?}: {e}"));
+    let summary =
+        build(source, &image, mkfs, size, 2, false).unwrap_or_else(|e| panic!("{row:?}: {e}"));
     let report = e2fsck(&image).unwrap();
     assert!(report.is_clean(), "{row:?}: {summary:?}: {:?}\n{}", report.status, report.text);
     assert_eq!(std::fs::metadata(&image).unwrap().len(), summary.size_bytes, "{row:?}");

@@ -184,8 +184,9 @@ impl AttrPlan {
                 let size = usize::try_from(node.size).ok().filter(|&size| size <= room)?;
                 Some(size.saturating_sub(inline::BLOCK_BYTES))
             }
-            // lost+found is to have blocks, so that e2fsck need not look for any.
-            Kind::Dir if tree.path(id) != b"lost+found" => {
+            // lost+found is to have blocks, so that e2fsck need not look for any; and the kernel
+            // mounts no root directory without.
+            Kind::Dir if id != NodeId::ROOT && tree.path(id) != b"lost+found" => {
                 let entries = tree.children(id);
                 if entries.len() * layout.needs(1) > room {
                     return None;

@@ -30,13 +30,44 @@ pub(super) fn fixed(
     ids: Ids,
     bytes: u64,
 ) -> Result<Plan, PlanError> {
-    let mut mkfs = mkfs;
+    let plan = at_size(tree, &mkfs, ids, bytes)?;
+    if plan.layout.missing_blocks == 0 {
+        return Ok(plan);
+    }
+    let missing = |plan: &Plan| {
+        plan.layout.missing_blocks.saturating_mul(u64::from(plan.geometry().block_size.bytes()))
+    };
+    Err(PlanError::DoesNotFit {
+        size_bytes: bytes,
+        missing_bytes: missing(&plan),
+        needed_bytes: smallest_fixed(tree, &mkfs, ids, bytes.saturating_add(missing(&plan))),
+    })
+}
+
+/// The smallest size, from one that is too small on, at which [`fixed`] succeeds. Steps as in the
+/// module's header; `None` after too many.
+fn smallest_fixed(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, from: u64) -> Option<u64> {
+    let mut bytes = from;
+    for _ in 0..PLACE_ROUNDS_MAX {
+        let plan = at_size(tree, mkfs, ids, bytes).ok()?;
+        let block_bytes = u64::from(plan.geometry().block_size.bytes());
+        if plan.layout.missing_blocks == 0 {
+            return Some(bytes.next_multiple_of(4096));
+        }
+        bytes = bytes.checked_add(plan.layout.missing_blocks.checked_mul(block_bytes)?)?;
+    }
+    None
+}
+
+/// The layout at a fixed size, whether everything fits or not.
+fn at_size(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, bytes: u64) -> Result<Plan, PlanError> {
+    let mut mkfs = mkfs.clone();
     let mut geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
     let demand = demand_of(tree, &mkfs, &geometry, &ids)?;
     let needed = demand.inodes_needed();
     if needed > u64::from(geometry.inodes_count) {
+        let available = u64::from(geometry.inodes_count);
         if mkfs.inodes.is_some() || mkfs.bytes_per_inode.is_some() {
-            let available = u64::from(geometry.inodes_count);
             return Err(PlanError::TooFewInodes { available, needed });
         }
         // mke2fs would give up half-way; the number of files is known here.
@@ -48,17 +79,6 @@ pub(super) fn fixed(
         }
     }
     let layout = Layout::place(tree, &demand, geometry);
-    if layout.missing_blocks > 0 {
-        let block_bytes = u64::from(layout.geometry.block_size.bytes());
-        let mut free = mkfs.clone();
-        free.block_size = Some(layout.geometry.block_size);
-        let needed = automatic(tree, free, ids, Headroom::None).ok();
-        return Err(PlanError::DoesNotFit {
-            size_bytes: bytes,
-            missing_bytes: layout.missing_blocks.saturating_mul(block_bytes),
-            needed_bytes: needed.map(|plan| plan.image_bytes()),
-        });
-    }
     Ok(Plan { options: mkfs, ids, reproducible: false, demand, layout })
 }
 

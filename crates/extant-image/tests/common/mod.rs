@@ -11,6 +11,7 @@ use extant_image::output::Output;
 use extant_image::plan::{BuildOptions, Headroom, PlanError, PlanSummary, SizeSpec, plan};
 use extant_image::profile::Profile;
 use extant_image::source::dir::{ScanOptions, scan_dir};
+use extant_image::transform::Transform;
 use extant_image::write::{NoProgress, WriteOptions, write_image};
 
 /// Options by mke2fs spelling: profile, `-O`, `-b`, `-I`, `-E`.
@@ -35,20 +36,25 @@ pub fn options(
     options
 }
 
-/// Builds `image` from `source`.
+/// Builds `image` from `source`; `clamp`: reproducibly, times as of 2023 at the latest.
 pub fn build(
     source: &Path,
     image: &Path,
     mkfs: MkfsOptions,
     size: SizeSpec,
     threads: usize,
+    clamp: bool,
 ) -> Result<PlanSummary, PlanError> {
-    let scan = ScanOptions {
-        threads: NonZeroUsize::new(threads).unwrap(),
-        ..ScanOptions::default()
-    };
+    let scan =
+        ScanOptions { threads: NonZeroUsize::new(threads).unwrap(), ..ScanOptions::default() };
     let mut scanned = scan_dir(source, &scan).unwrap();
-    let build = BuildOptions { mkfs, size, reproducible: true };
+    // As the command does with SOURCE_DATE_EPOCH: reading the source changes access times.
+    let transform = Transform { epoch: mkfs.created, ..Transform::default() };
+    let reproducible = clamp && mkfs.created.is_some();
+    if clamp {
+        transform.apply(&mut scanned.tree).unwrap();
+    }
+    let build = BuildOptions { mkfs, size, reproducible };
     let plan = plan(&mut scanned.tree, &build)?;
     let output = Output::create(image, plan.image_bytes()).unwrap();
     let options = WriteOptions {
