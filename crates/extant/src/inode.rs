@@ -47,7 +47,8 @@ pub struct Metadata {
     pub gid: u32,
     /// Size in bytes. Of a directory, its blocks; of a symbolic link, its target.
     pub size: u64,
-    /// Space taken, in units of 512 bytes, whatever the block size.
+    /// Space taken, in units of 512 bytes, whatever the block size. A file whose data is in the
+    /// inode counts its size, as `stat` does, so that it is not taken for a hole.
     pub blocks: u64,
     /// Number of names. A directory with 1 has more subdirectories than fit the field.
     pub links: u32,
@@ -232,6 +233,8 @@ impl Inode {
     /// All attributes. No I/O: they came with the handle.
     pub fn metadata(&self) -> Metadata {
         let record = &self.data.record;
+        let in_inode =
+            if self.is_file() && self.is_inline() { record.size.div_ceil(512) } else { 0 };
         Metadata {
             ino: self.ino(),
             kind: self.kind(),
@@ -239,7 +242,7 @@ impl Inode {
             uid: record.uid,
             gid: record.gid,
             size: record.size,
-            blocks: record.sectors,
+            blocks: record.sectors.saturating_add(in_inode),
             links: u32::from(record.links),
             atime: record.atime,
             mtime: record.mtime,

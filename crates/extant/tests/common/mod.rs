@@ -23,10 +23,13 @@ pub(crate) struct Keeps {
     pub(crate) inodes: bool,
     /// Extended attributes.
     pub(crate) xattrs: bool,
+    /// Times of directories.
+    pub(crate) dir_times: bool,
 }
 
 /// Everything: the tree is the same file system, mounted by the kernel.
-pub(crate) const ALL: Keeps = Keeps { full_times: true, blocks: true, inodes: true, xattrs: true };
+pub(crate) const ALL: Keeps =
+    Keeps { full_times: true, blocks: true, inodes: true, xattrs: true, dir_times: true };
 
 pub(crate) fn open(image: &Path) -> Fs {
     MountOptions::new()
@@ -140,6 +143,9 @@ fn compare_metadata(
         differ("rdev", format!("{:?}", Some(rdev)), format!("{:?}", ours.rdev));
     }
     let shown = |time: Timestamp| format!("{}.{:09}", time.seconds, time.nanos);
+    if kind.is_dir() && !keeps.dir_times {
+        return;
+    }
     if keeps.full_times {
         for (what, sec, nsec, time) in [
             ("mtime", theirs.mtime(), theirs.mtime_nsec(), ours.mtime),
