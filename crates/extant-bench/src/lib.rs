@@ -1,2 +1,9 @@
-//! extant-bench.
+//! Benchmarks that run the finished command against other programs.
+//!
+//! Each interleaves its contenders, so that a machine that slows down slows all of them, prints a
+//! table, and writes `target/bench/NAME.json`: a list of
+//! `{"row", "target", "unit", "median", "min", "max", "runs"}`.
 #![forbid(unsafe_code)]
+
+pub mod report;
+pub mod run;

@@ -3,6 +3,7 @@
 use extant::{Family, FsError};
 use extant_block::partition::PartitionError;
 use extant_block::{DeviceError, DeviceFault, OpenError, WindowError};
+use extant_image::geometry::GeometryError;
 use extant_image::plan::PlanError;
 use extant_image::source::SourceError;
 use extant_image::write::WriteError;
@@ -148,7 +149,8 @@ impl From<SourceError> for Failure {
 impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Failure {
         let (exit, hint) = match &error {
-            PlanError::Geometry(_) => (Exit::Usage, None),
+            PlanError::Geometry(GeometryError::Options(_)) => (Exit::Usage, None),
+            PlanError::Geometry(_) => (Exit::NoSpace, None),
             PlanError::Tree(_) | PlanError::LostFoundTaken => (Exit::Input, None),
             PlanError::DoesNotFit { needed_bytes: Some(needed), .. } => (
                 Exit::NoSpace,
@@ -169,7 +171,7 @@ impl From<PlanError> for Failure {
 }
 
 /// A size as `--size` takes it, at least `bytes`.
-fn size_option(bytes: u64) -> String {
+pub(crate) fn size_option(bytes: u64) -> String {
     let kib = bytes.div_ceil(1024);
     format!("{kib}K ({})", human_bytes(kib * 1024))
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use clap::Args;
-use extant_image::plan::{BuildOptions, SizeSpec, plan};
+use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
 use extant_image::source::dir::{ScanOptions, scan_dir};
 use extant_image::source::tar::{TarInput, TarOptions, scan_tar};
 use extant_image::source::{NoContents, Scanned, Skipped};
@@ -13,6 +13,7 @@ use extant_image::transform::{IdMap, OptionError, Owner, Transform};
 
 use crate::commands::mkfs::empty_tree;
 use crate::exit::{Exit, Failure, Result};
+use crate::fault::size_option;
 use crate::mkfs_args::MkfsSet;
 use crate::output::complain;
 use crate::size::parse_build_size;
@@ -97,7 +98,23 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             .hint("add a range for it, or give every file one owner with --owner")
     })?;
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
-    let plan = plan(&mut scanned.tree, &options)?;
+    let plan = plan(&mut scanned.tree, &options).map_err(|error| {
+        let too_small = matches!(error, PlanError::Geometry(_));
+        let failure = Failure::from(error);
+        // A size below what any file system needs: say what the contents need.
+        let mut fits = || {
+            let size = SizeSpec::Auto(Headroom::None);
+            let needed = plan(&mut scanned.tree, &BuildOptions { size, ..options.clone() }).ok()?;
+            Some(size_option(needed.image_bytes()))
+        };
+        match options.size {
+            SizeSpec::Bytes(_) if too_small && failure.exit == Exit::NoSpace => match fits() {
+                Some(size) => failure.hint(format!("--size {size} would do; so does --size auto")),
+                None => failure,
+            },
+            _ => failure,
+        }
+    })?;
     target.write(&plan, &scanned.tree, &*scanned.contents, true)?;
     Ok(report_skipped(&scanned.skipped))
 }

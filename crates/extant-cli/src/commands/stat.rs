@@ -124,7 +124,9 @@ fn print(out: &mut Out, image: &Image, inode: &Inode, extras: &Extras) -> Result
         Some(time) => writeln!(out, "     Birth: {}", text::time_long(time))?,
         None => writeln!(out, "     Birth: not stored")?,
     }
-    for xattr in &extras.xattrs {
+    // Access control lists follow in words.
+    let is_acl = |name: &[u8]| name.starts_with(b"system.posix_acl_");
+    for xattr in extras.xattrs.iter().filter(|xattr| !is_acl(&xattr.name)) {
         write!(out, "     Xattr: ")?;
         out.name(&xattr.name)?;
         match std::str::from_utf8(&xattr.value) {

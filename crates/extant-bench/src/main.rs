@@ -1,0 +1,141 @@
+//! `extant-bench build | mkfs`: see `make bench-build`, `make bench-mkfs`.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use extant_bench::report::{Series, report};
+use extant_bench::run::{find, run, run_with_memory};
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("build") => build(),
+        Some("mkfs") => mkfs(),
+        _ => bail!("usage: extant-bench build | mkfs"),
+    }
+}
+
+fn variable(name: &str, default: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| default.to_owned())
+}
+
+fn runs() -> Result<u32> {
+    variable("RUNS", "5").parse().context("RUNS is a number")
+}
+
+fn extant() -> Result<String> {
+    let path = variable("EXTANT", "target/release/extant");
+    find(&path).with_context(|| format!("{path} is missing: make build"))
+}
+
+/// A directory in memory, so that the disk is not what is measured.
+fn memory_dir() -> Result<tempfile::TempDir> {
+    let base = variable("BENCH_DIR", "/dev/shm");
+    tempfile::tempdir_in(&base).with_context(|| format!("cannot make a directory in {base}"))
+}
+
+/// Question: how long does an image of a real tree take, against mke2fs and against a plain copy?
+///
+/// Sketch: copying moves each byte twice and creates 55,000 files one by one; an image needs the
+/// reads and large writes, so it should be near the copy's time. Goals: a twentieth of
+/// `mke2fs -d`, 1.3 times `cp -a`. The source is read once before, so all find it in memory.
+fn build() -> Result<()> {
+    let source = variable("SOURCE", "/usr/share");
+    let dir = memory_dir()?;
+    let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let (image, old_image, gen_image, copy) = (at("extant"), at("mke2fs"), at("gen"), at("copy"));
+    let extant = extant()?;
+    let summary = std::process::Command::new(&extant)
+        .args(["build", &image, "--from", &source, "--plan", "--json"])
+        .output()?;
+    let plan: serde_json::Value = serde_json::from_slice(&summary.stdout)
+        .with_context(|| String::from_utf8_lossy(&summary.stderr).into_owned())?;
+    let number = |key: &str| plan.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0);
+    let (bytes, files) = (number("size_bytes"), number("files"));
+    println!("{source}: {files} files, {} MiB of data", number("data_bytes") >> 20);
+    // mke2fs does not compute a size: give it room, also for its own inode count.
+    let old_mib = (bytes + bytes / 2) >> 20;
+    let inodes = (files + files / 10 + 1000).to_string();
+    let (old_size, gen_blocks) = (format!("{}M", old_mib + 64), (bytes / 1024 * 2).to_string());
+
+    let mke2fs = find("mke2fs");
+    let genext2fs = find("genext2fs");
+    let mut contenders: Vec<(&str, String, Vec<&str>, &str)> = vec![
+        ("extant", extant, vec!["build", &image, "--from", &source, "-q"], &image),
+        ("cp", "cp".into(), vec!["-a", &source, &copy], &copy),
+    ];
+    match mke2fs {
+        Some(path) => contenders.push((
+            "mke2fs",
+            path,
+            vec!["-q", "-F", "-t", "ext4", "-N", &inodes, "-d", &source, &old_image, &old_size],
+            &old_image,
+        )),
+        None => println!("mke2fs is not installed: left out"),
+    }
+    if let Some(path) = genext2fs {
+        let args = vec!["-d", &source, "-b", &gen_blocks, "-N", &inodes, &gen_image];
+        contenders.push(("genext2fs", path, args, &gen_image));
+    }
+    run("sh", &["-c", "find \"$0\" -type f -exec cat {} +", &source])?;
+
+    let mut all: Vec<Series> = contenders
+        .iter()
+        .map(|(target, ..)| Series {
+            row: "build".into(),
+            target: (*target).into(),
+            unit: "s",
+            values: Vec::new(),
+        })
+        .collect();
+    for round in 1..=runs()? {
+        for ((target, program, args, made), series) in contenders.iter().zip(&mut all) {
+            let measured = run(program, args)?;
+            println!("run {round}: {target:<10} {:>9.3} s", measured.seconds);
+            series.values.push(measured.seconds);
+            remove(Path::new(made))?;
+        }
+    }
+    report("build", "extant", &all)
+}
+
+fn remove(path: &Path) -> Result<()> {
+    if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }
+        .with_context(|| format!("cannot remove {}", path.display()))
+}
+
+/// Question: what do time and memory of making an empty file system of 16 TiB depend on?
+///
+/// Sketch: 131,072 groups of 64 bytes of descriptor are 8 MiB, times the backups. Goal: under 1 s
+/// and 100 MiB.
+fn mkfs() -> Result<()> {
+    let dir = memory_dir()?;
+    let image = dir.path().join("image").to_string_lossy().into_owned();
+    let size = variable("SIZE", "16T");
+    let mut contenders = vec![("extant", extant()?, vec!["mkfs", &image, &size, "-q"])];
+    match find("mke2fs") {
+        Some(path) => {
+            let lazy = "lazy_itable_init=1,lazy_journal_init=1";
+            let args = vec!["-q", "-F", "-t", "ext4", "-E", lazy, &image, &size];
+            contenders.push(("mke2fs", path, args));
+        }
+        None => println!("mke2fs is not installed: left out"),
+    }
+    let mut all = Vec::new();
+    for (row, unit) in [("time", "s"), ("memory", "MiB")] {
+        for (target, ..) in &contenders {
+            let (row, target) = (row.to_owned(), (*target).to_owned());
+            all.push(Series { row, target, unit, values: Vec::new() });
+        }
+    }
+    for _ in 0..runs()? {
+        for (index, (_, program, args)) in contenders.iter().enumerate() {
+            let measured = run_with_memory(program, args)?;
+            all[index].values.push(measured.seconds);
+            all[contenders.len() + index].values.extend(measured.peak_mib);
+            remove(Path::new(&image))?;
+        }
+    }
+    all.retain(|series| !series.values.is_empty());
+    report("mkfs", "extant", &all)
+}

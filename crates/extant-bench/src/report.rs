@@ -1,0 +1,107 @@
+//! Collects measurements, prints them, writes them down.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// All measurements of one contender in one row of a table.
+#[derive(Clone, Debug, Default)]
+pub struct Series {
+    /// What was measured.
+    pub row: String,
+    /// Who was measured.
+    pub target: String,
+    /// Unit of the values.
+    pub unit: &'static str,
+    /// One value per run.
+    pub values: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    row: &'a str,
+    target: &'a str,
+    unit: &'a str,
+    median: f64,
+    min: f64,
+    max: f64,
+    runs: usize,
+}
+
+impl Series {
+    /// The middle value; the mean of the two in the middle when their number is even. 0 for none.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.values.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match (sorted.get(middle), sorted.len() % 2) {
+            (None, _) => 0.0,
+            (Some(value), 1) => *value,
+            (Some(value), _) => (value + sorted[middle - 1]) / 2.0,
+        }
+    }
+
+    fn line(&self) -> Line<'_> {
+        Line {
+            row: &self.row,
+            target: &self.target,
+            unit: self.unit,
+            median: self.median(),
+            min: self.values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: self.values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            runs: self.values.len(),
+        }
+    }
+}
+
+/// Prints a table with ratios to `base` and writes `target/bench/NAME.json`.
+///
+/// # Errors
+///
+/// When the file cannot be written.
+pub fn report(name: &str, base: &str, all: &[Series]) -> Result<()> {
+    println!(
+        "\n{:<12} {:<12} {:>11} {:>11} {:>11} {:<5} {:>5} {:>10}",
+        "row",
+        "target",
+        "median",
+        "min",
+        "max",
+        "unit",
+        "runs",
+        format!("x {base}")
+    );
+    for series in all {
+        let line = series.line();
+        let of_base = all.iter().find(|other| other.row == series.row && other.target == base);
+        let ratio = of_base.map_or(f64::NAN, |other| line.median / other.median());
+        println!(
+            "{:<12} {:<12} {:>11.3} {:>11.3} {:>11.3} {:<5} {:>5} {:>10.2}",
+            line.row, line.target, line.median, line.min, line.max, line.unit, line.runs, ratio
+        );
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+    let dir = target.join("bench");
+    let path = dir.join(format!("{name}.json"));
+    let lines: Vec<Line<'_>> = all.iter().map(Series::line).collect();
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    std::fs::write(&path, serde_json::to_vec_pretty(&lines)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("\nwritten to {}", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        let median =
+            |values: &[f64]| Series { values: values.to_vec(), ..Series::default() }.median();
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+}
