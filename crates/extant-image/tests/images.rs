@@ -208,6 +208,14 @@ fn too_small_says_what_would_fit_and_that_fits() {
     build_at(needed).unwrap();
     fs::remove_file(&image).unwrap();
 
+    // Too small for the metadata alone: the same kind of answer.
+    let error = build_at(200 << 10).unwrap_err();
+    let PlanError::DoesNotFit { needed_bytes: Some(needed), .. } = error else {
+        panic!("{error}");
+    };
+    build_at(needed).unwrap();
+    fs::remove_file(&image).unwrap();
+
     let mut few = default_options();
     few.inodes = Some(32);
     let error = build(source.path(), &image, few, AUTO, 1, true).unwrap_err();

@@ -30,26 +30,44 @@ pub(super) fn fixed(
     ids: Ids,
     bytes: u64,
 ) -> Result<Plan, PlanError> {
-    let plan = at_size(tree, &mkfs, ids, bytes)?;
-    if plan.layout.missing_blocks == 0 {
-        return Ok(plan);
+    let size_bytes = bytes;
+    match at_size(tree, &mkfs, ids, bytes) {
+        Ok(plan) if plan.layout.missing_blocks == 0 => Ok(plan),
+        Ok(plan) => {
+            let block_bytes = u64::from(plan.geometry().block_size.bytes());
+            let missing_bytes = plan.layout.missing_blocks.saturating_mul(block_bytes);
+            let needed_bytes =
+                smallest_fixed(tree, &mkfs, ids, bytes.saturating_add(missing_bytes));
+            Err(PlanError::DoesNotFit { size_bytes, missing_bytes, needed_bytes })
+        }
+        // Not even the metadata, or the inodes of all these files.
+        Err(PlanError::Geometry(e)) if is_too_small(&e) => {
+            match smallest_fixed(tree, &mkfs, ids, bytes) {
+                Some(needed) => Err(PlanError::DoesNotFit {
+                    size_bytes,
+                    missing_bytes: needed - bytes,
+                    needed_bytes: Some(needed),
+                }),
+                None => Err(e.into()),
+            }
+        }
+        Err(e) => Err(e),
     }
-    let missing = |plan: &Plan| {
-        plan.layout.missing_blocks.saturating_mul(u64::from(plan.geometry().block_size.bytes()))
-    };
-    Err(PlanError::DoesNotFit {
-        size_bytes: bytes,
-        missing_bytes: missing(&plan),
-        needed_bytes: smallest_fixed(tree, &mkfs, ids, bytes.saturating_add(missing(&plan))),
-    })
 }
 
-/// The smallest size, from one that is too small on, at which [`fixed`] succeeds. Steps as in the
-/// module's header; `None` after too many.
+/// A size, from one that is too small on, at which [`fixed`] succeeds: the smallest, or near it when
+/// there was not even room for the metadata. `None` after too many steps.
 fn smallest_fixed(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, from: u64) -> Option<u64> {
     let mut bytes = from;
     for _ in 0..PLACE_ROUNDS_MAX {
-        let plan = at_size(tree, mkfs, ids, bytes).ok()?;
+        let plan = match at_size(tree, mkfs, ids, bytes) {
+            Ok(plan) => plan,
+            Err(PlanError::Geometry(e)) if is_too_small(&e) => {
+                bytes = bytes.checked_add((bytes / 16).max(1 << 16))?;
+                continue;
+            }
+            Err(_) => return None,
+        };
         let block_bytes = u64::from(plan.geometry().block_size.bytes());
         if plan.layout.missing_blocks == 0 {
             return Some(bytes.next_multiple_of(4096));
