@@ -88,9 +88,16 @@ fn at_size(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, bytes: u64) -> Result<Plan
         if mkfs.inodes.is_some() || mkfs.bytes_per_inode.is_some() {
             return Err(PlanError::TooFewInodes { available, needed });
         }
-        // mke2fs would give up half-way; the number of files is known here.
-        mkfs.inodes = Some(needed);
-        geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
+        // mke2fs would give up half-way; the number of files is known here. Its rounding may take
+        // up to a block of inodes from each group.
+        let step = u64::from(geometry.inodes_per_block()) * u64::from(geometry.group_count);
+        for extra in 0..4 {
+            mkfs.inodes = Some(needed.saturating_add(extra * step));
+            geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
+            if u64::from(geometry.inodes_count) >= needed {
+                break;
+            }
+        }
         let available = u64::from(geometry.inodes_count);
         if available < needed {
             return Err(PlanError::TooFewInodes { available, needed });
