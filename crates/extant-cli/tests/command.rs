@@ -389,7 +389,7 @@ fn a_signal_while_writing_leaves_nothing_behind() {
     let place = Place::new();
     let source = place.path("source");
     std::fs::create_dir(&source).unwrap();
-    // A file whose data comes slowly: a reader of a fifo would hang, so many small files it is.
+    // Enough to be writing for a while.
     for number in 0..3000 {
         std::fs::write(source.join(format!("{number}")), vec![1; 60_000]).unwrap();
     }
@@ -430,7 +430,8 @@ fn what_cannot_be_read_is_an_error_or_is_counted() {
     std::fs::set_permissions(place.0.path(), PermissionsExt::from_mode(0o777)).unwrap();
     // The command where an ordinary user can run it.
     std::fs::copy(EXTANT, place.path("extant")).unwrap();
-    std::fs::set_permissions(place.path("source/.hidden"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(place.path("source/.hidden"), PermissionsExt::from_mode(0o000))
+        .unwrap();
     std::fs::set_permissions(place.path("source/dir"), PermissionsExt::from_mode(0o755)).unwrap();
     let as_user = |args: &[&str]| {
         let output = Command::new("setpriv")

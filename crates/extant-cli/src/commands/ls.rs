@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use extant::{DirEntry, Inode};
+use extant::{DirEntry, Inode, ReadDir};
 
 use crate::entry::{LinkError, LongForm, Names, inode_json, link_suffix, long_prefix};
 use crate::exit::{Exit, Failure, Result};
@@ -76,7 +76,8 @@ pub(crate) fn run(args: &LsArgs) -> Result<Exit> {
     } else if args.recursive {
         lister.recurse()?;
     } else {
-        lister.list(&image.path, &inode)?;
+        let entries = inode.read_dir().map_err(|error| image.failure(&image.path, error))?;
+        lister.list(&image.path, entries)?;
     }
     lister.out.flush()?;
     Ok(lister.failures.exit())
@@ -95,8 +96,7 @@ impl Lister<'_> {
         Ok(())
     }
 
-    fn list(&mut self, path: &[u8], dir: &Inode) -> Result<()> {
-        let entries = dir.read_dir().map_err(|error| self.image.failure(path, error))?;
+    fn list(&mut self, path: &[u8], entries: ReadDir) -> Result<()> {
         let entries = entries.with_dots(self.args.all);
         if self.args.unsorted {
             for entry in entries {
@@ -166,11 +166,9 @@ impl Lister<'_> {
                 heading = true;
                 self.out.name(found.path())?;
                 self.out.write_all(b":\n")?;
-                if let Err(failure) = self.list(found.path(), found.inode()) {
-                    if failure.exit == Exit::BrokenPipe {
-                        return Err(failure);
-                    }
-                    // The walk reports what it cannot list itself.
+                // The walk reports a directory that cannot be listed.
+                if let Ok(entries) = found.inode().read_dir() {
+                    self.list(found.path(), entries)?;
                 }
             }
         }
