@@ -65,7 +65,8 @@ fn every_option_set_reads_back_as_its_source() {
         rustix::fs::removexattr(small.join("attributes/many"), name).expect("an attribute");
     }
     for (name, size, options) in TABLE {
-        let needs_small = options.contains(&"1024") && !options.contains(&"4096");
+        let needs_small = ["1024", "2048"].iter().any(|size| options.contains(size))
+            && !options.contains(&"4096");
         let source = if needs_small { &small } else { &source };
         let image = dir.path().join(format!("{name}.img"));
         let mut arguments = options.to_vec();
@@ -77,7 +78,12 @@ fn every_option_set_reads_back_as_its_source() {
         let xattrs = *name != "ext2-rev0";
         let keeps =
             Keeps { full_times: false, blocks: false, inodes: false, xattrs, dir_times: true };
-        let found = differences(source, &open(&image), keeps);
+        let mut found = differences(source, &open(&image), keeps);
+        if name.starts_with("inline") {
+            // mke2fs 1.47.0 with inline_data drops the hole at the end of a sparse file (debugfs
+            // shows the same size); the kernel's images test these.
+            found.retain(|line| !line.starts_with("\"sparse/"));
+        }
         assert!(found.is_empty(), "{name}: {} differences: {:#?}", found.len(), {
             &found[..found.len().min(12)]
         });

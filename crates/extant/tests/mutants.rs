@@ -2,13 +2,14 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{read_everything, work_dir};
 use extant::MountOptions;
 use extant_base::Prng;
 use extant_block::{BlockDevice, MemoryDevice};
-use extant_testkit::oracle::mke2fs;
+use extant_sync::{Clock, SystemClock};
+use extant_testkit::oracle::{LoopMount, mke2fs};
 use extant_testkit::require;
 
 /// Mutants per image; `EXTANT_MUTANTS` asks for more, `EXTANT_SEED` for others.
@@ -62,40 +63,73 @@ fn source() -> extant_testkit::TempDir {
 fn random_corruptions_end_in_answers_or_errors() {
     let tree = source();
     let path = tree.path().join("source");
-    let mutants = number("EXTANT_MUTANTS", MUTANTS);
-    let seed = number("EXTANT_SEED", 1);
     for (name, options) in IMAGES {
         let image = tree.path().join(format!("{name}.img"));
         let mut arguments = options.to_vec();
         arguments.extend(["-N", "256", "-d", path.to_str().unwrap()]);
         require!(mke2fs(&image, "6M", &arguments));
-        let whole = extant_testkit::image::load(&image);
-        let clean = MountOptions::new().open(whole.snapshot()).unwrap();
-        assert_eq!(read_everything(&clean, u64::MAX), [""; 0], "{name}: the image itself");
-        let hot = hot_blocks(&whole);
-        assert!(hot.len() > 20, "{name}");
-        let (mut opened, mut damaged) = (0, 0);
-        for mutant in 0..mutants {
-            let mut random = Prng::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(mutant));
-            let device = whole.snapshot();
-            for _ in 0..=random.below(12) {
-                corrupt(&device, &hot, &mut random);
-            }
-            let begin = Instant::now();
-            let verify = random.one_in(3);
-            let options = MountOptions::new().verify_checksums(verify).cache_bytes(1 << 20);
-            if let Ok(fs) = options.open(device) {
-                opened += 1;
-                damaged += u64::from(!read_everything(&fs, 64 << 20).is_empty());
-                let _ = fs.statfs();
-            }
-            let taken = begin.elapsed();
-            assert!(taken < Duration::from_secs(20), "{name}: mutant {mutant} took {taken:?}");
-        }
-        println!("{name}: {opened} of {mutants} opened, {damaged} with damage seen");
-        assert!(opened > mutants / 3, "{name}: hardly any mutant opens: the test tests little");
-        assert!(damaged > mutants / 10, "{name}: hardly any damage is met");
+        try_mutants(name, &extant_testkit::image::load(&image));
     }
+}
+
+/// Goal: the same for images with a dirty journal and fast commits, whose blocks are damaged too.
+#[test]
+fn random_corruptions_of_unclean_images_end_in_answers_or_errors() {
+    let tree = source();
+    let path = tree.path().join("source");
+    for (name, options) in [
+        ("dirty", ["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"]),
+        ("dirty-fast-commit", ["-t", "ext4", "-b", "1024", "-O", "fast_commit"]),
+    ] {
+        let image = tree.path().join(format!("{name}.img"));
+        let mut arguments = options.to_vec();
+        arguments.extend(["-N", "256", "-J", "size=4", "-d", path.to_str().unwrap()]);
+        require!(mke2fs(&image, "12M", &arguments));
+        let flags = rustix::mount::MountFlags::empty();
+        let mount = require!(LoopMount::new(&image, flags, "commit=3600"));
+        for index in 0..20 {
+            let file = mount.path().join(format!("a/new-{index}"));
+            std::fs::write(&file, [index; 3000]).unwrap();
+            std::fs::File::open(&file).unwrap().sync_all().unwrap();
+        }
+        std::fs::File::open(mount.device()).unwrap().sync_all().unwrap();
+        let whole = extant_testkit::image::load(&image);
+        drop(mount);
+        let summary = MountOptions::new().open(whole.snapshot()).unwrap().replayed().cloned();
+        let summary = summary.expect("a dirty journal");
+        assert_eq!(summary.fast_commits > 0, name == "dirty-fast-commit", "{summary:?}");
+        try_mutants(name, &whole);
+    }
+}
+
+fn try_mutants(name: &str, whole: &MemoryDevice) {
+    let mutants = number("EXTANT_MUTANTS", MUTANTS);
+    let seed = number("EXTANT_SEED", 1);
+    let clean = MountOptions::new().open(whole.snapshot()).unwrap();
+    assert_eq!(read_everything(&clean, u64::MAX), [""; 0], "{name}: the image itself");
+    let hot = hot_blocks(whole);
+    assert!(hot.len() > 20, "{name}");
+    let (mut opened, mut damaged) = (0, 0);
+    for mutant in 0..mutants {
+        let mut random = Prng::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(mutant));
+        let device = whole.snapshot();
+        for _ in 0..=random.below(12) {
+            corrupt(&device, &hot, &mut random);
+        }
+        let begin = SystemClock.monotonic();
+        let verify = random.one_in(3);
+        let options = MountOptions::new().verify_checksums(verify).cache_bytes(1 << 20);
+        if let Ok(fs) = options.open(device) {
+            opened += 1;
+            damaged += u64::from(!read_everything(&fs, 64 << 20).is_empty());
+            let _ = fs.statfs();
+        }
+        let taken = SystemClock.monotonic().saturating_sub(begin);
+        assert!(taken < Duration::from_secs(20), "{name}: mutant {mutant} took {taken:?}");
+    }
+    println!("{name}: {opened} of {mutants} opened, {damaged} with damage seen");
+    assert!(opened > mutants / 3, "{name}: hardly any mutant opens: the test tests little");
+    assert!(damaged > mutants / 10, "{name}: hardly any damage is met");
 }
 
 /// Blocks of 1 KiB that hold metadata of some kind: not all zero, not all one byte.

@@ -182,13 +182,18 @@ fn compare_xattrs(path: &Path, inode: &Inode, differ: &mut impl FnMut(&str, Stri
             format!("{:?}", one.as_ref().map_err(Clone::clone))
         });
     }
-    let shown = |list: Result<Vec<(Vec<u8>, Vec<u8>)>, String>| {
-        format!(
-            "{:?}",
-            list.map(|l| l.into_iter().map(|(n, v)| (lossy(&n), v)).collect::<Vec<_>>())
-        )
+    let shown = |list: &[(Vec<u8>, Vec<u8>)]| {
+        let list: Vec<_> = list.iter().map(|(name, value)| (lossy(name), value)).collect();
+        format!("{list:?}")
     };
-    differ("xattrs", shown(Ok(theirs)), shown(ours.map_err(|error| error.to_string())));
+    differ(
+        "xattrs",
+        shown(&theirs),
+        match ours {
+            Ok(ours) => shown(&ours),
+            Err(error) => error.to_string(),
+        },
+    );
 }
 
 fn lossy(bytes: &[u8]) -> String {
