@@ -91,6 +91,12 @@ impl HashVersion {
             HashVersion::SipHash => 6,
         }
     }
+
+    /// Whether bytes of names count as unsigned; the superblock's flags must say the same.
+    #[must_use]
+    pub fn is_unsigned(self) -> bool {
+        matches!(self, Self::LegacyUnsigned | Self::HalfMd4Unsigned | Self::TeaUnsigned)
+    }
 }
 
 /// `s_hash_seed` of the superblock: what the half-MD4 and TEA functions start from.

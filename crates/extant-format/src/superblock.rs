@@ -48,6 +48,8 @@ pub const SUPERBLOCK_OFFSET: u64 = 1024;
 pub const SUPERBLOCK_BYTES: usize = 1024;
 /// `s_magic`.
 pub const MAGIC: u16 = 0xef53;
+/// `s_checksum_type` of crc32c, the only one in use.
+pub const CHECKSUM_TYPE_CRC32C: u8 = 1;
 /// Inode size of revision 0.
 pub const OLD_INODE_SIZE: u16 = 128;
 /// First ordinary inode of revision 0.

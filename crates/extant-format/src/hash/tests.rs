@@ -10,6 +10,8 @@ fn versions_on_disk_are_0_1_2_and_6() {
             assert_eq!(version.is_some(), matches!(raw, 0 | 1 | 2 | 6), "{raw}");
             if let Some(version) = version {
                 assert_eq!(version.on_disk(), raw);
+                // The keyed hash has no signedness.
+                assert_eq!(version.is_unsigned(), unsigned && raw != 6);
             }
         }
     }

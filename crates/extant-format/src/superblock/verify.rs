@@ -3,8 +3,8 @@
 use extant_base::{BlockSize, FsBlock, Ino};
 
 use super::{
-    MAGIC, OLD_FIRST_INO, OLD_INODE_SIZE, RawSuperblock, Superblock, SuperblockError, join_time,
-    join32, join64,
+    CHECKSUM_TYPE_CRC32C, MAGIC, OLD_FIRST_INO, OLD_INODE_SIZE, RawSuperblock, Superblock,
+    SuperblockError, join_time, join32, join64,
 };
 use crate::features::{
     DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, Features, Incompat,
@@ -134,7 +134,7 @@ fn groups(
 fn feature_rules(raw: &RawSuperblock, features: &Features) -> Result<(), SuperblockError> {
     if features.metadata_csum() {
         // `uninit_bg` besides is redundant; the kernel warns and uses crc32c, and so do we.
-        if raw.s_checksum_type != 1 {
+        if raw.s_checksum_type != CHECKSUM_TYPE_CRC32C {
             return Err(SuperblockError::ChecksumType { found: raw.s_checksum_type });
         }
     }
