@@ -35,7 +35,7 @@ pub use empty::EmptyFs;
 pub use error::GeometryError;
 pub use runs::{FixedRuns, Groups};
 
-use crate::options::{Feature, FeatureSet, MkfsOptions};
+use crate::options::{Feature, Features, MkfsOptions};
 
 /// How big the file system is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ pub enum SizeRequest {
 pub struct Geometry {
     /// Features after mke2fs's own adjustments (a journal dropped because the device is small,
     /// `meta_bg` because descriptors would fill a group).
-    pub features: FeatureSet,
+    pub features: Features,
     /// Block size.
     pub block_size: BlockSize,
     /// Blocks per cluster; 1 without `bigalloc`.

@@ -11,8 +11,9 @@ mod validate;
 
 use extant_base::BlockSize;
 
+pub use extant_format::features::{Feature, Features};
 pub use extended::ExtendedOptionError;
-pub use features::{Feature, FeatureEdit, FeatureEdits, FeatureNameError, FeatureSet};
+pub use features::{FeatureEdit, FeatureEdits, FeatureNameError, is_buildable};
 pub use validate::OptionError;
 
 use crate::profile::Profile;
@@ -299,29 +300,29 @@ impl MkfsOptions {
     /// (a journal size, a resize limit, an encoding, project quota).
     ///
     /// What a file system of a given size ends up with is [`crate::geometry::Geometry::features`].
-    pub fn requested_features(&self) -> FeatureSet {
+    pub fn requested_features(&self) -> Features {
         let mut set = self.features.apply(self.profile.features());
         match self.journal {
             JournalOption::Auto => {}
-            JournalOption::None => set.remove(Feature::HasJournal),
-            JournalOption::Bytes(_) | JournalOption::Blocks(_) => set.insert(Feature::HasJournal),
+            JournalOption::None => set.remove(Feature::HAS_JOURNAL),
+            JournalOption::Bytes(_) | JournalOption::Blocks(_) => set.insert(Feature::HAS_JOURNAL),
         }
         // The profile's orphan file goes with its journal; one asked for by name is an error.
-        if !set.has(Feature::HasJournal) && !self.features.adds(Feature::OrphanFile) {
-            set.remove(Feature::OrphanFile);
+        if !set.has(Feature::HAS_JOURNAL) && !self.features.adds(Feature::ORPHAN_FILE) {
+            set.remove(Feature::ORPHAN_FILE);
         }
         if self.resize_limit_blocks.is_some() {
-            set.insert(Feature::ResizeInode);
+            set.insert(Feature::RESIZE_INODE);
         }
         if self.encoding.is_some() {
-            set.insert(Feature::Casefold);
+            set.insert(Feature::CASEFOLD);
         }
         if self.quota.is_some_and(|types| types.project) {
-            set.insert(Feature::Project);
+            set.insert(Feature::PROJECT);
         }
         // Both say how descriptors are checked; the stronger one wins, as in mke2fs.
-        if set.has(Feature::MetadataCsum) {
-            set.remove(Feature::UninitBg);
+        if set.has(Feature::METADATA_CSUM) {
+            set.remove(Feature::GDT_CSUM);
         }
         set
     }
@@ -329,10 +330,10 @@ impl MkfsOptions {
     /// The quota files to make; none without the `quota` feature.
     pub fn quota_types(&self) -> QuotaTypes {
         let features = self.requested_features();
-        if !features.has(Feature::Quota) {
+        if !features.has(Feature::QUOTA) {
             return QuotaTypes::default();
         }
-        let project = features.has(Feature::Project);
+        let project = features.has(Feature::PROJECT);
         match self.quota {
             Some(types) => QuotaTypes { project, ..types },
             None => QuotaTypes { user: true, group: true, project },

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::options::{Feature, FeatureSet};
+use crate::options::{Feature, Features};
 
 /// Where the defaults come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -28,24 +28,24 @@ pub enum Profile {
 
 /// Features of every `mke2fs` file system of these years (`base_features`).
 const BASE: [Feature; 6] = [
-    Feature::SparseSuper,
-    Feature::LargeFile,
-    Feature::Filetype,
-    Feature::ResizeInode,
-    Feature::DirIndex,
-    Feature::ExtAttr,
+    Feature::SPARSE_SUPER,
+    Feature::LARGE_FILE,
+    Feature::FILETYPE,
+    Feature::RESIZE_INODE,
+    Feature::DIR_INDEX,
+    Feature::EXT_ATTR,
 ];
 
 /// What 1.47.0's `ext4` adds to [`BASE`].
 const EXT4: [Feature; 8] = [
-    Feature::HasJournal,
-    Feature::Extent,
-    Feature::HugeFile,
-    Feature::FlexBg,
-    Feature::MetadataCsum,
-    Feature::SixtyFourBit,
-    Feature::DirNlink,
-    Feature::ExtraIsize,
+    Feature::HAS_JOURNAL,
+    Feature::EXTENTS,
+    Feature::HUGE_FILE,
+    Feature::FLEX_BG,
+    Feature::METADATA_CSUM,
+    Feature::SIXTY_FOUR_BIT,
+    Feature::DIR_NLINK,
+    Feature::EXTRA_ISIZE,
 ];
 
 impl Profile {
@@ -65,21 +65,21 @@ impl Profile {
     }
 
     /// Features before `-O`.
-    pub fn features(self) -> FeatureSet {
-        let mut set = FeatureSet::of(&BASE);
+    pub fn features(self) -> Features {
+        let mut set = Features::of(&BASE);
         let mut add = |features: &[Feature]| features.iter().for_each(|&f| set.insert(f));
         match self {
             Profile::Ext2 => {}
-            Profile::Ext3 => add(&[Feature::HasJournal]),
+            Profile::Ext3 => add(&[Feature::HAS_JOURNAL]),
             Profile::Debian12 => add(&EXT4),
             Profile::Default => {
                 add(&EXT4);
-                add(&[Feature::MetadataCsumSeed, Feature::OrphanFile]);
+                add(&[Feature::CSUM_SEED, Feature::ORPHAN_FILE]);
             }
             Profile::Microvm => {
                 add(&EXT4);
-                add(&[Feature::MetadataCsumSeed, Feature::SparseSuper2]);
-                set.remove(Feature::ResizeInode);
+                add(&[Feature::CSUM_SEED, Feature::SPARSE_SUPER2]);
+                set.remove(Feature::RESIZE_INODE);
             }
         }
         set

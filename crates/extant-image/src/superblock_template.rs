@@ -12,8 +12,7 @@
 use extant_base::{FsBlock, Ino};
 use extant_format::checksum::fs_seed_from_uuid;
 use extant_format::features::{
-    DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, Features, State,
-    SuperFlags,
+    DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, State, SuperFlags,
 };
 use extant_format::superblock::{MAGIC, RawSuperblock, Superblock};
 use zerocopy::FromZeros;
@@ -58,8 +57,6 @@ pub(crate) fn superblock(
     let has = |feature| geometry.has(feature);
     let wide_inodes = geometry.inode_size > 128;
     let extra_isize = if wide_inodes { EXTRA_ISIZE } else { 0 };
-    let words = geometry.features;
-    let features = Features::from_words(words.compat, words.incompat, words.ro_compat);
     let cluster_log = geometry.block_size.log2() - 10 + geometry.cluster_blocks.trailing_zeros();
 
     let mut flags = SuperFlags::SIGNED_HASH;
@@ -96,7 +93,7 @@ pub(crate) fn superblock(
         first_inode: Ino(geometry.first_ino),
         inode_size: geometry.inode_size,
         block_group: 0,
-        features,
+        features: geometry.features,
         uuid: identity.uuid,
         volume_name: padded(&options.label),
         last_mounted: padded(&options.last_mounted),
@@ -120,7 +117,7 @@ pub(crate) fn superblock(
         mmp_interval: 0,
         mmp_block: FsBlock(0),
         log_groups_per_flex: geometry.flex_groups.trailing_zeros() as u8,
-        checksum_type: if has(Feature::MetadataCsum) { CHECKSUM_CRC32C } else { 0 },
+        checksum_type: if has(Feature::METADATA_CSUM) { CHECKSUM_CRC32C } else { 0 },
         kbytes_written: 0,
         user_quota_inode: Ino(0),
         group_quota_inode: Ino(0),
@@ -138,17 +135,17 @@ pub(crate) fn superblock(
         last_error_time: 0,
         raw: RawSuperblock::new_zeroed(),
     };
-    if has(Feature::Casefold) {
+    if has(Feature::CASEFOLD) {
         superblock.encoding = Encoding::from_raw(options.encoding.unwrap_or_default().to_raw());
         superblock.encoding_flags = encoding_flags;
     }
-    if has(Feature::Mmp) {
+    if has(Feature::MMP) {
         superblock.mmp_interval = match options.mmp_update_interval {
             0 => MMP_INTERVAL_DEFAULT,
             seconds => seconds,
         };
     }
-    if has(Feature::MetadataCsumSeed) {
+    if has(Feature::CSUM_SEED) {
         superblock.stored_checksum_seed = fs_seed_from_uuid(&identity.uuid);
     }
     // Fields that no decoded name stands for.
@@ -157,7 +154,7 @@ pub(crate) fn superblock(
     if geometry.journal.is_some() {
         raw.s_jnl_backup_type = JOURNAL_BACKUP_BLOCKS;
     }
-    if has(Feature::Encrypt) {
+    if has(Feature::ENCRYPT) {
         raw.s_encrypt_algos = ENCRYPT_ALGORITHMS;
     }
     superblock

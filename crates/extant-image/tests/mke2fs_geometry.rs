@@ -153,7 +153,7 @@ fn extents(image: &Path, ino: &str) -> usize {
 
 /// The groups of `geometry` in the same words.
 fn groups_text(geometry: &Geometry) -> impl Iterator<Item = String> {
-    let meta_bg = geometry.has(extant_image::options::Feature::MetaBg);
+    let meta_bg = geometry.has(extant_image::options::Feature::META_BG);
     geometry.groups().map(move |group| {
         let mut text = format!(
             "blocks {}-{}",

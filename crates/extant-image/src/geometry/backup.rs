@@ -39,10 +39,10 @@ pub(super) fn has_super(geometry: &Geometry, group: GroupIndex) -> bool {
     if group == 0 {
         return true;
     }
-    if geometry.has(Feature::SparseSuper2) {
+    if geometry.has(Feature::SPARSE_SUPER2) {
         return geometry.backup_groups.contains(&group);
     }
-    if group == 1 || !geometry.has(Feature::SparseSuper) {
+    if group == 1 || !geometry.has(Feature::SPARSE_SUPER) {
         return true;
     }
     [3, 5, 7].into_iter().any(|base| is_power_of(group, base))
@@ -58,19 +58,19 @@ pub(super) fn next_head(geometry: &Geometry, from: u32) -> Option<u32> {
         }
     };
     offer(0);
-    if geometry.has(Feature::MetaBg) {
+    if geometry.has(Feature::META_BG) {
         // Groups 0, 1 and the last of each stretch whose descriptors fit in one block.
         let stretch = u64::from(geometry.desc_per_block());
         let start = u64::from(from) / stretch * stretch;
         [start, start + 1, start + stretch - 1, start + stretch].into_iter().for_each(&mut offer);
     }
-    if geometry.has(Feature::SparseSuper2) {
+    if geometry.has(Feature::SPARSE_SUPER2) {
         geometry
             .backup_groups
             .iter()
             .filter(|group| **group != 0)
             .for_each(|&g| offer(u64::from(g)));
-    } else if !geometry.has(Feature::SparseSuper) {
+    } else if !geometry.has(Feature::SPARSE_SUPER) {
         offer(u64::from(from));
     } else {
         offer(1);
@@ -96,7 +96,7 @@ pub(super) fn head(geometry: &Geometry, group: GroupIndex) -> GroupHead {
     let after_super = super_block.map_or(start, |block| block + 1);
     let end = geometry.blocks_count;
     let run = |from: u64, blocks: u64| from.min(end)..(from + blocks).min(end);
-    let (gdt, reserved) = if geometry.has(Feature::MetaBg) {
+    let (gdt, reserved) = if geometry.has(Feature::META_BG) {
         let stretch = geometry.desc_per_block();
         let place = group.0 % stretch;
         let holds = place <= 1 || place == stretch - 1;

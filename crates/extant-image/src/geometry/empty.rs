@@ -43,16 +43,16 @@ impl EmptyFs {
         let orphan_file = u64::from(geometry.orphan_file_blocks);
         let block_size = geometry.block_size;
         EmptyFs {
-            root: u64::from(!geometry.has(Feature::InlineData)),
+            root: u64::from(!geometry.has(Feature::INLINE_DATA)),
             lost_found: u64::from(geometry.lost_found_blocks),
-            resize_map: u64::from(geometry.has(Feature::ResizeInode)),
+            resize_map: u64::from(geometry.has(Feature::RESIZE_INODE)),
             journal,
             journal_map: map_blocks(geometry, journal),
             orphan_file,
             orphan_map: map_blocks(geometry, orphan_file),
             quota_file: block_size.blocks_for(QUOTA_FILE_BYTES),
             quota_files: u64::from(quota.count()),
-            mmp: u64::from(geometry.has(Feature::Mmp)),
+            mmp: u64::from(geometry.has(Feature::MMP)),
         }
     }
 
@@ -73,7 +73,7 @@ impl EmptyFs {
 
 /// Blocks that map a file of `blocks` contiguous blocks, those in the inode not counted.
 fn map_blocks(geometry: &Geometry, blocks: u64) -> u64 {
-    if geometry.has(Feature::Extent) {
+    if geometry.has(Feature::EXTENTS) {
         // The longest journal has 313 extents of 16 bytes: one leaf of 4 KiB, 4 of 1 KiB.
         let extents = blocks.div_ceil(EXTENT_BLOCKS_MAX);
         let per_leaf = (u64::from(geometry.block_size.bytes()) - 16) / 12;

@@ -49,7 +49,7 @@ pub(super) fn size_journal(
     options: &MkfsOptions,
     geometry: &mut Geometry,
 ) -> Result<(), GeometryError> {
-    if !geometry.has(Feature::HasJournal) {
+    if !geometry.has(Feature::HAS_JOURNAL) {
         return Ok(());
     }
     let Some(default) = default_journal_blocks(geometry.blocks_count) else {
@@ -57,7 +57,7 @@ pub(super) fn size_journal(
             let free = free_before_tables(geometry);
             return Err(GeometryError::JournalTooBig { blocks: JOURNAL_BLOCKS_MIN, free });
         }
-        for feature in [Feature::HasJournal, Feature::OrphanFile] {
+        for feature in [Feature::HAS_JOURNAL, Feature::ORPHAN_FILE] {
             geometry.features.remove(feature);
         }
         return Ok(());
@@ -69,7 +69,7 @@ pub(super) fn size_journal(
         JournalOption::Blocks(blocks) => u64::from(blocks),
     };
     let fast_commit_blocks = match options.fast_commit {
-        _ if !geometry.has(Feature::FastCommit) => 0,
+        _ if !geometry.has(Feature::FAST_COMMIT) => 0,
         FastCommitSize::Auto => u64::from(default / LOG_PER_FAST_COMMIT),
         FastCommitSize::Bytes(bytes) => bytes >> bits,
         FastCommitSize::Blocks(blocks) => u64::from(blocks),
@@ -90,7 +90,7 @@ pub(super) fn size_journal(
         log_blocks: log_blocks as u32,
         fast_commit_blocks: fast_commit_blocks as u32,
     });
-    if geometry.has(Feature::OrphanFile) {
+    if geometry.has(Feature::ORPHAN_FILE) {
         geometry.orphan_file_blocks = orphan_file_blocks(options, geometry)?;
     }
     Ok(())

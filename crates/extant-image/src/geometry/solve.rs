@@ -8,7 +8,7 @@
 use extant_base::{BlockSize, GroupIndex};
 
 use super::{Geometry, GeometryError, SizeRequest, backup, journal};
-use crate::options::{Feature, FeatureSet, MkfsOptions};
+use crate::options::{Feature, Features, MkfsOptions};
 
 /// First inode that is not reserved, and lost+found's.
 const FIRST_INO: u32 = 11;
@@ -41,7 +41,7 @@ impl SizeClass {
 
 /// What is known before any count.
 struct Frame {
-    features: FeatureSet,
+    features: Features,
     block_size: BlockSize,
     cluster_blocks: u32,
     first_data_block: u32,
@@ -95,7 +95,7 @@ pub(super) fn solve(options: &MkfsOptions, size: SizeRequest) -> Result<Geometry
     let mut geometry = counts(options, &frame)?;
     check_inode_count(&geometry)?;
     place_backups(options, &mut geometry);
-    geometry.packed = geometry.has(Feature::FlexBg)
+    geometry.packed = geometry.has(Feature::FLEX_BG)
         && options.packed_meta_blocks.unwrap_or(options.profile.packs_metadata());
     journal::size_journal(options, &mut geometry)?;
     geometry.lost_found_blocks = lost_found_blocks(geometry.block_size);
@@ -141,7 +141,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
     let inode_size = options.inode_size.unwrap_or(256);
     options.validate(&features, block_size, inode_size)?;
 
-    let bigalloc = features.has(Feature::Bigalloc);
+    let bigalloc = features.has(Feature::BIGALLOC);
     let cluster_blocks = match options.cluster_bytes {
         Some(bytes) if bigalloc => bytes / block_size.bytes(),
         _ if bigalloc => DEFAULT_CLUSTER_BLOCKS,
@@ -150,7 +150,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
     let asked_blocks = blocks;
     let blocks = blocks - blocks % u64::from(cluster_blocks);
     // The last number itself stays free: on disk all ones often means "none".
-    let max = if features.has(Feature::SixtyFourBit) { 1 << 48 } else { u64::from(u32::MAX) };
+    let max = if features.has(Feature::SIXTY_FOUR_BIT) { 1 << 48 } else { u64::from(u32::MAX) };
     let too_many = |max, needs_64bit| GeometryError::TooManyBlocks {
         blocks,
         max,
@@ -158,11 +158,11 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
         needs_64bit,
     };
     if blocks > max {
-        return Err(too_many(max, !features.has(Feature::SixtyFourBit)));
+        return Err(too_many(max, !features.has(Feature::SIXTY_FOUR_BIT)));
     }
     // The resize inode is a block map, whose block numbers have 32 bits.
     if blocks > u64::from(u32::MAX) {
-        features.remove(Feature::ResizeInode);
+        features.remove(Feature::RESIZE_INODE);
     }
     if bigalloc && cluster_blocks.checked_mul(block_size.bytes() * 8).is_none() {
         // Blocks per group are a 32-bit field.
@@ -174,7 +174,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
     let too_many_inodes = GeometryError::TooManyInodes { inodes, inode_size, blocks };
     let inodes = if inodes <= u64::from(u32::MAX) {
         inodes
-    } else if features.has(Feature::SixtyFourBit) && !inodes_needed {
+    } else if features.has(Feature::SIXTY_FOUR_BIT) && !inodes_needed {
         u64::from(u32::MAX)
     } else {
         return Err(too_many_inodes);
@@ -183,7 +183,7 @@ fn frame(options: &MkfsOptions, size: SizeRequest) -> Result<Frame, GeometryErro
         return Err(too_many_inodes);
     }
 
-    let desc_size = match features.has(Feature::SixtyFourBit) {
+    let desc_size = match features.has(Feature::SIXTY_FOUR_BIT) {
         true => options.desc_size.unwrap_or(64),
         false => 32,
     };
@@ -290,7 +290,7 @@ fn counts(options: &MkfsOptions, frame: &Frame) -> Result<Geometry, GeometryErro
             inodes_per_group(frame, group_count, per_group as u32)
                 .ok_or(too_many_inodes.clone())?;
 
-        let mut reserved_gdt_blocks = match features.has(Feature::ResizeInode) {
+        let mut reserved_gdt_blocks = match features.has(Feature::RESIZE_INODE) {
             true => frame
                 .resize_gdt_blocks
                 .unwrap_or_else(|| growth_gdt_blocks(frame, blocks, blocks_per_group, gdt_blocks)),
@@ -300,14 +300,14 @@ fn counts(options: &MkfsOptions, frame: &Frame) -> Result<Geometry, GeometryErro
         if u64::from(reserved_gdt_blocks) + u64::from(gdt_blocks)
             > u64::from(blocks_per_group) * 3 / 4
         {
-            features.insert(Feature::MetaBg);
-            features.remove(Feature::ResizeInode);
+            features.insert(Feature::META_BG);
+            features.remove(Feature::RESIZE_INODE);
             reserved_gdt_blocks = 0;
         }
 
         let table = u64::from(inode_table_blocks);
         let copy = 1 + u64::from(gdt_blocks) + u64::from(reserved_gdt_blocks);
-        let first_group = 2 + table + if features.has(Feature::MetaBg) { 2 } else { copy };
+        let first_group = 2 + table + if features.has(Feature::META_BG) { 2 } else { copy };
         if first_group > u64::from(blocks_per_group) {
             return Err(too_many_inodes);
         }
@@ -430,14 +430,14 @@ fn growth_gdt_blocks(frame: &Frame, blocks: u64, blocks_per_group: u32, gdt_bloc
     blocks.saturating_sub(gdt_blocks).min(most)
 }
 
-fn flex_groups(options: &MkfsOptions, features: &FeatureSet) -> u32 {
-    if features.has(Feature::FlexBg) { options.flex_groups.unwrap_or(16) } else { 1 }
+fn flex_groups(options: &MkfsOptions, features: &Features) -> u32 {
+    if features.has(Feature::FLEX_BG) { options.flex_groups.unwrap_or(16) } else { 1 }
 }
 
 /// Blocks of metadata that the last group would hold on its own.
 fn last_group_metadata(options: &MkfsOptions, geometry: &Geometry, table: u64, copy: u64) -> u64 {
     let last = geometry.group_count - 1;
-    let has_backup = if geometry.has(Feature::SparseSuper2) {
+    let has_backup = if geometry.has(Feature::SPARSE_SUPER2) {
         // The second backup goes to the last group; of two groups, the last is group 1.
         options.backup_superblocks >= if geometry.group_count == 2 { 1 } else { 2 }
     } else {
@@ -455,7 +455,7 @@ fn exact_last_group_min(geometry: &Geometry, last_needs: u64, copy: u64) -> u64 
     }
     let backup = last_needs - 2 - u64::from(geometry.inode_table_blocks);
     // A copy of the descriptors includes what `meta_bg` may put there.
-    if backup == 0 && !geometry.has(Feature::MetaBg) { 1 } else { copy.min(last_needs) + 1 }
+    if backup == 0 && !geometry.has(Feature::META_BG) { 1 } else { copy.min(last_needs) + 1 }
 }
 
 fn check_inode_count(geometry: &Geometry) -> Result<(), GeometryError> {
@@ -468,7 +468,7 @@ fn check_inode_count(geometry: &Geometry) -> Result<(), GeometryError> {
 
 /// Groups of the two backups of `sparse_super2`: 1 and the last.
 fn place_backups(options: &MkfsOptions, geometry: &mut Geometry) {
-    if !geometry.has(Feature::SparseSuper2) {
+    if !geometry.has(Feature::SPARSE_SUPER2) {
         return;
     }
     let last = geometry.group_count - 1;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use extant_base::BlockSize;
 
-use super::{Feature, FeatureSet, MkfsOptions};
+use super::{Feature, Features, MkfsOptions, is_buildable};
 
 /// Options that contradict each other or are out of range.
 #[derive(Clone, PartialEq, Debug)]
@@ -110,11 +110,11 @@ impl MkfsOptions {
     /// used; `inode_size` likewise.
     pub(crate) fn validate(
         &self,
-        features: &FeatureSet,
+        features: &Features,
         block_size: BlockSize,
         inode_size: u16,
     ) -> Result<(), OptionError> {
-        if let Some(feature) = features.iter().find(|feature| !feature.is_buildable()) {
+        if let Some(feature) = features.iter().find(|&feature| !is_buildable(feature)) {
             return Err(OptionError::NotBuildable { feature });
         }
         self.validate_features(features)?;
@@ -124,27 +124,27 @@ impl MkfsOptions {
         self.validate_texts()
     }
 
-    fn validate_features(&self, features: &FeatureSet) -> Result<(), OptionError> {
+    fn validate_features(&self, features: &Features) -> Result<(), OptionError> {
         use Feature as F;
         // In the order mke2fs complains, so that users see the familiar message first.
         let needs = [
-            (F::SixtyFourBit, F::Extent),
-            (F::Bigalloc, F::Extent),
-            (F::Verity, F::Extent),
-            (F::MetadataCsumSeed, F::MetadataCsum),
-            (F::OrphanFile, F::HasJournal),
-            (F::FastCommit, F::HasJournal),
-            (F::ResizeInode, F::SparseSuper),
-            (F::LargeDir, F::DirIndex),
-            (F::InlineData, F::ExtAttr),
-            (F::EaInode, F::ExtAttr),
+            (F::SIXTY_FOUR_BIT, F::EXTENTS),
+            (F::BIGALLOC, F::EXTENTS),
+            (F::VERITY, F::EXTENTS),
+            (F::CSUM_SEED, F::METADATA_CSUM),
+            (F::ORPHAN_FILE, F::HAS_JOURNAL),
+            (F::FAST_COMMIT, F::HAS_JOURNAL),
+            (F::RESIZE_INODE, F::SPARSE_SUPER),
+            (F::LARGEDIR, F::DIR_INDEX),
+            (F::INLINE_DATA, F::EXT_ATTR),
+            (F::EA_INODE, F::EXT_ATTR),
         ];
         for (feature, needs) in needs {
             if features.has(feature) && !features.has(needs) {
                 return Err(OptionError::Needs { feature, needs });
             }
         }
-        for (feature, other) in [(F::ResizeInode, F::MetaBg), (F::MetadataCsum, F::UninitBg)] {
+        for (feature, other) in [(F::RESIZE_INODE, F::META_BG), (F::METADATA_CSUM, F::GDT_CSUM)] {
             if features.has(feature) && features.has(other) {
                 return Err(OptionError::Excludes { feature, other });
             }
@@ -152,19 +152,19 @@ impl MkfsOptions {
         Ok(())
     }
 
-    fn validate_feature_options(&self, features: &FeatureSet) -> Result<(), OptionError> {
+    fn validate_feature_options(&self, features: &Features) -> Result<(), OptionError> {
         use Feature as F;
         let quota = self.quota.is_some_and(|types| types.user || types.group);
         let options = [
-            (self.cluster_bytes.is_some(), "cluster size (-C)", F::Bigalloc),
-            (self.flex_groups.is_some(), "flex group size (-G)", F::FlexBg),
-            (self.desc_size.is_some(), "desc_size", F::SixtyFourBit),
-            (self.encoding_strict, "encoding_flags", F::Casefold),
-            (self.orphan_file_size.is_some(), "orphan_file_size", F::OrphanFile),
-            (self.mmp_update_interval != 0, "mmp_update_interval", F::Mmp),
-            (self.fast_commit != Default::default(), "fast_commit_size", F::FastCommit),
-            (quota, "quotatype", F::Quota),
-            (self.backup_superblocks != 2, "num_backup_sb", F::SparseSuper2),
+            (self.cluster_bytes.is_some(), "cluster size (-C)", F::BIGALLOC),
+            (self.flex_groups.is_some(), "flex group size (-G)", F::FLEX_BG),
+            (self.desc_size.is_some(), "desc_size", F::SIXTY_FOUR_BIT),
+            (self.encoding_strict, "encoding_flags", F::CASEFOLD),
+            (self.orphan_file_size.is_some(), "orphan_file_size", F::ORPHAN_FILE),
+            (self.mmp_update_interval != 0, "mmp_update_interval", F::MMP),
+            (self.fast_commit != Default::default(), "fast_commit_size", F::FAST_COMMIT),
+            (quota, "quotatype", F::QUOTA),
+            (self.backup_superblocks != 2, "num_backup_sb", F::SPARSE_SUPER2),
         ];
         for (given, option, needs) in options {
             if given && !features.has(needs) {
@@ -176,7 +176,7 @@ impl MkfsOptions {
 
     fn validate_inodes(
         &self,
-        features: &FeatureSet,
+        features: &Features,
         block_size: BlockSize,
         inode_size: u16,
     ) -> Result<(), OptionError> {
@@ -194,7 +194,7 @@ impl MkfsOptions {
             });
         }
         if inode_size == INODE_SIZE_MIN {
-            for feature in [Feature::Project, Feature::InlineData] {
+            for feature in [Feature::PROJECT, Feature::INLINE_DATA] {
                 if features.has(feature) {
                     return Err(OptionError::InodeTooSmall { feature });
                 }
@@ -219,7 +219,7 @@ impl MkfsOptions {
 
     fn validate_groups(
         &self,
-        features: &FeatureSet,
+        features: &Features,
         block_size: BlockSize,
     ) -> Result<(), OptionError> {
         let out_of_range = |option, value: String, allowed: &str| {
@@ -237,7 +237,7 @@ impl MkfsOptions {
             let allowed = format!("a multiple of 8, 256..={bits}, one bitmap block's worth");
             return out_of_range("blocks per group (-g)", blocks.to_string(), &allowed);
         }
-        if let Some(bytes) = self.cluster_bytes.filter(|_| features.has(Feature::Bigalloc)) {
+        if let Some(bytes) = self.cluster_bytes.filter(|_| features.has(Feature::BIGALLOC)) {
             let min = 2 * block_size.bytes();
             if !bytes.is_power_of_two() || bytes < min || bytes > 1 << 29 {
                 let allowed = format!("a power of two, {min} (two blocks) ..= {}", 1 << 29);
@@ -359,10 +359,10 @@ mod tests {
         };
         assert_eq!(check(&options), Ok(()));
         let set = options.requested_features();
-        for feature in [Feature::Casefold, Feature::Project, Feature::ResizeInode] {
+        for feature in [Feature::CASEFOLD, Feature::PROJECT, Feature::RESIZE_INODE] {
             assert!(set.has(feature), "{feature}");
         }
-        assert!(!set.has(Feature::UninitBg));
+        assert!(!set.has(Feature::GDT_CSUM));
         assert_eq!(options.quota_types().count(), 1);
     }
 }

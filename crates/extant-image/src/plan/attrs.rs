@@ -11,7 +11,7 @@ use extant_format::inline;
 use extant_format::xattr::{self, Home, NameIndex, NewXattr, Placement, Space, XattrFault};
 use rustc_hash::FxHashMap;
 
-use crate::options::{Feature, FeatureSet, MkfsOptions};
+use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::PlanError;
 use crate::plan::demand::{Demand, SizeFacts, refuse};
 use crate::plan::dirs::file_type;
@@ -75,20 +75,20 @@ impl AttrPlan {
     pub(crate) fn of(
         tree: &Tree,
         mkfs: &MkfsOptions,
-        features: &FeatureSet,
+        features: &Features,
         facts: &SizeFacts,
     ) -> Result<AttrPlan, PlanError> {
-        let inline = features.has(Feature::InlineData) && facts.inode_size > 128;
+        let inline = features.has(Feature::INLINE_DATA) && facts.inode_size > 128;
         let has_sets = mkfs.copy_xattrs && tree.xattr_sets().len() > 1;
         if !inline && !has_sets {
             return Ok(AttrPlan::default());
         }
         let inode = usize::from(facts.inode_size).saturating_sub(128 + usize::from(EXTRA_ISIZE));
-        let may_have = features.has(Feature::ExtAttr);
+        let may_have = features.has(Feature::EXT_ATTR);
         let space = Space {
             inode,
             block: if may_have { facts.block_size.len() } else { 0 },
-            ea_inode: features.has(Feature::EaInode),
+            ea_inode: features.has(Feature::EA_INODE),
         };
         let mut plan = AttrPlan {
             space: Some(space),
@@ -101,8 +101,8 @@ impl AttrPlan {
         }
         let layout = DirLayout {
             block_size: facts.block_size,
-            filetype: features.has(Feature::Filetype),
-            checksum: features.has(Feature::MetadataCsum),
+            filetype: features.has(Feature::FILETYPE),
+            checksum: features.has(Feature::METADATA_CSUM),
             stored_hash: false,
         };
         let mut index = FxHashMap::default();

@@ -4,7 +4,7 @@ use extant_base::{BlockSize, Ino};
 use extant_format::dir::DirLayout;
 use extant_format::hash::{HashSeed, HashVersion};
 
-use crate::options::{Feature, FeatureSet, HashAlgorithm, MkfsOptions};
+use crate::options::{Feature, Features, HashAlgorithm, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
 use crate::plan::dirs::DirCoder;
 use crate::plan::quota::{KINDS, quota_file};
@@ -68,7 +68,7 @@ impl Demand {
     pub(crate) fn of(
         tree: &Tree,
         mkfs: &MkfsOptions,
-        features: &FeatureSet,
+        features: &Features,
         facts: &SizeFacts,
         ids: &Ids,
     ) -> Result<Demand, PlanError> {
@@ -89,21 +89,21 @@ impl Demand {
         let dirs = DirCoder {
             layout: DirLayout {
                 block_size: facts.block_size,
-                filetype: features.has(Feature::Filetype),
-                checksum: features.has(Feature::MetadataCsum),
+                filetype: features.has(Feature::FILETYPE),
+                checksum: features.has(Feature::METADATA_CSUM),
                 stored_hash: false,
             },
             hash: features
-                .has(Feature::DirIndex)
+                .has(Feature::DIR_INDEX)
                 .then(|| (hash_version(mkfs), HashSeed::from_bytes(&ids.hash_seed))),
-            large_dir: features.has(Feature::LargeDir),
+            large_dir: features.has(Feature::LARGEDIR),
             lost_found_blocks: facts.lost_found_blocks,
         };
         let mut demand = Demand {
             block_size: facts.block_size,
             cluster_blocks: facts.cluster_blocks,
-            extents: features.has(Feature::Extent),
-            large_file: features.has(Feature::LargeFile),
+            extents: features.has(Feature::EXTENTS),
+            large_file: features.has(Feature::LARGE_FILE),
             inos,
             own,
             dirs,
@@ -196,13 +196,13 @@ impl Demand {
     fn look_at_dirs(
         &mut self,
         tree: &Tree,
-        features: &FeatureSet,
+        features: &Features,
         lost_found: NodeId,
     ) -> Result<(), PlanError> {
         for (id, entries) in tree.dirs() {
             let sub_dirs =
                 entries.iter().filter(|e| tree.node(e.node).kind == Kind::Dir).count() as u32;
-            if sub_dirs + 2 > LINKS_MAX && !features.has(Feature::DirNlink) {
+            if sub_dirs + 2 > LINKS_MAX && !features.has(Feature::DIR_NLINK) {
                 let why = format!(
                     "it has {sub_dirs} sub-directories; without the dir_nlink feature ext4 allows {}",
                     LINKS_MAX - 2
@@ -215,7 +215,7 @@ impl Demand {
                 continue;
             }
             let shape = self.dirs.shape(tree, id, id == lost_found).map_err(|e| {
-                let hint = if features.has(Feature::LargeDir) {
+                let hint = if features.has(Feature::LARGEDIR) {
                     ""
                 } else {
                     " (the large_dir feature allows more)"
@@ -285,17 +285,17 @@ pub(crate) struct SizeFacts {
     pub(crate) lost_found_blocks: u32,
 }
 
-fn own_inos(features: &FeatureSet) -> (OwnInos, Ino) {
+fn own_inos(features: &Features) -> (OwnInos, Ino) {
     let mut next = Ino::FIRST_ORDINARY.0 + 1;
     let mut own = OwnInos::default();
     let mut take = || {
         next += 1;
         Some(Ino(next - 1))
     };
-    if features.has(Feature::Project) && features.has(Feature::Quota) {
+    if features.has(Feature::PROJECT) && features.has(Feature::QUOTA) {
         own.project_quota = take();
     }
-    if features.has(Feature::OrphanFile) {
+    if features.has(Feature::ORPHAN_FILE) {
         own.orphan_file = take();
     }
     (own, Ino(next))

@@ -193,10 +193,11 @@ impl Placer<'_, '_, '_> {
 
     fn own_files(&mut self, geometry: &Geometry) -> OwnPlan {
         let mut own = OwnPlan::default();
-        if geometry.features.has(Feature::ResizeInode) && geometry.reserved_gdt_blocks > 0 {
+        // Also when no descriptor blocks are reserved: mke2fs gives the inode its block all the same.
+        if geometry.features.has(Feature::RESIZE_INODE) {
             own.resize_map = self.one(Object::Own(Own::ResizeMap));
         }
-        if geometry.features.has(Feature::Mmp) {
+        if geometry.features.has(Feature::MMP) {
             own.mmp = self.one(Object::Own(Own::Mmp));
         }
         for kind in 0..3u8 {

@@ -182,7 +182,7 @@ impl Image<'_> {
     fn descriptor_copies(&self, range: &Range<u32>) -> Vec<u64> {
         let geometry = &self.plan.layout.geometry;
         let per_block = geometry.desc_per_block();
-        if geometry.has(Feature::MetaBg) {
+        if geometry.has(Feature::META_BG) {
             // Copies lie in the first, the second and the last group that the block describes.
             let last = range.start + per_block - 1;
             let mut groups = vec![range.start, range.start + 1, last];

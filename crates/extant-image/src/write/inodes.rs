@@ -78,7 +78,7 @@ impl Worker<'_> {
         inode.links = node.name_count.min(u32::from(u16::MAX)) as u16;
         if node.kind == Kind::Dir {
             let links = plan.demand.sub_dirs_of(image.tree, id) + 2;
-            let many = links >= DIR_LINKS_MAX && image.has(Feature::DirNlink);
+            let many = links >= DIR_LINKS_MAX && image.has(Feature::DIR_NLINK);
             inode.links = if many { 1 } else { links.min(u32::from(u16::MAX)) as u16 };
         }
 

@@ -148,7 +148,7 @@ fn reserved_descriptors(plan: &Plan, jobs: &mut Vec<Job>) {
 fn groups(plan: &Plan, jobs: &mut Vec<Job>) {
     let geometry = &plan.layout.geometry;
     let per_block = geometry.block_size.bytes() / u32::from(geometry.desc_size);
-    let step = per_block.saturating_mul(if geometry.has(Feature::MetaBg) { 1 } else { 64 });
+    let step = per_block.saturating_mul(if geometry.has(Feature::META_BG) { 1 } else { 64 });
     let mut at = 0;
     while at < geometry.group_count {
         let end = geometry.group_count.min(at.saturating_add(step));

@@ -64,7 +64,7 @@ impl Image<'_> {
         superblock.group_quota_inode = quota(1);
         superblock.project_quota_inode = quota(2);
         superblock.orphan_file_inode = own(Own::OrphanFile, layout.own.orphan_file.data.count > 0);
-        if self.has(Feature::HasJournal)
+        if self.has(Feature::HAS_JOURNAL)
             && let Ok((root, _)) =
                 self.map_of(layout.own.journal.data, layout.own.journal.map, None)
         {
