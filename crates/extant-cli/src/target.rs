@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use extant_block::{BlockDevice, FileDevice, WindowDevice, partition};
+use extant_image::options::MkfsOptions;
 use extant_image::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use extant_image::plan::{Plan, PlanSummary};
 use extant_image::source::Contents;
-use extant_image::tree::Tree;
+use extant_image::tree::{Node, NodeId, Tree};
 use extant_image::write::{WriteOptions, write_bytes, write_image};
 use extant_sync::{Clock, SystemClock, threads};
 use serde_json::json;
@@ -54,6 +55,10 @@ pub(crate) struct Target {
     path: PathBuf,
     pub(crate) kind: Kind,
     set: TargetSet,
+    /// `-E discard`.
+    discards: bool,
+    /// `-E assume_storage_prezeroed`.
+    assume_zeroed: bool,
 }
 
 /// What the output is.
@@ -92,7 +97,7 @@ impl TargetSet {
     }
 
     /// Looks at the output, and refuses what must not be overwritten.
-    pub(crate) fn look_at(&self, out: &OsStr) -> Result<Target> {
+    pub(crate) fn look_at(&self, out: &OsStr, mkfs: &MkfsOptions) -> Result<Target> {
         let path = PathBuf::from(out);
         let windowed = self.offset.is_some() || self.partition.is_some();
         let kind = if out == "-" {
@@ -113,7 +118,8 @@ impl TargetSet {
         if plain && !self.force && !self.plan {
             refuse_if_in_use(&path)?;
         }
-        Ok(Target { path, kind, set: self.clone() })
+        let (discards, assume_zeroed) = (mkfs.discard, mkfs.assume_zeroed);
+        Ok(Target { path, kind, set: self.clone(), discards, assume_zeroed })
     }
 
     fn window(&self, path: &Path) -> Result<WindowDevice<FileDevice>> {
@@ -231,6 +237,13 @@ impl Target {
         device: &dyn BlockDevice,
         target_is_zeroed: bool,
     ) -> Result<()> {
+        if self.discards && !target_is_zeroed {
+            match device.discard(0, device.size_bytes()) {
+                Err(error) if !error.is_unsupported() => return Err(error.into()),
+                _ => {} // What it reads as afterwards is anybody's guess: not "zeroed".
+            }
+        }
+        let target_is_zeroed = target_is_zeroed || self.assume_zeroed;
         let bar = Bar::new(write_bytes(plan), self.set.quiet);
         let cancel = interrupt::flag();
         let options = WriteOptions {
@@ -335,4 +348,16 @@ pub(crate) fn epoch(option: Option<&str>) -> Result<Option<i64>> {
     extant_image::transform::parse_epoch(&text)
         .map(Some)
         .map_err(|error| Failure::usage(format!("{name}: {error}")))
+}
+
+/// Gives the root directory the owner and permissions asked for, whatever the source says.
+pub(crate) fn apply_root(tree: &mut Tree, mkfs: &MkfsOptions) {
+    let mut at = NodeId::ROOT.0;
+    tree.for_each_node_mut(|node: &mut Node| {
+        if at == NodeId::ROOT.0 {
+            (node.uid, node.gid) = mkfs.root_owner.unwrap_or((node.uid, node.gid));
+            node.mode = mkfs.root_perms.unwrap_or(node.mode);
+        }
+        at = at.saturating_add(1);
+    });
 }

@@ -339,6 +339,18 @@ fn mkfs_counts_as_mke2fs_does() {
 }
 
 #[test]
+fn the_root_gets_the_owner_and_mode_asked_for() {
+    let place = Place::with_image();
+    let options = ["--root-owner", "5:6", "-E", "root_perms=0700"];
+    for args in [&["mkfs", "b.img", "8M"][..], &["build", "c.img", "--from", "source"]] {
+        place.run(&[args, &options].concat()).succeeds();
+        let stat = place.run(&["stat", "--json", args[1]]).succeeds().json();
+        assert_eq!((&stat["uid"], &stat["gid"]), (&5.into(), &6.into()), "{args:?}");
+        assert_eq!(stat["mode"], "0700");
+    }
+}
+
+#[test]
 fn bad_images_and_paths_have_their_own_codes() {
     let place = Place::with_image();
     place.run(&["ls", "missing.img"]).ends_with(8).complains(&["missing.img"]);

@@ -12,7 +12,7 @@ use crate::commands::build::random_uuid;
 use crate::exit::{Exit, Failure, Result};
 use crate::mkfs_args::MkfsSet;
 use crate::size::{Amount, parse_amount};
-use crate::target::{TargetSet, epoch};
+use crate::target::{TargetSet, apply_root, epoch};
 
 /// Make an empty file system
 ///
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &MkfsArgs) -> Result<Exit> {
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
     }
-    let target = args.target.look_at(&args.image)?;
+    let target = args.target.look_at(&args.image, &mkfs)?;
     let bytes = match args.size {
         Some(Amount::Bytes(bytes)) => bytes,
         Some(Amount::Plain(count)) => {
@@ -69,6 +69,7 @@ pub(crate) fn run(args: &MkfsArgs) -> Result<Exit> {
         })?,
     };
     let mut tree = empty_tree(epoch);
+    apply_root(&mut tree, &mkfs);
     let size = SizeSpec::Bytes(bytes);
     let plan = plan(&mut tree, &BuildOptions { mkfs, size, reproducible: epoch.is_some() })?;
     target.write(&plan, &tree, &NoContents, false)?;
