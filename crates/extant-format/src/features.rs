@@ -269,7 +269,7 @@ impl fmt::Display for Feature {
 /// The three feature words together.
 ///
 /// Prints like the line "Filesystem features" of `dumpe2fs`: compatible, incompatible, read-only
-/// compatible, each from the lowest bit.
+/// compatible, each from the lowest bit; `none` when there are none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Features {
     /// `s_feature_compat`.
@@ -426,6 +426,9 @@ impl Features {
 
 impl fmt::Display for Features {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("none");
+        }
         for (index, feature) in self.iter().enumerate() {
             if index > 0 {
                 f.write_str(" ")?;
@@ -456,6 +459,7 @@ mod tests {
                 assert_eq!(Features::of(&[feature]), set);
                 set.set(feature, false);
                 assert!(set.is_empty());
+                assert_eq!(set.to_string(), "none");
             }
         }
     }

@@ -53,7 +53,7 @@ pub const EXTRA_BYTES: u16 = 32;
 pub const BLOCK_AREA_BYTES: usize = 60;
 /// Most links of a file, and of a directory whose file system lacks `dir_nlink`; with it, a
 /// directory that has so many says 1 (`EXT4_LINK_MAX`).
-pub const LINKS_MAX: u16 = 65_000;
+pub const LINKS_MAX: u32 = 65_000;
 
 const CHECKSUM_LO: usize = offset_of!(RawInode, i_checksum_lo);
 const CHECKSUM_HI: usize = BASE_BYTES + offset_of!(RawInodeExtra, i_checksum_hi);
