@@ -150,9 +150,9 @@ impl MkfsSet {
         }
         if let Some(errors) = &self.errors {
             options.errors = match errors.as_str() {
-                "continue" => extant_image::options::ErrorsBehaviour::Continue,
-                "panic" => extant_image::options::ErrorsBehaviour::Panic,
-                _ => extant_image::options::ErrorsBehaviour::RemountReadOnly,
+                "continue" => extant_image::options::ErrorsPolicy::Continue,
+                "panic" => extant_image::options::ErrorsPolicy::Panic,
+                _ => extant_image::options::ErrorsPolicy::RemountReadOnly,
             };
         }
         if self.with_journal {

@@ -11,7 +11,8 @@ mod validate;
 
 use extant_base::BlockSize;
 
-pub use extant_format::features::{Feature, Features};
+pub use extant_format::features::{DefaultMountOpts, Encoding, ErrorsPolicy, Feature, Features};
+pub use extant_format::hash::HashVersion;
 pub use extended::ExtendedOptionError;
 pub use features::{FeatureEdit, FeatureEdits, FeatureNameError, is_buildable};
 pub use validate::OptionError;
@@ -63,52 +64,6 @@ impl SizeOption {
     }
 }
 
-/// Hash of names in indexed directories (`s_def_hash_version`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum HashAlgorithm {
-    /// The first one.
-    Legacy,
-    /// Half of MD4.
-    #[default]
-    HalfMd4,
-    /// Tiny encryption algorithm.
-    Tea,
-}
-
-impl HashAlgorithm {
-    /// Value of `s_def_hash_version`.
-    pub fn to_raw(self) -> u8 {
-        match self {
-            HashAlgorithm::Legacy => 0,
-            HashAlgorithm::HalfMd4 => 1,
-            HashAlgorithm::Tea => 2,
-        }
-    }
-}
-
-/// What the kernel does when it finds damage (`s_errors`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ErrorsBehaviour {
-    /// Go on.
-    #[default]
-    Continue,
-    /// Make the mount read-only.
-    RemountReadOnly,
-    /// Stop the machine.
-    Panic,
-}
-
-impl ErrorsBehaviour {
-    /// Value of `s_errors`.
-    pub fn to_raw(self) -> u16 {
-        match self {
-            ErrorsBehaviour::Continue => 1,
-            ErrorsBehaviour::RemountReadOnly => 2,
-            ErrorsBehaviour::Panic => 3,
-        }
-    }
-}
-
 /// Which quota files to make, with `quota`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QuotaTypes {
@@ -126,28 +81,6 @@ impl QuotaTypes {
         u32::from(self.user) + u32::from(self.group) + u32::from(self.project)
     }
 }
-
-/// How names are compared in directories that ignore case (`s_encoding`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Encoding {
-    /// UTF-8, Unicode 12.1: the only one there is.
-    #[default]
-    Utf8,
-}
-
-impl Encoding {
-    /// Value of `s_encoding`.
-    pub fn to_raw(self) -> u16 {
-        match self {
-            Encoding::Utf8 => 1,
-        }
-    }
-}
-
-/// Bit of `s_default_mount_opts`: extended attributes of users.
-pub const DEFAULT_MOUNT_USER_XATTR: u32 = 0x4;
-/// Bit of `s_default_mount_opts`: access control lists.
-pub const DEFAULT_MOUNT_ACL: u32 = 0x8;
 
 /// Every choice mke2fs offers for a new file system, with mke2fs's defaults.
 #[derive(Clone, PartialEq, Debug)]
@@ -176,8 +109,9 @@ pub struct MkfsOptions {
     pub uuid: Option<[u8; 16]>,
     /// `-E hash_seed=`; `None`: the caller draws one.
     pub hash_seed: Option<[u8; 16]>,
-    /// Hash of indexed directories.
-    pub hash_algorithm: HashAlgorithm,
+    /// Hash of names in indexed directories, any but [`HashVersion::SipHash`]. Bytes of names count
+    /// as signed unless changed, whatever the machine, so that images do not depend on it.
+    pub hash: HashVersion,
     /// `-J`.
     pub journal: JournalOption,
     /// `-J fast_commit_size=`.
@@ -196,10 +130,11 @@ pub struct MkfsOptions {
     pub root_owner: Option<(u32, u32)>,
     /// `-E root_perms=`: permission bits of the root directory; `None`: the source's, else 0755.
     pub root_perms: Option<u16>,
-    /// `-e`.
-    pub errors: ErrorsBehaviour,
-    /// `s_default_mount_opts`; [`DEFAULT_MOUNT_USER_XATTR`] and [`DEFAULT_MOUNT_ACL`] unless changed.
-    pub default_mount_opts: u32,
+    /// `-e`: what the kernel does when it finds damage.
+    pub errors: ErrorsPolicy,
+    /// Mount options in force unless the mounter says otherwise; `user_xattr` and `acl` unless
+    /// changed.
+    pub default_mount_opts: DefaultMountOpts,
     /// `-E lazy_itable_init=`: leave inode tables of unused groups to the kernel.
     pub lazy_itable_init: bool,
     /// `-E lazy_journal_init=`: leave the journal's blocks as they are.
@@ -254,7 +189,7 @@ impl MkfsOptions {
             last_mounted: Vec::new(),
             uuid: None,
             hash_seed: None,
-            hash_algorithm: HashAlgorithm::HalfMd4,
+            hash: HashVersion::HalfMd4,
             journal: JournalOption::Auto,
             fast_commit: FastCommitSize::Auto,
             flex_groups: None,
@@ -264,8 +199,8 @@ impl MkfsOptions {
             resize_limit_blocks: None,
             root_owner: None,
             root_perms: None,
-            errors: ErrorsBehaviour::Continue,
-            default_mount_opts: DEFAULT_MOUNT_USER_XATTR | DEFAULT_MOUNT_ACL,
+            errors: ErrorsPolicy::Continue,
+            default_mount_opts: DefaultMountOpts::XATTR_USER | DefaultMountOpts::ACL,
             lazy_itable_init: false,
             lazy_journal_init: false,
             packed_meta_blocks: None,

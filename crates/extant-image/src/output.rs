@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use extant_block::{BlockDevice, FileDevice, OpenError};
+use extant_block::{BlockDevice, DeviceError, FileDevice, OpenError};
 use extant_sync::os_random;
 
 use crate::signature::{PROBE_BYTES, recognise};
@@ -141,6 +141,20 @@ pub fn refuse_if_in_use(path: &Path) -> Result<(), OutputError> {
         Some(what) => Err(OutputError::InUse { path: path.to_owned(), what }),
         None => Ok(()),
     }
+}
+
+/// Names what a device, or a window on a part of one, looks like; `None` for nothing that is known.
+/// The same magic numbers as for [`refuse_if_in_use`].
+///
+/// # Errors
+///
+/// [`DeviceError`] when its first 132 KiB cannot be read.
+pub fn recognise_device(device: &dyn BlockDevice) -> Result<Option<&'static str>, DeviceError> {
+    let mut head = vec![0; PROBE_BYTES];
+    let there = usize::try_from(device.size_bytes()).unwrap_or(PROBE_BYTES).min(PROBE_BYTES);
+    head.truncate(there);
+    device.read_at(0, &mut head)?;
+    Ok(recognise(&head))
 }
 
 /// An image being written. Dropping it without [`Output::commit`] leaves no trace of a new file.
@@ -400,6 +414,10 @@ mod tests {
         let error = refuse_if_in_use(&path).unwrap_err().to_string();
         assert!(error.contains("an XFS file system"), "{error}");
         assert!(matches!(existing(dir.path()), Err(OutputError::NotAFile { .. })));
+        let device = FileDevice::open_read_only(&path).unwrap();
+        assert_eq!(recognise_device(&device).unwrap(), Some("an XFS file system"));
+        let short = extant_block::MemoryDevice::new(100);
+        assert_eq!(recognise_device(&short).unwrap(), None);
     }
 
     #[test]

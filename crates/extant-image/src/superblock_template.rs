@@ -11,10 +11,11 @@
 
 use extant_base::{FsBlock, Ino};
 use extant_format::checksum::fs_seed_from_uuid;
-use extant_format::features::{
-    DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, State, SuperFlags,
+use extant_format::features::{DefaultHash, Encoding, EncodingFlags, State, SuperFlags};
+use extant_format::inode::EXTRA_BYTES;
+use extant_format::superblock::{
+    CHECKSUM_TYPE_CRC32C, MAGIC, OLD_INODE_SIZE, RawSuperblock, Superblock,
 };
-use extant_format::superblock::{MAGIC, RawSuperblock, Superblock};
 use zerocopy::FromZeros;
 
 use crate::geometry::Geometry;
@@ -31,10 +32,6 @@ pub(crate) struct Identity {
     pub(crate) created: i64,
 }
 
-/// Bytes of the fields after the first 128 of an inode: up to `i_projid`, which ends at 160.
-const EXTRA_ISIZE: u16 = 32;
-/// Checksum algorithm: crc32c.
-const CHECKSUM_CRC32C: u8 = 1;
 /// Never check because of a count of mounts.
 const MOUNT_COUNT_NEVER: u16 = u16::MAX;
 /// `s_jnl_blocks` holds the journal's block map.
@@ -55,11 +52,14 @@ pub(crate) fn superblock(
     identity: &Identity,
 ) -> Superblock {
     let has = |feature| geometry.has(feature);
-    let wide_inodes = geometry.inode_size > 128;
-    let extra_isize = if wide_inodes { EXTRA_ISIZE } else { 0 };
+    let wide_inodes = geometry.inode_size > OLD_INODE_SIZE;
+    let extra_isize = if wide_inodes { EXTRA_BYTES } else { 0 };
     let cluster_log = geometry.block_size.log2() - 10 + geometry.cluster_blocks.trailing_zeros();
 
-    let mut flags = SuperFlags::SIGNED_HASH;
+    let mut flags = match options.hash.is_unsigned() {
+        true => SuperFlags::UNSIGNED_HASH,
+        false => SuperFlags::SIGNED_HASH,
+    };
     flags.set(SuperFlags::TEST_FILESYS, options.test_fs);
     let mut encoding_flags = EncodingFlags::empty();
     encoding_flags.set(EncodingFlags::STRICT, options.encoding_strict);
@@ -85,7 +85,7 @@ pub(crate) fn superblock(
         mount_count: 0,
         max_mount_count: MOUNT_COUNT_NEVER,
         state: State::VALID,
-        errors: ErrorsPolicy::from_raw(options.errors.to_raw()),
+        errors: options.errors,
         creator_os: 0,
         revision: 1,
         reserved_uid: 0,
@@ -103,9 +103,9 @@ pub(crate) fn superblock(
         journal_device: 0,
         last_orphan: 0,
         hash_seed: seed_words(&identity.hash_seed),
-        default_hash: DefaultHash::from_raw(options.hash_algorithm.to_raw()),
+        default_hash: DefaultHash::from_raw(options.hash.on_disk()),
         desc_size: geometry.desc_size,
-        default_mount_opts: DefaultMountOpts::from_bits_retain(options.default_mount_opts),
+        default_mount_opts: options.default_mount_opts,
         first_meta_bg: 0,
         journal_backup: [0; 17],
         min_extra_isize: extra_isize,
@@ -117,7 +117,7 @@ pub(crate) fn superblock(
         mmp_interval: 0,
         mmp_block: FsBlock(0),
         log_groups_per_flex: geometry.flex_groups.trailing_zeros() as u8,
-        checksum_type: if has(Feature::METADATA_CSUM) { CHECKSUM_CRC32C } else { 0 },
+        checksum_type: if has(Feature::METADATA_CSUM) { CHECKSUM_TYPE_CRC32C } else { 0 },
         kbytes_written: 0,
         user_quota_inode: Ino(0),
         group_quota_inode: Ino(0),
@@ -136,7 +136,7 @@ pub(crate) fn superblock(
         raw: RawSuperblock::new_zeroed(),
     };
     if has(Feature::CASEFOLD) {
-        superblock.encoding = Encoding::from_raw(options.encoding.unwrap_or_default().to_raw());
+        superblock.encoding = options.encoding.unwrap_or(Encoding::Utf8V12_1);
         superblock.encoding_flags = encoding_flags;
     }
     if has(Feature::MMP) {

@@ -1,14 +1,10 @@
 //! What an empty file system holds beside its fixed metadata.
 
+use extant_format::{extent, indirect};
+
 use super::Geometry;
 use crate::options::{Feature, QuotaTypes};
 
-/// Longest extent, in blocks.
-const EXTENT_BLOCKS_MAX: u64 = 32_768;
-/// Extents that fit in the inode.
-const EXTENTS_IN_INODE: u64 = 4;
-/// Direct blocks of a block map.
-const DIRECT_BLOCKS: u64 = 12;
 /// Bytes of a quota file with one user: header, four levels of tree, one leaf, of 1 KiB each.
 const QUOTA_FILE_BYTES: u64 = 6 << 10;
 
@@ -75,12 +71,16 @@ impl EmptyFs {
 fn map_blocks(geometry: &Geometry, blocks: u64) -> u64 {
     if geometry.has(Feature::EXTENTS) {
         // The longest journal has 313 extents of 16 bytes: one leaf of 4 KiB, 4 of 1 KiB.
-        let extents = blocks.div_ceil(EXTENT_BLOCKS_MAX);
+        let extents = blocks.div_ceil(u64::from(extent::WRITTEN_LEN_MAX));
         let per_leaf = (u64::from(geometry.block_size.bytes()) - 16) / 12;
-        return if extents <= EXTENTS_IN_INODE { 0 } else { extents.div_ceil(per_leaf) };
+        return if extents <= u64::from(extent::ROOT_RECORDS) {
+            0
+        } else {
+            extents.div_ceil(per_leaf)
+        };
     }
     let per_block = u64::from(geometry.block_size.bytes() / 4);
-    let mut left = blocks.saturating_sub(DIRECT_BLOCKS);
+    let mut left = blocks.saturating_sub(u64::from(indirect::DIRECT));
     if left == 0 {
         return 0;
     }

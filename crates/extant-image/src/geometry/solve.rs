@@ -5,13 +5,13 @@
 //! when a choice does not hold; so does [`solve`]. Each start has fewer blocks per group or fewer
 //! blocks, so that it ends.
 
-use extant_base::{BlockSize, GroupIndex};
+use extant_base::{BlockSize, GroupIndex, Ino};
 
 use super::{Geometry, GeometryError, SizeRequest, backup, journal};
 use crate::options::{Feature, Features, MkfsOptions};
 
 /// First inode that is not reserved, and lost+found's.
-const FIRST_INO: u32 = 11;
+const FIRST_INO: u32 = Ino::FIRST_ORDINARY.0;
 /// Blocks that mke2fs wants for contents in the last group, beside its metadata.
 const LAST_GROUP_SLACK: u64 = 50;
 /// Bytes per cluster over bytes per block, unless given.

@@ -198,7 +198,7 @@ impl MkfsOptions {
             }
             "quotatype" => self.quota = Some(parse_quota(item)?),
             "encoding" => match item.value()? {
-                "utf8" | "utf8-12.1" => self.encoding = Some(Encoding::Utf8),
+                "utf8" | "utf8-12.1" => self.encoding = Some(Encoding::Utf8V12_1),
                 other => return Err(item.bad(other)),
             },
             "encoding_flags" => match item.value()? {

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use extant_base::BlockSize;
+use extant_format::superblock::OLD_INODE_SIZE;
 
-use super::{Feature, Features, MkfsOptions, is_buildable};
+use super::{Encoding, ErrorsPolicy, Feature, Features, HashVersion, MkfsOptions, is_buildable};
 
 /// Options that contradict each other or are out of range.
 #[derive(Clone, PartialEq, Debug)]
@@ -102,9 +103,6 @@ const BYTES_PER_INODE: std::ops::RangeInclusive<u32> = 1024..=65536 * 1024;
 /// Longest interval between heartbeats, seconds (`EXT4_MMP_MAX_UPDATE_INTERVAL`).
 const MMP_INTERVAL_MAX: u16 = 300;
 
-/// Bytes of an inode without extra fields.
-pub(crate) const INODE_SIZE_MIN: u16 = 128;
-
 impl MkfsOptions {
     /// Checks what does not depend on the size of the device. `block_size` is the one that will be
     /// used; `inode_size` likewise.
@@ -121,6 +119,7 @@ impl MkfsOptions {
         self.validate_feature_options(features)?;
         self.validate_inodes(features, block_size, inode_size)?;
         self.validate_groups(features, block_size)?;
+        self.validate_choices()?;
         self.validate_texts()
     }
 
@@ -182,18 +181,18 @@ impl MkfsOptions {
     ) -> Result<(), OptionError> {
         let max = block_size.bytes();
         if !inode_size.is_power_of_two()
-            || inode_size < INODE_SIZE_MIN
+            || inode_size < OLD_INODE_SIZE
             || u32::from(inode_size) > max
         {
             return Err(OptionError::OutOfRange {
                 option: "inode size (-I)",
                 value: inode_size.to_string(),
                 allowed: format!(
-                    "a power of two, {INODE_SIZE_MIN}..={max}, at most the block size"
+                    "a power of two, {OLD_INODE_SIZE}..={max}, at most the block size"
                 ),
             });
         }
-        if inode_size == INODE_SIZE_MIN {
+        if inode_size == OLD_INODE_SIZE {
             for feature in [Feature::PROJECT, Feature::INLINE_DATA] {
                 if features.has(feature) {
                     return Err(OptionError::InodeTooSmall { feature });
@@ -266,6 +265,24 @@ impl MkfsOptions {
         Ok(())
     }
 
+    /// Values that a superblock found on a device may have, but no new one should.
+    fn validate_choices(&self) -> Result<(), OptionError> {
+        let refuse = |option, value, allowed: &str| {
+            Err(OptionError::OutOfRange { option, value, allowed: allowed.to_owned() })
+        };
+        if let ErrorsPolicy::Unknown(raw) = self.errors {
+            return refuse("errors behaviour (-e)", raw.to_string(), "1..=3");
+        }
+        if let Some(Encoding::Unknown(raw)) = self.encoding {
+            return refuse("encoding", raw.to_string(), "1, which is UTF-8 of Unicode 12.1");
+        }
+        if self.hash == HashVersion::SipHash {
+            let allowed = "legacy, half_md4 or tea; siphash is for encrypted directories";
+            return refuse("directory hash", "siphash".to_owned(), allowed);
+        }
+        Ok(())
+    }
+
     fn validate_texts(&self) -> Result<(), OptionError> {
         // `s_volume_name` and `s_last_mounted` are that long and end early at a zero byte.
         for (option, text, max) in
@@ -282,7 +299,7 @@ impl MkfsOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Encoding, QuotaTypes};
+    use crate::options::QuotaTypes;
 
     fn check(options: &MkfsOptions) -> Result<(), OptionError> {
         let block_size = options.block_size.unwrap_or(BlockSize::new(4096).unwrap());
@@ -331,6 +348,9 @@ mod tests {
             (with(&|o| o.stride = 1 << 16), "0..=65535"),
             (with(&|o| o.root_perms = Some(0o10000)), "7777"),
             (with(&|o| o.encoding_strict = true), "needs feature casefold"),
+            (with(&|o| o.errors = ErrorsPolicy::Unknown(4)), "-e) 4 is out of range"),
+            (with(&|o| o.encoding = Some(Encoding::Unknown(2))), "encoding 2 is out of range"),
+            (with(&|o| o.hash = HashVersion::SipHash), "siphash is for encrypted"),
             (with(&|o| o.label = vec![b'x'; 17]), "17 bytes"),
             (
                 with(&|o| o.quota = Some(QuotaTypes { user: true, ..QuotaTypes::default() })),
@@ -351,7 +371,7 @@ mod tests {
     #[test]
     fn options_turn_their_features_on() {
         let options = MkfsOptions {
-            encoding: Some(Encoding::Utf8),
+            encoding: Some(Encoding::Utf8V12_1),
             encoding_strict: true,
             quota: Some(QuotaTypes { project: true, ..QuotaTypes::default() }),
             resize_limit_blocks: Some(1 << 30),

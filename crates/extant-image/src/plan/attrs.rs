@@ -8,6 +8,8 @@ use extant_base::Ino;
 use extant_format::acl::Acl;
 use extant_format::dir::{DirLayout, NewEntry};
 use extant_format::inline;
+use extant_format::inode::EXTRA_BYTES;
+use extant_format::superblock::OLD_INODE_SIZE;
 use extant_format::xattr::{self, Home, NameIndex, NewXattr, Placement, Space, XattrFault};
 use rustc_hash::FxHashMap;
 
@@ -19,8 +21,6 @@ use crate::tree::{Kind, NodeId, Tree, XattrSetId};
 
 /// Most files that share one block of attributes; the kernel stops at the same number.
 const BLOCK_REFERENCES_MAX: u32 = 1024;
-/// Bytes of the extra fields of an inode larger than 128 bytes.
-pub(crate) const EXTRA_ISIZE: u16 = 32;
 const NONE: u32 = u32::MAX;
 
 /// One attribute as it will be stored.
@@ -78,12 +78,12 @@ impl AttrPlan {
         features: &Features,
         facts: &SizeFacts,
     ) -> Result<AttrPlan, PlanError> {
-        let inline = features.has(Feature::INLINE_DATA) && facts.inode_size > 128;
+        let inline = features.has(Feature::INLINE_DATA) && facts.inode_size > OLD_INODE_SIZE;
         let has_sets = mkfs.copy_xattrs && tree.xattr_sets().len() > 1;
         if !inline && !has_sets {
             return Ok(AttrPlan::default());
         }
-        let inode = usize::from(facts.inode_size).saturating_sub(128 + usize::from(EXTRA_ISIZE));
+        let inode = usize::from(facts.inode_size.saturating_sub(OLD_INODE_SIZE + EXTRA_BYTES));
         let may_have = features.has(Feature::EXT_ATTR);
         let space = Space {
             inode,

@@ -2,9 +2,10 @@
 
 use extant_base::{BlockSize, Ino};
 use extant_format::dir::DirLayout;
-use extant_format::hash::{HashSeed, HashVersion};
+use extant_format::hash::HashSeed;
+use extant_format::inode::{BLOCK_AREA_BYTES, LINKS_MAX};
 
-use crate::options::{Feature, Features, HashAlgorithm, MkfsOptions};
+use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
 use crate::plan::dirs::DirCoder;
 use crate::plan::quota::{KINDS, quota_file};
@@ -12,9 +13,7 @@ use crate::plan::{Ids, InoMap, PlanError};
 use crate::tree::{DataRun, Kind, Node, NodeId, Tree};
 
 /// Longest symlink target that lies in the inode: 60 bytes with its end mark.
-const FAST_SYMLINK_MAX: u64 = 59;
-/// Most names a file may have.
-const LINKS_MAX: u32 = 65_000;
+const FAST_SYMLINK_MAX: u64 = BLOCK_AREA_BYTES as u64 - 1;
 
 /// Where the contents of a node are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +94,7 @@ impl Demand {
             },
             hash: features
                 .has(Feature::DIR_INDEX)
-                .then(|| (hash_version(mkfs), HashSeed::from_bytes(&ids.hash_seed))),
+                .then(|| (mkfs.hash, HashSeed::from_bytes(&ids.hash_seed))),
             large_dir: features.has(Feature::LARGEDIR),
             lost_found_blocks: facts.lost_found_blocks,
         };
@@ -299,16 +298,6 @@ fn own_inos(features: &Features) -> (OwnInos, Ino) {
         own.orphan_file = take();
     }
     (own, Ino(next))
-}
-
-/// Bytes of names count as signed whatever the machine, so that images do not depend on it; the
-/// superblock says so.
-pub(crate) fn hash_version(mkfs: &MkfsOptions) -> HashVersion {
-    match mkfs.hash_algorithm {
-        HashAlgorithm::Legacy => HashVersion::Legacy,
-        HashAlgorithm::HalfMd4 => HashVersion::HalfMd4,
-        HashAlgorithm::Tea => HashVersion::Tea,
-    }
 }
 
 /// Names the node in a refusal.

@@ -77,7 +77,7 @@ impl DirCoder {
             layout: IndexLayout {
                 dir: self.layout,
                 large_dir: self.large_dir,
-                unsigned_hash: hash.is_some_and(|(version, _)| is_unsigned(version)),
+                unsigned_hash: hash.is_some_and(|(version, _)| version.is_unsigned()),
             },
             hash: hash.map(|(version, _)| version),
             fill_percent: LEAF_FILL_PERCENT,
@@ -127,13 +127,6 @@ impl DirCoder {
         }
         Ok(())
     }
-}
-
-fn is_unsigned(version: HashVersion) -> bool {
-    matches!(
-        version,
-        HashVersion::LegacyUnsigned | HashVersion::HalfMd4Unsigned | HashVersion::TeaUnsigned
-    )
 }
 
 /// An entry as it is stored. No directory made here stores hashes with its names.

@@ -38,7 +38,6 @@ mod summary;
 pub use error::PlanError;
 pub use summary::PlanSummary;
 
-pub(crate) use attrs::EXTRA_ISIZE;
 pub(crate) use demand::Form;
 pub(crate) use dirs::new_dir_entry;
 pub(crate) use inos::InoMap;

@@ -4,19 +4,19 @@ use std::ops::Range;
 
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::inline;
-use extant_format::inode::{DeviceNumber, FileKind, Inode, InodeFlags};
+use extant_format::inode::{
+    BASE_BYTES, DeviceNumber, EXTRA_BYTES, FileKind, Inode, InodeFlags, LINKS_MAX,
+};
+use extant_format::superblock::OLD_INODE_SIZE;
 use extant_format::time::{SECONDS_MAX, SECONDS_MAX_SMALL, SECONDS_MIN, Timestamp};
 
 use crate::options::Feature;
-use crate::plan::{EXTRA_ISIZE, Form, NodePlace, Own, PieceRange, new_dir_entry};
+use crate::plan::{Form, NodePlace, Own, PieceRange, new_dir_entry};
 use crate::tree::{Kind, NodeId, Time};
 use crate::write::WriteError;
 use crate::write::chunk::Worker;
 use crate::write::image::Image;
 use crate::write::job::place_of;
-
-/// A directory with that many links or more says 1, with `dir_nlink`.
-const DIR_LINKS_MAX: u32 = 65_000;
 
 impl Worker<'_> {
     /// Writes inodes `range`, which lie in one group, up to the end of their last block.
@@ -78,7 +78,7 @@ impl Worker<'_> {
         inode.links = node.name_count.min(u32::from(u16::MAX)) as u16;
         if node.kind == Kind::Dir {
             let links = plan.demand.sub_dirs_of(image.tree, id) + 2;
-            let many = links >= DIR_LINKS_MAX && image.has(Feature::DIR_NLINK);
+            let many = links >= LINKS_MAX && image.has(Feature::DIR_NLINK);
             inode.links = if many { 1 } else { links.min(u32::from(u16::MAX)) as u16 };
         }
 
@@ -101,7 +101,8 @@ impl Worker<'_> {
             }
             Form::Inline => {
                 inode.flags |= InodeFlags::INLINE_DATA;
-                let space = usize::from(image.inode_layout.inode_size - 128 - EXTRA_ISIZE);
+                let space =
+                    usize::from(image.inode_layout.inode_size - OLD_INODE_SIZE - EXTRA_BYTES);
                 let room = inline::capacity(space).unwrap_or(0);
                 let fail = |e: inline::InlineFault| WriteError::encode(name(), e);
                 (inode.block, inline_tail) = if node.kind == Kind::Dir {
@@ -133,8 +134,8 @@ impl Worker<'_> {
             inode.file_acl = FsBlock(plan.layout.xattr_block(index));
         }
         image.put_sectors(&mut inode, plan.node_blocks(id), name)?;
-        if let Some(space) = record.get_mut(128 + usize::from(inode.extra_isize)..)
-            && image.inode_layout.inode_size > 128
+        if let Some(space) = record.get_mut(BASE_BYTES + usize::from(inode.extra_isize)..)
+            && image.inode_layout.inode_size > OLD_INODE_SIZE
         {
             plan.demand
                 .attrs
@@ -148,7 +149,7 @@ impl Worker<'_> {
 impl Image<'_> {
     /// Seconds that the format cannot hold become the nearest it can.
     pub(super) fn time(&self, time: Time) -> Timestamp {
-        let small = self.inode_layout.inode_size <= 128;
+        let small = self.inode_layout.inode_size <= OLD_INODE_SIZE;
         let max = if small { SECONDS_MAX_SMALL } else { SECONDS_MAX };
         Timestamp::new(time.sec.clamp(SECONDS_MIN, max), if small { 0 } else { time.nsec })
     }

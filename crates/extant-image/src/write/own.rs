@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use extant_base::{FsBlock, GroupIndex};
+use extant_format::indirect::{DIRECT, POINTER_BYTES};
 use extant_format::inode::Inode;
 use extant_format::jbd2::{
     JournalCompat, JournalIncompat, JournalRoCompat, JournalSuperblock, JournalVersion, Tid,
@@ -16,10 +17,8 @@ use crate::write::WriteError;
 use crate::write::chunk::Worker;
 use crate::write::image::Image;
 
-/// Slot of the double-indirect pointer in `i_block`.
-const DOUBLE_INDIRECT: usize = 13;
-/// Direct pointers in `i_block`.
-const DIRECT: u64 = 12;
+/// Slot of the double-indirect pointer in `i_block`, after the direct and the indirect ones.
+const DOUBLE_INDIRECT: usize = DIRECT as usize + 1;
 
 impl Worker<'_> {
     /// The journal's superblock; the log behind it is empty, and zero on targets that are not.
@@ -155,14 +154,14 @@ impl Image<'_> {
     /// Size of the resize inode: all that double indirection reaches.
     pub(super) fn resize_size(&self) -> u64 {
         let pointers = (self.block_bytes() / 4) as u64;
-        self.offset(pointers * pointers + pointers + DIRECT)
+        self.offset(pointers * pointers + pointers + u64::from(DIRECT))
     }
 
     /// Maps the resize inode, always by indirect blocks.
     pub(super) fn put_resize_map(&self, inode: &mut Inode) -> Result<(), WriteError> {
         let layout = &self.plan.layout;
         let Some(map) = layout.pieces.of(layout.own.resize_map).first() else { return Ok(()) };
-        let at = DOUBLE_INDIRECT * 4;
+        let at = DOUBLE_INDIRECT * POINTER_BYTES;
         inode.block[at..at + 4].copy_from_slice(&(map.block as u32).to_le_bytes());
         let geometry = &layout.geometry;
         let copies = self

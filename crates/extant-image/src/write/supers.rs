@@ -1,7 +1,7 @@
 //! The superblock and its copies.
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
-use extant_format::superblock::Superblock;
+use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 
 use crate::options::Feature;
 use crate::plan::Own;
@@ -9,7 +9,7 @@ use crate::write::image::Image;
 use crate::write::{WriteError, Written};
 
 /// Bytes before the superblock that belong to the boot loader.
-const BOOT_BYTES: usize = 1024;
+const BOOT_BYTES: usize = SUPERBLOCK_OFFSET as usize;
 
 impl Image<'_> {
     /// Removes what an earlier file system left where superblocks are looked for (W2).
