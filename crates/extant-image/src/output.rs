@@ -167,7 +167,7 @@ enum Place {
     /// A temporary file and the name it is to get.
     Rename { temporary: PathBuf, name: PathBuf },
     /// A block device, or a file that is written in place.
-    InPlace,
+    Direct,
     /// An unnamed file that is copied to standard output at the end.
     Stdout,
 }
@@ -236,7 +236,7 @@ impl Output {
                 image_bytes: bytes,
             });
         }
-        Ok(Output { device, place: Place::InPlace })
+        Ok(Output { device, place: Place::Direct })
     }
 
     /// Standard output: the image is made in an unnamed file in `directory` and copied at the
@@ -280,7 +280,7 @@ impl Output {
     ///
     /// [`OutputError::Io`]; then a new file is not there.
     pub fn commit(mut self) -> Result<(), OutputError> {
-        match std::mem::replace(&mut self.place, Place::InPlace) {
+        match std::mem::replace(&mut self.place, Place::Direct) {
             Place::Rename { temporary, name } => {
                 // Until the rename succeeded, a failure removes the temporary file.
                 let guard = Remove(&temporary);
@@ -291,7 +291,7 @@ impl Output {
                 }
                 Ok(())
             }
-            Place::InPlace => Ok(()),
+            Place::Direct => Ok(()),
             Place::Stdout => {
                 let path = Path::new("standard output");
                 copy_out(self.device.file()).map_err(io_error("write to", path))

@@ -15,7 +15,7 @@ use extant_image::transform::Transform;
 use extant_image::write::{NoProgress, WriteOptions, write_image};
 
 /// Options by mke2fs spelling: profile, `-O`, `-b`, `-I`, `-E`.
-pub fn options(
+pub(crate) fn options(
     profile: Profile,
     features: &str,
     block_bytes: u64,
@@ -37,7 +37,7 @@ pub fn options(
 }
 
 /// Builds `image` from `source`; `clamp`: reproducibly, times as of 2023 at the latest.
-pub fn build(
+pub(crate) fn build(
     source: &Path,
     image: &Path,
     mkfs: MkfsOptions,
@@ -70,4 +70,4 @@ pub fn build(
 }
 
 /// No headroom.
-pub const AUTO: SizeSpec = SizeSpec::Auto(Headroom::None);
+pub(crate) const AUTO: SizeSpec = SizeSpec::Auto(Headroom::None);
