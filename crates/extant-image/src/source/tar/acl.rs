@@ -2,22 +2,9 @@
 //!
 //! # Source
 //!
-//! acl(5), "ACL TEXT FORMS", with star's fourth field for numeric ids; the binary form is
-//! Linux `include/uapi/linux/posix_acl_xattr.h`: a 32-bit version, then per entry a 16-bit tag,
-//! 16-bit permissions and a 32-bit id, little-endian.
+//! acl(5), "ACL TEXT FORMS", with star's fourth field for numeric ids.
 
-const VERSION: u32 = 2;
-const NO_ID: u32 = u32::MAX;
-
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
-
-/// One entry: tag, id, permissions; in the order the kernel wants.
-type Entry = (u16, u32, u16);
+use extant_format::acl::{Acl, AclEntry, Who};
 
 /// The binary form of `text`; `None` for an ACL that says no more than mode bits do, which the
 /// kernel does not store either.
@@ -27,43 +14,28 @@ type Entry = (u16, u32, u16);
 /// What cannot be understood: a name without a number, above all. Names would mean the accounts
 /// of the machine that builds, not of the image.
 pub(super) fn to_kernel(text: &[u8]) -> Result<Option<Vec<u8>>, String> {
-    let mut entries: Vec<Entry> = Vec::new();
+    let mut entries: Vec<AclEntry> = Vec::new();
     for item in text.split(|b| matches!(b, b',' | b'\n')) {
         let item = item.split(|&b| b == b'#').next().unwrap_or_default().trim_ascii();
         if !item.is_empty() {
             entries.push(entry(item)?);
         }
     }
-    entries.sort_unstable();
-    let shown = || text.escape_ascii().to_string();
-    if let Some([one, _]) =
-        entries.array_windows::<2>().find(|[one, next]| (one.0, one.1) == (next.0, next.1))
-    {
-        return Err(format!("access list \"{}\" has tag {:#x} twice", shown(), one.0));
-    }
-    let has = |tag| entries.iter().any(|entry| entry.0 == tag);
     if entries.is_empty() {
         return Ok(None);
     }
-    if ![USER_OBJ, GROUP_OBJ, OTHER].into_iter().all(has) {
-        return Err(format!("access list \"{}\" lacks owner, group or others", shown()));
+    entries.sort_unstable_by_key(|entry| (entry.who.tag(), entry.who.id()));
+    let refuse =
+        |why: &dyn std::fmt::Display| format!("access list \"{}\": {why}", text.escape_ascii());
+    if let Some([one, _]) = entries.array_windows().find(|[one, next]| one.who == next.who) {
+        return Err(refuse(&format!("tag {:#x} twice", one.who.tag())));
     }
-    if (has(USER) || has(GROUP)) && !has(MASK) {
-        return Err(format!("access list \"{}\" has named entries but no mask", shown()));
-    }
-    if entries.len() == 3 {
-        return Ok(None);
-    }
-    let mut out = VERSION.to_le_bytes().to_vec();
-    for (tag, id, permissions) in entries {
-        out.extend_from_slice(&tag.to_le_bytes());
-        out.extend_from_slice(&permissions.to_le_bytes());
-        out.extend_from_slice(&id.to_le_bytes());
-    }
-    Ok(Some(out))
+    let acl = Acl::new(entries).map_err(|fault| refuse(&fault))?;
+    let (_, says_no_more) = acl.equivalent_mode();
+    Ok((!says_no_more).then(|| acl.encode_xattr()))
 }
 
-fn entry(item: &[u8]) -> Result<Entry, String> {
+fn entry(item: &[u8]) -> Result<AclEntry, String> {
     let bad = || format!("access list entry \"{}\" cannot be understood", item.escape_ascii());
     let item_text = std::str::from_utf8(item).map_err(|_| bad())?;
     let item_text = item_text.strip_prefix("default:").unwrap_or(item_text);
@@ -80,9 +52,9 @@ fn entry(item: &[u8]) -> Result<Entry, String> {
     if fields.next().is_some() {
         return Err(bad());
     }
-    let mut bits = 0;
+    let mut perm = 0u8;
     for letter in permissions.chars() {
-        bits |= match letter {
+        perm |= match letter {
             'r' => 4,
             'w' => 2,
             'x' => 1,
@@ -90,19 +62,19 @@ fn entry(item: &[u8]) -> Result<Entry, String> {
             _ => return Err(bad()),
         };
     }
-    let (named, own) = match kind {
-        "user" | "u" => (USER, USER_OBJ),
-        "group" | "g" => (GROUP, GROUP_OBJ),
-        "mask" | "m" if who.is_empty() => return Ok((MASK, NO_ID, bits)),
-        "other" | "o" if who.is_empty() => return Ok((OTHER, NO_ID, bits)),
+    let (named, own): (fn(u32) -> Who, Who) = match kind {
+        "user" | "u" => (Who::User, Who::Owner),
+        "group" | "g" => (Who::Group, Who::OwningGroup),
+        "mask" | "m" if who.is_empty() => return Ok(AclEntry { who: Who::Mask, perm }),
+        "other" | "o" if who.is_empty() => return Ok(AclEntry { who: Who::Others, perm }),
         _ => return Err(bad()),
     };
     if who.is_empty() {
-        return Ok((own, NO_ID, bits));
+        return Ok(AclEntry { who: own, perm });
     }
     let id = number.unwrap_or(who);
     match id.parse::<u32>() {
-        Ok(id) if id != NO_ID => Ok((named, id, bits)),
+        Ok(id) if id != u32::MAX => Ok(AclEntry { who: named(id), perm }),
         _ => Err(format!(
             "access list entry \"{item_text}\" names an account without its number; \
              make the archive with --numeric-owner"
