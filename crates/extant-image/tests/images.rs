@@ -300,3 +300,30 @@ fn hard_links_and_directory_links_stop_at_the_formats_limits() {
         e2fsck(&image).unwrap().assert_clean();
     }
 }
+
+/// Growing needs the resize inode and the reserved descriptors to be what resize2fs expects.
+#[test]
+fn resize2fs_grows_what_was_built() {
+    require!(Tool::find("e2fsck"));
+    let resize = require!(Tool::find("resize2fs"));
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for (profile, features, block_bytes) in [
+        (Profile::Default, "", 0),
+        (Profile::Default, "", 1024),
+        (Profile::Default, "^resize_inode,meta_bg", 0),
+        (Profile::Default, "^flex_bg", 0),
+        (Profile::Default, "^has_journal", 0),
+        (Profile::Ext2, "", 0),
+        (Profile::Ext3, "", 0),
+        (Profile::Microvm, "", 0),
+    ] {
+        let mkfs = options(profile, features, block_bytes, 0, "");
+        let size = SizeSpec::Auto(Headroom::Bytes(5 << 20));
+        onto_dirty_device(&mut flat_tree(100), mkfs, size, &image);
+        fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(900 << 20).unwrap();
+        resize.run([&image]);
+        e2fsck(&image).unwrap().assert_clean();
+        fs::remove_file(&image).unwrap();
+    }
+}
