@@ -91,7 +91,9 @@ impl Exit {
             Exit::Io => "reading or writing a file or device failed",
             Exit::NotFound => "the image has no such file, or it is of the wrong kind",
             Exit::Internal => "a fault in extant; please report it",
-            Exit::Interrupted => "stopped by a signal; nothing half-made is left",
+            Exit::Interrupted => {
+                "stopped by a signal; no partial file is left, and what is unfinished is named"
+            }
             Exit::BrokenPipe => "the reader of the output went away",
         }
     }

@@ -46,8 +46,8 @@ fn report(failure: &Failure) {
     let (on, off) = if bold { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
     let mut err = stderr().lock();
     // With standard error gone, the exit code is all there is.
-    let _ = writeln!(err, "{on}extant:{off} {}", failure.message);
+    let _ = writeln!(err, "{on}extant:{off} {}", text::one_line(&failure.message));
     if let Some(hint) = &failure.hint {
-        let _ = writeln!(err, "hint: {hint}");
+        let _ = writeln!(err, "hint: {}", text::one_line(hint));
     }
 }

@@ -90,7 +90,7 @@ pub(crate) fn colours_wanted() -> bool {
 /// Prints a line about something that went wrong and does not end the command.
 pub(crate) fn complain(message: &str) {
     // With standard error gone there is nobody to tell.
-    let _ = writeln!(io::stderr(), "extant: {message}");
+    let _ = writeln!(io::stderr(), "extant: {}", text::one_line(message));
 }
 
 /// Adds `name` to a JSON object under `key`; one that is not UTF-8 also exactly, in hexadecimal,

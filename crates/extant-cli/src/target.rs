@@ -7,22 +7,23 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use extant_block::{BlockDevice, FileDevice, WindowDevice, partition};
-use extant_image::options::MkfsOptions;
-use extant_image::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
+use extant_image::output::{
+    Existing, Output, OutputError, existing, recognise_device, refuse_if_in_use,
+};
 use extant_image::plan::{Plan, PlanSummary};
 use extant_image::source::Contents;
-use extant_image::tree::{Node, NodeId, Tree};
+use extant_image::tree::Tree;
 use extant_image::write::{WriteOptions, write_bytes, write_image};
 use extant_sync::{Clock, SystemClock, threads};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::interrupt;
-use crate::output::Out;
+use crate::output::{Out, put_bytes};
 use crate::progress::Bar;
 use crate::size::parse_bytes;
-use crate::text::{escape, human_bytes};
+use crate::text::{counted, escape, human_bytes};
 
 /// Options about the output that `build` and `mkfs` share.
 #[derive(Args, Clone, Debug)]
@@ -55,10 +56,6 @@ pub(crate) struct Target {
     path: PathBuf,
     pub(crate) kind: Kind,
     set: TargetSet,
-    /// `-E discard`.
-    discards: bool,
-    /// `-E assume_storage_prezeroed`.
-    assume_zeroed: bool,
 }
 
 /// What the output is.
@@ -97,7 +94,7 @@ impl TargetSet {
     }
 
     /// Looks at the output, and refuses what must not be overwritten.
-    pub(crate) fn look_at(&self, out: &OsStr, mkfs: &MkfsOptions) -> Result<Target> {
+    pub(crate) fn look_at(&self, out: &OsStr) -> Result<Target> {
         let path = PathBuf::from(out);
         let windowed = self.offset.is_some() || self.partition.is_some();
         let kind = if out == "-" {
@@ -105,7 +102,7 @@ impl TargetSet {
                 return Err(Failure::usage("--offset and --partition need a file, not -"));
             }
             Kind::Stdout
-        } else if windowed && !self.plan {
+        } else if windowed {
             Kind::Window(self.window(&path)?)
         } else {
             match existing(&path)? {
@@ -118,28 +115,25 @@ impl TargetSet {
         if plain && !self.force && !self.plan {
             refuse_if_in_use(&path)?;
         }
-        let (discards, assume_zeroed) = (mkfs.discard, mkfs.assume_zeroed);
-        Ok(Target { path, kind, set: self.clone(), discards, assume_zeroed })
+        Ok(Target { path, kind, set: self.clone() })
     }
 
     fn window(&self, path: &Path) -> Result<WindowDevice<FileDevice>> {
-        let device = FileDevice::open_read_write(path)?;
+        // A plan only wants to know how much room there is.
+        let device = match self.plan {
+            true => FileDevice::open_read_only(path)?,
+            false => FileDevice::open_read_write(path)?,
+        };
         let window = match (self.offset, self.partition) {
             (Some(offset), _) => WindowDevice::from_offset(device, offset)?,
             (None, number) => partition::open(device, number.unwrap_or(0))?,
         };
-        if !self.force {
-            // The same care as for a whole file: a superblock at the start of the window.
-            let len = window.size_bytes().min(4096) as usize; // At most 4096.
-            let mut head = vec![0; len];
-            window.read_at(0, &mut head)?;
-            if head.get(1080..1082) == Some(&[0x53, 0xef]) {
-                return Err(Failure::new(
-                    Exit::Refused,
-                    format!("{} holds an ext2, ext3 or ext4 file system", window.describe()),
-                )
-                .hint("--force overwrites it; everything in it will be lost"));
-            }
+        if !self.force
+            && !self.plan
+            && let Some(what) = recognise_device(&window)?
+        {
+            let path = PathBuf::from(window.describe().to_string());
+            return Err(OutputError::InUse { path, what }.into());
         }
         Ok(window)
     }
@@ -208,19 +202,29 @@ impl Target {
                         format!("{name} has {room} bytes and the image needs {bytes}"),
                     ));
                 }
-                self.fill(plan, tree, contents, window, false)?;
+                self.fill(plan, tree, contents, window, false)
+                    .map_err(|failure| unfinished(failure, &window.describe()))?;
             }
             kind => {
+                let in_place = match kind {
+                    Kind::Device => true,
+                    Kind::File(_) => !replaces,
+                    _ => false,
+                };
                 let output = match kind {
                     Kind::Stdout => Output::stdout(&std::env::temp_dir(), bytes)?,
-                    Kind::Device => Output::in_place(&self.path, bytes)?,
-                    Kind::File(_) if !replaces => Output::in_place(&self.path, bytes)?,
+                    _ if in_place => Output::in_place(&self.path, bytes)?,
                     _ => Output::create(&self.path, bytes)?,
                 };
                 let zeroed = output.is_zeroed();
-                self.fill(plan, tree, contents, output.device(), zeroed)?;
-                if interrupt::requested() {
-                    return Err(Failure::new(Exit::Interrupted, "interrupted"));
+                let filled = self.fill(plan, tree, contents, output.device(), zeroed);
+                if in_place {
+                    filled.map_err(|failure| unfinished(failure, &self.path.to_string_lossy()))?;
+                } else {
+                    filled?;
+                    if interrupt::requested() {
+                        return Err(Failure::new(Exit::Interrupted, "interrupted"));
+                    }
                 }
                 output.commit()?;
             }
@@ -237,13 +241,6 @@ impl Target {
         device: &dyn BlockDevice,
         target_is_zeroed: bool,
     ) -> Result<()> {
-        if self.discards && !target_is_zeroed {
-            match device.discard(0, device.size_bytes()) {
-                Err(error) if !error.is_unsupported() => return Err(error.into()),
-                _ => {} // What it reads as afterwards is anybody's guess: not "zeroed".
-            }
-        }
-        let target_is_zeroed = target_is_zeroed || self.assume_zeroed;
         let bar = Bar::new(write_bytes(plan), self.set.quiet);
         let cancel = interrupt::flag();
         let options = WriteOptions {
@@ -263,8 +260,9 @@ impl Target {
         let to_stdout = matches!(self.kind, Kind::Stdout) && seconds.is_some();
         if self.set.json && !to_stdout {
             let uuid = uuid::Uuid::from_bytes(plan.ids().uuid).to_string();
-            return Ok(Out::new().json_pretty(&json!({
-                "output": name,
+            let mut object = Map::new();
+            put_bytes(&mut object, "output", self.path.as_os_str().as_bytes());
+            let fixed = json!({
                 "written": seconds.is_some(),
                 "seconds": seconds,
                 "uuid": uuid,
@@ -284,15 +282,19 @@ impl Target {
                 "indexed_directories": summary.indexed_directories,
                 "data_bytes": summary.data_bytes,
                 "features": plan.geometry().features.to_string(),
-            }))?);
+            });
+            if let Value::Object(fixed) = fixed {
+                object.extend(fixed);
+            }
+            return Ok(Out::new().json_pretty(&Value::Object(object))?);
         }
         let text = summary_text(plan, summary);
         match seconds {
             None => std::io::Write::write_all(&mut Out::new(), text.as_bytes())?,
             Some(seconds) if !self.set.quiet => {
                 let size = human_bytes(summary.size_bytes);
-                let (files, free) = (summary.files, free_text(summary));
-                let line = format!("{name}: {size}, {files} files, {free} free, {seconds:.2} s\n");
+                let (files, free) = (counted(summary.files, "file"), free_text(summary));
+                let line = format!("{name}: {size}, {files}, {free} free, {seconds:.2} s\n");
                 // Standard output may be the image.
                 let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
             }
@@ -300,6 +302,15 @@ impl Target {
         }
         Ok(())
     }
+}
+
+/// Says what a failure leaves of a target that is written in place: there is no way back.
+fn unfinished(failure: Failure, name: &str) -> Failure {
+    let message = format!(
+        "{}; {name} is unfinished and holds no file system, nor what it held before",
+        failure.message
+    );
+    Failure { message, ..failure }
 }
 
 fn free_text(summary: &PlanSummary) -> String {
@@ -348,16 +359,4 @@ pub(crate) fn epoch(option: Option<&str>) -> Result<Option<i64>> {
     extant_image::transform::parse_epoch(&text)
         .map(Some)
         .map_err(|error| Failure::usage(format!("{name}: {error}")))
-}
-
-/// Gives the root directory the owner and permissions asked for, whatever the source says.
-pub(crate) fn apply_root(tree: &mut Tree, mkfs: &MkfsOptions) {
-    let mut at = NodeId::ROOT.0;
-    tree.for_each_node_mut(|node: &mut Node| {
-        if at == NodeId::ROOT.0 {
-            (node.uid, node.gid) = mkfs.root_owner.unwrap_or((node.uid, node.gid));
-            node.mode = mkfs.root_perms.unwrap_or(node.mode);
-        }
-        at = at.saturating_add(1);
-    });
 }

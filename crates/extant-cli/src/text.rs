@@ -22,6 +22,29 @@ pub(crate) fn escape(bytes: &[u8]) -> String {
     out
 }
 
+/// A message on one line of plain text, whatever names it was made of. Backslashes stay: names
+/// that went through [`escape`] are not escaped twice.
+pub(crate) fn one_line(message: &str) -> String {
+    let mut out = String::with_capacity(message.len());
+    for c in message.chars() {
+        if c.is_control() || is_bidi_mark(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// A number with its noun: `1 block`, `2 blocks`, `0 directories`.
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    match (count, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (_, Some(stem)) => format!("{count} {stem}ies"),
+        (_, None) => format!("{count} {noun}s"),
+    }
+}
+
 fn is_bidi_mark(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -239,6 +262,19 @@ mod tests {
         assert_eq!(escape(b"a\nb\x1b[2J\\"), "a\\nb\\u{1b}[2J\\\\");
         assert_eq!(escape(b"\xff\xfe"), "\\xff\\xfe");
         assert_eq!(escape("a\u{202e}b".as_bytes()), "a\\u{202e}b");
+    }
+
+    #[test]
+    fn messages_stay_on_their_line() {
+        assert_eq!(one_line("a\nb\x1b[2J \\n"), "a\\nb\\u{1b}[2J \\n");
+    }
+
+    #[test]
+    fn numbers_and_their_nouns() {
+        assert_eq!(counted(1, "block"), "1 block");
+        assert_eq!(counted(0, "block"), "0 blocks");
+        assert_eq!(counted(2, "directory"), "2 directories");
+        assert_eq!(counted(1, "directory"), "1 directory");
     }
 
     #[test]

@@ -645,6 +645,11 @@ impl Tree {
         self.nodes.iter_mut().for_each(&mut change);
     }
 
+    /// The root directory.
+    pub fn root_mut(&mut self) -> &mut Node {
+        &mut self.nodes[NodeId::ROOT.index()]
+    }
+
     /// All entries; a directory's are adjacent and sorted by name.
     pub fn entries(&self) -> &[Entry] {
         &self.entries

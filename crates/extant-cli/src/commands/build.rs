@@ -17,7 +17,7 @@ use crate::fault::size_option;
 use crate::mkfs_args::MkfsSet;
 use crate::output::complain;
 use crate::size::parse_build_size;
-use crate::target::{Target, TargetSet, apply_root, epoch};
+use crate::target::{Target, TargetSet, epoch};
 
 /// Build an image from a directory or a tar archive
 ///
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
     }
-    let target = args.target.look_at(&args.out, &mkfs)?;
+    let target = args.target.look_at(&args.out)?;
     let size = match (args.size, &target.kind) {
         // A part of a disk is filled, like a whole one by mkfs.
         (SizeSpec::Auto(_), crate::target::Kind::Window(_)) => {
@@ -84,9 +84,6 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         (size, _) => size,
     };
     let mut scanned = scan(args, &target, epoch)?;
-    if !mkfs.copy_xattrs {
-        scanned.tree.for_each_xattr_set_mut(Vec::clear);
-    }
     let transform = Transform {
         owner: args.owner,
         uid_map: args.uid_map.clone().unwrap_or_default(),
@@ -97,7 +94,6 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         Failure::caused(Exit::Input, "", &error)
             .hint("add a range for it, or give every file one owner with --owner")
     })?;
-    apply_root(&mut scanned.tree, &mkfs);
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let plan = plan(&mut scanned.tree, &options).map_err(|error| {
         let too_small = matches!(error, PlanError::Geometry(_));

@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::exit::{Exit, Result};
 use crate::image::{Failures, ImageArgs};
 use crate::output::Out;
+use crate::text::counted;
 
 /// Show where the blocks of a file of an image are
 ///
@@ -33,7 +34,12 @@ pub(crate) fn run(args: &ExtentsArgs) -> Result<Exit> {
     let mut failures = Failures::default();
     if !args.json {
         let size = inode.size();
-        writeln!(out, "{size} bytes, {size_blocks} blocks of {block_bytes} bytes")?;
+        writeln!(
+            out,
+            "{}, {} of {block_bytes} bytes",
+            counted(size, "byte"),
+            counted(size_blocks, "block")
+        )?;
         writeln!(out, "{:>5} {:>25} {:>27} {:>10}  flags", "ext", "logical", "physical", "length")?;
     }
     // Blocks past the end of the file can be reserved only by extents.
@@ -85,7 +91,7 @@ pub(crate) fn run(args: &ExtentsArgs) -> Result<Exit> {
         count += 1;
     }
     if !args.json {
-        writeln!(out, "{count} extents")?;
+        writeln!(out, "{}", counted(count, "extent"))?;
     }
     out.flush()?;
     Ok(failures.exit())

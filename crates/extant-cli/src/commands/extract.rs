@@ -193,6 +193,9 @@ impl Extractor<'_> {
         let dir = open_dir(&dir)?;
         let path = self.image.path.clone();
         if let Err(trouble) = self.file(&dir, &name, inode) {
+            if interrupt::requested() {
+                return Err(Failure::new(Exit::Interrupted, "interrupted"));
+            }
             self.report(&path, trouble)?;
         }
         Ok(())
@@ -215,7 +218,7 @@ impl Extractor<'_> {
         let mut skipped: Option<usize> = None;
         for item in walk {
             if interrupt::requested() {
-                return Err(Failure::new(Exit::Interrupted, "interrupted; DEST holds a part"));
+                return Err(interrupted(dest));
             }
             let found = match item {
                 Ok(found) => found,
@@ -239,6 +242,7 @@ impl Extractor<'_> {
                     levels.push(Level { dir, inode, path });
                 }
                 Ok(None) => {}
+                Err(_) if interrupt::requested() => return Err(interrupted(dest)),
                 Err(trouble) => {
                     if found.inode().is_dir() {
                         skipped = Some(depth);
@@ -499,6 +503,12 @@ fn times(meta: &Metadata) -> Timestamps {
         tv_nsec: i64::from(time.nanos_clamped()),
     };
     Timestamps { last_access: time(meta.atime), last_modification: time(meta.mtime) }
+}
+
+/// What a signal leaves behind.
+fn interrupted(dest: &Path) -> Failure {
+    let dest = dest.display();
+    Failure::new(Exit::Interrupted, format!("interrupted; {dest} holds what was restored so far"))
 }
 
 /// Opens a directory in `dir`; a symbolic link of that name is refused.

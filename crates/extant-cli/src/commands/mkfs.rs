@@ -12,7 +12,7 @@ use crate::commands::build::random_uuid;
 use crate::exit::{Exit, Failure, Result};
 use crate::mkfs_args::MkfsSet;
 use crate::size::{Amount, parse_amount};
-use crate::target::{TargetSet, apply_root, epoch};
+use crate::target::{TargetSet, epoch};
 
 /// Make an empty file system
 ///
@@ -54,14 +54,14 @@ pub(crate) fn run(args: &MkfsArgs) -> Result<Exit> {
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
     }
-    let target = args.target.look_at(&args.image, &mkfs)?;
+    let target = args.target.look_at(&args.image)?;
     let bytes = match args.size {
         Some(Amount::Bytes(bytes)) => bytes,
         Some(Amount::Plain(count)) => {
             let unit = args.mkfs.block_size.map_or(1024, |size| u64::from(size.bytes()));
-            count
-                .checked_mul(unit)
-                .ok_or_else(|| Failure::usage(format!("{count} blocks of {unit} bytes")))?
+            count.checked_mul(unit).ok_or_else(|| {
+                Failure::usage(format!("{count} blocks of {unit} bytes are too many"))
+            })?
         }
         None => target.room()?.ok_or_else(|| {
             Failure::usage(format!("{}: no size", args.image.to_string_lossy()))
@@ -69,7 +69,6 @@ pub(crate) fn run(args: &MkfsArgs) -> Result<Exit> {
         })?,
     };
     let mut tree = empty_tree(epoch);
-    apply_root(&mut tree, &mkfs);
     let size = SizeSpec::Bytes(bytes);
     let plan = plan(&mut tree, &BuildOptions { mkfs, size, reproducible: epoch.is_some() })?;
     target.write(&plan, &tree, &NoContents, false)?;

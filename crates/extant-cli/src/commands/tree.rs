@@ -10,7 +10,7 @@ use crate::entry::{LinkError, inode_json, link_suffix};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImageArgs};
 use crate::output::Out;
-use crate::text::human_short;
+use crate::text::{counted, human_short};
 
 /// Draw a directory of an image as a tree
 #[derive(Args, Debug)]
@@ -116,7 +116,8 @@ impl Drawer<'_> {
             }
         }
         if !self.args.json {
-            writeln!(self.out, "\n{} directories, {} files", self.directories, self.files)?;
+            let directories = counted(self.directories, "directory");
+            writeln!(self.out, "\n{directories}, {}", counted(self.files, "file"))?;
         }
         Ok(())
     }

@@ -144,7 +144,8 @@ impl Plan {
 
 /// Plans the image of `tree`.
 ///
-/// Adds an empty `lost+found` to the tree's root when there is none.
+/// Gives the tree's root the owner and permissions that the options ask for, and adds an empty
+/// `lost+found` to it when there is none.
 ///
 /// # Errors
 ///
@@ -165,6 +166,7 @@ pub fn plan_with(
         Some(sec) => Time { sec, nsec: 0 },
         None => Time { sec: clock.now().0, nsec: 0 },
     };
+    own_root(tree, &mkfs);
     add_lost_found(tree, created)?;
     let ids = choose_ids(tree, options, created)?;
     mkfs.uuid = Some(ids.uuid);
@@ -186,6 +188,13 @@ pub(crate) const AUTO_BLOCK_BYTES: u64 = 4096;
 
 fn auto_block_size(mkfs: &MkfsOptions) -> BlockSize {
     mkfs.block_size.or_else(|| BlockSize::new(AUTO_BLOCK_BYTES).ok()).expect("4096 is a block size")
+}
+
+/// The root's owner and permissions, whatever the source says.
+fn own_root(tree: &mut Tree, mkfs: &MkfsOptions) {
+    let root = tree.root_mut();
+    (root.uid, root.gid) = mkfs.root_owner.unwrap_or((root.uid, root.gid));
+    root.mode = mkfs.root_perms.unwrap_or(root.mode);
 }
 
 fn add_lost_found(tree: &mut Tree, created: Time) -> Result<(), PlanError> {

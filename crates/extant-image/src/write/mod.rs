@@ -93,6 +93,16 @@ pub fn write_image(
     device: &dyn BlockDevice,
     options: &WriteOptions<'_>,
 ) -> Result<WriteReport, WriteError> {
+    let WriteOptions { threads, progress, cancel, .. } = *options;
+    let target_is_zeroed = options.target_is_zeroed || plan.options.assume_zeroed;
+    if plan.options.discard && !options.target_is_zeroed {
+        match device.discard(0, plan.image_bytes().min(device.size_bytes())) {
+            // What it reads as afterwards is anybody's guess: not zeros.
+            Err(error) if !error.is_unsupported() => return Err(error.into()),
+            _ => {}
+        }
+    }
+    let options = &WriteOptions { threads, target_is_zeroed, progress, cancel };
     let image = Image::new(plan, tree, device, options)?;
     if !options.target_is_zeroed {
         image.wipe_old_superblocks()?;
