@@ -108,8 +108,7 @@ impl BlockSize {
 
     /// Accepts powers of two from 1024 to 65536.
     pub fn new(bytes: u64) -> Result<BlockSize, BlockSizeError> {
-        let in_range =
-            bytes >= u64::from(Self::MIN_BYTES) && bytes <= u64::from(Self::MAX_BYTES);
+        let in_range = bytes >= u64::from(Self::MIN_BYTES) && bytes <= u64::from(Self::MAX_BYTES);
         if in_range && bytes.is_power_of_two() {
             // A power of two up to 2^16 has at most 16 trailing zeros.
             Ok(BlockSize { log2: bytes.trailing_zeros() as u8 })

@@ -13,7 +13,7 @@ pub enum Profile {
     #[default]
     Default,
     /// `mke2fs -t ext4` of Debian 12 (1.47.0): without `metadata_csum_seed` and `orphan_file`,
-    /// which kernels before 6.1 and e2fsprogs before 1.47 do not know.
+    /// of which Linux before 5.15 and e2fsprogs before 1.47 do not know the latter.
     Debian12,
     /// `mke2fs -t ext3`: journal and block maps.
     Ext3,
@@ -130,6 +130,8 @@ impl FromStr for Profile {
     type Err = UnknownProfile;
 
     fn from_str(name: &str) -> Result<Profile, UnknownProfile> {
+        // mke2fs calls its default "ext4".
+        let name = if name == "ext4" { Profile::Default.name() } else { name };
         let known = Profile::ALL.into_iter().find(|profile| profile.name() == name);
         known.ok_or_else(|| UnknownProfile { name: name.to_owned() })
     }
@@ -144,6 +146,7 @@ mod tests {
         for profile in Profile::ALL {
             assert_eq!(profile.name().parse(), Ok(profile));
         }
+        assert_eq!("ext4".parse(), Ok(Profile::Default));
         let error = "ext5".parse::<Profile>().unwrap_err().to_string();
         assert!(error.contains("\"ext5\"") && error.contains("microvm"), "{error}");
     }

@@ -327,3 +327,52 @@ fn resize2fs_grows_what_was_built() {
         fs::remove_file(&image).unwrap();
     }
 }
+
+/// Values too large for a block lie in inodes of their own, with a map of their own.
+#[test]
+fn large_attribute_values_are_clean_with_extents_and_with_block_maps() {
+    require!(Tool::find("e2fsck"));
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for (profile, features, block_bytes) in [
+        (Profile::Default, "ea_inode", 0),
+        (Profile::Default, "ea_inode", 1024),
+        (Profile::Ext3, "ea_inode", 0),
+        (Profile::Ext3, "ea_inode", 1024),
+        (Profile::Default, "ea_inode,bigalloc", 0),
+        (Profile::Default, "ea_inode,quota", 0),
+    ] {
+        let mut builder = TreeBuilder::new(root());
+        for (index, len) in [5_000, 49_153, 60_000, 65_536, 65_536, 300_000].into_iter().enumerate()
+        {
+            let value = vec![index as u8 + 1; len];
+            let set = vec![
+                (b"user.large"[..].into(), value.into()),
+                (b"user.small"[..].into(), b"x"[..].into()),
+            ];
+            let xattrs = builder.intern_xattrs(set).unwrap();
+            for copy in 0..3 {
+                let file = Node { xattrs, mode: 0o644, ..Node::new(Kind::File) };
+                let file = builder.add(file).unwrap();
+                builder
+                    .link(NodeId::ROOT, format!("{len}-{index}-{copy}").as_bytes(), file)
+                    .unwrap();
+            }
+        }
+        let mut tree = builder.finish().unwrap();
+        onto_dirty_device(&mut tree, options(profile, features, block_bytes, 0, ""), AUTO, &image);
+        let report = e2fsck(&image).unwrap();
+        assert!(report.is_clean(), "{profile:?} {features} {block_bytes}: {}", report.text);
+        if is_root() && !features.contains("quota") {
+            let mount = LoopMount::read_only(&image).unwrap();
+            let path = mount.path().join("60000-2-1");
+            let mut value = vec![0; 70_000];
+            let len = rustix::fs::getxattr(&path, "user.large", &mut value).unwrap();
+            assert!(
+                len == 60_000 && value[..len].iter().all(|&b| b == 3),
+                "{profile:?} {features}"
+            );
+        }
+        fs::remove_file(&image).unwrap();
+    }
+}

@@ -93,9 +93,10 @@ pub struct FsckReport {
 }
 
 impl FsckReport {
-    /// True if it found nothing to change, and ended.
+    /// True if it found nothing to change, and ended. The status alone is not enough: some
+    /// questions that `-n` answers with no leave it at 0.
     pub fn is_clean(&self) -> bool {
-        self.status == Some(0)
+        self.status == Some(0) && !self.text.contains("? no")
     }
 
     /// Panics with the report unless it is clean.

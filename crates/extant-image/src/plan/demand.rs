@@ -232,7 +232,7 @@ impl Demand {
         for (at, on) in [wanted.user, wanted.group, wanted.project].into_iter().enumerate() {
             if on {
                 // The length depends on who owns anything, not on how much.
-                let file = quota_file(KINDS[at], tree, |_| 0)
+                let file = quota_file(KINDS[at], tree, |_| (0, 0))
                     .map_err(|e| refuse(tree, NodeId::ROOT, format!("a quota file: {e}")))?;
                 self.quota_blocks[at] = self.block_size.blocks_for(file.len() as u64);
             }

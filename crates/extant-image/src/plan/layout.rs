@@ -87,8 +87,8 @@ impl Layout {
         let values = (0..demand.attrs.value_count() as u32)
             .map(|value| {
                 let blocks = demand.block_size.blocks_for(demand.attrs.value_len(value));
-                // A value has at most 64 KiB: at most 64 blocks, always mapped from the inode.
-                placer.mapped(Object::XattrInode(value), Object::XattrInode(value), [(0, blocks)])
+                let (data, map) = (Object::XattrInode(value), Object::XattrInodeMap(value));
+                placer.mapped(data, map, [(0, blocks)])
             })
             .collect();
         let pieces = placer.pieces;

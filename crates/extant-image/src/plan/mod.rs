@@ -131,7 +131,9 @@ impl Plan {
             blocks += u64::from(self.geometry().cluster_blocks);
         }
         for value in attrs.values_of(id) {
-            blocks += self.layout.blocks_of(&self.layout.values[value as usize]);
+            // The value's own map is charged to its inode only.
+            let len = attrs.value_len(value);
+            blocks += self.demand.in_clusters(self.demand.block_size.blocks_for(len));
         }
         blocks
     }

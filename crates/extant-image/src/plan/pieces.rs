@@ -17,6 +17,8 @@ pub(crate) enum Object {
     XattrBlock(u32),
     /// Contents of an inode that holds one large attribute value, by index into the plan's list.
     XattrInode(u32),
+    /// Map blocks of such an inode.
+    XattrInodeMap(u32),
     /// Something the file system keeps for itself.
     Own(Own),
     /// Map blocks of such a thing.

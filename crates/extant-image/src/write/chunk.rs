@@ -115,7 +115,9 @@ impl<'i> Worker<'i> {
                 }
                 _ => self.fill_made(piece.object, first, out),
             },
-            Object::Map(_) | Object::OwnMap(_) => self.fill_made(piece.object, first, out),
+            Object::Map(_) | Object::OwnMap(_) | Object::XattrInodeMap(_) => {
+                self.fill_made(piece.object, first, out)
+            }
             Object::XattrBlock(_) => {
                 // Every attribute block was placed by itself; neighbours may share a piece.
                 let size = image.block_bytes();
@@ -201,6 +203,12 @@ impl<'i> Worker<'i> {
                 Object::OwnMap(own) => {
                     let place = self.image.own_place(own);
                     let seed = self.image.inode_seed(self.image.own_ino(own));
+                    let (_, blocks) = self.image.map_of(place.data, place.map, seed)?;
+                    blocks.into_iter().flat_map(|(_, block)| block).collect()
+                }
+                Object::XattrInodeMap(value) => {
+                    let place = &self.image.plan.layout.values[value as usize];
+                    let seed = self.image.inode_seed(self.image.value_ino(value).0);
                     let (_, blocks) = self.image.map_of(place.data, place.map, seed)?;
                     blocks.into_iter().flat_map(|(_, block)| block).collect()
                 }

@@ -123,9 +123,12 @@ fn quota_files(plan: &Plan, tree: &Tree) -> Result<[Vec<u8>; 3], WriteError> {
         if place.data.count == 0 {
             continue;
         }
-        let space = |id| plan.node_blocks(id) << layout.geometry.block_size.log2();
+        let usage_of = |id| {
+            let space = plan.node_blocks(id) << layout.geometry.block_size.log2();
+            (space, 1 + plan.demand.attrs.values_of(id).count() as u64)
+        };
         *file =
-            quota_file(*kind, tree, space).map_err(|e| WriteError::encode("a quota file", e))?;
+            quota_file(*kind, tree, usage_of).map_err(|e| WriteError::encode("a quota file", e))?;
     }
     Ok(files)
 }
