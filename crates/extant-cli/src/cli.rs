@@ -11,7 +11,7 @@ use crate::exit::{Exit, Result};
 
 /// Build, make and inspect ext4 images, without root and without mounting
 #[derive(Parser, Debug)]
-#[command(name = "extant", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "extant", version, max_term_width = 100, disable_help_subcommand = false)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -40,9 +40,28 @@ pub(crate) fn definition() -> clap::Command {
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
-        command = command.mut_subcommand(name, |sub| sub.after_long_help(table.clone()));
+        let examples = examples(&name).map(|text| format!("{text}\n")).unwrap_or_default();
+        let end = format!("{examples}{table}");
+        command = command.mut_subcommand(name, |sub| sub.after_long_help(end));
     }
     command
+}
+
+/// Commands that show something by example.
+fn examples(command: &str) -> Option<&'static str> {
+    Some(match command {
+        "build" => build::EXAMPLES,
+        "mkfs" => mkfs::EXAMPLES,
+        "info" => info::EXAMPLES,
+        "ls" => ls::EXAMPLES,
+        "tree" => tree::EXAMPLES,
+        "stat" => stat::EXAMPLES,
+        "cat" => cat::EXAMPLES,
+        "find" => find::EXAMPLES,
+        "extents" => extents::EXAMPLES,
+        "extract" => extract::EXAMPLES,
+        _ => return None,
+    })
 }
 
 /// Reads the command line and runs what it asks for.

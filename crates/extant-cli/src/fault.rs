@@ -103,7 +103,8 @@ impl From<PartitionError> for Failure {
 
 impl From<WindowError> for Failure {
     fn from(error: WindowError) -> Failure {
-        Failure::caused(Exit::Usage, "--offset", &error)
+        let WindowError { device, device_bytes, offset, .. } = error;
+        Failure::usage(format!("--offset {offset}: {device} ends at byte {device_bytes}"))
     }
 }
 
@@ -149,7 +150,12 @@ impl From<SourceError> for Failure {
 impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Failure {
         let (exit, hint) = match &error {
-            PlanError::Geometry(GeometryError::Options(_)) => (Exit::Usage, None),
+            PlanError::Geometry(
+                GeometryError::Options(_)
+                | GeometryError::JournalSize { .. }
+                | GeometryError::ResizeLimit { .. }
+                | GeometryError::OrphanFileSize { .. },
+            ) => (Exit::Usage, None),
             PlanError::Geometry(_) => (Exit::NoSpace, None),
             PlanError::Tree(_) | PlanError::LostFoundTaken => (Exit::Input, None),
             PlanError::DoesNotFit { needed_bytes: Some(needed), .. } => (

@@ -55,13 +55,13 @@ impl Out {
 
     /// One JSON value on a line of its own.
     pub(crate) fn json(&mut self, value: &Value) -> io::Result<()> {
-        serde_json::to_writer(&mut self.inner, value)?;
+        self.inner.write_all(text::json_plain(&serde_json::to_string(value)?).as_bytes())?;
         self.inner.write_all(b"\n")
     }
 
     /// One JSON value, indented for people too.
     pub(crate) fn json_pretty(&mut self, value: &Value) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut self.inner, value)?;
+        self.inner.write_all(text::json_plain(&serde_json::to_string_pretty(value)?).as_bytes())?;
         self.inner.write_all(b"\n")
     }
 }

@@ -36,6 +36,25 @@ pub(crate) fn one_line(message: &str) -> String {
     out
 }
 
+/// JSON with the control characters that JSON allows in strings, and marks of direction, escaped:
+/// the same value, harmless on a terminal.
+pub(crate) fn json_plain(json: &str) -> std::borrow::Cow<'_, str> {
+    // Below 0x20 are only the line ends between values.
+    let is_unsafe = |c: char| (c.is_control() && c >= '\u{7f}') || is_bidi_mark(c);
+    if !json.contains(is_unsafe) {
+        return json.into();
+    }
+    let mut out = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        if is_unsafe(c) {
+            out.push_str(&format!("\\u{:04x}", u32::from(c))); // All are below 0x10000.
+        } else {
+            out.push(c);
+        }
+    }
+    out.into()
+}
+
 /// A number with its noun: `1 block`, `2 blocks`, `0 directories`.
 pub(crate) fn counted(count: u64, noun: &str) -> String {
     match (count, noun.strip_suffix('y')) {
@@ -267,6 +286,17 @@ mod tests {
     #[test]
     fn messages_stay_on_their_line() {
         assert_eq!(one_line("a\nb\x1b[2J \\n"), "a\\nb\\u{1b}[2J \\n");
+    }
+
+    #[test]
+    fn json_keeps_its_value_without_control_characters() {
+        let text = serde_json::to_string("a\u{9b}\u{202e}\u{7f}\n\u{e9}").unwrap();
+        let plain = json_plain(&text);
+        assert_eq!(plain, "\"a\\u009b\\u202e\\u007f\\n\u{e9}\"");
+        assert_eq!(
+            serde_json::from_str::<String>(&plain).unwrap(),
+            "a\u{9b}\u{202e}\u{7f}\n\u{e9}"
+        );
     }
 
     #[test]

@@ -5,118 +5,13 @@
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-const EXTANT: &str = env!("CARGO_BIN_EXE_extant");
+mod support;
 
-/// A directory with a source tree and room for images.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Place {
-        Place(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// A source with one of each kind that needs no root, and an image of it.
-    fn with_image() -> Place {
-        let place = Place::new();
-        let source = place.path("source");
-        std::fs::create_dir_all(source.join("dir/deep")).unwrap();
-        std::fs::write(source.join("file"), b"hello\n").unwrap();
-        std::fs::hard_link(source.join("file"), source.join("dir/again")).unwrap();
-        symlink("../file", source.join("dir/link")).unwrap();
-        std::fs::write(source.join(".hidden"), b"").unwrap();
-        std::fs::write(source.join(OsStr::from_bytes(b"odd\n\xff")), b"odd").unwrap();
-        let sparse = std::fs::File::create(source.join("sparse")).unwrap();
-        sparse.write_all_at(b"end", 3 << 20).unwrap();
-        std::fs::set_permissions(source.join("dir"), PermissionsExt::from_mode(0o710)).unwrap();
-        let args = ["build", "a.img", "--from", "source", "--size", "auto+4M", "-q"];
-        place.run(&args).succeeds();
-        place
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(EXTANT);
-        command.args(args).current_dir(self.0.path()).stdin(Stdio::null());
-        command.env_remove("SOURCE_DATE_EPOCH").env("NO_COLOR", "1");
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Ran {
-        Ran { args: args.join(" "), output: self.command(args).output().unwrap() }
-    }
-
-    /// Names in the directory: to see that nothing is left behind.
-    fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.0.path()).unwrap();
-        let mut names: Vec<String> =
-            entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        names
-    }
-}
-
-struct Ran {
-    args: String,
-    output: Output,
-}
-
-impl Ran {
-    #[track_caller]
-    fn ends_with(self, code: i32) -> Ran {
-        let (out, err) = (self.out(), self.err());
-        assert_eq!(self.output.status.code(), Some(code), "{}\n{out}\n{err}", self.args);
-        self
-    }
-
-    #[track_caller]
-    fn succeeds(self) -> Ran {
-        self.ends_with(0)
-    }
-
-    /// One line that begins with the program's name and says all of `words`.
-    #[track_caller]
-    fn complains(self, words: &[&str]) -> Ran {
-        let err = self.err();
-        let line = err.lines().find(|line| line.starts_with("extant: ")).unwrap_or_default();
-        assert!(words.iter().all(|word| line.contains(word)), "{}: {err}", self.args);
-        self
-    }
-
-    #[track_caller]
-    fn hints(self, word: &str) -> Ran {
-        let err = self.err();
-        let hinted = err.lines().any(|line| line.starts_with("hint: ") && line.contains(word));
-        assert!(hinted, "{}: {err}", self.args);
-        self
-    }
-
-    fn out(&self) -> String {
-        String::from_utf8_lossy(&self.output.stdout).into_owned()
-    }
-
-    fn err(&self) -> String {
-        String::from_utf8_lossy(&self.output.stderr).into_owned()
-    }
-
-    fn json(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.output.stdout).unwrap()
-    }
-
-    fn json_lines(&self) -> Vec<serde_json::Value> {
-        self.out().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
+use support::{EXTANT, Place, Ran, is_root};
 
 #[test]
 fn ls_lists_by_name_raw_into_pipes() {
@@ -160,11 +55,11 @@ fn json_says_the_same_in_every_command() {
 fn tree_stat_and_extents_for_people() {
     let place = Place::with_image();
     let tree = place.run(&["tree", "a.img:/dir"]).succeeds().out();
-    assert_eq!(tree, "/dir\n├── again\n├── deep\n└── link -> ../file\n\n1 directories, 2 files\n");
+    assert_eq!(tree, "/dir\n├── again\n├── deep\n└── link -> ../file\n\n1 directory, 2 files\n");
     let stat = place.run(&["stat", "a.img:/dir"]).succeeds().out();
     assert!(stat.contains("Mode: 0710 (drwx--x---)"), "{stat}");
     let extents = place.run(&["extents", "a.img:/sparse"]).succeeds().out();
-    assert!(extents.contains("768..768") && extents.ends_with("1 extents\n"), "{extents}");
+    assert!(extents.contains("768..768") && extents.ends_with("1 extent\n"), "{extents}");
     let extents = place.run(&["extents", "--json", "a.img:/sparse"]).succeeds().json_lines();
     assert_eq!(extents[0]["logical_byte"], 3 << 20);
 }

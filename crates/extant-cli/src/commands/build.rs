@@ -19,6 +19,9 @@ use crate::output::complain;
 use crate::size::parse_build_size;
 use crate::target::{Target, TargetSet, epoch};
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
+
 /// Build an image from a directory or a tar archive
 ///
 /// OUT appears complete or not at all. It is as large as the contents need unless --size says

@@ -11,6 +11,9 @@ use crate::size::parse_bytes;
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 4 << 20;
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant cat root.img:/etc/passwd\n  extant cat --from 1M --length 4K root.img:/var/log/big\n";
+
 /// Write the contents of a file of an image to standard output
 ///
 /// Holes come out as zeros. For a copy that keeps them, use extract.

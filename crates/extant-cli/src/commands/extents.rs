@@ -11,6 +11,9 @@ use crate::image::{Failures, ImageArgs};
 use crate::output::Out;
 use crate::text::counted;
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant extents root.img:/var/lib/db\n";
+
 /// Show where the blocks of a file of an image are
 ///
 /// Like filefrag -v: one line for each run of blocks that lie together. Numbers are blocks of the

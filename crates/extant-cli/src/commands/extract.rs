@@ -30,12 +30,19 @@ use crate::text::escape;
 /// Bytes read and written at once.
 const CHUNK_BYTES: u64 = 4 << 20;
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant extract root.img out/\n  extant extract root.img:/etc out/etc\n  extant extract root.img:/etc/passwd passwd\n  extant extract --no-same-owner root.img:/home home/\n";
+
 /// Copy files out of an image
 ///
 /// What is in a directory goes into DEST, which is created if it is missing; any other file becomes
 /// DEST, or goes into it if DEST is a directory. Modes, times, hard links, holes and extended
 /// attributes are restored; owners, devices and privileged attributes as root or with
 /// --same-owner. Nothing outside DEST is touched, whatever the image holds.
+///
+/// Directories that exist in DEST are filled up and get the image's attributes. A file that exists
+/// is an error, named, and the rest goes on (exit code 1); --force replaces it. A symbolic link in
+/// DEST where the image has a directory is never followed.
 #[derive(Args, Debug)]
 pub(crate) struct ExtractArgs {
     #[command(flatten)]

@@ -11,6 +11,9 @@ use crate::image::{Failures, ImageArgs};
 use crate::output::Out;
 use crate::text::glob;
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant find root.img -name '*.conf' -size +1M\n  extant find root.img:/usr -perm -4000\n  extant find root.img -type l -print0 | xargs -0 -n1 echo\n";
+
 /// Find files of an image that meet all conditions given
 ///
 /// The long options may be written with one dash, as find(1) has them. Paths are printed in stored

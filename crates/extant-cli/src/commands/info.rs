@@ -14,6 +14,9 @@ use crate::image::{Failures, Image, ImageArgs, device_bytes};
 use crate::output::{Out, complain, put_bytes};
 use crate::text::{human_bytes, seconds_text};
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant info root.img\n  extant info --json --groups root.img\n  extant info -b 32768 damaged.img\n";
+
 /// Show the file system of an image: sizes, features, journal, free space
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {

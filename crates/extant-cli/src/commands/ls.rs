@@ -10,6 +10,10 @@ use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImageArgs};
 use crate::output::Out;
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str =
+    "Examples:\n  extant ls -l root.img:/etc\n  extant ls --json disk.img:/ --partition 2\n";
+
 /// List files of an image
 ///
 /// A directory is listed by name; names that begin with a dot only with -a. Owners are shown

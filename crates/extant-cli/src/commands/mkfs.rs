@@ -14,6 +14,9 @@ use crate::mkfs_args::MkfsSet;
 use crate::size::{Amount, parse_amount};
 use crate::target::{TargetSet, epoch};
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant mkfs data.img 2G -L data\n  extant mkfs disk.img --partition 1 -O ^has_journal\n  extant mkfs data.img 64M -b 1024 -N 5000\n";
+
 /// Make an empty file system
 ///
 /// In a file that exists, a block device or a part of one, it takes all the room there is unless

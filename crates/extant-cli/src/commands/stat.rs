@@ -13,6 +13,10 @@ use crate::image::{Failures, Image, ImageArgs};
 use crate::output::{Out, hex, put_bytes};
 use crate::text;
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str =
+    "Examples:\n  extant stat root.img:/etc/passwd\n  extant stat --json root.img:/etc/passwd\n";
+
 /// Show all attributes of a file of an image
 ///
 /// Times to the nanosecond, flags, extended attributes, access control lists. A symbolic link is

@@ -12,6 +12,9 @@ use crate::image::{Failures, Image, ImageArgs};
 use crate::output::Out;
 use crate::text::{counted, human_short};
 
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant tree -L 2 root.img:/etc\n";
+
 /// Draw a directory of an image as a tree
 #[derive(Args, Debug)]
 pub(crate) struct TreeArgs {
