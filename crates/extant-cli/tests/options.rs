@@ -31,7 +31,7 @@ fn header(place: &Place, image: &str) -> Option<Vec<String>> {
 #[test]
 fn each_option_does_what_mke2fs_does() {
     let place = Place::new();
-    let base = ["-q", "-O", "^orphan_file,^metadata_csum_seed", "-U", UUID];
+    let base = ["-q", "-F", "-O", "^orphan_file,^metadata_csum_seed", "-U", UUID];
     let make = |image: &str, extended: &str, rest: &[&str]| {
         let seed = format!("hash_seed={UUID}{extended}");
         let _ = std::fs::remove_file(place.path(image));
@@ -63,7 +63,7 @@ fn each_option_does_what_mke2fs_does() {
         &["-O", "quota"],
         &["-O", "casefold"],
         &["-O", "^flex_bg"],
-        &["-O", "inline_data,large_dir,ea_inode"],
+        &["-O", "large_dir,ea_inode"],
         &["-O", "^resize_inode,meta_bg"],
         &["-O", "^64bit"],
     ];
