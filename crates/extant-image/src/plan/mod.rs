@@ -270,3 +270,25 @@ fn derive_ids(tree: &Tree, label: &[u8]) -> [u8; 32] {
 pub(crate) fn exact(blocks: u64, inodes: Option<u64>) -> SizeRequest {
     SizeRequest::Exact { blocks, inodes }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_gets_the_owner_and_permissions_asked_for() {
+        let mut root = Node::new(Kind::Dir);
+        (root.uid, root.gid, root.mode) = (1, 2, 0o755);
+        let plan_root = |mkfs: MkfsOptions| {
+            let mut tree = Tree::empty(root);
+            let size = SizeSpec::Bytes(8 << 20);
+            plan(&mut tree, &BuildOptions { mkfs, size, reproducible: false }).unwrap();
+            let root = tree.node(NodeId::ROOT);
+            (root.uid, root.gid, root.mode)
+        };
+        assert_eq!(plan_root(MkfsOptions::default()), (1, 2, 0o755));
+        let mut mkfs = MkfsOptions::default();
+        (mkfs.root_owner, mkfs.root_perms) = (Some((5, 6)), Some(0o1700));
+        assert_eq!(plan_root(mkfs), (5, 6, 0o1700));
+    }
+}
