@@ -10,6 +10,7 @@
 //!
 //! Threads that all keep L1 and L2 cannot wait for each other in a circle.
 
+#[cfg(debug_assertions)]
 use std::cell::RefCell;
 
 /// The place of a lock in the order of acquisition: lower ranks first.
@@ -46,6 +47,7 @@ pub enum Rank {
 }
 
 /// A held lock, as the check sees it.
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug)]
 struct Held {
     rank: Rank,
@@ -54,6 +56,7 @@ struct Held {
     id: usize,
 }
 
+#[cfg(debug_assertions)]
 thread_local! {
     static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
 }

@@ -43,10 +43,10 @@ pub(crate) struct BuildArgs {
     /// Owner of every file
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner, help_heading = "Source")]
     owner: Option<Owner>,
-    /// Users: FROM:TO[:COUNT], several with commas
+    /// Users: FROM:TO or FROM:TO:COUNT, several with commas
     #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = "Source")]
     uid_map: Option<IdMap>,
-    /// Groups: FROM:TO[:COUNT], several with commas
+    /// Groups: FROM:TO or FROM:TO:COUNT, several with commas
     #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = "Source")]
     gid_map: Option<IdMap>,
     /// Later times become this one: seconds since 1970. SOURCE_DATE_EPOCH if not given

@@ -34,7 +34,7 @@ pub(crate) struct FindArgs {
     /// Kind: f file, d directory, l symlink, c, b devices, p fifo, s socket; several with commas
     #[arg(long = "type", value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
     kinds: Vec<FileKind>,
-    /// Size, rounded up to the unit: [+-]N[ckMGbw], b (512 bytes) if none; + more than, - less than
+    /// Size rounded up to a unit: 3M is 3 MiB, +3M more, -3M less; units c w b k M G, b (512 bytes) if none
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_size)]
     size: Option<SizeTest>,
     /// Owner, a number

@@ -13,6 +13,9 @@ use std::os::unix::fs::FileExt;
 
 use extant_sync::threads::{Receiver, Sender, channel};
 
+/// Most bytes behind an archive's end mark that are looked at; tapes pad by a few kilobytes.
+const TRAILER_MAX: u64 = 256 << 20;
+
 /// Bytes read at once: by the decompressor, and through the window on a plain file.
 const CHUNK: usize = 256 << 10;
 const WINDOW: usize = 32 << 10;
@@ -97,10 +100,11 @@ impl Input<'_> {
         }
     }
 
-    /// Reads a stream to its end: damage behind the archive's end mark is damage too.
+    /// Reads a stream to its end: damage behind the archive's end mark is damage too. Gives up
+    /// after [`TRAILER_MAX`] bytes, because some streams have no end.
     pub(super) fn drain(&mut self) -> io::Result<()> {
         if let Input::Stream { stream, spool } = self {
-            each_piece(stream, u64::MAX, |_| Ok(()))?;
+            each_piece(stream, TRAILER_MAX, |_| Ok(()))?;
             spool.flush()?;
         }
         Ok(())
