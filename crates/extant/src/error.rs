@@ -164,6 +164,14 @@ pub enum FsError {
         /// What is wrong with it.
         fault: Fault,
     },
+    /// The device ends before what was asked for, although the file system counts it: an image cut
+    /// short by a copy that stopped. What lies before the end stays readable.
+    CutShort {
+        /// Bytes of the file system, by its superblock.
+        file_system_bytes: u64,
+        /// Bytes of the device.
+        device_bytes: u64,
+    },
     /// The journal cannot be looked through. Ignoring it shows a state that never was.
     Journal(Box<RecoveryError>),
     /// The device passed as journal is none, or is damaged.
@@ -241,7 +249,7 @@ impl FsError {
                 ExternalJournalError::Journal(error) => journal_family(error),
                 _ => Family::Refusal,
             },
-            Self::Corrupt { .. } => Family::Damage,
+            Self::Corrupt { .. } | Self::CutShort { .. } => Family::Damage,
             Self::Device(_) => Family::Device,
         }
     }
@@ -282,7 +290,7 @@ impl FsError {
             // Linux ext4 reports a bad checksum as EBADMSG (EFSBADCRC) and other damage as
             // EUCLEAN (EFSCORRUPTED).
             Self::Corrupt { fault: Fault::Checksum { .. }, .. } => errno::EBADMSG,
-            Self::Corrupt { .. } => errno::EUCLEAN,
+            Self::Corrupt { .. } | Self::CutShort { .. } => errno::EUCLEAN,
             Self::Device(_) => errno::EIO, // The device's own number stays in `source`.
         }
     }
@@ -385,6 +393,11 @@ impl fmt::Display for FsError {
                 "the device passed as journal has UUID {}, the image's journal has UUID {}",
                 Uuid(found),
                 Uuid(wanted)
+            ),
+            Self::CutShort { file_system_bytes, device_bytes } => write!(
+                f,
+                "the image is cut short: the file system has {file_system_bytes} bytes, the file \
+                 has {device_bytes}"
             ),
             Self::Journal(error) => write!(f, "journal cannot be replayed: {error}"),
             Self::JournalDevice(error) => write!(f, "journal device cannot be used: {error}"),
@@ -676,6 +689,12 @@ mod tests {
                 Family::Damage,
                 117,
                 "group descriptor at block 1: short",
+            ),
+            (
+                FsError::CutShort { file_system_bytes: 8 << 20, device_bytes: 100_000 },
+                Family::Damage,
+                117,
+                "the image is cut short: the file system has 8388608 bytes, the file has 100000",
             ),
             (
                 FsError::Device(DeviceError::new(

@@ -23,8 +23,8 @@ use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
 use extant_jbd2::{
-    ExternalJournal, JournalReader, JournalRun, MappedJournal, RecoveryOptions, Replay,
-    ReplayedDevice, load_superblock, recover,
+    ExternalJournal, JournalReadError, JournalReader, JournalRun, MappedJournal, RecoveryError,
+    RecoveryOptions, Replay, ReplayedDevice, load_superblock, recover,
 };
 
 use crate::error::{Fault, FsError, Result};
@@ -244,8 +244,22 @@ impl MountOptions {
         }
         if !external {
             let log: Arc<dyn JournalReader> = Arc::new(internal_journal(fs)?);
-            let journal = load_superblock(&log, 0).map_err(FsError::journal)?;
-            let replay = recover(&log, &journal, &options).map_err(FsError::journal)?;
+            let failed = |error| match error {
+                RecoveryError::Read(JournalReadError::Device { source, block }) => {
+                    match fs.volume().read_error(source) {
+                        FsError::Device(source) => {
+                            FsError::journal(RecoveryError::Read(JournalReadError::Device {
+                                source,
+                                block,
+                            }))
+                        }
+                        cut_short => cut_short,
+                    }
+                }
+                other => FsError::journal(other),
+            };
+            let journal = load_superblock(&log, 0).map_err(failed)?;
+            let replay = recover(&log, &journal, &options).map_err(failed)?;
             return Ok(Some((log, replay)));
         }
         let wanted = superblock.journal_uuid;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
-use extant_block::{BlockDevice, SharedDevice};
+use extant_block::{BlockDevice, DeviceError, DeviceFault, SharedDevice};
 use extant_format::features::{Compat, Features, Incompat, RoCompat, SuperFlags};
 use extant_format::group::{
     GroupChecksum, GroupDescriptor, GroupError, GroupFlags, descriptor_block_copy,
@@ -241,7 +241,19 @@ impl Volume {
             let fault = Fault::Field { rule, value: block.0, limit: self.block_count() };
             return Err(FsError::corrupt("block pointer", None, block, fault));
         };
-        Ok(self.device.read_at(start, out)?)
+        self.device.read_at(start, out).map_err(|error| self.read_error(error))
+    }
+
+    /// Tells a device that is shorter than the superblock says from one that fails.
+    pub(crate) fn read_error(&self, error: DeviceError) -> FsError {
+        let end = self.block_size.offset_of(FsBlock(self.block_count()));
+        let file_system_bytes = end.unwrap_or(u64::MAX);
+        match error.fault() {
+            DeviceFault::PastEnd { device_bytes } if *device_bytes < file_system_bytes => {
+                FsError::CutShort { file_system_bytes, device_bytes: *device_bytes }
+            }
+            _ => FsError::Device(error),
+        }
     }
 
     /// The whole of `block`, past the cache.

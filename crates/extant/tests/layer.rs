@@ -323,3 +323,54 @@ fn inodes_that_do_not_exist_are_refused() {
     let other = fs.clone();
     assert_eq!(fs.root().unwrap(), other.root().unwrap());
 }
+
+/// Everything that can be read of an image cut after `keep` bytes, as (files read, failures).
+fn read_what_is_left(bytes: &[u8], keep: usize) -> (usize, Vec<FsError>) {
+    let fs = match MountOptions::new().open(MemoryDevice::from_bytes(&bytes[..keep])) {
+        Ok(fs) => fs,
+        Err(error) => return (0, vec![error]),
+    };
+    let (mut intact, mut failures) = (0, Vec::new());
+    let walk = match fs.walk("/") {
+        Ok(walk) => walk,
+        Err(error) => return (0, vec![error]),
+    };
+    for entry in walk {
+        match entry {
+            Ok(entry) if entry.inode().is_file() && entry.inode().size() < 1 << 20 => {
+                match entry.inode().read_all() {
+                    Ok(_) => intact += 1,
+                    Err(error) => failures.push(error),
+                }
+            }
+            Ok(_) => {}
+            Err(error) => failures.push(error.error),
+        }
+    }
+    (intact, failures)
+}
+
+#[test]
+fn an_image_cut_short_says_so_and_shows_what_it_has() {
+    let dir = work_dir();
+    let path = require!(image(&dir, &["-t", "ext4", "-b", "1024"]));
+    let bytes = std::fs::read(path).unwrap();
+    let (whole, failures) = read_what_is_left(&bytes, bytes.len());
+    assert!(failures.is_empty(), "{failures:?}");
+    let mut counts = Vec::new();
+    for keep in (3072..bytes.len()).step_by(1021 * 1024) {
+        let (intact, failures) = read_what_is_left(&bytes, keep);
+        counts.push(intact);
+        for error in failures {
+            let said = format!(
+                "the image is cut short: the file system has {} bytes, the file has {keep}",
+                bytes.len()
+            );
+            assert_eq!(error.to_string(), said);
+            assert_eq!((error.family(), error.errno()), (Family::Damage, 117));
+        }
+    }
+    assert_eq!(counts.first(), Some(&0), "nothing can be intact of 3 KiB");
+    assert_eq!(counts.last(), Some(&whole), "the last blocks of the image are free space");
+    assert!(counts.iter().any(|count| (1..whole).contains(count)), "never some: {counts:?}");
+}

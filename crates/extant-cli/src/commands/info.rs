@@ -141,6 +141,12 @@ fn print(
     writeln!(out, "       UUID: {}", Uuid::from_bytes(superblock.uuid))?;
     let blocks = superblock.blocks_count;
     writeln!(out, "       Size: {} ({blocks} blocks of {block_bytes} bytes)", bytes(blocks))?;
+    let size = blocks.saturating_mul(block_bytes);
+    let held = device_bytes(fs);
+    if held < size {
+        let missing = human_bytes(size - held);
+        writeln!(out, "  Cut short: the file has {held} of {size} bytes, {missing} are missing")?;
+    }
     if superblock.bigalloc() {
         writeln!(out, "    Cluster: {}", human_bytes(superblock.cluster_bytes()))?;
     }
