@@ -11,7 +11,7 @@ EXTANT := $(TARGET)/release/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo test test-long bench bench-build bench-mkfs install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo test test-long bench bench-build bench-mkfs bench-read install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,7 +32,7 @@ test-long: ## all tests and those that take minutes
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
 	$(CARGO) test --workspace --release -- --include-ignored
 
-bench: bench-build bench-mkfs ## all benchmarks
+bench: bench-build bench-mkfs bench-read ## all benchmarks
 
 bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
@@ -41,6 +41,9 @@ bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=
 bench-mkfs: build ## time and memory of making a file system of 16 TiB
 	@scripts/deps e2fsprogs
 	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mkfs
+
+bench-read: build ## reading through the library against pread; walks; memory
+	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- read
 
 install: build ## command, manual pages, completions (PREFIX, DESTDIR)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \

@@ -5,5 +5,6 @@
 //! `{"row", "target", "unit", "median", "min", "max", "runs"}`.
 #![forbid(unsafe_code)]
 
+pub mod read;
 pub mod report;
 pub mod run;

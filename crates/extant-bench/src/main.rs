@@ -1,9 +1,10 @@
-//! `extant-bench build | mkfs`: see `make bench-build`, `make bench-mkfs`.
+//! `extant-bench build | mkfs | read`: see `make bench-build`, `bench-mkfs`, `bench-read`.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use extant_bench::read;
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
 
@@ -11,7 +12,9 @@ fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         Some("build") => build(),
         Some("mkfs") => mkfs(),
-        _ => bail!("usage: extant-bench build | mkfs"),
+        Some("read") => read(),
+        Some("read-one") => read_one(),
+        _ => bail!("usage: extant-bench build | mkfs | read"),
     }
 }
 
@@ -138,4 +141,62 @@ fn mkfs() -> Result<()> {
     }
     all.retain(|series| !series.values.is_empty());
     report("mkfs", "extant", &all)
+}
+
+/// Question: what does reading through the library cost, against the system's own calls on the
+/// same image file?
+///
+/// Sketch: a read of 1 MiB is one map lookup, already cached, and one `pread`: within a few
+/// percent of it. A walk decodes each inode once and reads each block of the inode table once, in
+/// memory bounded by the cache. Opening reads a few blocks, whatever the size of the file system.
+fn read() -> Result<()> {
+    let dir = memory_dir()?;
+    let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let (tar, image, empty) = (at("tar"), at("image"), at("empty"));
+    let extant = extant()?;
+    let entries: u32 = variable("ENTRIES", "1000000").parse().context("ENTRIES is a number")?;
+    read::write_tar(Path::new(&tar), entries)?;
+    run(&extant, &["build", &image, "--from", &tar, "-q"])?;
+    remove(Path::new(&tar))?;
+    run(&extant, &["mkfs", &empty, "16T", "-q"])?;
+    let program = std::env::current_exe()?.to_string_lossy().into_owned();
+    let mut all = Vec::new();
+    for _ in 0..runs()? {
+        let (big, listed) = (Path::new(&image), u64::from(entries));
+        for (row, unit, target, value) in read::measure(big, listed)? {
+            add(&mut all, row, target, unit, value);
+        }
+        // Memory is a process's: each of these runs in its own.
+        for (row, what, image) in
+            [("list", "list", &image), ("walk", "walk", &image), ("open 16 TiB", "open", &empty)]
+        {
+            let measured = run_with_memory(&program, &["read-one", what, image])?;
+            add(&mut all, &format!("{row}: process"), "extant", "s", measured.seconds);
+            if let Some(peak) = measured.peak_mib {
+                add(&mut all, &format!("{row}: memory"), "extant", "MiB", peak);
+            }
+        }
+    }
+    report("read", "extant", &all)
+}
+
+fn add(all: &mut Vec<Series>, row: &str, target: &str, unit: &'static str, value: f64) {
+    match all.iter_mut().find(|series| series.row == row && series.target == target) {
+        Some(series) => series.values.push(value),
+        None => all.push(Series {
+            row: row.to_owned(),
+            target: target.to_owned(),
+            unit,
+            values: vec![value],
+        }),
+    }
+}
+
+/// One measurement of [`read`] in a process of its own: `list IMAGE`, `walk IMAGE`, `open IMAGE`.
+fn read_one() -> Result<()> {
+    let mut args = std::env::args().skip(2);
+    let (Some(what), Some(image)) = (args.next(), args.next()) else {
+        bail!("usage: extant-bench read-one list|walk|open IMAGE");
+    };
+    read::one(&what, Path::new(&image))
 }
