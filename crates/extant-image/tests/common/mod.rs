@@ -1,6 +1,8 @@
 //! Builds an image of a directory and asks e2fsck and the kernel about it.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod read_back;
+
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
