@@ -29,7 +29,7 @@
 mod device;
 mod raw;
 
-pub use device::DeviceNumber;
+pub use device::{DeviceNumber, DeviceNumberError};
 pub use raw::{FileKind, InodeFlags, RawInode, RawInodeExtra};
 
 use core::mem::offset_of;
