@@ -222,6 +222,57 @@ fn too_small_says_what_would_fit_and_that_fits() {
     assert!(matches!(error, PlanError::TooFewInodes { available: 32, .. }), "{error}");
 }
 
+/// A tree of one file of `size` bytes, all of it a hole.
+fn one_hole(size: u64) -> Tree {
+    let mut builder = TreeBuilder::new(root());
+    let runs = builder.store_runs(Vec::new()).unwrap();
+    let file = Node { mode: 0o644, size, runs, ..Node::new(Kind::File) };
+    let file = builder.add(file).unwrap();
+    builder.link(NodeId::ROOT, b"hole", file).unwrap();
+    builder.finish().unwrap()
+}
+
+#[test]
+fn the_kernel_opens_the_longest_file_that_is_stored() {
+    require!(Tool::find("e2fsck"));
+    let dir = tempfile::tempdir().unwrap();
+    for (at, (features, block, longest)) in [
+        ("^huge_file", 4096, (1u64 << 29) - 1),
+        ("^huge_file,^extent,^64bit", 4096, 536_346_110),
+        ("^huge_file,^extent,^64bit", 2048, 134_480_396),
+        ("^extent,^64bit", 4096, 1_074_791_436),
+        ("", 1024, (1 << 32) - 1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mkfs = || options(Profile::Default, features, block, 0, "");
+        let size = SizeSpec::Auto(Headroom::None);
+        let bytes = longest * block;
+        let refused = plan(
+            &mut one_hole(bytes + 1),
+            &BuildOptions { mkfs: mkfs(), size, reproducible: true },
+        );
+        let text = refused.expect_err("too long").to_string();
+        assert!(text.contains("/hole") && text.contains(&longest.to_string()), "{text}");
+        assert_eq!(text.contains("huge_file"), features.starts_with("^huge"), "{text}");
+
+        let image = dir.path().join(at.to_string());
+        onto_dirty_device(&mut one_hole(bytes), mkfs(), size, &image);
+        e2fsck(&image).unwrap().assert_clean();
+        if !is_root() {
+            println!("skipped mounting {features}: needs root");
+            continue;
+        }
+        let mount = LoopMount::read_only(&image).unwrap();
+        let file = fs::File::open(mount.path().join("hole")).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), bytes);
+        let mut last = [1];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut last, bytes - 1).unwrap();
+        assert_eq!(last, [0]);
+    }
+}
+
 #[test]
 fn more_files_than_the_ratio_gives_get_their_inodes() {
     require!(Tool::find("e2fsck"));

@@ -335,6 +335,37 @@ fn the_image_being_written_and_other_file_systems_can_be_left_out() {
 }
 
 #[test]
+fn contents_without_a_size_are_not_taken_for_an_empty_file() {
+    // A small directory of /proc whose files give their size as 0; one of them is empty in truth.
+    let root = Path::new("/proc/sys/kernel/random");
+    if !fs::read(root.join("uuid")).is_ok_and(|text| !text.is_empty()) {
+        println!("skipped: no {}", root.display());
+        return;
+    }
+    let error = scan_dir(root, &options(1)).err().expect("nothing was missed");
+    let SourceError::Io { doing: "copy", path, cause } = &error else { panic!("{error:?}") };
+    assert!(path.starts_with("/proc/sys/kernel/random/"), "{path}");
+    assert!(cause.to_string().contains("size as 0"), "{cause}");
+
+    let options = ScanOptions { ignore_unreadable: true, ..options(2) };
+    let scanned = scan_dir(root, &options).unwrap();
+    let shown = fs::read_dir(root).unwrap().count();
+    assert_eq!(scanned.skipped.count as usize + scanned.tree.entries().len(), shown);
+    let uuid = |text: &String| text.contains("/uuid\": it has contents");
+    assert!(scanned.skipped.examples.iter().any(uuid), "{:?}", scanned.skipped);
+
+    // Empty files elsewhere are what they seem, and asking is no access.
+    let temp = tempfile::tempdir_in("/dev/shm").unwrap();
+    fs::write(temp.path().join("empty"), b"").unwrap();
+    let before = fs::metadata(temp.path().join("empty")).unwrap();
+    let scanned = scan(temp.path(), 1);
+    assert_eq!(scanned.tree.entries().len(), 1);
+    let after = fs::metadata(temp.path().join("empty")).unwrap();
+    let atime = |meta: &fs::Metadata| (meta.atime(), meta.atime_nsec());
+    assert_eq!(atime(&before), atime(&after));
+}
+
+#[test]
 fn what_cannot_be_read_is_an_error_or_counted() {
     if !is_root() {
         println!("skipped: needs root to drop to another user");

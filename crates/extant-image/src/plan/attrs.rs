@@ -258,14 +258,16 @@ impl AttrPlan {
             self.blocks[open[shared as usize] as usize].references += 1;
             self.block_of_node[node] = open[shared as usize];
         }
+        let mut blocks_of = vec![0u32; self.shared.len()];
+        for block in &self.blocks {
+            blocks_of[block.shared as usize] += 1;
+        }
         for (index, shared) in self.shared.iter().enumerate() {
             let first = usize::from(shared.inline_len.is_some());
             for placed in shared.placement.placed().iter().filter(|p| p.value_in_inode) {
                 let references = match placed.home {
                     Home::Inode => users[index],
-                    Home::Block => {
-                        self.blocks.iter().filter(|b| b.shared == index as u32).count() as u32
-                    }
+                    Home::Block => blocks_of[index],
                 };
                 let key = (shared.set, placed.xattr - first);
                 let next = self.values.len() as u32;

@@ -1,8 +1,9 @@
 //! What the files of a tree need, whatever the size of the image.
 
-use extant_base::{BlockSize, Ino};
+use extant_base::{BlockSize, FileBlock, Ino};
 use extant_format::dir::DirLayout;
 use extant_format::hash::HashSeed;
+use extant_format::indirect;
 use extant_format::inode::{BLOCK_AREA_BYTES, LINKS_MAX};
 
 use crate::options::{Feature, Features, MkfsOptions};
@@ -37,6 +38,8 @@ pub(crate) struct Demand {
     pub(crate) extents: bool,
     /// Files may have 2 GiB and more.
     large_file: bool,
+    /// Space of files may be counted in blocks: 2 TiB and more.
+    huge_file: bool,
     pub(crate) inos: InoMap,
     pub(crate) own: OwnInos,
     pub(crate) dirs: DirCoder,
@@ -103,6 +106,7 @@ impl Demand {
             cluster_blocks: facts.cluster_blocks,
             extents: features.has(Feature::EXTENTS),
             large_file: features.has(Feature::LARGE_FILE),
+            huge_file: features.has(Feature::HUGE_FILE),
             inos,
             own,
             dirs,
@@ -161,9 +165,14 @@ impl Demand {
                 Kind::File if node.size > 0 => {
                     let blocks = self.block_size.blocks_for(node.size);
                     if blocks > max_blocks {
+                        let hint = if self.huge_file {
+                            ""
+                        } else {
+                            " (without the huge_file feature no more than 2 TiB)"
+                        };
                         return fail(format!(
                             "a file of {} bytes; with this block size and mapping at most {} \
-                             blocks of {} bytes fit",
+                             blocks of {} bytes fit{hint}",
                             node.size,
                             max_blocks,
                             self.block_size.bytes()
@@ -255,14 +264,9 @@ impl Demand {
         tree.dir_index(dir).map_or(0, |at| self.sub_dirs[at])
     }
 
-    /// Most blocks a file may have: 32-bit file blocks with extents; what triple indirection
-    /// reaches without.
+    /// Most blocks a file may have, holes counted; see [`max_file_blocks`].
     fn max_file_blocks(&self) -> u64 {
-        if self.extents {
-            u64::from(u32::MAX)
-        } else {
-            extant_format::indirect::max_file_blocks(self.block_size)
-        }
+        max_file_blocks(self.block_size, self.extents, self.huge_file)
     }
 
     /// Runs of blocks of a regular file that are stored; see [`file_runs`].
@@ -305,6 +309,28 @@ pub(crate) fn refuse(tree: &Tree, node: NodeId, why: String) -> PlanError {
     PlanError::File { path: format!("/{}", tree.path(node).escape_ascii()), why }
 }
 
+/// Most blocks a file may have, holes counted: 32-bit file blocks with extents; what triple
+/// indirection reaches without. Without `huge_file`, a file's space is a 32-bit number of sectors
+/// of 512 bytes, and the kernel opens no file whose size it could not count: with a block map,
+/// the map's blocks counted as well.
+fn max_file_blocks(block_size: BlockSize, extents: bool, huge_file: bool) -> u64 {
+    let reach = match extents {
+        true => u64::from(u32::MAX),
+        false => indirect::max_file_blocks(block_size),
+    };
+    if huge_file {
+        return reach;
+    }
+    let counted = u64::from(u32::MAX) >> (block_size.log2() - 9);
+    let reach = reach.min(counted);
+    let map = match extents {
+        true => 0,
+        // One run within reach is always a good one.
+        false => indirect::map_blocks([(FileBlock(0), reach)], block_size).unwrap_or(0),
+    };
+    reach.min(counted.saturating_sub(map))
+}
+
 /// Runs of blocks `(first file block, blocks)` of a file of `size` bytes with data runs `runs`.
 ///
 /// Runs of bytes become runs of whole clusters, so that a file block is where its cluster says;
@@ -344,6 +370,25 @@ mod tests {
         let runs: Vec<_> =
             list.iter().map(|&(offset, len)| DataRun { offset, len, locator: 0 }).collect();
         file_runs(Some(&runs), size, BlockSize::new(4096).unwrap(), cluster).collect()
+    }
+
+    #[test]
+    fn no_file_is_longer_than_the_kernel_opens() {
+        let limit =
+            |bytes, extents, huge| max_file_blocks(BlockSize::new(bytes).unwrap(), extents, huge);
+        for bytes in [1024, 2048, 4096, 65_536] {
+            assert_eq!(limit(bytes, true, true), (1 << 32) - 1);
+            // 2^32 - 1 sectors, in whole blocks.
+            assert_eq!(limit(bytes, true, false), (1 << 41) / u64::from(bytes) - 1);
+        }
+        // Block maps of small blocks end before the sectors do.
+        for huge in [true, false] {
+            assert_eq!(limit(1024, false, huge), 12 + 256 + (1 << 16) + (1 << 24));
+            assert_eq!(limit(2048, false, huge), 12 + 512 + (1 << 18) + (1 << 27));
+        }
+        assert_eq!(limit(4096, false, true), 12 + 1024 + (1 << 20) + (1 << 30));
+        // 536,870,911 blocks, of which 524,801 hold block numbers.
+        assert_eq!(limit(4096, false, false), 536_346_110);
     }
 
     #[test]

@@ -80,7 +80,8 @@ impl Default for ScanOptions {
 /// # Errors
 ///
 /// - [`SourceError::Io`]: something cannot be listed, examined or, as far as permissions tell
-///   without opening it, read; not with [`ScanOptions::ignore_unreadable`], except for `root`
+///   without opening it, read, or a file of `/proc` or the like gives its size as 0 and has
+///   contents; not with [`ScanOptions::ignore_unreadable`], except for `root`
 ///   itself and for lack of memory or descriptors.
 /// - [`SourceError::Changed`]: a name vanished or became something else during the walk.
 /// - [`SourceError::Tree`]: more names or deeper directories than a tree can hold.

@@ -1,6 +1,7 @@
 //! The parallel walk.
 
 use std::ffi::{CStr, CString};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +12,7 @@ use extant_sync::{Mutex, Rank, threads};
 use rustc_hash::FxHashMap;
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxFlags, StatxTimestamp,
-    accessat, makedev, openat, readlinkat, statx,
+    accessat, fstatfs, makedev, openat, readlinkat, statx,
 };
 use rustix::io::Errno;
 
@@ -160,6 +161,8 @@ enum Miss {
     Excluded,
     /// A call was refused.
     Refused { doing: &'static str, cause: Errno },
+    /// It has contents, and its file system says that it has none.
+    SizeUnknown,
 }
 
 struct Worker<'w> {
@@ -248,6 +251,11 @@ impl<'w> Worker<'w> {
                 Err(Miss::Refused { doing, cause }) => {
                     self.walk.refused(doing, &join(&dir.path, name.to_bytes()), cause)?;
                 }
+                Err(Miss::SizeUnknown) => {
+                    let path = join(&dir.path, name.to_bytes());
+                    let cause = io::Error::other("it has contents, but gives its size as 0");
+                    self.walk.left_out("copy", &path, cause)?;
+                }
             }
         }
         self.check_by_path(dir, &path)?;
@@ -296,6 +304,12 @@ impl<'w> Worker<'w> {
                 if self.is_doubtful(&stat, &xattrs) {
                     accessat(&dir.fd, name, Access::READ_OK, AtFlags::EACCESS)
                         .map_err(refused("read"))?;
+                }
+                if stat.stx_size == 0 && !sizes_are_true(dir, &stat) {
+                    let some = starts_with_a_byte(dir.fd.as_fd(), name).map_err(refused("read"))?;
+                    if some {
+                        return Err(Miss::SizeUnknown);
+                    }
                 }
                 if stat.stx_blocks.saturating_mul(512) < stat.stx_size {
                     let flags = OFlags::RDONLY
@@ -377,22 +391,33 @@ impl Walk<'_> {
 
     /// Counts what cannot be read, or makes it an error.
     fn refused(&self, doing: &'static str, path: &[u8], cause: Errno) -> Result<(), SourceError> {
-        let full = join(&self.root_path, path);
-        let ours = matches!(cause, Errno::NOMEM | Errno::MFILE | Errno::NFILE);
-        if self.options.ignore_unreadable && !ours {
-            let reason = std::io::Error::from(cause);
-            self.collected
-                .lock()
-                .skipped
-                .add(format!("cannot {doing} \"{}\": {reason}", full.escape_ascii()));
-            return Ok(());
-        }
         match cause {
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE | Errno::NODATA => {
+            Errno::NOMEM | Errno::MFILE | Errno::NFILE => {
+                Err(SourceError::io(doing, &join(&self.root_path, path), cause))
+            }
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE | Errno::NODATA
+                if !self.options.ignore_unreadable =>
+            {
                 Err(self.changed(path, &format!("cannot {doing} it: {cause}")))
             }
-            _ => Err(SourceError::io(doing, &full, cause)),
+            _ => self.left_out(doing, path, cause.into()),
         }
+    }
+
+    /// Counts a file that is left out, or makes it an error.
+    fn left_out(
+        &self,
+        doing: &'static str,
+        path: &[u8],
+        reason: io::Error,
+    ) -> Result<(), SourceError> {
+        let full = join(&self.root_path, path);
+        if !self.options.ignore_unreadable {
+            return Err(SourceError::io(doing, &full, reason));
+        }
+        let line = format!("cannot {doing} \"{}\": {reason}", full.escape_ascii());
+        self.collected.lock().skipped.add(line);
+        Ok(())
     }
 
     fn changed(&self, path: &[u8], what: &str) -> SourceError {
@@ -475,6 +500,38 @@ fn kind_of(stat: &Statx) -> Option<Kind> {
         FileType::Socket => Some(Kind::Socket),
         FileType::Unknown => None,
     }
+}
+
+/// Whether a size of 0 can be believed. Not in `/proc` and its like, whose files are made while they
+/// are read; some FUSE file systems do the same. Those have no block device, and neither have a
+/// few that keep true sizes and may hold many empty files.
+fn sizes_are_true(dir: &Dir, stat: &Statx) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const BTRFS: u64 = 0x9123_683e;
+    const OVERLAY: u64 = 0x794c_7630;
+    if stat.stx_dev_major != 0 {
+        return true;
+    }
+    // A file may be a mount of its own, of another kind than its directory.
+    device(stat) == dir.inode.0
+        && fstatfs(&dir.fd).is_ok_and(|fs| [TMPFS, BTRFS, OVERLAY].contains(&(fs.f_type as u64)))
+}
+
+/// Whether the file `name` in `dir` has a first byte to read.
+fn starts_with_a_byte(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
+    let flags = OFlags::RDONLY
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY
+        | OFlags::CLOEXEC
+        | OFlags::NOATIME;
+    let file = match openat(dir, name, flags, Mode::empty()) {
+        // Only the owner and root may ask for it.
+        Err(Errno::PERM) => openat(dir, name, flags - OFlags::NOATIME, Mode::empty()),
+        result => result,
+    }?;
+    // Not positional: some such files cannot seek.
+    rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut [0u8; 1])).map(|count| count > 0)
 }
 
 /// The node that `stat` describes, without what other calls find out.
