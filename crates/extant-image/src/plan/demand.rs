@@ -379,7 +379,7 @@ mod tests {
         for bytes in [1024, 2048, 4096, 65_536] {
             assert_eq!(limit(bytes, true, true), (1 << 32) - 1);
             // 2^32 - 1 sectors, in whole blocks.
-            assert_eq!(limit(bytes, true, false), (1 << 41) / u64::from(bytes) - 1);
+            assert_eq!(limit(bytes, true, false), (1 << 41) / bytes - 1);
         }
         // Block maps of small blocks end before the sectors do.
         for huge in [true, false] {
