@@ -33,7 +33,7 @@
 mod build;
 mod node;
 
-pub use build::{BuiltTree, build, encode_block, encode_root, tree_blocks};
+pub use build::{BuiltTree, build, empty_root, encode_block, encode_root, tree_blocks};
 pub use node::{Entries, Expect, Node, NodeHeader, checksum, max_in_block, seal, verify};
 
 use core::mem::{offset_of, size_of};

@@ -41,7 +41,7 @@ pub use area::{
 };
 pub use hash::{
     block_hash, checksum, entry_hash, entry_hash_for_inode, entry_hash_matches, entry_hash_signed,
-    value_hash,
+    seal, value_hash,
 };
 pub use name::{NameIndex, join, split};
 pub use place::{Home, NewXattr, Placed, Placement, Space, encode_block, encode_inode, place};

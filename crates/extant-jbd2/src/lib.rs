@@ -46,6 +46,7 @@ mod device;
 mod error;
 mod external;
 mod fast_commit;
+mod journal;
 mod log;
 mod overlay;
 mod recovery;
@@ -58,6 +59,10 @@ pub use error::{JournalReadError, RecoveryError};
 pub use external::{ExternalJournal, ExternalJournalError};
 pub use fast_commit::{
     FastCommitOverlay, FastCommitStop, FcDirectory, FcEntry, FcInode, FcMapping,
+};
+pub use journal::{
+    AbortReason, Client, EncodeError, EncodeSink, Handle, Image, Journal, JournalBlock,
+    JournalError, JournalOptions, JournalStats, Mutations, Tid,
 };
 pub use log::{JournalReader, JournalRun, MappedJournal, load_superblock};
 pub use overlay::{LogLocation, Overlay};

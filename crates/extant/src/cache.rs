@@ -9,7 +9,8 @@
 //!
 //! # Invariants
 //!
-//! - C1. A shard never holds more than `capacity` entries.
+//! - C1. A shard holds at most `capacity` entries, and besides those only such as cannot be evicted
+//!   ([`Evict`]): what the journal still needs. Its limits bound them.
 //! - C2. `map` and `slots` name each other: `slots[map[k]].key == k` for every key.
 //!
 //! Values are cheap clones (`Arc`): an evicted value stays alive for those who hold it.
@@ -25,6 +26,15 @@ const SHARDS: usize = 16;
 /// Fewest entries per shard, whatever the budget: a walk from the root of a tree to its leaf must
 /// not evict its own path.
 const CAPACITY_MIN: usize = 8;
+
+/// Whether a value may leave the cache now.
+pub(crate) trait Evict {
+    /// Asked under the lock of the value's shard, so that nobody can get it from the cache at the
+    /// same time.
+    fn may_evict(&self) -> bool {
+        true
+    }
+}
 
 /// A bounded map from `K` to cheap clones of `V`.
 pub(crate) struct Cache<K, V> {
@@ -45,7 +55,38 @@ struct Slot<K, V> {
     used: bool,
 }
 
-impl<K: Copy + Eq + Hash, V: Clone> Cache<K, V> {
+impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
+    fn take_out(&mut self, index: usize) {
+        let slot = self.slots.swap_remove(index);
+        self.map.remove(&slot.key);
+        if let Some(moved) = self.slots.get(index) {
+            self.map.insert(moved.key, index);
+        }
+    }
+
+    /// Gives back what was held beyond the budget while it could not be evicted: a few entries for
+    /// each insertion, so that no caller pays for all.
+    fn shrink(&mut self, capacity: usize) {
+        for _ in 0..2 {
+            let Some(last) = self.slots.len().checked_sub(1).filter(|last| *last >= capacity)
+            else {
+                return;
+            };
+            if self.slots[last].value.may_evict() {
+                self.take_out(last);
+            } else {
+                // Its turn comes: the others move to the end in time.
+                let other = self.hand % capacity;
+                self.slots.swap(last, other);
+                for index in [last, other] {
+                    self.map.insert(self.slots[index].key, index);
+                }
+            }
+        }
+    }
+}
+
+impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     /// Room for about `entries` values. Allocates as it fills, not before.
     pub(crate) fn new(entries: usize) -> Cache<K, V> {
         let shard = || Shard { map: FxHashMap::default(), slots: Vec::new(), hand: 0 };
@@ -74,31 +115,52 @@ impl<K: Copy + Eq + Hash, V: Clone> Cache<K, V> {
     /// Stores `value` and returns what the cache now holds: the value another thread stored
     /// first, if one did, so that all threads share one copy.
     pub(crate) fn insert(&self, key: K, value: V) -> V {
+        self.get_or_insert_with(key, || value)
+    }
+
+    /// The value of `key`; made by `make`, under the lock of the shard, if there is none.
+    pub(crate) fn get_or_insert_with(&self, key: K, make: impl FnOnce() -> V) -> V {
         let mut guard = self.shard(&key).lock();
         let shard = &mut *guard;
-        if let Some(present) = shard.map.get(&key).and_then(|index| shard.slots.get(*index)) {
-            return present.value.clone();
+        if let Some(slot) = shard.map.get(&key).and_then(|index| shard.slots.get_mut(*index)) {
+            slot.used = true;
+            return slot.value.clone();
         }
+        let value = make();
         let slot = Slot { key, value: value.clone(), used: false };
-        if shard.slots.len() < self.capacity {
-            shard.map.insert(key, shard.slots.len());
-            shard.slots.push(slot);
-            return value;
-        }
-        // Two rounds at most: the first clears every bit.
-        for _ in 0..2 * self.capacity {
-            let index = shard.hand;
-            shard.hand = (shard.hand + 1) % self.capacity;
-            let victim = &mut shard.slots[index];
-            if std::mem::take(&mut victim.used) {
-                continue;
+        let len = shard.slots.len();
+        if len >= self.capacity {
+            // Two rounds at most: the first clears every bit.
+            for _ in 0..2 * len {
+                let index = shard.hand % len;
+                shard.hand = (index + 1) % len;
+                let victim = &mut shard.slots[index];
+                if std::mem::take(&mut victim.used) || !victim.value.may_evict() {
+                    continue;
+                }
+                shard.map.remove(&victim.key);
+                shard.map.insert(key, index);
+                *victim = slot;
+                shard.shrink(self.capacity);
+                return value;
             }
-            shard.map.remove(&victim.key);
-            shard.map.insert(key, index);
-            *victim = slot;
-            break;
         }
+        shard.map.insert(key, len);
+        shard.slots.push(slot);
         value
+    }
+
+    /// Takes a value out.
+    pub(crate) fn remove(&self, key: &K) {
+        let mut shard = self.shard(key).lock();
+        if let Some(index) = shard.map.get(key).copied() {
+            shard.take_out(index);
+        }
+    }
+
+    /// Values in the cache now.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().slots.len()).sum()
     }
 
     /// Panics if C1 or C2 is broken.
@@ -117,8 +179,39 @@ impl<K: Copy + Eq + Hash, V: Clone> Cache<K, V> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use extant_base::Prng;
+
+    impl Evict for u64 {}
+
+    impl Evict for Arc<u64> {
+        fn may_evict(&self) -> bool {
+            Arc::strong_count(self) == 1
+        }
+    }
+
+    #[test]
+    fn what_is_held_stays_and_the_cache_shrinks_when_it_is_let_go() {
+        let cache: Cache<u64, Arc<u64>> = Cache::new(256);
+        let held: Vec<_> = (0..1000).map(|key| cache.insert(key, Arc::new(key))).collect();
+        for key in 1000..3000 {
+            cache.insert(key, Arc::new(key));
+        }
+        for value in &held {
+            let found = cache.get(value).expect("evicted though held");
+            assert!(Arc::ptr_eq(&found, value), "another copy of {value}");
+        }
+        drop(held);
+        for key in 3000..6000 {
+            cache.insert(key, Arc::new(key));
+        }
+        cache.check();
+        cache.remove(&5999);
+        assert!(cache.get(&5999).is_none());
+        cache.check();
+    }
 
     #[test]
     fn stays_within_its_budget_and_answers_only_what_was_stored() {

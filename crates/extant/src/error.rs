@@ -12,7 +12,7 @@ use extant_base::{FsBlock, Ino};
 use extant_block::DeviceError;
 use extant_format::error::ChecksumError;
 use extant_format::jbd2::JournalFault;
-use extant_jbd2::{ExternalJournalError, JournalReadError, RecoveryError};
+use extant_jbd2::{ExternalJournalError, JournalError, JournalReadError, RecoveryError};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
@@ -117,6 +117,91 @@ pub enum FsError {
     },
     /// The handle or mount does not allow the operation.
     ReadOnly,
+
+    // Refusals of a change.
+    /// The name is taken.
+    Exists {
+        /// The directory.
+        dir: Ino,
+        /// What the name stands for.
+        ino: Ino,
+    },
+    /// The directory has entries besides `.` and `..`.
+    NotEmpty {
+        /// The directory.
+        ino: Ino,
+    },
+    /// The name cannot be given to anything.
+    InvalidName {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// There is no room.
+    NoSpace {
+        /// What there is none of: `"blocks"`, `"inodes"`, `"index levels of the directory"`, …
+        what: &'static str,
+        /// How many were wanted.
+        wanted: u64,
+        /// How many are free.
+        free: u64,
+    },
+    /// A quota is used up.
+    QuotaExceeded {
+        /// Whose: `"user"`, `"group"` or `"project"`.
+        kind: &'static str,
+        /// Which one.
+        id: u32,
+        /// Of what: `"blocks"` or `"inodes"`.
+        what: &'static str,
+    },
+    /// The inode has as many names, or the directory as many subdirectories, as the format counts.
+    TooManyLinks {
+        /// The inode.
+        ino: Ino,
+        /// The most there can be.
+        limit: u32,
+    },
+    /// A flag of the inode, or its kind, forbids the change.
+    NotPermitted {
+        /// The inode.
+        ino: Ino,
+        /// Why: for example `"it is immutable"`.
+        what: &'static str,
+    },
+    /// The inode belongs to another project than the directory gives to all that is in it.
+    OtherProject {
+        /// The inode.
+        ino: Ino,
+    },
+    /// A directory cannot move into itself or below.
+    IntoItself {
+        /// The directory.
+        ino: Ino,
+    },
+    /// The inode has an extended attribute of that name already.
+    AttributeExists {
+        /// The inode.
+        ino: Ino,
+    },
+    /// The attribute value is longer than this file system can hold.
+    AttributeTooLarge {
+        /// The inode.
+        ino: Ino,
+        /// Length of the value in bytes.
+        bytes: u64,
+        /// The longest value there can be.
+        limit: u64,
+    },
+    /// Somebody else has the file system open for writing.
+    InUse {
+        /// Who, as far as the image says.
+        by: Box<str>,
+    },
+    /// The journal stopped after a failure; nothing more is written until the next mount.
+    Aborted {
+        /// The failure, in words.
+        why: Box<str>,
+    },
 
     // Refusals of a whole image.
     /// There is no ext2, ext3 or ext4 superblock where one was looked for.
@@ -238,6 +323,18 @@ impl FsError {
             | Self::TooLarge { .. }
             | Self::InvalidArgument { .. }
             | Self::ReadOnly
+            | Self::Exists { .. }
+            | Self::NotEmpty { .. }
+            | Self::InvalidName { .. }
+            | Self::NoSpace { .. }
+            | Self::QuotaExceeded { .. }
+            | Self::TooManyLinks { .. }
+            | Self::NotPermitted { .. }
+            | Self::OtherProject { .. }
+            | Self::IntoItself { .. }
+            | Self::AttributeExists { .. }
+            | Self::AttributeTooLarge { .. }
+            | Self::InUse { .. }
             | Self::NotExt { .. }
             | Self::ExternalJournal { .. }
             | Self::Unsupported { .. }
@@ -250,7 +347,7 @@ impl FsError {
                 _ => Family::Refusal,
             },
             Self::Corrupt { .. } | Self::CutShort { .. } => Family::Damage,
-            Self::Device(_) => Family::Device,
+            Self::Device(_) | Self::Aborted { .. } => Family::Device,
         }
     }
 
@@ -275,7 +372,16 @@ impl FsError {
             Self::NotUtf8 { .. } => errno::EILSEQ,
             Self::TooLarge { .. } => errno::EFBIG,
             Self::InvalidArgument { .. } => errno::EINVAL,
-            Self::ReadOnly => errno::EROFS,
+            Self::ReadOnly | Self::Aborted { .. } => errno::EROFS,
+            Self::Exists { .. } | Self::AttributeExists { .. } => errno::EEXIST,
+            Self::NotEmpty { .. } => errno::ENOTEMPTY,
+            Self::InvalidName { .. } | Self::IntoItself { .. } => errno::EINVAL,
+            Self::NoSpace { .. } | Self::AttributeTooLarge { .. } => errno::ENOSPC,
+            Self::QuotaExceeded { .. } => errno::EDQUOT,
+            Self::TooManyLinks { .. } => errno::EMLINK,
+            Self::NotPermitted { .. } => errno::EPERM,
+            Self::InUse { .. } => errno::EBUSY,
+            Self::OtherProject { .. } => errno::EXDEV,
             // What mount(2) says on Linux for the next five, and for a journal it does not know.
             Self::NotExt { .. } => errno::EINVAL,
             Self::ExternalJournal { .. } => errno::EINVAL,
@@ -292,6 +398,18 @@ impl FsError {
             Self::Corrupt { fault: Fault::Checksum { .. }, .. } => errno::EBADMSG,
             Self::Corrupt { .. } | Self::CutShort { .. } => errno::EUCLEAN,
             Self::Device(_) => errno::EIO, // The device's own number stays in `source`.
+        }
+    }
+
+    /// What the writing half of the journal answered.
+    pub(crate) fn from_journal(error: JournalError) -> FsError {
+        match error {
+            JournalError::Device(error) => FsError::Device(error),
+            JournalError::TooManyCredits { wanted, limit } => {
+                let (wanted, free) = (u64::from(wanted), u64::from(limit));
+                FsError::NoSpace { what: "journal blocks for one change", wanted, free }
+            }
+            other => FsError::Aborted { why: other.to_string().into() },
         }
     }
 
@@ -354,6 +472,41 @@ impl fmt::Display for FsError {
             ),
             Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
             Self::ReadOnly => f.write_str("the file system is open read-only"),
+            Self::Exists { dir, ino } => {
+                write!(f, "the name is taken in directory inode {dir}, by inode {ino}")
+            }
+            Self::NotEmpty { ino } => write!(f, "directory inode {ino} is not empty"),
+            Self::InvalidName { what } => write!(f, "invalid name: {what}"),
+            Self::NoSpace { what, wanted, free } => {
+                write!(f, "no room: {wanted} {what} wanted, {free} free")
+            }
+            Self::QuotaExceeded { kind, id, what } => {
+                write!(f, "the quota of {kind} {id} for {what} is used up")
+            }
+            Self::TooManyLinks { ino, limit } => {
+                write!(f, "inode {ino} has {limit} links, and there can be no more")
+            }
+            Self::NotPermitted { ino, what } => {
+                write!(f, "inode {ino} cannot be changed so: {what}")
+            }
+            Self::OtherProject { ino } => {
+                write!(f, "inode {ino} belongs to another project than the directory")
+            }
+            Self::IntoItself { ino } => {
+                write!(f, "directory inode {ino} cannot move to a place inside itself")
+            }
+            Self::AttributeExists { ino } => {
+                write!(f, "inode {ino} has an extended attribute of that name already")
+            }
+            Self::AttributeTooLarge { ino, bytes, limit } => write!(
+                f,
+                "an attribute value of {bytes} bytes does not fit inode {ino}: at most {limit} \
+                 bytes on this file system"
+            ),
+            Self::InUse { by } => write!(f, "the file system is in use by {by}"),
+            Self::Aborted { why } => {
+                write!(f, "the journal stopped, mount again to go on: {why}")
+            }
             Self::NotExt { offset, magic: Some(magic) } => write!(
                 f,
                 "no ext2, ext3 or ext4 superblock at byte {offset}: magic {magic:#06x}, expected \
@@ -466,6 +619,14 @@ impl From<FsError> for io::Error {
             errno::EILSEQ | errno::EBADMSG | errno::EUCLEAN => Kind::InvalidData,
             errno::EFBIG => Kind::FileTooLarge,
             errno::EROFS => Kind::ReadOnlyFilesystem,
+            errno::EEXIST => Kind::AlreadyExists,
+            errno::ENOTEMPTY => Kind::DirectoryNotEmpty,
+            errno::ENOSPC => Kind::StorageFull,
+            errno::EDQUOT => Kind::QuotaExceeded,
+            errno::EMLINK => Kind::TooManyLinks,
+            errno::EPERM => Kind::PermissionDenied,
+            errno::EBUSY => Kind::ResourceBusy,
+            errno::EXDEV => Kind::CrossesDevices,
             _ => Kind::Other,
         };
         io::Error::new(kind, error)
@@ -490,19 +651,27 @@ impl fmt::Display for Uuid<'_> {
 /// Numbers of the generic Linux errno table.
 mod errno {
     pub(super) const ENOENT: i32 = 2;
+    pub(super) const EPERM: i32 = 1;
     pub(super) const EIO: i32 = 5;
+    pub(super) const EBUSY: i32 = 16;
+    pub(super) const EEXIST: i32 = 17;
+    pub(super) const EXDEV: i32 = 18;
     pub(super) const ENOTDIR: i32 = 20;
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const EFBIG: i32 = 27;
+    pub(super) const ENOSPC: i32 = 28;
     pub(super) const EROFS: i32 = 30;
+    pub(super) const EMLINK: i32 = 31;
     pub(super) const ENAMETOOLONG: i32 = 36;
+    pub(super) const ENOTEMPTY: i32 = 39;
     pub(super) const ELOOP: i32 = 40;
     pub(super) const ENODATA: i32 = 61;
     pub(super) const EBADMSG: i32 = 74;
     pub(super) const EILSEQ: i32 = 84;
     pub(super) const ESTALE: i32 = 116;
     pub(super) const EUCLEAN: i32 = 117;
+    pub(super) const EDQUOT: i32 = 122;
     pub(super) const ENOKEY: i32 = 126;
 }
 

@@ -20,7 +20,9 @@ use extant_format::checksum::inode_seed;
 use extant_format::extent::{self, ExtentState};
 use extant_format::features::Incompat;
 use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
-use extant_format::inode::{BASE_BYTES, FileKind, Inode as Record, InodeError, InodeFlags};
+use extant_format::inode::{
+    BASE_BYTES, FileKind, Inode as Record, InodeError, InodeFlags, InodeLayout,
+};
 use extant_format::time::Timestamp;
 use extant_format::xattr::NameIndex;
 use extant_jbd2::{FcDirectory, FcEntry, FcInode, FcMapping};
@@ -29,6 +31,7 @@ use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::map::{ExtentNode, FILE_BLOCKS_END, MapIter, MappingKind};
 use crate::mount::Fs;
+use crate::node::Node;
 use crate::volume::Volume;
 
 /// Attributes of an inode, as `stat` gives them and beyond.
@@ -73,6 +76,32 @@ pub struct Metadata {
 }
 
 impl Metadata {
+    fn of(data: &InodeData) -> Metadata {
+        let record = &data.record;
+        let inline =
+            data.kind == FileKind::Regular && record.flags.contains(InodeFlags::INLINE_DATA);
+        let in_inode = if inline { record.size.div_ceil(512) } else { 0 };
+        Metadata {
+            ino: data.ino,
+            kind: data.kind,
+            permissions: record.permissions(),
+            uid: record.uid,
+            gid: record.gid,
+            size: record.size,
+            blocks: record.sectors.saturating_add(in_inode),
+            links: u32::from(record.links),
+            atime: record.atime,
+            mtime: record.mtime,
+            ctime: record.ctime,
+            crtime: record.crtime,
+            rdev: record.device().map(|device| (device.major, device.minor)),
+            flags: record.flags,
+            project: record.project,
+            generation: record.generation,
+            version: record.version,
+        }
+    }
+
     /// Mode as `st_mode`: kind and permissions.
     pub fn mode(&self) -> u16 {
         self.kind.mode_bits() | self.permissions
@@ -95,21 +124,72 @@ impl Metadata {
 }
 
 /// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
-#[derive(Clone)]
+///
+/// On a writable mount a handle keeps the inode in existence, even when its last name is removed.
+/// [`metadata`](Self::metadata) and the operations on contents, entries and attributes always show
+/// the inode as it is; [`record`](Self::record), [`size`](Self::size) and [`flags`](Self::flags) as it
+/// was when this handle was got, until [`refresh`](Self::refresh).
 pub struct Inode {
     fs: Fs,
+    node: Arc<Node>,
+    /// Whether the node counts this handle; not so for views that the crate makes for itself.
+    counted: bool,
+    /// The version that this handle looks at.
     data: Arc<InodeData>,
 }
 
-/// An inode as loaded; shared by its handles and the cache.
+/// One version of an inode, decoded.
+#[derive(Clone)]
 pub(crate) struct InodeData {
-    ino: Ino,
-    kind: FileKind,
-    record: Record,
-    /// The record as stored, for the attribute space behind the fields.
-    raw: Box<[u8]>,
-    /// The root of the extent tree, once decoded.
+    pub(crate) ino: Ino,
+    pub(crate) kind: FileKind,
+    pub(crate) record: Record,
+    /// The record as stored, for the attribute space behind the fields. The fields in it are those
+    /// of the last encoding.
+    pub(crate) raw: Box<[u8]>,
+    /// The root of the extent tree, once decoded. Whoever changes `record.block` resets it:
+    /// [`set_block_area`](InodeData::set_block_area).
     extent_root: OnceLock<Arc<ExtentNode>>,
+}
+
+impl InodeData {
+    /// A new inode: `record` with nothing in its attribute space.
+    pub(crate) fn fresh(ino: Ino, kind: FileKind, record: Record, inode_bytes: usize) -> InodeData {
+        let raw = vec![0; inode_bytes].into_boxed_slice();
+        InodeData { ino, kind, record, raw, extent_root: OnceLock::new() }
+    }
+
+    /// Changes the 60 bytes of the map's root.
+    pub(crate) fn set_block_area(&mut self, area: [u8; extent::ROOT_BYTES]) {
+        self.record.block = area;
+        self.extent_root = OnceLock::new();
+    }
+
+    /// The attribute space behind the fields, for changing it; empty in inodes of 128 bytes.
+    pub(crate) fn xattr_space_mut(&mut self) -> &mut [u8] {
+        let fields = BASE_BYTES + usize::from(self.record.extra_isize);
+        match self.record.extra_isize {
+            0 => &mut [],
+            _ => self.raw.get_mut(fields..).unwrap_or(&mut []),
+        }
+    }
+
+    /// Writes the stored form to byte `offset` of its table block, with its checksum.
+    pub(crate) fn encode(
+        &self,
+        layout: &InodeLayout,
+        block: &mut [u8],
+        offset: usize,
+    ) -> Result<()> {
+        let fail = |fault| FsError::corrupt("inode", self.ino, None, fault);
+        let end = offset.saturating_add(self.raw.len());
+        let place = block
+            .get_mut(offset..end)
+            .ok_or_else(|| fail(Fault::Rule("the record ends after its block")))?;
+        place.copy_from_slice(&self.raw);
+        let encoded = self.record.encode(layout, self.ino, place);
+        encoded.map_err(|error| fail(Fault::Decode(Box::new(error))))
+    }
 }
 
 /// An inline directory: its parent and its areas of entries, each with its place in the listing.
@@ -131,13 +211,35 @@ impl Fs {
     ///
     /// None when cached; else up to two blocks, which hold its neighbours too.
     pub fn inode(&self, ino: Ino) -> Result<Inode> {
+        let node = self.node(ino)?;
+        self.handle(&node)
+    }
+
+    /// The node of an inode in use.
+    pub(crate) fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         let volume = self.volume();
-        if let Some(data) = volume.inodes().get(&ino) {
-            return Ok(Inode { fs: self.clone(), data });
+        if let Some(node) = volume.nodes().get(&ino) {
+            return Ok(node);
         }
-        let data = Arc::new(self.load_inode(ino)?);
-        let data = volume.inodes().insert(ino, data);
-        Ok(Inode { fs: self.clone(), data })
+        let node = Arc::new(Node::new(self.load_inode(ino)?));
+        Ok(volume.nodes().insert(ino, node))
+    }
+
+    /// A handle on `node` as it is now.
+    pub(crate) fn handle(&self, node: &Arc<Node>) -> Result<Inode> {
+        if !node.hold() {
+            let inode_count = self.volume().inode_count();
+            return Err(FsError::NoSuchInode { ino: node.ino(), inode_count });
+        }
+        let mut handle = self.view(node);
+        handle.counted = true;
+        Ok(handle)
+    }
+
+    /// Looks at `node` as it is now, for a moment: does not keep it in existence.
+    pub(crate) fn view(&self, node: &Arc<Node>) -> Inode {
+        let (fs, node, data) = (self.clone(), Arc::clone(node), node.data());
+        Inode { fs, node, counted: false, data }
     }
 
     fn load_inode(&self, ino: Ino) -> Result<InodeData> {
@@ -169,18 +271,26 @@ impl Fs {
         let raw = raw.into_boxed_slice();
         Ok(InodeData { ino, kind, record, raw, extent_root: OnceLock::new() })
     }
+}
 
-    /// The inode that an entry of directory `dir` names: not being in use is damage then.
-    pub(crate) fn entry_inode(&self, dir: Ino, ino: Ino) -> Result<Inode> {
-        self.inode(ino).map_err(|error| match error {
-            FsError::NoSuchInode { ino, .. } => {
-                let rule = "an entry names an inode that is not in use";
-                let limit = u64::from(self.volume().inode_count());
-                let fault = Fault::Field { rule, value: u64::from(ino.0), limit };
-                FsError::corrupt("directory", dir, None, fault)
-            }
-            other => other,
-        })
+impl Clone for Inode {
+    fn clone(&self) -> Inode {
+        // It is held already, so it cannot be dead; 2^32 - 2 handles would be 250 GiB of them.
+        let counted = self.counted && self.node.hold();
+        let (fs, node, data) = (self.fs.clone(), Arc::clone(&self.node), Arc::clone(&self.data));
+        Inode { fs, node, counted, data }
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        if self.counted
+            && self.node.let_go()
+            && let Ok(writer) = self.fs.volume().writer()
+            && self.node.with(|data| data.record.links == 0)
+        {
+            writer.reclaim_later(Arc::clone(&self.node));
+        }
     }
 }
 
@@ -230,30 +340,18 @@ impl Inode {
         &self.data.record
     }
 
-    /// All attributes. No I/O: they came with the handle.
+    /// All attributes, as they are now. No I/O.
     pub fn metadata(&self) -> Metadata {
-        let record = &self.data.record;
-        let in_inode =
-            if self.is_file() && self.is_inline() { record.size.div_ceil(512) } else { 0 };
-        Metadata {
-            ino: self.ino(),
-            kind: self.kind(),
-            permissions: record.permissions(),
-            uid: record.uid,
-            gid: record.gid,
-            size: record.size,
-            blocks: record.sectors.saturating_add(in_inode),
-            links: u32::from(record.links),
-            atime: record.atime,
-            mtime: record.mtime,
-            ctime: record.ctime,
-            crtime: record.crtime,
-            rdev: record.device().map(|device| (device.major, device.minor)),
-            flags: record.flags,
-            project: record.project,
-            generation: record.generation,
-            version: record.version,
-        }
+        self.node.with(Metadata::of)
+    }
+
+    /// Lets this handle look at the inode as it is now.
+    pub fn refresh(&mut self) {
+        self.data = self.node.data();
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// How the file's blocks are stored, as runs in order and without gaps. `blocks` is a range of

@@ -42,16 +42,25 @@
 //! - [`Fs`] is `Send + Sync`, cheap to clone, and every method takes `&self`.
 #![forbid(unsafe_code)]
 
+mod alloc;
 mod cache;
 mod casefold;
+mod dentry;
 mod dir;
 mod error;
 mod inode;
 mod map;
 mod mount;
+mod namei;
+mod node;
+mod orphan;
 mod path;
+mod quota;
 mod read;
+mod slot;
+mod txn;
 mod volume;
+mod writer;
 mod xattr;
 
 pub use casefold::fold_name;
@@ -60,7 +69,9 @@ pub use error::{Family, Fault, FsError, Result};
 pub use inode::{Inode, Metadata};
 pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
+pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange, XattrMode};
 pub use path::{DEPTH_MAX, File, SYMLINKS_MAX, Walk, WalkEntry, WalkError};
+pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr};
 
 pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};

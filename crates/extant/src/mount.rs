@@ -14,23 +14,29 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::features::{Compat, Features, Incompat};
+use extant_format::features::{Compat, Features, Incompat, RoCompat};
 use extant_format::group::GroupDescriptor;
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
 use extant_jbd2::{
-    ExternalJournal, JournalReadError, JournalReader, JournalRun, MappedJournal, RecoveryError,
-    RecoveryOptions, Replay, ReplayedDevice, load_superblock, recover,
+    ExternalJournal, Journal, JournalOptions, JournalReadError, JournalReader, JournalRun,
+    MappedJournal, Mutations, RecoveryError, RecoveryOptions, Replay, ReplayedDevice,
+    load_superblock, recover,
 };
 
+use extant_sync::{Clock, SystemClock};
+
+use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::map::MappingKind;
 use crate::volume::{Volume, VolumeOptions};
+use crate::writer::{VolumeClient, Writer, WriterParts, WriterStats};
 
 /// Incompatible features that reading understands.
 const READABLE: Incompat = Incompat::FILETYPE
@@ -68,6 +74,10 @@ pub struct MountOptions {
     cache_bytes: usize,
     verify_checksums: bool,
     read_limit: u64,
+    clock: Arc<dyn Clock>,
+    seed: Option<u64>,
+    commit_interval: Duration,
+    mutations: Mutations,
 }
 
 impl Default for MountOptions {
@@ -80,6 +90,10 @@ impl Default for MountOptions {
             cache_bytes: 64 << 20,
             verify_checksums: true,
             read_limit: 1 << 30,
+            clock: Arc::new(SystemClock),
+            seed: None,
+            commit_interval: Duration::from_secs(5),
+            mutations: Mutations::default(),
         }
     }
 }
@@ -91,8 +105,9 @@ impl MountOptions {
         MountOptions::default()
     }
 
-    /// Whether the image is opened for reading only. This version can do nothing else:
-    /// [`open`](Self::open) answers [`FsError::InvalidArgument`] for `false`.
+    /// Whether the image is opened for reading only, the default. A writable mount replays the
+    /// journal, deletes what a crash left without names, and must be ended with
+    /// [`Fs::unmount`]; without it the next mount finds what the journal kept.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> MountOptions {
         self.read_only = read_only;
@@ -148,7 +163,38 @@ impl MountOptions {
         self
     }
 
-    /// Opens the image on `device`, which may be opened read-only and is never written.
+    /// The clock for time stamps and for the age of transactions; the system's unless set.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> MountOptions {
+        self.clock = clock;
+        self
+    }
+
+    /// The seed of everything random: generation numbers, where directories spread. Two mounts with
+    /// the same seed, clock and operations write the same image. Unset: from the operating system.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> MountOptions {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The longest that a change stays in memory before [`Fs::tick`] commits it; 5 seconds unless
+    /// set.
+    #[must_use]
+    pub fn commit_interval(mut self, interval: Duration) -> MountOptions {
+        self.commit_interval = interval;
+        self
+    }
+
+    /// Leaves out a step that crash safety needs, to find out whether the tests notice.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn mutations(mut self, mutations: Mutations) -> MountOptions {
+        self.mutations = mutations;
+        self
+    }
+
+    /// Opens the image on `device`. A mount for reading only never writes to it.
     ///
     /// # Errors
     ///
@@ -166,10 +212,14 @@ impl MountOptions {
         self.open_shared(Arc::new(device))
     }
 
-    fn open_shared(&self, device: SharedDevice) -> Result<Fs> {
+    /// [`open`](Self::open) of a device that others use too.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_shared(&self, device: SharedDevice) -> Result<Fs> {
         if !self.read_only {
-            let what = "read_only(false): this version opens images for reading only";
-            return Err(FsError::InvalidArgument { what });
+            return self.open_writable(device);
         }
         let superblock = self.read_superblock(&device)?;
         check_features(&superblock.features)?;
@@ -187,6 +237,37 @@ impl MountOptions {
         check_features(&superblock.features)?;
         check_size(&replayed, &superblock)?;
         Ok(Fs::build(self, replayed, superblock, fast_commits, Some(summary)))
+    }
+
+    fn open_writable(&self, device: SharedDevice) -> Result<Fs> {
+        if device.is_read_only() {
+            return Err(FsError::ReadOnly);
+        }
+        let superblock = self.read_superblock(&device)?;
+        check_features(&superblock.features)?;
+        check_writable(&superblock.features)?;
+        check_size(&device, &superblock)?;
+        let fs = Fs::build(self, Arc::clone(&device), superblock, None, None);
+        let volume = fs.volume();
+        let client = Arc::new(VolumeClient::default());
+        client.connect(volume);
+        let options = JournalOptions {
+            commit_interval: self.commit_interval,
+            clock: Arc::clone(&self.clock),
+            mutations: self.mutations,
+            ..JournalOptions::default()
+        };
+        let journal = Journal::without_log(device, volume.block_size(), client, options);
+        let alloc = Allocator::open(volume)?;
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => os_seed()?,
+        };
+        let clock = Arc::clone(&self.clock);
+        let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
+        let parts = WriterParts { journal, alloc, clock, seed, dentries };
+        volume.set_writer(Writer::new(parts));
+        Ok(fs)
     }
 
     /// Byte offset of the superblock in use.
@@ -298,6 +379,37 @@ fn check_features(features: &Features) -> Result<()> {
         return Ok(());
     }
     Err(FsError::Unsupported { wanted: "read", features: unknown.names().join(", ").into() })
+}
+
+/// Read-only-compatible features that writing keeps true.
+const WRITABLE: RoCompat = RoCompat::SPARSE_SUPER
+    .union(RoCompat::LARGE_FILE)
+    .union(RoCompat::HUGE_FILE)
+    .union(RoCompat::GDT_CSUM)
+    .union(RoCompat::DIR_NLINK)
+    .union(RoCompat::EXTRA_ISIZE)
+    .union(RoCompat::QUOTA)
+    .union(RoCompat::BIGALLOC)
+    .union(RoCompat::METADATA_CSUM)
+    .union(RoCompat::PROJECT)
+    .union(RoCompat::VERITY)
+    .union(RoCompat::ORPHAN_PRESENT);
+
+/// Refuses by name what writing would break.
+fn check_writable(features: &Features) -> Result<()> {
+    let unknown = Features { ro_compat: features.ro_compat.difference(WRITABLE), ..Features::NONE };
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    Err(FsError::Unsupported { wanted: "write", features: unknown.names().join(", ").into() })
+}
+
+/// A seed that nobody chose.
+fn os_seed() -> Result<u64> {
+    let mut bytes = [0; 8];
+    let what = "the operating system gives no random numbers: set a seed";
+    extant_sync::os_random(&mut bytes).map_err(|_| FsError::InvalidArgument { what })?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 /// The device holds all the blocks that the superblock counts, or the image is cut short.
@@ -418,6 +530,38 @@ impl Fs {
 
     pub(crate) fn volume(&self) -> &Arc<Volume> {
         &self.volume
+    }
+
+    /// Makes every change so far durable. Concurrent callers share one commit.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Aborted`] when the journal stopped, device errors: then changes since the last
+    /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
+    pub fn sync(&self) -> Result<()> {
+        let Ok(writer) = self.volume.writer() else { return Ok(()) };
+        self.reclaim();
+        let journal = writer.journal();
+        journal.commit(journal.running()).map_err(FsError::from_journal)
+    }
+
+    /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds
+    /// the file system; without it changes become durable by [`sync`](Self::sync) and as the log
+    /// fills.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync).
+    pub fn tick(&self) -> Result<()> {
+        let Ok(writer) = self.volume.writer() else { return Ok(()) };
+        self.reclaim();
+        writer.journal().commit_if_due().map_err(FsError::from_journal)?;
+        Ok(())
+    }
+
+    /// What the writing side did since the mount; `None` on a mount for reading.
+    pub fn writer_stats(&self) -> Option<WriterStats> {
+        self.volume.writer().ok().map(Writer::stats)
     }
 
     /// The superblock, as it is after the journal was looked through.

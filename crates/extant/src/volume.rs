@@ -7,14 +7,12 @@
 //!
 //! # Invariants
 //!
-//! - V1. Nothing here or above writes to the device.
+//! - V1. Only the journal writes metadata, on a mount that was asked for writing.
 //! - V2. A block in the cache is the block as the kernel would see it after mounting: the device
 //!   below already shows the replayed journal.
 //! - V3. Memory stays within the budget of the mount options, whatever the image holds.
 
-use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, DeviceError, DeviceFault, SharedDevice};
@@ -27,11 +25,14 @@ use extant_format::inode::InodeLayout;
 use extant_format::superblock::Superblock;
 use extant_jbd2::FastCommitOverlay;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Evict};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::map::ExtentNode;
 use crate::mount::ReplaySummary;
+use crate::node::Node;
+use crate::slot::{MetaBlock, Slot};
+use crate::writer::Writer;
 
 /// Bytes that one cached inode takes, about: its raw form, its decoded form, bookkeeping.
 const INODE_COST: usize = 1024;
@@ -50,9 +51,11 @@ pub(crate) struct Volume {
     read_limit: u64,
     fast_commit: Option<FastCommitOverlay>,
     replay: Option<ReplaySummary>,
-    blocks: Cache<FsBlock, Arc<MetaBlock>>,
+    blocks: Cache<FsBlock, Arc<Slot>>,
     extent_nodes: Cache<(Ino, FsBlock), Arc<ExtentNode>>,
-    inodes: Cache<Ino, Arc<InodeData>>,
+    nodes: Cache<Ino, Arc<Node>>,
+    /// What a writable mount has besides; set once, before anybody else has the volume.
+    writer: OnceLock<Writer>,
 }
 
 /// What [`Volume::new`] needs besides the device and the superblock.
@@ -65,44 +68,19 @@ pub(crate) struct VolumeOptions {
     pub(crate) replay: Option<ReplaySummary>,
 }
 
-/// A metadata block in memory, shared by all who read it.
-pub(crate) struct MetaBlock {
-    number: FsBlock,
-    bytes: Box<[u8]>,
-    /// The inode for which the block's checksum was found right; 0 for none. The checksum depends
-    /// on the owner, so a block that two inodes claim is checked for each.
-    verified_for: AtomicU32,
-}
-
-impl MetaBlock {
-    pub(crate) fn number(&self) -> FsBlock {
-        self.number
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Runs `verify` unless it succeeded before for the same owner.
-    pub(crate) fn verify_once(
-        &self,
-        owner: Ino,
-        verify: impl FnOnce(&[u8]) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        // A lost race means one more check, nothing worse.
-        if self.verified_for.load(Ordering::Relaxed) != owner.0 {
-            verify(&self.bytes)?;
-            self.verified_for.store(owner.0, Ordering::Relaxed);
-        }
-        Ok(())
+impl Evict for Arc<Slot> {
+    fn may_evict(&self) -> bool {
+        Arc::strong_count(self) == 1
     }
 }
 
-impl fmt::Debug for MetaBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MetaBlock({})", self.number)
+impl Evict for Arc<Node> {
+    fn may_evict(&self) -> bool {
+        Arc::strong_count(self) == 1
     }
 }
+
+impl Evict for Arc<ExtentNode> {}
 
 impl Volume {
     pub(crate) fn new(
@@ -127,7 +105,8 @@ impl Volume {
             replay: options.replay,
             blocks: Cache::new(half / block_size.len()),
             extent_nodes: Cache::new(half / 4 / block_size.len()),
-            inodes: Cache::new(half / 2 / INODE_COST),
+            nodes: Cache::new(half / 2 / INODE_COST),
+            writer: OnceLock::new(),
             superblock,
         }
     }
@@ -228,8 +207,53 @@ impl Volume {
         &self.extent_nodes
     }
 
-    pub(crate) fn inodes(&self) -> &Cache<Ino, Arc<InodeData>> {
-        &self.inodes
+    /// The writing side.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::ReadOnly`] on a mount for reading only.
+    pub(crate) fn writer(&self) -> Result<&Writer> {
+        self.writer.get().ok_or(FsError::ReadOnly)
+    }
+
+    /// Makes the mount a writable one.
+    pub(crate) fn set_writer(&self, writer: Writer) {
+        let _ = self.writer.set(writer);
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writer.get().is_some()
+    }
+
+    /// The node of an inode number that was just given out. A node of an earlier inode of that
+    /// number, waiting to be encoded as free, takes the new state.
+    pub(crate) fn install_node(&self, ino: Ino, data: InodeData) -> Arc<Node> {
+        let mut data = Some(data);
+        let make = || match data.take() {
+            Some(data) => Arc::new(Node::new(data)),
+            None => unreachable!("called at most once"),
+        };
+        let node = self.nodes.get_or_insert_with(ino, make);
+        if let Some(data) = data {
+            node.revive(data);
+        }
+        node
+    }
+
+    /// Where the stored form of an inode is: its table block, and the byte in it.
+    pub(crate) fn inode_place(&self, ino: Ino) -> Result<(FsBlock, usize)> {
+        let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
+        let (group, index) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
+        let table = self.group(group)?.inode_table;
+        // The index is below 2^19, a record at most 64 KiB.
+        let offset = u64::from(index) * u64::from(self.superblock.inode_size);
+        let at = table.checked_add(offset >> self.block_size.log2()).unwrap_or(table);
+        self.check_blocks("inode table", None, at, 1)?;
+        Ok((at, (offset & u64::from(self.block_size.bytes() - 1)) as usize))
+    }
+
+    pub(crate) fn nodes(&self) -> &Cache<Ino, Arc<Node>> {
+        &self.nodes
     }
 
     /// Reads straight into `out`, from byte `offset` after the start of `block`. The caller has
@@ -263,14 +287,19 @@ impl Volume {
         Ok(bytes)
     }
 
-    /// The whole of a metadata block, through the cache.
+    /// The current version of a metadata block, through the cache.
     pub(crate) fn read_block(&self, block: FsBlock) -> Result<Arc<MetaBlock>> {
-        if let Some(cached) = self.blocks.get(&block) {
-            return Ok(cached);
-        }
-        let bytes = self.read_block_uncached(block)?.into_boxed_slice();
-        let loaded = MetaBlock { number: block, bytes, verified_for: AtomicU32::new(0) };
-        Ok(self.blocks.insert(block, Arc::new(loaded)))
+        self.slot(block).get(|| self.load_block(block))
+    }
+
+    /// The slot of a metadata block; nothing is read yet.
+    pub(crate) fn slot(&self, block: FsBlock) -> Arc<Slot> {
+        self.blocks.get_or_insert_with(block, || Arc::new(Slot::empty(block)))
+    }
+
+    /// What a slot is filled with.
+    pub(crate) fn load_block(&self, block: FsBlock) -> Result<Box<[u8]>> {
+        Ok(self.read_block_uncached(block)?.into_boxed_slice())
     }
 
     /// The descriptor of `group`, its checksum checked.

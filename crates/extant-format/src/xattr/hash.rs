@@ -63,6 +63,14 @@ pub fn checksum(fs_seed: u32, at: FsBlock, block: &[u8]) -> u32 {
     crc32c(crc, rest.get(4..).unwrap_or(&[]))
 }
 
+/// Stores the checksum of the block `block` at `at`. A block too short for one is left as it is.
+pub fn seal(fs_seed: u32, at: FsBlock, block: &mut [u8]) {
+    let sum = checksum(fs_seed, at, block);
+    if let Some(field) = block.get_mut(CHECKSUM_AT..).and_then(|rest| rest.first_chunk_mut::<4>()) {
+        *field = sum.to_le_bytes();
+    }
+}
+
 fn mix_name(name: &[u8], widen: impl Fn(u8) -> u32) -> u32 {
     name.iter().fold(0u32, |hash, byte| hash.rotate_left(5) ^ widen(*byte))
 }

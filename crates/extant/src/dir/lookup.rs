@@ -14,7 +14,7 @@ use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::{InlineDir, Inode};
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
-use crate::volume::MetaBlock;
+use crate::slot::MetaBlock;
 
 /// The name looked for, in the way its directory stores names.
 enum Target<'a> {
@@ -38,31 +38,9 @@ impl Target<'_> {
 struct IndexDamage;
 
 impl Inode {
-    /// The inode that `name` means in this directory. `.` is the directory itself, `..` what its
-    /// entry of that name says.
-    ///
-    /// In a case-folding directory every spelling of the name is found; in an encrypted one, the
-    /// form that [`read_dir`](Self::read_dir) shows.
-    ///
-    /// # Errors
-    ///
-    /// - [`FsError::NotFound`], [`FsError::NotADirectory`].
-    /// - [`FsError::NameTooLong`]: more than 255 bytes.
-    /// - Damage: a block of the directory cannot be read *and* the name is in none of the others;
-    ///   or the entry names an inode that is damaged or not in use. A damaged index alone is no
-    ///   error: the blocks are searched one by one.
-    ///
-    /// # Cost
-    ///
-    /// With an index, at most four blocks and usually two or three, cached. Without, half of the
-    /// directory on average.
-    pub fn lookup(&self, name: &[u8]) -> Result<Inode> {
-        let ino = self.lookup_ino(name)?;
-        self.fs().entry_inode(self.ino(), ino)
-    }
-
-    /// Like [`lookup`](Self::lookup), without loading the inode.
-    pub fn lookup_ino(&self, name: &[u8]) -> Result<Ino> {
+    /// Searches this version of the directory for `name`. On a writable mount the caller holds the
+    /// content lock; the public way in is [`lookup`](Self::lookup).
+    pub(crate) fn search(&self, name: &[u8]) -> Result<Ino> {
         if !self.is_dir() {
             return Err(FsError::NotADirectory { ino: self.ino() });
         }

@@ -23,6 +23,7 @@
 //!   this are reported as damage.
 //! - N2. Work on one directory is bounded by the blocks of the file system, whatever its map says.
 
+pub(crate) mod edit;
 mod lookup;
 mod nokey;
 mod read;

@@ -69,7 +69,8 @@ impl DirEntry {
     /// Those of [`Fs::inode`]. An entry that names an inode which is not in use is damage of the
     /// directory.
     pub fn inode(&self) -> Result<Inode> {
-        self.fs.entry_inode(self.dir, self.ino)
+        let node = self.fs.entry_node(self.dir, self.ino)?;
+        self.fs.handle(&node)
     }
 }
 

@@ -8,7 +8,7 @@ use extant_format::indirect;
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::Result;
 use crate::inode::Inode;
-use crate::volume::MetaBlock;
+use crate::slot::MetaBlock;
 
 /// Follows pointers, and remembers the last block of pointers.
 #[derive(Debug, Default)]

@@ -23,6 +23,7 @@
 //!   moves forward.
 //! - M2. Device blocks of a piece lie inside the file system. A reader need not check again.
 
+mod edit;
 mod extents;
 mod indirect;
 
@@ -33,6 +34,9 @@ use extant_base::{FileBlock, FsBlock};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
+pub(crate) use edit::{
+    append_block, check_size, grow, has_blocks, insert_first, is_small, remove, shrink,
+};
 pub(crate) use extents::ExtentNode;
 
 /// First block number that no file can have: file block numbers are 32 bits.

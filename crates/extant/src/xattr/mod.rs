@@ -7,6 +7,10 @@
 //! into the one that `getxattr` returns; everything else is as stored. Attributes that Linux does
 //! not show to programs (inline data, encryption contexts) are not shown.
 
+mod edit;
+
+pub(crate) use edit::{chmod_acl, inherited, release_all, releases_at_once, set, set_acl};
+
 use extant_base::{FsBlock, Ino};
 use extant_format::acl::Acl;
 use extant_format::inode::FileKind;

@@ -1,0 +1,382 @@
+//! Attributes of inodes: owners, modes, times, flags, projects, sizes, extended attributes.
+
+use std::sync::Arc;
+
+use extant_format::acl::Acl;
+use extant_format::features::RoCompat;
+use extant_format::inode::{FileKind, InodeFlags};
+use extant_format::time::Timestamp;
+use extant_format::xattr as format;
+
+use crate::error::{FsError, Result};
+use crate::inode::{Inode, InodeData};
+use crate::map;
+use crate::node::Node;
+use crate::txn::Txn;
+use crate::xattr::{self, AclKind};
+
+/// Blocks that changing attributes changes at most: the inode's, an attribute block or a value's
+/// inode with their bitmaps and descriptors, quotas of two owners of each kind.
+const CREDITS: u32 = 64;
+
+/// A new value for a time stamp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimeChange {
+    /// The time of the operation.
+    Now,
+    /// This time; inodes of 128 bytes keep whole seconds from 1901 to 2038, others reach 2446.
+    To(Timestamp),
+}
+
+/// Whether an extended attribute may or must exist before it is set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum XattrMode {
+    /// Either.
+    #[default]
+    Any,
+    /// It must not: [`FsError::AttributeExists`].
+    Create,
+    /// It must: [`FsError::NoAttribute`].
+    Replace,
+}
+
+/// Changes of an inode's attributes, made together. `None` leaves an attribute as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct SetAttributes {
+    /// Permission, set-id and sticky bits.
+    pub permissions: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last access.
+    pub atime: Option<TimeChange>,
+    /// Last change of contents.
+    pub mtime: Option<TimeChange>,
+    /// Creation time; Linux has no call for it.
+    pub crtime: Option<Timestamp>,
+    /// Flags, as `chattr` sets them: only those that users can change may differ.
+    pub flags: Option<InodeFlags>,
+    /// Project; needs the `project` feature.
+    pub project: Option<u32>,
+    /// Size in bytes, of a regular file.
+    pub size: Option<u64>,
+}
+
+impl SetAttributes {
+    /// No change.
+    pub fn new() -> SetAttributes {
+        SetAttributes::default()
+    }
+
+    /// Sets the permissions.
+    #[must_use]
+    pub fn permissions(mut self, permissions: u16) -> SetAttributes {
+        self.permissions = Some(permissions);
+        self
+    }
+
+    /// Sets owner and group.
+    #[must_use]
+    pub fn owner(mut self, uid: Option<u32>, gid: Option<u32>) -> SetAttributes {
+        (self.uid, self.gid) = (uid, gid);
+        self
+    }
+
+    /// Sets the times of access and of change.
+    #[must_use]
+    pub fn times(mut self, atime: Option<TimeChange>, mtime: Option<TimeChange>) -> SetAttributes {
+        (self.atime, self.mtime) = (atime, mtime);
+        self
+    }
+
+    /// Sets the flags.
+    #[must_use]
+    pub fn flags(mut self, flags: InodeFlags) -> SetAttributes {
+        self.flags = Some(flags);
+        self
+    }
+
+    /// Sets the project.
+    #[must_use]
+    pub fn project(mut self, project: u32) -> SetAttributes {
+        self.project = Some(project);
+        self
+    }
+
+    /// Sets the size.
+    #[must_use]
+    pub fn size(mut self, size: u64) -> SetAttributes {
+        self.size = Some(size);
+        self
+    }
+
+    fn is_only_flags(&self) -> bool {
+        SetAttributes { flags: None, ..*self } == SetAttributes::default()
+    }
+}
+
+/// Flags that `chattr` may change.
+const CHANGEABLE: InodeFlags = InodeFlags::SECRM
+    .union(InodeFlags::UNRM)
+    .union(InodeFlags::COMPR)
+    .union(InodeFlags::SYNC)
+    .union(InodeFlags::IMMUTABLE)
+    .union(InodeFlags::APPEND)
+    .union(InodeFlags::NODUMP)
+    .union(InodeFlags::NOATIME)
+    .union(InodeFlags::NOCOMPR)
+    .union(InodeFlags::JOURNAL_DATA)
+    .union(InodeFlags::NOTAIL)
+    .union(InodeFlags::DIRSYNC)
+    .union(InodeFlags::TOPDIR)
+    .union(InodeFlags::DAX)
+    .union(InodeFlags::PROJINHERIT)
+    .union(InodeFlags::CASEFOLD);
+
+impl Inode {
+    /// Changes attributes, all or none of those asked for. The change time becomes now.
+    ///
+    /// A new mode changes an access ACL with it; a new owner or group takes the set-id bits of what
+    /// is executable and no directory, unless the same call sets permissions.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::NotPermitted`]: the inode is immutable or append-only and more than its flags
+    ///   is to change; a flag that nobody can change.
+    /// - [`FsError::InvalidArgument`]: permissions above `0o7777`, a project without the feature,
+    ///   case folding on what is no empty directory or without the feature, a size of what is no
+    ///   regular file.
+    /// - [`FsError::QuotaExceeded`], [`FsError::TooLarge`] for a size that the map cannot reach.
+    /// - [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors.
+    ///
+    /// # Cost
+    ///
+    /// No I/O, except for a size: that frees the blocks behind it, in several transactions when
+    /// there are many.
+    pub fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
+        self.fs().change(|| {
+            let node = self.node();
+            let _content = node.content.write();
+            self.check_changes(changes)?;
+            if let Some(size) = changes.size {
+                self.resize(size)?;
+            }
+            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            self.apply(&mut txn, changes)
+        })
+    }
+
+    /// Sets the size of a regular file; growth reads as zeros. As
+    /// [`set_attributes`](Self::set_attributes).
+    pub fn truncate(&self, size: u64) -> Result<()> {
+        self.set_attributes(&SetAttributes::new().size(size))
+    }
+
+    fn check_changes(&self, changes: &SetAttributes) -> Result<()> {
+        let invalid = |what| Err(FsError::InvalidArgument { what });
+        if changes.permissions.is_some_and(|bits| bits > 0o7777) {
+            return invalid("permissions: 0 to 0o7777");
+        }
+        let data = self.node().data();
+        let ino = data.ino;
+        let features = self.volume().features();
+        if let Some(flags) = changes.flags {
+            let differ = flags ^ data.record.flags;
+            if !CHANGEABLE.contains(differ) {
+                let what = "one of the flags cannot be changed by users";
+                return Err(FsError::NotPermitted { ino, what });
+            }
+            if differ.contains(InodeFlags::CASEFOLD) {
+                use extant_format::features::Incompat;
+                if !features.has_incompat(Incompat::CASEFOLD) {
+                    return invalid("flags: the file system has no `casefold` feature");
+                }
+                if data.kind != FileKind::Directory
+                    || !crate::dir::edit::is_empty(self.fs(), self.node())?
+                {
+                    return invalid("flags: `casefold` is for empty directories");
+                }
+            }
+            let dirs_only = InodeFlags::DIRSYNC | InodeFlags::TOPDIR;
+            if data.kind != FileKind::Directory && (differ & flags).intersects(dirs_only) {
+                return invalid("flags: `dirsync` and `topdir` are for directories");
+            }
+        }
+        if changes.project.is_some_and(|project| project != data.record.project)
+            && !(features.has_ro_compat(RoCompat::PROJECT) && data.record.crtime.is_some())
+        {
+            return invalid("project: the file system has no `project` feature");
+        }
+        let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND;
+        if data.record.flags.intersects(frozen) && !changes.is_only_flags() {
+            let what = match data.record.flags.contains(InodeFlags::IMMUTABLE) {
+                true => "it is immutable",
+                false => "it can only be appended to",
+            };
+            return Err(FsError::NotPermitted { ino, what });
+        }
+        if changes.size.is_some() {
+            match data.kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(FsError::IsADirectory { ino }),
+                _ => return Err(FsError::NotARegularFile { ino }),
+            }
+            if data.record.flags.contains(InodeFlags::ENCRYPT) {
+                return Err(FsError::Encrypted { ino, what: "contents" });
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&self, txn: &mut Txn<'_>, changes: &SetAttributes) -> Result<()> {
+        let (fs, node) = (self.fs(), self.node());
+        let now = txn.writer().now();
+        let old = node.data();
+        let mut record = old.record.clone();
+        record.uid = changes.uid.unwrap_or(record.uid);
+        record.gid = changes.gid.unwrap_or(record.gid);
+        record.project = changes.project.unwrap_or(record.project);
+        if let Some(bits) = changes.permissions {
+            record.mode = (record.mode & !0o7777) | bits;
+        } else if (changes.uid.is_some() || changes.gid.is_some()) && old.kind == FileKind::Regular
+        {
+            record.mode &= !0o4000;
+            // Set-gid without group execution meant mandatory locks, and stays.
+            if record.mode & 0o010 != 0 {
+                record.mode &= !0o2000;
+            }
+        }
+        // What can be refused first: quotas of the new owner, room for a longer ACL.
+        txn.transfer_quota(&old.record, &record)?;
+        if changes.permissions.is_some()
+            && let Err(error) = xattr::chmod_acl(txn, fs, node, record.mode)
+        {
+            txn.transfer_quota_back(&old.record, &record);
+            return Err(error);
+        }
+        drop(old);
+        let at = |change: TimeChange| match change {
+            TimeChange::Now => now,
+            TimeChange::To(time) => time,
+        };
+        txn.update(node, |data: &mut InodeData| {
+            let target = &mut data.record;
+            (target.uid, target.gid, target.project) = (record.uid, record.gid, record.project);
+            target.mode = record.mode;
+            target.atime = changes.atime.map_or(target.atime, at);
+            target.mtime = changes.mtime.map_or(target.mtime, at);
+            if let (Some(_), Some(time)) = (target.crtime, changes.crtime) {
+                target.crtime = Some(time);
+            }
+            target.flags = changes.flags.unwrap_or(target.flags);
+            target.ctime = now;
+            target.version = target.version.wrapping_add(1);
+        })
+    }
+
+    /// The part of a change that concerns the map. The caller holds the content lock.
+    fn resize(&self, size: u64) -> Result<()> {
+        let (fs, node) = (self.fs(), self.node());
+        let old = node.with(|data| data.record.size);
+        if size == old {
+            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            return self.stamp(&mut txn, node);
+        }
+        map::check_size(self.volume(), &node.data(), size)?;
+        if size > old { map::grow(fs, node, size) } else { map::shrink(fs, node, size) }
+    }
+
+    fn stamp(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let now = txn.writer().now();
+        txn.update(node, |data| {
+            data.record.mtime = now;
+            data.record.ctime = now;
+        })
+    }
+
+    /// Sets extended attribute `name`, with its namespace (`user.comment`), to `value`.
+    ///
+    /// ACLs go by [`set_acl`](Self::set_acl), or here in the form that Linux programs use.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::InvalidName`]: no known namespace, nothing after it, more than 255 bytes.
+    /// - [`FsError::NoAttribute`], [`FsError::AttributeExists`] by `mode`.
+    /// - [`FsError::AttributeTooLarge`], [`FsError::NoSpace`], [`FsError::QuotaExceeded`].
+    /// - [`FsError::NotPermitted`]: `user.` attributes of what is neither file nor directory;
+    ///   flags.
+    /// - [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors. After an error
+    ///   nothing has changed.
+    pub fn set_xattr(
+        &self,
+        name: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.change_xattr(name.as_ref(), Some(value.as_ref()), mode)
+    }
+
+    /// Removes an extended attribute. Errors as [`set_xattr`](Self::set_xattr).
+    pub fn remove_xattr(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.change_xattr(name.as_ref(), None, XattrMode::Replace)
+    }
+
+    fn change_xattr(&self, full: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+        let Some((index, name)) = format::split(full) else {
+            let what = "an attribute needs a namespace: user., trusted., security. or system.";
+            return Err(FsError::InvalidName { what });
+        };
+        self.check_attributable(Some(index))?;
+        self.fs().change(|| {
+            let node = self.node();
+            let _content = node.content.write();
+            self.check_attributable(Some(index))?;
+            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            xattr::set(&mut txn, self.fs(), node, index, name, value, mode)?;
+            self.stamp_change(&mut txn)
+        })
+    }
+
+    /// Sets or removes an ACL. An access ACL changes the permission bits with it, and one that says
+    /// no more than they do is not stored.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotPermitted`] for symbolic links, and for default ACLs of what is no directory;
+    /// else as [`set_xattr`](Self::set_xattr).
+    pub fn set_acl(&self, kind: AclKind, acl: Option<&Acl>) -> Result<()> {
+        self.fs().change(|| {
+            let node = self.node();
+            let _content = node.content.write();
+            self.check_attributable(None)?;
+            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            xattr::set_acl(&mut txn, self.fs(), node, kind, acl)?;
+            self.stamp_change(&mut txn)
+        })
+    }
+
+    fn check_attributable(&self, index: Option<format::NameIndex>) -> Result<()> {
+        let data = self.node().data();
+        let ino = data.ino;
+        if data.record.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+            let what = "it is immutable or append-only";
+            return Err(FsError::NotPermitted { ino, what });
+        }
+        let plain = matches!(data.kind, FileKind::Regular | FileKind::Directory);
+        if index == Some(format::NameIndex::USER) && !plain {
+            let what = "only files and directories have user attributes";
+            return Err(FsError::NotPermitted { ino, what });
+        }
+        Ok(())
+    }
+
+    fn stamp_change(&self, txn: &mut Txn<'_>) -> Result<()> {
+        let now = txn.writer().now();
+        txn.update(self.node(), |data| {
+            data.record.ctime = now;
+            data.record.version = data.record.version.wrapping_add(1);
+        })
+    }
+}

@@ -1,0 +1,372 @@
+//! New inodes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant_base::Ino;
+use extant_format::dir::FileType;
+use extant_format::features::Incompat;
+use extant_format::inode::{DeviceNumber, FileKind, Inode as Record, InodeFlags};
+use extant_format::time::Timestamp;
+
+use super::{add_subdirectory, check_directory, check_name, check_subdirectories};
+use crate::alloc::{BlockAsk, Purpose};
+use crate::dentry::Known;
+use crate::dir::edit as dir_edit;
+use crate::error::{FsError, Result};
+use crate::inode::{Inode, InodeData};
+use crate::node::Node;
+use crate::slot::BlockKind;
+use crate::txn::Txn;
+use crate::xattr;
+
+/// Owner and mode of an inode to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewInode {
+    /// Permission, set-id and sticky bits, `0..=0o7777`, before a default ACL of the directory or
+    /// the umask of the caller (already taken off here) changes them.
+    pub permissions: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group. A directory with the set-gid bit gives its own group instead.
+    pub gid: u32,
+}
+
+impl NewInode {
+    /// Owned by root.
+    #[must_use]
+    pub fn root(permissions: u16) -> NewInode {
+        NewInode { permissions, uid: 0, gid: 0 }
+    }
+}
+
+/// What is neither a file, nor a directory, nor a symbolic link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Special {
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharDevice {
+        /// Major number, below 4096.
+        major: u32,
+        /// Minor number, below 2^20.
+        minor: u32,
+    },
+    /// A block device.
+    BlockDevice {
+        /// Major number, below 4096.
+        major: u32,
+        /// Minor number, below 2^20.
+        minor: u32,
+    },
+}
+
+impl Special {
+    fn kind(self) -> FileKind {
+        match self {
+            Special::Fifo => FileKind::Fifo,
+            Special::Socket => FileKind::Socket,
+            Special::CharDevice { .. } => FileKind::CharDevice,
+            Special::BlockDevice { .. } => FileKind::BlockDevice,
+        }
+    }
+}
+
+/// What a new inode is, with what belongs to that kind.
+#[derive(Clone, Copy)]
+enum What<'a> {
+    File,
+    Directory,
+    Symlink(&'a [u8]),
+    Special(Special),
+}
+
+impl What<'_> {
+    fn kind(self) -> FileKind {
+        match self {
+            What::File => FileKind::Regular,
+            What::Directory => FileKind::Directory,
+            What::Symlink(_) => FileKind::Symlink,
+            What::Special(special) => special.kind(),
+        }
+    }
+}
+
+/// Flags that a new inode takes from its directory, by kind.
+fn inherited_flags(parent: InodeFlags, kind: FileKind) -> InodeFlags {
+    let all = InodeFlags::SECRM
+        | InodeFlags::UNRM
+        | InodeFlags::COMPR
+        | InodeFlags::SYNC
+        | InodeFlags::NODUMP
+        | InodeFlags::NOATIME
+        | InodeFlags::NOCOMPR
+        | InodeFlags::JOURNAL_DATA
+        | InodeFlags::NOTAIL
+        | InodeFlags::DIRSYNC
+        | InodeFlags::PROJINHERIT
+        | InodeFlags::CASEFOLD
+        | InodeFlags::DAX;
+    let fit = match kind {
+        FileKind::Directory => all,
+        FileKind::Regular => {
+            all.difference(InodeFlags::DIRSYNC | InodeFlags::CASEFOLD | InodeFlags::PROJINHERIT)
+        }
+        _ => InodeFlags::NODUMP | InodeFlags::NOATIME,
+    };
+    parent & fit
+}
+
+impl Inode {
+    /// Makes an empty regular file.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Exists`], [`FsError::NotADirectory`], [`FsError::NotFound`] if this directory was
+    /// removed; [`FsError::InvalidName`], [`FsError::NameTooLong`]; [`FsError::NotPermitted`] by an
+    /// immutable directory; [`FsError::NoSpace`], [`FsError::QuotaExceeded`];
+    /// [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors. After an error nothing
+    /// has changed.
+    pub fn create(&self, name: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
+        self.make(name.as_ref(), new, What::File)
+    }
+
+    /// Makes an empty directory. Errors as [`create`](Self::create), and [`FsError::TooManyLinks`].
+    pub fn mkdir(&self, name: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
+        self.make(name.as_ref(), new, What::Directory)
+    }
+
+    /// Makes a symbolic link to `target`, 1 byte to one block less 1 long. Its permissions are
+    /// `0o777` whatever `new` says. Errors as [`create`](Self::create).
+    pub fn symlink(
+        &self,
+        name: impl AsRef<[u8]>,
+        target: impl AsRef<[u8]>,
+        new: &NewInode,
+    ) -> Result<Inode> {
+        let target = target.as_ref();
+        let longest = self.volume().block_size().len().min(4096) - 1;
+        if target.is_empty() || target.contains(&0) {
+            let what = "the target of a link is empty or contains a zero byte";
+            return Err(FsError::InvalidArgument { what });
+        }
+        if target.len() > longest {
+            return Err(FsError::NameTooLong { len: target.len() });
+        }
+        let new = NewInode { permissions: 0o777, ..*new };
+        self.make(name.as_ref(), &new, What::Symlink(target))
+    }
+
+    /// Makes a device, a pipe or a socket. Errors as [`create`](Self::create).
+    pub fn mknod(&self, name: impl AsRef<[u8]>, special: Special, new: &NewInode) -> Result<Inode> {
+        self.make(name.as_ref(), new, What::Special(special))
+    }
+
+    /// Makes a regular file without a name in this directory's place: it goes when the last handle
+    /// does, or gets a name by [`link`](Self::link).
+    ///
+    /// Errors as [`create`](Self::create).
+    pub fn tmpfile(&self, new: &NewInode) -> Result<Inode> {
+        let fs = self.fs();
+        fs.change(|| {
+            let dir = self.node();
+            let _content = dir.content.write();
+            let parent = dir.data();
+            check_directory(&parent, false)?;
+            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            let node = self.new_node(&mut txn, &parent, b"", new, What::File)?;
+            txn.update(&node, |data| data.record.links = 0)?;
+            node.nameless.store(true, Ordering::Release);
+            let handle = fs.handle(&node);
+            fs.add_orphan(&mut txn, &node).map_err(|error| txn.fail(error))?;
+            handle
+        })
+    }
+
+    fn make(&self, name: &[u8], new: &NewInode, what: What<'_>) -> Result<Inode> {
+        check_name(name)?;
+        self.fs().change(|| self.make_once(name, new, what))
+    }
+
+    fn make_once(&self, name: &[u8], new: &NewInode, what: What<'_>) -> Result<Inode> {
+        let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
+        let writer = volume.writer()?;
+        let _content = dir.content.write();
+        let parent = dir.data();
+        check_directory(&parent, false)?;
+        if let Known::Is(node) = writer.dentries().get(dir.ino(), name) {
+            return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
+        }
+        let is_dir = what.kind() == FileKind::Directory;
+        if is_dir {
+            check_subdirectories(volume, &parent)?;
+        }
+        let mut txn = Txn::begin(volume, CREDITS)?;
+        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name)?;
+        let node = self.new_node(&mut txn, &parent, name, new, what)?;
+        // Nothing below fails for want of space.
+        drop(parent);
+        let now = writer.now();
+        let finish = |txn: &mut Txn<'_>| {
+            let file_type = FileType::from_mode(what.kind().mode_bits());
+            dir_edit::insert(txn, fs, dir, place, name, node.ino(), file_type)?;
+            txn.update(dir, |data| {
+                touch(data, now);
+                if is_dir {
+                    add_subdirectory(volume, data);
+                }
+            })
+        };
+        finish(&mut txn).map_err(|error| txn.fail(error))?;
+        let handle = fs.handle(&node)?;
+        fs.note_name(dir, name, Some(node));
+        Ok(handle)
+    }
+
+    /// A device, pipe or socket without a name, as part of a larger change.
+    pub(super) fn make_special(
+        &self,
+        txn: &mut Txn<'_>,
+        name: &[u8],
+        new: &NewInode,
+        special: Special,
+    ) -> Result<Arc<Node>> {
+        let parent = self.node().data();
+        self.new_node(txn, &parent, name, new, What::Special(special))
+    }
+
+    /// An inode with its first contents, not yet in any directory. Undone when it fails.
+    fn new_node(
+        &self,
+        txn: &mut Txn<'_>,
+        parent: &InodeData,
+        name: &[u8],
+        new: &NewInode,
+        what: What<'_>,
+    ) -> Result<Arc<Node>> {
+        let (fs, writer) = (self.fs(), self.volume().writer()?);
+        let kind = what.kind();
+        let mut record = self.new_record(parent, new, what)?;
+        let inherited = xattr::inherited(fs, self, kind, &mut record)?;
+        txn.charge_inode(&record)?;
+        let ino = match writer.alloc().allocate_inode(txn, parent, kind, name) {
+            Ok(ino) => ino,
+            Err(error) => {
+                txn.uncharge_inode(&record);
+                return Err(error);
+            }
+        };
+        let inode_bytes = usize::from(self.volume().superblock().inode_size);
+        let data = InodeData::fresh(ino, kind, record, inode_bytes);
+        let node = txn.create_node(ino, data).map_err(|error| txn.fail(error))?;
+        let fill = |txn: &mut Txn<'_>| -> Result<()> {
+            match what {
+                What::Directory => dir_edit::create(txn, fs, &node, parent.ino)?,
+                What::Symlink(target) => fill_symlink(txn, &node, target)?,
+                What::File | What::Special(_) => {}
+            }
+            inherited.store(txn, fs, &node)
+        };
+        match fill(txn) {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                fs.undo_new(txn, &node).map_err(|broken| txn.fail(broken))?;
+                Err(error)
+            }
+        }
+    }
+
+    fn new_record(&self, parent: &InodeData, new: &NewInode, what: What<'_>) -> Result<Record> {
+        let volume = self.volume();
+        let writer = volume.writer()?;
+        let kind = what.kind();
+        let now = writer.now();
+        let layout = volume.inode_layout();
+        let mut record = Record::empty(layout);
+        let mut permissions = new.permissions & 0o7777;
+        record.gid = new.gid;
+        // Set-gid directories give their group, and to directories the bit itself.
+        if parent.record.mode & 0o2000 != 0 {
+            record.gid = parent.record.gid;
+            if kind == FileKind::Directory {
+                permissions |= 0o2000;
+            }
+        }
+        record.mode = kind.mode_bits() | permissions;
+        record.uid = new.uid;
+        (record.atime, record.mtime, record.ctime) = (now, now, now);
+        record.crtime = record.crtime.map(|_| now);
+        record.links = if kind == FileKind::Directory { 2 } else { 1 };
+        record.generation = (writer.random() >> 32) as u32;
+        record.flags = inherited_flags(parent.record.flags, kind);
+        if parent.record.flags.contains(InodeFlags::PROJINHERIT) {
+            record.project = parent.record.project;
+        }
+        let mapped = match what {
+            What::File | What::Directory => true,
+            What::Symlink(target) => target.len() >= record.block.len(),
+            What::Special(_) => false,
+        };
+        if mapped && volume.features().has_incompat(Incompat::EXTENTS) {
+            record.flags |= InodeFlags::EXTENTS;
+            record.block = extant_format::extent::empty_root();
+        }
+        if let What::Special(special) = what
+            && let Special::CharDevice { major, minor } | Special::BlockDevice { major, minor } =
+                special
+        {
+            let device = DeviceNumber::new(major, minor).map_err(|_| {
+                let what = "device numbers: major below 4096, minor below 1048576";
+                FsError::InvalidArgument { what }
+            })?;
+            record.block = device.encode();
+        }
+        Ok(record)
+    }
+}
+
+/// Blocks that making an inode changes at most, besides those of the directory: bitmap and
+/// descriptor of the inode, its table block, the block of a directory or link target with its
+/// bitmap and descriptor, an attribute block likewise, an orphan's place, quotas, the superblock.
+pub(super) const CREDITS: u32 = dir_edit::INSERT_CREDITS + 32;
+
+/// A change of a directory's entries shows in its times.
+pub(super) fn touch(dir: &mut InodeData, now: Timestamp) {
+    dir.record.mtime = now;
+    dir.record.ctime = now;
+    dir.record.version = dir.record.version.wrapping_add(1);
+}
+
+/// Puts the target of a link into the inode, or into a block of its own.
+fn fill_symlink(txn: &mut Txn<'_>, node: &Arc<Node>, target: &[u8]) -> Result<()> {
+    let area_bytes = node.with(|data| data.record.block.len());
+    if target.len() < area_bytes {
+        return txn.update(node, |data| {
+            let mut area = [0; extant_format::inode::BLOCK_AREA_BYTES];
+            area[..target.len()].copy_from_slice(target);
+            data.set_block_area(area);
+            data.record.size = target.len() as u64;
+        });
+    }
+    let goal = txn.volume().goal_of(node.ino())?;
+    let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
+    let run = txn.allocate(node, &ask)?;
+    let fill = |block: &mut [u8]| block[..target.len()].copy_from_slice(target);
+    txn.create_block(run.start, BlockKind::Plain, fill).map_err(|error| txn.fail(error))?;
+    crate::map::insert_first(txn, node, run.start).map_err(|error| txn.fail(error))?;
+    txn.update(node, |data| data.record.size = target.len() as u64)
+}
+
+/// Where an inode with this number has its home: blocks near it are good for it.
+impl crate::volume::Volume {
+    pub(crate) fn goal_of(&self, ino: Ino) -> Result<extant_base::FsBlock> {
+        let (group, _) = self
+            .superblock()
+            .group_of_inode(ino)
+            .ok_or(FsError::NoSuchInode { ino, inode_count: self.inode_count() })?;
+        let first = self.superblock().group_first_block(group);
+        Ok(first.unwrap_or(self.first_data_block()))
+    }
+}

@@ -1,0 +1,96 @@
+//! What happens to an inode that lost its last name.
+//!
+//! Without handles and with little to free it goes in the transaction that removed the name. Else
+//! it becomes an orphan: found again after a crash, deleted when the last handle is let go.
+
+use std::sync::Arc;
+
+use extant_format::inode::{FileKind, InodeFlags};
+
+use crate::alloc::Purpose;
+use crate::error::Result;
+use crate::inode::InodeData;
+use crate::map::{self, FILE_BLOCKS_END};
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::txn::Txn;
+use crate::xattr;
+
+/// Blocks that deleting an inode at once changes at most: its bitmap, descriptor and table block,
+/// four extents' bitmaps and descriptors, an attribute block likewise, quotas, an orphan's place.
+pub(super) const CREDITS: u32 = 32;
+
+/// What the blocks of an inode are.
+pub(crate) fn purpose_of(data: &InodeData) -> Purpose {
+    match data.kind {
+        FileKind::Regular if !data.record.flags.contains(InodeFlags::EA_INODE) => Purpose::Data,
+        _ => Purpose::Metadata,
+    }
+}
+
+impl Fs {
+    /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
+    /// holds it, else makes it an orphan.
+    pub(super) fn bury(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data));
+        if small && node.take_for_deletion() {
+            return self.delete_in(txn, node, false);
+        }
+        self.add_orphan(txn, node)?;
+        // Handles may have been let go before the count came to 0.
+        if node.is_unheld() {
+            self.volume().writer()?.reclaim_later(Arc::clone(node));
+        }
+        Ok(())
+    }
+
+    /// Deletes some of the inodes whose last handle was let go.
+    ///
+    /// Failures leave the inode an orphan, for the next mount.
+    pub(crate) fn reclaim(&self) {
+        let Ok(writer) = self.volume().writer() else { return };
+        for node in writer.take_reclaimable() {
+            if node.take_for_deletion() && self.delete_orphan(&node).is_err() {
+                node.keep();
+            }
+        }
+    }
+
+    /// Deletes an orphan that nobody can reach any more (D3).
+    pub(crate) fn delete_orphan(&self, node: &Arc<Node>) -> Result<()> {
+        let mut txn = Txn::begin(self.volume(), CREDITS)?;
+        self.delete_in(&mut txn, node, true)
+    }
+
+    fn delete_in(&self, txn: &mut Txn<'_>, node: &Arc<Node>, is_orphan: bool) -> Result<()> {
+        let purpose = node.with(purpose_of);
+        if node.with(map::has_blocks) {
+            map::remove(txn, self, node, 0..FILE_BLOCKS_END, purpose)?;
+            txn.ensure(CREDITS)?;
+        }
+        xattr::release_all(txn, self, node)?;
+        if is_orphan {
+            self.remove_orphan(txn, node)?;
+        }
+        self.free_node(txn, node)
+    }
+
+    /// Undoes the making of an inode that no directory names yet.
+    pub(super) fn undo_new(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        node.take_for_deletion();
+        self.delete_in(txn, node, false)
+    }
+
+    fn free_node(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let writer = self.volume().writer()?;
+        let seconds = writer.now().seconds;
+        let (record, is_dir) = txn.update(node, |data| {
+            data.record.links = 0;
+            // Zero would mean "in use" to e2fsck.
+            data.record.dtime = (seconds as u32).max(1);
+            (data.record.clone(), data.kind == FileKind::Directory)
+        })?;
+        txn.uncharge_inode(&record);
+        writer.alloc().free_inode(txn, node.ino(), is_dir)
+    }
+}

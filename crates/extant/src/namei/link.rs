@@ -1,0 +1,215 @@
+//! Names added to what exists, and names removed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant_format::dir::FileType;
+use extant_format::inode::{FileKind, InodeFlags};
+
+use super::create::touch;
+use super::lock::lock_all;
+use super::{LINKS_MAX, check_directory, check_linkable, check_name, drop_subdirectory};
+use crate::dir::edit as dir_edit;
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+use crate::node::Node;
+use crate::txn::Txn;
+
+/// Blocks that adding a name to an inode changes at most.
+const LINK_CREDITS: u32 = dir_edit::INSERT_CREDITS + 8;
+
+/// Blocks that removing a name changes at most, with an inode that goes at once.
+const UNLINK_CREDITS: u32 = dir_edit::REMOVE_CREDITS + super::delete::CREDITS;
+
+impl Inode {
+    /// Gives `target` another name, `name` in this directory. A file without a name, made by
+    /// [`tmpfile`](Self::tmpfile), gets its first.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create), and: [`FsError::NotPermitted`] for directories and for files that
+    /// are immutable or append-only; [`FsError::TooManyLinks`]; [`FsError::NotFound`] when the last
+    /// name of `target` was removed; [`FsError::OtherProject`].
+    pub fn link(&self, name: impl AsRef<[u8]>, target: &Inode) -> Result<()> {
+        let name = name.as_ref();
+        check_name(name)?;
+        self.fs().change(|| self.link_once(name, target.node()))
+    }
+
+    fn link_once(&self, name: &[u8], target: &Arc<Node>) -> Result<()> {
+        let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
+        let writer = volume.writer()?;
+        if target.with(|data| data.kind == FileKind::Directory) {
+            let what = "directories have one name only";
+            return Err(FsError::NotPermitted { ino: target.ino(), what });
+        }
+        let _content = dir.content.write();
+        let parent = dir.data();
+        check_directory(&parent, false)?;
+        if let Some(node) = fs.find_in(dir, name)? {
+            return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
+        }
+        let nameless = target.nameless.load(Ordering::Acquire);
+        let (kind, links) = target.with(|data| {
+            check_linkable(data)?;
+            if data.record.links == 0 && !nameless {
+                return Err(FsError::NotFound { dir: dir.ino() });
+            }
+            if data.record.links >= LINKS_MAX {
+                let limit = u32::from(LINKS_MAX);
+                return Err(FsError::TooManyLinks { ino: data.ino, limit });
+            }
+            if parent.record.flags.contains(InodeFlags::PROJINHERIT)
+                && parent.record.project != data.record.project
+            {
+                return Err(FsError::OtherProject { ino: data.ino });
+            }
+            Ok((data.kind, data.record.links))
+        })?;
+        drop(parent);
+        let mut txn = Txn::begin(volume, LINK_CREDITS)?;
+        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name)?;
+        let now = writer.now();
+        // Another thread may link or unlink the target at the same time: its count is decided
+        // under its own lock.
+        let counted = txn.update(target, |data| {
+            let gone = data.record.links == 0 && !nameless;
+            if gone || data.record.links >= LINKS_MAX {
+                return false;
+            }
+            data.record.links += 1;
+            data.record.ctime = now;
+            true
+        })?;
+        if !counted {
+            return Err(match links {
+                0 => FsError::NotFound { dir: dir.ino() },
+                _ => FsError::TooManyLinks { ino: target.ino(), limit: u32::from(LINKS_MAX) },
+            });
+        }
+        let finish = |txn: &mut Txn<'_>| {
+            if links == 0 {
+                fs.remove_orphan(txn, target)?;
+                target.nameless.store(false, Ordering::Release);
+            }
+            let file_type = FileType::from_mode(kind.mode_bits());
+            dir_edit::insert(txn, fs, dir, place, name, target.ino(), file_type)?;
+            txn.update(dir, |data| touch(data, now))
+        };
+        finish(&mut txn).map_err(|error| txn.fail(error))?;
+        fs.note_name(dir, name, Some(Arc::clone(target)));
+        Ok(())
+    }
+
+    /// Removes a name that is not a directory's. The inode goes with its last name, or with the
+    /// last handle on it.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::IsADirectory`];
+    /// [`FsError::NotPermitted`] by flags of the directory or the file; [`FsError::ReadOnly`],
+    /// [`FsError::Aborted`]; damage and device errors. After an error nothing has changed.
+    pub fn unlink(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        let name = name.as_ref();
+        check_name(name)?;
+        self.fs().change(|| self.unlink_once(name))
+    }
+
+    fn unlink_once(&self, name: &[u8]) -> Result<()> {
+        let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
+        let writer = volume.writer()?;
+        let _content = dir.content.write();
+        dir.with(|parent| check_directory(parent, true))?;
+        let found = fs.find_in(dir, name)?;
+        let node = found.ok_or(FsError::NotFound { dir: dir.ino() })?;
+        node.with(|data| {
+            if data.kind == FileKind::Directory {
+                return Err(FsError::IsADirectory { ino: data.ino });
+            }
+            check_linkable(data)
+        })?;
+        let mut txn = Txn::begin(volume, UNLINK_CREDITS)?;
+        dir_edit::remove(&mut txn, fs, dir, name)?;
+        let now = writer.now();
+        let finish = |txn: &mut Txn<'_>| {
+            txn.update(dir, |data| touch(data, now))?;
+            let left = txn.update(&node, |data| {
+                data.record.links = data.record.links.saturating_sub(1);
+                data.record.ctime = now;
+                data.record.links
+            })?;
+            if left == 0 { fs.bury(txn, &node) } else { Ok(()) }
+        };
+        finish(&mut txn).map_err(|error| txn.fail(error))?;
+        fs.note_name(dir, name, None);
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`]; else as
+    /// [`unlink`](Self::unlink).
+    pub fn rmdir(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        let name = name.as_ref();
+        match name {
+            b"." => return Err(FsError::InvalidName { what: "`.` cannot be removed" }),
+            b".." => return Err(FsError::NotEmpty { ino: self.ino() }),
+            _ => check_name(name)?,
+        }
+        self.fs().change(|| self.rmdir_once(name))
+    }
+
+    fn rmdir_once(&self, name: &[u8]) -> Result<()> {
+        self.node().with(|parent| check_directory(parent, true))?;
+        // Each round that fails saw the name change hands: others got something done.
+        loop {
+            let node = self.fs().lookup_in(self.node(), name)?;
+            if self.rmdir_locked(name, &node)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `false` when the name stood for something else once the locks were held.
+    fn rmdir_locked(&self, name: &[u8], node: &Arc<Node>) -> Result<bool> {
+        let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
+        let writer = volume.writer()?;
+        if node.ino() == dir.ino() {
+            let fault = Fault::Rule("an entry names its own directory");
+            return Err(FsError::corrupt("directory", dir.ino(), None, fault));
+        }
+        let _locks = lock_all([Some(dir), Some(node), None, None]);
+        if !fs.find_in(dir, name)?.is_some_and(|again| Arc::ptr_eq(&again, node)) {
+            return Ok(false);
+        }
+        dir.with(|parent| check_directory(parent, true))?;
+        node.with(|data| {
+            if data.kind != FileKind::Directory {
+                return Err(FsError::NotADirectory { ino: data.ino });
+            }
+            check_linkable(data)
+        })?;
+        if !dir_edit::is_empty(fs, node)? {
+            return Err(FsError::NotEmpty { ino: node.ino() });
+        }
+        let mut txn = Txn::begin(volume, UNLINK_CREDITS)?;
+        dir_edit::remove(&mut txn, fs, dir, name)?;
+        let now = writer.now();
+        let finish = |txn: &mut Txn<'_>| {
+            txn.update(dir, |data| {
+                touch(data, now);
+                drop_subdirectory(data);
+            })?;
+            txn.update(node, |data| {
+                data.record.links = 0;
+                data.record.ctime = now;
+            })?;
+            fs.bury(txn, node)
+        };
+        finish(&mut txn).map_err(|error| txn.fail(error))?;
+        fs.note_name(dir, name, None);
+        Ok(true)
+    }
+}

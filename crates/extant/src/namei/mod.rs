@@ -1,0 +1,170 @@
+//! The name space: create, link, unlink, rename, and the attributes of inodes.
+//!
+//! # Place
+//!
+//! Below: `dir` edits directories, `alloc` gives inodes and blocks, `xattr` attributes, `txn` the
+//! journal. Above: the path layer and front ends.
+//!
+//! # Shape
+//!
+//! ```text
+//! create   files, directories, links to paths, devices; files without a name
+//! link     another name, names removed
+//! rename   with its three flags
+//! attr     owners, modes, times, flags, sizes, extended attributes
+//! delete   what happens to an inode without names
+//! lookup   from a name to an inode
+//! lock     content locks of several inodes
+//! ```
+//!
+//! # Rules
+//!
+//! - A1. Every operation is one transaction's: all of it survives a crash or nothing. Removing the
+//!   contents of a large file takes several; the inode is an orphan in between.
+//! - A2. What can be refused is refused before anything is changed: names, kinds, flags, space,
+//!   quota. A failure after that is undone, or ends the mount's writing (`Txn::fail`).
+//! - A3. The clock is asked once per operation: all times it sets are equal.
+//!
+//! # Source
+//!
+//! POSIX.1-2024 for times, links and errors; where it leaves a choice, what Linux ext4 does.
+
+mod attr;
+mod create;
+mod delete;
+mod link;
+mod lock;
+mod lookup;
+mod rename;
+
+pub use attr::{SetAttributes, TimeChange, XattrMode};
+pub use create::{NewInode, Special};
+pub use rename::RenameFlags;
+
+use std::sync::Arc;
+
+use extant_format::features::RoCompat;
+use extant_format::inode::{FileKind, InodeFlags};
+
+use crate::dir::NAME_MAX;
+use crate::error::{FsError, Result};
+use crate::inode::InodeData;
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::volume::Volume;
+
+/// The most links of a file or directory.
+pub(crate) const LINKS_MAX: u16 = 65_000;
+
+/// How often an operation that found no room commits, to get back what was freed lately, and tries
+/// again.
+const SPACE_RETRIES: usize = 2;
+
+/// A name that an entry can have.
+fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"" => Err(FsError::InvalidName { what: "it is empty" }),
+        b"." | b".." => Err(FsError::InvalidName { what: "`.` and `..` are given" }),
+        _ if name.len() > NAME_MAX => Err(FsError::NameTooLong { len: name.len() }),
+        _ if name.contains(&b'/') => Err(FsError::InvalidName { what: "it contains `/`" }),
+        _ if name.contains(&0) => Err(FsError::InvalidName { what: "it contains a zero byte" }),
+        _ => Ok(()),
+    }
+}
+
+/// A directory in which names can be added (and removed, when `removing`).
+fn check_directory(dir: &InodeData, removing: bool) -> Result<()> {
+    if dir.kind != FileKind::Directory {
+        return Err(FsError::NotADirectory { ino: dir.ino });
+    }
+    if dir.record.links == 0 {
+        // It was removed; nothing can be found or made in it.
+        return Err(FsError::NotFound { dir: dir.ino });
+    }
+    if dir.record.flags.contains(InodeFlags::ENCRYPT) {
+        return Err(FsError::Encrypted { ino: dir.ino, what: "directory entry names" });
+    }
+    if dir.record.flags.contains(InodeFlags::IMMUTABLE) {
+        return Err(FsError::NotPermitted { ino: dir.ino, what: "the directory is immutable" });
+    }
+    if removing && dir.record.flags.contains(InodeFlags::APPEND) {
+        let what = "the directory takes new entries only";
+        return Err(FsError::NotPermitted { ino: dir.ino, what });
+    }
+    Ok(())
+}
+
+/// An inode that can get or lose a name.
+fn check_linkable(inode: &InodeData) -> Result<()> {
+    let ino = inode.ino;
+    if inode.record.flags.contains(InodeFlags::IMMUTABLE) {
+        return Err(FsError::NotPermitted { ino, what: "it is immutable" });
+    }
+    if inode.record.flags.contains(InodeFlags::APPEND) {
+        return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
+    }
+    Ok(())
+}
+
+/// Whether a directory can have one more subdirectory.
+fn check_subdirectories(volume: &Volume, dir: &InodeData) -> Result<()> {
+    let many = volume.features().has_ro_compat(RoCompat::DIR_NLINK)
+        && dir.record.flags.contains(InodeFlags::INDEX);
+    if dir.record.links >= LINKS_MAX && !many {
+        return Err(FsError::TooManyLinks { ino: dir.ino, limit: u32::from(LINKS_MAX) });
+    }
+    Ok(())
+}
+
+/// One more subdirectory. From 65,000 links on the field says 1: "many".
+fn add_subdirectory(volume: &Volume, dir: &mut InodeData) {
+    let links = &mut dir.record.links;
+    // 1 means "many" only with the feature and an index; a broken count of 1 else heals upwards.
+    if *links == 1 && volume.features().has_ro_compat(RoCompat::DIR_NLINK) {
+        return;
+    }
+    *links = if *links >= LINKS_MAX { 1 } else { *links + 1 };
+}
+
+/// One subdirectory less. A directory of many stays at 1.
+fn drop_subdirectory(dir: &mut InodeData) {
+    if dir.record.links > 2 {
+        dir.record.links -= 1;
+    }
+}
+
+impl Fs {
+    /// Runs a change, again after a commit if it found no room while freed blocks were waiting for
+    /// one; then deletes inodes that lost their last handle.
+    fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
+        let writer = self.volume().writer()?;
+        let mut result = run();
+        for _ in 0..SPACE_RETRIES {
+            match &result {
+                Err(FsError::NoSpace { .. }) if writer.alloc().free_pending() > 0 => {
+                    writer
+                        .journal()
+                        .commit(writer.journal().running())
+                        .map_err(FsError::from_journal)?;
+                    result = run();
+                }
+                _ => break,
+            }
+        }
+        self.reclaim();
+        result
+    }
+
+    /// Whether names of `dir` may be kept in the cache of names.
+    fn caches_names(dir: &InodeData) -> bool {
+        !dir.record.flags.intersects(InodeFlags::CASEFOLD | InodeFlags::ENCRYPT)
+    }
+
+    fn note_name(&self, dir: &Node, name: &[u8], node: Option<Arc<Node>>) {
+        if let Ok(writer) = self.volume().writer()
+            && dir.with(Fs::caches_names)
+        {
+            writer.dentries().set(dir.ino(), name, node);
+        }
+    }
+}

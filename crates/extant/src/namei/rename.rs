@@ -1,0 +1,416 @@
+//! Renames.
+
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use extant_base::Ino;
+use extant_format::dir::FileType;
+use extant_format::inode::{FileKind, InodeFlags};
+use extant_format::time::Timestamp;
+
+use super::create::touch;
+use super::lock::lock_all;
+use super::{
+    Special, add_subdirectory, check_directory, check_linkable, check_name, check_subdirectories,
+    drop_subdirectory,
+};
+use crate::dir::edit as dir_edit;
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::txn::Txn;
+
+bitflags! {
+    /// How a rename treats the new name, as `renameat2` of Linux.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct RenameFlags: u32 {
+        /// The new name must not exist.
+        const NOREPLACE = 1;
+        /// Both names exist, and change places.
+        const EXCHANGE = 2;
+        /// A whiteout (a character device 0:0) stays at the old name.
+        const WHITEOUT = 4;
+    }
+}
+
+/// Blocks that a rename changes at most: two insertions, two removals or replacements, `..` of two
+/// directories, a whiteout, an inode that goes.
+const CREDITS: u32 = 2 * dir_edit::INSERT_CREDITS
+    + 2 * dir_edit::REMOVE_CREDITS
+    + super::create::CREDITS
+    + super::delete::CREDITS
+    + 16;
+
+/// Levels from a directory to the root that are followed before the tree is taken to be circular.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// What a rename is about, with the inodes that the names stand for.
+struct Move<'a> {
+    fs: &'a Fs,
+    old_dir: &'a Arc<Node>,
+    old_name: &'a [u8],
+    new_dir: &'a Arc<Node>,
+    new_name: &'a [u8],
+    flags: RenameFlags,
+    moved: &'a Arc<Node>,
+    /// What the new name stands for.
+    target: Option<&'a Arc<Node>>,
+}
+
+impl Inode {
+    /// Moves `name` of this directory to `new_name` in `new_dir`, replacing what is there as far as
+    /// `flags` allow: a directory replaces an empty directory, anything else what is no directory.
+    /// Two names of one inode stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotFound`], [`FsError::Exists`] (with `NOREPLACE`), [`FsError::NotEmpty`],
+    /// [`FsError::IsADirectory`], [`FsError::NotADirectory`], [`FsError::IntoItself`],
+    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::NotPermitted`],
+    /// [`FsError::InvalidArgument`] for flags that exclude each other; else as
+    /// [`create`](Self::create). After an error nothing has changed.
+    ///
+    /// # Locks
+    ///
+    /// Both directories, and the inodes that move if they are directories. Only moving a directory to
+    /// another parent takes the lock on the shape of the tree.
+    pub fn rename(
+        &self,
+        name: impl AsRef<[u8]>,
+        new_dir: &Inode,
+        new_name: impl AsRef<[u8]>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (name, new_name) = (name.as_ref(), new_name.as_ref());
+        check_name(name)?;
+        check_name(new_name)?;
+        if flags.contains(RenameFlags::EXCHANGE)
+            && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT)
+        {
+            let what = "rename flags: EXCHANGE goes with no other";
+            return Err(FsError::InvalidArgument { what });
+        }
+        self.fs().change(|| self.rename_once(name, new_dir.node(), new_name, flags))
+    }
+
+    fn rename_once(
+        &self,
+        old_name: &[u8],
+        new_dir: &Arc<Node>,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (fs, old_dir) = (self.fs(), self.node());
+        loop {
+            for dir in [old_dir, new_dir] {
+                dir.with(|data| check_directory(data, false))?;
+            }
+            let moved = fs.lookup_in(old_dir, old_name)?;
+            let target = match fs.lookup_in(new_dir, new_name) {
+                Ok(node) => Some(node),
+                Err(FsError::NotFound { dir }) if dir == new_dir.ino() => None,
+                Err(error) => return Err(error),
+            };
+            let job = Move {
+                fs,
+                old_dir,
+                old_name,
+                new_dir,
+                new_name,
+                flags,
+                moved: &moved,
+                target: target.as_ref(),
+            };
+            // A round that fails saw a name change hands: others got something done.
+            if job.run()? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn is_dir(node: &Node) -> bool {
+    node.with(|data| data.kind == FileKind::Directory)
+}
+
+impl Move<'_> {
+    /// `false` when a name stood for something else once the locks were held.
+    fn run(&self) -> Result<bool> {
+        let writer = self.fs.volume().writer()?;
+        let crosses = self.old_dir.ino() != self.new_dir.ino();
+        let exchange = self.flags.contains(RenameFlags::EXCHANGE);
+        let dir_moves = is_dir(self.moved) || exchange && self.target.is_some_and(|t| is_dir(t));
+        // While it is held no directory gets another parent, so the answer to "is it below?" stays.
+        let _shape = (crosses && dir_moves).then(|| writer.tree_shape().lock());
+        if crosses && dir_moves {
+            self.check_not_below()?;
+        }
+        let _locks = self.lock();
+        let old_now = self.fs.find_in(self.old_dir, self.old_name)?;
+        if !old_now.is_some_and(|now| Arc::ptr_eq(&now, self.moved)) {
+            return Ok(false);
+        }
+        let new_now = self.fs.find_in(self.new_dir, self.new_name)?;
+        let same = match (&new_now, self.target) {
+            (Some(now), Some(target)) => Arc::ptr_eq(now, target),
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            return Ok(false);
+        }
+        self.check()?;
+        match self.target {
+            Some(target) if exchange => self.exchange(target)?,
+            // Two names of one inode: POSIX wants both to stay.
+            Some(target) if target.ino() == self.moved.ino() => {}
+            _ => self.replace()?,
+        }
+        Ok(true)
+    }
+
+    fn lock(&self) -> impl Sized + '_ {
+        let moved = is_dir(self.moved).then_some(self.moved);
+        let target = self.target.filter(|target| is_dir(target));
+        lock_all([Some(self.old_dir), Some(self.new_dir), moved, target])
+    }
+
+    /// No directory moves into itself or below.
+    fn check_not_below(&self) -> Result<()> {
+        let mut movers = vec![(self.moved, self.new_dir)];
+        if self.flags.contains(RenameFlags::EXCHANGE) {
+            movers.extend(self.target.map(|target| (target, self.old_dir)));
+        }
+        for (mover, to) in movers {
+            if !is_dir(mover) {
+                continue;
+            }
+            let mut at = to.ino();
+            for _ in 0..DEPTH_MAX {
+                if at == mover.ino() {
+                    return Err(FsError::IntoItself { ino: mover.ino() });
+                }
+                if at == Ino::ROOT {
+                    break;
+                }
+                let node = self.fs.node(at)?;
+                let _content = node.content.read();
+                at = self.fs.view(&node).search(b"..")?;
+            }
+        }
+        // A target that holds the moved directory cannot be empty.
+        if let Some(target) = self.target
+            && target.ino() == self.old_dir.ino()
+            && !self.flags.contains(RenameFlags::EXCHANGE)
+        {
+            return Err(FsError::NotEmpty { ino: target.ino() });
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        let volume = self.fs.volume();
+        let exchange = self.flags.contains(RenameFlags::EXCHANGE);
+        self.old_dir.with(|dir| check_directory(dir, true))?;
+        self.new_dir.with(|dir| check_directory(dir, self.target.is_some()))?;
+        self.moved.with(check_linkable)?;
+        let circular =
+            |node: &Arc<Node>| [self.old_dir, self.new_dir].iter().any(|d| d.ino() == node.ino());
+        if circular(self.moved) {
+            return Err(FsError::IntoItself { ino: self.moved.ino() });
+        }
+        let Some(target) = self.target else {
+            if exchange {
+                return Err(FsError::NotFound { dir: self.new_dir.ino() });
+            }
+            return self.check_arrival(self.moved, self.new_dir).and_then(|()| {
+                if is_dir(self.moved) && self.old_dir.ino() != self.new_dir.ino() {
+                    self.new_dir.with(|dir| check_subdirectories(volume, dir))?;
+                }
+                Ok(())
+            });
+        };
+        if self.flags.contains(RenameFlags::NOREPLACE) {
+            return Err(FsError::Exists { dir: self.new_dir.ino(), ino: target.ino() });
+        }
+        target.with(check_linkable)?;
+        if exchange {
+            if circular(target) {
+                return Err(FsError::IntoItself { ino: target.ino() });
+            }
+            self.check_arrival(self.moved, self.new_dir)?;
+            self.check_arrival(target, self.old_dir)?;
+            for (arrives, leaves, dir) in
+                [(self.moved, target, self.new_dir), (target, self.moved, self.old_dir)]
+            {
+                if is_dir(arrives) && !is_dir(leaves) && self.old_dir.ino() != self.new_dir.ino() {
+                    dir.with(|dir| check_subdirectories(volume, dir))?;
+                }
+            }
+            return Ok(());
+        }
+        if target.ino() == self.moved.ino() {
+            return Ok(());
+        }
+        match (is_dir(self.moved), is_dir(target)) {
+            (true, false) => return Err(FsError::NotADirectory { ino: target.ino() }),
+            (false, true) => return Err(FsError::IsADirectory { ino: target.ino() }),
+            (true, true) => {
+                // Also a target that is the old directory: it holds what moves.
+                if !dir_edit::is_empty(self.fs, target)? {
+                    return Err(FsError::NotEmpty { ino: target.ino() });
+                }
+            }
+            (false, false) => {}
+        }
+        self.check_arrival(self.moved, self.new_dir)
+    }
+
+    /// A directory with a project of its own takes in only what belongs to it.
+    fn check_arrival(&self, node: &Arc<Node>, dir: &Arc<Node>) -> Result<()> {
+        let project = dir.with(|dir| {
+            let inherits = dir.record.flags.contains(InodeFlags::PROJINHERIT);
+            inherits.then_some(dir.record.project)
+        });
+        match project {
+            Some(project) if node.with(|data| data.record.project) != project => {
+                Err(FsError::OtherProject { ino: node.ino() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn file_type(node: &Node) -> FileType {
+        FileType::from_mode(node.with(|data| data.kind.mode_bits()))
+    }
+
+    fn replace(&self) -> Result<()> {
+        let (fs, volume) = (self.fs, self.fs.volume());
+        let writer = volume.writer()?;
+        let mut txn = Txn::begin(volume, CREDITS)?;
+        // All that can fail for want of space.
+        let place = match self.target {
+            None => {
+                let to = self.new_dir;
+                Some(dir_edit::prepare_insert(&mut txn, fs, to, self.new_name)?)
+            }
+            Some(_) => None,
+        };
+        let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
+            true => Some(fs.view(self.old_dir).new_whiteout(&mut txn, self.old_name)?),
+            false => None,
+        };
+        let now = writer.now();
+        let finish = |txn: &mut Txn<'_>| {
+            let moved_type = Move::file_type(self.moved);
+            match place {
+                Some(place) => {
+                    let (to, name, ino) = (self.new_dir, self.new_name, self.moved.ino());
+                    dir_edit::insert(txn, fs, to, place, name, ino, moved_type)?;
+                }
+                None => {
+                    let (to, name, ino) = (self.new_dir, self.new_name, self.moved.ino());
+                    dir_edit::replace(txn, fs, to, name, ino, moved_type)?;
+                }
+            }
+            match &whiteout {
+                Some(node) => {
+                    let (from, name) = (self.old_dir, self.old_name);
+                    let file_type = Move::file_type(node);
+                    dir_edit::replace(txn, fs, from, name, node.ino(), file_type)?;
+                }
+                None => {
+                    dir_edit::remove(txn, fs, self.old_dir, self.old_name)?;
+                }
+            }
+            self.settle(txn, now)
+        };
+        finish(&mut txn).map_err(|error| txn.fail(error))?;
+        fs.note_name(self.old_dir, self.old_name, whiteout);
+        fs.note_name(self.new_dir, self.new_name, Some(Arc::clone(self.moved)));
+        Ok(())
+    }
+
+    /// Times, link counts, `..`, and the end of what was replaced.
+    fn settle(&self, txn: &mut Txn<'_>, now: Timestamp) -> Result<()> {
+        let (fs, volume) = (self.fs, self.fs.volume());
+        let crosses = self.old_dir.ino() != self.new_dir.ino();
+        let moved_is_dir = is_dir(self.moved);
+        txn.update(self.moved, |data| data.record.ctime = now)?;
+        txn.update(self.old_dir, |data| {
+            touch(data, now);
+            if moved_is_dir && (crosses || self.target.is_some()) {
+                drop_subdirectory(data);
+            }
+        })?;
+        if crosses {
+            txn.update(self.new_dir, |data| {
+                touch(data, now);
+                if moved_is_dir && self.target.is_none() {
+                    add_subdirectory(volume, data);
+                }
+            })?;
+            if moved_is_dir {
+                dir_edit::set_parent(txn, fs, self.moved, self.new_dir.ino())?;
+            }
+        }
+        let Some(target) = self.target else { return Ok(()) };
+        let left = txn.update(target, |data| {
+            data.record.links = match data.kind {
+                FileKind::Directory => 0,
+                _ => data.record.links.saturating_sub(1),
+            };
+            data.record.ctime = now;
+            data.record.links
+        })?;
+        if left == 0 { fs.bury(txn, target) } else { Ok(()) }
+    }
+
+    fn exchange(&self, target: &Arc<Node>) -> Result<()> {
+        let (fs, volume) = (self.fs, self.fs.volume());
+        if target.ino() == self.moved.ino() {
+            return Ok(());
+        }
+        let writer = volume.writer()?;
+        let mut txn = Txn::begin(volume, CREDITS)?;
+        let now = writer.now();
+        let crosses = self.old_dir.ino() != self.new_dir.ino();
+        let finish = |txn: &mut Txn<'_>| {
+            let (moved, target_type) = (Move::file_type(self.moved), Move::file_type(target));
+            dir_edit::replace(txn, fs, self.new_dir, self.new_name, self.moved.ino(), moved)?;
+            dir_edit::replace(txn, fs, self.old_dir, self.old_name, target.ino(), target_type)?;
+            for node in [self.moved, target] {
+                txn.update(node, |data| data.record.ctime = now)?;
+            }
+            txn.update(self.old_dir, |data| touch(data, now))?;
+            txn.update(self.new_dir, |data| touch(data, now))?;
+            if !crosses {
+                return Ok(());
+            }
+            for (node, from, to) in
+                [(self.moved, self.old_dir, self.new_dir), (target, self.new_dir, self.old_dir)]
+            {
+                if is_dir(node) {
+                    dir_edit::set_parent(txn, fs, node, to.ino())?;
+                    txn.update(from, drop_subdirectory)?;
+                    txn.update(to, |data| add_subdirectory(volume, data))?;
+                }
+            }
+            Ok(())
+        };
+        finish(&mut txn).map_err(|error| txn.fail(error))?;
+        fs.note_name(self.new_dir, self.new_name, Some(Arc::clone(self.moved)));
+        fs.note_name(self.old_dir, self.old_name, Some(Arc::clone(target)));
+        Ok(())
+    }
+}
+
+impl Inode {
+    /// What stays at the old name of a rename with `WHITEOUT`.
+    fn new_whiteout(&self, txn: &mut Txn<'_>, name: &[u8]) -> Result<Arc<Node>> {
+        let (uid, gid) = (0, 0);
+        let new = super::NewInode { permissions: 0, uid, gid };
+        self.make_special(txn, name, &new, Special::CharDevice { major: 0, minor: 0 })
+    }
+}

@@ -1,0 +1,222 @@
+//! One metadata block in memory: its current version, and who may still need an older one.
+//!
+//! # Place
+//!
+//! Below: the device. Above: everything reads metadata through [`Volume::read_block`], and changes
+//! it through `Txn::edit`. The journal takes images through [`JournalBlock`].
+//!
+//! # Invariants
+//!
+//! - S1. A version that somebody else holds is never changed: a change copies it first.
+//! - S2. There is one slot for a block, as long as anybody holds it.
+//! - S3. A block that the journal still needs (changed in the running transaction, or committed and
+//!   not yet written home) is held by the journal, and so stays in the cache.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use extant_base::{FsBlock, Ino};
+use extant_format::htree::NodePlace;
+use extant_format::{dir, extent, htree, xattr};
+use extant_jbd2::{Image, JournalBlock};
+use extant_sync::{Mutex, MutexGuard, Rank};
+
+use crate::error::{Fault, Result};
+
+/// A version of a metadata block, shared by all who read it.
+#[derive(Debug)]
+pub(crate) struct MetaBlock {
+    number: FsBlock,
+    bytes: Box<[u8]>,
+    /// The inode for which the block's checksum was found right; 0 for none. The checksum depends
+    /// on the owner, so a block that two inodes claim is checked for each.
+    verified_for: AtomicU32,
+}
+
+impl MetaBlock {
+    pub(crate) fn new(number: FsBlock, bytes: Box<[u8]>) -> MetaBlock {
+        MetaBlock { number, bytes, verified_for: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn number(&self) -> FsBlock {
+        self.number
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Runs `verify` unless it succeeded before for the same owner, or the block was changed by us
+    /// since.
+    pub(crate) fn verify_once(
+        &self,
+        owner: Ino,
+        verify: impl FnOnce(&[u8]) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        // A lost race means one more check, nothing worse.
+        let verified = self.verified_for.load(Ordering::Relaxed);
+        if verified != owner.0 && verified != OURS {
+            verify(&self.bytes)?;
+            self.verified_for.store(owner.0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// In `verified_for`: the block was changed here, and its checksum is made when the transaction
+/// locks.
+const OURS: u32 = u32::MAX;
+
+impl Clone for MetaBlock {
+    fn clone(&self) -> MetaBlock {
+        let verified_for = AtomicU32::new(self.verified_for.load(Ordering::Relaxed));
+        MetaBlock { number: self.number, bytes: self.bytes.clone(), verified_for }
+    }
+}
+
+impl AsRef<[u8]> for MetaBlock {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// How a changed block gets its checksum when its transaction locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BlockKind {
+    /// Without one of its own: block pointers, values, link targets; tables of inodes, bitmaps and
+    /// descriptors, whose checksums are made where they are encoded.
+    Plain,
+    /// A block of directory entries with a tail.
+    DirLeaf { seed: u32 },
+    /// The root or an inner node of a directory's index.
+    DirIndex { seed: u32, place: NodePlace },
+    /// A node of an extent tree.
+    ExtentNode { seed: u32 },
+    /// A block of extended attributes; `seed` is that of the file system.
+    Xattr { seed: u32 },
+}
+
+impl BlockKind {
+    fn seal(self, number: FsBlock, bytes: &mut [u8]) {
+        match self {
+            BlockKind::Plain => {}
+            BlockKind::DirLeaf { seed } => dir::seal(seed, bytes),
+            BlockKind::DirIndex { seed, place } => htree::seal(seed, bytes, place),
+            BlockKind::ExtentNode { seed } => extent::seal(seed, bytes),
+            BlockKind::Xattr { seed } => xattr::seal(seed, number, bytes),
+        }
+    }
+}
+
+/// The place of one metadata block in the cache.
+pub(crate) struct Slot {
+    number: FsBlock,
+    state: Mutex<State>,
+    /// The journal's: the last transaction that claimed the block.
+    claimed: AtomicU32,
+}
+
+struct State {
+    /// `None` until loaded, and after a load that failed.
+    current: Option<Arc<MetaBlock>>,
+    kind: BlockKind,
+    /// Changed since the last seal.
+    unsealed: bool,
+}
+
+impl Slot {
+    /// A slot without contents yet.
+    pub(crate) fn empty(number: FsBlock) -> Slot {
+        let state = State { current: None, kind: BlockKind::Plain, unsealed: false };
+        Slot {
+            number,
+            state: Mutex::with_order(Rank::MetadataBuffer, number.0, state),
+            claimed: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn number(&self) -> FsBlock {
+        self.number
+    }
+
+    /// The current version; loaded by `load` if there is none. Others who want the block wait for
+    /// one load.
+    pub(crate) fn get(&self, load: impl FnOnce() -> Result<Box<[u8]>>) -> Result<Arc<MetaBlock>> {
+        let mut state = self.state.lock();
+        if let Some(current) = &state.current {
+            return Ok(Arc::clone(current));
+        }
+        let loaded = Arc::new(MetaBlock::new(self.number, load()?));
+        state.current = Some(Arc::clone(&loaded));
+        Ok(loaded)
+    }
+
+    /// Changes the block in place, or a copy of it if somebody holds the version (S1). `load` as in
+    /// [`get`](Self::get). Only a `Txn` that has claimed the slot calls this.
+    pub(crate) fn change<R>(
+        &self,
+        kind: BlockKind,
+        load: impl FnOnce() -> Result<Box<[u8]>>,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        let mut state = self.state.lock();
+        if state.current.is_none() {
+            state.current = Some(Arc::new(MetaBlock::new(self.number, load()?)));
+        }
+        Ok(self.change_loaded(&mut state, kind, change))
+    }
+
+    fn change_loaded<R>(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        kind: BlockKind,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
+        state.kind = kind;
+        state.unsealed = kind != BlockKind::Plain;
+        let empty = || Arc::new(MetaBlock::new(self.number, Box::default()));
+        let block = Arc::make_mut(state.current.get_or_insert_with(empty));
+        *block.verified_for.get_mut() = OURS;
+        change(&mut block.bytes)
+    }
+
+    /// Gives the block new contents, whatever it held: `bytes` zeroes, then `fill`.
+    pub(crate) fn replace<R>(
+        &self,
+        kind: BlockKind,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> R {
+        let mut state = self.state.lock();
+        state.current = Some(Arc::new(MetaBlock::new(self.number, vec![0; bytes].into())));
+        self.change_loaded(&mut state, kind, fill)
+    }
+}
+
+impl JournalBlock for Slot {
+    fn number(&self) -> FsBlock {
+        self.number
+    }
+
+    fn image(&self) -> Image {
+        let mut state = self.state.lock();
+        let State { current, kind, unsealed } = &mut *state;
+        let empty = || Arc::new(MetaBlock::new(self.number, Box::default()));
+        let current = current.get_or_insert_with(empty);
+        if std::mem::take(unsealed) {
+            kind.seal(self.number, &mut Arc::make_mut(current).bytes);
+        }
+        Arc::clone(current) as Image
+    }
+
+    fn claimed(&self) -> &AtomicU32 {
+        &self.claimed
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Slot({})", self.number)
+    }
+}

@@ -1,0 +1,189 @@
+//! One open handle of the journal, and what its transaction must encode.
+//!
+//! # Place
+//!
+//! Below: `extant-jbd2` (handles, credits), `slot` and `node` (the objects). Above: everything that
+//! changes the file system takes a `&mut Txn`.
+//!
+//! # Rules
+//!
+//! - T1. An operation opens one handle, after it took the content locks and before it changes
+//!   anything, with credits for every block it may change.
+//! - T2. What can fail by lack of space or quota is done first. After the first change that is not
+//!   undone, an error is damage or a device error, and [`Txn::fail`] aborts the journal.
+//! - T3. At every point where the handle is closed or restarted, the file system is consistent.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant_base::{FsBlock, Ino};
+use extant_jbd2::{Handle, Tid};
+use extant_sync::{Mutex, Rank};
+
+use crate::error::{FsError, Result};
+use crate::inode::InodeData;
+use crate::node::Node;
+use crate::slot::{BlockKind, Slot};
+use crate::volume::Volume;
+use crate::writer::Writer;
+
+/// Shards of the dirty list; a power of two.
+const SHARDS: usize = 16;
+
+/// A change of the file system in progress.
+pub(crate) struct Txn<'v> {
+    volume: &'v Volume,
+    writer: &'v Writer,
+    handle: Handle<'v>,
+}
+
+/// A node that a transaction changed, with the place of its stored form.
+pub(crate) struct DirtyNode {
+    pub(crate) node: Arc<Node>,
+    pub(crate) slot: Arc<Slot>,
+    /// Byte of the record in its block.
+    pub(crate) offset: usize,
+}
+
+/// The nodes that the running transaction changed, each once.
+pub(crate) struct DirtyNodes {
+    shards: Vec<Mutex<Vec<DirtyNode>>>,
+}
+
+impl DirtyNodes {
+    pub(crate) fn new() -> DirtyNodes {
+        DirtyNodes { shards: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, Vec::new())).collect() }
+    }
+
+    fn push(&self, dirty: DirtyNode) {
+        let shard = dirty.node.ino().0 as usize % SHARDS;
+        self.shards[shard].lock().push(dirty);
+    }
+
+    /// Everything so far; the list is empty then.
+    pub(crate) fn take(&self) -> impl Iterator<Item = DirtyNode> + '_ {
+        self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock()))
+    }
+}
+
+impl<'v> Txn<'v> {
+    /// Opens a handle with room for changing `credits` blocks. Waits while a transaction is being
+    /// locked and for space in the log: call it before taking anything below the content locks.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::ReadOnly`] of a read-only mount or after an abort; `credits` beyond what one
+    /// transaction can hold.
+    pub(crate) fn begin(volume: &'v Volume, credits: u32) -> Result<Txn<'v>> {
+        let writer = volume.writer()?;
+        let handle = writer.journal().start(credits).map_err(FsError::from_journal)?;
+        Ok(Txn { volume, writer, handle })
+    }
+
+    pub(crate) fn volume(&self) -> &'v Volume {
+        self.volume
+    }
+
+    pub(crate) fn writer(&self) -> &'v Writer {
+        self.writer
+    }
+
+    pub(crate) fn tid(&self) -> Tid {
+        self.handle.tid()
+    }
+
+    /// Room for `credits` more blocks in this transaction, if there is any.
+    pub(crate) fn extend(&mut self, credits: u32) -> bool {
+        self.handle.extend(credits)
+    }
+
+    /// Makes sure of `credits` blocks: extends, or closes the handle and opens another (T3).
+    pub(crate) fn ensure(&mut self, credits: u32) -> Result<()> {
+        if self.handle.credits_left() >= credits || self.handle.extend(credits) {
+            return Ok(());
+        }
+        self.handle.restart(credits).map_err(FsError::from_journal)
+    }
+
+    /// Changes metadata block `slot`, which is loaded if need be. `kind` says how it is sealed.
+    pub(crate) fn edit<R>(
+        &mut self,
+        slot: &Arc<Slot>,
+        kind: BlockKind,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        self.claim(slot)?;
+        slot.change(kind, || self.volume.load_block(slot.number()), change)
+    }
+
+    /// [`edit`](Self::edit) of the block with this number.
+    pub(crate) fn edit_block<R>(
+        &mut self,
+        block: FsBlock,
+        kind: BlockKind,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        let slot = self.volume.slot(block);
+        self.edit(&slot, kind, change)
+    }
+
+    /// Gives a block that was just allocated its first contents: zeroes, then `fill`. Nothing is
+    /// read.
+    pub(crate) fn create_block<R>(
+        &mut self,
+        block: FsBlock,
+        kind: BlockKind,
+        fill: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        let slot = self.volume.slot(block);
+        self.claim(&slot)?;
+        Ok(slot.replace(kind, self.volume.block_size().len(), fill))
+    }
+
+    /// A metadata block is no longer one: it leaves the transaction, and a copy in the log will
+    /// not be replayed. Freeing it is the allocator's.
+    pub(crate) fn forget(&mut self, block: FsBlock) -> Result<()> {
+        self.handle.revoke(block).map_err(FsError::from_journal)
+    }
+
+    fn claim(&mut self, slot: &Arc<Slot>) -> Result<()> {
+        self.handle.claim(slot).map_err(FsError::from_journal)
+    }
+
+    /// Changes an inode. It is encoded when the transaction locks, however often it changes.
+    pub(crate) fn update<R>(
+        &mut self,
+        node: &Arc<Node>,
+        change: impl FnOnce(&mut InodeData) -> R,
+    ) -> Result<R> {
+        let tid = self.tid();
+        if node.dirty_tid.load(Ordering::Acquire) != tid {
+            // Loaded and claimed before it counts as dirty: afterwards nothing can fail.
+            let (block, offset) = self.volume.inode_place(node.ino())?;
+            let slot = self.volume.slot(block);
+            slot.get(|| self.volume.load_block(block))?;
+            self.claim(&slot)?;
+            if node.dirty_tid.swap(tid, Ordering::AcqRel) != tid {
+                let node = Arc::clone(node);
+                self.writer.dirty_nodes().push(DirtyNode { node, slot, offset });
+            }
+        }
+        node.changed_tid.store(tid, Ordering::Release);
+        self.writer.count_update();
+        Ok(node.change(change))
+    }
+
+    /// The node of an inode that was just allocated: `data` is its first state.
+    pub(crate) fn create_node(&mut self, ino: Ino, data: InodeData) -> Result<Arc<Node>> {
+        let node = self.volume.install_node(ino, data);
+        self.update(&node, |_| ())?;
+        Ok(node)
+    }
+
+    /// The operation cannot be finished and cannot be undone: nothing of this transaction may reach
+    /// the device (T2). Returns `error` for the caller to return.
+    pub(crate) fn fail(&self, error: FsError) -> FsError {
+        self.writer.abort(&error);
+        error
+    }
+}

@@ -1,0 +1,219 @@
+//! What a writable mount has besides its volume: the journal, the allocator, and the state that
+//! their transactions encode.
+//!
+//! # Invariants
+//!
+//! - W1. Everything that a transaction changed is on one of its lists when it locks: nodes in
+//!   [`DirtyNodes`], groups with the allocator, the superblock with its own mark, single blocks as
+//!   claims with the journal.
+//! - W2. Each of them is encoded once per transaction ([`WriterStats::inodes_encoded`] counts).
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use extant_base::Prng;
+use extant_format::time::Timestamp;
+use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Journal, JournalStats, Tid};
+use extant_sync::{Clock, Mutex, Rank};
+
+use crate::alloc::Allocator;
+use crate::dentry::Dentries;
+use crate::error::{FsError, Result};
+use crate::node::Node;
+use crate::slot::BlockKind;
+use crate::txn::DirtyNodes;
+use crate::volume::Volume;
+
+/// Inodes deleted at once at the end of an operation; the rest waits for the next.
+const RECLAIM_STEP: usize = 16;
+
+/// The writing side of a volume.
+pub(crate) struct Writer {
+    journal: Arc<Journal>,
+    dirty: DirtyNodes,
+    alloc: Allocator,
+    dentries: Dentries,
+    clock: Arc<dyn Clock>,
+    random: Mutex<Prng>,
+    /// Held while a directory gets another parent.
+    tree_shape: Mutex<()>,
+    /// Inodes without links whose last handle was let go.
+    reclaim: Mutex<Vec<Arc<Node>>>,
+    reclaim_waits: AtomicBool,
+    inodes_encoded: AtomicU64,
+    inode_updates: AtomicU64,
+}
+
+/// What the writing side did since the mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WriterStats {
+    /// Changes of inodes.
+    pub inode_updates: u64,
+    /// Inodes encoded into their table blocks: each at most once per transaction.
+    pub inodes_encoded: u64,
+    /// The journal's counters.
+    pub journal: JournalStats,
+}
+
+/// The parts that a mount puts together.
+pub(crate) struct WriterParts {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) alloc: Allocator,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) seed: u64,
+    pub(crate) dentries: usize,
+}
+
+impl Writer {
+    pub(crate) fn new(parts: WriterParts) -> Writer {
+        Writer {
+            journal: parts.journal,
+            dirty: DirtyNodes::new(),
+            alloc: parts.alloc,
+            dentries: Dentries::new(parts.dentries),
+            clock: parts.clock,
+            random: Mutex::new(Rank::Leaf, Prng::new(parts.seed)),
+            tree_shape: Mutex::new(Rank::Rename, ()),
+            reclaim: Mutex::new(Rank::Leaf, Vec::new()),
+            reclaim_waits: AtomicBool::new(false),
+            inodes_encoded: AtomicU64::new(0),
+            inode_updates: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    pub(crate) fn alloc(&self) -> &Allocator {
+        &self.alloc
+    }
+
+    pub(crate) fn dirty_nodes(&self) -> &DirtyNodes {
+        &self.dirty
+    }
+
+    pub(crate) fn dentries(&self) -> &Dentries {
+        &self.dentries
+    }
+
+    /// The time of day for time stamps.
+    pub(crate) fn now(&self) -> Timestamp {
+        let (seconds, nanos) = self.clock.now();
+        Timestamp { seconds, nanos }
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    /// The shape of the tree: who is below whom.
+    pub(crate) fn tree_shape(&self) -> &Mutex<()> {
+        &self.tree_shape
+    }
+
+    /// Random bits, for generation numbers and the spread of directories; repeatable from the
+    /// mount's seed.
+    pub(crate) fn random(&self) -> u64 {
+        self.random.lock().next_u64()
+    }
+
+    pub(crate) fn count_update(&self) {
+        self.inode_updates.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Stops writing for good: nothing of the open transaction reaches the device.
+    pub(crate) fn abort(&self, error: &FsError) {
+        self.journal.abort(error.errno(), &error.to_string());
+    }
+
+    /// A node without links lost its last handle.
+    pub(crate) fn reclaim_later(&self, node: Arc<Node>) {
+        self.reclaim.lock().push(node);
+        self.reclaim_waits.store(true, Ordering::Release);
+    }
+
+    /// Some nodes to delete; empty almost always, and then without a lock.
+    pub(crate) fn take_reclaimable(&self) -> Vec<Arc<Node>> {
+        if !self.reclaim_waits.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut waiting = self.reclaim.lock();
+        let keep = waiting.len().saturating_sub(RECLAIM_STEP);
+        let taken = waiting.split_off(keep);
+        self.reclaim_waits.store(!waiting.is_empty(), Ordering::Release);
+        taken
+    }
+
+    pub(crate) fn stats(&self) -> WriterStats {
+        WriterStats {
+            inode_updates: self.inode_updates.load(Ordering::Relaxed),
+            inodes_encoded: self.inodes_encoded.load(Ordering::Relaxed),
+            journal: self.journal.stats(),
+        }
+    }
+}
+
+/// How the journal reaches the volume: it is built before the writer is, and must not keep the
+/// volume in memory.
+#[derive(Default)]
+pub(crate) struct VolumeClient {
+    volume: OnceLock<Weak<Volume>>,
+}
+
+impl VolumeClient {
+    /// Connects the journal to its volume; once, before the first handle.
+    pub(crate) fn connect(&self, volume: &Arc<Volume>) {
+        let _ = self.volume.set(Arc::downgrade(volume));
+    }
+
+    fn volume(&self) -> Option<Arc<Volume>> {
+        self.volume.get()?.upgrade()
+    }
+}
+
+impl Client for VolumeClient {
+    fn encode(&self, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError> {
+        let Some(volume) = self.volume() else { return Ok(()) };
+        let Ok(writer) = volume.writer() else { return Ok(()) };
+        writer.encode(&volume, tid, sink).map_err(EncodeError::new)
+    }
+
+    fn committed(&self, tid: Tid) {
+        if let Some(volume) = self.volume()
+            && let Ok(writer) = volume.writer()
+        {
+            writer.alloc.committed(tid);
+        }
+    }
+
+    fn aborted(&self, why: &AbortReason) {
+        if let Some(volume) = self.volume()
+            && let Ok(writer) = volume.writer()
+        {
+            writer.alloc.aborted();
+            let _ = why;
+        }
+    }
+}
+
+impl Writer {
+    fn encode(&self, volume: &Volume, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<()> {
+        for dirty in self.dirty.take() {
+            self.inodes_encoded.fetch_add(1, Ordering::Relaxed);
+            let load = || volume.load_block(dirty.slot.number());
+            dirty.slot.change(BlockKind::Plain, load, |block| {
+                dirty.node.with(|data| data.encode(volume.inode_layout(), block, dirty.offset))
+            })??;
+        }
+        self.alloc.encode(volume, tid, sink)
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
