@@ -13,6 +13,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use extant_base::{FileBlock, FsBlock, Ino};
@@ -345,9 +346,33 @@ impl Inode {
         self.node.with(Metadata::of)
     }
 
+    /// Makes every change of this inode so far durable, with all else that was changed before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fs::sync`].
+    pub fn sync(&self) -> Result<()> {
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        let tid = self.node.changed_tid.load(Ordering::Acquire);
+        if tid == 0 {
+            return Ok(()); // Not changed since the mount.
+        }
+        writer.journal().commit(tid).map_err(FsError::from_journal)
+    }
+
     /// Lets this handle look at the inode as it is now.
     pub fn refresh(&mut self) {
         self.data = self.node.data();
+    }
+
+    /// Runs `look` on the inode as it is, while nobody changes its contents, entries or attributes.
+    /// Not for callers that hold its content lock: they look at a [`view`](Fs::view).
+    pub(crate) fn locked<R>(&self, look: impl FnOnce(&Inode) -> R) -> R {
+        if !self.volume().is_writable() {
+            return look(self);
+        }
+        let _content = self.node.content.read();
+        look(&self.fs.view(&self.node))
     }
 
     pub(crate) fn node(&self) -> &Arc<Node> {
@@ -399,6 +424,10 @@ impl Inode {
     /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks
     /// cannot be read.
     pub fn read_link(&self) -> Result<Vec<u8>> {
+        self.locked(Inode::link_target)
+    }
+
+    fn link_target(&self) -> Result<Vec<u8>> {
         if !self.is_symlink() {
             return Err(FsError::NotASymlink { ino: self.ino() });
         }

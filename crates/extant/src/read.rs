@@ -4,6 +4,7 @@
 //! of contiguous blocks; nothing is allocated per block and nothing is cached: the page cache of
 //! whoever provides the device does that better.
 
+use extant_base::FsBlock;
 use extant_format::inode::FileKind;
 
 use crate::error::{FsError, Result};
@@ -27,7 +28,7 @@ impl Inode {
     /// One device read per contiguous run, after at most one per level of the map, which is cached.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.check_readable()?;
-        self.read_range(offset, out)
+        self.locked(|inode| inode.read_range(offset, out))
     }
 
     /// The whole contents of a regular file.
@@ -38,6 +39,10 @@ impl Inode {
     /// [`read_limit`](crate::MountOptions::read_limit).
     pub fn read_all(&self) -> Result<Vec<u8>> {
         self.check_readable()?;
+        self.locked(Inode::read_whole)
+    }
+
+    fn read_whole(&self) -> Result<Vec<u8>> {
         let limit = self.volume().read_limit();
         let bytes = self.size();
         let too_large = FsError::TooLarge { ino: self.ino(), bytes, limit };
@@ -100,6 +105,9 @@ impl Inode {
             let now = usize::try_from(run_left).unwrap_or(usize::MAX).min(wanted - done);
             let part = &mut out[done..done + now];
             match run.kind {
+                MappingKind::Mapped(start) if volume.is_writable() && self.is_journaled() => {
+                    self.read_journaled(start, into_run, part)?;
+                }
                 MappingKind::Mapped(start) => volume.read_bytes(start, into_run, part)?,
                 MappingKind::Hole | MappingKind::Unwritten(_) | MappingKind::Inline => {
                     part.fill(0);
@@ -108,5 +116,30 @@ impl Inode {
             done += now;
         }
         Ok(wanted)
+    }
+
+    /// Whether changes of the contents go through the journal, so that the newest version may not
+    /// be on the device yet.
+    fn is_journaled(&self) -> bool {
+        self.kind() != FileKind::Regular
+            || self.is_ea_inode()
+            || self.ino().0 < self.volume().superblock().first_inode.0
+    }
+
+    fn read_journaled(&self, start: FsBlock, offset: u64, out: &mut [u8]) -> Result<()> {
+        let block_size = self.volume().block_size();
+        let mut at = offset;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let number = start.checked_add(at >> block_size.log2()).unwrap_or(start);
+            let from = (at & u64::from(block_size.bytes() - 1)) as usize;
+            let now = (block_size.len() - from).min(rest.len());
+            let (part, later) = rest.split_at_mut(now);
+            let block = self.volume().read_block(number)?;
+            part.copy_from_slice(&block.bytes()[from..from + now]);
+            at += now as u64;
+            rest = later;
+        }
+        Ok(())
     }
 }

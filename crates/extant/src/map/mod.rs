@@ -198,7 +198,12 @@ impl Iterator for MapIter {
         if self.at >= self.end {
             return None;
         }
-        let run = self.cursor.run(&self.inode, self.at, self.end);
+        let (at, end) = (self.at, self.end);
+        let run = match self.inode.volume().is_writable() {
+            // The map may have become another since the last step.
+            true => self.inode.locked(|inode| Cursor::new(inode).run(inode, at, end)),
+            false => self.cursor.run(&self.inode, at, end),
+        };
         self.at = match &run {
             Ok(run) => run.file_end(),
             Err(_) => self.end, // Where the damage ends is not known.

@@ -13,6 +13,7 @@
 //! what they mean on Linux; `..` of the root is the root. An absolute symbolic link starts again at
 //! the root *of the image*: no path leads out of it.
 
+mod edit;
 mod file;
 mod resolve;
 mod walk;

@@ -1,0 +1,235 @@
+//! Changes by path: what `std::fs` offers for changing a tree, for the inside of an image.
+
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+use crate::mount::Fs;
+use crate::namei::{NewInode, RenameFlags, SetAttributes, Special, XattrMode};
+use crate::xattr::AclKind;
+use crate::{Acl, DEPTH_MAX};
+
+use super::resolve::{Last, resolve};
+
+/// The directory that holds the last name of a path, and that name.
+fn parent_of<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    let path = &path[..end];
+    if path.is_empty() {
+        return Err(FsError::InvalidName { what: "the path has no last name" });
+    }
+    let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&path[..=slash], &path[slash + 1..]),
+        None => (&b"/"[..], path),
+    };
+    Ok((resolve(fs, dir, Last::Follow)?.inode, name))
+}
+
+/// Whether the path asks for a directory by its last byte.
+fn wants_directory(path: &[u8]) -> bool {
+    path.last() == Some(&b'/')
+}
+
+/// # Changes by path
+///
+/// Each is one change that survives a crash whole or not at all, except where it says "one by one".
+/// Parents must exist. A symbolic link in the last place is meant itself, not its target, except for
+/// attributes, which follow it ([`Inode`] handles of [`resolve_link`](Fs::resolve_link) do not).
+///
+/// Errors are those of [`resolve`](Fs::resolve) for the way, and of the [`Inode`] method of the same
+/// name.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use extant::NewInode;
+/// let device = extant_block::FileDevice::open("disk.img")?;
+/// let fs = extant::MountOptions::new().read_only(false).open(device)?;
+/// fs.create_dir_all("/srv/www", &NewInode::root(0o755))?;
+/// fs.symlink("../srv/www", "/var/www", &NewInode::root(0o777))?;
+/// fs.rename("/etc/motd", "/etc/motd.old")?;
+/// fs.unmount()?;
+/// # Ok(())
+/// # }
+/// ```
+impl Fs {
+    /// Makes an empty regular file.
+    pub fn create(&self, path: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
+        let path = path.as_ref();
+        let (dir, name) = parent_of(self, path)?;
+        if wants_directory(path) {
+            return Err(FsError::IsADirectory { ino: dir.ino() });
+        }
+        dir.create(name, new)
+    }
+
+    /// Makes an empty directory.
+    pub fn create_dir(&self, path: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
+        let (dir, name) = parent_of(self, path.as_ref())?;
+        dir.mkdir(name, new)
+    }
+
+    /// Makes a directory and those above it that are missing, one by one. An existing directory is
+    /// no error.
+    pub fn create_dir_all(&self, path: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
+        let path = path.as_ref();
+        let mut way = self.root()?;
+        for (depth, name) in path.split(|byte| *byte == b'/').enumerate() {
+            if depth > DEPTH_MAX {
+                return Err(FsError::TooDeep { ino: way.ino(), depth_max: DEPTH_MAX });
+            }
+            if name.is_empty() || name == b"." {
+                continue;
+            }
+            let end = name.as_ptr().addr() - path.as_ptr().addr() + name.len();
+            way = match resolve(self, &path[..end], Last::Follow) {
+                Ok(found) if found.inode.is_dir() => found.inode,
+                Ok(found) => return Err(FsError::NotADirectory { ino: found.inode.ino() }),
+                Err(FsError::NotFound { .. }) => match way.mkdir(name, new) {
+                    // Somebody else was faster.
+                    Err(FsError::Exists { .. }) => way.lookup(name)?,
+                    made => made?,
+                },
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(way)
+    }
+
+    /// Makes a symbolic link at `path` to `target`, which need not exist.
+    pub fn symlink(
+        &self,
+        target: impl AsRef<[u8]>,
+        path: impl AsRef<[u8]>,
+        new: &NewInode,
+    ) -> Result<Inode> {
+        let (dir, name) = parent_of(self, path.as_ref())?;
+        dir.symlink(name, target, new)
+    }
+
+    /// Makes a device, a pipe or a socket.
+    pub fn mknod(&self, path: impl AsRef<[u8]>, special: Special, new: &NewInode) -> Result<Inode> {
+        let (dir, name) = parent_of(self, path.as_ref())?;
+        dir.mknod(name, special, new)
+    }
+
+    /// Gives what is at `original` another name.
+    pub fn hard_link(&self, original: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<()> {
+        let original = self.resolve_link(original)?;
+        let (dir, name) = parent_of(self, path.as_ref())?;
+        dir.link(name, &original)
+    }
+
+    /// Removes a name that is not a directory's.
+    pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = parent_of(self, path)?;
+        if wants_directory(path) {
+            return Err(FsError::NotADirectory { ino: dir.lookup_ino(name)? });
+        }
+        dir.unlink(name)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let (dir, name) = parent_of(self, path.as_ref())?;
+        dir.rmdir(name)
+    }
+
+    /// Removes a directory with everything in it, or a file: one by one, from the bottom up. Links
+    /// are removed, not followed.
+    pub fn remove_all(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let (dir, name) = parent_of(self, path.as_ref())?;
+        // The way down: directories, with the name each has in the one before.
+        let mut way: Vec<(Inode, Vec<u8>)> = Vec::new();
+        let mut inside = dir.clone();
+        let mut name = name.to_vec();
+        loop {
+            match inside.unlink(&name) {
+                Ok(()) => {}
+                Err(FsError::IsADirectory { .. }) => match inside.rmdir(&name) {
+                    Ok(()) => {}
+                    Err(FsError::NotEmpty { ino }) => {
+                        if way.len() >= DEPTH_MAX {
+                            return Err(FsError::TooDeep { ino, depth_max: DEPTH_MAX });
+                        }
+                        let below = inside.lookup(&name)?;
+                        way.push((
+                            std::mem::replace(&mut inside, below),
+                            std::mem::take(&mut name),
+                        ));
+                    }
+                    Err(error) => return Err(error),
+                },
+                Err(error) => return Err(error),
+            }
+            // The next name of this directory, or the directory itself once it is empty.
+            match inside_next(&inside, way.is_empty())? {
+                Some(next) => name = next,
+                None => match way.pop() {
+                    Some((above, own)) => (inside, name) = (above, own),
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Moves `from` to `to`, replacing what is there: a directory an empty directory, anything
+    /// else what is no directory.
+    pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
+        self.rename_with(from, to, RenameFlags::empty())
+    }
+
+    /// [`rename`](Self::rename) with flags.
+    pub fn rename_with(
+        &self,
+        from: impl AsRef<[u8]>,
+        to: impl AsRef<[u8]>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let (old_dir, old_name) = parent_of(self, from)?;
+        let (new_dir, new_name) = parent_of(self, to)?;
+        if wants_directory(from) || wants_directory(to) {
+            let moved = old_dir.lookup(old_name)?;
+            if !moved.is_dir() {
+                return Err(FsError::NotADirectory { ino: moved.ino() });
+            }
+        }
+        old_dir.rename(old_name, &new_dir, new_name, flags)
+    }
+
+    /// Changes attributes of what `path` means, links followed.
+    pub fn set_attributes(&self, path: impl AsRef<[u8]>, changes: &SetAttributes) -> Result<()> {
+        self.resolve(path)?.set_attributes(changes)
+    }
+
+    /// Sets an extended attribute of what `path` means, links followed.
+    pub fn set_xattr(
+        &self,
+        path: impl AsRef<[u8]>,
+        name: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.resolve(path)?.set_xattr(name, value, mode)
+    }
+
+    /// Removes an extended attribute of what `path` means, links followed.
+    pub fn remove_xattr(&self, path: impl AsRef<[u8]>, name: impl AsRef<[u8]>) -> Result<()> {
+        self.resolve(path)?.remove_xattr(name)
+    }
+
+    /// Sets or removes an ACL of what `path` means, links followed.
+    pub fn set_acl(&self, path: impl AsRef<[u8]>, kind: AclKind, acl: Option<&Acl>) -> Result<()> {
+        self.resolve(path)?.set_acl(kind, acl)
+    }
+}
+
+/// A name left in a directory that is being emptied; none at the place where the work started.
+fn inside_next(dir: &Inode, at_start: bool) -> Result<Option<Vec<u8>>> {
+    if at_start {
+        return Ok(None);
+    }
+    match dir.read_dir()?.next() {
+        Some(entry) => Ok(Some(entry?.name().to_vec())),
+        None => Ok(None),
+    }
+}
