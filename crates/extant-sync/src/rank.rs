@@ -34,10 +34,10 @@ pub enum Rank {
     JournalHandle = 6,
     /// One inode's map of file blocks to device blocks.
     InodeMap = 7,
-    /// One block of metadata.
-    MetadataBuffer = 8,
     /// Bitmaps and counters of one block group.
-    Group = 9,
+    Group = 8,
+    /// One block of metadata.
+    MetadataBuffer = 9,
     /// Transaction lists of the journal.
     JournalState = 10,
     /// Order of operations inside a stacked device, held over calls to the device below it.

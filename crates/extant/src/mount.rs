@@ -258,7 +258,7 @@ impl MountOptions {
             ..JournalOptions::default()
         };
         let journal = Journal::without_log(device, volume.block_size(), client, options);
-        let alloc = Allocator::open(volume)?;
+        let alloc = Allocator::open(volume, true)?;
         let seed = match self.seed {
             Some(seed) => seed,
             None => os_seed()?,

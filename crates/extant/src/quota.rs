@@ -1,11 +1,21 @@
 //! Quotas of users, groups and projects.
 
+use std::sync::Arc;
+
 use extant_format::inode::Inode as Record;
 
 use crate::error::Result;
+use crate::node::Node;
 use crate::txn::Txn;
 
 impl Txn<'_> {
+    /// Charges blocks, in units of 512 bytes, to the owners of an inode.
+    pub(crate) fn charge_blocks(&mut self, _node: &Arc<Node>, _sectors: u64) -> Result<()> {
+        Ok(())
+    }
+
+    pub(crate) fn uncharge_blocks(&mut self, _node: &Arc<Node>, _sectors: u64) {}
+
     /// Charges one inode to the owners in `record`.
     pub(crate) fn charge_inode(&mut self, _record: &Record) -> Result<()> {
         Ok(())

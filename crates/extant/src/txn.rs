@@ -112,7 +112,7 @@ impl<'v> Txn<'v> {
         kind: BlockKind,
         change: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R> {
-        self.claim(slot)?;
+        self.claim_slot(slot)?;
         slot.change(kind, || self.volume.load_block(slot.number()), change)
     }
 
@@ -136,7 +136,7 @@ impl<'v> Txn<'v> {
         fill: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R> {
         let slot = self.volume.slot(block);
-        self.claim(&slot)?;
+        self.claim_slot(&slot)?;
         Ok(slot.replace(kind, self.volume.block_size().len(), fill))
     }
 
@@ -146,7 +146,8 @@ impl<'v> Txn<'v> {
         self.handle.revoke(block).map_err(FsError::from_journal)
     }
 
-    fn claim(&mut self, slot: &Arc<Slot>) -> Result<()> {
+    /// Takes a slot into the transaction without changing it yet.
+    pub(crate) fn claim_slot(&mut self, slot: &Arc<Slot>) -> Result<()> {
         self.handle.claim(slot).map_err(FsError::from_journal)
     }
 
@@ -162,7 +163,7 @@ impl<'v> Txn<'v> {
             let (block, offset) = self.volume.inode_place(node.ino())?;
             let slot = self.volume.slot(block);
             slot.get(|| self.volume.load_block(block))?;
-            self.claim(&slot)?;
+            self.claim_slot(&slot)?;
             if node.dirty_tid.swap(tid, Ordering::AcqRel) != tid {
                 let node = Arc::clone(node);
                 self.writer.dirty_nodes().push(DirtyNode { node, slot, offset });

@@ -244,7 +244,10 @@ impl Volume {
     pub(crate) fn inode_place(&self, ino: Ino) -> Result<(FsBlock, usize)> {
         let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
         let (group, index) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
-        let table = self.group(group)?.inode_table;
+        let table = match self.writer.get() {
+            Some(writer) => writer.alloc().inode_table(self, group)?,
+            None => self.stored_group(group)?.inode_table,
+        };
         // The index is below 2^19, a record at most 64 KiB.
         let offset = u64::from(index) * u64::from(self.superblock.inode_size);
         let at = table.checked_add(offset >> self.block_size.log2()).unwrap_or(table);
@@ -302,8 +305,24 @@ impl Volume {
         Ok(self.read_block_uncached(block)?.into_boxed_slice())
     }
 
-    /// The descriptor of `group`, its checksum checked.
+    /// The descriptor of `group` as it is now.
     pub(crate) fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
+        match self.writer.get() {
+            Some(writer) => writer.alloc().group(self, group),
+            None => self.stored_group(group),
+        }
+    }
+
+    /// The block that holds the descriptor of `group`.
+    pub(crate) fn descriptor_place(&self, group: GroupIndex) -> Result<FsBlock> {
+        let table_block = group.0 / self.superblock.descriptors_per_block();
+        descriptor_block_copy(&self.superblock, table_block, self.home_group)
+            .or_else(|| descriptor_block_copy(&self.superblock, table_block, GroupIndex(0)))
+            .ok_or(FsError::InvalidArgument { what: "group: past the last group" })
+    }
+
+    /// The descriptor of `group` as it was encoded last, its checksum checked.
+    pub(crate) fn stored_group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         const NAME: &str = "group descriptor";
         let superblock = &self.superblock;
         let per_block = superblock.descriptors_per_block();

@@ -120,6 +120,8 @@ impl Writer {
         self.random.lock().next_u64()
     }
 
+    fn note_abort(&self, _why: &AbortReason) {}
+
     pub(crate) fn count_update(&self) {
         self.inode_updates.fetch_add(1, Ordering::Relaxed);
     }
@@ -185,7 +187,7 @@ impl Client for VolumeClient {
         if let Some(volume) = self.volume()
             && let Ok(writer) = volume.writer()
         {
-            writer.alloc.committed(tid);
+            writer.alloc.committed(&volume, tid);
         }
     }
 
@@ -193,8 +195,7 @@ impl Client for VolumeClient {
         if let Some(volume) = self.volume()
             && let Ok(writer) = volume.writer()
         {
-            writer.alloc.aborted();
-            let _ = why;
+            writer.note_abort(why);
         }
     }
 }
@@ -208,7 +209,8 @@ impl Writer {
                 dirty.node.with(|data| data.encode(volume.inode_layout(), block, dirty.offset))
             })??;
         }
-        self.alloc.encode(volume, tid, sink)
+        let _ = (tid, sink);
+        self.alloc.encode(volume)
     }
 }
 
