@@ -5,6 +5,7 @@
 //! `{"row", "target", "unit", "median", "min", "max", "runs"}`.
 #![forbid(unsafe_code)]
 
+pub mod namespace;
 pub mod read;
 pub mod report;
 pub mod run;

@@ -1,12 +1,12 @@
-//! `extant-bench build | mkfs | read`: see `make bench-build`, `bench-mkfs`, `bench-read`.
+//! `extant-bench build | mkfs | read | namespace`: see `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use extant_bench::read;
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
+use extant_bench::{namespace, read};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -14,7 +14,9 @@ fn main() -> Result<()> {
         Some("mkfs") => mkfs(),
         Some("read") => read(),
         Some("read-one") => read_one(),
-        _ => bail!("usage: extant-bench build | mkfs | read"),
+        Some("namespace") => namespace(),
+        Some("namespace-one") => namespace_one(),
+        _ => bail!("usage: extant-bench build | mkfs | read | namespace"),
     }
 }
 
@@ -199,4 +201,51 @@ fn read_one() -> Result<()> {
         bail!("usage: extant-bench read-one list|walk|open IMAGE");
     };
     read::one(&what, Path::new(&image))
+}
+
+/// Question: what does a change of the name space cost in process, against the kernel's ext4?
+///
+/// Sketch: a system call, the VFS and jbd2's buffer accounting go; what is left is a directory
+/// block, an inode and a bit, encoded once per commit. Goals: a third of the kernel's time without
+/// fsync, no more than it with.
+fn namespace() -> Result<()> {
+    let dir = memory_dir()?;
+    let mut all: Vec<Series> = Vec::new();
+    let mut counters: Vec<(String, [f64; 3])> = Vec::new();
+    for round in 1..=runs()? {
+        println!("round {round}");
+        for sample in namespace::round(dir.path())? {
+            let same =
+                |series: &&mut Series| series.row == sample.row && series.target == sample.target;
+            match all.iter_mut().find(same) {
+                Some(series) => series.values.push(sample.micros),
+                None => all.push(Series {
+                    row: sample.row.clone(),
+                    target: sample.target.into(),
+                    unit: "us/op",
+                    values: vec![sample.micros],
+                }),
+            }
+            if let Some(of) = sample.counters
+                && !counters.iter().any(|(row, _)| *row == sample.row)
+            {
+                counters.push((sample.row, of));
+            }
+        }
+    }
+    report("namespace", "extant", &all)?;
+    println!("\nextant per operation: commits, inodes encoded, blocks journaled");
+    for (row, [commits, encoded, blocks]) in counters {
+        println!("{row:<40} {commits:>10.5} {encoded:>10.5} {blocks:>10.5}");
+    }
+    Ok(())
+}
+
+/// One kind of work by extant alone, for a profiler: `WORK=create+unlink THREADS=1`.
+fn namespace_one() -> Result<()> {
+    let dir = memory_dir()?;
+    let threads = variable("THREADS", "1").parse().context("THREADS is a number")?;
+    let micros = namespace::only(dir.path(), &variable("WORK", "create+unlink"), threads)?;
+    println!("{micros:.3} us per operation");
+    Ok(())
 }

@@ -77,7 +77,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    fn of(data: &InodeData) -> Metadata {
+    pub(crate) fn of(data: &InodeData) -> Metadata {
         let record = &data.record;
         let inline =
             data.kind == FileKind::Regular && record.flags.contains(InodeFlags::INLINE_DATA);

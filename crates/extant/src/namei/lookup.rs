@@ -6,7 +6,7 @@ use extant_base::Ino;
 
 use crate::dentry::Known;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::Inode;
+use crate::inode::{Inode, Metadata};
 use crate::mount::Fs;
 use crate::node::Node;
 
@@ -46,6 +46,12 @@ impl Inode {
         }
         let _content = self.node().content.read();
         self.fs().view(self.node()).search(name)
+    }
+
+    /// Attributes of what `name` means in this directory, a symbolic link's own. As
+    /// [`lookup`](Self::lookup), without a handle.
+    pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Metadata> {
+        Ok(self.lookup_node(name.as_ref())?.with(Metadata::of))
     }
 
     pub(crate) fn lookup_node(&self, name: &[u8]) -> Result<Arc<Node>> {
