@@ -31,10 +31,14 @@
 //! when it reads a node, and e2fsck calls `PR_1_EXTENT_INDEX_START_INVALID`.
 
 mod build;
+mod edit;
 mod node;
+mod tree;
 
 pub use build::{BuiltTree, build, empty_root, encode_block, encode_root, tree_blocks};
+pub use edit::{RecordBytes, init_node, set_first, splice};
 pub use node::{Entries, Expect, Node, NodeHeader, checksum, max_in_block, seal, verify};
+pub use tree::{NODE_MAX_MIN, Removed, TreeStore, insert, remove_step};
 
 use core::mem::{offset_of, size_of};
 use extant_base::{BlockCount, FileBlock, FsBlock};
@@ -265,6 +269,14 @@ pub enum ExtentFault {
         end: u64,
         /// First file block of the parent's next record.
         limit: u64,
+    },
+    /// A new extent covers file blocks that are mapped already. Only when inserting.
+    #[error("extent of {len} blocks at file block {file_start} overlaps what is mapped already")]
+    Overlap {
+        /// First file block.
+        file_start: FileBlock,
+        /// Blocks in the run.
+        len: BlockCount,
     },
     /// More records than the node, or the deepest tree, can hold. Only when encoding.
     #[error("{records} extent records do not fit; room for {capacity}")]
