@@ -22,8 +22,10 @@
 //! Linux `Documentation/filesystems/ext4/ifork.rst`, "Direct/Indirect Block Addressing".
 
 mod build;
+mod edit;
 
 pub use build::{BuiltMap, build, map_blocks};
+pub use edit::{PointerStore, insert, put_block, remove_step};
 
 use crate::le;
 use extant_base::{BlockSize, FileBlock, FsBlock};
@@ -61,6 +63,12 @@ pub enum IndirectFault {
     #[error("device block {block} cannot be in an indirect map: not in 1..=4294967295")]
     DeviceBlock {
         /// The device block.
+        block: u64,
+    },
+    /// A new run covers a file block that is mapped already. Only when inserting.
+    #[error("file block {block} is mapped already")]
+    Overlap {
+        /// The file block.
         block: u64,
     },
     /// A run starts before the end of the one before it, or is empty, or unwritten.

@@ -194,13 +194,15 @@ fn encode<S: TreeStore>(store: &S, extent: Extent) -> Result<RecordBytes, S::Err
 pub struct Removed {
     /// The parts of extents that are no longer mapped, the last one of the file first.
     pub extents: Vec<Extent>,
+    /// File block where the part of the range ends that is still to be looked at.
+    pub end: u64,
     /// Whether nothing of the range is mapped any more.
     pub done: bool,
 }
 
 /// Takes the last extents of `start..end` (file blocks) out, at most `most` of them and all from
 /// one leaf. The caller frees what they mapped, and calls again until it is done: after every call
-/// the tree is whole, and the range that is left ends where the last extent returned starts.
+/// the tree is whole, and the range that is left ends at [`Removed::end`].
 ///
 /// # Errors
 ///
@@ -211,8 +213,8 @@ pub fn remove_step<S: TreeStore>(
     (start, end): (u64, u64),
     most: usize,
 ) -> Result<Removed, S::Error> {
-    let done = Removed { extents: Vec::new(), done: true };
     let end = end.min(u64::from(u32::MAX));
+    let done = Removed { extents: Vec::new(), end: start, done: true };
     let (Some(last), Ok(first)) = (end.checked_sub(1), u32::try_from(start)) else {
         return Ok(done);
     };
@@ -241,14 +243,17 @@ pub fn remove_step<S: TreeStore>(
     if drop == 0 {
         return Ok(removed);
     }
-    // Whether there is more before a whole extent is found out by the next call.
-    let at_start = removed.extents.last().is_some_and(|lowest| lowest.file_start == first);
-    removed.done = at_start || left.is_some();
+    let pos = walk.levels.last().map_or(0, |level| level.pos);
+    let above = walk.levels.split_last().map_or([].as_slice(), |(_, above)| above);
+    let first_of_all = pos == drop && above.iter().all(|level| level.pos == 0);
+    let lowest = removed.extents.last().map_or(first, |lowest| lowest.file_start);
+    removed.end = u64::from(lowest.0);
+    // Else the next call finds out.
+    removed.done = lowest == first || first_of_all;
     let mut records = Vec::new();
     for extent in [left, right].into_iter().flatten() {
         records.push(encode(store, extent)?);
     }
-    let pos = walk.levels.last().map_or(0, |level| level.pos);
     replace(store, walk.levels, pos.saturating_sub(drop), drop, &records)?;
     collapse(store)?;
     Ok(removed)

@@ -152,15 +152,12 @@ fn remove(tree: &mut Memory, start: u64, end: u64, most: usize) -> Result<Vec<Ex
     loop {
         let step = remove_step(tree, (start, end), most)?;
         assert!(step.extents.len() <= most);
-        if let Some(lowest) = step.extents.last() {
-            assert!(u64::from(lowest.file_start.0) < end);
-            end = u64::from(lowest.file_start.0);
-        } else {
-            assert!(step.done);
-        }
+        assert!(step.done || step.end < end);
+        end = step.end;
         tree.extents();
         all.extend(step.extents);
         if step.done {
+            assert_eq!(remove_step(tree, (start, end), most)?.extents, []);
             return Ok(all);
         }
     }
