@@ -1,64 +1,389 @@
 //! Changes of maps.
+//!
+//! # Place
+//!
+//! Below: `extent_edit` and `indirect_edit` change the two forms, the allocator gives blocks.
+//! Above: directories, attributes and sizes. The caller holds the inode's content lock exclusively
+//! and an open transaction.
+//!
+//! # Invariants
+//!
+//! - M3. Without space or quota nothing changes: all blocks are taken before the first write.
+//! - M4. A removal goes from the end of its range to the start, in steps; after each step the map
+//!   is whole, and the transaction may end there.
+//! - M5. With bigalloc, a cluster is freed when the last of its blocks that this file maps is gone,
+//!   and a block whose cluster the file has already is mapped into it.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use extant_base::{FileBlock, FsBlock};
+use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_format::extent::{self, Extent, ExtentState};
+use extant_format::features::{Incompat, RoCompat};
+use extant_format::indirect::{self, DIRECT};
+use extant_format::inode::{FileKind, InodeFlags};
 
-use crate::alloc::Purpose;
-use crate::error::{FsError, Result};
+use super::extent_edit::Tree;
+use super::indirect_edit::Pointers;
+use super::{Cursor, FILE_BLOCKS_END, MappingKind};
+use crate::alloc::{BlockAsk, Purpose, Run};
+use crate::error::{Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::mount::Fs;
 use crate::node::Node;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-fn missing<T>() -> Result<T> {
-    Err(FsError::InvalidArgument { what: "maps cannot be changed yet" })
-}
+/// Runs that one step of a removal frees at most.
+const STEP_RUNS: usize = 16;
 
-/// Whether the inode has a map with anything in it.
+/// Credits of one step of a removal: the way from the root and what it frees, the bitmap and
+/// descriptor of each run, a node more where an extent is cut in two, the inode.
+pub(crate) const REMOVE_STEP_CREDITS: u32 = 16 + 2 * (5 + STEP_RUNS as u32) + 4;
+
+/// Longest extent of a file that counts as small: it lies in at most two groups.
+const SMALL_RUN: u32 = 8192;
+
+/// Whether the inode may have blocks in a map.
 pub(crate) fn has_blocks(data: &InodeData) -> bool {
-    data.record.sectors != 0
+    let has_map = match data.kind {
+        FileKind::Regular | FileKind::Directory => true,
+        FileKind::Symlink => {
+            let flags = data.record.flags;
+            flags.contains(InodeFlags::EXTENTS) || data.record.sectors != 0
+        }
+        FileKind::CharDevice | FileKind::BlockDevice | FileKind::Fifo | FileKind::Socket => false,
+    };
+    has_map && !data.record.flags.contains(InodeFlags::INLINE_DATA) && data.record.sectors != 0
 }
 
-/// Whether all blocks can be freed in one step of a few credits.
+/// Whether [`remove`] frees all blocks in one step of at most 20 credits: four short runs, named by
+/// the inode itself.
 pub(crate) fn is_small(data: &InodeData) -> bool {
-    data.record.sectors == 0
+    if !has_blocks(data) {
+        return true;
+    }
+    let area = &data.record.block;
+    if data.record.flags.contains(InodeFlags::EXTENTS) {
+        return extent::Node::decode_root(area).is_ok_and(|root| {
+            root.depth() == 0 && root.extents().all(|extent| extent.len.0 <= SMALL_RUN)
+        });
+    }
+    let mut runs = 0;
+    let mut slot = 0;
+    while slot < DIRECT {
+        let Some((first, len)) = indirect::run_at(area, slot) else { return false };
+        runs += u32::from(first.is_some());
+        slot += len;
+    }
+    let is_direct = indirect::blocks(area).skip(DIRECT as usize).all(|block| block.is_none());
+    is_direct && runs <= 4
 }
 
+/// Credits for mapping one run in the inode's map as it is: nodes on the way, as many new ones with
+/// their bitmaps and descriptors, the inode.
+pub(crate) fn insert_credits(data: &InodeData) -> u32 {
+    if data.record.flags.contains(InodeFlags::EXTENTS) {
+        let depth = extent::Node::decode_root(&data.record.block).map_or(0, |root| root.depth());
+        4 * (u32::from(depth) + 1) + 1
+    } else {
+        3 * 3 + 2
+    }
+}
+
+/// Credits for [`append_block`]: those of the map, the block with its bitmap and descriptor.
+pub(crate) fn append_credits(data: &InodeData) -> u32 {
+    insert_credits(data) + 3
+}
+
+/// Gives a directory, or whatever else has journaled contents, one more block at its end, and
+/// raises its size by it. The block's contents are the caller's.
+///
+/// # Errors
+///
+/// No space, no quota, a size or a block count that the format cannot say, damage of the map: and
+/// then nothing has changed.
 pub(crate) fn append_block(
-    _: &mut Txn<'_>,
-    _: &Fs,
-    _node: &Arc<Node>,
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
 ) -> Result<(FileBlock, FsBlock)> {
-    missing()
+    let volume = txn.volume();
+    let block_size = volume.block_size();
+    let data = node.data();
+    let at = block_size.blocks_for(data.record.size);
+    let new_size = (at + 1) << block_size.log2(); // The size is below 2^63.
+    check_size(volume, &data, new_size)?;
+    drop(data);
+    let too_large = FsError::TooLarge { ino: node.ino(), bytes: new_size, limit: u64::MAX };
+    let file_start = u32::try_from(at).map(FileBlock).map_err(|_| too_large)?;
+    let implied = implied_block(fs, node, file_start)?;
+    let goal = goal_after(fs, node, file_start)?;
+    let block = match implied {
+        Some(block) => block,
+        None => {
+            check_sectors(volume, node)?;
+            let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
+            let into = file_start.0 & (volume.superblock().cluster_ratio().max(1) - 1);
+            let run = txn.allocate(node, &ask)?;
+            FsBlock(run.start.0 + u64::from(into))
+        }
+    };
+    let run =
+        Extent { file_start, device_start: block, len: BlockCount(1), state: ExtentState::Written };
+    if let Err(error) = insert_near(txn, node, run, block) {
+        if implied.is_none() {
+            let given_back = super::extent_edit::release_block(txn, node, block);
+            given_back.map_err(|broken| txn.fail(broken))?;
+        }
+        return Err(error);
+    }
+    txn.update(node, |data| data.record.size = new_size).map_err(|error| txn.fail(error))?;
+    Ok((file_start, block))
 }
 
 /// Maps file block 0 of an empty file to `block`.
-pub(crate) fn insert_first(_: &mut Txn<'_>, _node: &Arc<Node>, _block: FsBlock) -> Result<()> {
-    missing()
+pub(crate) fn insert_first(txn: &mut Txn<'_>, node: &Arc<Node>, block: FsBlock) -> Result<()> {
+    let (file_start, len) = (FileBlock(0), BlockCount(1));
+    let run = Extent { file_start, device_start: block, len, state: ExtentState::Written };
+    insert_near(txn, node, run, block)
 }
 
+/// Maps a run that the caller has allocated, of file blocks that are not mapped.
+///
+/// # Errors
+///
+/// No space or quota for the map's own blocks, damage: and then nothing has changed.
+#[expect(dead_code, reason = "file contents come with the I/O core")]
+pub(crate) fn insert(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
+    insert_near(txn, node, run, run.device_start)
+}
+
+/// [`insert`] with the place where the map's own blocks would best be.
+fn insert_near(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent, goal: FsBlock) -> Result<()> {
+    let (result, changed) = if uses_extents(txn.volume(), node)? {
+        let mut tree = Tree::new(txn, node, goal);
+        (extent::insert(&mut tree, run), tree.changed)
+    } else {
+        let mut map = Pointers::new(txn, node, goal);
+        (indirect::insert(&mut map, run), map.changed)
+    };
+    result.map_err(|error| if changed { txn.fail(error) } else { error })
+}
+
+/// Whether the inode has an extent tree.
+fn uses_extents(volume: &Volume, node: &Arc<Node>) -> Result<bool> {
+    let flags = node.with(|data| data.record.flags);
+    if flags.contains(InodeFlags::INLINE_DATA) {
+        let rule = "its data is in the inode, and it has no map to change";
+        return Err(FsError::corrupt("inode", node.ino(), None, Fault::Rule(rule)));
+    }
+    let extents = flags.contains(InodeFlags::EXTENTS);
+    if !extents && volume.features().has_ro_compat(RoCompat::BIGALLOC) {
+        let rule = "block pointers in a file system with clusters";
+        return Err(FsError::corrupt("inode", node.ino(), None, Fault::Rule(rule)));
+    }
+    Ok(extents)
+}
+
+/// Unmaps the file blocks of a range and frees what they were mapped to, `was` saying what it was.
+///
+/// Works in steps of [`REMOVE_STEP_CREDITS`]: the caller has so many, or those that [`is_small`]
+/// speaks of; between steps the transaction may be closed and another opened, so a range of more
+/// than one step is for inodes that a crash finds again (orphans).
+///
+/// # Errors
+///
+/// Damage and device errors; space, where an extent is cut in two. What was removed before stays
+/// so, and the map is whole, or the journal is aborted.
 pub(crate) fn remove(
-    _: &mut Txn<'_>,
-    _: &Fs,
-    _node: &Arc<Node>,
-    _blocks: Range<u64>,
-    _was: Purpose,
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    blocks: Range<u64>,
+    was: Purpose,
 ) -> Result<()> {
-    missing()
+    if !fs.view(node).has_block_map() || !node.with(has_blocks) {
+        return Ok(());
+    }
+    let start = blocks.start;
+    let mut end = blocks.end.min(FILE_BLOCKS_END);
+    let extents = uses_extents(txn.volume(), node)?;
+    let goal = txn.volume().goal_of(node.ino())?;
+    let mut is_first = true;
+    while start < end {
+        if !is_first {
+            txn.ensure(REMOVE_STEP_CREDITS)?;
+        }
+        is_first = false;
+        let (result, changed) = if extents {
+            let mut tree = Tree::new(txn, node, goal);
+            (extent::remove_step(&mut tree, (start, end), STEP_RUNS), tree.changed)
+        } else {
+            let mut map = Pointers::new(txn, node, goal);
+            (indirect::remove_step(&mut map, (start, end), STEP_RUNS), map.changed)
+        };
+        let removed = result.map_err(|error| if changed { txn.fail(error) } else { error })?;
+        release_extents(txn, fs, node, &removed.extents, was).map_err(|error| txn.fail(error))?;
+        if removed.done || removed.end >= end {
+            break;
+        }
+        end = removed.end;
+    }
+    Ok(())
+}
+
+/// Frees what `extents`, the last one of the file first, were mapped to; they are not in the map any
+/// more.
+fn release_extents(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    extents: &[Extent],
+    was: Purpose,
+) -> Result<()> {
+    let volume = txn.volume();
+    let ratio = u64::from(volume.superblock().cluster_ratio().max(1));
+    let mut freed_from = None;
+    for extent in extents {
+        let (start, len) = (extent.device_start, u64::from(extent.len.0));
+        volume.check_blocks("file mapping", node.ino(), start, len)?;
+        if ratio == 1 {
+            txn.release(node, Run { start, len: extent.len.0 }, was)?;
+            continue;
+        }
+        // M5: whole clusters between the first and the last one, and those two if nothing of them
+        // is mapped any more and they were not freed just now.
+        let first = u64::from(extent.file_start.0);
+        let end = first + len;
+        let (mut low, mut high) = (first / ratio, end.div_ceil(ratio));
+        if start.0 % ratio != first % ratio {
+            let rule = "offset in its cluster differs from the file block's";
+            let fault = Fault::Field { rule, value: start.0, limit: first };
+            return Err(FsError::corrupt("file mapping", node.ino(), None, fault));
+        }
+        let aligned = start.0 - first % ratio;
+        let ends_inside = end % ratio != 0;
+        let starts_inside = first % ratio != 0;
+        let single = high - low == 1;
+        let keeps = |cluster: u64| -> Result<bool> {
+            Ok(freed_from == Some(cluster)
+                || mapped_in(fs, node, cluster * ratio..(cluster + 1) * ratio)?.is_some())
+        };
+        if ends_inside && keeps(high - 1)? {
+            high -= 1;
+        }
+        if starts_inside && low < high && !(single && ends_inside) && keeps(low)? {
+            low += 1;
+        }
+        if low >= high {
+            continue;
+        }
+        freed_from = Some(low);
+        let start = FsBlock(aligned + (low - first / ratio) * ratio);
+        // An extent is at most 32768 blocks long, a cluster at most as many.
+        let blocks = u32::try_from((high - low) * ratio).unwrap_or(u32::MAX);
+        txn.release(node, Run { start, len: blocks }, was)?;
+    }
+    Ok(())
+}
+
+/// The first file block in the range that is mapped, and where to.
+fn mapped_in(
+    fs: &Fs,
+    node: &Arc<Node>,
+    blocks: Range<u64>,
+) -> Result<Option<(FileBlock, FsBlock)>> {
+    let view = fs.view(node);
+    let mut cursor = Cursor::new(&view);
+    let mut at = blocks.start;
+    while at < blocks.end.min(FILE_BLOCKS_END) {
+        let piece = cursor.piece(&view, at)?;
+        if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
+            return Ok(Some((piece.file_start, block)));
+        }
+        at = piece.file_end();
+    }
+    Ok(None)
+}
+
+/// With bigalloc: where file block `at` has to be, because the file has other blocks of the same
+/// cluster.
+pub(crate) fn implied_block(fs: &Fs, node: &Arc<Node>, at: FileBlock) -> Result<Option<FsBlock>> {
+    let ratio = u64::from(fs.volume().superblock().cluster_ratio().max(1));
+    if ratio == 1 {
+        return Ok(None);
+    }
+    let into = u64::from(at.0) % ratio;
+    let first = u64::from(at.0) - into;
+    let Some((found, block)) = mapped_in(fs, node, first..first + ratio)? else { return Ok(None) };
+    Ok(Some(FsBlock(block.0 - block.0 % ratio + into)).filter(|_| {
+        // Else the map is damaged; a cluster of its own does no further harm.
+        block.0 % ratio == u64::from(found.0) % ratio
+    }))
+}
+
+/// Where file block `at` would best be: after the block before it, or near the inode.
+fn goal_after(fs: &Fs, node: &Arc<Node>, at: FileBlock) -> Result<FsBlock> {
+    if let Some(before) = at.0.checked_sub(1) {
+        let view = fs.view(node);
+        let piece = Cursor::new(&view).piece(&view, u64::from(before))?;
+        if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
+            return Ok(FsBlock(block.0 + 1));
+        }
+    }
+    fs.volume().goal_of(node.ino())
+}
+
+/// Whether the inode's block count has room for one more cluster.
+pub(super) fn check_sectors(volume: &Volume, node: &Arc<Node>) -> Result<()> {
+    let more = volume.superblock().cluster_bytes() / 512;
+    let limit = match volume.features().has_ro_compat(RoCompat::HUGE_FILE) {
+        true => (1 << 48) - 1,
+        false => u64::from(u32::MAX),
+    };
+    let wanted = node.with(|data| data.record.sectors).saturating_add(more);
+    if wanted > limit {
+        let (bytes, limit) = (wanted.saturating_mul(512), limit * 512);
+        return Err(FsError::TooLarge { ino: node.ino(), bytes, limit });
+    }
+    Ok(())
 }
 
 /// Whether a file of this kind can have `size` bytes.
-pub(crate) fn check_size(_: &Volume, _data: &InodeData, _size: u64) -> Result<()> {
-    missing()
+///
+/// # Errors
+///
+/// [`FsError::TooLarge`].
+pub(crate) fn check_size(volume: &Volume, data: &InodeData, size: u64) -> Result<()> {
+    let limit = size_limit(volume, data);
+    if size > limit {
+        return Err(FsError::TooLarge { ino: data.ino, bytes: size, limit });
+    }
+    Ok(())
 }
 
-pub(crate) fn grow(_: &Fs, _node: &Arc<Node>, _size: u64) -> Result<()> {
-    missing()
-}
-
-pub(crate) fn shrink(_: &Fs, _node: &Arc<Node>, _size: u64) -> Result<()> {
-    missing()
+fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
+    let features = volume.features();
+    let block_size = volume.block_size();
+    let bits = block_size.log2();
+    let huge = features.has_ro_compat(RoCompat::HUGE_FILE);
+    let sectors: u64 = if huge { (1 << 48) - 1 } else { u64::from(u32::MAX) };
+    let mut blocks = sectors >> (bits - 9);
+    if data.record.flags.contains(InodeFlags::EXTENTS) {
+        // The count of sectors of huge files is in blocks then.
+        blocks = if huge { u64::from(u32::MAX) } else { blocks.min(u64::from(u32::MAX)) };
+    } else {
+        // Pointer blocks count as well.
+        let p = u64::from(indirect::pointers(block_size));
+        let own = 1 + (1 + p) + (1 + p + p * p);
+        blocks = indirect::max_file_blocks(block_size).min(blocks.saturating_sub(own));
+    }
+    let most = blocks.checked_shl(bits).unwrap_or(u64::MAX).min((1 << 63) - 1);
+    let wide = match data.kind {
+        FileKind::Regular => true,
+        FileKind::Directory => features.has_incompat(Incompat::LARGEDIR),
+        _ => false,
+    };
+    if wide { most } else { most.min(u64::from(u32::MAX)) }
 }

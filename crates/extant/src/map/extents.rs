@@ -5,6 +5,7 @@ use std::sync::Arc;
 use extant_base::{FileBlock, FsBlock};
 use extant_format::extent::{self, Entries, Expect, Extent, ExtentFault, ExtentState, Index, Node};
 
+use super::extent_edit::read_node;
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
@@ -119,14 +120,24 @@ pub(crate) fn load(inode: &Inode, block: FsBlock, expect: Expect) -> Result<Arc<
         return Ok(node);
     }
     let fail = |fault| FsError::corrupt("extent node", inode.ino(), block, fault);
-    volume.check_blocks("extent index", inode.ino(), block, 1)?;
-    // Decoded nodes have a cache of their own; the bytes are not needed again.
-    let bytes = volume.read_block_uncached(block)?;
-    if volume.verifies_metadata() {
-        extent::verify(inode.checksum_seed(), &bytes).map_err(|e| fail(Fault::from(e)))?;
-    }
-    let node = Node::decode_block(&bytes, expect).map_err(|e| fail(Fault::Decode(Box::new(e))))?;
-    let node = Arc::new(ExtentNode::from_node(&node, Some(expect)));
+    let node = if volume.is_writable() {
+        // The newest version may not be on the device yet.
+        let bytes = read_node(volume, inode.ino(), inode.checksum_seed(), block)?;
+        decode(bytes.bytes(), expect)
+    } else {
+        volume.check_blocks("extent index", inode.ino(), block, 1)?;
+        // Decoded nodes have a cache of their own; the bytes are not needed again.
+        let bytes = volume.read_block_uncached(block)?;
+        if volume.verifies_metadata() {
+            extent::verify(inode.checksum_seed(), &bytes).map_err(|e| fail(Fault::from(e)))?;
+        }
+        decode(&bytes, expect)
+    };
+    let node = Arc::new(node.map_err(|fault| fail(Fault::Decode(Box::new(fault))))?);
     volume.extent_nodes().insert(key, Arc::clone(&node));
     Ok(node)
+}
+
+fn decode(bytes: &[u8], expect: Expect) -> Result<ExtentNode, ExtentFault> {
+    Node::decode_block(bytes, expect).map(|node| ExtentNode::from_node(&node, Some(expect)))
 }

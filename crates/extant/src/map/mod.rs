@@ -24,8 +24,11 @@
 //! - M2. Device blocks of a piece lie inside the file system. A reader need not check again.
 
 mod edit;
+mod extent_edit;
 mod extents;
 mod indirect;
+mod indirect_edit;
+mod size;
 
 use std::ops::Range;
 
@@ -34,10 +37,9 @@ use extant_base::{FileBlock, FsBlock};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
-pub(crate) use edit::{
-    append_block, check_size, grow, has_blocks, insert_first, is_small, remove, shrink,
-};
+pub(crate) use edit::{append_block, check_size, has_blocks, insert_first, is_small, remove};
 pub(crate) use extents::ExtentNode;
+pub(crate) use size::{grow, shrink};
 
 /// First block number that no file can have: file block numbers are 32 bits.
 pub(crate) const FILE_BLOCKS_END: u64 = 1 << 32;

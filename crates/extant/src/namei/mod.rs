@@ -41,6 +41,8 @@ pub use attr::{SetAttributes, TimeChange, XattrMode};
 pub use create::{NewInode, Special};
 pub use rename::RenameFlags;
 
+pub(crate) use delete::purpose_of;
+
 use std::sync::Arc;
 
 use extant_format::features::RoCompat;

@@ -1,0 +1,154 @@
+//! Changes of a file's size: what has to happen to its map and its last block.
+//!
+//! What lies in the last block behind the end must read as zeros if the file grows over it, here or
+//! under another driver. Growth zeroes it before the new size can be seen; shrinking zeroes it after
+//! the new size is durable, because a crash must not leave the old size over zeros.
+
+use std::sync::Arc;
+
+use extant_base::FsBlock;
+use extant_format::inline::BLOCK_BYTES as INLINE_BYTES;
+use extant_format::inode::InodeFlags;
+use extant_format::xattr::NameIndex;
+
+use super::edit::{REMOVE_STEP_CREDITS, is_small, remove};
+use super::{Cursor, FILE_BLOCKS_END, MappingKind};
+use crate::error::{FsError, Result};
+use crate::inode::InodeData;
+use crate::mount::Fs;
+use crate::namei::XattrMode;
+use crate::node::Node;
+use crate::txn::Txn;
+
+/// The inode, an orphan's place, and the superblock.
+const SIZE_CREDITS: u32 = 8;
+
+/// Raises the size of a regular file. The caller holds its content lock exclusively.
+///
+/// # Errors
+///
+/// Damage of the map near the old end, device errors; nothing has changed then.
+pub(crate) fn grow(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
+    let old = node.with(|data| data.record.size);
+    zero_after(fs, node, old)?;
+    let mut txn = Txn::begin(fs.volume(), SIZE_CREDITS)?;
+    set_size(&mut txn, node, size)
+}
+
+/// Lowers the size of a regular file and frees the blocks behind it. The caller holds its content
+/// lock exclusively and no transaction.
+///
+/// # Errors
+///
+/// Damage of the map, device errors. The new size may be set then and some of the blocks not freed:
+/// the inode is an orphan, and the next mount tries again.
+///
+/// # Cost
+///
+/// With a size within a mapped block, waits for one commit.
+pub(crate) fn shrink(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
+    let volume = fs.volume();
+    if node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA)) {
+        return shrink_inline(fs, node, size);
+    }
+    let tail = tail_after(fs, node, size)?;
+    if tail.is_none() && node.with(is_small) {
+        let mut txn = Txn::begin(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS)?;
+        remove_after(&mut txn, fs, node, size)?;
+        return set_size(&mut txn, node, size).map_err(|error| txn.fail(error));
+    }
+    // An inode without names is an orphan already, and stays one.
+    let is_orphan = node.with(|data| data.record.links == 0);
+    let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+    if !is_orphan {
+        fs.add_orphan(&mut txn, node)?;
+    }
+    set_size(&mut txn, node, size).map_err(|error| txn.fail(error))?;
+    let tid = txn.tid();
+    drop(txn);
+    if tail.is_some() {
+        volume.writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
+    }
+    finish_shrink(fs, node)?;
+    if !is_orphan {
+        let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+        fs.remove_orphan(&mut txn, node)?;
+    }
+    Ok(())
+}
+
+/// Frees what lies behind the size of an inode and zeroes the rest of its last block: the end of a
+/// [`shrink`], or of one that a crash cut off. Opens transactions of its own.
+pub(crate) fn finish_shrink(fs: &Fs, node: &Arc<Node>) -> Result<()> {
+    let size = node.with(|data| data.record.size);
+    zero_after(fs, node, size)?;
+    let mut txn = Txn::begin(fs.volume(), REMOVE_STEP_CREDITS)?;
+    remove_after(&mut txn, fs, node, size)
+}
+
+fn remove_after(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
+    let purpose = node.with(crate::namei::purpose_of);
+    let start = fs.volume().block_size().blocks_for(size);
+    remove(txn, fs, node, start..FILE_BLOCKS_END, purpose)
+}
+
+fn set_size(txn: &mut Txn<'_>, node: &Arc<Node>, size: u64) -> Result<()> {
+    let now = txn.writer().now();
+    txn.update(node, |data: &mut InodeData| {
+        data.record.size = size;
+        data.record.mtime = now;
+        data.record.ctime = now;
+    })
+}
+
+/// Where the rest of the block that `size` ends in is stored, if it is: its block, and the first
+/// byte behind the end.
+fn tail_after(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<Option<(FsBlock, usize)>> {
+    let view = fs.view(node);
+    let block_size = fs.volume().block_size();
+    let into = (size & u64::from(block_size.bytes() - 1)) as usize;
+    if into == 0 || view.is_inline() || !view.has_block_map() {
+        return Ok(None);
+    }
+    let at = size >> block_size.log2();
+    if at >= FILE_BLOCKS_END {
+        return Ok(None);
+    }
+    match Cursor::new(&view).piece(&view, at)?.kind {
+        MappingKind::Mapped(block) => Ok(Some((block, into))),
+        _ => Ok(None),
+    }
+}
+
+/// Zeroes what lies behind byte `size` in its block.
+fn zero_after(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
+    let Some((block, into)) = tail_after(fs, node, size)? else { return Ok(()) };
+    let volume = fs.volume();
+    let mut bytes = volume.read_block_uncached(block)?;
+    let tail = bytes.get_mut(into..).unwrap_or(&mut []);
+    if tail.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    tail.fill(0);
+    let at = volume.block_size().offset_of(block);
+    let at = at.ok_or(FsError::InvalidArgument { what: "block past the largest device" })?;
+    volume.device().write_at(at, &bytes).map_err(|error| volume.read_error(error))
+}
+
+/// The same for data in the inode itself.
+fn shrink_inline(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
+    let value = fs.view(node).own_xattr(NameIndex::SYSTEM, b"data")?;
+    let kept = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut txn = Txn::begin(fs.volume(), SIZE_CREDITS)?;
+    if let Some(value) = value
+        && let Some(shorter) = value.get(..kept.saturating_sub(INLINE_BYTES))
+        && shorter.len() < value.len()
+    {
+        let (index, any) = (NameIndex::SYSTEM, XattrMode::Any);
+        crate::xattr::set(&mut txn, fs, node, index, b"data", Some(shorter), any)?;
+    }
+    let mut area = node.with(|data| data.record.block);
+    area.get_mut(kept..).unwrap_or(&mut []).fill(0);
+    txn.update(node, |data| data.set_block_area(area)).map_err(|error| txn.fail(error))?;
+    set_size(&mut txn, node, size).map_err(|error| txn.fail(error))
+}
