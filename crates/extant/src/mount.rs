@@ -545,6 +545,21 @@ impl Fs {
         journal.commit(journal.running()).map_err(FsError::from_journal)
     }
 
+    /// Ends a writable mount: everything is written, the journal is emptied, and the image is marked
+    /// clean. Clones of this `Fs` and handles are of no use for changes afterwards.
+    ///
+    /// Dropping the last clone without this writes nothing more: the next mount replays what was
+    /// committed.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync). The image then keeps its journal, and the next mount replays it.
+    pub fn unmount(self) -> Result<()> {
+        let Ok(writer) = self.volume.writer() else { return Ok(()) };
+        while self.reclaim() {}
+        writer.journal().close().map_err(FsError::from_journal)
+    }
+
     /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds
     /// the file system; without it changes become durable by [`sync`](Self::sync) and as the log
     /// fills.

@@ -205,8 +205,9 @@ impl Writer {
         for dirty in self.dirty.take() {
             self.inodes_encoded.fetch_add(1, Ordering::Relaxed);
             let load = || volume.load_block(dirty.slot.number());
+            let data = dirty.node.data();
             dirty.slot.change(BlockKind::Plain, load, |block| {
-                dirty.node.with(|data| data.encode(volume.inode_layout(), block, dirty.offset))
+                data.encode(volume.inode_layout(), block, dirty.offset)
             })??;
         }
         let _ = (tid, sink);

@@ -44,16 +44,19 @@ impl Fs {
         Ok(())
     }
 
-    /// Deletes some of the inodes whose last handle was let go.
+    /// Deletes some of the inodes whose last handle was let go; `false` when there were none.
     ///
     /// Failures leave the inode an orphan, for the next mount.
-    pub(crate) fn reclaim(&self) {
-        let Ok(writer) = self.volume().writer() else { return };
-        for node in writer.take_reclaimable() {
+    pub(crate) fn reclaim(&self) -> bool {
+        let Ok(writer) = self.volume().writer() else { return false };
+        let nodes = writer.take_reclaimable();
+        let any = !nodes.is_empty();
+        for node in nodes {
             if node.take_for_deletion() && self.delete_orphan(&node).is_err() {
                 node.keep();
             }
         }
+        any
     }
 
     /// Deletes an orphan that nobody can reach any more (D3).

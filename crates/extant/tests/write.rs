@@ -1,0 +1,183 @@
+//! Changes of the name space on images of mke2fs, checked by e2fsck and by reading back.
+
+use std::sync::Arc;
+
+use extant::{Fs, MountOptions, NewInode, RenameFlags, SetAttributes, Special, XattrMode};
+use extant_block::MemoryDevice;
+use extant_testkit::oracle::{e2fsck, mke2fs};
+use extant_testkit::{image, require};
+
+fn work_dir() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn device(
+    dir: &tempfile::TempDir,
+    size: &str,
+    options: &[&str],
+) -> Result<Arc<MemoryDevice>, String> {
+    let path = dir.path().join("image");
+    mke2fs(&path, size, options)?;
+    Ok(Arc::new(image::load(&path)))
+}
+
+fn mount(device: &Arc<MemoryDevice>) -> Fs {
+    let device = Arc::clone(device);
+    MountOptions::new().read_only(false).seed(1).open_shared(device).expect("mounts")
+}
+
+fn check(dir: &tempfile::TempDir, device: &MemoryDevice) {
+    let path = dir.path().join("result");
+    image::save(device, &path);
+    e2fsck(&path).expect("mke2fs is there, so is e2fsck").assert_clean();
+}
+
+const LAYOUTS: &[&[&str]] = &[
+    &["-t", "ext4"],
+    &["-t", "ext4", "-b", "1024"],
+    &["-t", "ext4", "-O", "^metadata_csum,^64bit"],
+    &["-t", "ext3"],
+    &["-t", "ext2"],
+    &["-t", "ext4", "-O", "bigalloc", "-C", "16384"],
+];
+
+#[test]
+fn every_operation_leaves_a_clean_file_system() {
+    let dir = work_dir();
+    for layout in LAYOUTS {
+        let device = require!(device(&dir, "64M", layout));
+        let fs = mount(&device);
+        let new = NewInode { permissions: 0o640, uid: 1000, gid: 100 };
+        let root = fs.root().unwrap();
+        let sub = root.mkdir("sub", &NewInode::root(0o755)).unwrap();
+        let file = sub.create("file", &new).unwrap();
+        sub.link("second", &file).unwrap();
+        sub.symlink("short", "file", &new).unwrap();
+        sub.symlink("long", "x".repeat(300), &new).unwrap();
+        sub.mknod("null", Special::CharDevice { major: 1, minor: 3 }, &new).unwrap();
+        root.rename("sub", &root, "moved", RenameFlags::empty()).unwrap();
+        file.set_attributes(&SetAttributes::new().permissions(0o4755)).unwrap();
+        file.set_xattr("user.name", "value", XattrMode::Any).unwrap();
+        for at in 0..100 {
+            sub.create(format!("many-{at}"), &new).unwrap();
+        }
+        for at in 0..50 {
+            sub.unlink(format!("many-{at}")).unwrap();
+        }
+        let inner = sub.mkdir("inner", &new).unwrap();
+        sub.rename("inner", &root, "outer", RenameFlags::empty()).unwrap();
+        assert_eq!(inner.lookup("..").unwrap().ino(), root.ino());
+        root.rmdir("outer").unwrap();
+        drop((file, sub, root, inner));
+        fs.unmount().unwrap();
+        check(&dir, &device);
+        let again = MountOptions::new().open_shared(device).unwrap();
+        let found = again.resolve("/moved/second").unwrap();
+        assert_eq!(found.metadata().links, 2);
+        assert_eq!(found.xattr("user.name").unwrap(), b"value");
+        assert_eq!(again.read_link("/moved/long").unwrap().len(), 300);
+        assert_eq!(again.read_dir("/moved").unwrap().count(), 55);
+    }
+}
+
+#[test]
+fn a_thousand_changes_of_one_inode_are_encoded_once() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let file = fs.create("/file", &NewInode::root(0o644)).unwrap();
+    fs.sync().unwrap();
+    let before = fs.writer_stats().unwrap();
+    for mode in 0..1000 {
+        file.set_attributes(&SetAttributes::new().permissions(mode & 0o777)).unwrap();
+    }
+    fs.sync().unwrap();
+    let after = fs.writer_stats().unwrap();
+    assert!(after.inode_updates - before.inode_updates >= 1000);
+    assert_eq!(after.inodes_encoded - before.inodes_encoded, 1);
+    drop(file);
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
+#[test]
+fn a_removed_file_lives_until_its_last_handle() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let free = fs.statfs().unwrap().files_free;
+    let file = fs.create("/file", &NewInode::root(0o644)).unwrap();
+    let other = file.clone();
+    fs.remove_file("/file").unwrap();
+    assert_eq!(file.metadata().links, 0);
+    drop(file);
+    assert!(fs.inode(other.ino()).is_ok(), "held");
+    let ino = other.ino();
+    drop(other);
+    fs.sync().unwrap();
+    assert!(fs.inode(ino).is_err(), "gone");
+    assert_eq!(fs.statfs().unwrap().files_free, free);
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
+#[test]
+fn refusals_change_nothing() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let new = NewInode::root(0o755);
+    let a = fs.create_dir("/a", &new).unwrap();
+    let b = a.mkdir("b", &new).unwrap();
+    let file = a.create("file", &new).unwrap();
+    let errno = |result: extant::Result<()>| result.unwrap_err().errno();
+    assert_eq!(errno(a.create("file", &new).map(drop)), 17, "EEXIST");
+    assert_eq!(errno(a.unlink("b")), 21, "EISDIR");
+    assert_eq!(errno(a.rmdir("file")), 20, "ENOTDIR");
+    assert_eq!(errno(fs.remove_dir("/a")), 39, "ENOTEMPTY");
+    assert_eq!(errno(a.unlink("none")), 2, "ENOENT");
+    assert_eq!(errno(a.create("x".repeat(256), &new).map(drop)), 36, "ENAMETOOLONG");
+    assert_eq!(errno(a.create("", &new).map(drop)), 22, "EINVAL");
+    assert_eq!(errno(fs.rename("/a", "/a/b/c")), 22, "EINVAL");
+    assert_eq!(errno(fs.rename("/a/file", "/a/b")), 21, "EISDIR");
+    assert_eq!(errno(fs.rename("/a/b", "/a/file")), 20, "ENOTDIR");
+    assert_eq!(errno(a.link("again", &b)), 1, "EPERM");
+    let flags = RenameFlags::NOREPLACE;
+    assert_eq!(errno(a.rename("file", &a, "b", flags)), 17, "EEXIST");
+    assert_eq!(fs.read_dir("/a").unwrap().count(), 2);
+    drop((a, b, file));
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
+#[test]
+fn exchange_and_whiteout() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let new = NewInode::root(0o755);
+    let a = fs.create_dir("/a", &new).unwrap();
+    let b = fs.create_dir("/b", &new).unwrap();
+    let inner = a.mkdir("dir", &new).unwrap();
+    b.create("file", &new).unwrap();
+    a.rename("dir", &b, "file", RenameFlags::EXCHANGE).unwrap();
+    assert!(fs.metadata("/a/dir").unwrap().is_file());
+    assert!(fs.metadata("/b/file").unwrap().is_dir());
+    assert_eq!(inner.lookup("..").unwrap().ino(), b.ino());
+    assert_eq!((a.metadata().links, b.metadata().links), (2, 3));
+    a.rename("dir", &b, "moved", RenameFlags::WHITEOUT).unwrap();
+    assert_eq!(fs.metadata("/a/dir").unwrap().rdev, Some((0, 0)));
+    assert!(fs.metadata("/b/moved").unwrap().is_file());
+    drop((a, b, inner));
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
+#[test]
+fn handles_are_shared_by_threads() {
+    fn assert_send_sync<T: Send + Sync>(_: &T) {}
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = Arc::new(mount(&device));
+    assert_send_sync(&fs.root().unwrap());
+}
