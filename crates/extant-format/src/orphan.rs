@@ -148,6 +148,11 @@ impl OrphanBlock {
         Ok(())
     }
 
+    /// Every slot in order; inode 0 in free ones.
+    pub fn slots(&self) -> &[Ino] {
+        &self.slots
+    }
+
     /// The orphans of this block, in slot order.
     pub fn orphans(&self) -> impl Iterator<Item = Ino> + '_ {
         self.slots.iter().copied().filter(|ino| ino.0 != 0)
@@ -174,6 +179,15 @@ impl OrphanBlock {
             None => false,
         }
     }
+}
+
+/// Puts the right checksum into a block that was changed in place. `seed` as for
+/// [`OrphanBlock::decode`]. A slice too short for a tail stays as it is.
+pub fn seal(seed: u32, block: FsBlock, bytes: &mut [u8]) {
+    let at = bytes.len().saturating_sub(TAIL_BYTES);
+    let sum = checksum(seed, block, bytes.get(..at).unwrap_or(&[]));
+    // No room: nothing to seal.
+    let _ = put(bytes, at.saturating_add(4), &sum.to_le_bytes());
 }
 
 /// crc32c over the block's number and its array.
@@ -203,6 +217,10 @@ mod tests {
             assert_eq!(decode(1 << 33, Some(9), &bytes).as_ref(), Ok(&block));
             assert_eq!(block.orphans().count(), orphans_per_block(size) - 1);
             assert!(matches!(decode(1, Some(9), &bytes), Err(OrphanError::Checksum { .. })));
+            let encoded = bytes.clone();
+            bytes[size.len() - 4..].fill(0x55);
+            seal(9, FsBlock(1 << 33), &mut bytes);
+            assert_eq!(bytes, encoded, "sealing in place");
             assert!(decode(1, None, &bytes).is_ok());
             for byte in (0..size.len()).step_by(61).chain([size.len() - 8, size.len() - 1]) {
                 bytes[byte] ^= 0x10;

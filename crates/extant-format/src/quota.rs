@@ -27,6 +27,12 @@
 
 mod decode;
 mod encode;
+mod place;
+
+pub use place::{
+    HEADER_BYTES, LEAF_RECORDS, LEVELS, QuotaHeader, QuotaLeaf, RECORD_BYTES, ROOT_BLOCK,
+    record_offset, tree_slot,
+};
 
 use core::mem::{offset_of, size_of};
 

@@ -13,6 +13,10 @@ pub trait Clock: Send + Sync {
 
     /// Time since some fixed moment; never goes back. For measuring, not for telling the date.
     fn monotonic(&self) -> Duration;
+
+    /// Lets that much of [`monotonic`](Self::monotonic) time pass. For rules that are about real
+    /// time, never for waiting until another thread has done something.
+    fn sleep(&self, time: Duration);
 }
 
 /// The machine's clock.
@@ -32,6 +36,10 @@ impl Clock for SystemClock {
             u64::try_from(time.tv_sec).unwrap_or(0),
             u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999),
         )
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
     }
 }
 
@@ -82,6 +90,11 @@ impl Clock for FixedClock {
     fn monotonic(&self) -> Duration {
         *self.elapsed.lock()
     }
+
+    /// Moves the clock forward; nobody waits.
+    fn sleep(&self, time: Duration) {
+        self.advance(time);
+    }
 }
 
 impl fmt::Debug for FixedClock {
@@ -111,6 +124,8 @@ mod tests {
         assert_eq!(clock.now(), (-1, 999_999_999));
         clock.advance(Duration::from_nanos(1));
         assert_eq!(clock.now(), (0, 0));
+        clock.sleep(Duration::from_secs(1));
+        assert_eq!(clock.now(), (1, 0));
         clock.advance(Duration::MAX);
         assert_eq!(clock.now().0, i64::MAX);
     }

@@ -17,7 +17,7 @@ impl RawQuota {
         *self == RawQuota::default()
     }
 
-    fn decode(&self) -> QuotaEntry {
+    pub(super) fn decode(&self) -> QuotaEntry {
         // The one record that would look free: see the module.
         let marked = RawQuota { dqb_itime: 1.into(), ..RawQuota::default() };
         let inode_grace_end = if *self == marked { 0 } else { self.dqb_itime.get() };

@@ -13,7 +13,7 @@ use super::{
 use crate::le::{index, put};
 
 impl QuotaEntry {
-    fn to_raw(self) -> RawQuota {
+    pub(super) fn to_raw(self) -> RawQuota {
         let mut raw = RawQuota {
             dqb_id: U32::new(self.id),
             dqb_pad: U32::ZERO,

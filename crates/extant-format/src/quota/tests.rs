@@ -77,3 +77,38 @@ fn ids_must_ascend() {
         assert_eq!(file.encode(), Err(QuotaError::Order { id: second, after: first }));
     }
 }
+
+#[test]
+fn parts_agree_with_the_whole_file() {
+    let mut random = Prng::new(8);
+    let ids = [0, 1, 255, 256, 70_000, u32::MAX];
+    let entries: Vec<_> = ids.iter().map(|id| entry(*id, &mut random)).collect();
+    let file = QuotaFile { entries: entries.clone(), ..QuotaFile::empty(QuotaKind::Group) };
+    let bytes = file.encode().unwrap();
+    let header = QuotaHeader::decode(&bytes).unwrap();
+    assert_eq!(
+        (header.kind, usize::try_from(header.blocks).unwrap()),
+        (file.kind, bytes.len() / 1024)
+    );
+    assert_eq!(header.encode(), bytes[..HEADER_BYTES]);
+    let block = |number: u32| &bytes[number as usize * 1024..][..1024];
+    for entry in &entries {
+        let mut at = ROOT_BLOCK;
+        for level in 0..LEVELS {
+            let slot = tree_slot(entry.id, level);
+            at = u32::from_le_bytes(block(at)[slot..slot + 4].try_into().unwrap());
+        }
+        let (index, found) = QuotaLeaf::find(block(at), entry.id).unwrap();
+        assert_eq!(found, *entry);
+        assert_eq!(block(at)[record_offset(index)..][..RECORD_BYTES], entry.encode());
+        assert_eq!(QuotaLeaf::free_record(block(at)), Some(ids.len()));
+        let leaf = QuotaLeaf::decode(block(at)).unwrap();
+        assert_eq!(usize::from(leaf.entries), ids.len());
+        let mut again = [7; 16];
+        assert!(leaf.encode(&mut again) && again == block(at)[..16] && !leaf.encode(&mut [0; 15]));
+    }
+    let mut bad = bytes.clone();
+    bad[0x1c..0x20].copy_from_slice(&header.blocks.to_le_bytes());
+    assert!(matches!(QuotaHeader::decode(&bad), Err(QuotaError::OutOfRange { .. })));
+    assert!(QuotaEntry::decode(&[0; RECORD_BYTES]).is_none());
+}
