@@ -14,16 +14,19 @@
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
 //!   becomes an error in the caller.
+//! - [`host_name`]: the name of this machine, for records of who did something.
 //! - [`os_random`]: bytes from the operating system, for UUIDs and hash seeds.
 #![forbid(unsafe_code)]
 
 mod clock;
+mod host;
 mod lock;
 mod random;
 mod rank;
 pub mod threads;
 
 pub use clock::{Clock, FixedClock, SystemClock};
+pub use host::host_name;
 pub use lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use random::{RandomError, os_random};
 pub use rank::Rank;

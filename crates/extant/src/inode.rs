@@ -244,6 +244,15 @@ impl Fs {
     }
 
     fn load_inode(&self, ino: Ino) -> Result<InodeData> {
+        let data = self.load_inode_or_orphan(ino)?;
+        if data.record.links == 0 {
+            return Err(FsError::NoSuchInode { ino, inode_count: self.volume().inode_count() });
+        }
+        Ok(data)
+    }
+
+    /// As the record says, also without links.
+    pub(crate) fn load_inode_or_orphan(&self, ino: Ino) -> Result<InodeData> {
         let volume = self.volume();
         let none = FsError::NoSuchInode { ino, inode_count: volume.inode_count() };
         let Some((raw, is_recorded)) = volume.raw_inode(ino)? else { return Err(none) };
@@ -262,7 +271,7 @@ impl Fs {
             Record::verify_checksum(layout, ino, &raw).map_err(broken)?;
         }
         let record = Record::decode(layout, &raw).map_err(broken)?;
-        if record.links == 0 {
+        if record.links == 0 && record.mode == 0 {
             return Err(none);
         }
         let kind = record.kind().ok_or_else(|| {

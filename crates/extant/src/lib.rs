@@ -50,6 +50,7 @@ mod dir;
 mod error;
 mod inode;
 mod map;
+mod mmp;
 mod mount;
 mod namei;
 mod node;
@@ -58,6 +59,9 @@ mod path;
 mod quota;
 mod read;
 mod slot;
+mod supers;
+#[cfg(test)]
+mod test_images;
 mod txn;
 mod volume;
 mod writer;
@@ -70,7 +74,9 @@ pub use inode::{Inode, Metadata};
 pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
 pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange, XattrMode};
+pub use orphan::OrphanSummary;
 pub use path::{DEPTH_MAX, File, SYMLINKS_MAX, Walk, WalkEntry, WalkError};
+pub use supers::{MountErrors, Reserve, Tune};
 pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr};
 

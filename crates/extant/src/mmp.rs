@@ -92,9 +92,10 @@ impl MmpGuard {
         }
         let block = superblock.mmp_block;
         let first = u64::from(superblock.first_data_block);
-        let offset = superblock.block_size.offset_of(block).filter(|_| {
-            block.0 > first && block.0 < superblock.blocks_count
-        });
+        let offset = superblock
+            .block_size
+            .offset_of(block)
+            .filter(|_| block.0 > first && block.0 < superblock.blocks_count);
         let offset = offset.ok_or_else(|| {
             let rule = "block number outside the file system";
             let fault = Fault::Field { rule, value: block.0, limit: superblock.blocks_count };
@@ -338,7 +339,10 @@ mod tests {
         assert_eq!(clock.monotonic(), Duration::from_secs(11), "one wait");
         let taken = get(&device);
         let MmpState::Active(first) = taken.state else { panic!("{:?}", taken.state) };
-        assert_eq!((taken.node(), taken.device(), taken.time), (&b"here"[..], &[b'x'; 31][..], 1_011));
+        assert_eq!(
+            (taken.node(), taken.device(), taken.time),
+            (&b"here"[..], &[b'x'; 31][..], 1_011)
+        );
         guard.tick().unwrap();
         assert_eq!(get(&device).state, MmpState::Active(first), "not due yet");
         clock.advance(Duration::from_secs(5));

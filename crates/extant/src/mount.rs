@@ -16,9 +16,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
+use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, Prng};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::features::{Compat, Features, Incompat, RoCompat};
+use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
 use extant_format::group::GroupDescriptor;
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
@@ -35,6 +35,10 @@ use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::map::MappingKind;
+use crate::mmp::{MmpGuard, MmpNames};
+use crate::orphan::Orphans;
+use crate::quota::Quotas;
+use crate::supers::{MountErrors, SuperState};
 use crate::volume::{Volume, VolumeOptions};
 use crate::writer::{VolumeClient, Writer, WriterParts, WriterStats};
 
@@ -78,6 +82,8 @@ pub struct MountOptions {
     seed: Option<u64>,
     commit_interval: Duration,
     mutations: Mutations,
+    errors: Option<MountErrors>,
+    quota_limits: bool,
 }
 
 impl Default for MountOptions {
@@ -94,6 +100,8 @@ impl Default for MountOptions {
             seed: None,
             commit_interval: Duration::from_secs(5),
             mutations: Mutations::default(),
+            errors: None,
+            quota_limits: true,
         }
     }
 }
@@ -186,6 +194,21 @@ impl MountOptions {
         self
     }
 
+    /// What happens after damage; unless set, what the superblock says.
+    #[must_use]
+    pub fn errors(mut self, errors: MountErrors) -> MountOptions {
+        self.errors = Some(errors);
+        self
+    }
+
+    /// Whether limits of quotas are enforced, where the feature is on. Usage is counted anyway.
+    /// They are unless set.
+    #[must_use]
+    pub fn quota_limits(mut self, enforced: bool) -> MountOptions {
+        self.quota_limits = enforced;
+        self
+    }
+
     /// Leaves out a step that crash safety needs, to find out whether the tests notice.
     #[doc(hidden)]
     #[must_use]
@@ -247,6 +270,18 @@ impl MountOptions {
         check_features(&superblock.features)?;
         check_writable(&superblock.features)?;
         check_size(&device, &superblock)?;
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => os_seed()?,
+        };
+        let names = MmpNames {
+            node: extant_sync::host_name(),
+            device: device.describe().as_bytes().to_vec(),
+        };
+        let random = &mut Prng::new(seed);
+        let mmp = MmpGuard::acquire(&device, &superblock, &self.clock, random, &names)?;
+        // What the holder before us wrote while we waited.
+        let superblock = if mmp.is_some() { self.read_superblock(&device)? } else { superblock };
         let fs = Fs::build(self, Arc::clone(&device), superblock, None, None);
         let volume = fs.volume();
         let client = Arc::new(VolumeClient::default());
@@ -257,16 +292,21 @@ impl MountOptions {
             mutations: self.mutations,
             ..JournalOptions::default()
         };
+        let before = fs.superblock();
+        let is_clean = before.state.contains(State::VALID)
+            && !before.state.contains(State::ERROR)
+            && !before.features.has_incompat(Incompat::RECOVER);
+        let supers = SuperState::new(Arc::clone(&device), fs.superblock().clone(), self.errors);
+        let orphans = Orphans::open(&fs)?;
+        let quotas = Quotas::open(&fs, self.quota_limits)?;
         let journal = Journal::without_log(device, volume.block_size(), client, options);
-        let alloc = Allocator::open(volume, true)?;
-        let seed = match self.seed {
-            Some(seed) => seed,
-            None => os_seed()?,
-        };
+        let alloc = Allocator::open(volume, is_clean)?;
         let clock = Arc::clone(&self.clock);
         let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
-        let parts = WriterParts { journal, alloc, clock, seed, dentries };
+        let parts =
+            WriterParts { journal, alloc, clock, seed, dentries, supers, orphans, quotas, mmp };
         volume.set_writer(Writer::new(parts));
+        fs.begin_writing()?;
         Ok(fs)
     }
 
@@ -528,6 +568,11 @@ impl Fs {
         Fs { volume: Arc::new(Volume::new(device, superblock, volume_options)) }
     }
 
+    /// The file system of an open volume.
+    pub(crate) fn of(volume: Arc<Volume>) -> Fs {
+        Fs { volume }
+    }
+
     pub(crate) fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
@@ -570,6 +615,7 @@ impl Fs {
     pub fn tick(&self) -> Result<()> {
         let Ok(writer) = self.volume.writer() else { return Ok(()) };
         self.reclaim();
+        self.tick_protection(writer)?;
         writer.journal().commit_if_due().map_err(FsError::from_journal)?;
         Ok(())
     }

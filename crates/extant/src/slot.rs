@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use extant_base::{FsBlock, Ino};
 use extant_format::htree::NodePlace;
-use extant_format::{dir, extent, htree, xattr};
+use extant_format::{dir, extent, htree, orphan, xattr};
 use extant_jbd2::{Image, JournalBlock};
 use extant_sync::{Mutex, MutexGuard, Rank};
 
@@ -95,6 +95,8 @@ pub(crate) enum BlockKind {
     ExtentNode { seed: u32 },
     /// A block of extended attributes; `seed` is that of the file system.
     Xattr { seed: u32 },
+    /// A block of the orphan file.
+    Orphan { seed: u32 },
 }
 
 impl BlockKind {
@@ -105,6 +107,7 @@ impl BlockKind {
             BlockKind::DirIndex { seed, place } => htree::seal(seed, bytes, place),
             BlockKind::ExtentNode { seed } => extent::seal(seed, bytes),
             BlockKind::Xattr { seed } => xattr::seal(seed, number, bytes),
+            BlockKind::Orphan { seed } => orphan::seal(seed, number, bytes),
         }
     }
 }

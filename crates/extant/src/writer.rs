@@ -20,8 +20,12 @@ use extant_sync::{Clock, Mutex, Rank};
 use crate::alloc::Allocator;
 use crate::dentry::Dentries;
 use crate::error::{FsError, Result};
+use crate::mmp::MmpGuard;
 use crate::node::Node;
+use crate::orphan::Orphans;
+use crate::quota::Quotas;
 use crate::slot::BlockKind;
+use crate::supers::{SuperState, Totals};
 use crate::txn::DirtyNodes;
 use crate::volume::Volume;
 
@@ -34,6 +38,10 @@ pub(crate) struct Writer {
     dirty: DirtyNodes,
     alloc: Allocator,
     dentries: Dentries,
+    supers: SuperState,
+    orphans: Orphans,
+    quotas: Quotas,
+    mmp: Option<MmpGuard>,
     clock: Arc<dyn Clock>,
     random: Mutex<Prng>,
     /// Held while a directory gets another parent.
@@ -64,6 +72,10 @@ pub(crate) struct WriterParts {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) seed: u64,
     pub(crate) dentries: usize,
+    pub(crate) supers: SuperState,
+    pub(crate) orphans: Orphans,
+    pub(crate) quotas: Quotas,
+    pub(crate) mmp: Option<MmpGuard>,
 }
 
 impl Writer {
@@ -73,6 +85,10 @@ impl Writer {
             dirty: DirtyNodes::new(),
             alloc: parts.alloc,
             dentries: Dentries::new(parts.dentries),
+            supers: parts.supers,
+            orphans: parts.orphans,
+            quotas: parts.quotas,
+            mmp: parts.mmp,
             clock: parts.clock,
             random: Mutex::new(Rank::Leaf, Prng::new(parts.seed)),
             tree_shape: Mutex::new(Rank::Rename, ()),
@@ -97,6 +113,22 @@ impl Writer {
 
     pub(crate) fn dentries(&self) -> &Dentries {
         &self.dentries
+    }
+
+    pub(crate) fn supers(&self) -> &SuperState {
+        &self.supers
+    }
+
+    pub(crate) fn orphans(&self) -> &Orphans {
+        &self.orphans
+    }
+
+    pub(crate) fn mmp(&self) -> Option<&MmpGuard> {
+        self.mmp.as_ref()
+    }
+
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.quotas
     }
 
     /// The time of day for time stamps.
@@ -177,10 +209,10 @@ impl VolumeClient {
 }
 
 impl Client for VolumeClient {
-    fn encode(&self, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError> {
+    fn encode(&self, _: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError> {
         let Some(volume) = self.volume() else { return Ok(()) };
         let Ok(writer) = volume.writer() else { return Ok(()) };
-        writer.encode(&volume, tid, sink).map_err(EncodeError::new)
+        writer.encode(&volume, sink).map_err(EncodeError::new)
     }
 
     fn committed(&self, tid: Tid) {
@@ -195,13 +227,15 @@ impl Client for VolumeClient {
         if let Some(volume) = self.volume()
             && let Ok(writer) = volume.writer()
         {
+            // There is nobody left to tell when even this fails.
+            let _ = writer.supers.stopped(writer.now().seconds);
             writer.note_abort(why);
         }
     }
 }
 
 impl Writer {
-    fn encode(&self, volume: &Volume, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<()> {
+    fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
         for dirty in self.dirty.take() {
             self.inodes_encoded.fetch_add(1, Ordering::Relaxed);
             let load = || volume.load_block(dirty.slot.number());
@@ -210,8 +244,9 @@ impl Writer {
                 data.encode(volume.inode_layout(), block, dirty.offset)
             })??;
         }
-        let _ = (tid, sink);
-        self.alloc.encode(volume)
+        self.quotas.encode(volume)?;
+        self.alloc.encode(volume)?;
+        self.supers.encode(volume, Totals::of(&self.alloc, volume.superblock()), sink)
     }
 }
 

@@ -1,0 +1,355 @@
+//! Inodes that a crash must not leave behind: without names but still open, or being shortened.
+//!
+//! # Place
+//!
+//! Below: `supers` (head of the list), `txn`. Above: `namei` and `map` add an inode in the
+//! transaction that makes it an orphan and remove it in the one that ends that; mounting recovers.
+//!
+//! # Shape
+//!
+//! ```text
+//! orphan file   blocks of slots, an inode number each; any slot, so threads do not meet
+//! list          superblock -> inode -> inode …, through the deletion time; when the file is full,
+//!               or there is none
+//! ```
+//!
+//! # Invariants
+//!
+//! - O1. An inode is in the file or in the list, once, or in neither.
+//! - O2. Every free slot of the file is on the stack of its block, once.
+//! - O3. What is in memory here is what the running transaction will write.
+
+mod recover;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use extant_base::{FsBlock, Ino};
+use extant_format::checksum::inode_seed;
+use extant_format::features::Compat;
+use extant_format::orphan::{OrphanBlock, orphans_per_block};
+use extant_sync::{Mutex, Rank};
+use rustc_hash::FxHashMap;
+
+use crate::error::{Fault, FsError, Result};
+use crate::map::MappingKind;
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::slot::BlockKind;
+use crate::supers::SuperState;
+use crate::txn::Txn;
+
+pub use recover::OrphanSummary;
+
+/// Bytes of an orphan file that are looked at; mke2fs makes 2 MiB at most with blocks of 4 KiB.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Shards of the table of places; a power of two.
+const SHARDS: usize = 16;
+
+/// All orphans of a writable mount.
+pub(crate) struct Orphans {
+    file: Option<OrphanFile>,
+    /// Rank `InodeMap` with key 0, before every inode: it is held while neighbours in the list are
+    /// changed.
+    list: Mutex<List>,
+    count: AtomicU64,
+}
+
+struct OrphanFile {
+    kind: BlockKind,
+    blocks: Vec<FileBlock>,
+    places: Vec<Mutex<FxHashMap<Ino, Place>>>,
+}
+
+struct FileBlock {
+    number: FsBlock,
+    /// Length of `free`, to pass by full blocks without a lock.
+    free_count: AtomicU32,
+    /// Free slots (O2).
+    free: Mutex<Vec<u16>>,
+}
+
+/// A slot of the file.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Index into the file's blocks.
+    block: u32,
+    slot: u16,
+}
+
+#[derive(Default)]
+struct List {
+    head: Option<Ino>,
+    members: FxHashMap<Ino, Member>,
+}
+
+struct Member {
+    node: Arc<Node>,
+    previous: Option<Ino>,
+    next: Option<Ino>,
+}
+
+impl Orphans {
+    /// Reads the orphan file, if there is one in use. The list is read by recovery.
+    pub(crate) fn open(fs: &Fs) -> Result<Orphans> {
+        let features = fs.features();
+        // Without a log nothing would keep file and inodes in step, and the kernel does not use it.
+        let in_use =
+            features.has_compat(Compat::ORPHAN_FILE) && features.has_compat(Compat::HAS_JOURNAL);
+        let file = if in_use { Some(OrphanFile::open(fs)?) } else { None };
+        let count = file.as_ref().map_or(0, OrphanFile::len);
+        Ok(Orphans {
+            file,
+            list: Mutex::with_order(Rank::InodeMap, 0, List::default()),
+            count: AtomicU64::new(count),
+        })
+    }
+
+    /// Orphans there are now.
+    pub(crate) fn len(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    fn contains(&self, ino: Ino) -> bool {
+        self.file.as_ref().is_some_and(|file| file.place(ino).is_some())
+            || self.list.lock().members.contains_key(&ino)
+    }
+
+    fn add(&self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        if self.contains(node.ino()) {
+            return Ok(());
+        }
+        let in_file = match &self.file {
+            Some(file) => file.add(txn, node.ino())?,
+            None => false,
+        };
+        if !in_file {
+            self.list.lock().add(supers, txn, node)?;
+        }
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn remove(&self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let in_file = match &self.file {
+            Some(file) => file.remove(txn, node.ino())?,
+            None => false,
+        };
+        if in_file || self.list.lock().remove(supers, txn, node)? {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+impl OrphanFile {
+    fn open(fs: &Fs) -> Result<OrphanFile> {
+        let superblock = fs.superblock();
+        let ino = superblock.orphan_file_inode;
+        let inode = fs.inode(ino)?;
+        let fail = |rule| FsError::corrupt("orphan file", ino, None, Fault::Rule(rule));
+        if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
+            return Err(fail("its inode is not a regular file with blocks"));
+        }
+        let size = inode.metadata().size;
+        let block_size = superblock.block_size;
+        if size == 0 || size > FILE_BYTES_MAX || size % u64::from(block_size.bytes()) != 0 {
+            let rule = "its size is not a number of blocks up to 64 MiB";
+            let fault = Fault::Field { rule, value: size, limit: FILE_BYTES_MAX };
+            return Err(FsError::corrupt("orphan file", ino, None, fault));
+        }
+        let checked = superblock.features.metadata_csum();
+        let generation = inode.record().generation;
+        let seed = checked.then(|| inode_seed(superblock.checksum_seed(), ino, generation));
+        let shard = || Mutex::new(Rank::Leaf, FxHashMap::default());
+        let mut file = OrphanFile {
+            kind: seed.map_or(BlockKind::Plain, |seed| BlockKind::Orphan { seed }),
+            blocks: Vec::new(),
+            places: (0..SHARDS).map(|_| shard()).collect(),
+        };
+        for run in inode.map(0..size >> block_size.log2()) {
+            let run = run?;
+            let MappingKind::Mapped(start) = run.kind else {
+                return Err(fail("it has holes"));
+            };
+            for index in 0..run.len {
+                file.load(fs, FsBlock(start.0.saturating_add(index)), seed)?;
+            }
+        }
+        Ok(file)
+    }
+
+    /// Takes in the next block.
+    fn load(&mut self, fs: &Fs, number: FsBlock, seed: Option<u32>) -> Result<()> {
+        let (superblock, volume) = (fs.superblock(), fs.volume());
+        let bytes = volume.read_block(number)?;
+        let seed = seed.filter(|_| volume.verifies_checksums());
+        let decoded = OrphanBlock::decode(superblock.block_size, number, seed, bytes.bytes());
+        let decoded = decoded.map_err(|error| {
+            let fault = Fault::Decode(Box::new(error));
+            FsError::corrupt("orphan file", superblock.orphan_file_inode, number, fault)
+        })?;
+        let block = u32::try_from(self.blocks.len()).unwrap_or(u32::MAX);
+        let mut free = Vec::with_capacity(orphans_per_block(superblock.block_size));
+        // The last slot first, so that the first is the first to be taken. A block has at most
+        // 16382 slots.
+        for (slot, ino) in decoded.slots().iter().enumerate().rev() {
+            let slot = slot as u16;
+            if ino.0 == 0 {
+                free.push(slot);
+            } else if self.shard(*ino).lock().insert(*ino, Place { block, slot }).is_some() {
+                let rule = "an inode stands in it twice";
+                let fault = Fault::Field { rule, value: ino.0.into(), limit: 1 };
+                let ino = superblock.orphan_file_inode;
+                return Err(FsError::corrupt("orphan file", ino, number, fault));
+            }
+        }
+        let free_count = AtomicU32::new(u32::try_from(free.len()).unwrap_or(0));
+        self.blocks.push(FileBlock { number, free_count, free: Mutex::new(Rank::Leaf, free) });
+        Ok(())
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<FxHashMap<Ino, Place>> {
+        &self.places[ino.0 as usize % SHARDS]
+    }
+
+    fn place(&self, ino: Ino) -> Option<Place> {
+        self.shard(ino).lock().get(&ino).copied()
+    }
+
+    fn len(&self) -> u64 {
+        self.places.iter().map(|shard| shard.lock().len() as u64).sum()
+    }
+
+    /// Every inode in the file, in order of number.
+    fn inodes(&self) -> Vec<Ino> {
+        let mut all: Vec<Ino> = Vec::new();
+        for shard in &self.places {
+            all.extend(shard.lock().keys());
+        }
+        all.sort_unstable();
+        all
+    }
+
+    /// Takes a free slot, beginning with the block that the inode's number chooses; false when all
+    /// are taken. One credit.
+    fn add(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<bool> {
+        let len = self.blocks.len();
+        // Neighbours are often deleted by one thread; a multiplication spreads the rest.
+        let first = (ino.0 >> 4).wrapping_mul(0x9e37_79b1) as usize % len.max(1);
+        for step in 0..len {
+            let index = (first + step) % len;
+            let block = &self.blocks[index];
+            if block.free_count.load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            let Some(slot) = block.free.lock().pop() else { continue };
+            block.free_count.fetch_sub(1, Ordering::AcqRel);
+            let place = Place { block: index as u32, slot };
+            if let Err(error) = self.put(txn, place, ino) {
+                self.free(place);
+                return Err(error);
+            }
+            self.shard(ino).lock().insert(ino, place);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Frees the inode's slot; false when it has none. One credit.
+    fn remove(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<bool> {
+        let Some(place) = self.place(ino) else { return Ok(false) };
+        self.put(txn, place, Ino(0))?;
+        self.shard(ino).lock().remove(&ino);
+        self.free(place);
+        Ok(true)
+    }
+
+    fn put(&self, txn: &mut Txn<'_>, place: Place, ino: Ino) -> Result<()> {
+        let number = self.blocks[place.block as usize].number;
+        let start = usize::from(place.slot) * 4;
+        txn.edit_block(number, self.kind, |bytes| {
+            if let Some(slot) = bytes.get_mut(start..start + 4) {
+                slot.copy_from_slice(&ino.0.to_le_bytes());
+            }
+        })
+    }
+
+    fn free(&self, place: Place) {
+        let block = &self.blocks[place.block as usize];
+        block.free.lock().push(place.slot);
+        block.free_count.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl List {
+    /// Two credits.
+    fn add(&mut self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let (ino, next) = (node.ino(), self.head);
+        // Its own record first: alone it means nothing.
+        txn.update(node, |data| data.record.dtime = number(next))?;
+        supers.change(txn, |superblock| superblock.last_orphan = ino.0)?;
+        self.push(node);
+        Ok(())
+    }
+
+    /// Puts `node` in front, in memory.
+    fn push(&mut self, node: &Arc<Node>) {
+        let ino = node.ino();
+        let next = self.head.replace(ino);
+        if let Some(next) = next.and_then(|next| self.members.get_mut(&next)) {
+            next.previous = Some(ino);
+        }
+        self.members.insert(ino, Member { node: Arc::clone(node), previous: None, next });
+    }
+
+    /// Takes an inode out; false when it is not in the list. Two credits, or three.
+    fn remove(&mut self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<bool> {
+        let ino = node.ino();
+        let Some(member) = self.members.get(&ino) else { return Ok(false) };
+        let (previous, next) = (member.previous, member.next);
+        match previous.and_then(|previous| self.members.get(&previous)) {
+            Some(before) => txn.update(&before.node, |data| data.record.dtime = number(next))?,
+            None => supers.change(txn, |superblock| superblock.last_orphan = number(next))?,
+        }
+        self.members.remove(&ino);
+        if let Some(before) = previous.and_then(|previous| self.members.get_mut(&previous)) {
+            before.next = next;
+        } else {
+            self.head = next;
+        }
+        if let Some(after) = next.and_then(|next| self.members.get_mut(&next)) {
+            after.previous = previous;
+        }
+        txn.update(node, |data| data.record.dtime = 0)?;
+        Ok(true)
+    }
+}
+
+/// As in the superblock and in the deletion time: 0 for none.
+fn number(ino: Option<Ino>) -> u32 {
+    ino.map_or(0, |ino| ino.0)
+}
+
+impl Fs {
+    /// Makes an inode an orphan, in the transaction that takes its last name or begins to shorten
+    /// it. Nothing happens when it is one. Two credits.
+    pub(crate) fn add_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let writer = txn.writer();
+        writer.orphans().add(writer.supers(), txn, node)
+    }
+
+    /// The inode is no orphan any more, if it was one. Three credits.
+    pub(crate) fn remove_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let writer = txn.writer();
+        writer.orphans().remove(writer.supers(), txn, node)
+    }
+}
+
+impl fmt::Debug for Orphans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Orphans").field("count", &self.len()).finish_non_exhaustive()
+    }
+}

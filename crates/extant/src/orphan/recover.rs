@@ -1,0 +1,228 @@
+//! What a crash left: orphans are deleted, or shortened to their size.
+//!
+//! Each orphan takes transactions of its own and leaves file or list in the last of them, so a
+//! crash in the middle leaves the rest to the next mount.
+
+use std::sync::Arc;
+
+use extant_base::{BlockSize, FsBlock, Ino};
+use extant_format::features::State;
+use extant_format::group::GroupFlags;
+use extant_format::inode::FileKind;
+use rustc_hash::FxHashSet;
+
+use super::Orphans;
+use crate::error::{Family, Fault, FsError, Result};
+use crate::map::{self, FILE_BLOCKS_END};
+use crate::mount::Fs;
+use crate::namei::purpose_of;
+use crate::node::Node;
+use crate::supers::SuperState;
+use crate::txn::Txn;
+
+/// Blocks that leaving the list changes.
+const CREDITS: u32 = 8;
+
+/// Orphans whose damage is told one by one; more are counted.
+const ERRORS_MAX: usize = 16;
+
+/// What recovering the orphans of an unclean file system did.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct OrphanSummary {
+    /// Inodes without names, deleted.
+    pub deleted: u64,
+    /// Inodes cut to their size.
+    pub shortened: u64,
+    /// Orphans that are damaged and stay for e2fsck.
+    pub damaged: u64,
+    /// What is wrong with the first of them.
+    pub errors: Vec<FsError>,
+    /// The list was thrown away unread: the file system is marked as having errors, and what it
+    /// names may be in use.
+    pub list_ignored: bool,
+}
+
+impl OrphanSummary {
+    fn damage(&mut self, error: FsError) -> Result<()> {
+        if error.family() != Family::Damage && !matches!(error, FsError::NoSuchInode { .. }) {
+            return Err(error);
+        }
+        self.damaged += 1;
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push(error);
+        }
+        Ok(())
+    }
+}
+
+impl Orphans {
+    /// Deletes and shortens all orphans. At a writable mount, after the journal was replayed and
+    /// before anybody else has the file system.
+    ///
+    /// Damage of an orphan is told in the summary, and the others are gone through. The list ends
+    /// where it is damaged: what it would have named stays for e2fsck.
+    ///
+    /// # Errors
+    ///
+    /// Those of devices and of the journal; full disks.
+    pub(crate) fn recover(&self, fs: &Fs, supers: &SuperState) -> Result<OrphanSummary> {
+        let mut summary = OrphanSummary::default();
+        let (head, has_errors) = supers
+            .with(|superblock| (superblock.last_orphan, superblock.state.contains(State::ERROR)));
+        if has_errors {
+            // As the kernel: what damage made of these inodes, only a check can tell.
+            summary.list_ignored = head != 0;
+            if head != 0 {
+                forget_list(fs, supers)?;
+            }
+            return Ok(summary);
+        }
+        let mut found = Vec::new();
+        for ino in self.file.iter().flat_map(|file| file.inodes()) {
+            match fs.orphan_node(ino) {
+                Ok(node) => found.push(node),
+                Err(error) => {
+                    summary.damage(error)?;
+                    self.drop_from_file(fs, ino)?;
+                }
+            }
+        }
+        let (listed, whole) = self.read_list(fs, Ino(head), &mut summary)?;
+        if listed.is_empty() && !whole {
+            forget_list(fs, supers)?;
+        }
+        found.extend(listed);
+        for node in found {
+            if let Err(error) = self.settle(fs, &node, &mut summary) {
+                summary.damage(error)?;
+            }
+        }
+        Ok(summary)
+    }
+
+    /// The members of the list, and whether it ended well. They are in the list in memory then.
+    fn read_list(
+        &self,
+        fs: &Fs,
+        head: Ino,
+        summary: &mut OrphanSummary,
+    ) -> Result<(Vec<Arc<Node>>, bool)> {
+        let mut members = Vec::new();
+        let mut seen = FxHashSet::default();
+        let mut next = head;
+        let mut whole = true;
+        // Bounded: each number once, and there are as many as inodes in use.
+        while next.0 != 0 {
+            let fail = |rule| FsError::corrupt("orphan list", next, None, Fault::Rule(rule));
+            let node = if !seen.insert(next) || self.contains(next) {
+                Err(fail("the inode is an orphan already"))
+            } else {
+                fs.orphan_node(next)
+            };
+            match node {
+                Ok(node) => {
+                    next = Ino(node.with(|data| data.record.dtime));
+                    members.push(node);
+                }
+                Err(error) => {
+                    summary.damage(error)?;
+                    whole = false;
+                    break;
+                }
+            }
+        }
+        let mut list = self.list.lock();
+        for node in members.iter().rev() {
+            list.push(node);
+        }
+        let count = u64::try_from(members.len()).unwrap_or(u64::MAX);
+        self.count.fetch_add(count, std::sync::atomic::Ordering::AcqRel);
+        Ok((members, whole))
+    }
+
+    /// Deletes an orphan, or cuts it to its size.
+    fn settle(&self, fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> {
+        if node.with(|data| data.record.links == 0) {
+            if !node.take_for_deletion() {
+                let rule = "the inode is in use by the file system itself";
+                return Err(FsError::corrupt("orphan", node.ino(), None, Fault::Rule(rule)));
+            }
+            if let Err(error) = fs.delete_orphan(node) {
+                node.keep();
+                return Err(error);
+            }
+            summary.deleted += 1;
+            return Ok(());
+        }
+        let mut txn = Txn::begin(fs.volume(), CREDITS)?;
+        let (cut, purpose) = node.with(|data| {
+            let block_size: BlockSize = fs.block_size();
+            let first = block_size.blocks_for(data.record.size);
+            let is_cut = data.kind == FileKind::Regular && map::has_blocks(data);
+            (is_cut.then_some(first), purpose_of(data))
+        });
+        if let Some(first) = cut.filter(|first| *first < FILE_BLOCKS_END) {
+            map::remove(&mut txn, fs, node, first..FILE_BLOCKS_END, purpose)?;
+            txn.ensure(CREDITS)?;
+        }
+        fs.remove_orphan(&mut txn, node)?;
+        summary.shortened += 1;
+        Ok(())
+    }
+
+    /// Frees the slot of a number that is no orphan.
+    fn drop_from_file(&self, fs: &Fs, ino: Ino) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let mut txn = Txn::begin(fs.volume(), 1)?;
+        if file.remove(&mut txn, ino)? {
+            self.count.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+fn forget_list(fs: &Fs, supers: &SuperState) -> Result<()> {
+    let mut txn = Txn::begin(fs.volume(), 1)?;
+    supers.change(&mut txn, |superblock| superblock.last_orphan = 0)
+}
+
+impl Fs {
+    /// The node of an orphan: an ordinary inode that is in use, with or without links.
+    fn orphan_node(&self, ino: Ino) -> Result<Arc<Node>> {
+        let volume = self.volume();
+        let superblock = self.superblock();
+        let fail = |rule| FsError::corrupt("orphan", ino, None, Fault::Rule(rule));
+        if ino < superblock.first_inode || ino.0 > superblock.inodes_count {
+            return Err(fail("there is no ordinary inode of that number"));
+        }
+        let own = [
+            superblock.orphan_file_inode,
+            superblock.project_quota_inode,
+            superblock.user_quota_inode,
+            superblock.group_quota_inode,
+            superblock.journal_inode,
+        ];
+        if own.contains(&ino) {
+            return Err(fail("the inode is in use by the file system itself"));
+        }
+        let missing = FsError::NoSuchInode { ino, inode_count: superblock.inodes_count };
+        let Some((group, index)) = superblock.group_of_inode(ino) else { return Err(missing) };
+        let descriptor = volume.group(group)?;
+        let bitmap: FsBlock = descriptor.inode_bitmap;
+        let is_used = !descriptor.flags.contains(GroupFlags::INODE_UNINIT) && {
+            volume.check_blocks("inode bitmap", None, bitmap, 1)?;
+            let block = volume.read_block(bitmap)?;
+            let byte = block.bytes().get(index as usize / 8).copied().unwrap_or(0);
+            byte & (1 << (index % 8)) != 0
+        };
+        if !is_used {
+            return Err(fail("the inode is not in use"));
+        }
+        if let Some(node) = volume.nodes().get(&ino) {
+            return Ok(node);
+        }
+        let node = Arc::new(Node::new(self.load_inode_or_orphan(ino)?));
+        Ok(volume.nodes().insert(ino, node))
+    }
+}

@@ -1,0 +1,476 @@
+//! Quotas of users, groups and projects: who uses how much, and who may not have more.
+//!
+//! # Place
+//!
+//! Below: `quota::tree` finds and adds records in the hidden quota files; `txn`. Above: inodes are
+//! charged by the name space, blocks by the allocator.
+//!
+//! # Invariants
+//!
+//! - Q1. Usage in memory is the truth once an id was touched. A record is encoded once per
+//!   transaction, when that locks.
+//! - Q2. A charge is checked for every kind before it is made for any: all or none.
+//! - Q3. The quota files themselves, the other hidden inodes and inodes of attribute values are
+//!   charged to nobody.
+
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use extant_base::{FsBlock, Ino};
+use extant_format::features::RoCompat;
+use extant_format::inode::{Inode as Record, InodeFlags};
+use extant_format::quota::{LIMIT_UNIT_BYTES, QuotaEntry, QuotaHeader, QuotaKind, RECORD_BYTES};
+use extant_format::superblock::Superblock;
+use extant_jbd2::Tid;
+use extant_sync::{Mutex, Rank};
+use rustc_hash::FxHashMap;
+
+use crate::error::{FsError, Result};
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::slot::BlockKind;
+use crate::txn::Txn;
+use crate::volume::Volume;
+use tree::Tree;
+
+/// Blocks that adding a record changes at most: tree blocks of four levels, a leaf, its neighbour,
+/// the header; the inode, and for four new blocks bitmaps, descriptors and nodes of the map.
+const ADD_CREDITS: u32 = 24;
+
+/// The kinds, in the order of the arrays here.
+const KINDS: [QuotaKind; 3] = [QuotaKind::User, QuotaKind::Group, QuotaKind::Project];
+
+/// Who pays: user, group and project.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owners([u32; 3]);
+
+impl Owners {
+    pub(crate) fn of(record: &Record) -> Owners {
+        Owners([record.uid, record.gid, record.project])
+    }
+}
+
+/// A change of usage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Charge {
+    /// Bytes of blocks.
+    pub(crate) space: u64,
+    /// Inodes.
+    pub(crate) inodes: u64,
+}
+
+impl Charge {
+    /// `sectors` of 512 bytes.
+    fn blocks(sectors: u64) -> Charge {
+        Charge { space: sectors.saturating_mul(512), inodes: 0 }
+    }
+
+    const INODE: Charge = Charge { space: 0, inodes: 1 };
+}
+
+/// The quotas of a writable mount.
+pub(crate) struct Quotas {
+    files: [Option<File>; 3],
+    table: Mutex<Table>,
+    /// Limits are enforced; usage is always counted.
+    enforced: bool,
+    volume: Weak<Volume>,
+    hidden: [Ino; 5],
+    first_inode: Ino,
+}
+
+struct File {
+    ino: Ino,
+    space_grace: u32,
+    inode_grace: u32,
+    /// Rank `InodeMap` with key 0, before every inode: the file grows under it.
+    tree: Mutex<Tree>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By index of the kind, and id.
+    usage: FxHashMap<(u8, u32), Usage>,
+    /// What the running transaction changed.
+    dirty: Vec<(u8, u32)>,
+}
+
+/// A record, and where it is.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    entry: QuotaEntry,
+    block: FsBlock,
+    /// Byte in the block.
+    offset: usize,
+    /// The last transaction whose dirty list has it; 0 for none.
+    dirty: Tid,
+}
+
+impl Quotas {
+    /// Opens the quota files of `fs`; usage of an id is read when it is first needed.
+    pub(crate) fn open(fs: &Fs, enforced: bool) -> Result<Quotas> {
+        let superblock = fs.superblock();
+        let mut files = [None, None, None];
+        if superblock.features.has_ro_compat(RoCompat::QUOTA) {
+            let inodes = [
+                superblock.user_quota_inode,
+                superblock.group_quota_inode,
+                superblock.project_quota_inode,
+            ];
+            for ((file, kind), ino) in files.iter_mut().zip(KINDS).zip(inodes) {
+                if ino.0 != 0 {
+                    let (tree, header): (Tree, QuotaHeader) = Tree::open(fs, ino, kind)?;
+                    *file = Some(File {
+                        ino,
+                        space_grace: header.space_grace,
+                        inode_grace: header.inode_grace,
+                        tree: Mutex::with_order(Rank::InodeMap, 0, tree),
+                    });
+                }
+            }
+        }
+        Ok(Quotas {
+            files,
+            table: Mutex::new(Rank::Leaf, Table::default()),
+            enforced,
+            volume: Arc::downgrade(fs.volume()),
+            hidden: hidden(superblock),
+            first_inode: superblock.first_inode,
+        })
+    }
+
+    /// Whether there is anything to count.
+    pub(crate) fn is_on(&self) -> bool {
+        self.files.iter().any(Option::is_some)
+    }
+
+    /// Who pays for what an inode uses; `None` when nobody does (Q3).
+    fn payers(&self, node: &Node) -> Option<Owners> {
+        let ino = node.ino();
+        let ordinary = ino == Ino::ROOT || ino >= self.first_inode;
+        if !self.is_on() || !ordinary || self.hidden.contains(&ino) {
+            return None;
+        }
+        let is_paid = |record: &Record| !record.flags.contains(InodeFlags::EA_INODE);
+        node.with(|data| is_paid(&data.record).then(|| Owners::of(&data.record)))
+    }
+
+    /// Makes sure that the owners have records, in a transaction of its own: then a charge changes
+    /// one block for each kind. Before an operation opens its handle.
+    pub(crate) fn prepare(&self, volume: &Volume, owners: Owners) -> Result<()> {
+        if !self.is_on() {
+            return Ok(());
+        }
+        let missing = {
+            let table = self.table.lock();
+            self.ids(owners).any(|key| !table.usage.contains_key(&key))
+        };
+        if missing {
+            let mut txn = Txn::begin(volume, 3 * ADD_CREDITS)?;
+            for key in self.ids(owners) {
+                self.claim(&mut txn, key, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys of all kinds that are counted.
+    fn ids(&self, owners: Owners) -> impl Iterator<Item = (u8, u32)> + '_ {
+        let kinds = self.files.iter().zip(0u8..).zip(owners.0);
+        kinds.filter_map(|((file, kind), id)| file.as_ref().map(|_| (kind, id)))
+    }
+
+    fn file(&self, kind: u8) -> Option<&File> {
+        self.files.get(usize::from(kind))?.as_ref()
+    }
+
+    /// Takes a record into the transaction; false when there is none and none is to be made.
+    fn claim(&self, txn: &mut Txn<'_>, key: (u8, u32), make: bool) -> Result<bool> {
+        let tid = txn.tid();
+        let known = self.table.lock().usage.get(&key).copied();
+        let usage = match known {
+            Some(usage) if usage.dirty == tid => return Ok(true),
+            Some(usage) => usage,
+            None => match self.find(txn, key, make)? {
+                Some(usage) => usage,
+                None => return Ok(false),
+            },
+        };
+        txn.edit_block(usage.block, BlockKind::Plain, |_| ())?;
+        let mut table = self.table.lock();
+        let table = &mut *table;
+        // Another thread may have been faster.
+        let now = table.usage.entry(key).or_insert(usage);
+        if now.dirty != tid {
+            now.dirty = tid;
+            table.dirty.push(key);
+        }
+        Ok(true)
+    }
+
+    /// Reads a record from its file, or adds one.
+    fn find(&self, txn: &mut Txn<'_>, key: (u8, u32), make: bool) -> Result<Option<Usage>> {
+        let (Some(file), Some(volume)) = (self.file(key.0), self.volume.upgrade()) else {
+            return Ok(None);
+        };
+        let fs = Fs::of(volume);
+        let mut tree = file.tree.lock();
+        if let Some(found) = tree.find(fs.volume(), key.1)? {
+            return Ok(Some(found));
+        }
+        if !make {
+            return Ok(None);
+        }
+        if !txn.extend(ADD_CREDITS) {
+            let (wanted, free) = (u64::from(ADD_CREDITS), 0);
+            let what = "journal blocks for a new quota record";
+            return Err(FsError::NoSpace { what, wanted, free });
+        }
+        tree.add(&fs, txn, key.1).map(Some)
+    }
+
+    /// Charges `owners` with more.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::QuotaExceeded`], and nothing is charged; full disks, for a new record; damage of
+    /// a quota file; device errors.
+    pub(crate) fn charge(&self, txn: &mut Txn<'_>, owners: Owners, charge: Charge) -> Result<()> {
+        self.apply(txn, Some(owners), None, charge, true)
+    }
+
+    /// Gives back what was charged. Never below zero: a count that was wrong stays wrong, and
+    /// e2fsck counts anew.
+    pub(crate) fn uncharge(&self, txn: &mut Txn<'_>, owners: Owners, charge: Charge) -> Result<()> {
+        self.apply(txn, None, Some(owners), charge, false)
+    }
+
+    /// Moves a charge. Errors as [`charge`](Self::charge).
+    pub(crate) fn transfer(
+        &self,
+        txn: &mut Txn<'_>,
+        from: Owners,
+        to: Owners,
+        charge: Charge,
+        checked: bool,
+    ) -> Result<()> {
+        self.apply(txn, Some(to), Some(from), charge, checked)
+    }
+
+    fn apply(
+        &self,
+        txn: &mut Txn<'_>,
+        to: Option<Owners>,
+        from: Option<Owners>,
+        charge: Charge,
+        checked: bool,
+    ) -> Result<()> {
+        if !self.is_on() {
+            return Ok(());
+        }
+        // Ids that stay are not touched.
+        let same = |key: &(u8, u32)| {
+            let at = usize::from(key.0);
+            to.zip(from).is_some_and(|(to, from)| to.0.get(at) == from.0.get(at))
+        };
+        let none = Owners([0; 3]);
+        let more = |_: &()| self.ids(to.unwrap_or(none)).filter(|key| to.is_some() && !same(key));
+        let less =
+            |_: &()| self.ids(from.unwrap_or(none)).filter(|key| from.is_some() && !same(key));
+        for key in more(&()) {
+            self.claim(txn, key, true)?;
+        }
+        for key in less(&()) {
+            self.claim(txn, key, false)?;
+        }
+        let now = u64::try_from(txn.writer().now().seconds).unwrap_or(0);
+        let mut table = self.table.lock();
+        if checked && self.enforced {
+            for key in more(&()) {
+                if let Some(usage) = table.usage.get(&key) {
+                    check(key, &usage.entry, charge, now)?;
+                }
+            }
+        }
+        for key in more(&()) {
+            if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
+                let entry = &mut usage.entry;
+                entry.space_bytes = entry.space_bytes.saturating_add(charge.space);
+                entry.inodes = entry.inodes.saturating_add(charge.inodes);
+                set_grace(entry, file, now);
+            }
+        }
+        for key in less(&()) {
+            if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
+                let entry = &mut usage.entry;
+                entry.space_bytes = entry.space_bytes.saturating_sub(charge.space);
+                entry.inodes = entry.inodes.saturating_sub(charge.inodes);
+                set_grace(entry, file, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the changed records into their blocks, which the transaction has. No handle is open.
+    pub(crate) fn encode(&self, volume: &Volume) -> Result<()> {
+        if !self.is_on() {
+            return Ok(());
+        }
+        let changed: Vec<Usage> = {
+            let mut table = self.table.lock();
+            let dirty = std::mem::take(&mut table.dirty);
+            dirty.iter().filter_map(|key| table.usage.get(key).copied()).collect()
+        };
+        for usage in changed {
+            let load = || volume.load_block(usage.block);
+            volume.slot(usage.block).change(BlockKind::Plain, load, |block| {
+                let end = usage.offset.saturating_add(RECORD_BYTES);
+                if let Some(place) = block.get_mut(usage.offset..end) {
+                    place.copy_from_slice(&usage.entry.encode());
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What an id uses and may use; `None` without a record or when the kind is not counted.
+    pub(crate) fn usage(&self, fs: &Fs, kind: QuotaKind, id: u32) -> Result<Option<QuotaEntry>> {
+        let index = KINDS.iter().zip(0u8..).find(|(one, _)| **one == kind).map_or(0, |(_, at)| at);
+        let Some(file) = self.file(index) else { return Ok(None) };
+        if let Some(usage) = self.table.lock().usage.get(&(index, id)) {
+            return Ok(Some(usage.entry));
+        }
+        let found = file.tree.lock().find(fs.volume(), id)?;
+        Ok(found.map(|usage| usage.entry))
+    }
+}
+
+/// Inodes that belong to the file system and are charged to nobody.
+fn hidden(superblock: &Superblock) -> [Ino; 5] {
+    [
+        superblock.user_quota_inode,
+        superblock.group_quota_inode,
+        superblock.project_quota_inode,
+        superblock.orphan_file_inode,
+        superblock.journal_inode,
+    ]
+}
+
+/// Whether an id may have that much more, by Linux's rules: never above a hard limit; above a soft
+/// limit as long as the grace time lasts, which begins with the charge that goes above.
+fn check(key: (u8, u32), entry: &QuotaEntry, charge: Charge, now: u64) -> Result<()> {
+    let over = |add: u64, used: u64, hard: u64, soft: u64, grace_end: u64| {
+        let wanted = used.saturating_add(add);
+        add != 0
+            && ((hard != 0 && wanted > hard)
+                || (soft != 0 && wanted > soft && grace_end != 0 && now >= grace_end))
+    };
+    let (hard, soft) = (bytes(entry.space_hard_limit), bytes(entry.space_soft_limit));
+    let what = if over(charge.space, entry.space_bytes, hard, soft, entry.space_grace_end) {
+        "blocks"
+    } else {
+        let (hard, soft) = (entry.inode_hard_limit, entry.inode_soft_limit);
+        if !over(charge.inodes, entry.inodes, hard, soft, entry.inode_grace_end) {
+            return Ok(());
+        }
+        "inodes"
+    };
+    let kind = match key.0 {
+        0 => "user",
+        1 => "group",
+        _ => "project",
+    };
+    Err(FsError::QuotaExceeded { kind, id: key.1, what })
+}
+
+/// The grace time runs while usage is above the soft limit.
+fn set_grace(entry: &mut QuotaEntry, file: &File, now: u64) {
+    let end = |used: u64, soft: u64, end: u64, grace: u32| match end {
+        _ if soft == 0 || used <= soft => 0,
+        // 0 would mean that it does not run.
+        0 => now.saturating_add(u64::from(grace)).max(1),
+        running => running,
+    };
+    let soft = bytes(entry.space_soft_limit);
+    entry.space_grace_end = end(entry.space_bytes, soft, entry.space_grace_end, file.space_grace);
+    let soft = entry.inode_soft_limit;
+    entry.inode_grace_end = end(entry.inodes, soft, entry.inode_grace_end, file.inode_grace);
+}
+
+/// A limit on space in bytes.
+fn bytes(limit: u64) -> u64 {
+    limit.saturating_mul(LIMIT_UNIT_BYTES)
+}
+
+/// All that an inode with this record uses.
+fn all_of(record: &Record) -> Charge {
+    Charge { space: record.sectors.saturating_mul(512), inodes: 1 }
+}
+
+impl Txn<'_> {
+    /// Charges one inode to the owners in `record`. Credits: a block for each kind of quota, if
+    /// [`Quotas::prepare`] was called for them.
+    pub(crate) fn charge_inode(&mut self, record: &Record) -> Result<()> {
+        let quotas = self.writer().quotas();
+        if record.flags.contains(InodeFlags::EA_INODE) {
+            return Ok(());
+        }
+        quotas.charge(self, Owners::of(record), Charge::INODE)
+    }
+
+    /// Gives back one inode. If even that fails, the journal stops.
+    pub(crate) fn uncharge_inode(&mut self, record: &Record) {
+        let quotas = self.writer().quotas();
+        if record.flags.contains(InodeFlags::EA_INODE) {
+            return;
+        }
+        if let Err(error) = quotas.uncharge(self, Owners::of(record), Charge::INODE) {
+            self.fail(error);
+        }
+    }
+
+    /// Charges blocks, in units of 512 bytes, to the owners of an inode.
+    pub(crate) fn charge_blocks(&mut self, node: &Arc<Node>, sectors: u64) -> Result<()> {
+        let quotas = self.writer().quotas();
+        match quotas.payers(node) {
+            Some(owners) => quotas.charge(self, owners, Charge::blocks(sectors)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives blocks back. If even that fails, the journal stops.
+    pub(crate) fn uncharge_blocks(&mut self, node: &Arc<Node>, sectors: u64) {
+        let quotas = self.writer().quotas();
+        let Some(owners) = quotas.payers(node) else { return };
+        if let Err(error) = quotas.uncharge(self, owners, Charge::blocks(sectors)) {
+            self.fail(error);
+        }
+    }
+
+    /// Moves the charges of an inode from the owners in `from` to those in `to`.
+    pub(crate) fn transfer_quota(&mut self, from: &Record, to: &Record) -> Result<()> {
+        let quotas = self.writer().quotas();
+        quotas.transfer(self, Owners::of(from), Owners::of(to), all_of(from), true)
+    }
+
+    /// Undoes [`transfer_quota`](Self::transfer_quota).
+    pub(crate) fn transfer_quota_back(&mut self, from: &Record, to: &Record) {
+        let quotas = self.writer().quotas();
+        let moved = quotas.transfer(self, Owners::of(to), Owners::of(from), all_of(from), false);
+        if let Err(error) = moved {
+            self.fail(error);
+        }
+    }
+}
+
+impl fmt::Debug for Quotas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inodes = self.files.each_ref().map(|file| file.as_ref().map(|file| file.ino));
+        f.debug_struct("Quotas").field("inodes", &inodes).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,424 @@
+//! The superblock of a writable mount: its current state, and every way it gets to the device.
+//!
+//! # Place
+//!
+//! Below: the device, and the slot of the block that holds the superblock. Above: mounting and
+//! unmounting, orphans (the head of their list), features that come into use, what `tune` sets, and
+//! the record of damage.
+//!
+//! # Rules
+//!
+//! - U1. A change inside a transaction is part of it: [`SuperState::change`].
+//! - U2. Before the first transaction and after the last checkpoint there is no transaction to be
+//!   part of: the superblock is written directly, and flushed, by [`SuperState::mounted`] and
+//!   [`SuperState::unmounted`].
+//! - U3. "Needs recovery" is on the device before the first block goes into the log (J11), and is
+//!   taken off after the log is empty.
+//! - U4. A record of damage goes with the next transaction, or with unmounting. When the journal
+//!   stopped there is no next one: then it is put on what the device has, without what was not
+//!   committed.
+//! - U5. Backups stay as they are, as with the kernel, except for features and what identifies the
+//!   file system.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+use extant_base::{FsBlock, Ino};
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::features::{Compat, ErrorsPolicy, Incompat, RoCompat, State};
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use extant_jbd2::EncodeSink;
+use extant_sync::{Mutex, Rank};
+
+use crate::error::{Family, Fault, FsError, Result};
+use crate::slot::BlockKind;
+use crate::txn::Txn;
+use crate::volume::Volume;
+
+mod session;
+mod tune;
+
+pub use tune::{Reserve, Tune};
+
+/// Records kept for a journal that stops before its next transaction; more are counted no more.
+const RECORDS_MAX: usize = 64;
+
+/// What a writable mount does after it met damage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum MountErrors {
+    /// Notes it and goes on; the operation fails.
+    #[default]
+    Continue,
+    /// Notes it and refuses further changes.
+    RemountReadOnly,
+    /// Notes it and stops the journal: what is not committed is lost. What a kernel would answer
+    /// with a panic.
+    Stop,
+}
+
+impl MountErrors {
+    /// What the superblock asks for.
+    pub(crate) fn of(policy: ErrorsPolicy) -> MountErrors {
+        match policy {
+            ErrorsPolicy::Continue | ErrorsPolicy::Unknown(_) => MountErrors::Continue,
+            ErrorsPolicy::RemountReadOnly => MountErrors::RemountReadOnly,
+            ErrorsPolicy::Panic => MountErrors::Stop,
+        }
+    }
+}
+
+/// Features that come into use with the first thing that needs them, as in the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Needed {
+    /// A file of 2 GiB or more.
+    LargeFile,
+    /// A directory with more subdirectories than its link count can say.
+    DirNlink,
+    /// An extended attribute.
+    ExtAttr,
+}
+
+impl Needed {
+    fn bit(self) -> u8 {
+        1 << (self as u8)
+    }
+
+    fn is_on(self, superblock: &Superblock) -> bool {
+        let features = &superblock.features;
+        match self {
+            Needed::LargeFile => features.has_ro_compat(RoCompat::LARGE_FILE),
+            Needed::DirNlink => features.has_ro_compat(RoCompat::DIR_NLINK),
+            Needed::ExtAttr => features.has_compat(Compat::EXT_ATTR),
+        }
+    }
+
+    fn set(self, superblock: &mut Superblock) {
+        let features = &mut superblock.features;
+        match self {
+            Needed::LargeFile => features.ro_compat |= RoCompat::LARGE_FILE,
+            Needed::DirNlink => features.ro_compat |= RoCompat::DIR_NLINK,
+            Needed::ExtAttr => features.compat |= Compat::EXT_ATTR,
+        }
+        // A file system of revision 0 has no feature words.
+        superblock.revision = superblock.revision.max(1);
+    }
+
+    const ALL: [Needed; 3] = [Needed::LargeFile, Needed::DirNlink, Needed::ExtAttr];
+}
+
+/// What is free in the whole file system, as the allocator counts it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Totals {
+    /// Free blocks: with `bigalloc` all blocks of free clusters.
+    pub(crate) free_blocks: u64,
+    /// Free inodes.
+    pub(crate) free_inodes: u32,
+}
+
+/// How the mount ended, for [`SuperState::unmounted`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ending {
+    /// What is free.
+    pub(crate) totals: Totals,
+    /// The log is empty, or there is none.
+    pub(crate) log_is_empty: bool,
+    /// No inode without links is left, neither in the orphan file nor in the list.
+    pub(crate) no_orphans: bool,
+    /// KiB that this mount wrote, as far as known.
+    pub(crate) kbytes_written: u64,
+}
+
+/// The superblock of a writable mount.
+pub(crate) struct SuperState {
+    device: SharedDevice,
+    /// The block that holds the superblock, and the byte in it.
+    block: FsBlock,
+    offset: usize,
+    has_log: bool,
+    current: Mutex<Current>,
+    /// The last transaction whose handle claimed the block.
+    claimed: AtomicU32,
+    /// [`Needed::bit`]s of the features that are on.
+    needed: AtomicU8,
+    errors: MountErrors,
+    /// After damage, with [`MountErrors::RemountReadOnly`].
+    read_only: AtomicBool,
+}
+
+struct Current {
+    superblock: Superblock,
+    /// Changed since it was last encoded.
+    dirty: bool,
+    /// `s_state` to write when all goes well: as before the mount, plus errors met since.
+    state: State,
+    /// Errors met since the last transaction was encoded.
+    records: Vec<ErrorRecord>,
+}
+
+impl SuperState {
+    /// `device` is what is written: the file system's own, without a journal over it. `errors` goes
+    /// before what the superblock says.
+    pub(crate) fn new(
+        device: SharedDevice,
+        superblock: Superblock,
+        errors: Option<MountErrors>,
+    ) -> SuperState {
+        let block_size = superblock.block_size;
+        let block = FsBlock(SUPERBLOCK_OFFSET >> block_size.log2());
+        // Below the block size, so it fits.
+        let offset = (SUPERBLOCK_OFFSET % u64::from(block_size.bytes())) as usize;
+        let on = Needed::ALL.into_iter().filter(|needed| needed.is_on(&superblock));
+        let needed = AtomicU8::new(on.fold(0, |bits, needed| bits | needed.bit()));
+        SuperState {
+            device,
+            block,
+            offset,
+            has_log: superblock.features.has_compat(Compat::HAS_JOURNAL),
+            claimed: AtomicU32::new(0),
+            needed,
+            errors: errors.unwrap_or(MountErrors::of(superblock.errors)),
+            read_only: AtomicBool::new(false),
+            current: Mutex::new(
+                Rank::Leaf,
+                Current { dirty: false, state: superblock.state, superblock, records: Vec::new() },
+            ),
+        }
+    }
+
+    /// Looks at the superblock as it is now; nothing may be locked by `look`.
+    pub(crate) fn with<R>(&self, look: impl FnOnce(&Superblock) -> R) -> R {
+        look(&self.current.lock().superblock)
+    }
+
+    /// Changes the superblock as part of a transaction (U1). One credit.
+    pub(crate) fn change<R>(
+        &self,
+        txn: &mut Txn<'_>,
+        change: impl FnOnce(&mut Superblock) -> R,
+    ) -> Result<R> {
+        let tid = txn.tid();
+        if self.claimed.load(Ordering::Acquire) != tid {
+            txn.edit_block(self.block, BlockKind::Plain, |_| ())?;
+            self.claimed.store(tid, Ordering::Release);
+        }
+        let mut current = self.current.lock();
+        current.dirty = true;
+        Ok(change(&mut current.superblock))
+    }
+
+    /// Puts the superblock into its block, if it changed. No handle is open.
+    pub(crate) fn encode(
+        &self,
+        volume: &Volume,
+        totals: Totals,
+        sink: &mut EncodeSink<'_>,
+    ) -> Result<()> {
+        let bytes = {
+            let mut current = self.current.lock();
+            if !std::mem::take(&mut current.dirty) {
+                return Ok(());
+            }
+            count(&mut current.superblock, totals);
+            current.records.clear();
+            current.superblock.encode()
+        };
+        let slot = volume.slot(self.block);
+        let load = || volume.load_block(self.block);
+        slot.change(BlockKind::Plain, load, |block| {
+            if let Some(place) = block.get_mut(self.offset..self.offset + SUPERBLOCK_BYTES) {
+                place.copy_from_slice(&bytes);
+            }
+        })?;
+        sink.claim(slot);
+        Ok(())
+    }
+
+    /// Turns a feature on if it is off, as part of a transaction. One credit; free when it is on.
+    pub(crate) fn require_feature(&self, txn: &mut Txn<'_>, needed: Needed) -> Result<()> {
+        if self.needed.load(Ordering::Acquire) & needed.bit() != 0 {
+            return Ok(());
+        }
+        self.change(txn, |superblock| needed.set(superblock))?;
+        self.needed.fetch_or(needed.bit(), Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Writes that the file system is mounted (U2, U3); durable when this returns. `now` in seconds
+    /// since 1970.
+    pub(crate) fn mounted(&self, now: i64) -> Result<()> {
+        self.write_now(|current, has_log| {
+            let superblock = &mut current.superblock;
+            superblock.mount_time = now;
+            superblock.write_time = now;
+            superblock.mount_count = superblock.mount_count.saturating_add(1);
+            let features = &mut superblock.features;
+            if has_log {
+                features.incompat |= Incompat::RECOVER;
+                if features.has_compat(Compat::ORPHAN_FILE) {
+                    features.ro_compat |= RoCompat::ORPHAN_PRESENT;
+                }
+            } else {
+                superblock.state -= State::VALID;
+            }
+        })
+    }
+
+    /// Writes that the file system was unmounted (U2, U3), as far as it is true: what
+    /// [`Ending`] does not promise keeps its mark.
+    pub(crate) fn unmounted(&self, now: i64, ending: Ending) -> Result<()> {
+        self.write_now(|current, _| {
+            let (superblock, state) = (&mut current.superblock, current.state);
+            count(superblock, ending.totals);
+            superblock.write_time = now;
+            superblock.kbytes_written =
+                superblock.kbytes_written.saturating_add(ending.kbytes_written);
+            if ending.log_is_empty {
+                superblock.features.incompat -= Incompat::RECOVER;
+                superblock.state = state;
+                if ending.no_orphans {
+                    superblock.features.ro_compat -= RoCompat::ORPHAN_PRESENT;
+                }
+            }
+        })
+    }
+
+    fn write_now(&self, change: impl FnOnce(&mut Current, bool)) -> Result<()> {
+        let bytes = {
+            let mut current = self.current.lock();
+            change(&mut current, self.has_log);
+            current.superblock.encode()
+        };
+        self.device.write_at(SUPERBLOCK_OFFSET, &bytes)?;
+        Ok(self.device.flush()?)
+    }
+
+    /// Refuses a change after damage, if that is the policy.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.read_only.load(Ordering::Acquire) { Err(FsError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Notes damage that an operation met while changing the file system, and does what the policy
+    /// asks: afterwards [`check_writable`](Self::check_writable) may refuse. Returns true when the
+    /// journal is to be stopped. Refusals are no damage, and nothing happens. `operation` is what
+    /// was tried, for whoever reads the record: up to 32 bytes of it are kept. `now` in seconds
+    /// since 1970.
+    ///
+    /// No I/O. May be called with any lock held but one of rank `Leaf`.
+    pub(crate) fn report(&self, error: &FsError, operation: &str, now: i64) -> bool {
+        let Some(record) = ErrorRecord::of(error, operation, now) else { return false };
+        let mut current = self.current.lock();
+        record.put(&mut current.superblock);
+        current.state |= State::ERROR;
+        current.dirty = true;
+        if current.records.len() < RECORDS_MAX {
+            current.records.push(record);
+        }
+        if self.errors != MountErrors::Continue {
+            self.read_only.store(true, Ordering::Release);
+        }
+        self.errors == MountErrors::Stop
+    }
+
+    /// The journal stopped, for good: records on the device what was reported and could not be
+    /// committed (U4), or the stop itself. Nothing else writes to the device any more.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the superblock that is there, and device errors: then there is no record.
+    pub(crate) fn stopped(&self, now: i64) -> Result<()> {
+        let mut records = {
+            let mut current = self.current.lock();
+            current.state |= State::ERROR;
+            std::mem::take(&mut current.records)
+        };
+        self.read_only.store(true, Ordering::Release);
+        if records.is_empty() {
+            records.push(ErrorRecord::new(now, "journal", code::EIO));
+        }
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        self.device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+        let mut stored = Superblock::decode(&bytes).map_err(|error| {
+            FsError::corrupt("superblock", None, None, Fault::Decode(Box::new(error)))
+        })?;
+        for record in &records {
+            record.put(&mut stored);
+        }
+        self.device.write_at(SUPERBLOCK_OFFSET, &stored.encode())?;
+        Ok(self.device.flush()?)
+    }
+}
+
+fn count(superblock: &mut Superblock, totals: Totals) {
+    superblock.free_blocks_count = totals.free_blocks;
+    superblock.free_inodes_count = totals.free_inodes;
+}
+
+/// What the superblock keeps of an error.
+struct ErrorRecord {
+    time: i64,
+    ino: u32,
+    block: u64,
+    operation: [u8; 32],
+    code: u8,
+}
+
+/// `s_last_error_errcode`: Linux's own numbering of causes, the same on every machine.
+mod code {
+    pub(super) const EIO: u8 = 2;
+    pub(super) const EFSBADCRC: u8 = 4;
+    pub(super) const EFSCORRUPTED: u8 = 5;
+}
+
+impl ErrorRecord {
+    fn new(time: i64, operation: &str, code: u8) -> ErrorRecord {
+        let mut text = [0; 32];
+        for (to, from) in text.iter_mut().zip(operation.bytes()) {
+            *to = from;
+        }
+        ErrorRecord { time, ino: 0, block: 0, operation: text, code }
+    }
+
+    fn of(error: &FsError, operation: &str, time: i64) -> Option<ErrorRecord> {
+        let code = match (error.family(), error) {
+            (Family::Refusal, _) | (_, FsError::Aborted { .. }) => return None,
+            (Family::Device, _) => code::EIO,
+            (_, FsError::Corrupt { fault: Fault::Checksum { .. }, .. }) => code::EFSBADCRC,
+            _ => code::EFSCORRUPTED,
+        };
+        let mut record = ErrorRecord::new(time, operation, code);
+        if let FsError::Corrupt { ino, block, .. } = error {
+            record.ino = ino.unwrap_or(Ino(0)).0;
+            record.block = block.unwrap_or(FsBlock(0)).0;
+        }
+        Some(record)
+    }
+
+    fn put(&self, superblock: &mut Superblock) {
+        superblock.state |= State::ERROR;
+        superblock.last_error_time = self.time;
+        let raw = &mut superblock.raw;
+        raw.s_last_error_ino = self.ino.into();
+        raw.s_last_error_block = self.block.into();
+        raw.s_last_error_func = self.operation;
+        raw.s_last_error_line = 0.into();
+        raw.s_last_error_errcode = self.code;
+        if superblock.error_count == 0 {
+            superblock.first_error_time = self.time;
+            raw.s_first_error_ino = self.ino.into();
+            raw.s_first_error_block = self.block.into();
+            raw.s_first_error_func = self.operation;
+            raw.s_first_error_line = 0.into();
+            raw.s_first_error_errcode = self.code;
+        }
+        superblock.error_count = superblock.error_count.saturating_add(1);
+    }
+}
+
+impl fmt::Debug for SuperState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SuperState").field("block", &self.block).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! Beginning and ending a writable mount, as far as it is about the superblock, orphans and
+//! multi-mount protection.
+
+use extant_format::superblock::Superblock;
+
+use super::{Ending, Totals};
+use crate::alloc::Allocator;
+use crate::error::{FsError, Result};
+use crate::mount::Fs;
+use crate::orphan::OrphanSummary;
+use crate::writer::Writer;
+
+impl Totals {
+    /// As the allocator has them now.
+    pub(crate) fn of(alloc: &Allocator, superblock: &Superblock) -> Totals {
+        let free_blocks = alloc.free_clusters() << superblock.cluster_bits();
+        Totals { free_blocks, free_inodes: alloc.free_inodes() }
+    }
+}
+
+impl Fs {
+    /// The first writes of a mount: the journal was replayed, and the writer is in place. When this
+    /// returns, transactions may go into the log.
+    pub(crate) fn begin_writing(&self) -> Result<OrphanSummary> {
+        let writer = self.volume().writer()?;
+        writer.supers().mounted(writer.now().seconds)?;
+        writer.orphans().recover(self, writer.supers())
+    }
+
+    /// Tells other hosts that we are still here, when it is time to. Whoever lost the file system to
+    /// another host writes nothing more.
+    pub(crate) fn tick_protection(&self, writer: &Writer) -> Result<()> {
+        let Some(mmp) = writer.mmp() else { return Ok(()) };
+        mmp.tick().inspect_err(|error| {
+            if matches!(error, FsError::InUse { .. }) {
+                writer.abort(error);
+            }
+        })
+    }
+
+    /// The last writes of a mount. `log_is_empty` when everything that was committed is at its place
+    /// and the journal says that it is empty, or there is none; `kbytes_written` of this mount.
+    ///
+    /// # Errors
+    ///
+    /// Device errors; [`FsError::InUse`] when the protection against other
+    /// mounts was lost.
+    pub(crate) fn end_writing(&self, log_is_empty: bool, kbytes_written: u64) -> Result<()> {
+        let writer = self.volume().writer()?;
+        let ending = Ending {
+            totals: Totals::of(writer.alloc(), self.superblock()),
+            log_is_empty,
+            no_orphans: writer.orphans().len() == 0,
+            kbytes_written,
+        };
+        writer.supers().unmounted(writer.now().seconds, ending)?;
+        writer.mmp().map_or(Ok(()), |mmp| mmp.release())
+    }
+}
