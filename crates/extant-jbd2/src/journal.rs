@@ -125,6 +125,15 @@ pub enum JournalError {
 pub struct JournalStats {
     /// Commits.
     pub commits: u64,
+    /// Blocks logged.
+    pub blocks_logged: u64,
+}
+
+impl JournalStats {
+    /// Blocks written, to the log and home.
+    pub fn blocks_written(&self) -> u64 {
+        self.blocks_logged
+    }
 }
 
 /// The journal of one file system.
@@ -220,7 +229,7 @@ impl Journal {
 
     /// Counters.
     pub fn stats(&self) -> JournalStats {
-        JournalStats { commits: self.commits.load(Ordering::Relaxed) }
+        JournalStats { commits: self.commits.load(Ordering::Relaxed), blocks_logged: 0 }
     }
 }
 

@@ -602,7 +602,11 @@ impl Fs {
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume.writer() else { return Ok(()) };
         while self.reclaim() {}
-        writer.journal().close().map_err(FsError::from_journal)
+        writer.close();
+        writer.journal().close().map_err(FsError::from_journal)?;
+        let blocks = writer.journal().stats().blocks_written();
+        let kbytes = (blocks << self.block_size().log2()) >> 10;
+        self.end_writing(true, kbytes)
     }
 
     /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds

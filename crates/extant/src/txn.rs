@@ -76,6 +76,9 @@ impl<'v> Txn<'v> {
     /// transaction can hold.
     pub(crate) fn begin(volume: &'v Volume, credits: u32) -> Result<Txn<'v>> {
         let writer = volume.writer()?;
+        if writer.is_closed() {
+            return Err(FsError::ReadOnly);
+        }
         let handle = writer.journal().start(credits).map_err(FsError::from_journal)?;
         Ok(Txn { volume, writer, handle })
     }

@@ -49,6 +49,8 @@ pub(crate) struct Writer {
     /// Inodes without links whose last handle was let go.
     reclaim: Mutex<Vec<Arc<Node>>>,
     reclaim_waits: AtomicBool,
+    /// The mount has ended.
+    closed: AtomicBool,
     inodes_encoded: AtomicU64,
     inode_updates: AtomicU64,
 }
@@ -94,6 +96,7 @@ impl Writer {
             tree_shape: Mutex::new(Rank::Rename, ()),
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             inodes_encoded: AtomicU64::new(0),
             inode_updates: AtomicU64::new(0),
         }
@@ -153,6 +156,15 @@ impl Writer {
     }
 
     fn note_abort(&self, _why: &AbortReason) {}
+
+    /// No change begins from now on.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
 
     pub(crate) fn count_update(&self) {
         self.inode_updates.fetch_add(1, Ordering::Relaxed);
