@@ -31,6 +31,7 @@
 //! Linux `Documentation/filesystems/ext4/attributes.rst`.
 
 mod area;
+mod edit;
 mod hash;
 mod name;
 mod place;
@@ -39,6 +40,7 @@ pub use area::{
     BLOCK_HEADER_BYTES, BlockHeader, INODE_HEADER_BYTES, Value, XattrArea, XattrEntry,
     decode_block, decode_inode, verify_block,
 };
+pub use edit::{Attribute, AttributeSet, Stored};
 pub use hash::{
     block_hash, checksum, entry_hash, entry_hash_for_inode, entry_hash_matches, entry_hash_signed,
     seal, value_hash,

@@ -174,7 +174,7 @@ struct Rooms {
     block: usize,
 }
 
-fn room(bytes: usize, header: usize) -> usize {
+pub(super) fn room(bytes: usize, header: usize) -> usize {
     // Areas are multiples of 4 in length; less would break the alignment of values.
     (bytes & !3).saturating_sub(header).saturating_sub(END_BYTES)
 }
