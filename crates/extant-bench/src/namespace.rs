@@ -76,7 +76,7 @@ pub struct Extant {
 impl Extant {
     /// Mounts the image and makes a directory for each thread.
     pub fn mount(image: &Path, threads: usize) -> Result<Extant> {
-        let device = FileDevice::open(image)?;
+        let device = FileDevice::open_read_write(image)?;
         let fs = MountOptions::new().read_only(false).open(device)?;
         let root = fs.root()?;
         let make = |thread: usize| root.mkdir(format!("t{thread}"), &NewInode::root(0o755));
@@ -263,11 +263,12 @@ fn measure(side: &dyn Side, kind: Work, count: usize) -> Result<f64> {
     }
     let clock = SystemClock;
     let start = clock.monotonic();
-    let done = threads::scope("bench", |scope| -> Result<()> {
+    let done = threads::scope(|scope| -> Result<()> {
         let mut handles = Vec::new();
         for thread in 0..count {
             let names = &names;
-            handles.push(scope.spawn(move || work(side, kind, thread, names))?);
+            let run = move || work(side, kind, thread, names);
+            handles.push(scope.spawn(&format!("bench-{thread}"), run)?);
         }
         for handle in handles {
             handle.join()??;

@@ -40,7 +40,7 @@ fn wants_directory(path: &[u8]) -> bool {
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use extant::NewInode;
-/// let device = extant_block::FileDevice::open("disk.img")?;
+/// let device = extant_block::FileDevice::open_read_write("disk.img")?;
 /// let fs = extant::MountOptions::new().read_only(false).open(device)?;
 /// fs.create_dir_all("/srv/www", &NewInode::root(0o755))?;
 /// fs.symlink("../srv/www", "/var/www", &NewInode::root(0o777))?;
