@@ -34,6 +34,9 @@ pub enum RecoveryError {
     /// A block of the journal could not be read.
     #[error(transparent)]
     Read(#[from] JournalReadError),
+    /// A device refused a write or a flush of the replay; the log is as it was.
+    #[error("writing what the journal holds")]
+    Write(#[source] DeviceError),
     /// The journal superblock is unusable.
     #[error(transparent)]
     Superblock(#[from] JournalFault),

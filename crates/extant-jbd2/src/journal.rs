@@ -1,177 +1,311 @@
-//! The writing half: handles and transactions. (First shape; the log is not written yet.)
+//! The journal of one mounted file system: its handles, and who commits.
+//!
+//! # Invariants
+//!
+//! - T1. A transaction is locked only while no handle is open, and none opens until its images are
+//!   taken.
+//! - T2. One thread at a time commits or checkpoints: the one that set `State::busy`. It holds
+//!   `Journal::work`. Everybody else waits for the outcome.
+//! - T3. Before a transaction is locked, at most a third of the log is in use. Charges keep the
+//!   transaction to a third of the log; the last third absorbs what the client's encoding adds.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use extant_base::{BlockSize, FsBlock};
+use extant_base::BlockSize;
 use extant_block::{BlockDevice, DeviceError, SharedDevice};
-use extant_sync::{Clock, Mutex, Rank, SystemClock};
+use extant_format::jbd2::{
+    JournalCompat, JournalIncompat, JournalSuperblock, JournalVersion, Tid as RawTid,
+};
+use extant_sync::{Condvar, Mutex, Rank};
 
-/// A transaction's number; wraps.
-pub type Tid = u32;
+use crate::checkpoint::Work;
+use crate::client::{
+    AbortReason, Client, JournalError, JournalOpenError, JournalOptions, JournalStats, Tid,
+    tid_geq, tid_next,
+};
+use crate::gate::Gate;
+use crate::handle::Handle;
+use crate::set::BlockSet;
+use crate::store::LogStore;
+use crate::write::{copies_in, revokes_per_block};
 
-/// One version of a block.
-pub type Image = Arc<dyn AsRef<[u8]> + Send + Sync>;
+/// Fewest blocks of a log: a third of them is a small transaction.
+const LOG_BLOCKS_MIN: u32 = 32;
+/// Fewest pinned blocks.
+const PINNED_BLOCKS_MIN: usize = 64;
+/// Linux errno of an I/O error.
+pub(crate) const EIO: i32 = 5;
 
-/// A metadata block of the client.
-pub trait JournalBlock: Send + Sync {
-    /// Its number.
-    fn number(&self) -> FsBlock;
-    /// The current version, immutable from then on.
-    fn image(&self) -> Image;
-    /// The journal's: the last transaction that claimed it.
-    fn claimed(&self) -> &AtomicU32;
+/// Who is at work, and how far the log is.
+struct State {
+    busy: bool,
+    /// The last transaction that is durable.
+    durable: Tid,
+    /// When the running transaction was begun, or last seen without a handle.
+    born: Duration,
+    closed: bool,
 }
 
-/// What the file system does for its journal.
-pub trait Client: Send + Sync {
-    /// Brings in-core state into claimed blocks; no handle is open.
-    fn encode(&self, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError>;
-    /// The transaction is durable.
-    fn committed(&self, tid: Tid);
-    /// The journal stopped.
-    fn aborted(&self, why: &AbortReason);
+/// Counters, relaxed: they order nothing.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) commits: AtomicU64,
+    pub(crate) blocks_logged: AtomicU64,
+    pub(crate) log_blocks: AtomicU64,
+    pub(crate) revokes: AtomicU64,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) fua_writes: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+    pub(crate) home_writes: AtomicU64,
+    batched: AtomicU64,
+    waits: AtomicU64,
 }
 
-/// Takes blocks that encoding changed.
-pub struct EncodeSink<'a> {
-    blocks: &'a mut BTreeMap<FsBlock, Arc<dyn JournalBlock>>,
+/// Adds to a counter.
+pub(crate) fn count(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(u64::try_from(by).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-impl EncodeSink<'_> {
-    /// Adds a block.
-    pub fn claim(&mut self, block: Arc<dyn JournalBlock>) {
-        self.blocks.insert(block.number(), block);
-    }
+/// The log of an open journal, as on the device.
+pub(crate) struct Log {
+    /// The superblock has one writer at a time, from the change to the end of the write: else the
+    /// checksum of one could cover the fields of another.
+    pub(crate) store: Mutex<LogStore>,
+    pub(crate) device: SharedDevice,
+    pub(crate) external: bool,
 }
 
-/// Why encoding failed.
-#[derive(Debug, thiserror::Error)]
-#[error("encoding a transaction failed: {0}")]
-pub struct EncodeError(Box<dyn std::error::Error + Send + Sync>);
-
-impl EncodeError {
-    /// Wraps the client's error.
-    pub fn new(error: impl std::error::Error + Send + Sync + 'static) -> EncodeError {
-        EncodeError(Box::new(error))
-    }
-}
-
-/// Why the journal stopped.
-#[derive(Clone, Debug)]
-pub struct AbortReason {
-    /// Linux errno, positive.
-    pub errno: i32,
-    /// In words.
-    pub why: String,
-}
-
-/// Test switches.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Mutations {}
-
-/// How a journal works.
-#[derive(Clone)]
-pub struct JournalOptions {
-    /// Longest age of a running transaction.
-    pub commit_interval: Duration,
-    /// Most blocks held in memory until they are home.
-    pub pinned_blocks_max: usize,
-    /// Time.
-    pub clock: Arc<dyn Clock>,
-    /// Test switches.
-    pub mutations: Mutations,
-}
-
-impl Default for JournalOptions {
-    fn default() -> JournalOptions {
-        JournalOptions {
-            commit_interval: Duration::from_secs(5),
-            pinned_blocks_max: 1 << 14,
-            clock: Arc::new(SystemClock),
-            mutations: Mutations {},
-        }
-    }
-}
-
-/// What can go wrong.
-#[derive(Debug, thiserror::Error)]
-pub enum JournalError {
-    /// A device error.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// More blocks than a transaction can hold.
-    #[error("{wanted} blocks in one change, the log takes {limit}")]
-    TooManyCredits {
-        /// Wanted.
-        wanted: u32,
-        /// Limit.
-        limit: u32,
-    },
-    /// Stopped.
-    #[error("the journal stopped: {why}")]
-    Aborted {
-        /// Why.
-        why: String,
-    },
-}
-
-/// Counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct JournalStats {
-    /// Commits.
-    pub commits: u64,
-    /// Blocks logged.
-    pub blocks_logged: u64,
-}
-
-impl JournalStats {
-    /// Blocks written, to the log and home.
-    pub fn blocks_written(&self) -> u64 {
-        self.blocks_logged
-    }
-}
-
-/// The journal of one file system.
+/// The journal of one mounted file system, with or without a log. See the crate's documentation.
+///
+/// Dropping it without [`close`](Self::close) is a crash: what was committed is in the log, the
+/// rest is gone.
 pub struct Journal {
-    home: SharedDevice,
-    block_size: BlockSize,
-    client: Arc<dyn Client>,
-    running: AtomicU32,
-    blocks: Mutex<BTreeMap<FsBlock, Arc<dyn JournalBlock>>>,
-    aborted: Mutex<Option<AbortReason>>,
-    commits: AtomicU64,
+    pub(crate) home: SharedDevice,
+    pub(crate) block_size: BlockSize,
+    pub(crate) client: Arc<dyn Client>,
+    pub(crate) options: JournalOptions,
+    pub(crate) log: Option<Log>,
+    /// Copies that one transaction may hold.
+    limit: u32,
+    /// Revokes that take one block of the log.
+    revokes_per_block: u32,
+    pub(crate) gate: Gate,
+    pub(crate) running: AtomicU32,
+    /// Blocks of the running transaction, and credits of open handles.
+    pub(crate) charged: AtomicU32,
+    /// A handle was opened in the running transaction. Set inside the gate, cleared while it is shut.
+    pub(crate) touched: AtomicBool,
+    /// Revokes of the running transaction.
+    pub(crate) revokes: AtomicU32,
+    pub(crate) set: BlockSet,
+    state: Mutex<State>,
+    changed: Condvar,
+    pub(crate) work: Mutex<Work>,
+    /// In debug builds, shows the rank check who is about to wait.
+    probe: Mutex<()>,
+    stopped: AtomicBool,
+    reason: OnceLock<AbortReason>,
+    pub(crate) counters: Counters,
+}
+
+/// The right to commit and checkpoint (T2).
+pub(crate) struct Role<'a> {
+    journal: &'a Journal,
+}
+
+impl Drop for Role<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.journal.abort(EIO, "a panic in the middle of a commit");
+        }
+        self.journal.state.lock().busy = false;
+        self.journal.changed.notify_all();
+    }
 }
 
 impl Journal {
-    /// No log: commits write home.
+    /// Opens the journal of a clean log: [`recover_to_device`](crate::recover_to_device) comes
+    /// first. Nothing is written before the first commit, which marks the log as in use; so the
+    /// client sets its own "needs recovery" flag, durably, before its first handle, and clears it
+    /// after [`close`](Self::close) (J11).
+    ///
+    /// # Errors
+    ///
+    /// [`JournalOpenError`]: a log in use, too small, or of version 1.
+    pub fn open(
+        store: LogStore,
+        home: SharedDevice,
+        client: Arc<dyn Client>,
+        options: JournalOptions,
+    ) -> Result<Arc<Journal>, JournalOpenError> {
+        let on_disk = store.superblock();
+        if on_disk.is_dirty() {
+            return Err(JournalOpenError::NotClean { start: on_disk.start });
+        }
+        if on_disk.version == JournalVersion::V1 {
+            return Err(JournalOpenError::Version1);
+        }
+        let log = on_disk.log();
+        let found = log.end.saturating_sub(log.start);
+        if found < LOG_BLOCKS_MIN {
+            let needed = LOG_BLOCKS_MIN;
+            return Err(JournalOpenError::TooSmall { found, needed });
+        }
+        let holes = log.clone().find(|block| store.offset_of(*block).is_none());
+        if let Some(block) = holes {
+            return Err(JournalOpenError::Unmapped { block });
+        }
+        // Never 0, and never a number that an older transaction had (J9).
+        let first = on_disk.sequence.0.max(1);
+        let superblock = with_features(on_disk.clone(), options.features);
+        let format = superblock.log_format();
+        let head = if log.contains(&on_disk.head) { on_disk.head } else { log.start };
+        let mut copies = copies_in(&format, found / 3);
+        // Room for revoke blocks, and for what encoding adds.
+        copies = copies.saturating_sub(copies / 8);
+        let revokes_per_block = u32::try_from(revokes_per_block(&format)).unwrap_or(u32::MAX);
+        let block_size = store.block_size();
+        let device = Arc::clone(store.device());
+        let external = store.is_external();
+        let store = Mutex::with_order(Rank::JournalState, 1, store);
+        let log_part = Log { store, device, external };
+        let work = Work::new(log, head, superblock);
+        let parts = (first, copies, revokes_per_block);
+        Ok(Journal::build(home, block_size, client, options, Some(log_part), parts, work))
+    }
+
+    /// A journal without a log, for file systems that have none: a commit writes the images home
+    /// and flushes. After a crash the file system needs a check.
     pub fn without_log(
         home: SharedDevice,
         block_size: BlockSize,
         client: Arc<dyn Client>,
-        _options: JournalOptions,
+        options: JournalOptions,
     ) -> Arc<Journal> {
+        let parts = (1, u32::MAX, u32::MAX);
+        Journal::build(home, block_size, client, options, None, parts, Work::without_log())
+    }
+
+    fn build(
+        home: SharedDevice,
+        block_size: BlockSize,
+        client: Arc<dyn Client>,
+        mut options: JournalOptions,
+        log: Option<Log>,
+        (first, copies, revokes_per_block): (Tid, u32, u32),
+        work: Work,
+    ) -> Arc<Journal> {
+        options.pinned_blocks_max = options.pinned_blocks_max.max(PINNED_BLOCKS_MIN);
+        let pinned = u32::try_from(options.pinned_blocks_max / 4).unwrap_or(u32::MAX);
+        let born = options.clock.monotonic();
+        // As if it were, so that waiting for any earlier transaction ends at once.
+        let state = State { busy: false, durable: first.wrapping_sub(1), born, closed: false };
         Arc::new(Journal {
             home,
             block_size,
             client,
-            running: AtomicU32::new(1),
-            blocks: Mutex::new(Rank::JournalState, BTreeMap::new()),
-            aborted: Mutex::new(Rank::Leaf, None),
-            commits: AtomicU64::new(0),
+            options,
+            log,
+            limit: copies.min(pinned),
+            revokes_per_block,
+            gate: Gate::default(),
+            running: AtomicU32::new(first),
+            charged: AtomicU32::new(0),
+            touched: AtomicBool::new(false),
+            revokes: AtomicU32::new(0),
+            set: BlockSet::new(),
+            state: Mutex::with_order(Rank::JournalState, 0, state),
+            changed: Condvar::new(),
+            work: Mutex::new(Rank::JournalHandle, work),
+            probe: Mutex::new(Rank::JournalHandle, ()),
+            stopped: AtomicBool::new(false),
+            reason: OnceLock::new(),
+            counters: Counters::default(),
         })
     }
 
-    /// Opens a handle.
-    pub fn start(&self, _credits: u32) -> Result<Handle<'_>, JournalError> {
-        if let Some(reason) = &*self.aborted.lock() {
-            return Err(JournalError::Aborted { why: reason.why.clone() });
+    /// Opens a handle that may change `credits` blocks. Waits while a transaction is being locked,
+    /// and commits when the running one has no room. A thread opens one handle at a time and calls
+    /// neither this nor [`commit`](Self::commit) while it holds one.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::TooManyCredits`], [`JournalError::Aborted`], [`JournalError::Closed`].
+    pub fn start(&self, credits: u32) -> Result<Handle<'_>, JournalError> {
+        if cfg!(debug_assertions) {
+            drop(self.probe.try_lock());
         }
-        Ok(Handle { journal: self })
+        loop {
+            let full = match self.enter(credits)? {
+                Entry::Open(handle) => return Ok(handle),
+                Entry::Shut => None,
+                Entry::Full(tid) => Some(tid),
+            };
+            count(&self.counters.waits, 1);
+            match full {
+                Some(tid) => self.commit(tid)?,
+                None => self.gate.wait_open(),
+            }
+        }
+    }
+
+    /// [`start`](Self::start) that never waits: `None` when it would have to.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn try_start(&self, credits: u32) -> Result<Option<Handle<'_>>, JournalError> {
+        match self.enter(credits)? {
+            Entry::Open(handle) => Ok(Some(handle)),
+            Entry::Shut | Entry::Full(_) => Ok(None),
+        }
+    }
+
+    fn enter(&self, credits: u32) -> Result<Entry<'_>, JournalError> {
+        let limit = self.limit;
+        if credits > limit {
+            return Err(JournalError::TooManyCredits { wanted: credits, limit });
+        }
+        let Some(lane) = self.gate.try_enter() else { return Ok(Entry::Shut) };
+        // Inside the gate, so that an abort before the transaction locks is seen by the committer
+        // or here.
+        if self.stopped.load(Ordering::Acquire) {
+            self.gate.leave(lane);
+            return Err(self.stop_error());
+        }
+        let tid = self.running();
+        if self.charge(credits) {
+            if !self.is_touched() {
+                self.touched.store(true, Ordering::Relaxed);
+            }
+            return Ok(Entry::Open(Handle::new(self, lane, tid, credits)));
+        }
+        self.gate.leave(lane);
+        Ok(Entry::Full(tid))
+    }
+
+    /// Adds `credits` blocks to the running transaction, if there is room.
+    pub(crate) fn charge(&self, credits: u32) -> bool {
+        let before = self.charged.fetch_add(credits, Ordering::Relaxed);
+        let fits = before.checked_add(credits).is_some_and(|sum| sum <= self.limit);
+        if !fits {
+            self.charged.fetch_sub(credits, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Counts a revoke record; true when it begins a block of its own.
+    pub(crate) fn charge_revoke(&self) -> bool {
+        let before = self.revokes.fetch_add(1, Ordering::Relaxed);
+        before.checked_rem(self.revokes_per_block) == Some(0)
+    }
+
+    /// Most credits that a handle can have.
+    pub fn credits_max(&self) -> u32 {
+        self.limit
     }
 
     /// The running transaction.
@@ -179,106 +313,239 @@ impl Journal {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Waits until `tid` is durable.
+    /// Returns when transaction `tid` is durable: at once when it is, else after committing it here
+    /// or waiting for the thread that does. A transaction without changes is not written.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::Aborted`] or the device error that led to it.
     pub fn commit(&self, tid: Tid) -> Result<(), JournalError> {
-        if tid < self.running() {
-            return Ok(());
+        if cfg!(debug_assertions) {
+            drop(self.probe.try_lock());
         }
-        let mut blocks = std::mem::take(&mut *self.blocks.lock());
-        let tid = self.running();
-        let mut sink = EncodeSink { blocks: &mut blocks };
-        let encoded = self.client.encode(tid, &mut sink);
-        encoded.map_err(|e| JournalError::Aborted { why: e.to_string() })?;
-        self.running.fetch_add(1, Ordering::AcqRel);
-        for (number, block) in blocks {
-            let at = self.block_size.offset_of(number).unwrap_or(u64::MAX);
-            self.home.write_at(at, (*block.image()).as_ref())?;
-        }
-        self.home.flush()?;
-        self.commits.fetch_add(1, Ordering::Relaxed);
-        self.client.committed(tid);
-        Ok(())
+        let mut batched = false;
+        let role = {
+            let mut state = self.state.lock();
+            loop {
+                if tid_geq(state.durable, tid) {
+                    count(&self.counters.batched, usize::from(batched));
+                    return Ok(());
+                }
+                if self.stopped.load(Ordering::Acquire) {
+                    return Err(self.stop_error());
+                }
+                if !state.busy {
+                    state.busy = true;
+                    break Role { journal: self };
+                }
+                batched = true;
+                self.changed.wait(&mut state);
+            }
+        };
+        self.commit_running(&role)
     }
 
-    /// Commits when due.
+    /// Commits the running transaction if it is older than the interval; for a tick of the caller.
+    /// True when it committed.
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit).
     pub fn commit_if_due(&self) -> Result<bool, JournalError> {
-        Ok(false)
+        let now = self.options.clock.monotonic();
+        let tid = self.running();
+        {
+            let mut state = self.state.lock();
+            if state.busy {
+                return Ok(false);
+            }
+            if !self.is_touched() {
+                state.born = now;
+                return Ok(false);
+            }
+            if now.saturating_sub(state.born) < self.options.commit_interval {
+                return Ok(false);
+            }
+        }
+        self.commit(tid)?;
+        Ok(self.running() != tid)
     }
 
-    /// Writes home.
+    /// Writes home what is committed, and releases the log.
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit).
     pub fn checkpoint(&self) -> Result<(), JournalError> {
-        Ok(())
+        let role = self.role()?;
+        self.checkpoint_all(&role)
     }
 
-    /// Stops.
-    pub fn abort(&self, errno: i32, why: &str) {
-        let reason = AbortReason { errno, why: why.into() };
-        self.aborted.lock().get_or_insert(reason.clone());
-        self.client.aborted(&reason);
-    }
-
-    /// Whether it stopped.
-    pub fn is_aborted(&self) -> bool {
-        self.aborted.lock().is_some()
-    }
-
-    /// Commits and cleans.
+    /// Commits, writes everything home, and marks the log clean. Handles are refused from then on;
+    /// a second call does nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit); the log is not clean then.
     pub fn close(&self) -> Result<(), JournalError> {
-        self.commit(self.running())
+        loop {
+            let role = match self.role() {
+                Err(JournalError::Closed) => return Ok(()),
+                role => role?,
+            };
+            self.commit_running(&role)?;
+            if self.close_clean(&role)? {
+                return Ok(());
+            }
+        }
     }
 
-    /// Counters.
+    /// Waits for the role; not available after an abort or a close.
+    fn role(&self) -> Result<Role<'_>, JournalError> {
+        if cfg!(debug_assertions) {
+            drop(self.probe.try_lock());
+        }
+        let mut state = self.state.lock();
+        loop {
+            if self.stopped.load(Ordering::Acquire) {
+                return Err(self.stop_error_in(&state));
+            }
+            if !state.busy {
+                state.busy = true;
+                return Ok(Role { journal: self });
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// The transaction is durable: those who wait for it go on.
+    pub(crate) fn publish(&self, tid: Tid) {
+        self.state.lock().durable = tid;
+        self.changed.notify_all();
+    }
+
+    /// The next transaction begins; the gate is shut and empty.
+    pub(crate) fn switch(&self, tid: Tid) {
+        self.charged.store(0, Ordering::Relaxed);
+        self.revokes.store(0, Ordering::Relaxed);
+        self.state.lock().born = self.options.clock.monotonic();
+        self.running.store(tid_next(tid), Ordering::Release);
+    }
+
+    /// No handle from now on; the gate is shut and empty.
+    pub(crate) fn set_closed(&self) {
+        self.state.lock().closed = true;
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Stops the journal for good: no later handle, commit or home write. What was committed stays in
+    /// the log. `errno`, positive, is stored in the journal superblock if that can still be
+    /// written. The first call counts, later ones do nothing.
+    pub fn abort(&self, errno: i32, why: &str) {
+        let reason = AbortReason { errno, why: why.to_owned() };
+        if self.reason.set(reason).is_err() {
+            return;
+        }
+        self.stopped.store(true, Ordering::Release);
+        // Whoever was about to wait has seen `stopped` or is waiting.
+        drop(self.state.lock());
+        self.changed.notify_all();
+        if let Some(log) = &self.log {
+            let mut store = log.store.lock();
+            let errno = errno.saturating_abs().saturating_neg();
+            let superblock = JournalSuperblock { errno, ..store.superblock().clone() };
+            // Best effort: the device may be what failed.
+            let _ = store.write_superblock(superblock);
+        }
+        if let Some(reason) = self.reason.get() {
+            self.client.aborted(reason);
+        }
+    }
+
+    /// Why the journal stopped, if it did.
+    pub fn abort_reason(&self) -> Option<&AbortReason> {
+        self.reason.get()
+    }
+
+    /// True after an abort.
+    pub fn is_aborted(&self) -> bool {
+        self.reason.get().is_some()
+    }
+
+    /// Fails after an abort.
+    pub(crate) fn check(&self) -> Result<(), JournalError> {
+        match self.reason.get() {
+            Some(reason) => Err(JournalError::Aborted { why: reason.why.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn stop_error(&self) -> JournalError {
+        self.check().err().unwrap_or(JournalError::Closed)
+    }
+
+    fn stop_error_in(&self, state: &State) -> JournalError {
+        if state.closed { JournalError::Closed } else { self.stop_error() }
+    }
+
+    /// A device failed: aborts (J8), and gives the error back for the caller.
+    pub(crate) fn failed(&self, error: DeviceError) -> JournalError {
+        self.abort(EIO, &error.to_string());
+        JournalError::Device(error)
+    }
+
+    pub(crate) fn flush(&self, device: &dyn BlockDevice) -> Result<(), JournalError> {
+        count(&self.counters.flushes, 1);
+        device.flush().map_err(|error| self.failed(error))
+    }
+
+    /// What the journal did so far.
     pub fn stats(&self) -> JournalStats {
-        JournalStats { commits: self.commits.load(Ordering::Relaxed), blocks_logged: 0 }
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        JournalStats {
+            commits: get(&counters.commits),
+            handles: self.gate.entered(),
+            blocks_logged: get(&counters.blocks_logged),
+            log_blocks: get(&counters.log_blocks),
+            revokes: get(&counters.revokes),
+            flushes: get(&counters.flushes),
+            fua_writes: get(&counters.fua_writes),
+            checkpoints: get(&counters.checkpoints),
+            home_writes: get(&counters.home_writes),
+            batched: get(&counters.batched),
+            waits: get(&counters.waits),
+        }
     }
 }
 
-/// An open handle.
-pub struct Handle<'j> {
-    journal: &'j Journal,
+enum Entry<'j> {
+    Open(Handle<'j>),
+    Shut,
+    Full(Tid),
 }
 
-impl Handle<'_> {
-    /// Its transaction.
-    pub fn tid(&self) -> Tid {
-        self.journal.running()
+/// The superblock with the features that this journal is going to use.
+fn with_features(mut superblock: JournalSuperblock, wanted: JournalIncompat) -> JournalSuperblock {
+    let wanted = wanted & (JournalIncompat::BLOCKS_64BIT | JournalIncompat::CSUM_V3);
+    superblock.incompat |= wanted | JournalIncompat::REVOKE;
+    if wanted.contains(JournalIncompat::CSUM_V3) {
+        superblock.incompat.remove(JournalIncompat::CSUM_V2);
+        superblock.compat.remove(JournalCompat::CHECKSUM);
+        superblock.checksum_type = 4;
     }
-
-    /// Takes a block into the transaction.
-    pub fn claim<B: JournalBlock + 'static>(&mut self, block: &Arc<B>) -> Result<(), JournalError> {
-        if block.claimed().swap(self.tid(), Ordering::AcqRel) != self.tid() {
-            let block: Arc<dyn JournalBlock> = Arc::clone(block) as _;
-            self.journal.blocks.lock().insert(block.number(), block);
-        }
-        Ok(())
-    }
-
-    /// More credits.
-    pub fn extend(&mut self, _credits: u32) -> bool {
-        true
-    }
-
-    /// Closes and opens.
-    pub fn restart(&mut self, _credits: u32) -> Result<(), JournalError> {
-        Ok(())
-    }
-
-    /// A metadata block was freed.
-    pub fn revoke(&mut self, block: FsBlock) -> Result<(), JournalError> {
-        if let Some(block) = self.journal.blocks.lock().remove(&block) {
-            block.claimed().store(0, Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// Credits left.
-    pub fn credits_left(&self) -> u32 {
-        u32::MAX
-    }
+    // The commit block waits for everything before it, here.
+    superblock.incompat.remove(JournalIncompat::ASYNC_COMMIT);
+    superblock.sequence = RawTid(superblock.sequence.0.max(1));
+    superblock
 }
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("running", &self.running()).finish_non_exhaustive()
+        f.debug_struct("Journal")
+            .field("running", &self.running())
+            .field("limit", &self.limit)
+            .field("aborted", &self.reason.get())
+            .finish_non_exhaustive()
     }
 }

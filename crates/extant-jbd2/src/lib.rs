@@ -42,29 +42,44 @@
     allow(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)
 )]
 
+mod checkpoint;
+mod client;
+mod commit;
 mod device;
 mod error;
 mod external;
 mod fast_commit;
+mod gate;
+mod handle;
 mod journal;
 mod log;
 mod overlay;
 mod recovery;
+mod replay;
 mod scan;
+mod set;
+mod store;
 #[cfg(test)]
 mod test_log;
+#[cfg(test)]
+mod tests;
+mod write;
 
+pub use client::{
+    AbortReason, Client, EncodeError, EncodeSink, Image, JournalBlock, JournalError,
+    JournalOpenError, JournalOptions, JournalStats, Mutations, Tid, tid_geq, tid_next,
+};
 pub use device::ReplayedDevice;
 pub use error::{JournalReadError, RecoveryError};
 pub use external::{ExternalJournal, ExternalJournalError};
 pub use fast_commit::{
     FastCommitOverlay, FastCommitStop, FcDirectory, FcEntry, FcInode, FcMapping,
 };
-pub use journal::{
-    AbortReason, Client, EncodeError, EncodeSink, Handle, Image, Journal, JournalBlock,
-    JournalError, JournalOptions, JournalStats, Mutations, Tid,
-};
+pub use handle::Handle;
+pub use journal::Journal;
 pub use log::{JournalReader, JournalRun, MappedJournal, load_superblock};
 pub use overlay::{LogLocation, Overlay};
 pub use recovery::{DamagedBlock, DamagedBlocks, RecoveryOptions, Replay, recover};
+pub use replay::{RecoveredLog, recover_to_device};
 pub use scan::{LOG_BLOCKS_MAX, ScanStop};
+pub use store::LogStore;

@@ -9,7 +9,7 @@
 //!
 //! # Parts
 //!
-//! - [`Mutex`], [`RwLock`], [`Rank`]: locks that know their place; the table is in
+//! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks that know their place; the table is in
 //!   `docs/locking.md`.
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
@@ -27,6 +27,6 @@ pub mod threads;
 
 pub use clock::{Clock, FixedClock, SystemClock};
 pub use host::host_name;
-pub use lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use random::{RandomError, os_random};
 pub use rank::Rank;

@@ -199,6 +199,39 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
     }
 }
 
+/// Threads that wait for a change of what one [`Mutex`] protects.
+///
+/// A waiting thread keeps its other locks, so the one who changes the state must need none of them;
+/// the rank of the mutex, taken last, makes sure of that for everyone but the holders of a rank below.
+#[derive(Default)]
+pub struct Condvar {
+    inner: parking_lot::Condvar,
+}
+
+impl Condvar {
+    /// Nobody waits yet.
+    pub const fn new() -> Condvar {
+        Condvar { inner: parking_lot::Condvar::new() }
+    }
+
+    /// Lets the lock go, waits for a notification, and takes the lock again. The caller looks at
+    /// the state afterwards: the notification may have been meant for another.
+    pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+        self.inner.wait(&mut guard.guard);
+    }
+
+    /// Wakes all that wait.
+    pub fn notify_all(&self) {
+        self.inner.notify_all();
+    }
+}
+
+impl fmt::Debug for Condvar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Condvar")
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a bare thread is the shortest test")]
 mod tests {
@@ -296,5 +329,27 @@ mod tests {
         });
         *lock.try_write().unwrap() = 7;
         assert_eq!((lock.into_inner(), mutex.into_inner()), (7, 6));
+    }
+
+    #[test]
+    fn a_waiting_thread_lets_its_lock_go() {
+        let (turn, changed) = (Mutex::new(Rank::Leaf, 0), Condvar::new());
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let mut turn = turn.lock();
+                while *turn == 0 {
+                    changed.wait(&mut turn);
+                }
+                *turn = 2;
+                changed.notify_all();
+            });
+            let mut turn = turn.lock();
+            *turn = 1;
+            changed.notify_all();
+            while *turn != 2 {
+                changed.wait(&mut turn);
+            }
+        });
+        assert_eq!(turn.into_inner(), 2);
     }
 }

@@ -12,7 +12,9 @@ use extant_base::{FsBlock, Ino};
 use extant_block::DeviceError;
 use extant_format::error::ChecksumError;
 use extant_format::jbd2::JournalFault;
-use extant_jbd2::{ExternalJournalError, JournalError, JournalReadError, RecoveryError};
+use extant_jbd2::{
+    ExternalJournalError, JournalError, JournalOpenError, JournalReadError, RecoveryError,
+};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
@@ -411,6 +413,11 @@ impl FsError {
             }
             other => FsError::Aborted { why: other.to_string().into() },
         }
+    }
+
+    /// The journal cannot be written to.
+    pub(crate) fn journal_open(error: JournalOpenError) -> FsError {
+        FsError::Unsupported { wanted: "write", features: error.to_string().into() }
     }
 
     pub(crate) fn journal(error: RecoveryError) -> FsError {

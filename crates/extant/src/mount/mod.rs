@@ -12,6 +12,8 @@
 //! Orphans (files deleted while open, truncations cut short) are left as they are: they cost space,
 //! have no name, and reading does not meet them. Linux cleans them up on the first writable mount.
 
+mod writable;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -262,54 +264,6 @@ impl MountOptions {
         Ok(Fs::build(self, replayed, superblock, fast_commits, Some(summary)))
     }
 
-    fn open_writable(&self, device: SharedDevice) -> Result<Fs> {
-        if device.is_read_only() {
-            return Err(FsError::ReadOnly);
-        }
-        let superblock = self.read_superblock(&device)?;
-        check_features(&superblock.features)?;
-        check_writable(&superblock.features)?;
-        check_size(&device, &superblock)?;
-        let seed = match self.seed {
-            Some(seed) => seed,
-            None => os_seed()?,
-        };
-        let names = MmpNames {
-            node: extant_sync::host_name(),
-            device: device.describe().as_bytes().to_vec(),
-        };
-        let random = &mut Prng::new(seed);
-        let mmp = MmpGuard::acquire(&device, &superblock, &self.clock, random, &names)?;
-        // What the holder before us wrote while we waited.
-        let superblock = if mmp.is_some() { self.read_superblock(&device)? } else { superblock };
-        let fs = Fs::build(self, Arc::clone(&device), superblock, None, None);
-        let volume = fs.volume();
-        let client = Arc::new(VolumeClient::default());
-        client.connect(volume);
-        let options = JournalOptions {
-            commit_interval: self.commit_interval,
-            clock: Arc::clone(&self.clock),
-            mutations: self.mutations,
-            ..JournalOptions::default()
-        };
-        let before = fs.superblock();
-        let is_clean = before.state.contains(State::VALID)
-            && !before.state.contains(State::ERROR)
-            && !before.features.has_incompat(Incompat::RECOVER);
-        let supers = SuperState::new(Arc::clone(&device), fs.superblock().clone(), self.errors);
-        let orphans = Orphans::open(&fs)?;
-        let quotas = Quotas::open(&fs, self.quota_limits)?;
-        let journal = Journal::without_log(device, volume.block_size(), client, options);
-        let alloc = Allocator::open(volume, is_clean)?;
-        let clock = Arc::clone(&self.clock);
-        let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
-        let parts =
-            WriterParts { journal, alloc, clock, seed, dentries, supers, orphans, quotas, mmp };
-        volume.set_writer(Writer::new(parts));
-        fs.begin_writing()?;
-        Ok(fs)
-    }
-
     /// Byte offset of the superblock in use.
     fn superblock_offset(&self) -> Result<u64> {
         match self.superblock {
@@ -419,37 +373,6 @@ fn check_features(features: &Features) -> Result<()> {
         return Ok(());
     }
     Err(FsError::Unsupported { wanted: "read", features: unknown.names().join(", ").into() })
-}
-
-/// Read-only-compatible features that writing keeps true.
-const WRITABLE: RoCompat = RoCompat::SPARSE_SUPER
-    .union(RoCompat::LARGE_FILE)
-    .union(RoCompat::HUGE_FILE)
-    .union(RoCompat::GDT_CSUM)
-    .union(RoCompat::DIR_NLINK)
-    .union(RoCompat::EXTRA_ISIZE)
-    .union(RoCompat::QUOTA)
-    .union(RoCompat::BIGALLOC)
-    .union(RoCompat::METADATA_CSUM)
-    .union(RoCompat::PROJECT)
-    .union(RoCompat::VERITY)
-    .union(RoCompat::ORPHAN_PRESENT);
-
-/// Refuses by name what writing would break.
-fn check_writable(features: &Features) -> Result<()> {
-    let unknown = Features { ro_compat: features.ro_compat.difference(WRITABLE), ..Features::NONE };
-    if unknown.is_empty() {
-        return Ok(());
-    }
-    Err(FsError::Unsupported { wanted: "write", features: unknown.names().join(", ").into() })
-}
-
-/// A seed that nobody chose.
-fn os_seed() -> Result<u64> {
-    let mut bytes = [0; 8];
-    let what = "the operating system gives no random numbers: set a seed";
-    extant_sync::os_random(&mut bytes).map_err(|_| FsError::InvalidArgument { what })?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// The device holds all the blocks that the superblock counts, or the image is cut short.
@@ -604,7 +527,8 @@ impl Fs {
         while self.reclaim() {}
         writer.close();
         writer.journal().close().map_err(FsError::from_journal)?;
-        let blocks = writer.journal().stats().blocks_written();
+        let stats = writer.journal().stats();
+        let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;
         self.end_writing(true, kbytes)
     }

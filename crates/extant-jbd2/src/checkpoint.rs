@@ -1,0 +1,162 @@
+//! What is committed and not yet home, and bringing it home.
+//!
+//! # Invariants
+//!
+//! - K1. The table holds the newest committed version of every block with a copy in the log that a
+//!   later transaction did not revoke. Only these are written home (J1).
+//! - K2. Log space is released after the home writes are flushed and the tail in the journal
+//!   superblock is durable, in that order (J2).
+//! - K3. An image that is not home is held together with its block, so that the client cannot forget
+//!   the block and read an old version.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use extant_base::FsBlock;
+use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
+
+use crate::client::{Image, JournalBlock, JournalError, Tid, tid_next};
+use crate::error::JournalReadError;
+use crate::journal::{EIO, Journal, Log, Role, count};
+use crate::store::write_merged;
+use crate::write::Place;
+
+/// A committed version that is not home yet.
+pub(crate) struct Pinned {
+    pub(crate) image: Image,
+    /// Keeps the block in the client's cache (K3).
+    pub(crate) _block: Arc<dyn JournalBlock>,
+}
+
+/// What only the committing thread touches.
+pub(crate) struct Work {
+    /// The ring and the next block to write.
+    pub(crate) place: Place,
+    /// Blocks from the tail to the head.
+    pub(crate) used: u32,
+    /// The last transaction in the log, once there is one.
+    pub(crate) last: Option<Tid>,
+    /// The superblock on the device says that the log is in use.
+    pub(crate) active: bool,
+    /// Features and geometry as they will be from the first commit on.
+    pub(crate) template: Option<JournalSuperblock>,
+    pub(crate) table: BTreeMap<FsBlock, Pinned>,
+    /// Time of the last commit block: they never go back, or recovery would take them for old ones.
+    pub(crate) last_commit: (u64, u32),
+}
+
+impl Work {
+    pub(crate) fn new(log: std::ops::Range<u32>, head: u32, template: JournalSuperblock) -> Work {
+        Work { place: Place { log, head }, template: Some(template), ..Work::without_log() }
+    }
+
+    pub(crate) fn without_log() -> Work {
+        Work {
+            place: Place { log: 0..0, head: 0 },
+            used: 0,
+            last: None,
+            active: false,
+            template: None,
+            table: BTreeMap::new(),
+            last_commit: (0, 0),
+        }
+    }
+
+    /// Blocks of the ring.
+    pub(crate) fn len(&self) -> u32 {
+        self.place.log.end.saturating_sub(self.place.log.start)
+    }
+}
+
+impl Journal {
+    /// Brings everything home; for callers outside a commit.
+    pub(crate) fn checkpoint_all(&self, _role: &Role<'_>) -> Result<(), JournalError> {
+        self.checkpoint_work(&mut self.work.lock())
+    }
+
+    /// Writes the table home, sorted and merged, and releases the log (K2).
+    pub(crate) fn checkpoint_work(&self, work: &mut Work) -> Result<(), JournalError> {
+        let Some(log) = &self.log else { return Ok(()) };
+        if work.used == 0 {
+            return Ok(());
+        }
+        self.check()?;
+        let mutations = &self.options.mutations;
+        if mutations.tail_before_home {
+            self.write_tail(log, work)?;
+        }
+        let blocks = work.table.iter().map(|(block, pinned)| {
+            // A block past the end of all devices: the device refuses the write.
+            let offset = self.block_size.offset_of(*block).unwrap_or(u64::MAX);
+            (offset, (*pinned.image).as_ref())
+        });
+        write_merged(&self.home, blocks).map_err(|error| self.failed(error))?;
+        count(&self.counters.home_writes, work.table.len());
+        self.check()?;
+        if !mutations.skip_checkpoint_flush {
+            self.flush(&self.home)?;
+        }
+        if !mutations.tail_before_home {
+            self.write_tail(log, work)?;
+        }
+        work.used = 0;
+        work.table.clear();
+        self.set.forget_live();
+        count(&self.counters.checkpoints, 1);
+        Ok(())
+    }
+
+    /// Moves the tail to the head: the log in use, and empty.
+    fn write_tail(&self, log: &Log, work: &Work) -> Result<(), JournalError> {
+        let sequence = RawTid(work.last.map_or_else(|| self.running(), tid_next));
+        let start = work.place.head;
+        self.write_superblock(log, |now| JournalSuperblock { sequence, start, ..now })
+    }
+
+    /// Changes the journal superblock and writes it with FUA, all under its lock; a failure aborts.
+    pub(crate) fn write_superblock(
+        &self,
+        log: &Log,
+        change: impl FnOnce(JournalSuperblock) -> JournalSuperblock,
+    ) -> Result<(), JournalError> {
+        count(&self.counters.fua_writes, 1);
+        let written = {
+            let mut store = log.store.lock();
+            let changed = change(store.superblock().clone());
+            store.write_superblock(changed)
+        };
+        match written {
+            Ok(()) => Ok(()),
+            Err(JournalReadError::Device { source, .. }) => Err(self.failed(source)),
+            Err(error) => {
+                self.abort(EIO, &error.to_string());
+                self.check()
+            }
+        }
+    }
+
+    /// Everything is committed: brings it home and marks the log clean. False when somebody opened
+    /// a handle meanwhile.
+    pub(crate) fn close_clean(&self, _role: &Role<'_>) -> Result<bool, JournalError> {
+        let mut work = self.work.lock();
+        self.checkpoint_work(&mut work)?;
+        let shut = self.gate.shut();
+        self.check()?;
+        if self.is_touched() {
+            return Ok(false);
+        }
+        match &self.log {
+            Some(log) if work.active => {
+                let (sequence, head) = (RawTid(self.running()), work.place.head);
+                let clean = |now| JournalSuperblock { start: 0, sequence, head, ..now };
+                self.write_superblock(log, clean)?;
+                work.active = false;
+            }
+            Some(_) => {}
+            None => self.flush(&self.home)?,
+        }
+        self.set_closed();
+        drop(shut);
+        Ok(true)
+    }
+}

@@ -1,0 +1,149 @@
+//! One open handle.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant_base::FsBlock;
+
+use crate::client::{JournalBlock, JournalError, Tid};
+use crate::journal::Journal;
+
+/// A change in progress: all of it is in one transaction. Dropping it ends the change; credits that
+/// were not used go back.
+#[must_use = "the handle is closed when it is dropped"]
+pub struct Handle<'j> {
+    journal: &'j Journal,
+    /// Where it was counted in; `None` after a restart that failed.
+    lane: Option<usize>,
+    tid: Tid,
+    credits: u32,
+}
+
+impl<'j> Handle<'j> {
+    pub(crate) fn new(journal: &'j Journal, lane: usize, tid: Tid, credits: u32) -> Handle<'j> {
+        Handle { journal, lane: Some(lane), tid, credits }
+    }
+
+    /// The transaction that the change belongs to.
+    pub fn tid(&self) -> Tid {
+        self.tid
+    }
+
+    /// Blocks that may still be claimed.
+    pub fn credits_left(&self) -> u32 {
+        self.credits
+    }
+
+    /// Takes a block into the transaction, before the client changes it. Costs a load and a
+    /// comparison when it is there already; else a credit. Without one left, it takes one from the
+    /// transaction, if that has any.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::TooManyCredits`] when the transaction is full too; the block was not claimed.
+    pub fn claim<B: JournalBlock + 'static>(&mut self, block: &Arc<B>) -> Result<(), JournalError> {
+        // Whoever stored this number put the block into the set before closing its own handle.
+        if block.claimed().load(Ordering::Relaxed) == self.tid {
+            return Ok(());
+        }
+        let block: Arc<B> = Arc::clone(block);
+        self.claim_new(block)
+    }
+
+    /// [`claim`](Self::claim) of a block of unknown type.
+    ///
+    /// # Errors
+    ///
+    /// As [`claim`](Self::claim).
+    pub fn claim_dyn(&mut self, block: &Arc<dyn JournalBlock>) -> Result<(), JournalError> {
+        if block.claimed().load(Ordering::Relaxed) == self.tid {
+            return Ok(());
+        }
+        self.claim_new(Arc::clone(block))
+    }
+
+    #[cold]
+    fn claim_new(&mut self, block: Arc<dyn JournalBlock>) -> Result<(), JournalError> {
+        self.usable()?;
+        if self.credits == 0 && !self.extend(1) {
+            let (wanted, limit) = (1, self.journal.credits_max());
+            return Err(JournalError::TooManyCredits { wanted, limit });
+        }
+        if self.journal.set.claim(self.tid, block) {
+            self.credits = self.credits.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    /// Adds credits, if the transaction has room.
+    pub fn extend(&mut self, credits: u32) -> bool {
+        if self.lane.is_none() || !self.journal.charge(credits) {
+            return false;
+        }
+        self.credits = self.credits.saturating_add(credits);
+        true
+    }
+
+    /// Closes the handle and opens it again with `credits`, perhaps in a later transaction: what
+    /// was changed until now must be consistent. May wait, as [`Journal::start`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Journal::start`]; the handle is closed then, and claims and revokes fail.
+    pub fn restart(&mut self, credits: u32) -> Result<(), JournalError> {
+        self.stop();
+        *self = self.journal.start(credits)?;
+        Ok(())
+    }
+
+    /// A metadata block was freed: it leaves the transaction, and if the log may hold a copy of it,
+    /// a revoke record keeps that from being replayed (J4). Each block of records takes a credit.
+    ///
+    /// # Errors
+    ///
+    /// After a restart that failed.
+    pub fn revoke(&mut self, block: FsBlock) -> Result<(), JournalError> {
+        self.usable()?;
+        let done = self.journal.set.revoke(block);
+        if done.dropped {
+            self.credits = self.credits.saturating_add(1);
+        }
+        // A record must be written, room or not: there is a third of the log for such excess.
+        if done.recorded && self.journal.charge_revoke() {
+            if self.credits > 0 {
+                self.credits = self.credits.saturating_sub(1);
+            } else {
+                self.journal.charged.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn usable(&self) -> Result<(), JournalError> {
+        match self.lane {
+            Some(_) => Ok(()),
+            None => Err(self.journal.check().err().unwrap_or(JournalError::Closed)),
+        }
+    }
+
+    fn stop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            let credits = std::mem::take(&mut self.credits);
+            self.journal.charged.fetch_sub(credits, Ordering::Relaxed);
+            self.journal.gate.leave(lane);
+        }
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Handle<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle(transaction {}, {} credits)", self.tid, self.credits)
+    }
+}

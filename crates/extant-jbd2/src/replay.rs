@@ -1,0 +1,131 @@
+//! Replay onto the device.
+//!
+//! # Invariants
+//!
+//! - Y1. Nothing in the log changes before all that it promises is durable at home, fast commits
+//!   included: a crash at any write leaves a log that replays to the same.
+//! - Y2. The clean log continues after the first transaction that was not complete, so that no block
+//!   of that one is ever taken for a new one (J9).
+
+use std::fmt;
+
+use extant_base::FsBlock;
+use extant_block::{AlignedBuffer, BlockDevice, DeviceError, Operation, SharedDevice};
+use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
+
+use crate::client::tid_next;
+use crate::error::RecoveryError;
+use crate::overlay::read_copy;
+use crate::recovery::{RecoveryOptions, Replay, recover};
+use crate::store::{LogStore, WRITE_BYTES_MAX};
+
+/// A log whose blocks were written home, and which still says so itself until
+/// [`finish`](Self::finish).
+#[must_use = "the log stays in use until `finish`"]
+pub struct RecoveredLog {
+    store: LogStore,
+    home: SharedDevice,
+    replay: Replay,
+}
+
+/// Writes what the log promises home, in the order of the blocks, and flushes. The log itself is
+/// unchanged: the client now applies [`Replay::fast_commits`], records [`Replay::errno`] in its own
+/// superblock if it is not 0, and calls [`RecoveredLog::finish`]. Doing all of it again after a
+/// crash gives the same. Of a clean log nothing is written.
+///
+/// # Errors
+///
+/// As [`recover`]: then nothing was written. [`RecoveryError::Write`] when the device refused a
+/// write.
+pub fn recover_to_device(
+    store: LogStore,
+    home: &SharedDevice,
+    options: &RecoveryOptions,
+) -> Result<RecoveredLog, RecoveryError> {
+    let replay = recover(store.reader(), store.superblock(), options)?;
+    if !replay.blocks.is_empty() {
+        write_blocks(&store, home, &replay)?;
+        home.flush().map_err(RecoveryError::Write)?;
+    }
+    Ok(RecoveredLog { store, home: SharedDevice::clone(home), replay })
+}
+
+/// Large writes of neighbouring blocks, each read from the log just before.
+fn write_blocks(
+    store: &LogStore,
+    home: &SharedDevice,
+    replay: &Replay,
+) -> Result<(), RecoveryError> {
+    let block_size = store.block_size();
+    let bytes = block_size.len();
+    let run_max = WRITE_BYTES_MAX.checked_div(bytes).unwrap_or(1).max(1);
+    let mut entries = replay.blocks.iter().peekable();
+    while let Some((first, location)) = entries.next() {
+        let mut run = vec![location];
+        while run.len() < run_max
+            && let next = u64::try_from(run.len()).ok().and_then(|len| first.checked_add(len))
+            && let Some((_, location)) = entries.next_if(|(block, _)| Some(*block) == next)
+        {
+            run.push(location);
+        }
+        let mut buffer = AlignedBuffer::zeroed(run.len().saturating_mul(bytes));
+        for (location, out) in run.iter().zip(buffer.chunks_exact_mut(bytes)) {
+            read_copy(store.reader(), *location, out)?;
+        }
+        write_run(home, block_size.offset_of(first), first, buffer)?;
+    }
+    Ok(())
+}
+
+fn write_run(
+    home: &SharedDevice,
+    offset: Option<u64>,
+    first: FsBlock,
+    buffer: AlignedBuffer,
+) -> Result<(), RecoveryError> {
+    // `recover` has refused blocks outside the file system; `MAX` is past every device.
+    debug_assert!(offset.is_some(), "block {first} of a replay");
+    let offset = offset.unwrap_or(u64::MAX);
+    let done: Result<_, DeviceError> =
+        home.submit(vec![Operation::Write { offset, buffer, fua: false }]).wait_all();
+    done.map(drop).map_err(RecoveryError::Write)
+}
+
+impl fmt::Debug for RecoveredLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecoveredLog").field("replay", &self.replay).finish_non_exhaustive()
+    }
+}
+
+impl RecoveredLog {
+    /// What was replayed, and the fast commits that the client must apply.
+    pub fn replay(&self) -> &Replay {
+        &self.replay
+    }
+
+    /// Makes the client's own writes durable, marks the log clean and its error as seen. The answer
+    /// is for [`Journal::open`](crate::Journal::open). Writes nothing when the log was clean and
+    /// without an error.
+    ///
+    /// # Errors
+    ///
+    /// [`RecoveryError::Write`]; the log is as before then.
+    pub fn finish(self) -> Result<LogStore, RecoveryError> {
+        let RecoveredLog { mut store, home, replay } = self;
+        if !replay.dirty && replay.errno == 0 {
+            return Ok(store);
+        }
+        home.flush().map_err(RecoveryError::Write)?;
+        let mut clean = JournalSuperblock { errno: 0, ..store.superblock().clone() };
+        if replay.dirty {
+            clean.start = 0;
+            clean.head = replay.head;
+            clean.sequence = RawTid(tid_next(replay.end_tid.0));
+        }
+        store.write_superblock(clean).map_err(|error| match error {
+            crate::JournalReadError::Device { source, .. } => RecoveryError::Write(source),
+            other => RecoveryError::Read(other),
+        })?;
+        Ok(store)
+    }
+}

@@ -1,0 +1,216 @@
+//! Opening for writing: multi-mount protection, the journal replayed onto the device, what a crash
+//! left without a name deleted.
+//!
+//! # Order
+//!
+//! 1. Refuse what cannot be written, by name.
+//! 2. Multi-mount protection: wait and see whether somebody else is there.
+//! 3. Replay the journal onto the device, then what its fast commits say, then mark it clean.
+//! 4. The superblock again: the journal may have held a later one.
+//! 5. Mark the file system as mounted and as needing recovery, durably (J11), before the first
+//!    transaction.
+//! 6. Orphans.
+
+use std::sync::Arc;
+
+use extant_base::{Ino, Prng};
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
+use extant_format::jbd2::JournalIncompat;
+use extant_format::superblock::Superblock;
+use extant_jbd2::{
+    ExternalJournal, Journal, JournalOptions, LogStore, RecoveryOptions, recover_to_device,
+};
+
+use super::{Fs, MountOptions, ReplaySummary, check_features, check_size, internal_journal};
+use crate::alloc::Allocator;
+use crate::error::{FsError, Result};
+use crate::mmp::{MmpGuard, MmpNames};
+use crate::orphan::Orphans;
+use crate::quota::Quotas;
+use crate::supers::SuperState;
+use crate::writer::{VolumeClient, Writer, WriterParts};
+
+/// Read-only-compatible features that writing keeps true.
+const WRITABLE: RoCompat = RoCompat::SPARSE_SUPER
+    .union(RoCompat::LARGE_FILE)
+    .union(RoCompat::HUGE_FILE)
+    .union(RoCompat::GDT_CSUM)
+    .union(RoCompat::DIR_NLINK)
+    .union(RoCompat::EXTRA_ISIZE)
+    .union(RoCompat::QUOTA)
+    .union(RoCompat::BIGALLOC)
+    .union(RoCompat::METADATA_CSUM)
+    .union(RoCompat::PROJECT)
+    .union(RoCompat::VERITY)
+    .union(RoCompat::ORPHAN_PRESENT);
+
+/// Refuses by name what writing would break.
+fn check_writable(features: &Features) -> Result<()> {
+    let unknown = Features { ro_compat: features.ro_compat.difference(WRITABLE), ..Features::NONE };
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    Err(FsError::Unsupported { wanted: "write", features: unknown.names().join(", ").into() })
+}
+
+/// A seed that nobody chose.
+fn os_seed() -> Result<u64> {
+    let mut bytes = [0; 8];
+    let what = "the operating system gives no random numbers: set a seed";
+    extant_sync::os_random(&mut bytes).map_err(|_| FsError::InvalidArgument { what })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+impl MountOptions {
+    pub(super) fn open_writable(&self, device: SharedDevice) -> Result<Fs> {
+        if device.is_read_only() {
+            return Err(FsError::ReadOnly);
+        }
+        if self.superblock.is_some() {
+            let what = "superblock: a backup is for reading; repair the image to write it";
+            return Err(FsError::InvalidArgument { what });
+        }
+        if self.ignore_journal {
+            let what = "ignore_journal: only for reading; writing would make both states wrong";
+            return Err(FsError::InvalidArgument { what });
+        }
+        let superblock = self.read_superblock(&device)?;
+        self.check_for_writing(&device, &superblock)?;
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => os_seed()?,
+        };
+        let names = MmpNames {
+            node: extant_sync::host_name(),
+            device: device.describe().as_bytes().to_vec(),
+        };
+        let random = &mut Prng::new(seed);
+        let mmp = MmpGuard::acquire(&device, &superblock, &self.clock, random, &names)?;
+        // What the holder before us wrote while we waited.
+        let superblock = if mmp.is_some() { self.read_superblock(&device)? } else { superblock };
+        let (log, replay) = self.recover_journal(&device, &superblock)?.unzip();
+        let superblock = self.read_superblock(&device)?;
+        self.check_for_writing(&device, &superblock)?;
+        let is_clean = superblock.state.contains(State::VALID)
+            && !superblock.state.contains(State::ERROR)
+            && !superblock.features.has_incompat(Incompat::RECOVER)
+            && replay.is_none();
+        let fs = Fs::build(self, Arc::clone(&device), superblock, None, replay.flatten());
+        self.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
+        Ok(fs)
+    }
+
+    fn check_for_writing(&self, device: &SharedDevice, superblock: &Superblock) -> Result<()> {
+        check_features(&superblock.features)?;
+        check_writable(&superblock.features)?;
+        check_size(device, superblock)?;
+        let block_size = superblock.block_size;
+        let end = block_size.offset_of(extant_base::FsBlock(superblock.blocks_count));
+        let (file_system_bytes, device_bytes) = (end.unwrap_or(u64::MAX), device.size_bytes());
+        if device_bytes < file_system_bytes {
+            return Err(FsError::CutShort { file_system_bytes, device_bytes });
+        }
+        Ok(())
+    }
+
+    /// The log, replayed onto the device and clean; `None` when there is none. With it, what was
+    /// replayed, if anything was.
+    fn recover_journal(
+        &self,
+        device: &SharedDevice,
+        superblock: &Superblock,
+    ) -> Result<Option<(LogStore, Option<ReplaySummary>)>> {
+        if !superblock.features.has_compat(Compat::HAS_JOURNAL) {
+            return Ok(None);
+        }
+        let plain = Fs::build(self, Arc::clone(device), superblock.clone(), None, None);
+        let store = if superblock.journal_inode == Ino(0) {
+            let wanted = superblock.journal_uuid;
+            let Some(device) = &self.journal_device else {
+                return Err(FsError::JournalDeviceMissing { uuid: wanted });
+            };
+            if device.is_read_only() {
+                return Err(FsError::ReadOnly);
+            }
+            let journal =
+                ExternalJournal::open(Arc::clone(device)).map_err(FsError::journal_device)?;
+            if journal.uuid != wanted {
+                return Err(FsError::WrongJournalDevice { wanted, found: journal.uuid });
+            }
+            LogStore::external(journal)
+        } else {
+            let log = Arc::new(internal_journal(&plain)?);
+            LogStore::internal(log).map_err(FsError::journal)?
+        };
+        let options = RecoveryOptions::new(superblock.blocks_count);
+        let recovered = recover_to_device(store, device, &options).map_err(FsError::journal)?;
+        let replay = recovered.replay();
+        let summary = (!replay.changes_nothing()).then(|| ReplaySummary::of(replay));
+        if replay.errno != 0 {
+            self.record_journal_error(device)?;
+        }
+        if let Some(overlay) = &recovered.replay().fast_commits {
+            let _ = overlay;
+            let features = "fast commits that were not replayed".into();
+            return Err(FsError::Unsupported { wanted: "write", features });
+        }
+        let store = recovered.finish().map_err(FsError::journal)?;
+        Ok(Some((store, summary)))
+    }
+
+    /// The journal stopped for an error in an earlier life: the file system says so from now on.
+    fn record_journal_error(&self, device: &SharedDevice) -> Result<()> {
+        let superblock = self.read_superblock(device)?;
+        let supers = SuperState::new(Arc::clone(device), superblock, self.errors);
+        supers.stopped(self.clock.now().0)
+    }
+
+    fn start_writing(
+        &self,
+        fs: &Fs,
+        device: &SharedDevice,
+        log: Option<LogStore>,
+        seed: u64,
+        mmp: Option<MmpGuard>,
+        is_clean: bool,
+    ) -> Result<()> {
+        let volume = fs.volume();
+        let client = Arc::new(VolumeClient::default());
+        client.connect(volume);
+        let block_size = volume.block_size();
+        let mut features = JournalIncompat::empty();
+        if fs.features().has_incompat(Incompat::SIXTY_FOUR_BIT) {
+            features |= JournalIncompat::BLOCKS_64BIT;
+        }
+        if volume.has_metadata_csum() {
+            features |= JournalIncompat::CSUM_V3;
+        }
+        let options = JournalOptions {
+            commit_interval: self.commit_interval,
+            // The journal keeps in memory at most what the cache may.
+            pinned_blocks_max: self.cache_bytes / 2 / block_size.len(),
+            clock: Arc::clone(&self.clock),
+            features,
+            mutations: self.mutations,
+        };
+        let home = Arc::clone(device);
+        let journal = match log {
+            Some(log) => {
+                Journal::open(log, home, client, options).map_err(FsError::journal_open)?
+            }
+            None => Journal::without_log(home, block_size, client, options),
+        };
+        let supers = SuperState::new(Arc::clone(device), fs.superblock().clone(), self.errors);
+        let orphans = Orphans::open(fs)?;
+        let quotas = Quotas::open(fs, self.quota_limits)?;
+        let alloc = Allocator::open(volume, is_clean)?;
+        let clock = Arc::clone(&self.clock);
+        let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
+        let parts =
+            WriterParts { journal, alloc, clock, seed, dentries, supers, orphans, quotas, mmp };
+        volume.set_writer(Writer::new(parts));
+        fs.begin_writing()?;
+        Ok(())
+    }
+}
