@@ -1,7 +1,14 @@
-//! Superblocks for unit tests that need no file system behind them.
+//! Images for unit tests.
+
+use std::sync::Arc;
 
 use extant_base::BlockSize;
+use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::superblock::Superblock;
+use extant_sync::FixedClock;
+use extant_testkit::oracle;
+
+use crate::mount::{Fs, MountOptions};
 
 /// A superblock of revision 1 without features: one group of `blocks` blocks, 64 inodes of 256
 /// bytes.
@@ -23,4 +30,57 @@ pub(crate) fn superblock(block_size: BlockSize, blocks: u32) -> Superblock {
     put(0x54, &11u32.to_le_bytes());
     put(0x58, &256u16.to_le_bytes());
     Superblock::decode_unverified(&bytes).expect("a sound superblock")
+}
+
+/// A file system in memory, made by mke2fs.
+#[derive(Clone)]
+pub(crate) struct Image {
+    pub(crate) device: Arc<MemoryDevice>,
+    pub(crate) clock: Arc<FixedClock>,
+}
+
+impl Image {
+    /// The error is the reason to skip the test. `script` is for debugfs, unless empty.
+    pub(crate) fn make(size: &str, options: &[&str], script: &str) -> Result<Image, String> {
+        let dir = extant_testkit::tempdir().map_err(|error| error.to_string())?;
+        let path = dir.path().join("image");
+        oracle::mke2fs(&path, size, options)?;
+        if !script.is_empty() {
+            oracle::debugfs(&path, true, script)?;
+        }
+        let device = Arc::new(extant_testkit::image::load(&path));
+        Ok(Image { device, clock: Arc::new(FixedClock::at(1_700_000_000, 0)) })
+    }
+
+    pub(crate) fn options(&self) -> MountOptions {
+        let clock = Arc::clone(&self.clock);
+        MountOptions::new().read_only(false).clock(clock).seed(1)
+    }
+
+    /// Opened for writing.
+    pub(crate) fn open(&self) -> Fs {
+        self.options().open_shared(Arc::clone(&self.device) as _).expect("a writable mount")
+    }
+
+    /// The superblock on the device.
+    pub(crate) fn superblock(&self) -> Superblock {
+        let mut bytes = [0; 1024];
+        self.device.read_at(1024, &mut bytes).expect("memory");
+        Superblock::decode(&bytes).expect("a sound superblock")
+    }
+
+    /// What e2fsck says.
+    pub(crate) fn check(&self) -> oracle::FsckReport {
+        let dir = extant_testkit::tempdir().expect("a temporary directory");
+        let path = dir.path().join("image");
+        extant_testkit::image::save(&self.device, &path);
+        oracle::e2fsck(&path).expect("e2fsck")
+    }
+
+    /// A copy of the device as it is.
+    pub(crate) fn copy(&self) -> Image {
+        let device = MemoryDevice::new(self.device.size_bytes());
+        self.device.for_each_page(|offset, bytes| device.write_at(offset, bytes)).expect("memory");
+        Image { device: Arc::new(device), clock: Arc::clone(&self.clock) }
+    }
 }

@@ -22,7 +22,7 @@ use crate::dentry::Dentries;
 use crate::error::{FsError, Result};
 use crate::mmp::MmpGuard;
 use crate::node::Node;
-use crate::orphan::Orphans;
+use crate::orphan::{OrphanSummary, Orphans};
 use crate::quota::Quotas;
 use crate::slot::BlockKind;
 use crate::supers::{SuperState, Totals};
@@ -42,6 +42,7 @@ pub(crate) struct Writer {
     orphans: Orphans,
     quotas: Quotas,
     mmp: Option<MmpGuard>,
+    recovered_orphans: OnceLock<OrphanSummary>,
     clock: Arc<dyn Clock>,
     random: Mutex<Prng>,
     /// Held while a directory gets another parent.
@@ -91,6 +92,7 @@ impl Writer {
             orphans: parts.orphans,
             quotas: parts.quotas,
             mmp: parts.mmp,
+            recovered_orphans: OnceLock::new(),
             clock: parts.clock,
             random: Mutex::new(Rank::Leaf, Prng::new(parts.seed)),
             tree_shape: Mutex::new(Rank::Rename, ()),
@@ -128,6 +130,14 @@ impl Writer {
 
     pub(crate) fn mmp(&self) -> Option<&MmpGuard> {
         self.mmp.as_ref()
+    }
+
+    pub(crate) fn set_recovered_orphans(&self, summary: OrphanSummary) {
+        let _ = self.recovered_orphans.set(summary);
+    }
+
+    pub(crate) fn recovered_orphans(&self) -> Option<&OrphanSummary> {
+        self.recovered_orphans.get()
     }
 
     pub(crate) fn quotas(&self) -> &Quotas {

@@ -140,6 +140,7 @@ impl Fs {
     /// one; then deletes inodes that lost their last handle.
     fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
+        writer.supers().check_writable()?;
         let mut result = run();
         for _ in 0..SPACE_RETRIES {
             match &result {
@@ -154,6 +155,11 @@ impl Fs {
             }
         }
         self.reclaim();
+        if let Err(error) = &result
+            && writer.supers().report(error, writer.now().seconds)
+        {
+            writer.abort(error);
+        }
         result
     }
 

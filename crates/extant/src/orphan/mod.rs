@@ -20,6 +20,8 @@
 //! - O3. What is in memory here is what the running transaction will write.
 
 mod recover;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;

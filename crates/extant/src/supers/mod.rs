@@ -299,13 +299,12 @@ impl SuperState {
 
     /// Notes damage that an operation met while changing the file system, and does what the policy
     /// asks: afterwards [`check_writable`](Self::check_writable) may refuse. Returns true when the
-    /// journal is to be stopped. Refusals are no damage, and nothing happens. `operation` is what
-    /// was tried, for whoever reads the record: up to 32 bytes of it are kept. `now` in seconds
-    /// since 1970.
+    /// journal is to be stopped. Refusals are no damage, and nothing happens. `now` in seconds since
+    /// 1970.
     ///
     /// No I/O. May be called with any lock held but one of rank `Leaf`.
-    pub(crate) fn report(&self, error: &FsError, operation: &str, now: i64) -> bool {
-        let Some(record) = ErrorRecord::of(error, operation, now) else { return false };
+    pub(crate) fn report(&self, error: &FsError, now: i64) -> bool {
+        let Some(record) = ErrorRecord::of(error, now) else { return false };
         let mut current = self.current.lock();
         record.put(&mut current.superblock);
         current.state |= State::ERROR;
@@ -358,7 +357,8 @@ struct ErrorRecord {
     time: i64,
     ino: u32,
     block: u64,
-    operation: [u8; 32],
+    /// What was damaged, where the kernel puts the name of a function.
+    what: [u8; 32],
     code: u8,
 }
 
@@ -370,23 +370,24 @@ mod code {
 }
 
 impl ErrorRecord {
-    fn new(time: i64, operation: &str, code: u8) -> ErrorRecord {
+    fn new(time: i64, what: &str, code: u8) -> ErrorRecord {
         let mut text = [0; 32];
-        for (to, from) in text.iter_mut().zip(operation.bytes()) {
+        for (to, from) in text.iter_mut().zip(what.bytes()) {
             *to = from;
         }
-        ErrorRecord { time, ino: 0, block: 0, operation: text, code }
+        ErrorRecord { time, ino: 0, block: 0, what: text, code }
     }
 
-    fn of(error: &FsError, operation: &str, time: i64) -> Option<ErrorRecord> {
+    fn of(error: &FsError, time: i64) -> Option<ErrorRecord> {
         let code = match (error.family(), error) {
             (Family::Refusal, _) | (_, FsError::Aborted { .. }) => return None,
             (Family::Device, _) => code::EIO,
             (_, FsError::Corrupt { fault: Fault::Checksum { .. }, .. }) => code::EFSBADCRC,
             _ => code::EFSCORRUPTED,
         };
-        let mut record = ErrorRecord::new(time, operation, code);
-        if let FsError::Corrupt { ino, block, .. } = error {
+        let mut record = ErrorRecord::new(time, "device", code);
+        if let FsError::Corrupt { structure, ino, block, .. } = error {
+            record = ErrorRecord::new(time, structure, code);
             record.ino = ino.unwrap_or(Ino(0)).0;
             record.block = block.unwrap_or(FsBlock(0)).0;
         }
@@ -399,14 +400,14 @@ impl ErrorRecord {
         let raw = &mut superblock.raw;
         raw.s_last_error_ino = self.ino.into();
         raw.s_last_error_block = self.block.into();
-        raw.s_last_error_func = self.operation;
+        raw.s_last_error_func = self.what;
         raw.s_last_error_line = 0.into();
         raw.s_last_error_errcode = self.code;
         if superblock.error_count == 0 {
             superblock.first_error_time = self.time;
             raw.s_first_error_ino = self.ino.into();
             raw.s_first_error_block = self.block.into();
-            raw.s_first_error_func = self.operation;
+            raw.s_first_error_func = self.what;
             raw.s_first_error_line = 0.into();
             raw.s_first_error_errcode = self.code;
         }

@@ -21,10 +21,21 @@ impl Totals {
 impl Fs {
     /// The first writes of a mount: the journal was replayed, and the writer is in place. When this
     /// returns, transactions may go into the log.
-    pub(crate) fn begin_writing(&self) -> Result<OrphanSummary> {
+    pub(crate) fn begin_writing(&self) -> Result<()> {
         let writer = self.volume().writer()?;
         writer.supers().mounted(writer.now().seconds)?;
-        writer.orphans().recover(self, writer.supers())
+        let summary = writer.orphans().recover(self, writer.supers())?;
+        if let Some(mmp) = writer.mmp() {
+            mmp.mounted();
+        }
+        writer.set_recovered_orphans(summary);
+        Ok(())
+    }
+
+    /// What the mount did about inodes that a crash left without names or half shortened; `None` on
+    /// a mount for reading.
+    pub fn recovered_orphans(&self) -> Option<&OrphanSummary> {
+        self.volume().writer().ok()?.recovered_orphans()
     }
 
     /// Tells other hosts that we are still here, when it is time to. Whoever lost the file system to
