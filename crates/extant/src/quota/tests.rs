@@ -1,1 +1,230 @@
+use extant_base::Prng;
+use extant_format::quota::QuotaFile;
 
+use super::*;
+use crate::test_images::Image;
+use crate::{Inode, NewInode, SetAttributes};
+
+const QUOTA: &[&str] = &[
+    "-t",
+    "ext4",
+    "-b",
+    "4096",
+    "-I",
+    "256",
+    "-O",
+    "quota,project",
+    "-E",
+    "quotatype=usrquota:grpquota:prjquota",
+];
+const SMALL: &[&str] = &[
+    "-t",
+    "ext4",
+    "-b",
+    "1024",
+    "-I",
+    "256",
+    "-O",
+    "quota,project",
+    "-E",
+    "quotatype=usrquota:grpquota:prjquota",
+];
+
+fn owned(uid: u32, gid: u32) -> NewInode {
+    NewInode { permissions: 0o755, uid, gid }
+}
+
+fn usage(fs: &Fs, kind: QuotaKind, id: u32) -> (u64, u64) {
+    let quotas = fs.volume().writer().unwrap().quotas();
+    let entry = quotas.usage(fs, kind, id).unwrap().unwrap_or_default();
+    (entry.space_bytes, entry.inodes)
+}
+
+/// Sets the limits of an id, which has a record.
+fn limit(fs: &Fs, kind: QuotaKind, id: u32, change: impl FnOnce(&mut QuotaEntry)) {
+    let quotas = fs.volume().writer().unwrap().quotas();
+    let index = KINDS.iter().position(|one| *one == kind).unwrap() as u8;
+    let mut txn = Txn::begin(fs.volume(), 3 * ADD_CREDITS).unwrap();
+    quotas.claim(&mut txn, (index, id), true).unwrap();
+    change(&mut quotas.table.lock().usage.get_mut(&(index, id)).unwrap().entry);
+}
+
+fn finish(fs: Fs, image: &Image) {
+    fs.unmount().unwrap();
+    image.check().assert_clean();
+}
+
+/// The whole file, decoded by the code that reads it at once.
+fn file(image: &Image, ino: Ino) -> QuotaFile {
+    let fs = image.options().read_only(true).open_shared(Arc::clone(&image.device) as _).unwrap();
+    QuotaFile::decode(&fs.inode(ino).unwrap().read_all().unwrap()).unwrap()
+}
+
+#[test]
+fn usage_is_what_e2fsck_counts() {
+    for options in [QUOTA, SMALL] {
+        let image = extant_testkit::require!(Image::make("32M", options, ""));
+        let fs = image.open();
+        let root = fs.root().unwrap();
+        let mut random = Prng::new(3);
+        let ids = [0, 1, 2, 255, 256, 1000, 65_534, 65_536, 1 << 24, u32::MAX - 1];
+        let pick = |random: &mut Prng| ids[random.below(10) as usize];
+        let mut held: Vec<Inode> = Vec::new();
+        for step in 0..300u32 {
+            let new = owned(pick(&mut random), pick(&mut random));
+            let name = format!("n{step}");
+            held.push(match random.below(3) {
+                0 => root.create(&name, &new).unwrap(),
+                1 => root.mkdir(&name, &new).unwrap(),
+                _ => root.symlink(&name, vec![b'x'; 200], &new).unwrap(),
+            });
+            let inode = &held[random.below(held.len() as u64) as usize];
+            let change =
+                SetAttributes::new().owner(Some(pick(&mut random)), Some(pick(&mut random)));
+            inode.set_attributes(&change).unwrap();
+            if step % 50 == 7 {
+                fs.sync().unwrap();
+            }
+        }
+        drop((held, root));
+        finish(fs, &image);
+        let superblock = image.superblock();
+        for ino in [superblock.user_quota_inode, superblock.group_quota_inode] {
+            let entries = file(&image, ino).entries;
+            assert_eq!(entries.len(), ids.len(), "a record each");
+            assert!(entries.iter().all(|entry| entry.inodes > 0));
+        }
+    }
+}
+
+#[test]
+fn many_ids_make_the_tree_grow() {
+    for options in [QUOTA, SMALL] {
+        let image = extant_testkit::require!(Image::make("32M", options, ""));
+        let fs = image.open();
+        let quotas = fs.volume().writer().unwrap().quotas();
+        let mut random = Prng::new(5);
+        let mut ids: Vec<u32> = (0..400).map(|_| random.next_u64() as u32).collect();
+        ids.extend(0..400);
+        for (step, id) in ids.iter().enumerate() {
+            quotas.prepare(fs.volume(), Owners([*id, 7, 0])).unwrap();
+            if step % 100 == 99 {
+                fs.sync().unwrap();
+            }
+        }
+        finish(fs, &image);
+        ids.sort_unstable();
+        ids.dedup();
+        let entries = file(&image, image.superblock().user_quota_inode).entries;
+        let found: Vec<u32> = entries.iter().map(|entry| entry.id).collect();
+        assert_eq!(found, ids);
+        assert_eq!(file(&image, image.superblock().group_quota_inode).entries.len(), 2);
+        // What was written is found again, without adding anything.
+        let fs = image.open();
+        for id in &ids {
+            let quotas = fs.volume().writer().unwrap().quotas();
+            assert!(quotas.usage(&fs, QuotaKind::User, *id).unwrap().is_some(), "{id}");
+        }
+        finish(fs, &image);
+    }
+}
+
+#[test]
+fn a_hard_limit_refuses_and_nothing_is_charged() {
+    let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    limit(&fs, QuotaKind::User, 5, |entry| entry.inode_hard_limit = 2);
+    limit(&fs, QuotaKind::Group, 6, |entry| entry.space_hard_limit = 8);
+    for name in ["a", "b"] {
+        root.create(name, &owned(5, 1)).unwrap();
+    }
+    let error = root.create("c", &owned(5, 1)).unwrap_err();
+    assert_eq!(error.to_string(), "the quota of user 5 for inodes is used up");
+    assert_eq!(error.errno(), 122);
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (0, 2));
+    assert_eq!(usage(&fs, QuotaKind::Group, 1), (0, 2), "Q2");
+    for name in ["d", "e"] {
+        root.mkdir(name, &owned(1, 6)).unwrap();
+    }
+    let error = root.mkdir("f", &owned(1, 6)).unwrap_err();
+    assert_eq!(error.to_string(), "the quota of group 6 for blocks is used up");
+    assert_eq!(usage(&fs, QuotaKind::Group, 6), (8192, 2));
+    // A new owner cannot take more either.
+    let inode = root.create("g", &owned(1, 1)).unwrap();
+    let error = inode.set_attributes(&SetAttributes::new().owner(Some(5), None)).unwrap_err();
+    assert!(matches!(error, FsError::QuotaExceeded { id: 5, .. }), "{error}");
+    assert_eq!(inode.metadata().uid, 1);
+    drop((inode, root));
+    finish(fs, &image);
+}
+
+#[test]
+fn limits_that_are_not_enforced_are_counted() {
+    let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
+    let options = image.options().quota_limits(false);
+    let fs = options.open_shared(Arc::clone(&image.device) as _).unwrap();
+    limit(&fs, QuotaKind::User, 5, |entry| entry.inode_hard_limit = 1);
+    let root = fs.root().unwrap();
+    for name in ["a", "b", "c"] {
+        root.create(name, &owned(5, 1)).unwrap();
+    }
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (0, 3));
+    drop(root);
+    finish(fs, &image);
+}
+
+#[test]
+fn above_a_soft_limit_grace_runs_and_ends() {
+    let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    limit(&fs, QuotaKind::User, 5, |entry| entry.inode_soft_limit = 1);
+    let grace_end = |fs: &Fs| {
+        let quotas = fs.volume().writer().unwrap().quotas();
+        quotas.usage(fs, QuotaKind::User, 5).unwrap().unwrap().inode_grace_end
+    };
+    root.create("a", &owned(5, 1)).unwrap();
+    assert_eq!(grace_end(&fs), 0);
+    let b = root.create("b", &owned(5, 1)).unwrap();
+    let end = grace_end(&fs);
+    assert_eq!(end, 1_700_000_000 + 7 * 86_400);
+    image.clock.advance(std::time::Duration::from_secs(7 * 86_400 - 1));
+    root.create("c", &owned(5, 1)).unwrap();
+    image.clock.advance(std::time::Duration::from_secs(1));
+    assert!(matches!(root.create("d", &owned(5, 1)), Err(FsError::QuotaExceeded { .. })));
+    assert_eq!(grace_end(&fs), end, "not begun anew");
+    // Below the limit the time is forgotten.
+    b.set_attributes(&SetAttributes::new().owner(Some(1), None)).unwrap();
+    root.lookup("c").unwrap().set_attributes(&SetAttributes::new().owner(Some(1), None)).unwrap();
+    assert_eq!(grace_end(&fs), 0);
+    root.create("d", &owned(5, 1)).unwrap();
+    drop((root, b));
+    finish(fs, &image);
+}
+
+#[test]
+fn a_damaged_tree_is_named_and_changes_nothing() {
+    use extant_block::BlockDevice;
+    let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
+    let ino = image.superblock().user_quota_inode;
+    let fs = image.options().read_only(true).open_shared(Arc::clone(&image.device) as _).unwrap();
+    let start = match fs.inode(ino).unwrap().map(0..1).next().unwrap().unwrap().kind {
+        crate::MappingKind::Mapped(start) => start.0 * 4096,
+        other => panic!("{other:?}"),
+    };
+    // Root of the tree: id 0's way leads astray, or in a circle.
+    for wild in [6u32, u32::MAX, 1] {
+        let image = image.copy();
+        image.device.write_at(start + 1024, &wild.to_le_bytes()).unwrap();
+        let fs = image.open();
+        let error = fs.root().unwrap().create("a", &owned(3, 3)).unwrap_err();
+        assert!(error.to_string().contains("quota file"), "{wild}: {error}");
+    }
+    for (at, bad) in [(0u64, 0x55u32), (4, 9), (0x14, 1 << 20)] {
+        let image = image.copy();
+        image.device.write_at(start + at, &bad.to_le_bytes()).unwrap();
+        let error = image.options().open_shared(Arc::clone(&image.device) as _).unwrap_err();
+        assert!(error.to_string().contains("quota file"), "{error}");
+    }
+}
