@@ -1,0 +1,415 @@
+//! The inode tables: every inode in use, its fields, its map, its attributes.
+
+use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
+use extant_format::bitmap::BitmapRef;
+use extant_format::checksum::inode_seed;
+use extant_format::features::{Incompat, RoCompat};
+use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
+use extant_format::inode::{FileKind, Inode, InodeFlags};
+
+use crate::checker::{Checker, Info};
+use crate::map::Map;
+use crate::{CheckError, Problem};
+
+/// Blocks of an inode table read at once, in bytes.
+const CHUNK_BYTES: u64 = 1 << 18;
+
+/// A little-endian field of a record.
+pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
+    record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u32::from_le_bytes(*raw))
+}
+
+fn field16(record: &[u8], at: usize) -> u16 {
+    record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u16::from_le_bytes(*raw))
+}
+
+impl Checker<'_> {
+    /// Reads all inode tables as far as they are used.
+    pub(crate) fn read_inodes(&mut self) -> Result<(), CheckError> {
+        let mut bitmap = Vec::new();
+        for number in 0..self.groups.len() {
+            let Some(descriptor) = self.groups.get(number).copied() else { break };
+            let group = GroupIndex(number as u32);
+            self.read_table(group, &descriptor, &mut bitmap)?;
+        }
+        Ok(())
+    }
+
+    fn read_table(
+        &mut self,
+        group: GroupIndex,
+        descriptor: &GroupDescriptor,
+        bitmap: &mut Vec<u8>,
+    ) -> Result<(), CheckError> {
+        let per_group = self.sb.inodes_per_group;
+        let has_checksums = self.group_checksum != GroupChecksum::None;
+        let table = descriptor.inode_table.0;
+        let is_uninit = has_checksums && descriptor.flags.contains(GroupFlags::INODE_UNINIT);
+        if is_uninit || !self.in_range(table, u64::from(self.sb.inode_table_blocks())) {
+            if group.0 == 0 {
+                self.mark_reserved();
+            }
+            return Ok(());
+        }
+        bitmap.clear();
+        if self.in_range(descriptor.inode_bitmap.0, 1) {
+            self.read_block(descriptor.inode_bitmap.0, bitmap)?;
+        }
+        let unused = if has_checksums { descriptor.itable_unused.min(per_group) } else { 0 };
+        let scanned = per_group - unused;
+        if !bitmap.is_empty() {
+            let marked = BitmapRef::new(bitmap);
+            if let Some(bit) = marked.first_set(scanned..per_group) {
+                let ino = Ino(group.0.saturating_mul(per_group).saturating_add(bit + 1));
+                self.problem(Problem::TableUnused { group, ino, unused });
+            }
+        }
+        if group.0 == 0 {
+            self.mark_reserved();
+        }
+        let size = usize::from(self.sb.inode_size).max(128);
+        let block = self.sb.block_size;
+        let per_block = (block.len() / size).max(1) as u32;
+        let blocks = scanned.div_ceil(per_block);
+        let step = chunk_blocks(block);
+        let mut bytes = Vec::new();
+        let mut at = 0;
+        while at < blocks {
+            let take = step.min(blocks - at);
+            self.read_blocks(table + u64::from(at), take, &mut bytes)?;
+            let first = at * per_block;
+            for (within, record) in bytes.chunks_exact(size).enumerate() {
+                let index = first.saturating_add(within as u32);
+                if index >= scanned {
+                    break;
+                }
+                let number = u64::from(group.0) * u64::from(per_group) + u64::from(index) + 1;
+                let Ok(number) = u32::try_from(number) else { break };
+                let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
+                self.check_record(Ino(number), record, is_marked)?;
+            }
+            at += take;
+        }
+        Ok(())
+    }
+
+    /// Reserved inodes count as used, whatever they hold.
+    fn mark_reserved(&mut self) {
+        for ino in 1..self.sb.first_inode.0 {
+            self.mark_used(Ino(ino));
+        }
+    }
+
+    fn mark_used(&mut self, ino: Ino) {
+        let words = self.sb.inodes_per_group.div_ceil(64) as usize;
+        let Some((group, at)) = self.sb.group_of_inode(ino) else { return };
+        if let Some(slot) = self.used.get_mut(group.0 as usize) {
+            let bits = slot.get_or_insert_with(|| vec![0; words].into_boxed_slice());
+            if let Some(word) = bits.get_mut(at as usize / 64) {
+                *word |= 1 << (at % 64);
+            }
+        }
+    }
+
+    fn is_reserved(&self, ino: Ino) -> bool {
+        ino.0 < self.sb.first_inode.0 && ino != Ino::ROOT
+    }
+
+    fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
+        let (mode, links) = (field16(record, 0), field16(record, 0x1a));
+        if links == 0 && (!is_marked || self.is_reserved(ino)) {
+            let dtime = field32(record, 0x14);
+            if mode != 0 && dtime == 0 && !self.is_reserved(ino) {
+                self.problem(Problem::Dtime { ino, dtime, links });
+            }
+            // Reserved inodes may have blocks without a link: resize, bad blocks.
+            if !self.is_reserved(ino) || field32(record, 0x1c) == 0 && mode == 0 {
+                return Ok(());
+            }
+        } else if links == 0 && mode == 0 {
+            // Marked, but there is nothing: the bitmap is wrong.
+            return Ok(());
+        }
+        if let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
+            self.problem(Problem::Inode { ino, source });
+        }
+        self.mark_used(ino);
+        match Inode::decode(&self.inode_layout, record) {
+            Ok(inode) => self.check_inode(ino, &inode, record),
+            Err(source) => {
+                self.problem(Problem::Inode { ino, source });
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a field of the superblock names the inode.
+    pub(crate) fn is_special(&self, ino: Ino) -> bool {
+        let sb = &self.sb;
+        self.is_reserved(ino)
+            || [
+                sb.journal_inode,
+                sb.user_quota_inode,
+                sb.group_quota_inode,
+                sb.project_quota_inode,
+                sb.orphan_file_inode,
+            ]
+            .contains(&ino)
+    }
+
+    fn check_inode(&mut self, ino: Ino, inode: &Inode, record: &[u8]) -> Result<(), CheckError> {
+        let kind = inode.kind();
+        let keep = kind == Some(FileKind::Directory) || self.is_special(ino);
+        if kind.is_none() && !(self.is_reserved(ino) && inode.mode == 0) {
+            self.problem(Problem::Mode { ino, mode: inode.mode });
+        }
+        self.check_flags(ino, inode);
+        let is_inline = inode.flags.contains(InodeFlags::INLINE_DATA);
+        let space_at = 128usize.saturating_add(usize::from(inode.extra_isize));
+        let space = match self.sb.inode_size {
+            ..=128 => &[],
+            _ => record.get(space_at..).unwrap_or(&[]),
+        };
+        let attributes = self.check_xattrs(ino, space, inode.file_acl, is_inline)?;
+
+        let seed = inode_seed(self.seed, ino, inode.generation);
+        let runs_from = self.runs.len() as u32;
+        let mut map = Map::new(ino, seed, keep);
+        let has_map = match kind {
+            _ if is_inline => false,
+            Some(FileKind::Symlink) => !inode.is_fast_symlink(),
+            Some(FileKind::Directory | FileKind::Regular) | None => true,
+            Some(_) => false,
+        };
+        if ino == Ino::RESIZE {
+            self.check_resize_inode(inode, &mut map)?;
+        } else if has_map && inode.flags.contains(InodeFlags::EXTENTS) {
+            self.walk_extents(&mut map, &inode.block)?;
+        } else if has_map {
+            self.walk_indirect(&mut map, &inode.block)?;
+        }
+        let ratio = u64::from(self.sb.cluster_ratio());
+        let sectors_per_block = u64::from(self.sb.block_size.bytes() / 512);
+        let clusters = map.clusters + map.tree_blocks + u64::from(attributes.has_block);
+        let counted = clusters.saturating_mul(ratio).saturating_mul(sectors_per_block);
+        if counted != inode.sectors && !map.is_damaged {
+            self.problem(Problem::Sectors { ino, stored: inode.sectors, counted });
+        }
+        self.check_size(ino, inode, &map, attributes.inline.as_deref());
+        self.check_kind(ino, inode, &map)?;
+        if inode.flags.contains(InodeFlags::EA_INODE) {
+            let references =
+                (u64::from(field32(record, 0xc)) << 32) | u64::from(field32(record, 0x24));
+            self.value_states.insert(ino.0, (references, field32(record, 0x8)));
+            self.counts_mut().value_inodes += 1;
+        }
+        if kind == Some(FileKind::Directory) {
+            self.counts_mut().directories += 1;
+        }
+        let inline = (is_inline && kind == Some(FileKind::Directory))
+            .then(|| Box::new((inode.block, attributes.inline.unwrap_or_default())));
+        self.remember(Info {
+            ino,
+            mode: inode.mode,
+            links: inode.links,
+            dtime: inode.dtime,
+            flags: inode.flags,
+            size: inode.size,
+            sectors: inode.sectors,
+            owners: [inode.uid, inode.gid, inode.project],
+            seed,
+            runs: (runs_from, self.runs.len() as u32),
+            blocks: map.end,
+            inline,
+            value_bytes: attributes.value_bytes,
+            value_inodes: attributes.value_inodes,
+            names: 0,
+            children: 0,
+            parent: Ino(0),
+            dotdot: Ino(0),
+            is_orphan: false,
+        });
+        Ok(())
+    }
+
+    fn remember(&mut self, info: Info) {
+        let len = self.sb.inodes_per_group as usize;
+        let Some((group, at)) = self.sb.group_of_inode(info.ino) else { return };
+        self.infos.push(info);
+        let place = self.infos.len() as u32;
+        if let Some(slot) = self.places.get_mut(group.0 as usize) {
+            let places = slot.get_or_insert_with(|| vec![0; len].into_boxed_slice());
+            if let Some(slot) = places.get_mut(at as usize) {
+                *slot = place;
+            }
+        }
+    }
+
+    fn check_flags(&mut self, ino: Ino, inode: &Inode) {
+        let flags = inode.flags;
+        let features = self.sb.features;
+        let kind = inode.kind();
+        let is_file = matches!(
+            kind,
+            Some(FileKind::Regular | FileKind::Directory | FileKind::Symlink) | None
+        );
+        let rules = [
+            (
+                flags.contains(InodeFlags::EXTENTS) && !features.has_incompat(Incompat::EXTENTS),
+                "a file system without extents",
+            ),
+            (
+                flags.contains(InodeFlags::INLINE_DATA)
+                    && !features.has_incompat(Incompat::INLINE_DATA),
+                "a file system without inline_data",
+            ),
+            (
+                flags.contains(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA),
+                "each other: both extents and inline data",
+            ),
+            (
+                !is_file && flags.intersects(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA),
+                "a special file",
+            ),
+            (
+                flags.contains(InodeFlags::EA_INODE)
+                    && (kind != Some(FileKind::Regular)
+                        || !features.has_incompat(Incompat::EA_INODE)),
+                "what an inode of a value may be",
+            ),
+            (
+                flags.contains(InodeFlags::INDEX) && kind != Some(FileKind::Directory),
+                "a file that is no directory",
+            ),
+            (
+                flags.contains(InodeFlags::HUGE_FILE)
+                    && !features.has_ro_compat(RoCompat::HUGE_FILE),
+                "a file system without huge_file",
+            ),
+            (
+                flags.contains(InodeFlags::VERITY) && !features.has_ro_compat(RoCompat::VERITY),
+                "a file system without verity",
+            ),
+            (
+                flags.contains(InodeFlags::CASEFOLD) && !features.has_incompat(Incompat::CASEFOLD),
+                "a file system without casefold",
+            ),
+            (
+                flags.contains(InodeFlags::ENCRYPT) && !features.has_incompat(Incompat::ENCRYPT),
+                "a file system without encrypt",
+            ),
+        ];
+        for (broken, with) in rules {
+            if broken {
+                self.problem(Problem::Flags { ino, flags: flags.bits(), with });
+            }
+        }
+    }
+
+    fn check_size(&mut self, ino: Ino, inode: &Inode, map: &Map, inline: Option<&[u8]>) {
+        let size = inode.size;
+        let block = u64::from(self.sb.block_size.bytes());
+        let kind = inode.kind();
+        if inode.flags.contains(InodeFlags::INLINE_DATA) {
+            let Some(value) = inline else {
+                self.problem(Problem::Size { ino, size, why: "the inline data has no value" });
+                return;
+            };
+            let stored = 60 + value.len() as u64;
+            let exact = kind == Some(FileKind::Directory) || !value.is_empty();
+            if size > stored || (exact && size != stored) {
+                self.problem(Problem::Size { ino, size, why: "another amount of it is inline" });
+            }
+            return;
+        }
+        if map.is_damaged {
+            return;
+        }
+        match kind {
+            Some(FileKind::Directory) => {
+                if size != map.end.saturating_mul(block) {
+                    self.problem(Problem::Size { ino, size, why: "other blocks are mapped" });
+                }
+            }
+            Some(FileKind::Regular) => {
+                // A block that starts where the file ends may have been left there.
+                let last = map.written_end.saturating_sub(1).saturating_mul(block);
+                let is_verity = inode.flags.contains(InodeFlags::VERITY);
+                if map.written_end != 0 && size < last && !is_verity {
+                    self.problem(Problem::Size { ino, size, why: "blocks behind it hold data" });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn check_kind(&mut self, ino: Ino, inode: &Inode, map: &Map) -> Result<(), CheckError> {
+        match inode.kind() {
+            Some(FileKind::Symlink) => self.check_symlink(ino, inode, map),
+            Some(
+                FileKind::BlockDevice | FileKind::CharDevice | FileKind::Fifo | FileKind::Socket,
+            ) => {
+                let is_device =
+                    matches!(inode.kind(), Some(FileKind::BlockDevice | FileKind::CharDevice));
+                let from = if is_device { 12 } else { 0 };
+                let rest = inode.block.get(from..).unwrap_or(&[]);
+                if is_device && rest.iter().any(|byte| *byte != 0) {
+                    let why = "its number is followed by something";
+                    self.problem(Problem::Special { ino, why });
+                }
+                if inode.size != 0 {
+                    self.problem(Problem::Special { ino, why: "it has a size" });
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_symlink(&mut self, ino: Ino, inode: &Inode, map: &Map) -> Result<(), CheckError> {
+        let encrypted = inode.flags.contains(InodeFlags::ENCRYPT);
+        let block = u64::from(self.sb.block_size.bytes());
+        let mut wrong = |why| self.problem(Problem::Symlink { ino, why });
+        if inode.size == 0 || inode.size >= block {
+            wrong("its length cannot be");
+            return Ok(());
+        }
+        if inode.flags.contains(InodeFlags::INLINE_DATA) || map.is_damaged {
+            return Ok(());
+        }
+        let until_nul = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0);
+        if inode.is_fast_symlink() {
+            if !encrypted && until_nul(&inode.block) != usize::try_from(inode.size).ok() {
+                wrong("its target is not as long as it says");
+            }
+            return Ok(());
+        }
+        if map.end != 1 || map.clusters != 1 {
+            wrong("its target is not in one block");
+            return Ok(());
+        }
+        let Some(start) = self.symlink_block(inode) else { return Ok(()) };
+        let mut bytes = Vec::new();
+        self.read_block(start.0, &mut bytes)?;
+        if !encrypted && until_nul(&bytes) != usize::try_from(inode.size).ok() {
+            let why = "its target is not as long as it says";
+            self.problem(Problem::Symlink { ino, why });
+        }
+        Ok(())
+    }
+
+    /// The block of a target, of a map that was walked without a fault.
+    fn symlink_block(&self, inode: &Inode) -> Option<FsBlock> {
+        if inode.flags.contains(InodeFlags::EXTENTS) {
+            let node = extant_format::extent::Node::decode_root(&inode.block).ok()?;
+            let first = node.extents().next()?.device_start;
+            return self.in_range(first.0, 1).then_some(first);
+        }
+        extant_format::indirect::block_at(&inode.block, 0)?
+            .filter(|block| self.in_range(block.0, 1))
+    }
+}
+
+fn chunk_blocks(block: BlockSize) -> u32 {
+    u32::try_from(CHUNK_BYTES / u64::from(block.bytes()).max(1)).unwrap_or(1).max(1)
+}

@@ -1,0 +1,309 @@
+//! Files whose contents are metadata: journal, orphan file, quota files, resize inode.
+
+use std::collections::BTreeMap;
+
+use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_format::features::{Compat, RoCompat};
+use extant_format::group;
+use extant_format::inode::{FileKind, Inode};
+use extant_format::jbd2::JournalSuperblock;
+use extant_format::orphan::OrphanBlock;
+use extant_format::quota::{QuotaFile, QuotaKind};
+
+use crate::checker::{Checker, Info};
+use crate::inodes::field32;
+use crate::map::Map;
+use crate::{CheckError, Problem};
+
+/// Largest quota file that is read: 3 million ids.
+const QUOTA_MAX_BYTES: u64 = 256 << 20;
+
+impl Checker<'_> {
+    /// The journal and the orphans.
+    pub(crate) fn check_special(&mut self) -> Result<(), CheckError> {
+        if self.sb.features.has_compat(Compat::HAS_JOURNAL) && self.sb.journal_inode.0 != 0 {
+            self.check_journal()?;
+        }
+        self.follow_orphan_list();
+        if self.sb.features.has_compat(Compat::ORPHAN_FILE) {
+            self.check_orphan_file()?;
+        }
+        let count = self.infos.iter().filter(|info| info.is_orphan).count() as u32;
+        self.state_mut().orphans = count;
+        if count != 0 && self.options.require_no_orphans {
+            self.problem(Problem::Orphans { count });
+        }
+        Ok(())
+    }
+
+    /// A regular file in use that a field of the superblock names.
+    fn special_file(&mut self, field: &'static str, ino: Ino) -> Option<Info> {
+        let info = self.info(ino).cloned();
+        let why = match &info {
+            None => "which is not in use",
+            Some(info) if info.kind() != Some(FileKind::Regular) => "which is no regular file",
+            Some(info) if info.links == 0 => "which has no links",
+            Some(_) => return info,
+        };
+        self.problem(Problem::SpecialInode { field, ino, why });
+        None
+    }
+
+    fn check_journal(&mut self) -> Result<(), CheckError> {
+        let Some(info) = self.special_file("s_journal_inum", self.sb.journal_inode) else {
+            return Ok(());
+        };
+        let runs = self.runs_of(&info);
+        let Some(first) = crate::htree::find(&runs, 0) else {
+            self.problem(Problem::JournalState { why: "it has no first block" });
+            return Ok(());
+        };
+        let mut bytes = Vec::new();
+        self.read_block(first, &mut bytes)?;
+        let journal = match JournalSuperblock::decode(&bytes) {
+            Ok(journal) => journal,
+            Err(fault) => {
+                self.problem(Problem::Journal(fault));
+                return Ok(());
+            }
+        };
+        if let Err(wrong) = journal.verify_checksum(&bytes) {
+            self.problem(Problem::JournalChecksum(wrong));
+        }
+        let mapped: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
+        let recover = self.state_mut().needs_recovery;
+        for (broken, why) in [
+            (journal.block_size != self.sb.block_size, "its block size is another"),
+            (u64::from(journal.len) > mapped, "it is longer than its file"),
+            (journal.is_dirty() && !recover, "it has transactions, but needs no recovery"),
+            (journal.errno != 0, "it was aborted by an error"),
+        ] {
+            if broken {
+                self.problem(Problem::JournalState { why });
+            }
+        }
+        if journal.is_dirty() {
+            self.state_mut().needs_recovery = true;
+        }
+        Ok(())
+    }
+
+    fn follow_orphan_list(&mut self) {
+        let mut ino = Ino(self.sb.last_orphan);
+        // Each inode is marked when it is met, so the walk ends.
+        while ino.0 != 0 && self.note_orphan(ino) {
+            ino = Ino(self.info(ino).map_or(0, |info| info.dtime));
+        }
+    }
+
+    fn note_orphan(&mut self, ino: Ino) -> bool {
+        let is_special = self.is_special(ino) || ino == Ino::ROOT;
+        let place = self.place(ino);
+        let info = place.and_then(|place| self.infos.get_mut(place));
+        let why = match info {
+            None => "it is not in use",
+            Some(_) if is_special => "it may not be deleted",
+            Some(info) if info.is_orphan => "it is listed twice",
+            Some(info) => {
+                info.is_orphan = true;
+                return true;
+            }
+        };
+        self.problem(Problem::Orphan { ino, why });
+        false
+    }
+
+    fn check_orphan_file(&mut self) -> Result<(), CheckError> {
+        let Some(info) = self.special_file("s_orphan_file_inum", self.sb.orphan_file_inode) else {
+            return Ok(());
+        };
+        let size = self.sb.block_size;
+        let seed = self.dir_layout.checksum.then_some(info.seed);
+        let may_hold = self.sb.features.has_ro_compat(RoCompat::ORPHAN_PRESENT);
+        let mut bytes = Vec::new();
+        let mut blocks = 0u64;
+        for run in self.runs_of(&info) {
+            for at in 0..u64::from(run.len) {
+                blocks += 1;
+                self.read_block(run.start + at, &mut bytes)?;
+                match OrphanBlock::decode(size, FsBlock(run.start + at), seed, &bytes) {
+                    Ok(block) => {
+                        for ino in block.orphans().filter(|ino| ino.0 != 0) {
+                            self.note_orphan(ino);
+                            if !may_hold {
+                                let why = "it is in the file, but none may be";
+                                self.problem(Problem::Orphan { ino, why });
+                            }
+                        }
+                    }
+                    Err(wrong) => self.problem(Problem::OrphanFile(wrong)),
+                }
+            }
+        }
+        if blocks.checked_mul(u64::from(size.bytes())) != Some(info.size) || blocks == 0 {
+            let (ino, size) = (info.ino, info.size);
+            self.problem(Problem::Size { ino, size, why: "the orphan file has other blocks" });
+        }
+        Ok(())
+    }
+
+    /// Usage in quota files against what is in use.
+    pub(crate) fn check_quota(&mut self) -> Result<(), CheckError> {
+        if !self.sb.features.has_ro_compat(RoCompat::QUOTA) {
+            return Ok(());
+        }
+        let files = [
+            (QuotaKind::User, "s_usr_quota_inum", self.sb.user_quota_inode),
+            (QuotaKind::Group, "s_grp_quota_inum", self.sb.group_quota_inode),
+            (QuotaKind::Project, "s_prj_quota_inum", self.sb.project_quota_inode),
+        ];
+        for (owner, (kind, field, ino)) in files.into_iter().enumerate() {
+            if ino.0 == 0 {
+                continue;
+            }
+            let Some(info) = self.special_file(field, ino) else { continue };
+            if let Some(file) = self.read_quota(kind, &info)? {
+                self.compare_quota(kind, owner, &file);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_quota(
+        &mut self,
+        kind: QuotaKind,
+        info: &Info,
+    ) -> Result<Option<QuotaFile>, CheckError> {
+        let block = self.sb.block_size.len();
+        let (ino, size) = (info.ino, info.size);
+        let mapped = info.blocks.saturating_mul(block as u64);
+        if size > QUOTA_MAX_BYTES || size > mapped {
+            self.problem(Problem::Size { ino, size, why: "it is no quota file of this size" });
+            return Ok(None);
+        }
+        // Below 2^28.
+        let mut bytes = vec![0; (size as usize).next_multiple_of(block)];
+        for run in self.runs_of(info) {
+            for at in 0..run.len {
+                let to = (run.file_start as usize + at as usize).saturating_mul(block);
+                let Some(out) = bytes.get_mut(to..to.saturating_add(block)) else { break };
+                let from = (run.start + u64::from(at)).saturating_mul(block as u64);
+                self.device.read_at(from, out)?;
+            }
+        }
+        bytes.truncate(size as usize);
+        match QuotaFile::decode(&bytes) {
+            Ok(file) if file.kind == kind => Ok(Some(file)),
+            Ok(file) => {
+                self.problem(Problem::QuotaKind { kind, found: file.kind });
+                Ok(None)
+            }
+            Err(source) => {
+                self.problem(Problem::Quota { kind, source });
+                Ok(None)
+            }
+        }
+    }
+
+    fn compare_quota(&mut self, kind: QuotaKind, owner: usize, file: &QuotaFile) {
+        let mut usage = BTreeMap::<u32, (u64, u64)>::new();
+        let hidden = [self.sb.project_quota_inode, self.sb.orphan_file_inode];
+        for info in &self.infos {
+            let counts = info.ino == Ino::ROOT || info.ino.0 >= self.sb.first_inode.0;
+            if !counts || info.is_value() || hidden.contains(&info.ino) {
+                continue;
+            }
+            let id = info.owners.get(owner).copied().unwrap_or(0);
+            let sum = usage.entry(id).or_default();
+            let bytes = info.sectors.saturating_mul(512).saturating_add(info.value_bytes);
+            sum.0 = sum.0.saturating_add(bytes);
+            sum.1 = sum.1.saturating_add(1).saturating_add(u64::from(info.value_inodes));
+        }
+        for entry in &file.entries {
+            let (bytes, inodes) = usage.remove(&entry.id).unwrap_or_default();
+            if (entry.space_bytes, entry.inodes) != (bytes, inodes) {
+                self.problem(Problem::QuotaUsage {
+                    kind,
+                    id: entry.id,
+                    stored_bytes: entry.space_bytes,
+                    stored_inodes: entry.inodes,
+                    bytes,
+                    inodes,
+                });
+            }
+        }
+        for (id, (bytes, inodes)) in usage {
+            let (stored_bytes, stored_inodes) = (0, 0);
+            self.problem(Problem::QuotaUsage {
+                kind,
+                id,
+                stored_bytes,
+                stored_inodes,
+                bytes,
+                inodes,
+            });
+        }
+    }
+
+    /// The resize inode: its doubly indirect block lists the descriptor blocks kept for growth, and
+    /// each of those the same block of every backup.
+    pub(crate) fn check_resize_inode(
+        &mut self,
+        inode: &Inode,
+        map: &mut Map,
+    ) -> Result<(), CheckError> {
+        let has_feature = self.sb.features.has_compat(Compat::RESIZE_INODE);
+        let double = u64::from(field32(&inode.block, 13 * 4));
+        if !has_feature {
+            if inode.block.iter().any(|byte| *byte != 0) {
+                self.problem(Problem::ResizeInode { what: "the feature is off" });
+            }
+            return Ok(());
+        }
+        let others = (0..15).filter(|slot| *slot != 13);
+        if double == 0 || others.into_iter().any(|slot| field32(&inode.block, slot * 4) != 0) {
+            self.problem(Problem::ResizeInode { what: "it has other blocks" });
+            map.is_damaged = true;
+            return Ok(());
+        }
+        if !self.claim(Ino::RESIZE, double, 1) {
+            map.is_damaged = true;
+            return Ok(());
+        }
+        let reserved = u32::from(self.sb.reserved_gdt_blocks);
+        let used = self.sb.descriptor_blocks();
+        let first = u64::from(self.sb.first_data_block) + 1 + u64::from(used);
+        let backups: Vec<GroupIndex> =
+            group::superblock_groups(&self.sb).filter(|group| group.0 != 0).collect();
+        map.tree_blocks = 1 + u64::from(reserved) * (1 + backups.len() as u64);
+
+        let per_block = self.sb.block_size.bytes() / 4;
+        let (mut list, mut copies) = (Vec::new(), Vec::new());
+        self.read_block(double, &mut list)?;
+        if !self.in_range(first, u64::from(reserved)) {
+            return Ok(());
+        }
+        self.read_blocks(first, reserved, &mut copies)?;
+        let mut right = true;
+        let mut listed = vec![0u32; per_block as usize];
+        for number in 0..reserved {
+            if let Some(slot) = listed.get_mut(((used + number) % per_block) as usize) {
+                *slot = u32::try_from(first).unwrap_or(0).saturating_add(number);
+            }
+        }
+        for (slot, wanted) in listed.iter().enumerate() {
+            right &= field32(&list, slot * 4) == *wanted;
+        }
+        for (number, block) in copies.chunks_exact(self.sb.block_size.len()).enumerate() {
+            let home = first + number as u64;
+            for (slot, backup) in backups.iter().take(per_block as usize).enumerate() {
+                let wanted = home + u64::from(backup.0) * u64::from(self.sb.blocks_per_group);
+                right &= u64::from(field32(block, slot * 4)) == wanted;
+            }
+        }
+        if !right {
+            self.problem(Problem::ResizeInode { what: "its lists are not those of the reserve" });
+        }
+        Ok(())
+    }
+}
