@@ -1,0 +1,138 @@
+//! Damage of one structure: whatever e2fsck calls unclean, we call unclean, and the other way
+//! round.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use extant_base::Prng;
+use extant_block::{BlockDevice, MemoryDevice};
+use extant_check::{CheckError, CheckOptions, check};
+use extant_testkit::{TempDir, image, oracle, require, tempdir};
+
+/// A small image with a bit of everything.
+fn sample(dir: &TempDir, features: &[&str]) -> Result<PathBuf, String> {
+    let source = dir.path().join("source");
+    if !source.exists() {
+        fs::create_dir_all(source.join("d/e")).unwrap();
+        fs::create_dir(source.join("many")).unwrap();
+        for number in 0..120 {
+            fs::write(source.join(format!("many/a long name for many blocks {number:040}")), [])
+                .unwrap();
+        }
+        for number in 0..12 {
+            fs::write(source.join(format!("d/file{number}")), vec![3; number * 3000]).unwrap();
+        }
+        fs::hard_link(source.join("d/file1"), source.join("d/e/again")).unwrap();
+        symlink("x".repeat(40), source.join("d/fast")).unwrap();
+        symlink("x".repeat(140), source.join("d/slow")).unwrap();
+        use std::os::unix::fs::FileExt;
+        let sparse = fs::File::create(source.join("sparse")).unwrap();
+        for hole in 0..12 {
+            sparse.write_all_at(&[1; 512], hole * 9000).unwrap();
+        }
+    }
+    let path = dir.path().join("sample.img");
+    let from = source.display().to_string();
+    let arguments: Vec<&str> = features.iter().copied().chain(["-N256", "-d", &from]).collect();
+    let _removed = fs::remove_file(&path);
+    oracle::mke2fs(&path, "2M", &arguments)?;
+    Ok(path)
+}
+
+/// Bytes that are metadata: all blocks that are not zero, and not file contents of threes.
+fn targets(device: &MemoryDevice) -> Vec<u64> {
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    let mut list = Vec::new();
+    for (number, block) in bytes.chunks(1024).enumerate() {
+        if number < 1 || block.iter().all(|byte| *byte == 0) || block[..64] == [3; 64] {
+            continue;
+        }
+        list.extend(
+            (0..block.len())
+                .filter(|at| {
+                    // In the neighbourhood of something.
+                    let from = at.saturating_sub(8);
+                    block[from..(at + 8).min(block.len())].iter().any(|byte| *byte != 0)
+                })
+                .map(|at| (number * 1024 + at) as u64),
+        );
+    }
+    list
+}
+
+/// Where the two may differ, by what e2fsck or we say.
+fn is_excepted(_fsck: &str, _ours: &str) -> bool {
+    false
+}
+
+fn sweep(features: &[&str], rounds: u64, seed: u64) {
+    let dir = tempdir().unwrap();
+    let path = require!(sample(&dir, features));
+    let good = image::load(&path);
+    let report = check(&good, &CheckOptions::default()).unwrap();
+    assert!(report.is_clean(), "{features:?}: {:?}", report.problems);
+    let targets = targets(&good);
+    let mut random = Prng::new(seed);
+    let mutant = dir.path().join("mutant.img");
+    let mut differences = Vec::new();
+    for round in 0..rounds {
+        let at = targets[random.below(targets.len() as u64) as usize];
+        let device = good.snapshot();
+        let mut byte = [0];
+        device.read_at(at, &mut byte).unwrap();
+        let old = byte[0];
+        byte[0] = match random.below(3) {
+            0 => old ^ (1 << random.below(8)),
+            1 => old.wrapping_add(1),
+            _ => random.below(256) as u8,
+        };
+        if byte[0] == old {
+            continue;
+        }
+        device.write_at(at, &byte).unwrap();
+        let ours = match check(&device, &CheckOptions::default()) {
+            Ok(report) => report.problems.iter().map(ToString::to_string).collect(),
+            Err(CheckError::Device(e)) => panic!("{features:?} byte {at:#x}: {e}"),
+            Err(e) => vec![e.to_string()],
+        };
+        write(&device, &mutant);
+        let fsck = oracle::e2fsck(&mutant).unwrap();
+        if fsck.is_clean() != ours.is_empty() && !is_excepted(&fsck.text, &ours.join("\n")) {
+            differences.push(format!(
+                "round {round}, byte {at:#x}: {old:#x} -> {:#x}\nwe: {ours:#?}\ne2fsck {:?}: {}",
+                byte[0], fsck.status, fsck.text
+            ));
+        }
+    }
+    let all = differences.len();
+    differences.truncate(12);
+    assert!(all == 0, "{features:?}: {all} of {rounds}\n{}", differences.join("\n---\n"));
+}
+
+fn write(device: &MemoryDevice, path: &Path) {
+    let _removed = fs::remove_file(path);
+    image::save(device, path);
+}
+
+const PLAIN: &[&str] = &["-text4", "-b1024", "-O^metadata_csum,^uninit_bg"];
+const EXT2: &[&str] = &["-text2", "-b1024"];
+const CHECKSUMS: &[&str] = &["-text4", "-b1024", "-Oinline_data"];
+
+#[test]
+fn damage_seen_by_e2fsck_is_seen() {
+    sweep(PLAIN, 60, 1);
+    sweep(EXT2, 60, 2);
+    sweep(CHECKSUMS, 60, 3);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn damage_seen_by_e2fsck_is_seen_long() {
+    let rounds =
+        std::env::var("EXTANT_CHECK_ROUNDS").ok().and_then(|v| v.parse().ok()).unwrap_or(2000);
+    sweep(PLAIN, rounds, 11);
+    sweep(EXT2, rounds, 12);
+    sweep(CHECKSUMS, rounds, 13);
+}
