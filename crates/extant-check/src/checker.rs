@@ -41,8 +41,7 @@ pub(crate) struct Info {
     pub(crate) blocks: u64,
     /// `i_block`, and `system.data` when it is inline.
     pub(crate) inline: Option<Box<([u8; 60], Vec<u8>)>>,
-    /// Bytes and inodes charged for attribute values in inodes.
-    pub(crate) value_bytes: u64,
+    /// Attribute values in inodes, which count for quota.
     pub(crate) value_inodes: u32,
     /// Names found, `.` and `..` of others not counted.
     pub(crate) names: u32,
@@ -116,6 +115,17 @@ pub(crate) struct Checker<'a> {
     report: Report,
 }
 
+const COMPAT: Compat = Compat::DIR_PREALLOC
+    .union(Compat::IMAGIC_INODES)
+    .union(Compat::HAS_JOURNAL)
+    .union(Compat::EXT_ATTR)
+    .union(Compat::RESIZE_INODE)
+    .union(Compat::DIR_INDEX)
+    .union(Compat::SPARSE_SUPER2)
+    .union(Compat::FAST_COMMIT)
+    .union(Compat::STABLE_INODES)
+    .union(Compat::ORPHAN_FILE);
+
 const INCOMPAT: Incompat = Incompat::FILETYPE
     .union(Incompat::RECOVER)
     .union(Incompat::META_BG)
@@ -154,8 +164,8 @@ impl<'a> Checker<'a> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
         let sb = Superblock::decode_unverified(&bytes)?;
-        let known = Features { compat: Compat::all(), incompat: INCOMPAT, ro_compat: RO_COMPAT };
-        let unknown = sb.features.unsupported_for_writing(&known);
+        let known = Features { compat: COMPAT, incompat: INCOMPAT, ro_compat: RO_COMPAT };
+        let unknown = sb.features.without(&known);
         if !unknown.is_empty() {
             return Err(CheckError::Features { names: unknown.names().join(", ") });
         }
@@ -206,6 +216,15 @@ impl<'a> Checker<'a> {
             has_errors: state.contains(State::ERROR),
             orphans: 0,
         };
+        let extra_max = self.inode_layout.extra_max();
+        for (field, found) in [
+            ("s_min_extra_isize", self.sb.min_extra_isize),
+            ("s_want_extra_isize", self.sb.want_extra_isize),
+        ] {
+            if found > extra_max || found % 4 != 0 {
+                self.problem(Problem::ExtraSize { field, found, max: extra_max });
+            }
+        }
         if self.report.state.needs_recovery && self.options.require_replayed {
             self.problem(Problem::NeedsRecovery);
         }

@@ -14,6 +14,9 @@ use crate::{CheckError, Problem};
 /// Blocks of an inode table read at once, in bytes.
 const CHUNK_BYTES: u64 = 1 << 18;
 
+/// The inode that holds bad blocks.
+const BAD_BLOCKS: Ino = Ino(1);
+
 /// A little-endian field of a record.
 pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u32::from_le_bytes(*raw))
@@ -122,6 +125,9 @@ impl Checker<'_> {
             if mode != 0 && dtime == 0 && !self.is_reserved(ino) {
                 self.problem(Problem::Dtime { ino, dtime, links });
             }
+            if self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
+                self.check_raw(ino, record);
+            }
             // Reserved inodes may have blocks without a link: resize, bad blocks.
             if !self.is_reserved(ino) || field32(record, 0x1c) == 0 && mode == 0 {
                 return Ok(());
@@ -130,8 +136,8 @@ impl Checker<'_> {
             // Marked, but there is nothing: the bitmap is wrong.
             return Ok(());
         }
-        if let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
-            self.problem(Problem::Inode { ino, source });
+        if links != 0 || !self.is_reserved(ino) {
+            self.check_raw(ino, record);
         }
         self.mark_used(ino);
         match Inode::decode(&self.inode_layout, record) {
@@ -140,6 +146,19 @@ impl Checker<'_> {
                 self.problem(Problem::Inode { ino, source });
                 Ok(())
             }
+        }
+    }
+
+    /// The checksum; and the inode of bad blocks has blocks and nothing else.
+    fn check_raw(&mut self, ino: Ino, record: &[u8]) {
+        if let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
+            self.problem(Problem::Inode { ino, source });
+        }
+        // Mode, owner, group, links, attributes.
+        let fields = [0, 2, 0x18, 0x1a, 0x68, 0x6a];
+        if ino == BAD_BLOCKS && fields.iter().any(|at| field16(record, *at) != 0) {
+            let why = "which is more than a list of blocks";
+            self.problem(Problem::SpecialInode { field: "the list of bad blocks", ino, why });
         }
     }
 
@@ -191,7 +210,11 @@ impl Checker<'_> {
         let ratio = u64::from(self.sb.cluster_ratio());
         let sectors_per_block = u64::from(self.sb.block_size.bytes() / 512);
         let clusters = map.clusters + map.tree_blocks + u64::from(attributes.has_block);
-        let counted = clusters.saturating_mul(ratio).saturating_mul(sectors_per_block);
+        // Values in inodes are charged to every file that has them.
+        let counted = clusters
+            .saturating_mul(ratio)
+            .saturating_mul(sectors_per_block)
+            .saturating_add(attributes.value_bytes / 512);
         if counted != inode.sectors && !map.is_damaged {
             self.problem(Problem::Sectors { ino, stored: inode.sectors, counted });
         }
@@ -221,7 +244,6 @@ impl Checker<'_> {
             runs: (runs_from, self.runs.len() as u32),
             blocks: map.end,
             inline,
-            value_bytes: attributes.value_bytes,
             value_inodes: attributes.value_inodes,
             names: 0,
             children: 0,

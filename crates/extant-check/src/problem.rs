@@ -38,6 +38,16 @@ pub enum Problem {
         /// `s_state`.
         state: u16,
     },
+    /// More extra fields are asked for than an inode has room for.
+    #[error("{field} is {found}, must be a multiple of 4 up to {max}")]
+    ExtraSize {
+        /// The field of the superblock.
+        field: &'static str,
+        /// Its value.
+        found: u16,
+        /// What an inode has room for.
+        max: u16,
+    },
     /// A total of the superblock.
     #[error("the superblock counts {stored} {what}, there are {counted}")]
     SuperblockCount {

@@ -215,7 +215,7 @@ impl Checker<'_> {
             }
             let id = info.owners.get(owner).copied().unwrap_or(0);
             let sum = usage.entry(id).or_default();
-            let bytes = info.sectors.saturating_mul(512).saturating_add(info.value_bytes);
+            let bytes = info.sectors.saturating_mul(512);
             sum.0 = sum.0.saturating_add(bytes);
             sum.1 = sum.1.saturating_add(1).saturating_add(u64::from(info.value_inodes));
         }

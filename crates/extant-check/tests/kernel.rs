@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 
-use common::{FEATURES, assert_clean, grow};
+use common::{FEATURES, assert_clean, grow_all};
 use extant_testkit::oracle::{self, LoopMount};
 use extant_testkit::{require, tempdir};
 
@@ -20,7 +20,7 @@ fn images_written_by_the_kernel_have_no_problems() {
         require!(oracle::mke2fs(&image, "24M", features));
         let mount = require!(LoopMount::read_write(&image));
         let root = mount.path();
-        grow(root);
+        grow_all(root);
         for number in (0..600).step_by(3) {
             let name =
                 format!("many/a file with a long name, so that the directory grows {number}");

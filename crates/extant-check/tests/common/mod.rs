@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use extant_check::{CheckOptions, Report, check};
+use extant_testkit::tree::{self, TreeOptions};
 use extant_testkit::{image, oracle};
 
 pub(crate) fn report(path: &Path) -> Report {
@@ -51,6 +52,14 @@ pub(crate) fn grow(root: &Path) {
         use std::os::unix::fs::FileExt;
         sparse.write_all_at(&[1; 512], hole * 40_000).unwrap();
     }
+}
+
+/// The same, and everything that a kernel takes: attributes, devices, odd names.
+pub(crate) fn grow_all(root: &Path) {
+    grow(root);
+    fs::create_dir(root.join("all")).unwrap();
+    let options = TreeOptions { files: 40, big_directory_entries: 300, ..TreeOptions::default() };
+    tree::make(&root.join("all"), &options);
 }
 
 pub(crate) const FEATURES: &[(&str, &[&str])] = &[
