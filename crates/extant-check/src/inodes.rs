@@ -182,6 +182,15 @@ impl Checker<'_> {
         if kind.is_none() && !(self.is_reserved(ino) && inode.mode == 0) {
             self.problem(Problem::Mode { ino, mode: inode.mode });
         }
+        let has_large_dir = self.sb.features.has_incompat(Incompat::LARGEDIR);
+        let is_wide = match kind {
+            Some(FileKind::Directory) => has_large_dir,
+            kind => kind == Some(FileKind::Regular),
+        };
+        if !is_wide && field32(record, 0x6c) != 0 {
+            let size = (u64::from(field32(record, 0x6c)) << 32) | u64::from(field32(record, 4));
+            self.problem(Problem::Size { ino, size, why: "its high half has no meaning here" });
+        }
         self.check_flags(ino, inode);
         let is_inline = inode.flags.contains(InodeFlags::INLINE_DATA);
         let space_at = 128usize.saturating_add(usize::from(inode.extra_isize));
@@ -294,6 +303,11 @@ impl Checker<'_> {
                 "a special file",
             ),
             (
+                (!is_file || kind == Some(FileKind::Symlink))
+                    && flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND),
+                "a special file or symbolic link",
+            ),
+            (
                 flags.contains(InodeFlags::EA_INODE)
                     && (kind != Some(FileKind::Regular)
                         || !features.has_incompat(Incompat::EA_INODE)),
@@ -354,6 +368,13 @@ impl Checker<'_> {
                 }
             }
             Some(FileKind::Regular) => {
+                let blocks = match inode.flags.contains(InodeFlags::EXTENTS) {
+                    true => 1 << 32,
+                    false => extant_format::indirect::max_file_blocks(self.sb.block_size),
+                };
+                if size > block.saturating_mul(blocks).saturating_sub(1) {
+                    self.problem(Problem::Size { ino, size, why: "no map reaches so far" });
+                }
                 // A block that starts where the file ends may have been left there.
                 let last = map.written_end.saturating_sub(1).saturating_mul(block);
                 let is_verity = inode.flags.contains(InodeFlags::VERITY);

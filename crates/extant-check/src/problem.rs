@@ -343,6 +343,16 @@ pub enum Problem {
         /// Both values.
         source: ChecksumError,
     },
+    /// An entry without a name that is no access control list.
+    #[error("inode {ino}: attribute at byte {offset} with prefix {index} has no name")]
+    XattrName {
+        /// The inode.
+        ino: Ino,
+        /// Where in the area.
+        offset: u32,
+        /// Its prefix.
+        index: u8,
+    },
     /// The hash of an entry.
     #[error(
         "inode {ino}: attribute at byte {offset} has hash {stored:#010x}, not that of its value"

@@ -24,6 +24,11 @@ impl Checker<'_> {
         if self.sb.features.has_compat(Compat::HAS_JOURNAL) && self.sb.journal_inode.0 != 0 {
             self.check_journal()?;
         }
+        let has_reserve =
+            self.sb.features.has_compat(Compat::RESIZE_INODE) && self.sb.reserved_gdt_blocks != 0;
+        if has_reserve && self.info(Ino::RESIZE).is_none() {
+            self.problem(Problem::ResizeInode { what: "it is empty" });
+        }
         self.follow_orphan_list();
         if self.sb.features.has_compat(Compat::ORPHAN_FILE) {
             self.check_orphan_file()?;
@@ -272,7 +277,9 @@ impl Checker<'_> {
         }
         let reserved = u32::from(self.sb.reserved_gdt_blocks);
         let used = self.sb.descriptor_blocks();
-        let first = u64::from(self.sb.first_data_block) + 1 + u64::from(used);
+        // With blocks of 1 KiB in clusters, group 0 starts with the boot block.
+        let is_small = self.sb.first_data_block == 0 && self.sb.block_size.bytes() == 1024;
+        let first = u64::from(self.sb.first_data_block) + u64::from(is_small) + 1 + u64::from(used);
         let backups: Vec<GroupIndex> =
             group::superblock_groups(&self.sb).filter(|group| group.0 != 0).collect();
         map.tree_blocks = 1 + u64::from(reserved) * (1 + backups.len() as u64);

@@ -97,6 +97,11 @@ impl Checker<'_> {
     fn check_area(&mut self, ino: Ino, area: &XattrArea<'_>, in_inode: bool) -> (u64, u32) {
         let (mut bytes, mut inodes) = (0u64, 0u32);
         for entry in area.entries() {
+            let is_acl = matches!(entry.index, NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT);
+            if entry.name.is_empty() && !is_acl {
+                let (offset, index) = (entry.offset, entry.index.0);
+                self.problem(Problem::XattrName { ino, offset, index });
+            }
             match entry.value {
                 Value::Here(value) => {
                     let matters = !in_inode || entry.hash != 0;
