@@ -85,7 +85,8 @@ impl Checker<'_> {
             self.problem(Problem::XattrChecksum { ino, block, source });
         }
         let computed = xattr::block_hash(area.entries().map(|entry| entry.hash));
-        if header.hash != computed {
+        // 0 says "not to be shared", which is never wrong.
+        if header.hash != computed && header.hash != 0 {
             self.problem(Problem::XattrBlockHash { block, stored: header.hash, computed });
         }
         (shared.value_bytes, shared.value_inodes) = self.check_area(ino, &area, false);
