@@ -229,6 +229,11 @@ impl Checker<'_> {
             };
             if file_block == 0 && position < 2 {
                 self.check_dots(walk, position, &entry);
+                let behind = entry.offset as usize + dir::HEADER_BYTES + entry.name.len();
+                if bytes.get(behind) != Some(&0) {
+                    let (dir, name) = (walk.dir, if position == 0 { "." } else { ".." });
+                    self.problem(Problem::DotsEnd { dir, name });
+                }
                 position += 1;
                 continue;
             }

@@ -362,10 +362,8 @@ impl Checker<'_> {
             return;
         }
         match kind {
-            Some(FileKind::Directory) => {
-                if size != map.end.saturating_mul(block) {
-                    self.problem(Problem::Size { ino, size, why: "other blocks are mapped" });
-                }
+            Some(FileKind::Directory) if size != map.end.saturating_mul(block) => {
+                self.problem(Problem::Size { ino, size, why: "other blocks are mapped" });
             }
             Some(FileKind::Regular) => {
                 let blocks = match inode.flags.contains(InodeFlags::EXTENTS) {

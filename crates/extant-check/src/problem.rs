@@ -427,6 +427,14 @@ pub enum Problem {
         /// Where it should.
         wanted: Ino,
     },
+    /// No zero byte behind `.` or `..`.
+    #[error("directory {dir}: {name:?} is not followed by a zero")]
+    DotsEnd {
+        /// The directory.
+        dir: Ino,
+        /// "." or "..".
+        name: &'static str,
+    },
     /// A name that cannot be.
     #[error("directory {dir}: entry {name:?} is not a name")]
     Name {

@@ -132,6 +132,7 @@ const BY_POKING: &[(&[&str], &[u8], i64, &[u8], Is)] = &[
     (UNSUMMED, b"\x03\x01big", -4, b"\xff\xff", |p| matches!(p, Problem::EntryInode { .. })),
     (UNSUMMED, b"\x01\x02.\0", 2, b"x", |p| matches!(p, Problem::Dots { name: ".", .. })),
     (UNSUMMED, b"\x02\x02..", -4, b"\x0b", |p| matches!(p, Problem::Dots { name: "..", .. })),
+    (UNSUMMED, b"\x02\x02..", 4, b"x", |p| matches!(p, Problem::DotsEnd { name: "..", .. })),
     (UNSUMMED, b"\x04\x07slow", 2, b"fast", |p| matches!(p, Problem::DuplicateName { .. })),
     // Journal: magic, errno.
     (EXT4, b"\xc0\x3b\x39\x98\0\0\0\x04", 0, b"\0", |p| matches!(p, Problem::Journal(_))),
