@@ -12,6 +12,7 @@
 //!  +- FileDevice         a regular file or a block device, by positional I/O
 //!  +- MemoryDevice       sparse memory, for tests and in-process images
 //!  +- RecordingDevice    remembers every write, flush and discard in order
+//!  +- FaultDevice        another device with errors and delays that a seed decides
 //!  +- WindowDevice       a byte range of another device
 //! partition              finds such a range in a GPT or MBR table
 //! ```
@@ -22,6 +23,7 @@
 mod buffer;
 mod device;
 mod error;
+mod fault;
 mod file;
 mod memory;
 pub mod partition;
@@ -31,7 +33,8 @@ mod window;
 pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
 pub use device::{BlockDevice, Completion, Operation, Pending, SharedDevice};
 pub use error::{DeviceError, DeviceFault, OperationKind};
+pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError};
 pub use memory::MemoryDevice;
-pub use recording::{Record, RecordingDevice, Survival};
+pub use recording::{Event, Record, RecordingDevice, Survival, protected_from};
 pub use window::{WindowDevice, WindowError};

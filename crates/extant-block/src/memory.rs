@@ -15,7 +15,8 @@ const PAGE_BYTES: usize = 4096;
 /// Locks the pages are spread over. Neighbouring pages have different ones.
 const SHARD_COUNT: usize = 64;
 
-type Page = Box<[u8; PAGE_BYTES]>;
+/// Shared with the snapshots that were taken since it was last written.
+type Page = Arc<[u8; PAGE_BYTES]>;
 type Shard = RwLock<FxHashMap<u64, Page>>;
 
 /// Sparse memory: 16 TiB cost nothing until pages are written.
@@ -67,13 +68,14 @@ impl MemoryDevice {
         MemoryDevice { name: name.into(), ..self }
     }
 
-    /// Memory taken by pages, in bytes, without the tables.
+    /// Bytes of the pages this device has, shared ones too, without the tables.
     pub fn stored_bytes(&self) -> u64 {
         let pages: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         (pages * PAGE_BYTES) as u64
     }
 
-    /// An independent copy. Consistent only if nobody writes meanwhile.
+    /// An independent copy, which shares every page until one side writes it: the cost is that of
+    /// the page tables. Consistent only if nobody writes meanwhile.
     #[must_use]
     pub fn snapshot(&self) -> MemoryDevice {
         let copy = |shard: &Shard| RwLock::new(Rank::Leaf, shard.read().clone());
@@ -122,11 +124,11 @@ impl MemoryDevice {
             rest = tail;
             let mut pages = self.shard(index).write();
             if let Some(page) = pages.get_mut(&index) {
-                page[within..within + len].copy_from_slice(piece);
+                Arc::make_mut(page)[within..within + len].copy_from_slice(piece);
             } else if piece.iter().any(|byte| *byte != self.fill) {
-                let mut page = Box::new([self.fill; PAGE_BYTES]);
+                let mut page = [self.fill; PAGE_BYTES];
                 page[within..within + len].copy_from_slice(piece);
-                pages.insert(index, page);
+                pages.insert(index, Arc::new(page));
             }
         }
     }
@@ -156,11 +158,11 @@ impl MemoryDevice {
             if byte == self.fill && len == PAGE_BYTES {
                 pages.remove(&index);
             } else if let Some(page) = pages.get_mut(&index) {
-                page[within..within + len].fill(byte);
+                Arc::make_mut(page)[within..within + len].fill(byte);
             } else if byte != self.fill {
-                let mut page = Box::new([self.fill; PAGE_BYTES]);
+                let mut page = [self.fill; PAGE_BYTES];
                 page[within..within + len].fill(byte);
-                pages.insert(index, page);
+                pages.insert(index, Arc::new(page));
             }
         }
     }

@@ -5,6 +5,9 @@
 //! - R1. The records are in the order in which the operations took effect: the log is locked
 //!   over the operation itself.
 //! - R2. Applying all records to the base gives the device's present contents.
+//! - R3. An operation is complete when its completion was received: for a batch, when it was waited
+//!   for. A flush protects only what was complete when the flush was submitted, so a write and a
+//!   flush in one batch, or a batch nobody waited for, leave the write unprotected.
 //!
 //! What may survive a crash is defined in `docs/crash-model.md`.
 
@@ -17,7 +20,12 @@ use crate::device::{BlockDevice, Completion, Operation, Pending};
 use crate::error::DeviceError;
 use crate::memory::MemoryDevice;
 
-/// Something that happened to a [`RecordingDevice`], successfully.
+/// Bytes that are written whole or not at all.
+const SECTOR_BYTES: u64 = 512;
+/// "Not yet", among moments.
+const NEVER: u64 = u64::MAX;
+
+/// Something that happened to a [`RecordingDevice`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     /// Bytes were written.
@@ -29,8 +37,10 @@ pub enum Record {
         /// Whether they were on stable storage at completion.
         fua: bool,
     },
-    /// Everything before this is on stable storage.
+    /// What was complete when this was submitted is on stable storage.
     Flush,
+    /// A flush failed: what it should have protected is in doubt for ever.
+    FlushFailed,
     /// A range was given up.
     Discard {
         /// First byte.
@@ -49,6 +59,90 @@ pub enum Record {
     Mark(String),
 }
 
+impl Record {
+    /// The bytes it changes: offset and length. Empty for those that change none.
+    pub fn range(&self) -> (u64, u64) {
+        match self {
+            Record::Write { offset, data, .. } => (*offset, data.len() as u64),
+            Record::Discard { offset, len } | Record::WriteZeroes { offset, len } => {
+                (*offset, *len)
+            }
+            Record::Flush | Record::FlushFailed | Record::Mark(_) => (0, 0),
+        }
+    }
+
+    /// Repeats on `image` the part of this record that `len` bytes from byte `from` of its range
+    /// are; nothing for records that change no bytes.
+    ///
+    /// # Errors
+    ///
+    /// The range does not fit `image`.
+    pub fn apply(&self, image: &MemoryDevice, from: u64, len: u64) -> Result<(), DeviceError> {
+        let (offset, whole) = self.range();
+        let from = from.min(whole);
+        let len = len.min(whole - from);
+        match self {
+            Record::Write { data, .. } => {
+                image.write_at(offset + from, &data[from as usize..(from + len) as usize])
+            }
+            Record::Discard { .. } => image.discard(offset + from, len),
+            Record::WriteZeroes { .. } => image.write_zeroes(offset + from, len),
+            Record::Flush | Record::FlushFailed | Record::Mark(_) => Ok(()),
+        }
+    }
+}
+
+/// One record and when it happened. Moments are numbers that rise by one with everything that
+/// happens to any of the devices that share the history.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Which device: 0 for the one that began the history.
+    pub device: usize,
+    /// What happened.
+    pub record: Record,
+    /// When its batch was submitted.
+    pub submitted: u64,
+    /// When it took effect.
+    pub performed: u64,
+    /// When its completion was received; `u64::MAX` if it never was.
+    pub completed: u64,
+}
+
+/// From which moment on each event is on stable storage, whatever happens: `u64::MAX` for those
+/// that never are. Only records that change bytes have such a moment.
+///
+/// A flush counts from its own completion. A failed flush takes what was not protected yet out of
+/// the reach of every later flush.
+pub fn protected_from(events: &[Event]) -> Vec<u64> {
+    let devices = events.iter().map(|event| event.device + 1).max().unwrap_or(0);
+    let mut flushes: Vec<Vec<(u64, u64)>> = vec![Vec::new(); devices];
+    let mut failed: Vec<Vec<u64>> = vec![Vec::new(); devices];
+    for event in events {
+        match event.record {
+            Record::Flush => flushes[event.device].push((event.submitted, event.completed)),
+            Record::FlushFailed => failed[event.device].push(event.performed),
+            _ => {}
+        }
+    }
+    for of_device in &mut flushes {
+        of_device.sort_unstable();
+    }
+    let moment = |event: &Event| {
+        let fua = matches!(event.record, Record::Write { fua: true, .. });
+        let fua = if fua { event.completed } else { NEVER };
+        let doubt = failed[event.device].iter().copied().find(|at| *at > event.performed);
+        let of_device = &flushes[event.device];
+        let first = of_device.partition_point(|(submitted, _)| *submitted < event.completed);
+        let flushed = of_device[first..]
+            .iter()
+            .take_while(|(submitted, _)| doubt.is_none_or(|doubt| *submitted < doubt))
+            .map(|(_, completed)| *completed)
+            .min();
+        flushed.unwrap_or(NEVER).min(fua)
+    };
+    events.iter().map(|event| if event.record.range().1 == 0 { 0 } else { moment(event) }).collect()
+}
+
 /// What a crash did to one record that no flush had made durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survival {
@@ -61,6 +155,38 @@ pub enum Survival {
         /// Bytes from the start of the record's range.
         bytes: u64,
     },
+}
+
+/// The history that devices share.
+#[derive(Default)]
+struct Log {
+    events: Vec<Event>,
+    /// The next moment.
+    now: u64,
+    devices: usize,
+}
+
+impl Log {
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Notes a record that took effect, and returns its place.
+    fn push(&mut self, device: usize, record: Record, submitted: u64) -> usize {
+        let performed = self.tick();
+        self.events.push(Event { device, record, submitted, performed, completed: NEVER });
+        self.events.len() - 1
+    }
+
+    fn complete(&mut self, places: impl IntoIterator<Item = usize>) {
+        let now = self.tick();
+        for place in places {
+            if let Some(event) = self.events.get_mut(place) {
+                event.completed = now;
+            }
+        }
+    }
 }
 
 /// A memory device that keeps its history.
@@ -80,7 +206,9 @@ pub enum Survival {
 pub struct RecordingDevice {
     base: MemoryDevice,
     inner: MemoryDevice,
-    log: Mutex<Vec<Record>>,
+    log: Arc<Mutex<Log>>,
+    /// Its number in the history.
+    number: usize,
 }
 
 impl RecordingDevice {
@@ -91,18 +219,45 @@ impl RecordingDevice {
 
     /// Starts the history at the present contents of `base`.
     pub fn over(base: MemoryDevice) -> RecordingDevice {
+        let log = Arc::new(Mutex::new(Rank::Device, Log::default()));
+        RecordingDevice::in_log(base, log)
+    }
+
+    /// A further device whose records go to the history of `first`, in one order with its own: a
+    /// flush of one says nothing about the other.
+    pub fn beside(base: MemoryDevice, first: &RecordingDevice) -> RecordingDevice {
+        RecordingDevice::in_log(base, Arc::clone(&first.log))
+    }
+
+    fn in_log(base: MemoryDevice, log: Arc<Mutex<Log>>) -> RecordingDevice {
         let inner = base.snapshot();
-        RecordingDevice { base, inner, log: Mutex::new(Rank::Device, Vec::new()) }
+        let number = {
+            let mut log = log.lock();
+            log.devices += 1;
+            log.devices - 1
+        };
+        RecordingDevice { base, inner, log, number }
     }
 
     /// Adds a mark.
     pub fn mark(&self, text: &str) {
-        self.log.lock().push(Record::Mark(text.to_owned()));
+        let mut log = self.log.lock();
+        let now = log.now;
+        let place = log.push(self.number, Record::Mark(text.to_owned()), now);
+        log.complete([place]);
     }
 
-    /// Number of records so far.
+    /// Says that a flush failed above this device.
+    pub fn note_failed_flush(&self) {
+        let mut log = self.log.lock();
+        let now = log.now;
+        let place = log.push(self.number, Record::FlushFailed, now);
+        log.complete([place]);
+    }
+
+    /// Number of records so far, of all devices that share the history.
     pub fn len(&self) -> usize {
-        self.log.lock().len()
+        self.log.lock().events.len()
     }
 
     /// True before the first record.
@@ -112,12 +267,61 @@ impl RecordingDevice {
 
     /// A copy of the history. Written bytes are shared, not copied.
     pub fn records(&self) -> Vec<Record> {
-        self.log.lock().clone()
+        self.log.lock().events.iter().map(|event| event.record.clone()).collect()
+    }
+
+    /// The history with its moments.
+    pub fn events(&self) -> Vec<Event> {
+        self.log.lock().events.clone()
+    }
+
+    /// Which device of the history this is: [`Event::device`].
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Contents before the first record; shares its pages.
+    #[must_use]
+    pub fn base(&self) -> MemoryDevice {
+        self.base.snapshot()
+    }
+
+    /// The present contents; shares its pages.
+    #[must_use]
+    pub fn contents(&self) -> MemoryDevice {
+        self.inner.snapshot()
+    }
+
+    /// Pairs of records that changed the same bytes and were in flight together, so that the
+    /// device could have done either last. Each is a bug above: the places of the two.
+    pub fn races(&self) -> Vec<(usize, usize)> {
+        let log = self.log.lock();
+        let mut found = Vec::new();
+        let mut open: Vec<usize> = Vec::new();
+        for (place, event) in log.events.iter().enumerate() {
+            let (offset, len) = event.record.range();
+            if len == 0 {
+                continue;
+            }
+            open.retain(|at| log.events[*at].completed >= event.submitted);
+            for at in &open {
+                let before = &log.events[*at];
+                let (other, other_len) = before.record.range();
+                if before.device == event.device
+                    && other < offset + len
+                    && offset < other + other_len
+                {
+                    found.push((*at, place));
+                }
+            }
+            open.push(place);
+        }
+        found
     }
 
     /// The last mark among the first `position` records.
     pub fn mark_before(&self, position: usize) -> Option<String> {
-        self.log.lock().iter().take(position).rev().find_map(|record| match record {
+        self.log.lock().events.iter().take(position).rev().find_map(|event| match &event.record {
             Record::Mark(text) => Some(text.clone()),
             _ => None,
         })
@@ -125,24 +329,34 @@ impl RecordingDevice {
 
     /// Contents after power failed when the first `position` records had happened.
     ///
-    /// Records before the last flush among them, and FUA writes, are on the device. For each
-    /// other one `survives` decides; it gets the record's index. Survivors keep their order,
-    /// since what overlaps was ordered by the caller.
+    /// What is on stable storage by then ([`protected_from`]) is on the device. For each other one
+    /// `survives` decides; it gets the record's index. Survivors keep their order, since what
+    /// overlaps was ordered by the caller.
     #[must_use]
     pub fn image_at(
         &self,
         position: usize,
         mut survives: impl FnMut(usize, &Record) -> Survival,
     ) -> MemoryDevice {
-        let records: Vec<Record> = self.log.lock().iter().take(position).cloned().collect();
-        let durable = records.iter().rposition(|r| matches!(r, Record::Flush)).unwrap_or(0);
+        let events = self.events();
+        // The last moment before the next record took effect.
+        let now = events.get(position).map_or(NEVER - 1, |next| next.performed - 1);
+        let protected = protected_from(&events);
         let image = self.base.snapshot();
-        for (index, record) in records.iter().enumerate() {
-            let fua = matches!(record, Record::Write { fua: true, .. });
+        for (index, event) in events.iter().enumerate().take(position) {
+            if event.device != self.number {
+                continue;
+            }
+            let record = &event.record;
             let keep =
-                if index < durable || fua { Survival::Kept } else { survives(index, record) };
+                if protected[index] <= now { Survival::Kept } else { survives(index, record) };
+            let len = match keep {
+                Survival::Kept => NEVER,
+                Survival::Lost => 0,
+                Survival::Torn { bytes } => bytes / SECTOR_BYTES * SECTOR_BYTES,
+            };
             // Every record succeeded on a device of this size, so it succeeds again.
-            apply(&image, record, keep).expect("a recorded operation fits the device");
+            record.apply(&image, 0, len).expect("a recorded operation fits the device");
         }
         image
     }
@@ -153,55 +367,71 @@ impl RecordingDevice {
         self.image_at(position, |_, _| Survival::Kept)
     }
 
-    /// Does and records; the lock makes both one step (R1).
-    fn recorded(
+    /// Does one operation and notes it; the lock makes both one step (R1). `None` for a place
+    /// means that there is nothing to complete.
+    fn perform(
         &self,
-        run: impl FnOnce(&MemoryDevice) -> Result<(), DeviceError>,
-        record: impl FnOnce() -> Record,
-    ) -> Result<(), DeviceError> {
-        let mut log = self.log.lock();
-        run(&self.inner)?;
-        log.push(record());
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> Result<(), DeviceError> {
-        let record = || Record::Write { offset, data: bytes.into(), fua };
-        self.recorded(|inner| inner.write_at(offset, bytes), record)
-    }
-}
-
-/// Repeats the surviving part of one record.
-fn apply(image: &MemoryDevice, record: &Record, keep: Survival) -> Result<(), DeviceError> {
-    let limit = match keep {
-        Survival::Kept => u64::MAX,
-        Survival::Lost => 0,
-        Survival::Torn { bytes } => bytes / 512 * 512,
-    };
-    match record {
-        Record::Write { offset, data, .. } => {
-            let kept = (data.len() as u64).min(limit) as usize;
-            image.write_at(*offset, &data[..kept])
+        operation: &mut Operation,
+        submitted: u64,
+    ) -> (Result<(), DeviceError>, Option<usize>) {
+        if let Operation::Read { offset, buffer } = operation {
+            return (self.inner.read_at(*offset, buffer), None);
         }
-        Record::Discard { offset, len } => image.discard(*offset, (*len).min(limit)),
-        Record::WriteZeroes { offset, len } => image.write_zeroes(*offset, (*len).min(limit)),
-        Record::Flush | Record::Mark(_) => Ok(()),
+        let mut log = self.log.lock();
+        let (result, record) = match operation {
+            Operation::Read { .. } => return (Ok(()), None),
+            Operation::Write { offset, buffer, fua } => (
+                self.inner.write_at(*offset, buffer),
+                Record::Write { offset: *offset, data: Arc::from(&**buffer), fua: *fua },
+            ),
+            Operation::Flush => (self.inner.flush(), Record::Flush),
+            Operation::Discard { offset, len } => (
+                self.inner.discard(*offset, *len),
+                Record::Discard { offset: *offset, len: *len },
+            ),
+            Operation::WriteZeroes { offset, len } => (
+                self.inner.write_zeroes(*offset, *len),
+                Record::WriteZeroes { offset: *offset, len: *len },
+            ),
+        };
+        let place = result.is_ok().then(|| log.push(self.number, record, submitted));
+        (result, place)
+    }
+
+    /// One operation, complete when it returns.
+    fn at_once(&self, record: Record) -> Result<(), DeviceError> {
+        let mut log = self.log.lock();
+        match &record {
+            Record::Write { offset, data, .. } => self.inner.write_at(*offset, data)?,
+            Record::Discard { offset, len } => self.inner.discard(*offset, *len)?,
+            Record::WriteZeroes { offset, len } => self.inner.write_zeroes(*offset, *len)?,
+            Record::Flush | Record::FlushFailed | Record::Mark(_) => {}
+        }
+        let now = log.now;
+        let place = log.push(self.number, record, now);
+        log.complete([place]);
+        Ok(())
     }
 }
 
 impl BlockDevice for RecordingDevice {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
+        let submitted = self.log.lock().tick();
+        let mut places = Vec::new();
         let run = |mut operation: Operation| {
-            let result = match &mut operation {
-                Operation::Read { offset, buffer } => self.read_at(*offset, buffer),
-                Operation::Write { offset, buffer, fua } => self.write(*offset, buffer, *fua),
-                Operation::Flush => self.flush(),
-                Operation::Discard { offset, len } => self.discard(*offset, *len),
-                Operation::WriteZeroes { offset, len } => self.write_zeroes(*offset, *len),
-            };
+            let (result, place) = self.perform(&mut operation, submitted);
+            places.extend(place);
             Completion { operation, result }
         };
-        Pending::done(batch.into_iter().map(run).collect())
+        let completions: Vec<Completion> = batch.into_iter().map(run).collect();
+        if places.is_empty() {
+            return Pending::done(completions);
+        }
+        let log = Arc::clone(&self.log);
+        Pending::waiting(move || {
+            log.lock().complete(places);
+            completions
+        })
     }
 
     fn size_bytes(&self) -> u64 {
@@ -221,21 +451,19 @@ impl BlockDevice for RecordingDevice {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.write(offset, bytes, false)
+        self.at_once(Record::Write { offset, data: bytes.into(), fua: false })
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
-        self.recorded(|inner| inner.flush(), || Record::Flush)
+        self.at_once(Record::Flush)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        let record = || Record::Discard { offset, len };
-        self.recorded(|inner| inner.discard(offset, len), record)
+        self.at_once(Record::Discard { offset, len })
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        let record = || Record::WriteZeroes { offset, len };
-        self.recorded(|inner| inner.write_zeroes(offset, len), record)
+        self.at_once(Record::WriteZeroes { offset, len })
     }
 }
 
