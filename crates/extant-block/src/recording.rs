@@ -385,10 +385,9 @@ impl RecordingDevice {
                 Record::Write { offset: *offset, data: Arc::from(&**buffer), fua: *fua },
             ),
             Operation::Flush => (self.inner.flush(), Record::Flush),
-            Operation::Discard { offset, len } => (
-                self.inner.discard(*offset, *len),
-                Record::Discard { offset: *offset, len: *len },
-            ),
+            Operation::Discard { offset, len } => {
+                (self.inner.discard(*offset, *len), Record::Discard { offset: *offset, len: *len })
+            }
             Operation::WriteZeroes { offset, len } => (
                 self.inner.write_zeroes(*offset, *len),
                 Record::WriteZeroes { offset: *offset, len: *len },

@@ -121,7 +121,9 @@ fn reordered_batches_all_happen_and_answer_in_their_order() {
         let plan = FaultPlan { seed, reorder: true, ..FaultPlan::default() };
         let device = FaultDevice::new(Arc::clone(&inner), plan);
         let pending: Vec<_> = (0..100u64)
-            .map(|n| device.submit(vec![write(n * 1024, 1, false), write(n * 1024 + 512, 2, false)]))
+            .map(|n| {
+                device.submit(vec![write(n * 1024, 1, false), write(n * 1024 + 512, 2, false)])
+            })
             .collect();
         for (n, pending) in pending.into_iter().enumerate().rev() {
             let done = pending.wait();

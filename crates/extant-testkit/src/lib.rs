@@ -12,11 +12,19 @@
 //! - [`oracle`]: mke2fs, e2fsck, dumpe2fs, debugfs, and the kernel through a loop mount.
 //! - [`tree`]: makes a tree with every kind of file from a seed.
 //! - [`compare`]: walks two trees and lists every difference.
+//! - [`crash`]: every state that a power cut may leave, from a recorded history.
+//! - [`model`]: a name space in memory, operations on it, operations from a seed.
+//! - [`proof`]: does operations, cuts the power everywhere, and says whether what is left may be.
+//! - [`sim`]: many clients, faults and cuts under one seed.
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod crash;
 pub mod image;
+pub mod model;
 pub mod oracle;
+pub mod proof;
+pub mod sim;
 pub mod tree;
 
 pub use compare::{CompareOptions, Difference, compare_trees};

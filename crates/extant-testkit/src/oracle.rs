@@ -113,14 +113,14 @@ pub fn e2fsck(image: &Path) -> Result<FsckReport, String> {
 
 /// [`e2fsck`] with more arguments, such as `-D` or `-E journal_only`.
 pub fn e2fsck_with(image: &Path, arguments: &[&str]) -> Result<FsckReport, String> {
+    e2fsck_as(image, "-fn", arguments)
+}
+
+/// [`e2fsck_with`] in another mode than `-fn`: `-fy` repairs.
+pub fn e2fsck_as(image: &Path, mode: &str, arguments: &[&str]) -> Result<FsckReport, String> {
     let fsck = Tool::find("e2fsck")?;
     let mut command = Tool::find("timeout")?.command();
-    command
-        .args(["-s", "KILL", FSCK_LIMIT_S])
-        .arg(&fsck.path)
-        .arg("-fn")
-        .args(arguments)
-        .arg(image);
+    command.args(["-s", "KILL", FSCK_LIMIT_S]).arg(&fsck.path).arg(mode).args(arguments).arg(image);
     let output = output(&mut command);
     // `timeout` ends by the same signal when it had to use it, or reports 128 + 9.
     let status = output.status.code().filter(|status| *status != 137);

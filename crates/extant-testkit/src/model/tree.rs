@@ -1,0 +1,284 @@
+//! A tree of nodes with everything that a user can see of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+pub(super) use extant_format::inode::FileKind;
+
+/// Lines of difference that are worth reading.
+const DIFFERENCES_MAX: usize = 20;
+/// Bytes of a file that one digest stands for.
+pub(super) const CHUNK_BYTES: u64 = 1024;
+
+/// Which node of a [`Tree`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub usize);
+
+/// Contents of a file: a digest for each piece of 1 KiB that is not all zeros. Shared, because
+/// trees are copied more often than contents change.
+#[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
+pub struct Content(Arc<BTreeMap<u64, u64>>);
+
+impl Content {
+    /// Starts with nothing but zeros.
+    pub fn new() -> Content {
+        Content::default()
+    }
+
+    /// Adds bytes at `offset`, a multiple of 1024. What is after the file's end must be zero.
+    pub fn add(&mut self, offset: u64, bytes: &[u8]) {
+        let pieces = Arc::make_mut(&mut self.0);
+        for (number, piece) in bytes.chunks(CHUNK_BYTES as usize).enumerate() {
+            if piece.iter().any(|byte| *byte != 0) {
+                // Zeros at the end do not count, so a short last piece is like a long one.
+                let len = piece.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+                let mut hasher = DefaultHasher::new();
+                piece[..len].hash(&mut hasher);
+                pieces.insert(offset / CHUNK_BYTES + number as u64, hasher.finish());
+            }
+        }
+    }
+
+    /// Forgets everything from `size` on, which is a multiple of 1024.
+    pub fn cut(&mut self, size: u64) {
+        if self.0.keys().next_back().is_some_and(|last| *last >= size / CHUNK_BYTES) {
+            Arc::make_mut(&mut self.0).retain(|piece, _| *piece < size / CHUNK_BYTES);
+        }
+    }
+}
+
+/// What a user can see of one inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits.
+    pub permissions: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of names.
+    pub links: u32,
+    /// Size in bytes; 0 for directories, whose size is the file system's business.
+    pub size: u64,
+    /// Last access, contents change, attribute change, creation: seconds and nanoseconds. Zero where
+    /// times are not compared.
+    pub times: [(i64, u32); 4],
+    /// Project.
+    pub project: u32,
+    /// The flags that users set.
+    pub flags: u32,
+    /// Numbers of a device.
+    pub rdev: Option<(u32, u32)>,
+    /// Target of a symbolic link.
+    pub target: Option<Vec<u8>>,
+    /// Attributes with the names and values that programs see.
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Contents of a regular file.
+    pub content: Content,
+    /// Entries of a directory.
+    pub entries: BTreeMap<Vec<u8>, NodeId>,
+    /// Last operation that changed it; not compared.
+    pub changed_by: usize,
+}
+
+impl Node {
+    /// A node without anything but a kind.
+    pub fn new(kind: FileKind) -> Node {
+        Node {
+            kind,
+            permissions: 0,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            size: 0,
+            times: [(0, 0); 4],
+            project: 0,
+            flags: 0,
+            rdev: None,
+            target: None,
+            xattrs: BTreeMap::new(),
+            content: Content::new(),
+            entries: BTreeMap::new(),
+            changed_by: 0,
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
+    fn hash_own(&self, hasher: &mut DefaultHasher) {
+        (self.kind, self.permissions, self.uid, self.gid, self.links, self.size).hash(hasher);
+        (self.times, self.project, self.flags, self.rdev).hash(hasher);
+        (&self.target, &self.xattrs, &self.content).hash(hasher);
+    }
+
+    /// Lists in which of its own fields it differs.
+    fn differences(&self, other: &Node, out: &mut Vec<String>) {
+        macro_rules! field {
+            ($($name:ident)*) => {$(
+                if self.$name != other.$name {
+                    out.push(format!(
+                        "{}: {:?} | {:?}", stringify!($name), self.$name, other.$name
+                    ));
+                }
+            )*};
+        }
+        field!(kind permissions uid gid links size times project flags rdev);
+        if self.target != other.target {
+            let show = |target: &Option<Vec<u8>>| target.as_deref().map(show);
+            out.push(format!("target: {:?} | {:?}", show(&self.target), show(&other.target)));
+        }
+        if self.content != other.content {
+            let (a, b) = (&self.content.0, &other.content.0);
+            let first = a.iter().find(|(at, digest)| b.get(at) != Some(digest));
+            let first = first.or_else(|| b.iter().find(|(at, digest)| a.get(at) != Some(digest)));
+            let at = first.map_or(0, |(at, _)| at * CHUNK_BYTES);
+            out.push(format!("contents differ, first at byte {at}"));
+        }
+        for name in self.xattrs.keys().chain(other.xattrs.keys()) {
+            let (a, b) = (self.xattrs.get(name), other.xattrs.get(name));
+            let line = format!("xattr {}: {} | {}", show(name), value(a), value(b));
+            if a != b && !out.contains(&line) {
+                out.push(line);
+            }
+        }
+    }
+}
+
+fn value(value: Option<&Vec<u8>>) -> String {
+    let Some(value) = value else { return "absent".to_owned() };
+    let mut text = format!("{} bytes", value.len());
+    for byte in value.iter().take(8) {
+        let _ = write!(text, " {byte:02x}");
+    }
+    text
+}
+
+/// A name for people: escaped, and its middle left out when it is long.
+pub(super) fn show(name: &[u8]) -> String {
+    let text = name.escape_ascii().to_string();
+    if text.len() <= 48 {
+        return text;
+    }
+    format!("{}…{} ({} bytes)", &text[..24], &text[text.len() - 12..], name.len())
+}
+
+/// A whole name space.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    nodes: Vec<Option<Node>>,
+    root: NodeId,
+}
+
+impl Tree {
+    /// A tree of a root directory alone.
+    pub fn new(root: Node) -> Tree {
+        Tree { nodes: vec![Some(root)], root: NodeId(0) }
+    }
+
+    /// The root.
+    pub fn root(&self) -> NodeId {
+        self.root
+    }
+
+    /// Adds a node that has no name yet.
+    pub fn add(&mut self, node: Node) -> NodeId {
+        self.nodes.push(Some(node));
+        NodeId(self.nodes.len() - 1)
+    }
+
+    /// The node. Panics if it was removed: that would be a bug of the model.
+    pub fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id.0].as_ref().expect("a node that is there")
+    }
+
+    /// The node, to be changed.
+    pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id.0].as_mut().expect("a node that is there")
+    }
+
+    /// Forgets a node.
+    pub fn remove(&mut self, id: NodeId) {
+        self.nodes[id.0] = None;
+    }
+
+    /// Every name with its path, in order; the root is first, with an empty path.
+    pub fn paths(&self) -> Vec<(Vec<Vec<u8>>, NodeId)> {
+        let mut found = Vec::new();
+        let mut pending = vec![(Vec::new(), self.root)];
+        while let Some((path, id)) = pending.pop() {
+            for (name, child) in self.node(id).entries.iter().rev() {
+                let mut below: Vec<Vec<u8>> = path.clone();
+                below.push(name.clone());
+                pending.push((below, *child));
+            }
+            found.push((path, id));
+        }
+        found
+    }
+
+    /// A number that equal trees share, and different ones almost surely do not. Which names are one
+    /// node counts; in which order nodes were added does not.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let mut met: HashMap<NodeId, usize> = HashMap::new();
+        let mut pending = vec![self.root];
+        while let Some(id) = pending.pop() {
+            let number = met.len();
+            if let Some(number) = met.get(&id) {
+                ("again", number).hash(&mut hasher);
+                continue;
+            }
+            met.insert(id, number);
+            let node = self.node(id);
+            node.hash_own(&mut hasher);
+            node.entries.len().hash(&mut hasher);
+            for (name, child) in &node.entries {
+                name.hash(&mut hasher);
+                pending.push(*child);
+            }
+        }
+        hasher.finish()
+    }
+
+    /// Lists how `self` differs from `other`, path by path: an empty list means equal.
+    pub fn differences(&self, other: &Tree) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut pairs: HashMap<NodeId, NodeId> = HashMap::new();
+        let mut back: HashMap<NodeId, NodeId> = HashMap::new();
+        let mut pending = vec![(String::new(), self.root, other.root)];
+        while let Some((path, a, b)) = pending.pop() {
+            if found.len() >= DIFFERENCES_MAX {
+                found.push("… and more".to_owned());
+                return found;
+            }
+            let at = if path.is_empty() { "/" } else { &path };
+            match (pairs.insert(a, b), back.insert(b, a)) {
+                (None, None) => {}
+                (Some(before), _) if before == b => continue,
+                _ => found.push(format!("{at}: is one file with another name on one side only")),
+            }
+            let (a, b) = (self.node(a), other.node(b));
+            let mut fields = Vec::new();
+            a.differences(b, &mut fields);
+            found.extend(fields.into_iter().map(|field| format!("{at}: {field}")));
+            for (name, child) in a.entries.iter().rev() {
+                let below = format!("{path}/{}", show(name));
+                match b.entries.get(name) {
+                    Some(twin) => pending.push((below, *child, *twin)),
+                    None => found.push(format!("{below}: only in the first")),
+                }
+            }
+            for name in b.entries.keys().filter(|name| !a.entries.contains_key(*name)) {
+                found.push(format!("{path}/{}: only in the second", show(name)));
+            }
+        }
+        found
+    }
+}

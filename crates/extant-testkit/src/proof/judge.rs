@@ -1,0 +1,361 @@
+//! Looks at every state that a cut may leave.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use extant_block::{MemoryDevice, RecordingDevice, SharedDevice};
+use extant_sync::FixedClock;
+
+use super::record::{Recorded, tail};
+use super::{EPOCH, Target};
+use crate::crash::{CrashState, History, Report, Sampling, run};
+use crate::image;
+use crate::model::{Rules, Tree};
+use crate::oracle;
+
+/// States of the second cut that follow one state of the first.
+const SECOND_CUT_SAMPLES: usize = 12;
+
+/// How thoroughly a history is looked at.
+pub struct Proof<'a, T> {
+    /// The file system.
+    pub target: &'a T,
+    /// Which states.
+    pub sampling: Sampling,
+    /// On how many threads.
+    pub threads: usize,
+    /// `e2fsck -fn` after one in this many; 0 for none.
+    pub fsck_one_in: u64,
+    /// `e2fsck -fy` on one in this many, as it was cut; 0 for none.
+    pub replay_one_in: u64,
+    /// Cuts power again during the recovery of one in this many; 0 for none.
+    pub again_one_in: u64,
+    /// The one state to look at.
+    pub only: Option<String>,
+}
+
+/// What was done, for the log and for the documents.
+#[derive(Clone, Default, Debug)]
+pub struct Counts {
+    /// Histories.
+    pub histories: u64,
+    /// Cuts.
+    pub cuts: u64,
+    /// States mounted, compared and checked.
+    pub states: u64,
+    /// States of a second cut, during recovery.
+    pub second: u64,
+    /// Runs of `e2fsck -fn`.
+    pub fsck: u64,
+    /// Runs of `e2fsck -fy`.
+    pub replays: u64,
+}
+
+impl Counts {
+    /// Adds up.
+    pub fn add(&mut self, other: &Counts) {
+        self.histories += other.histories;
+        self.cuts += other.cuts;
+        self.states += other.states;
+        self.second += other.second;
+        self.fsck += other.fsck;
+        self.replays += other.replays;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Counts { histories, cuts, states, second, fsck, replays } = self;
+        write!(
+            f,
+            "{histories} histories, {cuts} cuts, {states} states, {second} states of a second \
+             cut, {fsck} e2fsck -fn, {replays} e2fsck -fy"
+        )
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    second: AtomicU64,
+    fsck: AtomicU64,
+    replays: AtomicU64,
+}
+
+impl<'a, T: Target> Proof<'a, T> {
+    /// Looks at the states that `sampling` chooses, on all processors, with some of each of the
+    /// expensive checks.
+    pub fn new(target: &'a T, sampling: Sampling) -> Proof<'a, T> {
+        Proof {
+            target,
+            sampling,
+            threads: extant_sync::threads::available(),
+            fsck_one_in: 200,
+            replay_one_in: 400,
+            again_one_in: 100,
+            only: super::env::state(),
+        }
+    }
+
+    /// Looks at every chosen state of a scenario.
+    pub fn prove(&self, recorded: &Recorded) -> (Report, Counts) {
+        let verdict = |marks: usize, tree: &Tree| {
+            let step = recorded.step_at(marks);
+            judge(recorded, step.synced..step.begun + 1, tree)
+        };
+        self.prove_history(&recorded.history, &recorded.rules, &recorded.base, verdict)
+    }
+
+    /// Looks at every chosen state of a history. `verdict` gets the number of marks before the cut
+    /// and the tree that was found.
+    pub fn prove_history(
+        &self,
+        history: &History,
+        rules: &Rules,
+        name: &str,
+        verdict: impl Fn(usize, &Tree) -> Result<(), String> + Sync,
+    ) -> (Report, Counts) {
+        let tally = Tally::default();
+        let check = |state: &CrashState| {
+            self.look_at(state, rules, &tally, &verdict).map_err(|text| format!("{name}: {text}"))
+        };
+        let only = self.only.as_deref();
+        let report = run(history, &self.sampling, self.threads, only, check);
+        let counts = Counts {
+            histories: 1,
+            cuts: report.cuts,
+            states: report.states,
+            second: tally.second.into_inner(),
+            fsck: tally.fsck.into_inner(),
+            replays: tally.replays.into_inner(),
+        };
+        (report, counts)
+    }
+
+    fn look_at(
+        &self,
+        state: &CrashState,
+        rules: &Rules,
+        tally: &Tally,
+        verdict: &(impl Fn(usize, &Tree) -> Result<(), String> + Sync),
+    ) -> Result<(), String> {
+        let raw: Vec<MemoryDevice> = state.devices.iter().map(MemoryDevice::snapshot).collect();
+        let second = self.chosen(state, self.again_one_in, 1);
+        let found = if second {
+            let recorders = over(&state.devices);
+            let shared: Vec<SharedDevice> =
+                recorders.iter().map(|r| Arc::clone(r) as SharedDevice).collect();
+            let found = self.recover(&shared, rules)?;
+            verdict(state.marks, &found)?;
+            self.cut_again(&recorders, rules, &found, tally)?;
+            let after: Vec<MemoryDevice> = recorders.iter().map(|r| r.contents()).collect();
+            self.settled(state, &after, tally)?;
+            found
+        } else {
+            let after: Vec<Arc<MemoryDevice>> =
+                state.devices.iter().map(|device| Arc::new(device.snapshot())).collect();
+            let shared: Vec<SharedDevice> =
+                after.iter().map(|device| Arc::clone(device) as SharedDevice).collect();
+            let found = self.recover(&shared, rules)?;
+            verdict(state.marks, &found)?;
+            let after: Vec<MemoryDevice> = after.iter().map(|device| device.snapshot()).collect();
+            self.settled(state, &after, tally)?;
+            found
+        };
+        if self.chosen(state, self.replay_one_in, 3) {
+            tally.replays.fetch_add(1, Ordering::Relaxed);
+            self.replay_elsewhere(&raw, rules, &found)?;
+        }
+        Ok(())
+    }
+
+    /// One state in `one_in`, the same ones every time, and other ones for each `kind`.
+    fn chosen(&self, state: &CrashState, one_in: u64, kind: u64) -> bool {
+        let mut hasher = DefaultHasher::new();
+        (self.sampling.seed, state.cut, state.number, kind).hash(&mut hasher);
+        one_in != 0 && hasher.finish() % one_in == 0
+    }
+
+    /// Mounts, looks at every node, unmounts.
+    fn recover(&self, devices: &[SharedDevice], rules: &Rules) -> Result<Tree, String> {
+        // Later than anything in the history, as time is.
+        let clock = Arc::new(FixedClock::at(EPOCH + 10_000_000, 0));
+        let fs = self
+            .target
+            .mount(devices, clock)
+            .map_err(|error| format!("cannot mount after the cut: {error}"))?;
+        let tree = self
+            .target
+            .snapshot(&fs, rules)
+            .map_err(|error| format!("cannot read everything after the cut: {error}"))?;
+        self.target
+            .unmount(fs)
+            .map_err(|error| format!("cannot unmount after the cut: {error}"))?;
+        Ok(tree)
+    }
+
+    /// V3.
+    fn settled(
+        &self,
+        state: &CrashState,
+        after: &[MemoryDevice],
+        tally: &Tally,
+    ) -> Result<(), String> {
+        self.target.check(after).map_err(|text| format!("the checker finds:\n{text}"))?;
+        if self.chosen(state, self.fsck_one_in, 2) {
+            tally.fsck.fetch_add(1, Ordering::Relaxed);
+            e2fsck(after, "-fn", |report, _| {
+                if report.is_clean() {
+                    Ok(())
+                } else {
+                    Err(format!("e2fsck -fn:\n{}", report.text))
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// V4.
+    fn cut_again(
+        &self,
+        recorders: &[Arc<RecordingDevice>],
+        rules: &Rules,
+        found: &Tree,
+        tally: &Tally,
+    ) -> Result<(), String> {
+        let devices: Vec<&RecordingDevice> = recorders.iter().map(|r| &**r).collect();
+        let history = History::of(&devices);
+        let cuts = history.cuts().len() as u64;
+        let sampling = Sampling {
+            seed: self.sampling.seed,
+            exhaustive_max: 1,
+            samples: 5,
+            one_cut_in: cuts / SECOND_CUT_SAMPLES as u64 + 1,
+        };
+        let print = found.fingerprint();
+        let report = run(&history, &sampling, 1, None, |state| {
+            tally.second.fetch_add(1, Ordering::Relaxed);
+            let shared: Vec<SharedDevice> = state
+                .devices
+                .iter()
+                .map(|device| Arc::new(device.snapshot()) as SharedDevice)
+                .collect();
+            let again = self.recover(&shared, rules)?;
+            if again.fingerprint() == print {
+                return Ok(());
+            }
+            Err(format!("first | second:\n{}", found.differences(&again).join("\n")))
+        });
+        match report.failures.first() {
+            None => Ok(()),
+            Some(failure) => Err(format!("power failed again during recovery: {failure}")),
+        }
+    }
+
+    /// V5.
+    fn replay_elsewhere(
+        &self,
+        raw: &[MemoryDevice],
+        rules: &Rules,
+        found: &Tree,
+    ) -> Result<(), String> {
+        e2fsck(raw, "-fy", |report, files| {
+            if !matches!(report.status, Some(0 | 1)) || report.text.contains("? yes") {
+                return Err(format!("e2fsck -fy of the cut image:\n{}", report.text));
+            }
+            let shared: Vec<SharedDevice> =
+                files.iter().map(|file| Arc::new(image::load(file)) as SharedDevice).collect();
+            let theirs = self.recover(&shared, rules)?;
+            if theirs.fingerprint() == found.fingerprint() {
+                return Ok(());
+            }
+            let lines = found.differences(&theirs).join("\n");
+            Err(format!("our replay | e2fsck's replay:\n{lines}\n{}", report.text))
+        })
+    }
+}
+
+/// Recording devices over a state.
+fn over(devices: &[MemoryDevice]) -> Vec<Arc<RecordingDevice>> {
+    let mut all: Vec<Arc<RecordingDevice>> = Vec::new();
+    for device in devices {
+        let next = match all.first() {
+            None => RecordingDevice::over(device.snapshot()),
+            Some(first) => RecordingDevice::beside(device.snapshot(), first),
+        };
+        all.push(Arc::new(next));
+    }
+    all
+}
+
+/// V1 and V2: whether the tree is what the model had after one of `allowed` operations.
+fn judge(recorded: &Recorded, allowed: Range<usize>, tree: &Tree) -> Result<(), String> {
+    let print = tree.fingerprint();
+    if allowed.clone().any(|count| recorded.prints.get(count) == Some(&print)) {
+        return Ok(());
+    }
+    let elsewhere = recorded.prints.iter().position(|other| *other == print);
+    let mut text = match elsewhere {
+        Some(count) if count < allowed.start => {
+            format!("a lost sync: only {count} operations are there, {} were synced", allowed.start)
+        }
+        Some(count) => format!("{count} operations are there, {} had begun", allowed.end - 1),
+        None => "no number of operations leads to this tree".to_owned(),
+    };
+    // The nearest one tells most. Not all of many, since each is replayed.
+    let step = (allowed.len() / 64).max(1);
+    let nearest = allowed
+        .clone()
+        .step_by(step)
+        .map(|count| (count, tree.differences(&recorded.tree_after(count))))
+        .min_by_key(|(_, lines)| lines.len());
+    if let Some((count, lines)) = nearest {
+        let ops = tail(&recorded.ops, &recorded.answers, allowed.end.min(count + 4));
+        text += &format!(
+            "\nallowed are {}..={}; nearest is {count}; found | wanted:\n{}\n{ops}",
+            allowed.start,
+            allowed.end - 1,
+            lines.join("\n")
+        );
+    }
+    Err(text)
+}
+
+/// Saves devices as files, runs e2fsck on the first, and has `look` look at what it said and left.
+fn e2fsck(
+    devices: &[MemoryDevice],
+    mode: &str,
+    look: impl FnOnce(&oracle::FsckReport, &[std::path::PathBuf]) -> Result<(), String>,
+) -> Result<(), String> {
+    let shm = Path::new("/dev/shm");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("extant-crash-");
+    let dir = if shm.is_dir() { builder.tempdir_in(shm) } else { builder.tempdir() };
+    let dir = dir.map_err(|error| format!("needs a temporary directory: {error}"))?;
+    let names = ["image", "journal"];
+    let files: Vec<_> = devices.iter().zip(names).map(|(_, name)| dir.path().join(name)).collect();
+    for (device, file) in devices.iter().zip(&files) {
+        image::save(device, file);
+    }
+    let mut arguments = vec![];
+    let journal = files.get(1).map(|file| file.display().to_string());
+    if let Some(journal) = &journal {
+        arguments.extend(["-j", journal]);
+    }
+    let report = oracle::e2fsck_as(&files[0], mode, &arguments)?;
+    look(&report, &files)
+}
+
+/// Panics with the first failures of a run and the command that shows them again. `variables` are
+/// set before it, such as `EXTANT_SEED=7`.
+#[track_caller]
+pub fn explain(report: &Report, variables: &str, command: &str) {
+    let Some(first) = report.failures.first() else { return };
+    let state = &first.state;
+    let all: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
+    let variables = format!("EXTANT_STATE={state} {variables}");
+    panic!("{}\n\nagain:\n  {} {command} -- --nocapture", all.join("\n\n"), variables.trim_end());
+}

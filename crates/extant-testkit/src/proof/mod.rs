@@ -1,0 +1,86 @@
+//! The proof that a file system survives power cuts.
+//!
+//! # Place
+//!
+//! Below: [`crash`](crate::crash) makes states, [`model`](crate::model) says what may be in them.
+//! Above: tests choose images and operations. The file system itself comes in through [`Target`],
+//! so that this module can be tested with a toy.
+//!
+//! # Shape
+//!
+//! ```text
+//! record   mount, operations one by one: each answer is compared with the model's, the model's
+//!          fingerprint is kept after each, syncs are noted in the history
+//! prove    each state of the history: mount (replay, clean-up), look at every node, unmount, check
+//! ```
+//!
+//! # The verdict
+//!
+//! - V1. The tree is what the model had after some number of operations: each whole or not at
+//!   all, and in order.
+//! - V2. That number is at least what a sync covered that had returned, and at most what had begun.
+//! - V3. After the unmount the checker finds no problem, and neither does `e2fsck -fn`.
+//! - V4. Power may fail again during the mount that recovers: the tree after that is the same.
+//! - V5. `e2fsck -fy` on the state as it was cut gives the same tree, and repairs nothing but what
+//!   a replay does.
+
+mod judge;
+mod record;
+
+pub use judge::{Counts, Proof, explain};
+pub use record::{Base, Recorded, Step, record, record_with};
+pub(crate) use record::{Progress, recorders, time_of};
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use extant_block::{MemoryDevice, SharedDevice};
+use extant_sync::FixedClock;
+
+use crate::model::{Op, Outcome, Rules, Tree};
+
+/// When the clock of every scenario starts, in seconds.
+pub const EPOCH: i64 = 1_700_000_000;
+
+/// A file system to be proved.
+pub trait Target: Sync {
+    /// A mounted file system.
+    type Fs: Sync;
+    /// What keeps an inode alive without a name.
+    type Handle: Send;
+
+    /// Mounts for writing: replays the journal and cleans up. The first device has the file system,
+    /// a second one its journal.
+    fn mount(&self, devices: &[SharedDevice], clock: Arc<FixedClock>) -> Result<Self::Fs, String>;
+
+    /// Does one operation. `slots` are the handles that the operations of one client hold.
+    fn apply(&self, fs: &Self::Fs, slots: &mut HashMap<usize, Self::Handle>, op: &Op) -> Outcome;
+
+    /// Reads everything that users can see.
+    fn snapshot(&self, fs: &Self::Fs, rules: &Rules) -> Result<Tree, String>;
+
+    /// Unmounts cleanly. A file system that is dropped instead writes nothing more.
+    fn unmount(&self, fs: Self::Fs) -> Result<(), String>;
+
+    /// Checks the invariants of an unmounted file system.
+    fn check(&self, devices: &[MemoryDevice]) -> Result<(), String>;
+}
+
+/// The variables of the environment that choose one case again.
+pub mod env {
+    /// A seed instead of the test's own.
+    pub fn seed(default: u64) -> u64 {
+        number("EXTANT_SEED").unwrap_or(default)
+    }
+
+    /// The one state to look at.
+    pub fn state() -> Option<String> {
+        std::env::var("EXTANT_STATE").ok()
+    }
+
+    /// The value of a variable that holds a number. Panics if it holds something else.
+    pub fn number(name: &str) -> Option<u64> {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+    }
+}

@@ -1,0 +1,279 @@
+//! Does operations on a recording device, in step with the model.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use extant_block::{MemoryDevice, RecordingDevice, SharedDevice};
+use extant_sync::FixedClock;
+
+use super::{EPOCH, Target};
+use crate::crash::History;
+use crate::model::{Model, Op, Outcome, Rules, Tree};
+
+/// A file system to start from.
+#[derive(Debug)]
+pub struct Base {
+    /// Name of the layout, for messages.
+    pub name: String,
+    /// The file system's device, and that of its journal if it has one.
+    pub devices: Vec<MemoryDevice>,
+    /// What is compared.
+    pub rules: Rules,
+}
+
+impl Base {
+    /// An independent copy; pages are shared.
+    #[must_use]
+    pub fn snapshot(&self) -> Base {
+        let devices = self.devices.iter().map(MemoryDevice::snapshot).collect();
+        Base { name: self.name.clone(), devices, rules: self.rules }
+    }
+}
+
+/// What was known at a mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// Operations that had begun.
+    pub begun: usize,
+    /// Operations that a returned sync covers.
+    pub synced: usize,
+}
+
+impl Step {
+    pub(crate) fn mark(self) -> String {
+        format!("{} {}", self.begun, self.synced)
+    }
+}
+
+/// A recorded scenario.
+#[derive(Debug)]
+pub struct Recorded {
+    /// What happened to the devices.
+    pub history: History,
+    /// The operations.
+    pub ops: Vec<Op>,
+    /// What each was answered.
+    pub answers: Vec<Outcome>,
+    /// The tree before the first one.
+    pub start: Tree,
+    /// Fingerprints of the model: before the first, and after each.
+    pub prints: Vec<u64>,
+    /// What was known at each mark.
+    pub steps: Vec<Step>,
+    /// What is compared.
+    pub rules: Rules,
+    /// Name of the layout.
+    pub base: String,
+}
+
+impl Recorded {
+    /// What was known when `marks` marks had been made.
+    pub fn step_at(&self, marks: usize) -> Step {
+        let at = marks.checked_sub(1).and_then(|last| self.steps.get(last));
+        at.copied().unwrap_or(Step { begun: 0, synced: 0 })
+    }
+
+    /// The model's tree after `count` operations.
+    pub fn tree_after(&self, count: usize) -> Tree {
+        let mut model = Model::new(self.start.clone(), self.rules);
+        for (number, (op, answer)) in self.ops.iter().zip(&self.answers).take(count).enumerate() {
+            model.now = time_of(number);
+            model.follow(op, *answer).expect("as while recording");
+        }
+        model.tree
+    }
+
+    /// How often each operation succeeded and failed.
+    pub fn tally(&self) -> BTreeMap<&'static str, (u64, u64)> {
+        let mut tally = BTreeMap::new();
+        for (op, answer) in self.ops.iter().zip(&self.answers) {
+            let entry: &mut (u64, u64) = tally.entry(op.name()).or_default();
+            match answer {
+                Ok(()) => entry.0 += 1,
+                Err(_) => entry.1 += 1,
+            }
+        }
+        tally
+    }
+}
+
+/// What the clock shows during operation `number`, from 0 on.
+pub(crate) fn time_of(number: usize) -> i64 {
+    EPOCH + 1 + number as i64
+}
+
+/// Mounts, does what `next` says until it says no more, compares, unmounts.
+///
+/// # Errors
+///
+/// The file system answered otherwise than the model, or has another tree in the end; or a mount
+/// or unmount failed.
+pub fn record<T: Target>(
+    target: &T,
+    base: &Base,
+    next: impl FnMut(&Model) -> Option<Op>,
+) -> Result<Recorded, String> {
+    record_with(target, base, true, next)
+}
+
+/// [`record`], with or without the unmount at the end.
+///
+/// # Errors
+///
+/// As [`record`].
+pub fn record_with<T: Target>(
+    target: &T,
+    base: &Base,
+    unmount: bool,
+    mut next: impl FnMut(&Model) -> Option<Op>,
+) -> Result<Recorded, String> {
+    let recorders = recorders(base);
+    let shared: Vec<SharedDevice> =
+        recorders.iter().map(|r| Arc::clone(r) as SharedDevice).collect();
+    let clock = Arc::new(FixedClock::at(EPOCH, 0));
+    let fs = target
+        .mount(&shared, Arc::clone(&clock))
+        .map_err(|error| format!("{}: cannot mount the start: {error}", base.name))?;
+    let start = target.snapshot(&fs, &base.rules)?;
+    let mut model = Model::new(start.clone(), base.rules);
+    let mut done = Progress::new(&recorders[0], start.fingerprint());
+    let mut slots = HashMap::new();
+    while let Some(op) = next(&model) {
+        clock.advance(Duration::from_secs(1));
+        model.now = time_of(done.ops.len());
+        done.begin();
+        let answer = target.apply(&fs, &mut slots, &op);
+        done.end(&mut model, op, answer).map_err(|text| format!("{}: {text}", base.name))?;
+    }
+    let found = target.snapshot(&fs, &base.rules)?;
+    if found.fingerprint() != model.tree.fingerprint() {
+        return Err(format!(
+            "{}: after {} operations, found | wanted:\n{}\n{}",
+            base.name,
+            done.ops.len(),
+            found.differences(&model.tree).join("\n"),
+            done.tail()
+        ));
+    }
+    drop(slots);
+    if unmount {
+        target.unmount(fs)?;
+        done.step.synced = done.ops.len();
+        done.note();
+    } else {
+        drop(fs);
+    }
+    Ok(done.recorded(&recorders, start, base))
+}
+
+/// Recording devices over the devices of `base`, with one history.
+pub(crate) fn recorders(base: &Base) -> Vec<Arc<RecordingDevice>> {
+    let mut all: Vec<Arc<RecordingDevice>> = Vec::new();
+    for device in &base.devices {
+        let next = match all.first() {
+            None => RecordingDevice::over(device.snapshot()),
+            Some(first) => RecordingDevice::beside(device.snapshot(), first),
+        };
+        all.push(Arc::new(next));
+    }
+    all
+}
+
+/// What was done so far.
+pub(crate) struct Progress {
+    recorder: Arc<RecordingDevice>,
+    pub(crate) ops: Vec<Op>,
+    answers: Vec<Outcome>,
+    prints: Vec<u64>,
+    pub(crate) step: Step,
+    steps: Vec<Step>,
+}
+
+impl Progress {
+    pub(crate) fn new(recorder: &Arc<RecordingDevice>, start: u64) -> Progress {
+        Progress {
+            recorder: Arc::clone(recorder),
+            ops: Vec::new(),
+            answers: Vec::new(),
+            prints: vec![start],
+            step: Step { begun: 0, synced: 0 },
+            steps: Vec::new(),
+        }
+    }
+
+    pub(crate) fn note(&mut self) {
+        self.recorder.mark(&self.step.mark());
+        self.steps.push(self.step);
+    }
+
+    /// An operation begins.
+    pub(crate) fn begin(&mut self) {
+        self.step.begun += 1;
+        self.note();
+    }
+
+    /// It was answered.
+    pub(crate) fn end(&mut self, model: &mut Model, op: Op, answer: Outcome) -> Result<(), String> {
+        let followed = model.follow(&op, answer);
+        let covered = match (&op, answer) {
+            (Op::Sync, Ok(())) => Some(self.ops.len() + 1),
+            (Op::Fsync { path }, Ok(())) => model.changed_by(path),
+            _ => None,
+        };
+        self.ops.push(op);
+        self.answers.push(answer);
+        followed.map_err(|wanted| {
+            format!("answered {answer:?} instead of {wanted:?}:\n{}", self.tail())
+        })?;
+        self.prints.push(model.tree.fingerprint());
+        if let Some(covered) = covered {
+            self.step.synced = self.step.synced.max(covered);
+            self.note();
+        }
+        Ok(())
+    }
+
+    /// Whether the last operation left the model as it was.
+    pub(crate) fn last_changed_nothing(&self) -> bool {
+        let mut last = self.prints.iter().rev();
+        last.next() == last.next()
+    }
+
+    /// The last operations, one in a line.
+    pub(crate) fn tail(&self) -> String {
+        tail(&self.ops, &self.answers, self.ops.len())
+    }
+
+    pub(crate) fn recorded(
+        self,
+        recorders: &[Arc<RecordingDevice>],
+        start: Tree,
+        base: &Base,
+    ) -> Recorded {
+        let devices: Vec<&RecordingDevice> = recorders.iter().map(|r| &**r).collect();
+        Recorded {
+            history: History::of(&devices),
+            ops: self.ops,
+            answers: self.answers,
+            start,
+            prints: self.prints,
+            steps: self.steps,
+            rules: base.rules,
+            base: base.name.clone(),
+        }
+    }
+}
+
+/// The operations before number `end`, the last of them.
+pub(crate) fn tail(ops: &[Op], answers: &[Outcome], end: usize) -> String {
+    let from = end.saturating_sub(12);
+    let lines =
+        ops.iter().zip(answers).enumerate().take(end).skip(from).map(|(number, (op, answer))| {
+            match answer {
+                Ok(()) => format!("  {:4} {op}", number + 1),
+                Err(errno) => format!("  {:4} {op} = error {errno}", number + 1),
+            }
+        });
+    lines.collect::<Vec<_>>().join("\n")
+}
