@@ -10,6 +10,7 @@
 //! # Parts
 //!
 //! - [`oracle`]: mke2fs, e2fsck, dumpe2fs, debugfs, and the kernel through a loop mount.
+//! - [`kernel`]: the operations of the model, done by Linux.
 //! - [`tree`]: makes a tree with every kind of file from a seed.
 //! - [`compare`]: walks two trees and lists every difference.
 //! - [`crash`]: every state that a power cut may leave, from a recorded history.
@@ -21,6 +22,7 @@
 pub mod compare;
 pub mod crash;
 pub mod image;
+pub mod kernel;
 pub mod model;
 pub mod oracle;
 pub mod proof;

@@ -104,6 +104,11 @@ impl History {
         self.bases.iter().map(MemoryDevice::snapshot).collect()
     }
 
+    /// Repeats everything on `images`, which are as the devices began: what they hold now.
+    pub fn replay_all(&self, images: &[MemoryDevice]) {
+        self.advance(images, 0..self.events.len());
+    }
+
     /// Repeats the records `range` whole on `images`.
     pub(crate) fn advance(&self, images: &[MemoryDevice], range: std::ops::Range<usize>) {
         for event in &self.events[range] {

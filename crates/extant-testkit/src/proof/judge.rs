@@ -32,6 +32,8 @@ pub struct Proof<'a, T> {
     pub fsck_one_in: u64,
     /// `e2fsck -fy` on one in this many, as it was cut; 0 for none.
     pub replay_one_in: u64,
+    /// A mount by the running kernel of one in this many, as it was cut; 0 for none.
+    pub kernel_one_in: u64,
     /// Cuts power again during the recovery of one in this many; 0 for none.
     pub again_one_in: u64,
     /// The one state to look at.
@@ -53,6 +55,8 @@ pub struct Counts {
     pub fsck: u64,
     /// Runs of `e2fsck -fy`.
     pub replays: u64,
+    /// Mounts by the kernel.
+    pub kernel: u64,
 }
 
 impl Counts {
@@ -64,16 +68,17 @@ impl Counts {
         self.second += other.second;
         self.fsck += other.fsck;
         self.replays += other.replays;
+        self.kernel += other.kernel;
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { histories, cuts, states, second, fsck, replays } = self;
+        let Counts { histories, cuts, states, second, fsck, replays, kernel } = self;
         write!(
             f,
             "{histories} histories, {cuts} cuts, {states} states, {second} states of a second \
-             cut, {fsck} e2fsck -fn, {replays} e2fsck -fy"
+             cut, {fsck} e2fsck -fn, {replays} e2fsck -fy, {kernel} mounts by the kernel"
         )
     }
 }
@@ -83,6 +88,7 @@ struct Tally {
     second: AtomicU64,
     fsck: AtomicU64,
     replays: AtomicU64,
+    kernel: AtomicU64,
 }
 
 impl<'a, T: Target> Proof<'a, T> {
@@ -95,6 +101,7 @@ impl<'a, T: Target> Proof<'a, T> {
             threads: extant_sync::threads::available(),
             fsck_one_in: 200,
             replay_one_in: 400,
+            kernel_one_in: 400,
             again_one_in: 100,
             only: super::env::state(),
         }
@@ -131,6 +138,7 @@ impl<'a, T: Target> Proof<'a, T> {
             second: tally.second.into_inner(),
             fsck: tally.fsck.into_inner(),
             replays: tally.replays.into_inner(),
+            kernel: tally.kernel.into_inner(),
         };
         (report, counts)
     }
@@ -168,6 +176,10 @@ impl<'a, T: Target> Proof<'a, T> {
         if self.chosen(state, self.replay_one_in, 3) {
             tally.replays.fetch_add(1, Ordering::Relaxed);
             self.replay_elsewhere(&raw, rules, &found)?;
+        }
+        if self.chosen(state, self.kernel_one_in, 4) && raw.len() == 1 && oracle::is_root() {
+            tally.kernel.fetch_add(1, Ordering::Relaxed);
+            self.replay_by_kernel(&raw, rules, &found)?;
         }
         Ok(())
     }
@@ -276,6 +288,38 @@ impl<'a, T: Target> Proof<'a, T> {
             Err(format!("our replay | e2fsck's replay:\n{lines}\n{}", report.text))
         })
     }
+
+    /// V5, with the running kernel.
+    fn replay_by_kernel(
+        &self,
+        raw: &[MemoryDevice],
+        rules: &Rules,
+        found: &Tree,
+    ) -> Result<(), String> {
+        let Some(after) = kernel_replay(&raw[0])? else { return Ok(()) };
+        let shared = [Arc::new(after.snapshot()) as SharedDevice];
+        let theirs = self.recover(&shared, rules)?;
+        if theirs.fingerprint() != found.fingerprint() {
+            let lines = found.differences(&theirs).join("\n");
+            return Err(format!("our replay | the kernel's replay:\n{lines}"));
+        }
+        e2fsck(&[after], "-fn", |report, _| {
+            let text = &report.text;
+            if report.is_clean() { Ok(()) } else { Err(format!("after the kernel's:\n{text}")) }
+        })
+    }
+}
+
+/// What the kernel's mount leaves of a state; `None` where there are no loop devices.
+fn kernel_replay(device: &MemoryDevice) -> Result<Option<MemoryDevice>, String> {
+    let dir = scratch()?;
+    let file = dir.path().join("image");
+    image::save(device, &file);
+    match oracle::LoopMount::read_write(&file) {
+        Ok(mount) => drop(mount),
+        Err(_) => return Ok(None),
+    }
+    Ok(Some(image::load(&file)))
 }
 
 /// Recording devices over a state.
@@ -324,17 +368,22 @@ fn judge(recorded: &Recorded, allowed: Range<usize>, tree: &Tree) -> Result<(), 
     Err(text)
 }
 
+/// A directory in memory if there is one.
+fn scratch() -> Result<tempfile::TempDir, String> {
+    let shm = Path::new("/dev/shm");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("extant-crash-");
+    let dir = if shm.is_dir() { builder.tempdir_in(shm) } else { builder.tempdir() };
+    dir.map_err(|error| format!("needs a temporary directory: {error}"))
+}
+
 /// Saves devices as files, runs e2fsck on the first, and has `look` look at what it said and left.
 fn e2fsck(
     devices: &[MemoryDevice],
     mode: &str,
     look: impl FnOnce(&oracle::FsckReport, &[std::path::PathBuf]) -> Result<(), String>,
 ) -> Result<(), String> {
-    let shm = Path::new("/dev/shm");
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("extant-crash-");
-    let dir = if shm.is_dir() { builder.tempdir_in(shm) } else { builder.tempdir() };
-    let dir = dir.map_err(|error| format!("needs a temporary directory: {error}"))?;
+    let dir = scratch()?;
     let names = ["image", "journal"];
     let files: Vec<_> = devices.iter().zip(names).map(|(_, name)| dir.path().join(name)).collect();
     for (device, file) in devices.iter().zip(&files) {

@@ -22,7 +22,7 @@
 //! - V3. After the unmount the checker finds no problem, and neither does `e2fsck -fn`.
 //! - V4. Power may fail again during the mount that recovers: the tree after that is the same.
 //! - V5. `e2fsck -fy` on the state as it was cut gives the same tree, and repairs nothing but what
-//!   a replay does.
+//!   a replay does. A mount by the running kernel gives the same tree, too.
 
 mod judge;
 mod record;
