@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use extant_block::{AlignedBuffer, BlockDevice, MemoryDevice, Operation, SharedDevice};
+use extant_block::{AlignedBuffer, BlockDevice, FaultPlan, MemoryDevice, Operation, SharedDevice};
 use extant_sync::{FixedClock, Mutex, Rank};
 use extant_testkit::crash::Sampling;
 use extant_testkit::model::{FileKind, Generator, Model, Node, Op, Outcome, Profile, Rules, Tree};
 use extant_testkit::proof::{Base, EPOCH, Proof, Target, record};
+use extant_testkit::sim::{Plan, run_threads, simulate};
 
 const RULES: Rules = Rules { times: true, crtime: true, project: false };
 const SLOT_BYTES: usize = 2048;
@@ -26,6 +27,8 @@ enum Mistake {
     InPlace,
     /// An operation is stored in two halves.
     Halves,
+    /// A sync is tried again after its flush failed, and believed.
+    SecondFlush,
     /// Recovery forgets an operation when it runs twice.
     RecoveryTwice,
 }
@@ -47,6 +50,8 @@ struct ToyState {
     model: Model,
     count: u32,
     slot: u8,
+    /// It gave up.
+    dead: bool,
 }
 
 fn start() -> Tree {
@@ -121,13 +126,16 @@ impl Target for Toy {
             count = count.saturating_sub(5);
         }
         let recording = done.is_empty();
-        let state = ToyState { model, count, slot: slot[0] };
+        let state = ToyState { model, count, slot: slot[0], dead: false };
         Ok(ToyFs { device, state: Mutex::new(Rank::InodeContent, state), recording })
     }
 
     fn apply(&self, fs: &ToyFs, _: &mut HashMap<usize, ()>, op: &Op) -> Outcome {
         let mut done = self.done.lock();
         let mut state = fs.state.lock();
+        if state.dead {
+            return Err(30);
+        }
         state.count += 1;
         state.model.now = EPOCH + i64::from(state.count);
         let answer = state.model.apply(op);
@@ -135,13 +143,21 @@ impl Target for Toy {
             done.push((op.clone(), answer));
         }
         if matches!(op, Op::Sync | Op::Fsync { .. }) && answer.is_ok() {
-            self.commit(fs, &mut state).map_err(|_| 5)?;
+            let done = self.commit(fs, &mut state);
+            state.dead = done.is_err() && self.mistake != Mistake::SecondFlush;
+            done.map_err(|_| 5)?;
         }
         answer
     }
 
-    fn snapshot(&self, fs: &ToyFs, _: &Rules) -> Result<Tree, String> {
-        Ok(fs.state.lock().model.tree.clone())
+    fn snapshot(&self, fs: &ToyFs, rules: &Rules) -> Result<Tree, String> {
+        let mut tree = fs.state.lock().model.tree.clone();
+        for (_, id) in tree.paths() {
+            if !rules.times {
+                tree.node_mut(id).times = [(0, 0); 4];
+            }
+        }
+        Ok(tree)
     }
 
     fn unmount(&self, fs: ToyFs) -> Result<(), String> {
@@ -195,6 +211,59 @@ fn each_mistake_is_found() {
     ] {
         assert!(failures(mistake).0 > 0, "{mistake:?}");
     }
+}
+
+/// Failures of 20 simulated runs in which flushes fail.
+fn simulated_failures(mistake: Mistake) -> usize {
+    let mut failures = 0;
+    let (mut errors, mut gave_up) = (0, 0);
+    for seed in 0..20 {
+        let toy = Toy::new(mistake);
+        let plan = Plan {
+            seed,
+            clients: 3,
+            steps: 100,
+            profile: Profile::default(),
+            faults: FaultPlan { flush_one_in: 6, reorder: true, ..FaultPlan::default() },
+        };
+        let done = simulate(&toy, &format(), &plan).unwrap();
+        errors += done.device_errors;
+        gave_up += usize::from(done.gave_up);
+        let mut proof = Proof::new(&toy, Sampling { seed, ..Sampling::default() });
+        (proof.fsck_one_in, proof.replay_one_in, proof.kernel_one_in) = (0, 0, 0);
+        failures += proof.prove(&done.recorded).0.failures.len();
+    }
+    assert!(errors > 10, "{errors}");
+    assert!(gave_up > 5 || mistake != Mistake::None, "{gave_up}");
+    failures
+}
+
+#[test]
+fn a_file_system_that_gives_up_after_a_failed_flush_passes() {
+    assert_eq!(simulated_failures(Mistake::None), 0);
+}
+
+#[test]
+fn believing_a_second_flush_is_found() {
+    assert!(simulated_failures(Mistake::SecondFlush) > 0);
+}
+
+#[test]
+fn threads_are_judged_one_by_one() {
+    let toy = Toy::new(Mistake::None);
+    let profile = Profile { acls: false, ..Profile::default() };
+    // The toy's operations are in one order for all, so equal to some order for each.
+    let (done, fs) = run_threads(&toy, &format(), 3, 40, 9, &profile).unwrap();
+    drop(fs);
+    let rules = Rules { times: false, ..RULES };
+    let mut proof = Proof::new(&toy, Sampling::default());
+    (proof.fsck_one_in, proof.replay_one_in, proof.kernel_one_in) = (0, 0, 0);
+    let verdict = |marks: usize, tree: &Tree| done.judge(marks, tree);
+    let (report, counts) = proof.prove_history(&done.history, &rules, "toy", verdict);
+    assert!(report.failures.is_empty(), "{}", report.failures[0]);
+    assert!(counts.states > 50, "{counts}");
+    // A client that lost a sync is noticed.
+    assert!(done.judge(usize::MAX, &start()).is_err());
 }
 
 #[test]

@@ -109,11 +109,7 @@ impl Generator {
         let here = self.survey(model);
         if self.profile.sync_one_in > 0 && self.random.one_in(self.profile.sync_one_in) {
             return match (self.random.one_in(2), self.any(model, &here)) {
-                (true, Some((path, kind)))
-                    if matches!(kind, FileKind::Regular | FileKind::Directory) =>
-                {
-                    Op::Fsync { path }
-                }
+                (true, Some((path, FileKind::Regular | FileKind::Directory))) => Op::Fsync { path },
                 _ => Op::Sync,
             };
         }

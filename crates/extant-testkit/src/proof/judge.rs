@@ -188,7 +188,7 @@ impl<'a, T: Target> Proof<'a, T> {
     fn chosen(&self, state: &CrashState, one_in: u64, kind: u64) -> bool {
         let mut hasher = DefaultHasher::new();
         (self.sampling.seed, state.cut, state.number, kind).hash(&mut hasher);
-        one_in != 0 && hasher.finish() % one_in == 0
+        one_in != 0 && hasher.finish().is_multiple_of(one_in)
     }
 
     /// Mounts, looks at every node, unmounts.
