@@ -192,6 +192,8 @@ fn node(path: &OsPath) -> io::Result<(u64, Node)> {
     node.permissions = (meta.mode() & 0o7777) as u16;
     (node.uid, node.gid, node.links) = (meta.uid(), meta.gid(), meta.nlink() as u32);
     node.xattrs = xattrs(path);
+    node.times[1] = (meta.mtime(), meta.mtime_nsec() as u32);
+    node.times[2] = (meta.ctime(), meta.ctime_nsec() as u32);
     match kind {
         FileKind::Directory => {}
         FileKind::Symlink => {
@@ -221,6 +223,15 @@ fn node(path: &OsPath) -> io::Result<(u64, Node)> {
 
 /// Everything below `root` that users can see, but times and projects, which stay zero.
 pub fn snapshot(root: &OsPath) -> Tree {
+    let mut tree = snapshot_with_times(root);
+    for (_, id) in tree.paths() {
+        tree.node_mut(id).times = [(0, 0); 4];
+    }
+    tree
+}
+
+/// [`snapshot`] with the times of the last change of contents and of attributes.
+pub fn snapshot_with_times(root: &OsPath) -> Tree {
     let (_, top) = node(root).unwrap();
     let mut tree = Tree::new(top);
     let mut met: HashMap<u64, NodeId> = HashMap::new();

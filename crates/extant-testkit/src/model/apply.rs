@@ -209,8 +209,11 @@ impl Model {
                     XattrWrite::Replace if !exists => return Err(ENODATA),
                     _ => {}
                 }
-                self.tree.node_mut(id).xattrs.insert(name.clone(), value.clone());
-                self.changed(id);
+                let before = self.tree.node_mut(id).xattrs.insert(name.clone(), value.clone());
+                // The same value again is no change.
+                if before.as_ref() != Some(value) {
+                    self.changed(id);
+                }
                 Ok(())
             }
             Op::RemoveXattr { path, name } => {
@@ -497,6 +500,7 @@ impl Model {
     fn set_acl(&mut self, path: &Path, which: Which, acl: Option<&Acl>) -> Outcome {
         let id = self.find(path)?;
         let node = self.tree.node_mut(id);
+        let before = (node.permissions, node.xattrs.clone());
         match which {
             Which::Default if !node.is_dir() => {
                 return if acl.is_some() { Err(EACCES) } else { Ok(()) };
@@ -514,7 +518,9 @@ impl Model {
                 store(node, ACL_ACCESS, acl);
             }
         }
-        self.changed(id);
+        if (node.permissions, &node.xattrs) != (before.0, &before.1) {
+            self.changed(id);
+        }
         Ok(())
     }
 
