@@ -1,5 +1,7 @@
 //! Which fates the open records of a cut are given.
 
+use std::ops::Range;
+
 use extant_base::Prng;
 use extant_block::{Event, Record};
 
@@ -16,11 +18,14 @@ pub struct Sampling {
     pub samples: usize,
     /// One cut in this many is looked at; 1 for all.
     pub one_cut_in: u64,
+    /// Writes within this range of bytes of the first device are not torn, because nobody could
+    /// bear it: the primary superblock with its checksum is longer than a sector.
+    pub whole: Range<u64>,
 }
 
 impl Default for Sampling {
     fn default() -> Sampling {
-        Sampling { seed: 0, exhaustive_max: 5, samples: 24, one_cut_in: 1 }
+        Sampling { seed: 0, exhaustive_max: 5, samples: 24, one_cut_in: 1, whole: 0..0 }
     }
 }
 
@@ -50,7 +55,7 @@ pub(super) fn states(
             found.push((0..count).map(kept).collect());
         }
         for (at, event) in events.iter().enumerate() {
-            for fate in torn(event, &mut random) {
+            for fate in torn(event, &mut random, sampling) {
                 found.push(one(Fate::Kept, at, fate));
                 if count > 1 {
                     found.push(one(Fate::Lost, at, fate));
@@ -63,7 +68,7 @@ pub(super) fn states(
     let newest = count - 1;
     found.push(one(Fate::Kept, newest, Fate::Lost));
     found.push(one(Fate::Lost, newest, Fate::Kept));
-    for fate in torn(events[newest], &mut random) {
+    for fate in torn(events[newest], &mut random, sampling) {
         found.push(one(Fate::Kept, newest, fate));
     }
     while found.len() < sampling.samples {
@@ -74,13 +79,13 @@ pub(super) fn states(
             // In order up to some record, and everything but such a beginning.
             2 => (0..count).map(|n| if n <= at { Fate::Kept } else { Fate::Lost }).collect(),
             3 => (0..count).map(|n| if n > at { Fate::Kept } else { Fate::Lost }).collect(),
-            4 => one(Fate::Kept, at, any_torn(events[at], &mut random)),
+            4 => one(Fate::Kept, at, any_torn(events[at], &mut random, sampling)),
             kind => {
                 // Some few, half, nearly all; torn here and there.
                 let kept_of_8 = [1, 4, 7][(kind - 5) as usize];
                 let each = |event: &&Event| {
                     if random.one_in(6) {
-                        any_torn(event, &mut random)
+                        any_torn(event, &mut random, sampling)
                     } else if random.below(8) < kept_of_8 {
                         Fate::Kept
                     } else {
@@ -96,8 +101,12 @@ pub(super) fn states(
 }
 
 /// The ways of tearing a record: none for one sector, and for what is not written.
-fn torn(event: &Event, random: &mut Prng) -> Vec<Fate> {
-    let Record::Write { data, .. } = &event.record else { return Vec::new() };
+fn torn(event: &Event, random: &mut Prng, sampling: &Sampling) -> Vec<Fate> {
+    let Record::Write { offset, data, .. } = &event.record else { return Vec::new() };
+    let end = offset + data.len() as u64;
+    if event.device == 0 && *offset >= sampling.whole.start && end <= sampling.whole.end {
+        return Vec::new();
+    }
     let sectors = (data.len() as u64).div_ceil(512);
     if sectors < 2 {
         return Vec::new();
@@ -106,8 +115,8 @@ fn torn(event: &Event, random: &mut Prng) -> Vec<Fate> {
     vec![Fate::First(cut), Fate::From(cut), Fate::Scattered(random.next_u64())]
 }
 
-fn any_torn(event: &Event, random: &mut Prng) -> Fate {
-    let ways = torn(event, random);
+fn any_torn(event: &Event, random: &mut Prng, sampling: &Sampling) -> Fate {
+    let ways = torn(event, random, sampling);
     let at = random.below(ways.len() as u64) as usize;
     ways.get(at).copied().unwrap_or(Fate::Lost)
 }

@@ -246,6 +246,7 @@ impl<'a, T: Target> Proof<'a, T> {
             exhaustive_max: 1,
             samples: 5,
             one_cut_in: cuts / SECOND_CUT_SAMPLES as u64 + 1,
+            whole: self.sampling.whole.clone(),
         };
         let print = found.fingerprint();
         let report = run(&history, &sampling, 1, None, |state| {
