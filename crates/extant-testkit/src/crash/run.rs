@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use extant_block::MemoryDevice;
+use extant_block::{MemoryDevice, Record};
 use extant_sync::threads;
 use extant_sync::{Mutex, Rank};
 
@@ -14,6 +14,8 @@ use super::states::{Sampling, states};
 
 /// Failures after which a run ends.
 const FAILURES_MAX: usize = 3;
+/// Records that a failure lists.
+const LISTED_MAX: usize = 24;
 
 /// One state: what is on the devices after a cut.
 #[derive(Debug)]
@@ -44,13 +46,13 @@ pub struct Failure {
     pub state: String,
     /// What is wrong with it.
     pub message: String,
-    /// What became of the open records, in words.
+    /// The last records before the cut and what became of them, in words.
     pub fates: String,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "state {} ({}):\n{}", self.state, self.fates, self.message)
+        write!(f, "state {}: {}\nhistory:\n{}", self.state, self.message, self.fates)
     }
 }
 
@@ -208,16 +210,31 @@ fn key(history: &History, end: usize, marks: usize, fates: &[(usize, Fate)]) -> 
     hasher.finish()
 }
 
-/// What became of the open records, in one line.
+/// The last records before the cut, one in a line, with what became of the open ones.
 fn in_words(history: &History, state: &CrashState) -> String {
-    let each = |(place, fate): &(usize, Fate)| {
-        let event = &history.events()[*place];
-        let (offset, len) = event.record.range();
-        format!("#{place} {len} bytes at {offset} of device {}: {fate}", event.device)
+    let end = history.performed_by(state.cut);
+    let first = end.saturating_sub(LISTED_MAX);
+    let each = |place: usize| {
+        let event = &history.events()[place];
+        let what = match &event.record {
+            Record::Write { offset, data, fua } => {
+                format!("{} {} bytes at {offset}", if *fua { "FUA" } else { "write" }, data.len())
+            }
+            Record::Discard { offset, len } => format!("discard {len} bytes at {offset}"),
+            Record::WriteZeroes { offset, len } => format!("zero {len} bytes at {offset}"),
+            Record::Flush => "flush".to_owned(),
+            Record::FlushFailed => "failed flush".to_owned(),
+            Record::Mark(text) => format!("mark {text}"),
+        };
+        let done = if event.completed <= state.cut { "" } else { ", in flight" };
+        let fate = state.fates.iter().find(|(at, _)| *at == place);
+        let fate = fate.map(|(_, fate)| format!(" => {fate}")).unwrap_or_default();
+        format!("  #{place} device {}: {what}{done}{fate}", event.device)
     };
-    let mut words: Vec<String> = state.fates.iter().take(24).map(each).collect();
-    if state.fates.len() > words.len() {
-        words.push(format!("and {} more", state.fates.len() - words.len()));
+    let mut lines: Vec<String> = (first..end).map(each).collect();
+    if first > 0 {
+        let open = state.fates.iter().filter(|(place, _)| *place < first).count();
+        lines.insert(0, format!("  {first} records, {open} of them open"));
     }
-    if words.is_empty() { "nothing open".to_owned() } else { words.join("; ") }
+    lines.join("\n")
 }
