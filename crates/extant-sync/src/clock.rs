@@ -38,6 +38,7 @@ impl Clock for SystemClock {
         )
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the wrapper that the ban points to")]
     fn sleep(&self, time: Duration) {
         std::thread::sleep(time);
     }

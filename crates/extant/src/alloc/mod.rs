@@ -39,7 +39,6 @@ use extant_sync::{Mutex, MutexGuard, Rank};
 
 use crate::error::{FsError, Result};
 use crate::node::Node;
-use crate::slot::Slot;
 use crate::txn::Txn;
 use crate::volume::Volume;
 

@@ -18,31 +18,26 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, Prng};
+use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
+use extant_format::features::{Compat, Features, Incompat};
 use extant_format::group::GroupDescriptor;
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
 use extant_jbd2::{
-    ExternalJournal, Journal, JournalOptions, JournalReadError, JournalReader, JournalRun,
-    MappedJournal, Mutations, RecoveryError, RecoveryOptions, Replay, ReplayedDevice,
-    load_superblock, recover,
+    ExternalJournal, JournalReadError, JournalReader, JournalRun, MappedJournal, Mutations,
+    RecoveryError, RecoveryOptions, Replay, ReplayedDevice, load_superblock, recover,
 };
 
 use extant_sync::{Clock, SystemClock};
 
-use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::map::MappingKind;
-use crate::mmp::{MmpGuard, MmpNames};
-use crate::orphan::Orphans;
-use crate::quota::Quotas;
-use crate::supers::{MountErrors, SuperState};
+use crate::supers::MountErrors;
 use crate::volume::{Volume, VolumeOptions};
-use crate::writer::{VolumeClient, Writer, WriterParts, WriterStats};
+use crate::writer::{Writer, WriterStats};
 
 /// Incompatible features that reading understands.
 const READABLE: Incompat = Incompat::FILETYPE
