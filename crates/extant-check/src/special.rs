@@ -285,12 +285,11 @@ impl Checker<'_> {
         map.tree_blocks = 1 + u64::from(reserved) * (1 + backups.len() as u64);
 
         let per_block = self.sb.block_size.bytes() / 4;
-        let (mut list, mut copies) = (Vec::new(), Vec::new());
+        let (mut list, mut copy) = (Vec::new(), Vec::new());
         self.read_block(double, &mut list)?;
         if !self.in_range(first, u64::from(reserved)) {
             return Ok(());
         }
-        self.read_blocks(first, reserved, &mut copies)?;
         let mut right = true;
         let mut listed = vec![0u32; per_block as usize];
         for number in 0..reserved {
@@ -301,11 +300,12 @@ impl Checker<'_> {
         for (slot, wanted) in listed.iter().enumerate() {
             right &= field32(&list, slot * 4) == *wanted;
         }
-        for (number, block) in copies.chunks_exact(self.sb.block_size.len()).enumerate() {
-            let home = first + number as u64;
+        for number in 0..u64::from(reserved) {
+            let home = first + number;
+            self.read_block(home, &mut copy)?;
             for (slot, backup) in backups.iter().take(per_block as usize).enumerate() {
                 let wanted = home + u64::from(backup.0) * u64::from(self.sb.blocks_per_group);
-                right &= u64::from(field32(block, slot * 4)) == wanted;
+                right &= u64::from(field32(&copy, slot * 4)) == wanted;
             }
         }
         if !right {

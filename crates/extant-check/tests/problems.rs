@@ -119,9 +119,11 @@ fn damage_by_debugfs_is_reported_by_kind() {
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
+type Poke = (&'static [&'static str], &'static [u8], i64, &'static [u8], Is);
+
 /// Bytes that are looked for, what follows the last of them by so many bytes is changed, and what
 /// must be among the problems.
-const BY_POKING: &[(&[&str], &[u8], i64, &[u8], Is)] = &[
+const BY_POKING: &[Poke] = &[
     // The superblock's checksum, by its label.
     (EXT4, b"LABEL", 0, b"M", |p| matches!(p, Problem::SuperblockChecksum(_))),
     // Directory blocks.
