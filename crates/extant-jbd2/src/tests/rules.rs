@@ -1,0 +1,379 @@
+//! One rule, one test.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use extant_block::{Record, RecordingDevice};
+use extant_format::jbd2::Tid as RawTid;
+
+use super::*;
+
+fn recording(checksum: JournalChecksum) -> (Arc<RecordingDevice>, SharedDevice) {
+    let device = Arc::new(RecordingDevice::over(formatted(checksum)));
+    (device.clone(), device)
+}
+
+#[test]
+fn j1_nothing_goes_home_before_a_checkpoint() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let block = TestBlock::new(9);
+    change(&journal, &[(&block, 1)]);
+    assert_eq!(fill_of(&device, 9), Some(0xee));
+    journal.checkpoint().unwrap();
+    assert_eq!(fill_of(&device, 9), Some(1));
+}
+
+#[test]
+fn j2_the_tail_moves_after_a_flush_of_the_home_writes() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let blocks: Vec<_> = (4..8).map(TestBlock::new).collect();
+    let list: Vec<_> = blocks.iter().map(|block| (block, 3)).collect();
+    change(&journal, &list);
+    let before = recorder.len();
+    journal.checkpoint().unwrap();
+    let records = recorder.records().split_off(before);
+    let [
+        Record::Write { offset, data, fua: false },
+        Record::Flush,
+        Record::Write { fua: true, .. },
+    ] = &records[..]
+    else {
+        panic!("{records:?}");
+    };
+    assert_eq!((*offset, data.len()), (4 * BLOCK as u64, 4 * BLOCK), "neighbours in one write");
+    let superblock = store(&device).superblock().clone();
+    assert!(superblock.is_dirty(), "in use, and empty");
+    assert_eq!(superblock.sequence.0, journal.running());
+}
+
+#[test]
+fn j3_committed_is_called_after_the_commit_block_and_in_order() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let seen = Arc::new(AtomicU32::new(0));
+    let (at, watched) = (Arc::clone(&seen), Arc::clone(&recorder));
+    let client = TestClient::new(
+        Box::new(|_, _| Ok(())),
+        Box::new(move |_| {
+            let last = watched.records().pop();
+            assert!(matches!(last, Some(Record::Write { fua: true, .. })), "{last:?}");
+            at.fetch_add(1, Ordering::Relaxed);
+        }),
+    );
+    let journal = open(&device, client.clone());
+    let block = TestBlock::new(9);
+    let tids: Vec<_> = (0..5).map(|fill| change(&journal, &[(&block, fill)])).collect();
+    assert_eq!(*client.committed.lock(), tids);
+    assert_eq!(seen.load(Ordering::Relaxed), 5);
+}
+
+#[test]
+fn j4_j5_a_freed_block_is_revoked_with_its_transaction_and_only_if_the_log_has_it() {
+    for version in VERSIONS {
+        let (_, device) = recording(version);
+        let journal = open(&device, TestClient::plain());
+        let (old, other, young) = (TestBlock::new(5), TestBlock::new(6), TestBlock::new(7));
+        change(&journal, &[(&old, 1)]);
+        let mut handle = journal.start(3).unwrap();
+        handle.claim(&young).unwrap();
+        handle.claim(&other).unwrap();
+        assert_eq!(handle.credits_left(), 1);
+        other.set(2);
+        handle.revoke(FsBlock(5)).unwrap();
+        handle.revoke(FsBlock(7)).unwrap(); // Never was in the log.
+        assert_eq!(handle.credits_left(), 1, "one for records, one back");
+        let tid = handle.tid();
+        drop(handle);
+        journal.commit(tid).unwrap();
+        assert_eq!(journal.stats().revokes, 1, "{version:?}");
+        assert_eq!(journal.stats().blocks_logged, 2);
+        journal.checkpoint().unwrap();
+        assert_eq!(fill_of(&device, 5), Some(0xee), "dropped from the table");
+        drop(journal);
+    }
+}
+
+#[test]
+fn j4_a_block_that_is_metadata_again_cancels_its_revoke() {
+    for same in [true, false] {
+        let (_, device) = recording(JournalChecksum::V3);
+        let journal = open(&device, TestClient::plain());
+        let block = TestBlock::new(5);
+        change(&journal, &[(&block, 1)]);
+        let mut handle = journal.start(4).unwrap();
+        handle.revoke(FsBlock(5)).unwrap();
+        let again = TestBlock::new(5);
+        if same {
+            handle.claim(&again).unwrap();
+            again.set(2);
+        }
+        let tid = handle.tid();
+        drop(handle);
+        journal.commit(tid).unwrap();
+        if !same {
+            change(&journal, &[(&again, 2)]);
+        }
+        drop(journal);
+        let (replay, _) = replayed(&device).unwrap();
+        assert_eq!(replay.transactions, if same { 2 } else { 3 });
+        assert_eq!(fill_of(&device, 5), Some(2), "same transaction: {same}");
+    }
+}
+
+#[test]
+fn j6_log_then_flush_then_commit_block_with_fua() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let block = TestBlock::new(9);
+    change(&journal, &[(&block, 1)]);
+    let before = recorder.len();
+    change(&journal, &[(&block, 2)]);
+    let records = recorder.records().split_off(before);
+    let [Record::Write { data, fua: false, .. }, Record::Flush, Record::Write { fua: true, .. }] =
+        &records[..]
+    else {
+        panic!("{records:?}");
+    };
+    assert_eq!(data.len(), 2 * BLOCK, "descriptor and copy in one write");
+}
+
+#[test]
+fn j7_an_external_journal_flushes_the_home_device_before_it_commits() {
+    let home = Arc::new(RecordingDevice::new(HOME_BLOCKS * BLOCK as u64));
+    let image = MemoryDevice::new(u64::from(LOG_BLOCKS) * BLOCK as u64);
+    let mut ext4 = vec![0u8; 1024];
+    ext4[0x38..0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
+    ext4[0x60] = 8;
+    image.write_at(1024, &ext4).unwrap();
+    let mut superblock = TestLog::new(JournalChecksum::V3, LOG_BLOCKS, 0).superblock;
+    superblock.first = 3;
+    let mut bytes = vec![0; BLOCK];
+    superblock.encode(&mut bytes).unwrap();
+    image.write_at(2 * BLOCK as u64, &bytes).unwrap();
+    let log: SharedDevice = Arc::new(image);
+    let store = LogStore::external(ExternalJournal::open(Arc::clone(&log)).unwrap());
+    let journal = Journal::open(store, home.clone(), TestClient::plain(), options()).unwrap();
+    let block = TestBlock::new(9);
+    home.write_at(0, &[1; 512]).unwrap();
+    change(&journal, &[(&block, 4)]);
+    assert_eq!(home.records().last(), Some(&Record::Flush));
+    drop(journal);
+    let store = LogStore::external(ExternalJournal::open(Arc::clone(&log)).unwrap());
+    assert!(store.superblock().is_dirty());
+    let shared: SharedDevice = home.clone();
+    let options = RecoveryOptions::new(HOME_BLOCKS);
+    recover_to_device(store, &shared, &options).unwrap().finish().unwrap();
+    assert_eq!(fill_of(&*home, 9), Some(4));
+    assert!(!ExternalJournal::open(log).unwrap().superblock.is_dirty());
+}
+
+#[test]
+fn j9_numbers_go_on_beyond_the_transaction_that_was_cut_off() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let block = TestBlock::new(9);
+    let last = change(&journal, &[(&block, 1)]);
+    drop(journal);
+    let (replay, clean) = replayed(&device).unwrap();
+    assert_eq!(replay.end_tid, RawTid(last + 1));
+    assert_eq!(clean.superblock().sequence, RawTid(last + 2));
+    let journal =
+        Journal::open(clean, Arc::clone(&device), TestClient::plain(), options()).unwrap();
+    assert_eq!(journal.running(), last + 2);
+    change(&journal, &[(&block, 2)]);
+    journal.close().unwrap();
+    assert_eq!(fill_of(&device, 9), Some(2));
+}
+
+#[test]
+fn j9_a_log_in_use_is_not_opened() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    change(&journal, &[(&TestBlock::new(9), 1)]);
+    drop(journal);
+    let opened = Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options());
+    assert!(matches!(opened, Err(JournalOpenError::NotClean { .. })));
+}
+
+#[test]
+fn j11_the_log_is_clean_until_the_first_commit_and_after_close() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    drop(journal.start(3).unwrap());
+    journal.commit(journal.running()).unwrap();
+    assert!(recorder.is_empty(), "an empty transaction is not written");
+    change(&journal, &[(&TestBlock::new(9), 1)]);
+    assert!(store(&device).superblock().is_dirty());
+    assert!(store(&device).superblock().incompat.contains(JournalIncompat::REVOKE));
+    journal.close().unwrap();
+    journal.close().unwrap();
+    let superblock = store(&device).superblock().clone();
+    assert!(!superblock.is_dirty());
+    assert_eq!(superblock.sequence.0, journal.running());
+    assert!(matches!(journal.start(1), Err(JournalError::Closed)));
+    assert!(!journal.is_aborted());
+    assert_eq!(fill_of(&device, 9), Some(1));
+}
+
+#[test]
+fn j12_images_are_taken_once_per_transaction_and_after_encoding() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let (block, extra) = (TestBlock::new(9), TestBlock::new(10));
+    let (sealed, added) = (Arc::clone(&block), Arc::clone(&extra));
+    let client = TestClient::new(
+        Box::new(move |_, sink| {
+            sealed.set(42);
+            added.set(43);
+            sink.claim(Arc::clone(&added) as Arc<dyn JournalBlock>);
+            Ok(())
+        }),
+        Box::new(|_| ()),
+    );
+    let journal = open(&device, client);
+    let mut last = 0;
+    for fill in 0..100 {
+        let mut handle = journal.start(1).unwrap();
+        handle.claim(&block).unwrap();
+        block.set(fill);
+        last = handle.tid();
+    }
+    journal.commit(last).unwrap();
+    assert_eq!(block.images.load(Ordering::Relaxed), 1);
+    journal.checkpoint().unwrap();
+    assert_eq!((fill_of(&device, 9), fill_of(&device, 10)), (Some(42), Some(43)));
+}
+
+#[test]
+fn a_transaction_takes_a_third_of_the_log_and_more_is_refused_or_waits_for_a_commit() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let max = journal.credits_max();
+    assert!((8..=(LOG_BLOCKS - 1) / 3).contains(&max), "{max}");
+    let refused = journal.start(max + 1).map(drop);
+    assert!(matches!(refused, Err(JournalError::TooManyCredits { .. })));
+    // Far more than the log holds, without asking for a commit.
+    for round in 0..40u8 {
+        let mut handle = journal.start(max - 1).unwrap();
+        for number in 0..u64::from(max) - 1 {
+            let block = TestBlock::new(number);
+            handle.claim(&block).unwrap();
+            block.set(round);
+        }
+        assert!(!handle.extend(2));
+        assert!(handle.extend(1));
+        assert!(journal.try_start(1).unwrap().is_none());
+        let tid = handle.tid();
+        handle.restart(2).unwrap();
+        assert_ne!(handle.tid(), tid, "the next transaction");
+    }
+    let stats = journal.stats();
+    assert!(stats.commits >= 40 && stats.checkpoints >= 10, "{stats:?}");
+    journal.close().unwrap();
+    assert_eq!(fill_of(&device, 0), Some(39));
+}
+
+#[test]
+fn unused_credits_go_back_and_overdrawn_ones_are_taken_from_the_transaction() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let max = journal.credits_max();
+    for _ in 0..100 {
+        drop(journal.try_start(max).unwrap().expect("room"));
+    }
+    let mut handle = journal.start(0).unwrap();
+    for number in 0..u64::from(max) {
+        handle.claim(&TestBlock::new(number)).unwrap();
+    }
+    let full = handle.claim(&TestBlock::new(63));
+    assert!(matches!(full, Err(JournalError::TooManyCredits { .. })));
+}
+
+#[test]
+fn what_is_pinned_is_bounded() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let options = JournalOptions { pinned_blocks_max: 64, ..options() };
+    let journal =
+        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
+    for round in 0..50u64 {
+        let blocks: Vec<_> = (0..8).map(|at| TestBlock::new((round * 8 + at) % 64)).collect();
+        let list: Vec<_> = blocks.iter().map(|block| (block, 1)).collect();
+        change(&journal, &list);
+        assert!(journal.work.lock().table.len() <= 32);
+    }
+}
+
+#[test]
+fn transaction_0_is_left_out_when_numbers_wrap() {
+    let image = formatted(JournalChecksum::V3);
+    let mut superblock = TestLog::new(JournalChecksum::V3, LOG_BLOCKS, 0).superblock;
+    superblock.sequence = RawTid(u32::MAX - 1);
+    write_superblock(&image, &superblock);
+    let device: SharedDevice = Arc::new(image);
+    let journal = open(&device, TestClient::plain());
+    let block = TestBlock::new(9);
+    let tids: Vec<_> = (0..4).map(|fill| change(&journal, &[(&block, fill)])).collect();
+    assert_eq!(tids, [u32::MAX - 1, u32::MAX, 1, 2]);
+    drop(journal);
+    replayed(&device).unwrap();
+    assert_eq!(fill_of(&device, 9), Some(3));
+}
+
+#[test]
+fn features_are_switched_on_with_the_first_commit() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V2));
+    let options = JournalOptions { features: JournalIncompat::CSUM_V3, ..options() };
+    let journal =
+        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
+    change(&journal, &[(&TestBlock::new(5), 5)]);
+    let superblock = store(&device).superblock().clone();
+    assert_eq!(superblock.checksum(), JournalChecksum::V3);
+    replayed(&device).unwrap();
+    assert_eq!(fill_of(&device, 5), Some(5), "escaped, and put back");
+}
+
+#[test]
+fn the_interval_commits_what_changed_and_nothing_else() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let clock = Arc::new(FixedClock::at(5000, 0));
+    let options = JournalOptions { clock: clock.clone(), ..options() };
+    let journal =
+        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
+    clock.advance(Duration::from_secs(60));
+    assert!(!journal.commit_if_due().unwrap());
+    let mut handle = journal.start(1).unwrap();
+    handle.claim(&TestBlock::new(1)).unwrap();
+    drop(handle);
+    clock.advance(Duration::from_secs(4));
+    assert!(!journal.commit_if_due().unwrap());
+    assert!(recorder.is_empty());
+    clock.advance(Duration::from_secs(1));
+    assert!(journal.commit_if_due().unwrap());
+    assert_eq!(journal.stats().commits, 1);
+}
+
+#[test]
+fn without_a_log_a_commit_writes_home_and_flushes() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let client = TestClient::plain();
+    let journal = Journal::without_log(Arc::clone(&device), size(), client.clone(), options());
+    let tid = change(&journal, &[(&TestBlock::new(1), 6), (&TestBlock::new(2), 6)]);
+    let records = recorder.records();
+    assert!(matches!(&records[..], [Record::Write { .. }, Record::Flush]), "{records:?}");
+    assert_eq!(fill_of(&device, 2), Some(6));
+    assert_eq!(*client.committed.lock(), [tid]);
+    journal.close().unwrap();
+}
+
+#[test]
+fn an_image_of_the_wrong_length_aborts() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let block = TestBlock::new(1);
+    let mut handle = journal.start(1).unwrap();
+    handle.claim(&block).unwrap();
+    *block.bytes.lock() = Arc::new(vec![1; 7]);
+    let tid = handle.tid();
+    drop(handle);
+    assert!(matches!(journal.commit(tid), Err(JournalError::Aborted { .. })));
+}

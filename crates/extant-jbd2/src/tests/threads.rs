@@ -1,0 +1,107 @@
+//! T1: many threads at once, and every image of one consistent state.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use extant_sync::threads;
+
+use super::*;
+
+const THREADS: usize = 4;
+const ROUNDS: u64 = 3000;
+
+fn counter(block: &TestBlock) -> u64 {
+    u64::from_le_bytes(block.bytes.lock()[8..16].try_into().unwrap())
+}
+
+fn add_one(block: &TestBlock) {
+    let mut bytes = block.bytes.lock();
+    let bytes = Arc::make_mut(&mut bytes);
+    let next = u64::from_le_bytes(bytes[8..16].try_into().unwrap()) + 1;
+    bytes[8..16].copy_from_slice(&next.to_le_bytes());
+}
+
+#[test]
+fn t1_no_handle_is_open_while_a_transaction_is_encoded() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    // A pair of blocks per thread: every handle counts both up, one after the other.
+    let pairs: Arc<Vec<_>> = Arc::new(
+        (0..THREADS as u64).map(|t| (TestBlock::new(2 * t), TestBlock::new(2 * t + 17))).collect(),
+    );
+    let total = TestBlock::new(50);
+    let (open_handles, encodes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (seen, inside, encoded) =
+        (Arc::clone(&pairs), Arc::clone(&open_handles), Arc::clone(&encodes));
+    let encode_total = Arc::clone(&total);
+    let client = TestClient::new(
+        Box::new(move |_, sink| {
+            assert_eq!(inside.load(Ordering::SeqCst), 0);
+            let mut sum = 0;
+            for (left, right) in seen.iter() {
+                assert_eq!(counter(left), counter(right));
+                sum += counter(left);
+            }
+            // The sum is made here only, as state that is encoded once.
+            let mut bytes = encode_total.bytes.lock();
+            Arc::make_mut(&mut bytes)[8..16].copy_from_slice(&sum.to_le_bytes());
+            drop(bytes);
+            sink.claim(Arc::clone(&encode_total) as Arc<dyn JournalBlock>);
+            encoded.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }),
+        Box::new(|_| ()),
+    );
+    let journal = open(&device, client.clone());
+    let done = AtomicBool::new(false);
+    threads::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (journal, pairs, open_handles) = (&journal, &pairs, &open_handles);
+                scope.spawn(&format!("worker {thread}"), move || {
+                    let (left, right) = &pairs[thread];
+                    for round in 0..ROUNDS {
+                        let mut handle = journal.start(2).unwrap();
+                        open_handles.fetch_add(1, Ordering::SeqCst);
+                        handle.claim(left).unwrap();
+                        add_one(left);
+                        handle.claim(right).unwrap();
+                        add_one(right);
+                        let tid = handle.tid();
+                        open_handles.fetch_sub(1, Ordering::SeqCst);
+                        drop(handle);
+                        if round % 50 == thread as u64 {
+                            journal.commit(tid).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let (journal, done) = (&journal, &done);
+        let other = scope.spawn("checkpoints", move || {
+            while !done.load(Ordering::Relaxed) {
+                journal.checkpoint().unwrap();
+                std::hint::spin_loop();
+            }
+        });
+        for worker in workers {
+            worker.unwrap().join().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        other.unwrap().join().unwrap();
+    })
+    .unwrap();
+    journal.close().unwrap();
+    let stats = journal.stats();
+    assert_eq!(stats.commits, encodes.load(Ordering::Relaxed));
+    assert!(stats.handles >= THREADS as u64 * ROUNDS);
+    let value = |block: u64| {
+        let mut bytes = [0; 8];
+        device.read_at(block * BLOCK as u64 + 8, &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    assert_eq!(value(50), THREADS as u64 * ROUNDS);
+    for thread in 0..THREADS as u64 {
+        assert_eq!((value(2 * thread), value(2 * thread + 17)), (ROUNDS, ROUNDS));
+    }
+    let tids = client.committed.lock();
+    assert!(tids.windows(2).all(|pair| pair[1] == tid_next(pair[0])));
+}
