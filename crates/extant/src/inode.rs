@@ -166,6 +166,16 @@ impl InodeData {
         self.extent_root = OnceLock::new();
     }
 
+    /// The attribute space behind the fields; empty in inodes of 128 bytes.
+    pub(crate) fn xattr_space(&self) -> &[u8] {
+        let fields = BASE_BYTES + usize::from(self.record.extra_isize);
+        // An inode without extra fields keeps the word that says so.
+        match self.record.extra_isize {
+            0 => &[],
+            _ => self.raw.get(fields..).unwrap_or(&[]),
+        }
+    }
+
     /// The attribute space behind the fields, for changing it; empty in inodes of 128 bytes.
     pub(crate) fn xattr_space_mut(&mut self) -> &mut [u8] {
         let fields = BASE_BYTES + usize::from(self.record.extra_isize);
@@ -559,13 +569,7 @@ impl Inode {
 
     /// The attribute space behind the fields; empty in inodes of 128 bytes.
     pub(crate) fn xattr_space(&self) -> &[u8] {
-        let fields = BASE_BYTES + usize::from(self.data.record.extra_isize);
-        // Inodes of 128 bytes have none, and an inode without extra fields keeps the word that
-        // says so.
-        match self.data.record.extra_isize {
-            0 => &[],
-            _ => self.data.raw.get(fields..).unwrap_or(&[]),
-        }
+        self.data.xattr_space()
     }
 
     /// The attribute block.

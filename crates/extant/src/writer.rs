@@ -28,6 +28,7 @@ use crate::slot::BlockKind;
 use crate::supers::{SuperState, Totals};
 use crate::txn::DirtyNodes;
 use crate::volume::Volume;
+use crate::xattr::SharedBlocks;
 
 /// Inodes deleted at once at the end of an operation; the rest waits for the next.
 const RECLAIM_STEP: usize = 16;
@@ -52,6 +53,7 @@ pub(crate) struct Writer {
     reclaim_waits: AtomicBool,
     /// The mount has ended.
     closed: AtomicBool,
+    shared_blocks: SharedBlocks,
     inodes_encoded: AtomicU64,
     inode_updates: AtomicU64,
 }
@@ -99,6 +101,7 @@ impl Writer {
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            shared_blocks: SharedBlocks::new(),
             inodes_encoded: AtomicU64::new(0),
             inode_updates: AtomicU64::new(0),
         }
@@ -106,6 +109,10 @@ impl Writer {
 
     pub(crate) fn journal(&self) -> &Journal {
         &self.journal
+    }
+
+    pub(crate) fn shared_blocks(&self) -> &SharedBlocks {
+        &self.shared_blocks
     }
 
     pub(crate) fn alloc(&self) -> &Allocator {

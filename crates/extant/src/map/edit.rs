@@ -154,7 +154,6 @@ pub(crate) fn insert_first(txn: &mut Txn<'_>, node: &Arc<Node>, block: FsBlock) 
 /// # Errors
 ///
 /// No space or quota for the map's own blocks, damage: and then nothing has changed.
-#[expect(dead_code, reason = "file contents come with the I/O core")]
 pub(crate) fn insert(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
     insert_near(txn, node, run, run.device_start)
 }

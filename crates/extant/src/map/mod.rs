@@ -37,7 +37,9 @@ use extant_base::{FileBlock, FsBlock};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
-pub(crate) use edit::{append_block, check_size, has_blocks, insert_first, is_small, remove};
+pub(crate) use edit::{
+    append_block, check_size, has_blocks, insert, insert_first, is_small, remove,
+};
 pub(crate) use extents::ExtentNode;
 pub(crate) use size::{grow, shrink};
 

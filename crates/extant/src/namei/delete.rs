@@ -31,7 +31,7 @@ pub(crate) fn purpose_of(data: &InodeData) -> Purpose {
 impl Fs {
     /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
     /// holds it, else makes it an orphan.
-    pub(super) fn bury(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+    pub(crate) fn bury(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data));
         if small && node.take_for_deletion() {
             return self.delete_in(txn, node, false);
@@ -79,7 +79,7 @@ impl Fs {
     }
 
     /// Undoes the making of an inode that no directory names yet.
-    pub(super) fn undo_new(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+    pub(crate) fn undo_new(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         node.take_for_deletion();
         self.delete_in(txn, node, false)
     }

@@ -7,9 +7,16 @@
 //! into the one that `getxattr` returns; everything else is as stored. Attributes that Linux does
 //! not show to programs (inline data, encryption contexts) are not shown.
 
+mod acl;
 mod edit;
+mod shared;
+mod value;
 
-pub(crate) use edit::{chmod_acl, inherited, release_all, releases_at_once, set, set_acl};
+pub(crate) use acl::{Inherited, chmod_acl, inherited, set_acl};
+pub(crate) use edit::{release_all, releases_at_once, set};
+pub(crate) use shared::SharedBlocks;
+
+use std::sync::Arc;
 
 use extant_base::{FsBlock, Ino};
 use extant_format::acl::Acl;
@@ -21,6 +28,8 @@ use extant_format::xattr::{
 
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
+use crate::slot::MetaBlock;
+use crate::volume::Volume;
 
 /// Most bytes of values that [`Inode::xattrs`] returns at once. Linux stops at 64 KiB for all names
 /// of a file, and at 64 KiB for one value.
@@ -53,9 +62,11 @@ impl Inode {
     /// Damage of the inode's attribute space or of its attribute block.
     pub fn xattr_names(&self) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
-        self.for_each_entry(|entry| {
-            names.extend(shown_name(entry));
-            Ok(Next::Continue)
+        self.locked(|inode| {
+            inode.for_each_entry(|entry| {
+                names.extend(shown_name(entry));
+                Ok(Next::Continue)
+            })
         })?;
         Ok(names)
     }
@@ -68,6 +79,10 @@ impl Inode {
     /// [`FsError::TooLarge`] when all values together exceed [`XATTRS_BYTES_MAX`]: take names first
     /// and values one by one then.
     pub fn xattrs(&self) -> Result<Vec<Xattr>> {
+        self.locked(Inode::all_xattrs)
+    }
+
+    fn all_xattrs(&self) -> Result<Vec<Xattr>> {
         let mut all = Vec::new();
         let mut bytes = 0u64;
         self.for_each_entry(|entry| {
@@ -99,12 +114,14 @@ impl Inode {
             return Err(none);
         };
         let mut found = None;
-        self.for_each_entry(|entry| {
-            if entry.index != index || entry.name != rest {
-                return Ok(Next::Continue);
-            }
-            found = Some(self.shown_value(entry)?);
-            Ok(Next::Stop)
+        self.locked(|inode| {
+            inode.for_each_entry(|entry| {
+                if entry.index != index || entry.name != rest {
+                    return Ok(Next::Continue);
+                }
+                found = Some(inode.shown_value(entry)?);
+                Ok(Next::Stop)
+            })
         })?;
         found.ok_or(none)
     }
@@ -115,6 +132,11 @@ impl Inode {
     ///
     /// Those of [`xattr`](Self::xattr), except that absence is not one.
     pub fn acl(&self, kind: AclKind) -> Result<Option<Acl>> {
+        self.locked(|inode| inode.stored_acl(kind))
+    }
+
+    /// [`acl`](Self::acl) of a view: the caller holds the content lock.
+    pub(crate) fn stored_acl(&self, kind: AclKind) -> Result<Option<Acl>> {
         let wanted = match kind {
             AclKind::Access => NameIndex::ACL_ACCESS,
             AclKind::Default => NameIndex::ACL_DEFAULT,
@@ -146,17 +168,7 @@ impl Inode {
             }
         }
         let Some(at) = self.xattr_block() else { return Ok(()) };
-        let volume = self.volume();
-        volume.check_blocks("extended attribute block pointer", self.ino(), at, 1)?;
-        let block = volume.read_block(at)?;
-        if volume.verifies_metadata() {
-            // Blocks are shared: the checksum does not depend on the inode.
-            block
-                .verify_once(SHARED, |bytes| {
-                    verify_block(volume.checksum_seed(), at, bytes).map_err(Fault::from)
-                })
-                .map_err(|fault| fail(Some(at), fault))?;
-        }
+        let block = read_block(self.volume(), Some(self.ino()), at)?;
         let (_, area) =
             decode_block(block.bytes()).map_err(|fault| fail(Some(at), decode(fault)))?;
         for entry in area.entries() {
@@ -238,6 +250,21 @@ impl Inode {
         }
         Ok(value)
     }
+}
+
+/// The current version of an attribute block, its checksum checked. `ino` is who pointed there.
+fn read_block(volume: &Volume, ino: Option<Ino>, at: FsBlock) -> Result<Arc<MetaBlock>> {
+    volume.check_blocks("extended attribute block pointer", ino, at, 1)?;
+    let block = volume.read_block(at)?;
+    if volume.verifies_metadata() {
+        // Blocks are shared: the checksum does not depend on the inode.
+        block
+            .verify_once(SHARED, |bytes| {
+                verify_block(volume.checksum_seed(), at, bytes).map_err(Fault::from)
+            })
+            .map_err(|fault| FsError::corrupt("extended attributes", ino, at, fault))?;
+    }
+    Ok(block)
 }
 
 #[derive(PartialEq, Eq)]

@@ -1,0 +1,135 @@
+//! Attribute blocks that several inodes use.
+//!
+//! # Invariants
+//!
+//! - X1. Reference counts are read and changed under one lock: nobody rewrites a block that another
+//!   inode is about to share.
+//! - X2. Every block in the table is an attribute block in use: it is noted when it is written, and
+//!   forgotten before it is freed or rewritten.
+
+use extant_base::FsBlock;
+use extant_format::xattr::{BLOCK_HEADER_BYTES, BlockHeader, decode_block};
+use extant_sync::{Mutex, Rank};
+
+use super::read_block;
+use crate::error::Result;
+use crate::slot::BlockKind;
+use crate::txn::Txn;
+use crate::volume::Volume;
+
+/// Most inodes that share a block: what Linux allows.
+const REFERENCES_MAX: u32 = 1024;
+
+/// Blocks remembered by their hash.
+const KNOWN: usize = 1024;
+
+/// The attribute blocks of a writable mount.
+pub(crate) struct SharedBlocks {
+    /// A block for each hash modulo [`KNOWN`]: the last one written. Rank `Group`: blocks are
+    /// claimed and changed under it, and nothing is allocated.
+    known: Mutex<Vec<Option<(u32, FsBlock)>>>,
+}
+
+impl SharedBlocks {
+    pub(crate) fn new() -> SharedBlocks {
+        SharedBlocks { known: Mutex::new(Rank::Group, vec![None; KNOWN]) }
+    }
+
+    /// Notes a block that was just written for one inode.
+    pub(super) fn note(&self, block: FsBlock, bytes: &[u8]) {
+        put(&mut self.known.lock(), block, bytes);
+    }
+
+    /// Finds a block with the contents of `bytes` (but for the header) and joins its users. One
+    /// credit.
+    pub(super) fn join(&self, txn: &mut Txn<'_>, bytes: &[u8]) -> Result<Option<FsBlock>> {
+        let Some(hash) = hash_of(bytes) else { return Ok(None) };
+        let known = self.known.lock();
+        let Some((_, block)) = known.get(place(hash)).copied().flatten().filter(|k| k.0 == hash)
+        else {
+            return Ok(None);
+        };
+        // What was written here is whole; if it cannot be read, another block does as well.
+        let Ok(found) = read_block(txn.volume(), None, block) else { return Ok(None) };
+        let Ok((header, _)) = decode_block(found.bytes()) else { return Ok(None) };
+        let same = found.bytes().get(BLOCK_HEADER_BYTES..) == bytes.get(BLOCK_HEADER_BYTES..);
+        if !same || header.hash != hash || !(1..REFERENCES_MAX).contains(&header.references) {
+            return Ok(None);
+        }
+        drop(found);
+        set_references(txn, block, header.references + 1)?;
+        Ok(Some(block))
+    }
+
+    /// Gives a block new contents, if one inode uses it. One credit.
+    pub(super) fn rewrite(&self, txn: &mut Txn<'_>, block: FsBlock, bytes: &[u8]) -> Result<bool> {
+        let mut known = self.known.lock();
+        let old = read_block(txn.volume(), None, block)?;
+        if references(old.bytes()) > 1 {
+            return Ok(false);
+        }
+        forget(&mut known, block, old.bytes());
+        drop(old);
+        txn.edit_block(block, kind(txn.volume()), |to| to.copy_from_slice(bytes))?;
+        put(&mut known, block, bytes);
+        Ok(true)
+    }
+
+    /// One user fewer; `true` when it was the last and the block is the caller's to free. One
+    /// credit.
+    pub(super) fn leave(&self, txn: &mut Txn<'_>, block: FsBlock) -> Result<bool> {
+        let mut known = self.known.lock();
+        let old = read_block(txn.volume(), None, block)?;
+        let references = references(old.bytes());
+        if references <= 1 {
+            forget(&mut known, block, old.bytes());
+            return Ok(true);
+        }
+        drop(old);
+        set_references(txn, block, references - 1)?;
+        Ok(false)
+    }
+}
+
+/// How an attribute block is sealed.
+pub(super) fn kind(volume: &Volume) -> BlockKind {
+    match volume.has_metadata_csum() {
+        true => BlockKind::Xattr { seed: volume.checksum_seed() },
+        false => BlockKind::Plain,
+    }
+}
+
+fn set_references(txn: &mut Txn<'_>, block: FsBlock, references: u32) -> Result<()> {
+    let kind = kind(txn.volume());
+    txn.edit_block(block, kind, |bytes| BlockHeader::set_references(bytes, references))
+}
+
+fn references(bytes: &[u8]) -> u32 {
+    decode_block(bytes).map_or(1, |(header, _)| header.references)
+}
+
+/// The hash of a block that may be shared.
+fn hash_of(bytes: &[u8]) -> Option<u32> {
+    decode_block(bytes).ok().map(|(header, _)| header.hash).filter(|hash| *hash != 0)
+}
+
+fn place(hash: u32) -> usize {
+    hash as usize % KNOWN
+}
+
+fn put(known: &mut [Option<(u32, FsBlock)>], block: FsBlock, bytes: &[u8]) {
+    if let Some(hash) = hash_of(bytes)
+        && let Some(slot) = known.get_mut(place(hash))
+    {
+        *slot = Some((hash, block));
+    }
+}
+
+fn forget(known: &mut [Option<(u32, FsBlock)>], block: FsBlock, bytes: &[u8]) {
+    if let Some(hash) = hash_of(bytes)
+        && let Some(slot) = known.get_mut(place(hash))
+        && *slot == Some((hash, block))
+    {
+        *slot = None;
+    }
+}
