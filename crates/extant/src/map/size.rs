@@ -16,7 +16,6 @@ use super::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::error::{FsError, Result};
 use crate::inode::InodeData;
 use crate::mount::Fs;
-use crate::namei::XattrMode;
 use crate::node::Node;
 use crate::txn::Txn;
 
@@ -144,8 +143,7 @@ fn shrink_inline(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
         && let Some(shorter) = value.get(..kept.saturating_sub(INLINE_BYTES))
         && shorter.len() < value.len()
     {
-        let (index, any) = (NameIndex::SYSTEM, XattrMode::Any);
-        crate::xattr::set(&mut txn, fs, node, index, b"data", Some(shorter), any)?;
+        crate::xattr::set_inline_data(&mut txn, fs, node, Some(shorter))?;
     }
     let mut area = node.with(|data| data.record.block);
     area.get_mut(kept..).unwrap_or(&mut []).fill(0);

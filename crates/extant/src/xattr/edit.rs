@@ -80,10 +80,28 @@ pub(crate) fn set(
     if blocks > 0 {
         txn.ensure(CREDITS + u32::try_from(blocks).unwrap_or(u32::MAX).min(1024))?;
     }
-    if index == NameIndex::ACL_ACCESS || index == NameIndex::ACL_DEFAULT {
-        return super::acl::set_by_value(txn, fs, node, index, value, mode);
+    match index {
+        NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT => {
+            super::acl::set_by_value(txn, fs, node, index, value, mode)
+        }
+        NameIndex::USER | NameIndex::TRUSTED | NameIndex::SECURITY | NameIndex::HURD => {
+            put(txn, fs, node, (index, name), value, mode)
+        }
+        _ => {
+            let what = "programs cannot change this attribute";
+            Err(FsError::NotPermitted { ino: node.ino(), what })
+        }
     }
-    put(txn, fs, node, (index, name), value, mode)
+}
+
+/// Sets or removes the part of inline data that is an attribute. As [`set`].
+pub(crate) fn set_inline_data(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    value: Option<&[u8]>,
+) -> Result<()> {
+    put(txn, fs, node, (NameIndex::SYSTEM, b"data"), value, XattrMode::Any)
 }
 
 /// [`set`] for any attribute, in its stored form.

@@ -12,8 +12,8 @@ mod edit;
 mod shared;
 mod value;
 
-pub(crate) use acl::{Inherited, chmod_acl, inherited, set_acl};
-pub(crate) use edit::{release_all, releases_at_once, set};
+pub(crate) use acl::{chmod_acl, inherited, set_acl};
+pub(crate) use edit::{release_all, releases_at_once, set, set_inline_data};
 pub(crate) use shared::SharedBlocks;
 
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use extant_format::inode::{FileKind, Inode as Record, InodeFlags};
 use extant_format::time::Timestamp;
 use extant_format::xattr::value_hash;
 
-use crate::alloc::{BlockAsk, Purpose, Run};
+use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::map;
