@@ -6,11 +6,14 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::group::GroupFlags;
 
-use super::group::{Blocks, damaged};
-use super::{Allocator, BlockAsk, Purpose, Run, Touch};
-use crate::error::{Fault, FsError, Result};
+use super::group::{GroupState, damaged};
+use super::{Allocator, BlockAsk, Half, Locked, Purpose, Run};
+use crate::error::{Family, Fault, FsError, Result};
 use crate::txn::Txn;
 use crate::volume::Volume;
+
+/// Groups whose bitmaps are searched for as much as was wanted, before less will do.
+const WHOLE_LOOKS: u32 = 64;
 
 /// How thorough a pass over the groups is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,102 +24,142 @@ enum Pass {
     Least,
 }
 
-/// One pass's wish, in clusters.
-#[derive(Clone, Copy)]
-struct Wish {
+/// What is looked for, in clusters, and what came in the way.
+struct Search {
     goal: GroupIndex,
     goal_bit: u32,
     len: u32,
     min: u32,
+    /// Groups whose bitmaps were searched.
+    looks: u32,
+    /// The first group that could not be used.
+    obstacle: Option<FsError>,
 }
 
 impl Allocator {
-    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`.
+    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`. With
+    /// clusters, whole ones. `may_use_reserved`: down to the last block, else not those reserved in
+    /// the superblock. Only from groups that end at or before block `end`.
     ///
     /// # Errors
     ///
-    /// [`FsError::NoSpace`]: nothing has changed. Damage and device errors of the goal's group do
-    /// not count while others have room.
+    /// [`FsError::NoSpace`]: nothing has changed. Damage and device errors of groups do not count
+    /// while others have room.
     pub(crate) fn allocate(
         &self,
         txn: &mut Txn<'_>,
         ask: &BlockAsk,
         may_use_reserved: bool,
+        end: u64,
     ) -> Result<Run> {
         let volume = txn.volume();
         let superblock = volume.superblock();
-        let ratio = superblock.cluster_ratio();
         let bits = superblock.cluster_bits();
+        let to_clusters = |blocks: u32| blocks.div_ceil(superblock.cluster_ratio().max(1));
+        let groups = match superblock.group_of_block(FsBlock(end)) {
+            Some((group, _)) => group.0,
+            None => superblock.group_count,
+        };
         let (goal, goal_block) = superblock.group_of_block(ask.goal).unwrap_or((GroupIndex(0), 0));
-        let len = ask.len.div_ceil(ratio).clamp(1, superblock.clusters_per_group);
-        let min = ask.min.div_ceil(ratio).clamp(1, len);
-        let wish = Wish { goal, goal_bit: goal_block >> bits, len, min };
+        let (goal, goal_block) =
+            if goal.0 < groups { (goal, goal_block) } else { (GroupIndex(0), 0) };
+        let len = to_clusters(ask.len).clamp(1, superblock.clusters_per_group.max(1));
+        let min = to_clusters(ask.min).clamp(1, len);
         let reserved = match may_use_reserved {
             true => 0,
-            false => superblock.reserved_blocks_count >> bits,
+            false => (superblock.reserved_blocks_count >> bits) as i64,
         };
-        let no_space = || FsError::NoSpace {
+        // Promised first (B3): the least is taken from the total at once.
+        let left_by = |free: i64| free.saturating_sub(reserved).max(0) as u64;
+        let promise = |free: i64| (left_by(free) >= u64::from(min)).then(|| free - i64::from(min));
+        let promised =
+            self.free_clusters.fetch_update(Ordering::Relaxed, Ordering::Relaxed, promise);
+        let no_space = |free: i64| FsError::NoSpace {
             what: "blocks",
             wanted: u64::from(ask.min.max(1)),
-            free: self.free_clusters().saturating_sub(reserved) << bits,
+            free: left_by(free) << bits,
         };
-        if self.free_clusters() < reserved.saturating_add(u64::from(min)) {
-            return Err(no_space());
+        let before = promised.map_err(no_space)?;
+        let len = u32::try_from(left_by(before)).unwrap_or(u32::MAX).min(len);
+        let goal_bit = goal_block >> bits;
+        let mut search = Search { goal, goal_bit, len, min, looks: 0, obstacle: None };
+        let found = self.search(txn, groups, &mut search);
+        if !matches!(found, Ok(Some(_))) {
+            self.free_clusters.fetch_add(i64::from(min), Ordering::Relaxed);
         }
-        let mut first_error = None;
+        match found? {
+            Some(run) => Ok(run),
+            None => Err(search.obstacle.unwrap_or_else(|| no_space(before))),
+        }
+    }
+
+    fn search(&self, txn: &mut Txn<'_>, groups: u32, search: &mut Search) -> Result<Option<Run>> {
+        let volume = txn.volume();
         for pass in [Pass::Whole, Pass::Least] {
-            for step in 0..superblock.group_count {
-                let group = GroupIndex((wish.goal.0 + step) % superblock.group_count);
-                match self.try_group(txn, volume, group, &wish, pass) {
-                    Ok(Some(range)) => return run_of(volume, group, range),
-                    Ok(None) => {}
-                    // Other groups may do (P56).
-                    Err(error @ (FsError::Corrupt { .. } | FsError::CutShort { .. })) => {
-                        first_error.get_or_insert(error);
-                    }
-                    Err(error) => return Err(error),
+            for step in 0..groups {
+                if pass == Pass::Whole && search.looks >= WHOLE_LOOKS {
+                    break;
+                }
+                // Below 2^32 groups in all; the sum may not be.
+                let at = (u64::from(search.goal.0) + u64::from(step)) % u64::from(groups);
+                let group = GroupIndex(at as u32);
+                if let Some(range) = self.try_group(txn, volume, group, search, pass)? {
+                    return run_of(volume, group, range).map(Some);
                 }
             }
         }
-        Err(first_error.unwrap_or_else(no_space))
+        Ok(None)
     }
 
+    /// Takes what is looked for from this group, if it has it. Errors are those of the journal.
     fn try_group(
         &self,
         txn: &mut Txn<'_>,
         volume: &Volume,
         group: GroupIndex,
-        wish: &Wish,
+        search: &mut Search,
         pass: Pass,
     ) -> Result<Option<Range<u32>>> {
         let cell = self.cell(group)?;
-        let needed = if pass == Pass::Whole { wish.len } else { wish.min };
-        if cell.free_hint.load(Ordering::Relaxed) < needed {
+        let needed = if pass == Pass::Whole { search.len } else { search.min };
+        if cell.free_clusters.load(Ordering::Relaxed) < needed || cell.is_bad(Half::Blocks) {
             return Ok(None);
         }
-        let mut locked = match pass {
-            Pass::Whole => match self.try_lock(volume, group)? {
-                Some(locked) => locked,
-                None => return Ok(None),
-            },
-            Pass::Least => self.lock(volume, group)?,
+        let locked = match pass {
+            Pass::Whole => self.try_lock(volume, group),
+            Pass::Least => self.lock(volume, group).map(Some),
         };
-        let state = locked.state()?;
-        if state.bad {
+        let mut locked = match locked {
+            Ok(Some(locked)) => locked,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                search.obstacle.get_or_insert(error);
+                return Ok(None);
+            }
+        };
+        let (place, state) = locked.parts()?;
+        if state.descriptor.free_clusters < needed {
             return Ok(None);
         }
-        let start = if group == wish.goal { wish.goal_bit } else { 0 };
-        let Some(range) = find(state.blocks(volume)?, start, wish, needed) else {
-            return Ok(None);
+        search.looks += 1;
+        let start = if group == search.goal { search.goal_bit } else { 0 };
+        let range = match self.blocks_of(volume, place, state) {
+            Ok(blocks) => blocks.find(start, search.len, needed),
+            Err(error) => {
+                search.obstacle.get_or_insert(error);
+                None
+            }
         };
-        self.touch(txn, state, Touch::Blocks)?;
-        let blocks = state.blocks(volume)?;
-        blocks.stored.set_range(range.clone());
-        blocks.taken.set_range(range.clone());
+        let Some(range) = range else { return Ok(None) };
+        self.touch(txn, state, Half::Blocks)?;
         let count = range.end - range.start;
+        // The least is taken off already (B3).
+        let more = i64::from(count.saturating_sub(search.min));
+        self.free_clusters.fetch_sub(more, Ordering::Relaxed);
+        self.blocks_of(volume, place, state)?.take(range.clone());
         state.descriptor.free_clusters = state.descriptor.free_clusters.saturating_sub(count);
         state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
-        self.free_clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
+        place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
         Ok(Some(range))
     }
 
@@ -126,87 +169,131 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Damage: blocks outside the file system, in its own structures, or free already.
+    /// Damage: blocks outside the file system, in its own structures, or free already, or parts of
+    /// clusters; then nothing has changed.
     pub(crate) fn free(&self, txn: &mut Txn<'_>, run: Run, was: Purpose) -> Result<()> {
         let volume = txn.volume();
         let superblock = volume.superblock();
         volume.check_blocks("freed blocks", None, run.start, u64::from(run.len))?;
+        let (start, end) = (run.start.0, run.start.0.saturating_add(u64::from(run.len)));
+        let first = u64::from(superblock.first_data_block);
+        let into_cluster = |block: u64| {
+            block.saturating_sub(first) & u64::from(superblock.cluster_ratio().max(1) - 1)
+        };
+        if into_cluster(start) != 0 || (into_cluster(end) != 0 && end != superblock.blocks_count) {
+            let rule = "parts of clusters are freed (first block and end follow)";
+            let fault = Fault::Field { rule, value: start, limit: end };
+            return Err(FsError::corrupt("freed blocks", None, run.start, fault));
+        }
+        // In more than one group, a later one must not be found wrong after an earlier one changed.
+        let several = superblock.group_of_block(FsBlock(end.saturating_sub(1))).map(|at| at.0)
+            != superblock.group_of_block(run.start).map(|at| at.0);
+        if several {
+            each_group(volume, run, |group, range| {
+                self.with_freed(volume, group, &range, |_, _| Ok(()))
+            })?;
+        }
+        each_group(volume, run, |group, range| {
+            self.with_freed(volume, group, &range, |locked, range| {
+                self.free_locked(txn, locked, range)
+            })
+        })?;
         if was == Purpose::Metadata {
-            for at in 0..u64::from(run.len) {
-                txn.forget(FsBlock(run.start.0 + at))?;
+            for block in start..end {
+                txn.forget(FsBlock(block))?;
             }
         }
-        let bits = superblock.cluster_bits();
-        let (mut at, end) = (run.start.0, run.start.0 + u64::from(run.len));
-        while at < end {
-            let outside = || damaged(GroupIndex(0), "freed blocks lie in no group");
-            let (group, offset) = superblock.group_of_block(FsBlock(at)).ok_or_else(outside)?;
-            let here = u64::from(superblock.group_blocks(group) - offset).min(end - at);
-            // Below the size of a group: fits.
-            let range = (offset >> bits)..((offset + here as u32 - 1) >> bits) + 1;
-            self.free_in_group(txn, volume, group, range)?;
-            at += here;
-        }
         Ok(())
     }
 
-    fn free_in_group(
+    /// Runs `then` on the group of clusters that may be freed. What is freed in a group that is
+    /// not believed any more is lost (B5).
+    fn with_freed(
         &self,
-        txn: &mut Txn<'_>,
         volume: &Volume,
         group: GroupIndex,
-        range: Range<u32>,
+        range: &Range<u32>,
+        then: impl FnOnce(&mut Locked<'_>, &Range<u32>) -> Result<()>,
     ) -> Result<()> {
-        let tid = txn.tid();
-        let mut locked = self.lock(volume, group)?;
-        let state = locked.state()?;
-        let at = state.descriptor.block_bitmap;
-        let blocks = state.blocks(volume)?;
-        let fail = |rule| {
-            let fault =
-                Fault::Field { rule, value: u64::from(range.start), limit: u64::from(range.end) };
-            FsError::corrupt("block bitmap", None, at, fault)
+        let lost = |error: FsError| match error.family() {
+            Family::Damage => Ok(()),
+            _ => Err(error),
         };
-        if blocks.stored.view().count_clear(range.clone()) > 0 {
-            return Err(fail("blocks are freed that are free (first and end bit follow)"));
+        let mut locked = match self.lock(volume, group) {
+            Ok(locked) => locked,
+            Err(error) => return lost(error),
+        };
+        if locked.cell.is_bad(Half::Blocks) {
+            return Ok(());
         }
-        if blocks.own.iter().any(|own| own.start < range.end && range.start < own.end) {
-            return Err(fail("blocks are freed that hold the file system's own structures"));
+        let (place, state) = locked.parts()?;
+        let at = state.descriptor.block_bitmap;
+        match self.blocks_of(volume, place, state) {
+            Ok(blocks) => blocks.check_free(range.clone()).map_err(|rule| {
+                let (value, limit) = (u64::from(range.start), u64::from(range.end));
+                FsError::corrupt("block bitmap", None, at, Fault::Field { rule, value, limit })
+            })?,
+            Err(error) => return lost(error),
         }
-        self.touch(txn, state, Touch::Blocks)?;
-        let blocks = state.blocks(volume)?;
+        then(&mut locked, range)
+    }
+
+    fn free_locked(
+        &self,
+        txn: &mut Txn<'_>,
+        locked: &mut Locked<'_>,
+        range: &Range<u32>,
+    ) -> Result<()> {
+        let (volume, tid) = (txn.volume(), txn.tid());
+        let (place, state) = locked.parts()?;
+        self.touch(txn, state, Half::Blocks)?;
+        self.blocks_of(volume, place, state)?.free(range.clone(), tid);
         let count = range.end - range.start;
-        blocks.stored.clear_range(range.clone());
-        match blocks.freed.last_mut() {
-            // Within one transaction only (P58).
-            Some((last, of)) if *of == tid && last.end == range.start => last.end = range.end,
-            Some((last, of)) if *of == tid && last.start == range.end => last.start = range.start,
-            _ => blocks.freed.push((range, tid)),
+        let GroupState { descriptor, waits_for, index, .. } = state;
+        descriptor.free_clusters += count;
+        if waits_for.replace(tid) != Some(tid) {
+            self.waiting.lock().push((tid, *index));
         }
-        state.descriptor.free_clusters += count;
         self.pending.fetch_add(u64::from(count), Ordering::AcqRel);
         self.free_clusters.fetch_add(i64::from(count), Ordering::Relaxed);
-        if std::mem::replace(&mut state.waits_for, tid) != tid {
-            self.waiting.lock().push((tid, group));
-        }
+        place.1.clusters.fetch_add(i64::from(count), Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Free clusters from `start` on, or from the group's first one on.
-fn find(blocks: &Blocks, start: u32, wish: &Wish, min: u32) -> Option<Range<u32>> {
-    let from_goal = blocks.find(start, wish.len, min);
-    if from_goal.is_some() || start == 0 {
-        return from_goal;
+/// Calls `each` with every group that a run touches, and the clusters there.
+fn each_group(
+    volume: &Volume,
+    run: Run,
+    mut each: impl FnMut(GroupIndex, Range<u32>) -> Result<()>,
+) -> Result<()> {
+    let superblock = volume.superblock();
+    let bits = superblock.cluster_bits();
+    let (mut at, end) = (run.start.0, run.start.0.saturating_add(u64::from(run.len)));
+    while at < end {
+        let outside = || damaged(GroupIndex(0), "freed blocks lie in no group");
+        let (group, offset) = superblock.group_of_block(FsBlock(at)).ok_or_else(outside)?;
+        let left = superblock.group_blocks(group).saturating_sub(offset);
+        // Below the size of a group: fits.
+        let here = u64::from(left).min(end - at) as u32;
+        if here == 0 {
+            return Err(outside());
+        }
+        each(group, offset >> bits..((offset + here - 1) >> bits) + 1)?;
+        at += u64::from(here);
     }
-    blocks.find(0, wish.len, min)
+    Ok(())
 }
 
+/// The blocks of clusters; the last one may be cut short by the end of the file system.
 fn run_of(volume: &Volume, group: GroupIndex, range: Range<u32>) -> Result<Run> {
     let superblock = volume.superblock();
     let bits = superblock.cluster_bits();
     let outside = || damaged(group, "the group lies outside the file system");
     let first = superblock.group_first_block(group).ok_or_else(outside)?;
-    let start = first.checked_add(u64::from(range.start) << bits).ok_or_else(outside)?;
-    Ok(Run { start, len: (range.end - range.start) << bits })
+    let from = u64::from(range.start) << bits;
+    let to = (u64::from(range.end) << bits).min(u64::from(superblock.group_blocks(group)));
+    let start = first.checked_add(from).ok_or_else(outside)?;
+    // Below the size of a group: fits.
+    Ok(Run { start, len: to.saturating_sub(from) as u32 })
 }

@@ -5,20 +5,19 @@
 //! - G1. `taken` is the stored bitmap together with what was freed by transactions that are not
 //!   committed: a clear bit may be given away, a set one may not.
 //! - G2. The descriptor's counts are those of the stored bitmaps.
-//! - G3. A group whose bitmap is not believed gives and takes nothing until the next mount.
+//! - G3. Bitmaps are believed only if checksum, counts and the group's own structures agree.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::bitmap::{Bitmap, BitmapRef};
-use extant_format::group::{
-    GroupChecksum, GroupDescriptor, GroupFlags, super_and_descriptor_blocks,
-};
+use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_jbd2::Tid;
 
+use super::flex::believed_group;
 use crate::error::{Fault, FsError, Result};
-use crate::slot::Slot;
+use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 
 /// Free runs looked at before the largest so far is taken.
@@ -33,30 +32,31 @@ pub(super) struct GroupState {
     pub(super) inodes: Option<Inodes>,
     /// What the running transaction will encode.
     pub(super) dirty: Dirty,
-    /// The last transaction that freed something here; 0 for none.
-    pub(super) waits_for: Tid,
-    /// The bitmap was found damaged (G3).
-    pub(super) bad: bool,
+    /// The last transaction that freed something here.
+    pub(super) waits_for: Option<Tid>,
 }
 
 /// The clusters of a group.
 pub(super) struct Blocks {
     /// As stored.
-    pub(super) stored: Bitmap,
+    stored: Bitmap,
     /// G1.
-    pub(super) taken: Bitmap,
+    taken: Bitmap,
     /// Freed, with the transaction that has to commit first.
-    pub(super) freed: Vec<(Range<u32>, Tid)>,
-    /// The group's own structures: never freed.
-    pub(super) own: Vec<Range<u32>>,
-    pub(super) len: u32,
+    freed: Vec<(Range<u32>, Tid)>,
+    /// The group's own structures, sorted: never freed.
+    own: Vec<Range<u32>>,
+    /// No bit of `taken` is clear before this one.
+    first_free: u32,
+    len: u32,
 }
 
 /// The inodes of a group.
 pub(super) struct Inodes {
-    pub(super) stored: Bitmap,
-    /// No clear bit before this one.
-    pub(super) hint: u32,
+    stored: Bitmap,
+    /// No bit is clear before this one.
+    first_free: u32,
+    len: u32,
 }
 
 /// Blocks that the running transaction has claimed for this group.
@@ -69,128 +69,87 @@ pub(super) struct Dirty {
 
 impl GroupState {
     pub(super) fn load(volume: &Volume, index: GroupIndex) -> Result<GroupState> {
-        let descriptor = volume.stored_group(index)?;
-        let checked = descriptor.check(index, volume.superblock());
-        checked.map_err(|error| {
-            FsError::corrupt("group descriptor", None, None, Fault::Decode(Box::new(error)))
-        })?;
+        let descriptor = believed_group(volume, index)?;
         let (blocks, inodes, dirty) = (None, None, Dirty::default());
-        Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for: 0, bad: false })
+        Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for: None })
     }
 
-    /// Whether it can leave memory.
+    /// Whether it can leave memory: loaded again, it would be the same.
     pub(super) fn is_clean(&self) -> bool {
-        let idle = self.dirty.descriptor.is_none() && !self.bad;
-        idle && self.blocks.as_ref().is_none_or(|blocks| blocks.freed.is_empty())
+        self.dirty.descriptor.is_none()
+            && self.blocks.as_ref().is_none_or(|blocks| blocks.freed.is_empty())
     }
 
-    /// The clusters, loaded if need be.
-    pub(super) fn blocks(&mut self, volume: &Volume) -> Result<&mut Blocks> {
-        if self.blocks.is_none() {
-            match self.load_blocks(volume) {
-                Ok(blocks) => self.blocks = Some(blocks),
-                Err(error) => {
-                    self.bad = error.family() != crate::Family::Device;
-                    return Err(error);
-                }
-            }
-        }
-        let index = self.index;
-        self.blocks.as_mut().ok_or_else(|| damaged(index, "the bitmap is not loaded"))
+    /// Whether the descriptor says `flag`, in a file system where that means something.
+    fn has(&self, volume: &Volume, flag: GroupFlags) -> bool {
+        volume.has_uninit_groups() && self.descriptor.flags.contains(flag)
     }
 
-    fn load_blocks(&self, volume: &Volume) -> Result<Blocks> {
+    /// The block bitmap of this group, checked (G3). `own` are the clusters of [`Blocks::own`].
+    pub(super) fn load_blocks(&self, volume: &Volume, own: Vec<Range<u32>>) -> Result<Blocks> {
         let superblock = volume.superblock();
         let len = superblock.group_clusters(self.index);
-        let own = own_structures(volume, self.index, &self.descriptor)?;
-        let uninit =
-            volume.has_uninit_groups() && self.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT);
-        let block_bytes = volume.block_size().len();
-        let stored = if uninit {
-            Bitmap::of_uninit_group(block_bytes, len, own.iter().cloned())
+        let bytes = volume.block_size().len();
+        let at = self.descriptor.block_bitmap;
+        let fail = |fault| FsError::corrupt("block bitmap", None, at, fault);
+        let stored = if self.has(volume, GroupFlags::BLOCK_UNINIT) {
+            Bitmap::of_uninit_group(bytes, len, own.iter().cloned())
         } else {
-            let at = self.descriptor.block_bitmap;
             let block = volume.read_block(at)?;
             if volume.verifies_metadata() {
                 let (seed, bits) = (volume.checksum_seed(), superblock.clusters_per_group);
                 let stored = self.descriptor.block_bitmap_checksum;
-                verify(block.bytes(), seed, bits, stored, superblock.desc_size)
-                    .map_err(|fault| FsError::corrupt("block bitmap", None, at, fault))?;
+                verify(block.bytes(), seed, bits, stored, superblock.desc_size).map_err(fail)?;
             }
-            let bitmap = BitmapRef::new(block.bytes());
-            for range in &own {
-                if bitmap.count_clear(range.clone()) > 0 {
-                    let fault = Fault::Rule("the group's own structures are marked free");
-                    return Err(FsError::corrupt("block bitmap", None, at, fault));
-                }
-            }
-            decode(block.bytes(), block_bytes)?
+            let mut bitmap = Bitmap::decode(block.bytes(), bytes)
+                .map_err(|error| fail(Fault::Decode(Box::new(error))))?;
+            bitmap.pad(len);
+            bitmap
         };
-        let free = stored.view().count_clear(0..len);
-        if free != self.descriptor.free_clusters {
-            let fault = Fault::Field {
-                rule: "the free count of the descriptor is not the bitmap's",
-                value: u64::from(self.descriptor.free_clusters),
-                limit: u64::from(free),
-            };
-            return Err(FsError::corrupt(
-                "block bitmap",
-                None,
-                self.descriptor.block_bitmap,
-                fault,
-            ));
-        }
-        Ok(Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, len })
-    }
-
-    /// The inodes, loaded if need be.
-    pub(super) fn inodes(&mut self, volume: &Volume) -> Result<&mut Inodes> {
-        if self.inodes.is_none() {
-            match self.load_inodes(volume) {
-                Ok(inodes) => self.inodes = Some(inodes),
-                Err(error) => {
-                    self.bad = error.family() != crate::Family::Device;
-                    return Err(error);
-                }
+        for range in &own {
+            if stored.view().count_clear(range.clone()) > 0 {
+                return Err(fail(Fault::Rule("the file system's own structures are marked free")));
             }
         }
-        let index = self.index;
-        self.inodes.as_mut().ok_or_else(|| damaged(index, "the bitmap is not loaded"))
+        check_count(stored.view(), len, self.descriptor.free_clusters).map_err(fail)?;
+        Ok(Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free: 0, len })
     }
 
-    fn load_inodes(&self, volume: &Volume) -> Result<Inodes> {
+    /// The inode bitmap of this group, checked (G3).
+    pub(super) fn load_inodes(&self, volume: &Volume) -> Result<Inodes> {
         let superblock = volume.superblock();
         let len = superblock.inodes_per_group;
-        let uninit =
-            volume.has_uninit_groups() && self.descriptor.flags.contains(GroupFlags::INODE_UNINIT);
-        let block_bytes = volume.block_size().len();
-        let stored = if uninit {
-            Bitmap::of_uninit_group(block_bytes, len, [])
+        let bytes = volume.block_size().len();
+        let at = self.descriptor.inode_bitmap;
+        let fail = |fault| FsError::corrupt("inode bitmap", None, at, fault);
+        let stored = if self.has(volume, GroupFlags::INODE_UNINIT) {
+            Bitmap::of_uninit_group(bytes, len, [])
         } else {
-            let at = self.descriptor.inode_bitmap;
             let block = volume.read_block(at)?;
             if volume.verifies_metadata() {
                 let stored = self.descriptor.inode_bitmap_checksum;
                 verify(block.bytes(), volume.checksum_seed(), len, stored, superblock.desc_size)
-                    .map_err(|fault| FsError::corrupt("inode bitmap", None, at, fault))?;
+                    .map_err(fail)?;
             }
-            decode(block.bytes(), block_bytes)?
+            let mut bitmap = Bitmap::decode(block.bytes(), bytes)
+                .map_err(|error| fail(Fault::Decode(Box::new(error))))?;
+            bitmap.pad(len);
+            bitmap
         };
-        let free = stored.view().count_clear(0..len);
-        if free != self.descriptor.free_inodes {
-            let fault = Fault::Field {
-                rule: "the free count of the descriptor is not the bitmap's",
-                value: u64::from(self.descriptor.free_inodes),
-                limit: u64::from(free),
-            };
-            return Err(FsError::corrupt(
-                "inode bitmap",
-                None,
-                self.descriptor.inode_bitmap,
-                fault,
-            ));
+        check_count(stored.view(), len, self.descriptor.free_inodes).map_err(fail)?;
+        Ok(Inodes { stored, first_free: 0, len })
+    }
+
+    /// Inodes of the table from the start of which some were ever used: those behind have no
+    /// contents that mean anything.
+    pub(super) fn inodes_ever_used(&self, volume: &Volume, per_group: u32) -> u32 {
+        if self.has(volume, GroupFlags::INODE_UNINIT) {
+            return 0;
         }
-        Ok(Inodes { stored, hint: 0 })
+        match volume.has_uninit_groups() {
+            true => per_group.saturating_sub(self.descriptor.itable_unused),
+            false => per_group,
+        }
     }
 
     /// Brings the state into the blocks that were claimed for it.
@@ -198,51 +157,65 @@ impl GroupState {
         let dirty = std::mem::take(&mut self.dirty);
         let seed = volume.has_metadata_csum().then(|| volume.checksum_seed());
         let superblock = volume.superblock();
-        let plain = crate::slot::BlockKind::Plain;
+        let store = |slot: &Slot, bitmap: &Bitmap| {
+            slot.replace(BlockKind::Plain, volume.block_size().len(), |block| {
+                block.copy_from_slice(bitmap.as_bytes());
+            });
+        };
         if let (Some(slot), Some(blocks)) = (&dirty.blocks, &self.blocks) {
             if let Some(seed) = seed {
                 let bits = superblock.clusters_per_group;
                 self.descriptor.block_bitmap_checksum = blocks.stored.view().checksum(seed, bits);
             }
-            slot.replace(plain, volume.block_size().len(), |block| {
-                block.copy_from_slice(blocks.stored.as_bytes());
-            });
+            store(slot, &blocks.stored);
         }
         if let (Some(slot), Some(inodes)) = (&dirty.inodes, &self.inodes) {
             if let Some(seed) = seed {
                 let bits = superblock.inodes_per_group;
                 self.descriptor.inode_bitmap_checksum = inodes.stored.view().checksum(seed, bits);
             }
-            slot.replace(plain, volume.block_size().len(), |block| {
-                block.copy_from_slice(inodes.stored.as_bytes());
-            });
+            store(slot, &inodes.stored);
         }
         let Some(slot) = &dirty.descriptor else { return Ok(()) };
         let desc_bytes = usize::from(superblock.desc_size);
         let at = (self.index.0 % superblock.descriptors_per_block()) as usize * desc_bytes;
         let checksum = GroupChecksum::of(superblock);
-        slot.change(
-            plain,
-            || volume.load_block(slot.number()),
-            |block| {
-                let place = block.get_mut(at..at + desc_bytes)?;
-                self.descriptor.encode(self.index, &checksum, place).ok()
-            },
-        )?
+        let load = || volume.load_block(slot.number());
+        slot.change(BlockKind::Plain, load, |block| {
+            let place = block.get_mut(at..at + desc_bytes)?;
+            self.descriptor.encode(self.index, &checksum, place).ok()
+        })?
         .ok_or_else(|| damaged(self.index, "the descriptor ends after its block"))
     }
 }
 
 impl Blocks {
-    /// A free run of `len` clusters from `start` on, or the largest of at least `min`.
+    /// A free run of `len` clusters from `start` on, else before it; else the largest found of at
+    /// least `min`.
     pub(super) fn find(&self, start: u32, len: u32, min: u32) -> Option<Range<u32>> {
+        let start = start.min(self.len).max(self.first_free);
+        let behind = self.find_in(start..self.len, len, min);
+        match behind {
+            Some(run) if run.end - run.start == len => Some(run),
+            // The largest wins; before `start` there may be a whole one.
+            _ => match self.find_in(self.first_free..start, len, min) {
+                Some(before) => match behind {
+                    Some(run) if run.end - run.start >= before.end - before.start => Some(run),
+                    _ => Some(before),
+                },
+                None => behind,
+            },
+        }
+    }
+
+    fn find_in(&self, bits: Range<u32>, len: u32, min: u32) -> Option<Range<u32>> {
         let taken = self.taken.view();
         if len == 1 {
-            let bit = taken.first_clear(start..self.len)?;
+            let bit = taken.first_clear(bits)?;
             return Some(bit..bit + 1);
         }
         let mut best: Option<Range<u32>> = None;
-        for run in taken.clear_runs(start..self.len).take(RUNS_MAX) {
+        for (looked, run) in taken.clear_runs(bits).enumerate() {
             let run_len = run.end - run.start;
             if run_len >= len {
                 return Some(run.start..run.start + len);
@@ -250,14 +223,103 @@ impl Blocks {
             if run_len >= min && best.as_ref().is_none_or(|best| run_len > best.end - best.start) {
                 best = Some(run);
             }
+            // A search for less than all must not miss the only run that would do.
+            if looked >= RUNS_MAX && (best.is_some() || min == len) {
+                break;
+            }
         }
         best
     }
+
+    /// Takes clusters that [`find`](Self::find) found.
+    pub(super) fn take(&mut self, range: Range<u32>) {
+        self.stored.set_range(range.clone());
+        self.taken.set_range(range.clone());
+        if range.start == self.first_free {
+            self.first_free = range.end;
+        }
+    }
+
+    /// What forbids to free these clusters.
+    pub(super) fn check_free(&self, range: Range<u32>) -> Result<(), &'static str> {
+        if range.end > self.len {
+            return Err("blocks are freed that lie behind the group (first and end bit follow)");
+        }
+        if self.stored.view().count_clear(range.clone()) > 0 {
+            return Err("blocks are freed that are free (first and end bit follow)");
+        }
+        let next = self.own.partition_point(|own| own.end <= range.start);
+        if self.own.get(next).is_some_and(|own| own.start < range.end) {
+            return Err("blocks are freed that hold the file system's own structures");
+        }
+        Ok(())
+    }
+
+    /// Frees clusters, to be given away when `tid` is committed.
+    pub(super) fn free(&mut self, range: Range<u32>, tid: Tid) {
+        self.stored.clear_range(range.clone());
+        match self.freed.last_mut() {
+            // Within one transaction only (P58).
+            Some((last, of)) if *of == tid && last.end == range.start => last.end = range.end,
+            Some((last, of)) if *of == tid && last.start == range.end => last.start = range.start,
+            _ => self.freed.push((range, tid)),
+        }
+    }
+
+    /// Clusters freed by transactions that are `due` can be given away. Returns how many.
+    pub(super) fn release(&mut self, due: impl Fn(Tid) -> bool) -> u32 {
+        let Blocks { taken, freed, first_free, .. } = self;
+        let mut count = 0;
+        freed.retain(|(range, tid)| {
+            if due(*tid) {
+                taken.clear_range(range.clone());
+                *first_free = (*first_free).min(range.start);
+                count += range.end - range.start;
+            }
+            !due(*tid)
+        });
+        count
+    }
+
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> (BitmapRef<'_>, BitmapRef<'_>, u32) {
+        (self.stored.view(), self.taken.view(), self.len)
+    }
 }
 
-fn decode(bytes: &[u8], block_bytes: usize) -> Result<Bitmap> {
-    Bitmap::decode(bytes, block_bytes)
-        .map_err(|error| FsError::corrupt("bitmap", None, None, Fault::Decode(Box::new(error))))
+impl Inodes {
+    /// The first free inode from bit `from` on.
+    pub(super) fn find(&self, from: u32) -> Option<u32> {
+        self.stored.view().first_clear(from.max(self.first_free)..self.len)
+    }
+
+    pub(super) fn is_used(&self, bit: u32) -> bool {
+        self.stored.view().get(bit)
+    }
+
+    pub(super) fn take(&mut self, bit: u32) {
+        self.stored.set(bit);
+        if bit == self.first_free {
+            self.first_free = bit + 1;
+        }
+    }
+
+    pub(super) fn free(&mut self, bit: u32) {
+        self.stored.clear(bit);
+        self.first_free = self.first_free.min(bit);
+    }
+
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> (BitmapRef<'_>, u32) {
+        (self.stored.view(), self.len)
+    }
+}
+
+fn check_count(bitmap: BitmapRef<'_>, len: u32, told: u32) -> Result<(), Fault> {
+    let free = bitmap.count_clear(0..len);
+    let rule = "the free count of the descriptor is not the bitmap's";
+    let (value, limit) = (u64::from(told), u64::from(free));
+    if value == limit { Ok(()) } else { Err(Fault::Field { rule, value, limit }) }
 }
 
 fn verify(bytes: &[u8], seed: u32, bits: u32, stored: u32, desc_size: u16) -> Result<(), Fault> {
@@ -268,43 +330,114 @@ fn verify(bytes: &[u8], seed: u32, bits: u32, stored: u32, desc_size: u16) -> Re
 
 pub(super) fn damaged(group: GroupIndex, rule: &'static str) -> FsError {
     let fault = Fault::Field { rule, value: u64::from(group.0), limit: u64::from(u32::MAX) };
-    FsError::corrupt("block group", None, None, fault)
+    FsError::corrupt("block group", None, None::<FsBlock>, fault)
 }
 
-/// The clusters of group `index` that hold the file system's own structures: its superblock and
-/// descriptors, and bitmaps and tables of every group of its flexible group that lie here.
-fn own_structures(
-    volume: &Volume,
-    index: GroupIndex,
-    descriptor: &GroupDescriptor,
-) -> Result<Vec<Range<u32>>> {
-    let superblock = volume.superblock();
-    let Some(first) = superblock.group_first_block(index) else { return Ok(Vec::new()) };
-    let end = FsBlock(first.0 + u64::from(superblock.group_blocks(index)));
-    let bits = superblock.cluster_bits();
-    let mut own = Vec::new();
-    let mut add = |start: FsBlock, len: u64| {
-        let (from, to) = (start.0.max(first.0), start.0.saturating_add(len).min(end.0));
-        if from < to {
-            // Inside the group: below 2^32 blocks.
-            let from = ((from - first.0) >> bits) as u32;
-            let to = (((to - 1 - first.0) >> bits) + 1) as u32;
-            own.push(from..to);
-        }
-    };
-    add(first, u64::from(super_and_descriptor_blocks(superblock, index)));
-    let table = u64::from(superblock.inode_table_blocks());
-    let per_flex = superblock.groups_per_flex().max(1);
-    let from = index.0 - index.0 % per_flex;
-    let to = from.saturating_add(per_flex).min(superblock.group_count);
-    for other in from..to {
-        let other = match GroupIndex(other) == index {
-            true => *descriptor,
-            false => volume.stored_group(GroupIndex(other))?,
-        };
-        add(other.block_bitmap, 1);
-        add(other.inode_bitmap, 1);
-        add(other.inode_table, table);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use extant_base::Prng;
+
+    fn blocks(len: u32, own: Vec<Range<u32>>) -> Blocks {
+        let stored = Bitmap::of_uninit_group(128, len, own.iter().cloned());
+        Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free: 0, len }
     }
-    Ok(own)
+
+    #[test]
+    fn the_goal_is_tried_first_then_what_is_before_it() {
+        let mut group = blocks(1000, vec![0..10]);
+        assert_eq!(group.find(500, 8, 1), Some(500..508));
+        group.take(500..1000);
+        assert_eq!(group.find(500, 8, 1), Some(10..18));
+        assert_eq!(group.find(999, 1, 1), Some(10..11));
+        assert_eq!(group.find(5000, 600, 1), Some(10..500), "fewer than wanted");
+        assert_eq!(group.find(0, 600, 491), None, "not fewer than the minimum");
+        group.take(10..500);
+        assert_eq!(group.find(0, 1, 1), None);
+    }
+
+    #[test]
+    fn the_only_run_that_will_do_is_found_behind_many_short_ones() {
+        let mut group = blocks(1000, vec![]);
+        for bit in (0..900).step_by(2) {
+            group.take(bit..bit + 1);
+        }
+        group.take(900..940);
+        group.take(943..1000);
+        assert_eq!(group.find(0, 10, 2), Some(940..943));
+    }
+
+    #[test]
+    fn freed_clusters_wait_for_their_own_transaction() {
+        let mut group = blocks(64, vec![]);
+        group.take(0..64);
+        group.free(0..4, 7);
+        group.free(4..8, 8);
+        assert_eq!(group.find(0, 1, 1), None);
+        assert_eq!(group.release(|tid| tid <= 7), 4);
+        assert_eq!(group.find(0, 64, 1), Some(0..4), "not joined across transactions");
+        assert_eq!(group.release(|tid| tid <= 8), 4);
+        assert_eq!(group.find(0, 64, 1), Some(0..8));
+    }
+
+    #[test]
+    fn what_is_free_or_the_file_systems_own_is_not_freed() {
+        let mut group = blocks(100, vec![0..10, 50..60]);
+        group.take(10..50);
+        assert_eq!(group.check_free(10..50), Ok(()));
+        for range in [9..11, 49..51, 59..60, 60..61, 10..100, 99..101, 0..1] {
+            assert!(group.check_free(range.clone()).is_err(), "{range:?}");
+        }
+        group.free(20..21, 1);
+        assert!(group.check_free(20..21).is_err(), "free once, although not released");
+    }
+
+    #[test]
+    fn a_random_history_matches_a_set() {
+        let mut random = Prng::new(3);
+        let mut group = blocks(777, vec![0..5, 300..310]);
+        let mut held: Vec<Range<u32>> = Vec::new();
+        let mut waiting: Vec<(Range<u32>, Tid)> = Vec::new();
+        let mut used = std::collections::BTreeSet::new();
+        let mut tid = 1;
+        for _ in 0..20_000 {
+            match random.next_u64() % 8 {
+                0..=3 => {
+                    let (start, len) = (random.next_u64() % 800, random.next_u64() % 30 + 1);
+                    let min = random.next_u64() % len + 1;
+                    let found = group.find(start as u32, len as u32, min as u32);
+                    let Some(run) = found else { continue };
+                    assert!(run.len() as u64 >= min && run.len() as u64 <= len);
+                    group.take(run.clone());
+                    for bit in run.clone() {
+                        assert!(used.insert(bit), "bit {bit} given away twice");
+                        assert!(!(0..5).contains(&bit) && !(300..310).contains(&bit));
+                    }
+                    held.push(run);
+                }
+                4..=6 if !held.is_empty() => {
+                    let at = random.next_u64() as usize % held.len();
+                    let run = held.swap_remove(at);
+                    group.check_free(run.clone()).unwrap();
+                    group.free(run.clone(), tid);
+                    waiting.push((run, tid));
+                }
+                _ => {
+                    let due = tid.saturating_sub((random.next_u64() % 3) as u32);
+                    group.release(|tid| tid <= due);
+                    waiting.retain(|(run, at)| {
+                        if *at <= due {
+                            run.clone().for_each(|bit| assert!(used.remove(&bit)));
+                        }
+                        *at > due
+                    });
+                    tid += 1;
+                }
+            }
+            let (stored, taken, len) = group.parts();
+            assert_eq!(taken.count_set(0..len) as usize, used.len() + 15);
+            let waits: usize = waiting.iter().map(|(run, _)| run.len()).sum();
+            assert_eq!(stored.count_set(0..len) as usize, used.len() + 15 - waits);
+        }
+    }
 }

@@ -9,9 +9,10 @@
 //!
 //! ```text
 //! Allocator   totals; one cell per group, loaded when first needed
+//! flex        what the groups of a flexible group have together; where their structures lie
 //! group       bitmaps and counters of one group; encoding them
 //! blocks      finding, taking and freeing blocks
-//! inodes      which group a new inode goes to; taking and freeing inodes
+//! inodes      taking and freeing inodes        spread  which group an inode should go to
 //! ```
 //!
 //! # Rules
@@ -22,33 +23,45 @@
 //! - B3. The total of free clusters is lowered before a bit is set and raised after one is
 //!   cleared, so that it never promises what is not there for want of counting.
 //! - B4. Units are clusters here and blocks outside; [`blocks`] converts.
+//! - B5. A group whose bitmap or descriptor is damaged gives nothing any more, and takes nothing
+//!   back: what is freed there stays lost until a repair. Everything else goes on (P56).
+//! - B6. What a transaction changes in a group it has claimed before: two blocks for a change of
+//!   blocks in one group, three (and the block of the inode table) for a new inode.
 
 mod blocks;
+mod flex;
 mod group;
 mod inodes;
+mod spread;
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::group::GroupDescriptor;
-use extant_format::superblock::Superblock;
+use extant_format::inode::InodeFlags;
 use extant_jbd2::Tid;
 use extant_sync::{Mutex, MutexGuard, Rank};
 
-use crate::error::{FsError, Result};
+use crate::error::{Family, Fault, FsError, Result};
 use crate::node::Node;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-use group::GroupState;
+use flex::{Flex, Sparse};
+use group::{Blocks, GroupState, Inodes};
 
-/// Groups whose cells are made together.
-const CHUNK: usize = 512;
+/// Up to this many groups, all descriptors are looked at when mounting.
+const SCAN_MAX: u32 = 1024;
 
-/// Most groups with bitmaps in memory that nothing needs: 12 KiB each with blocks of 4 KiB.
-const LOADED_MAX: u32 = 4096;
+/// Memory for bitmaps of groups that nothing needs at the moment.
+const BITMAP_BYTES_MAX: usize = 32 << 20;
+
+/// Damage that nobody has asked about yet; more than that is forgotten.
+const REPORTS_MAX: usize = 64;
 
 /// What blocks are for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,22 +94,55 @@ pub(crate) struct Run {
     pub(crate) len: u32,
 }
 
+/// A half of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Half {
+    Blocks = 1,
+    Inodes = 2,
+}
+
 /// One group, as far as it was looked at.
 struct Cell {
     state: Mutex<Option<Box<GroupState>>>,
-    /// Free clusters, give or take; `u32::MAX` when not known. To pass over full groups without
-    /// their lock.
-    free_hint: AtomicU32,
-    free_inodes_hint: AtomicU32,
-    directories_hint: AtomicU32,
+    /// Free clusters when the lock was last let go; `u32::MAX` when not known. To pass over full
+    /// groups without their lock.
+    free_clusters: AtomicU32,
+    free_inodes: AtomicU32,
+    /// Damaged halves (B5).
+    bad: AtomicU8,
+}
+
+impl Cell {
+    fn new(group: u32) -> Cell {
+        Cell {
+            state: Mutex::with_order(Rank::Group, u64::from(group), None),
+            free_clusters: AtomicU32::new(u32::MAX),
+            free_inodes: AtomicU32::new(u32::MAX),
+            bad: AtomicU8::new(0),
+        }
+    }
+
+    fn is_bad(&self, half: Half) -> bool {
+        self.bad.load(Ordering::Relaxed) & half as u8 != 0
+    }
+
+    fn note(&self, descriptor: &GroupDescriptor) {
+        self.free_clusters.store(descriptor.free_clusters, Ordering::Relaxed);
+        self.free_inodes.store(descriptor.free_inodes, Ordering::Relaxed);
+    }
 }
 
 /// The free space and the free inodes of one writable mount.
 pub(crate) struct Allocator {
-    chunks: Vec<OnceLock<Box<[Cell]>>>,
+    cells: Sparse<Cell>,
+    flexes: Sparse<OnceLock<Flex>>,
+    /// Structures of groups that lie outside their flexible group; sorted, apart.
+    strays: Vec<Range<u64>>,
     group_count: u32,
+    groups_per_flex: u32,
     free_clusters: AtomicI64,
     free_inodes: AtomicI64,
+    /// On a large file system that was clean: those made since the mount.
     directories: AtomicI64,
     /// Clusters freed by transactions that are not committed.
     pending: AtomicU64,
@@ -104,61 +150,171 @@ pub(crate) struct Allocator {
     waiting: Mutex<Vec<(Tid, GroupIndex)>>,
     /// Groups that the running transaction changed.
     dirty: Mutex<Vec<GroupIndex>>,
-    loaded: AtomicU32,
-    evict_hand: AtomicU32,
+    /// Groups in memory, the one loaded first in front.
+    loaded: Mutex<VecDeque<GroupIndex>>,
+    loaded_count: AtomicU32,
+    loaded_max: u32,
+    reports: Mutex<Vec<FsError>>,
     encoded: AtomicU64,
 }
 
 impl Allocator {
-    /// Nothing but totals is looked at: those of the superblock when they can be trusted
-    /// (`is_clean`), else those of all descriptors.
+    /// The allocator of a volume. Nothing but totals is looked at: those of the superblock when
+    /// they can be trusted (`is_clean`) and there are many groups, else those of all descriptors.
+    /// Descriptors that make no sense count as full.
+    ///
+    /// # Errors
+    ///
+    /// Device errors.
     pub(crate) fn open(volume: &Volume, is_clean: bool) -> Result<Allocator> {
         let superblock = volume.superblock();
         let count = superblock.group_count;
-        let chunks = (count as usize).div_ceil(CHUNK);
-        let bits = superblock.cluster_bits();
-        let mut free_clusters = (superblock.free_blocks_count >> bits) as i64;
+        let groups_per_flex = superblock.groups_per_flex().clamp(1, count.max(1));
+        let mut free_clusters = (superblock.free_blocks_count >> superblock.cluster_bits()) as i64;
         let mut free_inodes = i64::from(superblock.free_inodes_count);
-        let mut directories = 0;
-        if !is_clean || count <= 1024 {
+        let (mut directories, mut strays, mut reports) = (0, Vec::new(), Vec::new());
+        // All structures may be packed at the front of the device; the last group's show it.
+        let packed = || {
+            let last = GroupIndex(count.saturating_sub(1));
+            let descriptor = flex::believed_group(volume, last).ok()?;
+            flex::strays(superblock, last, &descriptor).next()
+        };
+        if !is_clean || count <= SCAN_MAX || packed().is_some() {
             (free_clusters, free_inodes) = (0, 0);
-            for group in 0..count {
-                let descriptor = volume.stored_group(GroupIndex(group))?;
-                free_clusters += i64::from(descriptor.free_clusters);
-                free_inodes += i64::from(descriptor.free_inodes);
-                directories += i64::from(descriptor.directories);
+            for group in (0..count).map(GroupIndex) {
+                match flex::believed_group(volume, group) {
+                    Ok(descriptor) => {
+                        free_clusters += i64::from(descriptor.free_clusters);
+                        free_inodes += i64::from(descriptor.free_inodes);
+                        directories += i64::from(descriptor.directories);
+                        strays.extend(flex::strays(superblock, group, &descriptor));
+                    }
+                    Err(error) if error.family() == Family::Damage => {
+                        if reports.len() < REPORTS_MAX {
+                            reports.push(error);
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
             }
+            flex::merge(&mut strays);
         }
+        // Three bitmaps for a group. At least a few groups, whatever their size.
+        let loaded_max = (BITMAP_BYTES_MAX / volume.block_size().len() / 3).max(64);
         Ok(Allocator {
-            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
+            cells: Sparse::new(count, Cell::new),
+            flexes: Sparse::new(count.div_ceil(groups_per_flex), |_| OnceLock::new()),
+            strays,
             group_count: count,
+            groups_per_flex,
             free_clusters: AtomicI64::new(free_clusters),
             free_inodes: AtomicI64::new(free_inodes),
             directories: AtomicI64::new(directories),
             pending: AtomicU64::new(0),
             waiting: Mutex::new(Rank::Leaf, Vec::new()),
             dirty: Mutex::new(Rank::Leaf, Vec::new()),
-            loaded: AtomicU32::new(0),
-            evict_hand: AtomicU32::new(0),
+            loaded: Mutex::new(Rank::Leaf, VecDeque::new()),
+            loaded_count: AtomicU32::new(0),
+            loaded_max: u32::try_from(loaded_max).unwrap_or(u32::MAX),
+            reports: Mutex::new(Rank::Leaf, reports),
             encoded: AtomicU64::new(0),
         })
     }
 
+    /// Free clusters, those that wait for a commit included.
+    pub(crate) fn free_clusters(&self) -> u64 {
+        self.free_clusters.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Free inodes.
+    pub(crate) fn free_inodes(&self) -> u32 {
+        u32::try_from(self.free_inodes.load(Ordering::Relaxed).max(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Clusters that were freed by transactions not yet committed: an operation that found no room
+    /// may find some after a commit.
+    pub(crate) fn free_pending(&self) -> u64 {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    /// How many times a group was encoded.
+    pub(crate) fn groups_encoded(&self) -> u64 {
+        self.encoded.load(Ordering::Relaxed)
+    }
+
+    /// Damage of groups that was found and worked around since the last call (B5).
+    pub(crate) fn take_reports(&self) -> Vec<FsError> {
+        std::mem::take(&mut *self.reports.lock())
+    }
+
+    /// The descriptor of a group as it is now; its checksums are those of the last encoding.
+    pub(crate) fn group(&self, volume: &Volume, group: GroupIndex) -> Result<GroupDescriptor> {
+        Ok(self.lock(volume, group)?.state()?.descriptor)
+    }
+
+    /// The first block of the inode table of `group`. No lock once its flexible group is known.
+    pub(crate) fn inode_table(&self, volume: &Volume, group: GroupIndex) -> Result<FsBlock> {
+        match self.flex(volume, group)?.table(group) {
+            Some(table) => Ok(table),
+            None => Ok(flex::believed_group(volume, group)?.inode_table),
+        }
+    }
+
+    /// Brings every changed group into its blocks. No handle is open.
+    ///
+    /// # Errors
+    ///
+    /// Device errors and damage: the transaction must not be committed.
+    pub(crate) fn encode(&self, volume: &Volume) -> Result<()> {
+        let dirty = std::mem::take(&mut *self.dirty.lock());
+        for group in dirty {
+            self.encoded.fetch_add(1, Ordering::Relaxed);
+            self.lock(volume, group)?.state()?.encode(volume)?;
+        }
+        Ok(())
+    }
+
+    /// Transaction `tid` is durable: what it and those before it freed can be given away (B1).
+    pub(crate) fn committed(&self, volume: &Volume, tid: Tid) {
+        let is_due = |due: Tid| tid.wrapping_sub(due) as i32 >= 0;
+        let mut due = Vec::new();
+        self.waiting.lock().retain(|(at, group)| {
+            if is_due(*at) {
+                due.push(*group);
+            }
+            !is_due(*at)
+        });
+        due.sort_unstable();
+        due.dedup();
+        for group in due {
+            // Loaded, because it is not clean; else it has nothing to give back.
+            let Ok(mut locked) = self.lock(volume, group) else { continue };
+            let Ok(state) = locked.state() else { continue };
+            let Some(blocks) = &mut state.blocks else { continue };
+            let freed = u64::from(blocks.release(is_due));
+            self.pending.fetch_sub(freed, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Groups in memory.
+impl Allocator {
     fn cell(&self, group: GroupIndex) -> Result<&Cell> {
         let missing = FsError::InvalidArgument { what: "group: past the last group" };
-        let chunk = self.chunks.get(group.0 as usize / CHUNK);
-        let chunk = chunk.filter(|_| group.0 < self.group_count).ok_or(missing)?;
-        let cells = chunk.get_or_init(|| {
-            let first = group.0 / CHUNK as u32 * CHUNK as u32;
-            let cell = |at: u32| Cell {
-                state: Mutex::with_order(Rank::Group, u64::from(first + at), None),
-                free_hint: AtomicU32::new(u32::MAX),
-                free_inodes_hint: AtomicU32::new(u32::MAX),
-                directories_hint: AtomicU32::new(0),
-            };
-            (0..CHUNK as u32).map(cell).collect()
-        });
-        Ok(&cells[group.0 as usize % CHUNK])
+        self.cells.get(group.0).ok_or(missing)
+    }
+
+    /// The flexible group with number `at`.
+    fn flex_at(&self, volume: &Volume, at: u32) -> Result<&Flex> {
+        let missing = FsError::InvalidArgument { what: "group: past the last group" };
+        let cell = self.flexes.get(at).ok_or(missing)?;
+        let (first, len) = (at.saturating_mul(self.groups_per_flex), self.groups_per_flex);
+        Ok(cell.get_or_init(|| Flex::load(volume, first, len)))
+    }
+
+    /// The flexible group of `group`.
+    fn flex(&self, volume: &Volume, group: GroupIndex) -> Result<&Flex> {
+        self.flex_at(volume, group.0 / self.groups_per_flex)
     }
 
     /// The state of a group, locked and loaded.
@@ -186,122 +342,147 @@ impl Allocator {
         cell: &'a Cell,
         mut guard: MutexGuard<'a, Option<Box<GroupState>>>,
     ) -> Result<Locked<'a>> {
+        let flex = self.flex(volume, group)?; // F1
         if guard.is_none() {
-            let state = GroupState::load(volume, group)?;
+            let both = Half::Blocks as u8 | Half::Inodes as u8;
+            let loaded = GroupState::load(volume, group);
+            let state = loaded.map_err(|error| self.report(cell, both, error))?;
             cell.note(&state.descriptor);
             *guard = Some(Box::new(state));
-            self.loaded.fetch_add(1, Ordering::Relaxed);
+            self.loaded.lock().push_back(group);
+            self.loaded_count.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(Locked { cell, guard })
+        Ok(Locked { cell, flex, guard })
     }
 
-    /// Drops a few clean groups while too many are loaded. Takes no lock that anybody holds.
+    /// Drops a few clean groups while too many are loaded: those loaded first, unless they are
+    /// needed. Waits for nobody.
     fn make_room(&self) {
-        for _ in 0..4 {
-            if self.loaded.load(Ordering::Relaxed) <= LOADED_MAX {
+        for _ in 0..8 {
+            if self.loaded_count.load(Ordering::Relaxed) <= self.loaded_max {
                 return;
             }
-            let at = self.evict_hand.fetch_add(1, Ordering::Relaxed) % self.group_count.max(1);
-            let Ok(cell) = self.cell(GroupIndex(at)) else { return };
+            let Some(group) = self.loaded.lock().pop_front() else { return };
+            let Ok(cell) = self.cell(group) else { return };
             if let Some(mut guard) = cell.state.try_lock()
-                && guard.as_ref().is_some_and(|state| state.is_clean())
+                && guard.as_ref().is_none_or(|state| state.is_clean())
             {
                 *guard = None;
-                self.loaded.fetch_sub(1, Ordering::Relaxed);
+                self.loaded_count.fetch_sub(1, Ordering::Relaxed);
+                continue;
             }
+            self.loaded.lock().push_back(group);
         }
     }
 
-    /// The descriptor of a group as it is now; its checksums are those of the last encoding.
-    pub(crate) fn group(&self, volume: &Volume, group: GroupIndex) -> Result<GroupDescriptor> {
-        Ok(self.lock(volume, group)?.state()?.descriptor)
+    /// The clusters of a locked group, loaded if need be.
+    fn blocks_of<'s>(
+        &self,
+        volume: &Volume,
+        (cell, flex): (&Cell, &Flex),
+        state: &'s mut GroupState,
+    ) -> Result<&'s mut Blocks> {
+        if state.blocks.is_none() {
+            let superblock = volume.superblock();
+            let own = flex::own_clusters(superblock, state.index, flex, &self.strays);
+            let loaded = state.load_blocks(volume, own);
+            state.blocks =
+                Some(loaded.map_err(|error| self.report(cell, Half::Blocks as u8, error))?);
+        }
+        let missing = || group::damaged(state.index, "the block bitmap is not loaded");
+        state.blocks.as_mut().ok_or_else(missing)
     }
 
-    /// Free clusters, those that wait for a commit included.
-    pub(crate) fn free_clusters(&self) -> u64 {
-        self.free_clusters.load(Ordering::Relaxed).max(0) as u64
+    /// The inodes of a locked group, loaded if need be.
+    fn inodes_of<'s>(
+        &self,
+        volume: &Volume,
+        cell: &Cell,
+        state: &'s mut GroupState,
+    ) -> Result<&'s mut Inodes> {
+        if state.inodes.is_none() {
+            let loaded = state.load_inodes(volume);
+            state.inodes =
+                Some(loaded.map_err(|error| self.report(cell, Half::Inodes as u8, error))?);
+        }
+        let missing = || group::damaged(state.index, "the inode bitmap is not loaded");
+        state.inodes.as_mut().ok_or_else(missing)
     }
 
-    /// Free inodes.
-    pub(crate) fn free_inodes(&self) -> u32 {
-        u32::try_from(self.free_inodes.load(Ordering::Relaxed).max(0)).unwrap_or(u32::MAX)
+    /// Closes `halves` of a group if `error`, met in loading them, is damage; returns `error`.
+    fn report(&self, cell: &Cell, halves: u8, error: FsError) -> FsError {
+        if error.family() == Family::Damage {
+            let before = cell.bad.fetch_or(halves, Ordering::Relaxed);
+            let mut reports = self.reports.lock();
+            if before & halves == 0 && reports.len() < REPORTS_MAX {
+                reports.push(copy_of(&error));
+            }
+        }
+        error
     }
 
-    /// Clusters that were freed by transactions not yet committed.
-    pub(crate) fn free_pending(&self) -> u64 {
-        self.pending.load(Ordering::Acquire)
-    }
-
-    /// How many times a group was encoded.
-    pub(crate) fn groups_encoded(&self) -> u64 {
-        self.encoded.load(Ordering::Relaxed)
-    }
-
-    /// Puts totals into a superblock that is about to be stored.
-    pub(crate) fn fill_totals(&self, superblock: &mut Superblock) {
-        superblock.free_blocks_count = self.free_clusters() << superblock.cluster_bits();
-        superblock.free_inodes_count = self.free_inodes();
-    }
-
-    /// Brings every changed group into its blocks. No handle is open.
-    pub(crate) fn encode(&self, volume: &Volume) -> Result<()> {
-        let dirty = std::mem::take(&mut *self.dirty.lock());
-        for group in dirty {
-            self.encoded.fetch_add(1, Ordering::Relaxed);
-            self.lock(volume, group)?.state()?.encode(volume)?;
+    /// Notes that the transaction will change half of a locked group: claims the blocks that
+    /// encoding it will fill, once per transaction (B6).
+    fn touch(&self, txn: &mut Txn<'_>, state: &mut GroupState, half: Half) -> Result<()> {
+        let volume = txn.volume();
+        if state.dirty.descriptor.is_none() {
+            let at = volume.descriptor_place(state.index)?;
+            let slot = volume.slot(at);
+            slot.get(|| volume.load_block(at))?;
+            txn.claim_slot(&slot)?;
+            state.dirty.descriptor = Some(slot);
+            self.dirty.lock().push(state.index);
+        }
+        let (place, at) = match half {
+            Half::Blocks => (&mut state.dirty.blocks, state.descriptor.block_bitmap),
+            Half::Inodes => (&mut state.dirty.inodes, state.descriptor.inode_bitmap),
+        };
+        if place.is_none() {
+            let slot = volume.slot(at);
+            txn.claim_slot(&slot)?;
+            *place = Some(slot);
         }
         Ok(())
     }
-
-    /// Transaction `tid` is durable: what it freed can be given away (B1).
-    pub(crate) fn committed(&self, volume: &Volume, tid: Tid) {
-        let is_due = |due: Tid| tid.wrapping_sub(due) as i32 >= 0;
-        let mut due = Vec::new();
-        self.waiting.lock().retain(|(at, group)| {
-            if is_due(*at) {
-                due.push(*group);
-            }
-            !is_due(*at)
-        });
-        due.sort_unstable();
-        due.dedup();
-        for group in due {
-            // A group that cannot be locked any more gives nothing back, which is safe.
-            let Ok(mut locked) = self.lock(volume, group) else { continue };
-            let Ok(state) = locked.state() else { continue };
-            let Some(blocks) = &mut state.blocks else { continue };
-            let taken = &mut blocks.taken;
-            let mut freed = 0;
-            blocks.freed.retain(|(range, at)| {
-                if is_due(*at) {
-                    taken.clear_range(range.clone());
-                    freed += u64::from(range.end - range.start);
-                }
-                !is_due(*at)
-            });
-            self.pending.fetch_sub(freed, Ordering::AcqRel);
-        }
-    }
 }
 
-impl Cell {
-    fn note(&self, descriptor: &GroupDescriptor) {
-        self.free_hint.store(descriptor.free_clusters, Ordering::Relaxed);
-        self.free_inodes_hint.store(descriptor.free_inodes, Ordering::Relaxed);
-        self.directories_hint.store(descriptor.directories, Ordering::Relaxed);
-    }
+/// The same damage once more: one for the caller, one for the record.
+fn copy_of(error: &FsError) -> FsError {
+    let FsError::Corrupt { structure, ino, block, fault } = error else {
+        return FsError::corrupt(
+            "block group",
+            None,
+            None,
+            Fault::Decode(error.to_string().into()),
+        );
+    };
+    let fault = match fault {
+        Fault::Checksum { stored, computed } => {
+            Fault::Checksum { stored: *stored, computed: *computed }
+        }
+        Fault::Field { rule, value, limit } => Fault::Field { rule, value: *value, limit: *limit },
+        Fault::Rule(rule) => Fault::Rule(rule),
+        Fault::Decode(source) => Fault::Decode(source.to_string().into()),
+    };
+    FsError::corrupt(structure, *ino, *block, fault)
 }
 
 /// A locked group that is loaded.
 struct Locked<'a> {
     cell: &'a Cell,
+    flex: &'a Flex,
     guard: MutexGuard<'a, Option<Box<GroupState>>>,
 }
 
-impl Locked<'_> {
+impl<'a> Locked<'a> {
     fn state(&mut self) -> Result<&mut GroupState> {
+        Ok(self.parts()?.1)
+    }
+
+    /// What belongs to the group besides its state, and the state.
+    fn parts(&mut self) -> Result<((&'a Cell, &'a Flex), &mut GroupState)> {
         let gone = FsError::InvalidArgument { what: "group: not loaded" };
-        self.guard.as_deref_mut().ok_or(gone)
+        Ok(((self.cell, self.flex), self.guard.as_deref_mut().ok_or(gone)?))
     }
 }
 
@@ -313,62 +494,48 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Which bitmap of a group a change touches.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Touch {
-    Blocks,
-    Inodes,
-}
-
-impl Allocator {
-    /// Notes that the transaction will change a locked group: claims the blocks that encoding it
-    /// will fill, once per transaction.
-    fn touch(&self, txn: &mut Txn<'_>, state: &mut GroupState, touch: Touch) -> Result<()> {
-        let volume = txn.volume();
-        if state.dirty.descriptor.is_none() {
-            let at = volume.descriptor_place(state.index)?;
-            let slot = volume.slot(at);
-            slot.get(|| volume.load_block(at))?;
-            txn.claim_slot(&slot)?;
-            state.dirty.descriptor = Some(slot);
-            self.dirty.lock().push(state.index);
-        }
-        let (place, at) = match touch {
-            Touch::Blocks => (&mut state.dirty.blocks, state.descriptor.block_bitmap),
-            Touch::Inodes => (&mut state.dirty.inodes, state.descriptor.inode_bitmap),
-        };
-        if place.is_none() {
-            let slot = volume.slot(at);
-            txn.claim_slot(&slot)?;
-            *place = Some(slot);
-        }
-        Ok(())
-    }
-}
-
 impl Txn<'_> {
-    /// Allocates blocks for an inode: its quotas are charged and its block count raised.
+    /// Allocates blocks for an inode: its quotas are charged and its block count raised. With
+    /// clusters, whole ones: the run may be longer than what was asked for.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NoSpace`] and [`FsError::QuotaExceeded`]: nothing has changed that counts. Device
+    /// errors, and damage when nothing else is left.
     pub(crate) fn allocate(&mut self, node: &Arc<Node>, ask: &BlockAsk) -> Result<Run> {
-        let run = self.writer().alloc().allocate(self, ask, true)?;
-        let bytes = self.volume().block_size().bytes();
-        let sectors = u64::from(run.len) * u64::from(bytes / 512);
-        if let Err(error) = self.charge_blocks(node, sectors) {
-            // Not committed yet, but given back all the same.
-            self.writer().alloc().free(self, run, ask.purpose)?;
+        // Pointers outside extents have 32 bits (P61).
+        let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
+        let end = if extents { u64::MAX } else { 1 << 32 };
+        let alloc = self.writer().alloc();
+        let run = alloc.allocate(self, ask, true, end)?;
+        let sectors = self.sectors_of(run);
+        let charged = self.charge_blocks(node, sectors).and_then(|()| {
+            let counted = self.update(node, |data| data.record.sectors += sectors);
+            counted.inspect_err(|_| self.uncharge_blocks(node, sectors))
+        });
+        if let Err(error) = charged {
+            // Nobody has seen the blocks, yet they wait for the commit like others.
+            alloc.free(self, run, ask.purpose)?;
             return Err(error);
         }
-        self.update(node, |data| data.record.sectors += sectors)?;
         Ok(run)
     }
 
-    /// Gives blocks of an inode back.
+    /// Gives blocks of an inode back; with clusters, whole ones.
+    ///
+    /// # Errors
+    ///
+    /// As [`Allocator::free`].
     pub(crate) fn release(&mut self, node: &Arc<Node>, run: Run, was: Purpose) -> Result<()> {
         self.writer().alloc().free(self, run, was)?;
-        let bytes = self.volume().block_size().bytes();
-        let sectors = u64::from(run.len) * u64::from(bytes / 512);
+        let sectors = self.sectors_of(run);
         self.uncharge_blocks(node, sectors);
         self.update(node, |data| {
             data.record.sectors = data.record.sectors.saturating_sub(sectors);
         })
+    }
+
+    fn sectors_of(&self, run: Run) -> u64 {
+        u64::from(run.len) * u64::from(self.volume().block_size().bytes() / 512)
     }
 }
