@@ -32,9 +32,11 @@
 //! 64 KiB blocks: `rec_len` 0 and 65535 both stand for the whole block.
 
 mod edit;
+mod scan;
 mod write;
 
 pub use edit::{find, insert, remove, set_target};
+pub use scan::{Hit, Room, Scan, entry_area, insert_at, remove_at, scan, set_target_at};
 pub use write::{BlockWriter, NewEntry, first_block};
 
 use crate::checksum::crc32c;

@@ -30,9 +30,13 @@
 //!
 //! Linux `Documentation/filesystems/ext4/directory.rst`, "Hash Tree Directories".
 
+mod edit;
+mod leaf;
 mod node;
 mod plan;
 
+pub use edit::{grow_root, insert_record, set_root_parent, split_node};
+pub use leaf::{LeafSplit, compact, split_leaf};
 pub use node::{Index, IndexLayout, NodePlace, Record, Root, checksum, seal, verify};
 pub use plan::{HtreePlan, IndexOptions, PlannedEntry};
 

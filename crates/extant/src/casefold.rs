@@ -80,6 +80,11 @@ impl<'a> Wanted<'a> {
         self.folded.as_deref().unwrap_or(self.name)
     }
 
+    /// Whether no other spelling means the same entry.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.folded.is_none()
+    }
+
     /// Whether the entry named `stored` is the one looked for.
     pub(crate) fn matches(&self, stored: &[u8]) -> bool {
         if stored == self.name {

@@ -14,7 +14,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use extant_base::{FsBlock, Ino};
 use extant_format::htree::NodePlace;
@@ -32,11 +32,27 @@ pub(crate) struct MetaBlock {
     /// The inode for which the block's checksum was found right; 0 for none. The checksum depends
     /// on the owner, so a block that two inodes claim is checked for each.
     verified_for: AtomicU32,
+    /// The block was decoded whole and found to be an index of a directory. Our changes keep it one.
+    index_checked: AtomicBool,
 }
 
 impl MetaBlock {
     pub(crate) fn new(number: FsBlock, bytes: Box<[u8]>) -> MetaBlock {
-        MetaBlock { number, bytes, verified_for: AtomicU32::new(0) }
+        let index_checked = AtomicBool::new(false);
+        MetaBlock { number, bytes, verified_for: AtomicU32::new(0), index_checked }
+    }
+
+    /// Runs `check`, which decodes an index of a directory in all its records, unless it succeeded
+    /// before.
+    pub(crate) fn check_index_once<E>(
+        &self,
+        check: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if !self.index_checked.load(Ordering::Relaxed) {
+            check(&self.bytes)?;
+            self.index_checked.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(crate) fn number(&self) -> FsBlock {
@@ -71,7 +87,8 @@ const OURS: u32 = u32::MAX;
 impl Clone for MetaBlock {
     fn clone(&self) -> MetaBlock {
         let verified_for = AtomicU32::new(self.verified_for.load(Ordering::Relaxed));
-        MetaBlock { number: self.number, bytes: self.bytes.clone(), verified_for }
+        let index_checked = AtomicBool::new(self.index_checked.load(Ordering::Relaxed));
+        MetaBlock { number: self.number, bytes: self.bytes.clone(), verified_for, index_checked }
     }
 }
 

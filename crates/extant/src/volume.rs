@@ -203,6 +203,14 @@ impl Volume {
             .unwrap_or_default()
     }
 
+    /// How names hash in an index made from now on.
+    pub(crate) fn new_index_hash(&self) -> HashVersion {
+        let unsigned = self.unsigned_hash();
+        let default = HashVersion::from_disk(self.superblock.default_hash.to_raw(), unsigned);
+        let usual = if unsigned { HashVersion::HalfMd4Unsigned } else { HashVersion::HalfMd4 };
+        default.filter(|version| *version != HashVersion::SipHash).unwrap_or(usual)
+    }
+
     pub(crate) fn extent_nodes(&self) -> &Cache<(Ino, FsBlock), Arc<ExtentNode>> {
         &self.extent_nodes
     }

@@ -1,9 +1,10 @@
 //! Changing a block in place. The caller seals it afterwards.
 
+use super::scan::kept_bytes;
 use super::write::put_entry;
 use super::{
-    DirEntry, DirFault, DirLayout, FileType, HEADER_BYTES, NewEntry, RECORD_MIN, Records,
-    TAIL_FILE_TYPE, encode_rec_len,
+    DirEntry, DirFault, DirLayout, FileType, HEADER_BYTES, NewEntry, Records, TAIL_FILE_TYPE,
+    encode_rec_len,
 };
 use crate::le;
 use extant_base::Ino;
@@ -140,16 +141,6 @@ pub fn set_target(
     let kind = if layout.filetype { file_type.raw() } else { kind };
     *header = [i0, i1, i2, i3, r0, r1, name_len, kind];
     Ok(())
-}
-
-/// Bytes that a used entry needs for itself. A hostile one may have no name, and still needs 12.
-fn kept_bytes(layout: DirLayout, entry: &DirEntry<'_>) -> usize {
-    let needs = if entry.is_dots() {
-        DirLayout::dots_need(entry.name.len())
-    } else {
-        layout.needs(entry.name.len())
-    };
-    needs.max(RECORD_MIN)
 }
 
 /// Whether a free entry is the checksum tail at the end of a block.

@@ -12,9 +12,9 @@ use crate::le;
 use extant_base::{FileBlock, Ino};
 
 /// Bits of a record's block number that are one; the upper four are reserved.
-const BLOCK_MASK: u32 = 0x0fff_ffff;
+pub(super) const BLOCK_MASK: u32 = 0x0fff_ffff;
 /// Where the info of a root starts: behind two entries of 12 bytes.
-const INFO_AT: usize = 24;
+pub(super) const INFO_AT: usize = 24;
 const INFO_BYTES: u8 = 8;
 
 /// How the index blocks of one directory are laid out.
@@ -38,7 +38,7 @@ pub enum NodePlace {
 }
 
 impl NodePlace {
-    fn records_at(self) -> usize {
+    pub(super) fn records_at(self) -> usize {
         match self {
             NodePlace::Root => ROOT_RECORDS_AT,
             NodePlace::Inner => NODE_RECORDS_AT,
@@ -75,7 +75,7 @@ pub struct Record {
 }
 
 impl Record {
-    fn raw_hash(self) -> u32 {
+    pub(super) fn raw_hash(self) -> u32 {
         (self.hash & !1) | u32::from(self.continued)
     }
 }
@@ -111,6 +111,14 @@ impl<'a> Root<'a> {
         layout: &IndexLayout,
         blocks: u32,
     ) -> Result<Root<'a>, HtreeFault> {
+        let root = Self::peek(block, layout)?;
+        root.index.check(blocks)?;
+        Ok(root)
+    }
+
+    /// Like [`Root::decode`], for a block that was decoded before: the records are not looked at
+    /// one by one, so that this takes no longer for many than for few. H2 and H3 are the caller's.
+    pub fn peek(block: &'a [u8], layout: &IndexLayout) -> Result<Root<'a>, HtreeFault> {
         let size = layout.dir.block_size;
         check_length(block, layout)?;
         let disguise = HtreeFault::Disguise { wanted: "a root" };
@@ -136,7 +144,7 @@ impl<'a> Root<'a> {
             return Err(HtreeFault::Levels { levels, allowed });
         }
         let parent = Ino(le::u32_at(block, 12).ok_or(disguise)?);
-        let index = Index::decode(block, layout, NodePlace::Root, blocks)?;
+        let index = Index::peek(block, layout, NodePlace::Root)?;
         Ok(Root { hash, levels, parent, index })
     }
 }
@@ -148,6 +156,13 @@ impl<'a> Index<'a> {
         layout: &IndexLayout,
         blocks: u32,
     ) -> Result<Index<'a>, HtreeFault> {
+        let index = Self::peek_inner(block, layout)?;
+        index.check(blocks)?;
+        Ok(index)
+    }
+
+    /// Like [`Index::decode_inner`], for a block that was decoded before: see [`Root::peek`].
+    pub fn peek_inner(block: &'a [u8], layout: &IndexLayout) -> Result<Index<'a>, HtreeFault> {
         check_length(block, layout)?;
         let size = layout.dir.block_size;
         let free = le::u32_at(block, 0) == Some(0);
@@ -155,14 +170,13 @@ impl<'a> Index<'a> {
         if !free || whole != Some(size.bytes()) {
             return Err(HtreeFault::Disguise { wanted: "an inner node" });
         }
-        Self::decode(block, layout, NodePlace::Inner, blocks)
+        Self::peek(block, layout, NodePlace::Inner)
     }
 
-    fn decode(
+    fn peek(
         block: &'a [u8],
         layout: &IndexLayout,
         place: NodePlace,
-        blocks: u32,
     ) -> Result<Index<'a>, HtreeFault> {
         let wanted = layout.limit(place);
         let at = place.records_at();
@@ -176,9 +190,13 @@ impl<'a> Index<'a> {
             Some(records) if count >= 1 && count <= limit => records,
             _ => return Err(HtreeFault::Count { count, limit }),
         };
-        let index = Index { records, limit };
+        Ok(Index { records, limit })
+    }
+
+    /// H2 and H3, for a directory of `blocks` blocks.
+    fn check(&self, blocks: u32) -> Result<(), HtreeFault> {
         let mut before = 0;
-        for (position, record) in index.iter().enumerate() {
+        for (position, record) in self.iter().enumerate() {
             let number = le::narrow(position);
             let found = record.raw_hash();
             let ascends = found > before || (found == before && record.continued);
@@ -190,7 +208,7 @@ impl<'a> Index<'a> {
             }
             before = found;
         }
-        Ok(index)
+        Ok(())
     }
 
     /// Number of records, at least 1.
@@ -329,7 +347,7 @@ fn encode_records(
     Ok(())
 }
 
-fn check_length(block: &[u8], layout: &IndexLayout) -> Result<(), HtreeFault> {
+pub(super) fn check_length(block: &[u8], layout: &IndexLayout) -> Result<(), HtreeFault> {
     let wanted = layout.dir.block_size.len();
     if block.len() == wanted {
         Ok(())

@@ -1,70 +1,154 @@
-//! Changes of directories: entries inserted, removed and replaced, room made for them.
-//! (First shape: linear directories.)
+//! Changes of directories: entries inserted, removed and replaced.
+//!
+//! The caller holds the directory's content lock exclusively and an open transaction. Times, link
+//! counts and the version of the directory are the caller's.
+//!
+//! Encrypted directories are refused: which bytes stand for a name, only the key's holder knows.
 
 use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock, Ino};
-use extant_format::dir::{self, FileType, NewEntry};
+use extant_format::dir::{
+    self, BlockWriter, DirFault, DirLayout, FileType, Hit, NewEntry, Room, Scan,
+};
+use extant_format::features::EncodingFlags;
+use extant_format::hash::{HashVersion, NameHash, name_hash};
+use extant_format::htree::{self, HtreeFault, NodePlace};
 
+use super::index::IndexWalk;
+use super::{damage, grow, inline_edit};
+use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
-use crate::map::{self, Cursor, MappingKind};
+use crate::map::{self, Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::mount::Fs;
 use crate::node::Node;
 use crate::slot::BlockKind;
 use crate::txn::Txn;
 
-/// Blocks that an insertion changes at most.
+/// Blocks that an insertion changes at most: four new blocks (a leaf, two inner nodes, a level) with
+/// their bitmaps and descriptors, the four blocks they came from, the path of the directory's map and
+/// its new nodes, the inode's table block, quotas and the superblock.
 pub(crate) const INSERT_CREDITS: u32 = 32;
 
-/// Blocks that a removal changes at most.
+/// Blocks that a removal changes at most: the leaf, or the inode.
 pub(crate) const REMOVE_CREDITS: u32 = 4;
 
-/// Where there is room for a name.
+/// Where there is room for a name. Good until the directory is changed in another way.
 #[derive(Debug)]
-pub(crate) struct Place {
-    block: FsBlock,
+pub(crate) struct Place(Spot);
+
+#[derive(Debug)]
+enum Spot {
+    Block {
+        block: FsBlock,
+        room: Room,
+    },
+    /// An area of an inline directory: 0 in the map's place, 1 in the attribute.
+    Inline {
+        area: usize,
+        room: Room,
+    },
 }
 
-fn kind(view: &Inode) -> BlockKind {
-    match view.volume().has_metadata_csum() {
-        true => BlockKind::DirLeaf { seed: view.checksum_seed() },
-        false => BlockKind::Plain,
-    }
+/// An entry that is there.
+#[derive(Debug)]
+enum Found {
+    Block { block: FsBlock, hit: Hit },
+    Inline { area: usize, hit: Hit },
 }
 
-fn broken(dir: &Node, fault: dir::DirFault) -> FsError {
-    FsError::corrupt("directory", dir.ino(), None, Fault::Decode(Box::new(fault)))
-}
-
-/// Calls `visit` with each block until it gives an answer.
-fn each_block<R>(
-    view: &Inode,
-    mut visit: impl FnMut(FsBlock, &[u8]) -> Result<Option<R>>,
-) -> Result<Option<R>> {
-    let blocks = view.block_len();
-    let mut cursor = Cursor::new(view);
-    for at in 0..blocks {
-        let piece = cursor.piece(view, at)?;
-        let MappingKind::Mapped(block) = piece.kind else { continue };
-        let bytes = view.volume().read_block(block)?;
-        if let Some(answer) = visit(block, bytes.bytes())? {
-            return Ok(Some(answer));
+impl Found {
+    fn hit(&self) -> &Hit {
+        match self {
+            Found::Block { hit, .. } | Found::Inline { hit, .. } => hit,
         }
     }
-    Ok(None)
 }
 
+/// What changing a directory needs to know of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) layout: DirLayout,
+    pub(super) seed: u32,
+}
+
+impl Shape {
+    pub(super) fn of(view: &Inode) -> Shape {
+        Shape { layout: view.dir_layout(), seed: view.checksum_seed() }
+    }
+
+    /// How a linear block or a leaf is sealed.
+    pub(super) fn leaf(&self) -> BlockKind {
+        match self.layout.checksum {
+            true => BlockKind::DirLeaf { seed: self.seed },
+            false => BlockKind::Plain,
+        }
+    }
+
+    /// How a block of the index is sealed.
+    pub(super) fn index(&self, place: NodePlace) -> BlockKind {
+        match self.layout.checksum {
+            true => BlockKind::DirIndex { seed: self.seed, place },
+            false => BlockKind::Plain,
+        }
+    }
+
+    /// The bytes of a block that hold entries.
+    fn entries<'b>(&self, block: &'b mut [u8]) -> &'b mut [u8] {
+        let end = self.layout.entry_bytes().min(block.len());
+        &mut block[..end]
+    }
+}
+
+/// The fault of a directory block as an error.
+pub(super) fn dir_damage(
+    view: &Inode,
+    block: impl Into<Option<FsBlock>>,
+    fault: DirFault,
+) -> FsError {
+    damage(view, block, Fault::Decode(Box::new(fault)))
+}
+
+fn change_fault(dir: &Arc<Node>, block: impl Into<Option<FsBlock>>, fault: DirFault) -> FsError {
+    FsError::corrupt("directory", dir.ino(), block, Fault::Decode(Box::new(fault)))
+}
+
+/// Hashes of names as this directory's index has them.
+pub(super) fn hash_of(view: &Inode, version: HashVersion, hashed: &[u8]) -> Result<NameHash> {
+    name_hash(version, &view.volume().hash_seed(), hashed)
+        .ok_or(FsError::Encrypted { ino: view.ino(), what: "directory entry names" })
+}
+
+fn refuse_encrypted(view: &Inode) -> Result<()> {
+    match view.is_encrypted() {
+        true => Err(FsError::Encrypted { ino: view.ino(), what: "directory entry names" }),
+        false => Ok(()),
+    }
+}
+
+/// The contents of a new directory: in the inode if the file system has inline data and the inode
+/// the room, else one block.
 pub(crate) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<()> {
-    let (_, block): (FileBlock, FsBlock) = map::append_block(txn, fs, dir)?;
-    let view = fs.view(dir);
-    let layout = view.dir_layout();
-    let filled = txn.create_block(block, kind(&view), |bytes| {
-        dir::first_block(bytes, layout, dir.ino(), parent, None)
-    })?;
-    filled.map_err(|fault| broken(dir, fault))
+    if inline_edit::create(txn, fs, dir, parent)? {
+        return Ok(());
+    }
+    let shape = Shape::of(&fs.view(dir));
+    let (_, device) = map::append_block(txn, fs, dir)?;
+    let first = |bytes: &mut [u8]| dir::first_block(bytes, shape.layout, dir.ino(), parent, None);
+    let made = txn.create_block(device, shape.leaf(), first);
+    let made = made.and_then(|made| made.map_err(|fault| change_fault(dir, device, fault)));
+    made.map_err(|error| txn.fail(error))
 }
 
+/// Makes room for `name`: may move an inline directory to a block, add a block, make an index, split
+/// leaves and nodes, add a level. Whatever it changes leaves a valid directory.
+///
+/// # Errors
+///
+/// [`FsError::Exists`], with what the name stands for; [`FsError::NoSpace`], also when the index
+/// cannot get deeper; damage of the blocks that had to be looked at, of the index in particular. The
+/// directory is as it was then.
 pub(crate) fn prepare_insert(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -72,31 +156,190 @@ pub(crate) fn prepare_insert(
     name: &[u8],
 ) -> Result<Place> {
     let view = fs.view(dir);
-    let layout = view.dir_layout();
-    match view.search(name) {
-        Ok(ino) => return Err(FsError::Exists { dir: dir.ino(), ino }),
-        Err(FsError::NotFound { .. }) => {}
-        Err(error) => return Err(error),
+    refuse_encrypted(&view)?;
+    let wanted = Wanted::new(name, view.is_casefold());
+    let strict = || fs.volume().superblock().encoding_flags.contains(EncodingFlags::STRICT);
+    if view.is_casefold() && wanted.is_exact() && strict() {
+        return Err(FsError::InvalidName { what: "it is not UTF-8, which this directory wants" });
     }
-    let entry = NewEntry { ino: Ino(1), name, file_type: FileType::Regular, hash: None };
-    let found = each_block(&view, |block, bytes| {
-        let mut copy = bytes.to_vec();
-        let room = dir::insert(&mut copy, layout, &entry).map_err(|fault| broken(dir, fault))?;
-        Ok(room.map(|_| Place { block }))
-    })?;
-    if let Some(place) = found {
-        return Ok(place);
+    let needs = view.dir_layout().needs(name.len());
+    if view.is_inline() {
+        if let Some((area, room)) = inline_edit::prepare(txn, dir, &view, &wanted, needs)? {
+            return Ok(Place(Spot::Inline { area, room }));
+        }
+        drop(view);
+        inline_edit::convert(txn, fs, dir)?;
+        return prepare_linear(txn, fs, dir, fs.view(dir), &wanted, needs);
     }
-    drop(view);
-    let (_, block) = map::append_block(txn, fs, dir)?;
-    let view = fs.view(dir);
-    let made = txn.create_block(block, kind(&view), |bytes| {
-        dir::BlockWriter::new(bytes, layout).map(|writer| writer.finish(None))
-    })?;
-    made.map_err(|fault| broken(dir, fault))?;
-    Ok(Place { block })
+    if view.has_index() {
+        return prepare_indexed(txn, fs, dir, view, &wanted, needs);
+    }
+    if view.is_indexed() {
+        // The file system lost the feature: the root must not be taken for a list.
+        let rule = "it has an index, and the file system has no directory indexes";
+        return Err(damage(&view, None, Fault::Rule(rule)));
+    }
+    prepare_linear(txn, fs, dir, view, &wanted, needs)
 }
 
+fn exists(view: &Inode, hit: &Hit) -> FsError {
+    FsError::Exists { dir: view.ino(), ino: hit.ino }
+}
+
+/// Scans a leaf or linear block for `wanted` and for room.
+fn scan_block(
+    view: &Inode,
+    cursor: &mut Cursor,
+    at: FileBlock,
+    wanted: &Wanted<'_>,
+    needs: usize,
+) -> Result<(FsBlock, Scan)> {
+    let layout = view.dir_layout();
+    let block = view.dir_block(cursor, at)?;
+    let scanned = dir::entry_area(block.bytes(), layout).and_then(|area| {
+        if wanted.is_exact() {
+            dir::scan(area, layout, needs, |stored| stored == wanted.name)
+        } else {
+            let matches = |stored: &[u8]| !dir::is_dots(stored) && wanted.matches(stored);
+            dir::scan(area, layout, needs, matches)
+        }
+    });
+    match scanned {
+        Ok(scanned) => Ok((block.number(), scanned)),
+        Err(fault) => Err(dir_damage(view, block.number(), fault)),
+    }
+}
+
+/// In a directory without an index: the first room there is, a block more, or an index.
+fn prepare_linear(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    dir: &Arc<Node>,
+    view: Inode,
+    wanted: &Wanted<'_>,
+    needs: usize,
+) -> Result<Place> {
+    let shape = Shape::of(&view);
+    let blocks = view.block_len().min(FILE_BLOCKS_END);
+    let mut cursor = Cursor::new(&view);
+    let mut place = None;
+    let mut used_bytes = 0;
+    for at in 0..blocks {
+        let at = FileBlock(u32::try_from(at).unwrap_or(u32::MAX));
+        let needs = if place.is_some() { usize::MAX } else { needs };
+        match scan_block(&view, &mut cursor, at, wanted, needs)? {
+            (_, Scan::Hit(hit)) => return Err(exists(&view, &hit)),
+            (block, Scan::Miss { room, used }) => {
+                place = place.or(room.map(|room| Spot::Block { block, room }));
+                used_bytes = used as usize;
+            }
+        }
+    }
+    if let Some(place) = place {
+        return Ok(Place(place));
+    }
+    if blocks == 0 {
+        return Err(damage(&view, None, Fault::Rule("it has no blocks")));
+    }
+    // Listings of such a directory go by hash: its entries may move.
+    if blocks == 1 && fs.volume().has_dir_index() {
+        if used_bytes + needs <= shape.layout.entry_bytes() {
+            let block = grow::compact(txn, &view, &mut cursor, FileBlock(0))?;
+            let (_, scanned) =
+                scan_block(&view, &mut Cursor::new(&view), FileBlock(0), wanted, needs)?;
+            return match scanned {
+                Scan::Miss { room: Some(room), .. } => Ok(Place(Spot::Block { block, room })),
+                _ => Err(damage(&view, block, Fault::Rule("compacting it made no room"))),
+            };
+        }
+        drop(cursor);
+        grow::make_index(txn, fs, dir, view)?;
+        return prepare_indexed(txn, fs, dir, fs.view(dir), wanted, needs);
+    }
+    drop(view);
+    let (_, device) = grow::append(txn, fs, dir)?;
+    let empty =
+        |bytes: &mut [u8]| BlockWriter::new(bytes, shape.layout).map(|writer| writer.finish(None));
+    let made = txn.create_block(device, shape.leaf(), empty);
+    let made = made.and_then(|made| made.map_err(|fault| change_fault(dir, device, fault)));
+    made.map_err(|error| txn.fail(error))?;
+    let rec_len = u32::try_from(shape.layout.entry_bytes()).unwrap_or(u32::MAX);
+    Ok(Place(Spot::Block { block: device, room: Room { offset: 0, kept: 0, rec_len } }))
+}
+
+/// Steps that may be needed until there is room: a level, two nodes, a leaf, and some to spare.
+const GROW_STEPS: usize = 12;
+
+/// In a directory with an index: room in the leaf of the name's hash.
+fn prepare_indexed(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    dir: &Arc<Node>,
+    view: Inode,
+    wanted: &Wanted<'_>,
+    needs: usize,
+) -> Result<Place> {
+    let mut pool = grow::Pool::default();
+    let place = prepare_leaf(txn, (fs, dir), view, wanted, needs, &mut pool);
+    match place {
+        Ok(place) if pool.is_empty() => Ok(place),
+        Ok(_) => {
+            let rule = "splitting it took fewer blocks than it has levels";
+            let fault = Fault::Rule(rule);
+            Err(txn.fail(FsError::corrupt("directory", dir.ino(), None, fault)))
+        }
+        // Half-way there, with blocks that are in no index yet.
+        Err(error) if !pool.is_empty() => Err(txn.fail(error)),
+        Err(error) => Err(error),
+    }
+}
+
+fn prepare_leaf(
+    txn: &mut Txn<'_>,
+    (fs, dir): (&Fs, &Arc<Node>),
+    mut view: Inode,
+    wanted: &Wanted<'_>,
+    needs: usize,
+    pool: &mut grow::Pool,
+) -> Result<Place> {
+    for step in 0..GROW_STEPS {
+        let mut cursor = Cursor::new(&view);
+        let walk = IndexWalk::new(&view, &mut cursor)?;
+        let hash = hash_of(&view, walk.hash, wanted.hashed())?.major;
+        let descent = walk.descend(&mut cursor, hash)?;
+        let (block, scanned) = scan_block(&view, &mut cursor, descent.leaf, wanted, needs)?;
+        let (room, used) = match scanned {
+            Scan::Hit(hit) => return Err(exists(&view, &hit)),
+            Scan::Miss { room, used } => (room, used as usize),
+        };
+        if step == 0 && descent.goes_on(hash) {
+            let mut further = descent;
+            // N2.
+            for _ in 0..fs.volume().block_count() {
+                if !further.goes_on(hash) || !walk.advance(&mut cursor, &mut further)? {
+                    break;
+                }
+                let found = scan_block(&view, &mut cursor, further.leaf, wanted, usize::MAX)?;
+                if let (_, Scan::Hit(hit)) = found {
+                    return Err(exists(&view, &hit));
+                }
+            }
+        }
+        if let Some(room) = room {
+            return Ok(Place(Spot::Block { block, room }));
+        }
+        if used + needs <= view.dir_layout().entry_bytes() {
+            grow::compact(txn, &view, &mut cursor, descent.leaf)?;
+            continue;
+        }
+        let version = walk.hash;
+        drop((walk, cursor));
+        view = grow::grow(txn, fs, dir, view, version, &descent, pool)?;
+    }
+    Err(damage(&view, None, Fault::Rule("splitting its leaves makes no room")))
+}
+
+/// Stores the entry in the place that was made for it.
 pub(crate) fn insert(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -106,42 +349,43 @@ pub(crate) fn insert(
     ino: Ino,
     file_type: FileType,
 ) -> Result<()> {
-    let view = fs.view(dir);
-    let layout = view.dir_layout();
+    let shape = Shape::of(&fs.view(dir));
     let entry = NewEntry { ino, name, file_type, hash: None };
-    let done = txn.edit_block(place.block, kind(&view), |bytes| dir::insert(bytes, layout, &entry));
-    match done?.map_err(|fault| broken(dir, fault))? {
-        Some(_) => Ok(()),
-        None => {
-            let fault = Fault::Rule("the room for an entry is gone");
-            Err(FsError::corrupt("directory", dir.ino(), place.block, fault))
+    match place.0 {
+        Spot::Block { block, room } => {
+            let put =
+                |bytes: &mut [u8]| dir::insert_at(shape.entries(bytes), shape.layout, room, &entry);
+            let done = txn.edit_block(block, shape.leaf(), put)?;
+            done.map_err(|fault| change_fault(dir, block, fault))
         }
+        Spot::Inline { area, room } => inline_edit::change(txn, dir, area, |bytes| {
+            dir::insert_at(bytes, shape.layout, room, &entry)
+        }),
     }
 }
 
-fn locate(view: &Inode, name: &[u8]) -> Result<(FsBlock, u32, Ino, FileType)> {
-    let layout = view.dir_layout();
-    let found = each_block(view, |block, bytes| {
-        let entry = dir::find(bytes, layout, name).map_err(|fault| broken(view.node(), fault))?;
-        Ok(entry.map(|entry| (block, entry.offset, entry.ino, entry.file_type)))
-    })?;
-    found.ok_or(FsError::NotFound { dir: view.ino() })
-}
-
+/// Removes the entry of `name`. An emptied block stays, for names to come.
 pub(crate) fn remove(
     txn: &mut Txn<'_>,
     fs: &Fs,
     dir: &Arc<Node>,
     name: &[u8],
 ) -> Result<(Ino, FileType)> {
-    let view = fs.view(dir);
-    let layout = view.dir_layout();
-    let (block, offset, ino, file_type) = locate(&view, name)?;
-    txn.edit_block(block, kind(&view), |bytes| dir::remove(bytes, layout, offset))?
-        .map_err(|fault| broken(dir, fault))?;
-    Ok((ino, file_type))
+    let (shape, found) = find(fs, dir, name)?;
+    match &found {
+        Found::Block { block, hit } => {
+            let cut = |bytes: &mut [u8]| dir::remove_at(shape.entries(bytes), shape.layout, hit);
+            let done = txn.edit_block(*block, shape.leaf(), cut)?;
+            done.map_err(|fault| change_fault(dir, *block, fault))?;
+        }
+        Found::Inline { area, hit } => {
+            inline_edit::change(txn, dir, *area, |bytes| dir::remove_at(bytes, shape.layout, hit))?
+        }
+    }
+    Ok((found.hit().ino, found.hit().file_type))
 }
 
+/// Lets `name` stand for another inode; the answer is the one it stood for.
 pub(crate) fn replace(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -150,31 +394,159 @@ pub(crate) fn replace(
     ino: Ino,
     file_type: FileType,
 ) -> Result<Ino> {
+    let (shape, found) = find(fs, dir, name)?;
+    match &found {
+        Found::Block { block, hit } => {
+            let set = |bytes: &mut [u8]| {
+                dir::set_target_at(shape.entries(bytes), shape.layout, hit, ino, file_type)
+            };
+            let done = txn.edit_block(*block, shape.leaf(), set)?;
+            done.map_err(|fault| change_fault(dir, *block, fault))?;
+        }
+        Found::Inline { area, hit } => inline_edit::change(txn, dir, *area, |bytes| {
+            dir::set_target_at(bytes, shape.layout, hit, ino, file_type)
+        })?,
+    }
+    Ok(found.hit().ino)
+}
+
+/// The entry of `name`: through the index if that can be trusted, else block by block.
+fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     let view = fs.view(dir);
-    let layout = view.dir_layout();
-    let (block, offset, old, _) = locate(&view, name)?;
-    txn.edit_block(block, kind(&view), |bytes| {
-        dir::set_target(bytes, layout, offset, ino, file_type)
-    })?
-    .map_err(|fault| broken(dir, fault))?;
-    Ok(old)
+    refuse_encrypted(&view)?;
+    let shape = Shape::of(&view);
+    let wanted = Wanted::new(name, view.is_casefold());
+    let found = if view.is_inline() {
+        let found = inline_edit::find(&view, &wanted)?;
+        found.map(|(area, hit)| Found::Inline { area, hit })
+    } else if view.has_index() {
+        match find_indexed(&view, &wanted) {
+            Ok(found) => found,
+            Err(_) => find_linear(&view, &wanted)?,
+        }
+    } else {
+        find_linear(&view, &wanted)?
+    };
+    Ok((shape, found.ok_or(FsError::NotFound { dir: dir.ino() })?))
 }
 
+fn find_indexed(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {
+    let mut cursor = Cursor::new(view);
+    let walk = IndexWalk::new(view, &mut cursor)?;
+    let hash = hash_of(view, walk.hash, wanted.hashed())?.major;
+    let mut descent = walk.descend(&mut cursor, hash)?;
+    // N2.
+    for _ in 0..view.volume().block_count() {
+        let leaf = descent.leaf;
+        if let (block, Scan::Hit(hit)) = scan_block(view, &mut cursor, leaf, wanted, usize::MAX)? {
+            return Ok(Some(Found::Block { block, hit }));
+        }
+        if !descent.goes_on(hash) || !walk.advance(&mut cursor, &mut descent)? {
+            break;
+        }
+    }
+    Ok(None)
+}
+
+fn find_linear(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {
+    let mut cursor = Cursor::new(view);
+    let mut first_damage = None;
+    for at in 0..view.block_len().min(FILE_BLOCKS_END).min(view.volume().block_count()) {
+        let at = FileBlock(u32::try_from(at).unwrap_or(u32::MAX));
+        match scan_block(view, &mut cursor, at, wanted, usize::MAX) {
+            Ok((block, Scan::Hit(hit))) => return Ok(Some(Found::Block { block, hit })),
+            Ok(_) => {}
+            Err(error) => {
+                first_damage.get_or_insert(error);
+            }
+        }
+    }
+    first_damage.map_or(Ok(None), Err)
+}
+
+/// Lets `..` say `parent`.
 pub(crate) fn set_parent(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<()> {
-    replace(txn, fs, dir, b"..", parent, FileType::Directory).map(|_| ())
+    let view = fs.view(dir);
+    if view.is_inline() {
+        drop(view);
+        return inline_edit::set_parent(txn, dir, parent);
+    }
+    let shape = Shape::of(&view);
+    let mut cursor = Cursor::new(&view);
+    let first = view.dir_block(&mut cursor, FileBlock(0))?;
+    let block = first.number();
+    let is_root = view.has_index() && IndexWalk::new(&view, &mut cursor).is_ok();
+    if is_root {
+        let layout = view.index_layout();
+        drop((first, cursor, view));
+        let set = |bytes: &mut [u8]| htree::set_root_parent(bytes, &layout, parent);
+        let done = txn.edit_block(block, shape.index(NodePlace::Root), set)?;
+        let fail = |fault: HtreeFault| {
+            FsError::corrupt("directory", dir.ino(), block, Fault::Decode(Box::new(fault)))
+        };
+        return done.map_err(fail);
+    }
+    let scanned = dir::entry_area(first.bytes(), shape.layout)
+        .and_then(|area| dir::scan(area, shape.layout, usize::MAX, |stored| stored == b".."));
+    let hit = match scanned.map_err(|fault| dir_damage(&view, block, fault))? {
+        Scan::Hit(hit) => hit,
+        Scan::Miss { .. } => {
+            return Err(damage(&view, block, Fault::Rule("its first block has no `..`")));
+        }
+    };
+    drop((first, cursor, view));
+    let set = |bytes: &mut [u8]| {
+        let area = shape.entries(bytes);
+        dir::set_target_at(area, shape.layout, &hit, parent, FileType::Directory)
+    };
+    let done = txn.edit_block(block, shape.leaf(), set)?;
+    done.map_err(|fault| change_fault(dir, block, fault))
 }
 
+/// Whether the directory has no entries besides `.` and `..`.
+///
+/// # Errors
+///
+/// Damage, when there was no entry in what can be read.
 pub(crate) fn is_empty(fs: &Fs, dir: &Arc<Node>) -> Result<bool> {
     let view = fs.view(dir);
     let layout = view.dir_layout();
-    let other = each_block(&view, |_, bytes| {
-        for entry in dir::Records::of_area(bytes, layout).used() {
-            let entry = entry.map_err(|fault| broken(dir, fault))?;
-            if !entry.is_dots() {
-                return Ok(Some(()));
+    let any = |stored: &[u8]| !dir::is_dots(stored);
+    if view.is_inline() {
+        for (_, area) in view.inline_dir()?.areas {
+            let scanned = dir::scan(&area, layout, usize::MAX, any);
+            if let Scan::Hit(_) = scanned.map_err(|fault| dir_damage(&view, None, fault))? {
+                return Ok(false);
             }
         }
-        Ok(None)
-    })?;
-    Ok(other.is_none())
+        return Ok(true);
+    }
+    let mut cursor = Cursor::new(&view);
+    let mut first_damage = None;
+    let mut at = 0;
+    let end = view.block_len().min(FILE_BLOCKS_END);
+    // N2.
+    for _ in 0..fs.volume().block_count() {
+        if at >= end {
+            break;
+        }
+        let piece = cursor.piece(&view, at)?;
+        if !matches!(piece.kind, MappingKind::Mapped(_)) {
+            at = piece.file_end();
+            continue;
+        }
+        let scanned = view.dir_block(&mut cursor, piece.file_start).and_then(|block| {
+            let scanned = dir::scan(block.bytes(), layout, usize::MAX, any);
+            scanned.map_err(|fault| dir_damage(&view, block.number(), fault))
+        });
+        match scanned {
+            Ok(Scan::Hit(_)) => return Ok(false),
+            Ok(Scan::Miss { .. }) => {}
+            Err(error) => {
+                first_damage.get_or_insert(error);
+            }
+        }
+        at += 1;
+    }
+    first_damage.map_or(Ok(true), Err)
 }

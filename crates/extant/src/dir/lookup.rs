@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use extant_base::{FileBlock, Ino};
-use extant_format::dir::DirEntry;
+use extant_format::dir::{self, DirLayout};
 use extant_format::hash::{HashVersion, name_hash};
-use extant_format::htree::{Index, IndexLayout, Root};
 
+use super::index::IndexWalk;
 use super::nokey::Shown;
-use super::read::records;
 use super::{NAME_MAX, damage};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
@@ -25,11 +24,11 @@ enum Target<'a> {
 }
 
 impl Target<'_> {
-    fn matches(&self, entry: &DirEntry<'_>) -> bool {
+    fn matches(&self, stored: &[u8]) -> bool {
         match self {
-            Target::Plain(wanted) => !entry.is_dots() && wanted.matches(entry.name),
-            Target::Encrypted(shown) => !entry.is_dots() && shown.matches(entry.name),
-            Target::Parent => entry.name == b"..",
+            Target::Plain(wanted) => !dir::is_dots(stored) && wanted.matches(stored),
+            Target::Encrypted(shown) => !dir::is_dots(stored) && shown.matches(stored),
+            Target::Parent => stored == b"..",
         }
     }
 }
@@ -95,11 +94,9 @@ impl Inode {
             return Ok(Some(parent));
         }
         for (_, area) in &areas {
-            for entry in records(area, self.dir_layout()) {
-                let entry = entry.map_err(|fault| damage(self, None, fault))?;
-                if target.matches(&entry) {
-                    return Ok(Some(entry.ino));
-                }
+            let found = find_in_area(area, self.dir_layout(), target);
+            if let Some(ino) = found.map_err(|fault| damage(self, None, fault))? {
+                return Ok(Some(ino));
             }
         }
         Ok(None)
@@ -149,17 +146,12 @@ impl Inode {
         target: &Target<'_>,
     ) -> Result<Option<Ino>> {
         let block = self.dir_block(cursor, at)?;
-        for entry in records(block.bytes(), self.dir_layout()) {
-            let entry = entry.map_err(|fault| damage(self, block.number(), fault))?;
-            if target.matches(&entry) {
-                return Ok(Some(entry.ino));
-            }
-        }
-        Ok(None)
+        let found = find_in_area(block.bytes(), self.dir_layout(), target);
+        found.map_err(|fault| damage(self, block.number(), fault))
     }
 
     /// Directory block `at`, its checksum checked.
-    fn dir_block(&self, cursor: &mut Cursor, at: FileBlock) -> Result<Arc<MetaBlock>> {
+    pub(super) fn dir_block(&self, cursor: &mut Cursor, at: FileBlock) -> Result<Arc<MetaBlock>> {
         let piece = cursor.piece(self, u64::from(at.0))?;
         let MappingKind::Mapped(device) = piece.kind else {
             let rule = "the directory has a hole";
@@ -176,88 +168,51 @@ impl Inode {
     /// Searches by hash. Any trouble with the index itself is for the caller to work around.
     fn find_indexed(&self, target: &Target<'_>) -> Result<Option<Ino>, IndexDamage> {
         let volume = self.volume();
-        if !self.is_indexed() || !volume.has_dir_index() {
+        if !self.has_index() {
             return Err(IndexDamage);
         }
-        let layout = IndexLayout {
-            dir: self.dir_layout(),
-            large_dir: volume.has_large_dir(),
-            unsigned_hash: volume.unsigned_hash(),
-        };
-        let blocks = volume.block_size().blocks_for(self.size());
-        let blocks = u32::try_from(blocks).map_err(|_| IndexDamage)?;
         let mut cursor = Cursor::new(self);
-        let root_block = self.dir_block(&mut cursor, FileBlock(0)).map_err(|_| IndexDamage)?;
-        let root = Root::decode(root_block.bytes(), &layout, blocks).map_err(|_| IndexDamage)?;
+        let walk = IndexWalk::new(self, &mut cursor).map_err(|_| IndexDamage)?;
         let hash = match target {
-            Target::Parent => return Ok(Some(root.parent)),
+            Target::Parent => return Ok(Some(walk.parent)),
             Target::Encrypted(shown) if shown.hash().major == 0 => return Err(IndexDamage),
             Target::Encrypted(shown) => shown.hash().major,
             // Its key would be needed; only encrypted directories have this hash.
-            Target::Plain(_) if root.hash == HashVersion::SipHash => return Err(IndexDamage),
+            Target::Plain(_) if walk.hash == HashVersion::SipHash => return Err(IndexDamage),
             Target::Plain(wanted) => {
                 let seed = volume.hash_seed();
-                name_hash(root.hash, &seed, wanted.hashed()).ok_or(IndexDamage)?.major
+                name_hash(walk.hash, &seed, wanted.hashed()).ok_or(IndexDamage)?.major
             }
         };
-        // The path to the current leaf: each node with the position taken in it. Its length is
-        // the index's depth, which the decoder bounds.
-        let levels = usize::from(root.levels);
-        let position = root.index.find(hash);
-        let mut path: Vec<(Arc<MetaBlock>, FileBlock, usize)> = Vec::with_capacity(levels + 1);
-        path.push((Arc::clone(&root_block), FileBlock(0), position));
-        let mut by_hash = true;
+        let mut descent = walk.descend(&mut cursor, hash).map_err(|_| IndexDamage)?;
         // N2.
         for _ in 0..volume.block_count() {
-            // Down to a leaf: by hash the first time, to the first one when going on.
-            let leaf = loop {
-                let Some((block, at, position)) = path.last() else { return Err(IndexDamage) };
-                let index = decode_index(block, *at, &layout, blocks)?;
-                let child = index.get(*position).ok_or(IndexDamage)?.block;
-                if path.len() > levels {
-                    break child;
-                }
-                let node = self.dir_block(&mut cursor, child).map_err(|_| IndexDamage)?;
-                let index = decode_index(&node, child, &layout, blocks)?;
-                let position = if by_hash { index.find(hash) } else { 0 };
-                path.push((node, child, position));
-            };
-            by_hash = false;
-            match self.find_in_block(&mut cursor, leaf, target) {
+            match self.find_in_block(&mut cursor, descent.leaf, target) {
                 Ok(None) => {}
                 found => return found.map_err(|_| IndexDamage),
             }
             // Names of the same hash may go on in the next leaf, perhaps under the next node.
-            loop {
-                let Some((block, at, position)) = path.last_mut() else { return Ok(None) };
-                let index = decode_index(block, *at, &layout, blocks)?;
-                match index.goes_on(*position, hash) {
-                    Some(true) => {
-                        *position += 1;
-                        break;
-                    }
-                    Some(false) => return Ok(None),
-                    None => {
-                        path.pop();
-                    }
-                }
+            if !descent.goes_on(hash) {
+                return Ok(None);
             }
+            walk.advance(&mut cursor, &mut descent).map_err(|_| IndexDamage)?;
         }
         Err(IndexDamage)
     }
 }
 
-/// The records of an index block: the root for block 0, an inner node else.
-fn decode_index<'a>(
-    block: &'a MetaBlock,
-    at: FileBlock,
-    layout: &IndexLayout,
-    blocks: u32,
-) -> Result<Index<'a>, IndexDamage> {
-    let index = if at.0 == 0 {
-        Root::decode(block.bytes(), layout, blocks).map(|root| root.index)
-    } else {
-        Index::decode_inner(block.bytes(), layout, blocks)
+/// The inode of the target in a block or inline area.
+fn find_in_area(area: &[u8], layout: DirLayout, target: &Target<'_>) -> Result<Option<Ino>, Fault> {
+    const NO_ROOM: usize = usize::MAX;
+    let scanned = match target {
+        // A name that is looked for is neither `.` nor `..`, but might fold to one of them.
+        Target::Plain(wanted) if wanted.is_exact() => {
+            dir::scan(area, layout, NO_ROOM, |stored| stored == wanted.name)
+        }
+        _ => dir::scan(area, layout, NO_ROOM, |stored| target.matches(stored)),
     };
-    index.map_err(|_| IndexDamage)
+    match scanned.map_err(|fault| Fault::Decode(Box::new(fault)))? {
+        dir::Scan::Hit(hit) => Ok(Some(hit.ino)),
+        dir::Scan::Miss { .. } => Ok(None),
+    }
 }

@@ -10,6 +10,7 @@
 //! ```text
 //! read     ReadDir: every entry once, in stored order, block by block
 //! lookup   one name: through the index when there is one, else (or if it is damaged) every block
+//! index    from a hash to its leaf, and on to the next
 //! nokey    how names look in an encrypted directory without its key
 //! ```
 //!
@@ -24,6 +25,9 @@
 //! - N2. Work on one directory is bounded by the blocks of the file system, whatever its map says.
 
 pub(crate) mod edit;
+mod grow;
+mod index;
+mod inline_edit;
 mod lookup;
 mod nokey;
 mod read;

@@ -465,13 +465,3 @@ impl fmt::Debug for ReadDir {
         f.debug_struct("ReadDir").field("ino", &self.inode.ino().0).finish_non_exhaustive()
     }
 }
-
-/// The entries of the records of a whole block, for lookup.
-pub(super) fn records(
-    block: &[u8],
-    layout: DirLayout,
-) -> impl Iterator<Item = Result<dir::DirEntry<'_>, Fault>> {
-    Records::of_area(block, layout)
-        .used()
-        .map(|record| record.map_err(|fault| Fault::Decode(Box::new(fault))))
-}

@@ -1,0 +1,205 @@
+//! The way through an index: from the root to the leaf of a hash, and on to the next leaf.
+
+use std::sync::Arc;
+
+use extant_base::{FileBlock, FsBlock, Ino};
+use extant_format::hash::HashVersion;
+use extant_format::htree::{
+    HtreeFault, Index, IndexLayout, LEVELS_MAX_LARGE_DIR, NodePlace, Record, Root,
+};
+
+use super::damage;
+use crate::error::{Fault, FsError, Result};
+use crate::inode::Inode;
+use crate::map::Cursor;
+use crate::slot::MetaBlock;
+
+/// Index blocks on the way to a leaf, at most: the root and the inner nodes.
+const DEPTH_MAX: usize = LEVELS_MAX_LARGE_DIR as usize + 1;
+
+/// An index block on the way, and which of its records was followed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Frame {
+    pub(super) at: FileBlock,
+    pub(super) device: FsBlock,
+    pub(super) position: usize,
+    pub(super) is_full: bool,
+}
+
+impl Frame {
+    pub(super) fn place(&self) -> NodePlace {
+        if self.at.0 == 0 { NodePlace::Root } else { NodePlace::Inner }
+    }
+}
+
+/// A leaf, and the way there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descent {
+    frames: [Frame; DEPTH_MAX],
+    depth: usize,
+    pub(super) leaf: FileBlock,
+    /// Where the next leaf's names begin; `None` for the last leaf.
+    pub(super) next: Option<Record>,
+}
+
+impl Descent {
+    /// From the root down.
+    pub(super) fn frames(&self) -> &[Frame] {
+        &self.frames[..self.depth]
+    }
+
+    /// Whether names of major hash `hash` may be in the next leaf too.
+    pub(super) fn goes_on(&self, hash: u32) -> bool {
+        self.next.is_some_and(|next| next.continued && next.hash == hash & !1)
+    }
+}
+
+/// Walks the index of one version of a directory. Every error is for the caller to work around, or
+/// to report as damage.
+pub(super) struct IndexWalk<'a> {
+    view: &'a Inode,
+    layout: IndexLayout,
+    blocks: u32,
+    root: Arc<MetaBlock>,
+    pub(super) hash: HashVersion,
+    pub(super) parent: Ino,
+    levels: u8,
+}
+
+/// A block of the index, decoded when it is first seen and looked at briefly afterwards.
+fn check(
+    view: &Inode,
+    block: &MetaBlock,
+    decode: impl FnOnce(&[u8]) -> Result<(), HtreeFault>,
+) -> Result<()> {
+    block.check_index_once(decode).map_err(|fault| broken(view, block.number(), fault))
+}
+
+fn broken(view: &Inode, block: FsBlock, fault: HtreeFault) -> FsError {
+    damage(view, block, Fault::Decode(Box::new(fault)))
+}
+
+impl<'a> IndexWalk<'a> {
+    pub(super) fn new(view: &'a Inode, cursor: &mut Cursor) -> Result<IndexWalk<'a>> {
+        let volume = view.volume();
+        let layout = view.index_layout();
+        let blocks = volume.block_size().blocks_for(view.size());
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        let root = view.dir_block(cursor, FileBlock(0))?;
+        check(view, &root, |bytes| Root::decode(bytes, &layout, blocks).map(drop))?;
+        let decoded = Root::peek(root.bytes(), &layout);
+        let decoded = decoded.map_err(|fault| broken(view, root.number(), fault))?;
+        let (hash, parent, levels) = (decoded.hash, decoded.parent, decoded.levels);
+        Ok(IndexWalk { view, layout, blocks, root, hash, parent, levels })
+    }
+
+    /// To the first leaf that may hold names of major hash `hash`.
+    pub(super) fn descend(&self, cursor: &mut Cursor, hash: u32) -> Result<Descent> {
+        let mut descent = Descent {
+            frames: [Frame::default(); DEPTH_MAX],
+            depth: 0,
+            leaf: FileBlock(0),
+            next: None,
+        };
+        self.go_down(cursor, &mut descent, FileBlock(0), |index| index.find(hash))?;
+        Ok(descent)
+    }
+
+    /// To the next leaf; `false` at the end.
+    pub(super) fn advance(&self, cursor: &mut Cursor, descent: &mut Descent) -> Result<bool> {
+        while let Some(depth) = descent.depth.checked_sub(1) {
+            let Some(frame) = descent.frames.get(depth).copied() else { break };
+            descent.depth = depth;
+            let block = self.node(cursor, frame.at)?;
+            let index = self.peek(&block, frame.at)?;
+            if frame.position + 1 < index.len() {
+                // What follows this subtree is found again on the way up from it.
+                descent.next = self.next_above(cursor, descent)?;
+                let mut first = Some(frame.position + 1);
+                let choose = |_: &Index<'_>| first.take().unwrap_or(0);
+                self.go_down(cursor, descent, frame.at, choose)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The record behind the way so far.
+    fn next_above(&self, cursor: &mut Cursor, descent: &Descent) -> Result<Option<Record>> {
+        for frame in descent.frames().iter().rev() {
+            let block = self.node(cursor, frame.at)?;
+            let index = self.peek(&block, frame.at)?;
+            if let Some(next) = index.get(frame.position + 1) {
+                return Ok(Some(next));
+            }
+        }
+        Ok(None)
+    }
+
+    fn go_down(
+        &self,
+        cursor: &mut Cursor,
+        descent: &mut Descent,
+        from: FileBlock,
+        mut choose: impl FnMut(&Index<'_>) -> usize,
+    ) -> Result<()> {
+        let mut at = from;
+        while descent.depth <= usize::from(self.levels) {
+            let block = self.node(cursor, at)?;
+            let index = self.peek(&block, at)?;
+            let position = choose(&index);
+            let Some(child) = index.get(position) else { break };
+            if let Some(next) = index.get(position + 1) {
+                descent.next = Some(next);
+            }
+            let Some(frame) = descent.frames.get_mut(descent.depth) else { break };
+            *frame = Frame { at, device: block.number(), position, is_full: index.is_full() };
+            descent.depth += 1;
+            // The decoder saw to it; a block that was decoded for a larger directory is the rest.
+            if child.block.0 == 0 || child.block.0 >= self.blocks {
+                let (value, limit) = (u64::from(child.block.0), u64::from(self.blocks));
+                let rule = "the index points outside the directory";
+                return Err(damage(self.view, block.number(), Fault::Field { rule, value, limit }));
+            }
+            at = child.block;
+        }
+        descent.leaf = at;
+        Ok(())
+    }
+
+    fn node(&self, cursor: &mut Cursor, at: FileBlock) -> Result<Arc<MetaBlock>> {
+        if at.0 == 0 {
+            return Ok(Arc::clone(&self.root));
+        }
+        let block = self.view.dir_block(cursor, at)?;
+        let decode = |bytes: &[u8]| Index::decode_inner(bytes, &self.layout, self.blocks).map(drop);
+        check(self.view, &block, decode)?;
+        Ok(block)
+    }
+
+    fn peek<'b>(&self, block: &'b MetaBlock, at: FileBlock) -> Result<Index<'b>> {
+        let index = if at.0 == 0 {
+            Root::peek(block.bytes(), &self.layout).map(|root| root.index)
+        } else {
+            Index::peek_inner(block.bytes(), &self.layout)
+        };
+        index.map_err(|fault| broken(self.view, block.number(), fault))
+    }
+}
+
+impl Inode {
+    /// Whether the directory is searched by hash.
+    pub(super) fn has_index(&self) -> bool {
+        self.is_indexed() && self.volume().has_dir_index()
+    }
+
+    /// How the blocks of this directory's index are laid out.
+    pub(super) fn index_layout(&self) -> IndexLayout {
+        let volume = self.volume();
+        IndexLayout {
+            dir: self.dir_layout(),
+            large_dir: volume.has_large_dir(),
+            unsigned_hash: volume.unsigned_hash(),
+        }
+    }
+}
