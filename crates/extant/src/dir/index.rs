@@ -38,6 +38,8 @@ pub(super) struct Descent {
     frames: [Frame; DEPTH_MAX],
     depth: usize,
     pub(super) leaf: FileBlock,
+    /// Where the leaf's names begin.
+    pub(super) start: u32,
     /// Where the next leaf's names begin; `None` for the last leaf.
     pub(super) next: Option<Record>,
 }
@@ -99,6 +101,7 @@ impl<'a> IndexWalk<'a> {
             frames: [Frame::default(); DEPTH_MAX],
             depth: 0,
             leaf: FileBlock(0),
+            start: 0,
             next: None,
         };
         self.go_down(cursor, &mut descent, FileBlock(0), |index| index.find(hash))?;
@@ -149,6 +152,9 @@ impl<'a> IndexWalk<'a> {
             let index = self.peek(&block, at)?;
             let position = choose(&index);
             let Some(child) = index.get(position) else { break };
+            if position > 0 {
+                descent.start = child.hash;
+            }
             if let Some(next) = index.get(position + 1) {
                 descent.next = Some(next);
             }

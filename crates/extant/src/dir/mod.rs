@@ -1,4 +1,4 @@
-//! Directories: list and look up.
+//! Directories: list, look up, change.
 //!
 //! # Place
 //!
@@ -9,8 +9,11 @@
 //!
 //! ```text
 //! read     ReadDir: every entry once, in stored order, block by block
+//! list     the same while the directory changes, in order of hash
 //! lookup   one name: through the index when there is one, else (or if it is damaged) every block
 //! index    from a hash to its leaf, and on to the next
+//! edit     entries inserted, removed, replaced      inline_edit  those inside the inode
+//! grow     blocks added, indexes made, leaves split
 //! nokey    how names look in an encrypted directory without its key
 //! ```
 //!
@@ -28,6 +31,7 @@ pub(crate) mod edit;
 mod grow;
 mod index;
 mod inline_edit;
+mod list;
 mod lookup;
 mod nokey;
 mod read;

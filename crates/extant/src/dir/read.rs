@@ -7,6 +7,7 @@ use extant_format::dir::{self, DirLayout, FileType, Records, decode_entry};
 use extant_format::hash::NameHash;
 use extant_format::inode::FileKind;
 
+use super::list::{self, Item, OwnedEntry};
 use super::{damage, is_plain, nokey};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
@@ -107,8 +108,18 @@ enum Source {
         sought: bool,
         dots: Vec<(&'static [u8], Ino)>,
     },
+    /// A directory that changes meanwhile; see `list`.
+    Live(Live),
     /// Everything was listed.
     Done,
+}
+
+/// A listing on a writable mount.
+struct Live {
+    /// Where the next batch begins; `None` behind the last one.
+    at: Option<u64>,
+    items: std::vec::IntoIter<Item>,
+    damage: Option<FsError>,
 }
 
 struct Blocks {
@@ -130,7 +141,12 @@ struct Blocks {
 }
 
 impl Inode {
-    /// Lists a directory in stored order, without `.` and `..`.
+    /// Lists a directory, without `.` and `..`.
+    ///
+    /// On a read-only mount in stored order. On a writable mount the directory may change meanwhile:
+    /// it is listed in order of hash (or, if it has several blocks and no index, in stored order), so
+    /// that what is there all the time is listed once, and cookies stay good when entries move. Cookies
+    /// of the two kinds of mount have nothing in common.
     ///
     /// Memory is bounded (128 KiB), and so is the work: no more blocks than the file system has.
     ///
@@ -148,7 +164,9 @@ impl Inode {
             let dots = vec![(b"..".as_slice(), parent), (b".".as_slice(), self.ino())];
             Source::Inline { areas: Vec::new(), at: 0, sought: false, dots }
         };
-        let source = if let Some(parent) = self.made_by_overlay() {
+        let source = if volume.is_writable() {
+            Source::Live(Live { at: Some(0), items: Vec::new().into_iter(), damage: None })
+        } else if let Some(parent) = self.made_by_overlay() {
             dots_only(parent)
         } else if self.is_inline() {
             let inline = self.inline_dir()?;
@@ -199,7 +217,7 @@ impl ReadDir {
     }
 
     /// Goes on after the entry that had this cookie; 0 is the start. A cookie that no entry had
-    /// goes on somewhere near.
+    /// goes on somewhere near. Cookies are below 2^63.
     #[must_use]
     pub fn seek(mut self, cookie: u64) -> ReadDir {
         match &mut self.source {
@@ -207,6 +225,10 @@ impl ReadDir {
             Source::Inline { at, sought, dots, .. } => {
                 (*at, *sought) = (cookie, true);
                 dots.truncate(2usize.saturating_sub(usize::try_from(cookie).unwrap_or(2)));
+            }
+            Source::Live(live) => {
+                *live = Live { at: Some(cookie), items: Vec::new().into_iter(), damage: None };
+                return self;
             }
             Source::Done => {}
         }
@@ -311,6 +333,33 @@ impl ReadDir {
                 *at = next;
                 let fault = Fault::Decode(Box::new(fault));
                 Some(Step::Item(Err(damage(&self.inode, None, fault))))
+            }
+        }
+    }
+
+    fn step_live(&mut self) -> Option<Step> {
+        let Source::Live(live) = &mut self.source else { return None };
+        if let Some(item) = live.items.next() {
+            let Item { cookie, entry, .. } = item;
+            let OwnedEntry { name, ino, file_type, hash, block } = entry;
+            let name = &*name;
+            let (rec_len, offset) = (0, 0);
+            let entry = dir::DirEntry { ino, name, file_type, rec_len, offset, hash };
+            return Some(self.accept(&entry, block, cookie));
+        }
+        if let Some(damage) = live.damage.take() {
+            return Some(Step::Item(Err(damage)));
+        }
+        let at = live.at?;
+        match self.inode.locked(|view| list::batch(view, at)) {
+            Ok(batch) => {
+                (live.at, live.damage) = (batch.next, batch.damage);
+                live.items = batch.items.into_iter();
+                Some(Step::Skip)
+            }
+            Err(error) => {
+                live.at = None; // Where the damage ends is not known.
+                Some(Step::Item(Err(error)))
             }
         }
     }
@@ -441,6 +490,7 @@ impl Iterator for ReadDir {
             let step = match self.source {
                 Source::Blocks(_) => self.step_blocks(),
                 Source::Inline { .. } => self.step_inline(),
+                Source::Live(_) => self.step_live(),
                 Source::Done => None,
             };
             match step {
