@@ -28,6 +28,7 @@ fn mount(device: &Arc<MemoryDevice>) -> Fs {
 
 fn check(dir: &tempfile::TempDir, device: &MemoryDevice) {
     let path = dir.path().join("result");
+    let _ = std::fs::remove_file(&path);
     image::save(device, &path);
     e2fsck(&path).expect("mke2fs is there, so is e2fsck").assert_clean();
 }
