@@ -198,7 +198,7 @@ fn scan_block(
     let block = view.dir_block(cursor, at)?;
     let scanned = dir::entry_area(block.bytes(), layout).and_then(|area| {
         if wanted.is_exact() {
-            dir::scan(area, layout, needs, |stored| stored == wanted.name)
+            dir::scan(area, layout, needs, dir::same_name(wanted.name))
         } else {
             let matches = |stored: &[u8]| !dir::is_dots(stored) && wanted.matches(stored);
             dir::scan(area, layout, needs, matches)
