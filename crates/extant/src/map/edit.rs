@@ -386,3 +386,6 @@ fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
     };
     if wide { most } else { most.min(u64::from(u32::MAX)) }
 }
+
+#[cfg(test)]
+mod tests;
