@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use extant::MountOptions;
+use extant::{Fs, MappingKind, MountOptions};
+use extant_block::BlockDevice;
 use extant_testkit::oracle::{LoopMount, e2fsck, mke2fs};
 use extant_testkit::{image, require};
 
@@ -42,6 +43,45 @@ fn make(root: &Path) -> BTreeMap<String, Vec<u8>> {
     file.set_len(bytes.len() as u64).unwrap();
     files.insert("holes".to_owned(), bytes);
     files
+}
+
+/// The rest of the block that the file ends in, as the device has it, and where that is.
+fn tail_on_device(fs: &Fs, name: &str) -> Option<(u64, Vec<u8>)> {
+    let file = fs.resolve(name).unwrap();
+    let block_bytes = u64::from(fs.block_size().bytes());
+    let (last, into) = (file.size() / block_bytes, file.size() % block_bytes);
+    let run = file.map(last..last + 1).next()?.unwrap();
+    let MappingKind::Mapped(block) = run.kind else { return None };
+    let mut tail = vec![0; (block_bytes - into) as usize];
+    let at = block.0 * block_bytes + into;
+    fs.device().read_at(at, &mut tail).unwrap();
+    Some((at, tail)).filter(|_| into > 0)
+}
+
+#[test]
+fn what_lies_behind_the_end_is_zeroed_on_the_device() {
+    for layout in LAYOUTS {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        require!(mke2fs(&path, "16M", layout));
+        let mount = require!(LoopMount::read_write(&path));
+        fs::write(mount.path().join("file"), vec![7; 50_000]).unwrap();
+        drop(mount);
+        let device = Arc::new(image::load(&path));
+        let options = MountOptions::new().read_only(false).seed(1);
+        let fs = options.open_shared(Arc::clone(&device) as _).unwrap();
+        let file = fs.resolve("/file").unwrap();
+        for size in [49_999, 33_333, 12_001, 77] {
+            file.truncate(size).unwrap();
+            let (at, tail) = tail_on_device(&fs, "/file").expect("a mapped block");
+            assert!(tail.iter().all(|byte| *byte == 0), "{layout:?}: {size}");
+            // Another driver may leave what it likes there; growth must not show it.
+            fs.device().write_at(at, &vec![9; tail.len()]).unwrap();
+            file.truncate(size + 3).unwrap();
+            let grown = fs.resolve("/file").unwrap().read_all().unwrap();
+            assert_eq!(grown[size as usize..], [0; 3], "{layout:?}: {size}");
+        }
+    }
 }
 
 #[test]

@@ -80,22 +80,6 @@ pub(crate) fn is_small(data: &InodeData) -> bool {
     is_direct && runs <= 4
 }
 
-/// Credits for mapping one run in the inode's map as it is: nodes on the way, as many new ones with
-/// their bitmaps and descriptors, the inode.
-pub(crate) fn insert_credits(data: &InodeData) -> u32 {
-    if data.record.flags.contains(InodeFlags::EXTENTS) {
-        let depth = extent::Node::decode_root(&data.record.block).map_or(0, |root| root.depth());
-        4 * (u32::from(depth) + 1) + 1
-    } else {
-        3 * 3 + 2
-    }
-}
-
-/// Credits for [`append_block`]: those of the map, the block with its bitmap and descriptor.
-pub(crate) fn append_credits(data: &InodeData) -> u32 {
-    insert_credits(data) + 3
-}
-
 /// Gives a directory, or whatever else has journaled contents, one more block at its end, and
 /// raises its size by it. The block's contents are the caller's.
 ///

@@ -90,9 +90,9 @@ fn random_changes_equal_a_map_of_blocks_and_e2fsck_agrees() {
                     let range = u64::from(at)..u64::from(end);
                     remove(&mut txn, &fs, &node, range, Purpose::Data).unwrap();
                     model.retain(|block, _| !(at..end).contains(block));
-                } else if !model.contains_key(&at) {
-                    let block = map_block(&mut txn, &fs, &node, at).unwrap();
-                    model.insert(at, block);
+                } else {
+                    let map = || map_block(&mut txn, &fs, &node, at).unwrap();
+                    model.entry(at).or_insert_with(map);
                 }
                 drop(txn);
                 if random.one_in(100) {
