@@ -41,7 +41,7 @@ pub(crate) use edit::{
     append_block, check_size, has_blocks, insert, insert_first, is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
-pub(crate) use size::{grow, shrink};
+pub(crate) use size::{finish_shrink, grow, shrink};
 
 /// First block number that no file can have: file block numbers are 32 bits.
 pub(crate) const FILE_BLOCKS_END: u64 = 1 << 32;

@@ -69,7 +69,10 @@ impl Fs {
         let purpose = node.with(purpose_of);
         if node.with(map::has_blocks) {
             map::remove(txn, self, node, 0..FILE_BLOCKS_END, purpose)?;
-            txn.ensure(CREDITS)?;
+            // What is no orphan goes whole, in the transaction that took its last name.
+            if is_orphan {
+                txn.ensure(CREDITS)?;
+            }
         }
         xattr::release_all(txn, self, node)?;
         if is_orphan {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use extant_base::{BlockSize, FsBlock, Ino};
+use extant_base::{FsBlock, Ino};
 use extant_format::features::State;
 use extant_format::group::GroupFlags;
 use extant_format::inode::FileKind;
@@ -13,9 +13,8 @@ use rustc_hash::FxHashSet;
 
 use super::Orphans;
 use crate::error::{Family, Fault, FsError, Result};
-use crate::map::{self, FILE_BLOCKS_END};
+use crate::map;
 use crate::mount::Fs;
-use crate::namei::purpose_of;
 use crate::node::Node;
 use crate::supers::SuperState;
 use crate::txn::Txn;
@@ -155,17 +154,10 @@ impl Orphans {
             summary.deleted += 1;
             return Ok(());
         }
-        let mut txn = Txn::begin(fs.volume(), CREDITS)?;
-        let (cut, purpose) = node.with(|data| {
-            let block_size: BlockSize = fs.block_size();
-            let first = block_size.blocks_for(data.record.size);
-            let is_cut = data.kind == FileKind::Regular && map::has_blocks(data);
-            (is_cut.then_some(first), purpose_of(data))
-        });
-        if let Some(first) = cut.filter(|first| *first < FILE_BLOCKS_END) {
-            map::remove(&mut txn, fs, node, first..FILE_BLOCKS_END, purpose)?;
-            txn.ensure(CREDITS)?;
+        if node.with(|data| data.kind == FileKind::Regular && map::has_blocks(data)) {
+            map::finish_shrink(fs, node)?;
         }
+        let mut txn = Txn::begin(fs.volume(), CREDITS)?;
         fs.remove_orphan(&mut txn, node)?;
         summary.shortened += 1;
         Ok(())
