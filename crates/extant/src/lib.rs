@@ -48,6 +48,7 @@ mod casefold;
 mod dentry;
 mod dir;
 mod error;
+mod fc_apply;
 mod inode;
 mod map;
 mod mmp;

@@ -35,6 +35,8 @@ pub(crate) struct Txn<'v> {
     volume: &'v Volume,
     writer: &'v Writer,
     handle: Handle<'v>,
+    /// All in one transaction, or nothing.
+    is_single: bool,
 }
 
 /// A node that a transaction changed, with the place of its stored form.
@@ -80,7 +82,7 @@ impl<'v> Txn<'v> {
             return Err(FsError::ReadOnly);
         }
         let handle = writer.journal().start(credits).map_err(FsError::from_journal)?;
-        Ok(Txn { volume, writer, handle })
+        Ok(Txn { volume, writer, handle, is_single: false })
     }
 
     pub(crate) fn volume(&self) -> &'v Volume {
@@ -105,7 +107,17 @@ impl<'v> Txn<'v> {
         if self.handle.credits_left() >= credits || self.handle.extend(credits) {
             return Ok(());
         }
+        if self.is_single {
+            let (wanted, free) = (u64::from(credits), u64::from(self.handle.credits_left()));
+            let what = "journal blocks for one change";
+            return Err(FsError::NoSpace { what, wanted, free });
+        }
         self.handle.restart(credits).map_err(FsError::from_journal)
+    }
+
+    /// From now on [`ensure`](Self::ensure) fails rather than to let the transaction end.
+    pub(crate) fn never_restart(&mut self) {
+        self.is_single = true;
     }
 
     /// Changes metadata block `slot`, which is loaded if need be. `kind` says how it is sealed.

@@ -29,6 +29,7 @@
 //!   blocks in one group, three (and the block of the inode table) for a new inode.
 
 mod blocks;
+mod claim;
 mod flex;
 mod group;
 mod inodes;

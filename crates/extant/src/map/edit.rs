@@ -155,7 +155,7 @@ fn insert_near(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent, goal: FsBlock) 
 }
 
 /// Whether the inode has an extent tree.
-fn uses_extents(volume: &Volume, node: &Arc<Node>) -> Result<bool> {
+pub(super) fn uses_extents(volume: &Volume, node: &Arc<Node>) -> Result<bool> {
     let flags = node.with(|data| data.record.flags);
     if flags.contains(InodeFlags::INLINE_DATA) {
         let rule = "its data is in the inode, and it has no map to change";

@@ -28,6 +28,7 @@ mod extent_edit;
 mod extents;
 mod indirect;
 mod indirect_edit;
+mod restore;
 mod size;
 
 use std::ops::Range;
@@ -41,6 +42,7 @@ pub(crate) use edit::{
     append_block, check_size, has_blocks, insert, insert_first, is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
+pub(crate) use restore::{map_run, unmap};
 pub(crate) use size::{finish_shrink, grow, shrink};
 
 /// First block number that no file can have: file block numbers are 32 bits.

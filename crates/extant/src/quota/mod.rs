@@ -262,6 +262,34 @@ impl Quotas {
         self.apply(txn, Some(to), Some(from), charge, checked)
     }
 
+    /// [`transfer`](Self::transfer) of all that an inode uses, whatever the limits say: it was
+    /// allowed once.
+    pub(crate) fn transfer_unchecked(
+        &self,
+        txn: &mut Txn<'_>,
+        from: &Record,
+        to: &Record,
+    ) -> Result<()> {
+        self.transfer(txn, Owners::of(from), Owners::of(to), all_of(from), false)
+    }
+
+    /// Charges a new inode, whatever the limits say.
+    pub(crate) fn charge_unchecked(&self, txn: &mut Txn<'_>, node: &Node) -> Result<()> {
+        let owners = self.payers(node);
+        owners.map_or(Ok(()), |to| self.apply(txn, Some(to), None, Charge::INODE, false))
+    }
+
+    /// Charges blocks, in units of 512 bytes, whatever the limits say.
+    pub(crate) fn charge_blocks_unchecked(
+        &self,
+        txn: &mut Txn<'_>,
+        node: &Node,
+        sectors: u64,
+    ) -> Result<()> {
+        let (owners, charge) = (self.payers(node), Charge::blocks(sectors));
+        owners.map_or(Ok(()), |to| self.apply(txn, Some(to), None, charge, false))
+    }
+
     fn apply(
         &self,
         txn: &mut Txn<'_>,

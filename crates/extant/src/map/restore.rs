@@ -1,0 +1,65 @@
+//! Setting the map of a file to what a fast commit says, blocks chosen by somebody else.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_format::extent::{self, Extent};
+use extant_format::indirect;
+
+use super::FILE_BLOCKS_END;
+use super::edit::{insert, uses_extents};
+use super::extent_edit::Tree;
+use super::indirect_edit::Pointers;
+use crate::error::Result;
+use crate::node::Node;
+use crate::txn::Txn;
+
+/// Runs that one step takes out at most.
+const STEP_RUNS: usize = 16;
+/// Longest run that goes into the map at once: what one extent holds in either state.
+const RUN_MAX: u64 = 32_767;
+
+/// Unmaps a range without freeing what it was mapped to, which is returned.
+pub(crate) fn unmap(
+    txn: &mut Txn<'_>,
+    node: &Arc<Node>,
+    range: Range<u64>,
+) -> Result<Vec<Extent>> {
+    let goal = txn.volume().goal_of(node.ino())?;
+    let extents = uses_extents(txn.volume(), node)?;
+    let (start, mut end) = (range.start, range.end.min(FILE_BLOCKS_END));
+    let mut all = Vec::new();
+    while start < end {
+        let removed = if extents {
+            extent::remove_step(&mut Tree::new(txn, node, goal), (start, end), STEP_RUNS)?
+        } else {
+            indirect::remove_step(&mut Pointers::new(txn, node, goal), (start, end), STEP_RUNS)?
+        };
+        all.extend(removed.extents);
+        if removed.done || removed.end >= end {
+            break;
+        }
+        end = removed.end;
+    }
+    Ok(all)
+}
+
+/// Maps a run of any length; its file blocks are not mapped.
+pub(crate) fn map_run(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
+    let len = u64::from(run.len.0);
+    let mut done = 0;
+    while done < len {
+        // Both below 2^32.
+        let step = (len - done).min(RUN_MAX) as u32;
+        let part = Extent {
+            file_start: FileBlock(run.file_start.0.saturating_add(done as u32)),
+            device_start: FsBlock(run.device_start.0.saturating_add(done)),
+            len: BlockCount(step),
+            state: run.state,
+        };
+        insert(txn, node, part)?;
+        done += u64::from(step);
+    }
+    Ok(())
+}
