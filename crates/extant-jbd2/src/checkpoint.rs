@@ -146,7 +146,7 @@ impl Journal {
             return Ok(false);
         }
         match &self.log {
-            Some(log) if work.active => {
+            Some(log) if work.active || log.store.lock().superblock().is_dirty() => {
                 let (sequence, head) = (RawTid(self.running()), work.place.head);
                 let clean = |now| JournalSuperblock { start: 0, sequence, head, ..now };
                 self.write_superblock(log, clean)?;

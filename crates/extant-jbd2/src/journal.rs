@@ -142,7 +142,7 @@ impl Journal {
         options: JournalOptions,
     ) -> Result<Arc<Journal>, JournalOpenError> {
         let on_disk = store.superblock();
-        if on_disk.is_dirty() {
+        if on_disk.is_dirty() && !store.resumed {
             return Err(JournalOpenError::NotClean { start: on_disk.start });
         }
         if on_disk.version == JournalVersion::V1 {
@@ -162,7 +162,14 @@ impl Journal {
         let first = on_disk.sequence.0.max(1);
         let superblock = with_features(on_disk.clone(), options.features);
         let format = superblock.log_format();
-        let head = if log.contains(&on_disk.head) { on_disk.head } else { log.start };
+        let resumed_at = on_disk.start;
+        let head = if store.resumed && log.contains(&resumed_at) {
+            resumed_at
+        } else if log.contains(&on_disk.head) {
+            on_disk.head
+        } else {
+            log.start
+        };
         let mut copies = copies_in(&format, found / 3);
         // Room for revoke blocks, and for what encoding adds.
         copies = copies.saturating_sub(copies / 8);

@@ -103,6 +103,33 @@ impl RecoveredLog {
         &self.replay
     }
 
+    /// For a log with fast commits that the client has not applied yet: what full commits promise
+    /// is home, and the log begins where they ended. The first transaction of
+    /// [`Journal::open`](crate::Journal::open) then has the number of the fast commits, and takes
+    /// their place: the client makes all of them true in that one transaction. Until it is durable
+    /// the log promises the fast commits, as before.
+    ///
+    /// # Errors
+    ///
+    /// As [`finish`](Self::finish).
+    pub fn resume(self) -> Result<LogStore, RecoveryError> {
+        let RecoveredLog { mut store, home, replay } = self;
+        home.flush().map_err(RecoveryError::Write)?;
+        let log = store.superblock().log();
+        let start = if log.contains(&replay.head) { replay.head } else { log.start };
+        let sequence = replay.end_tid;
+        let resumed = JournalSuperblock {
+            errno: 0,
+            start,
+            head: start,
+            sequence,
+            ..store.superblock().clone()
+        };
+        write_superblock(&mut store, resumed)?;
+        store.resumed = true;
+        Ok(store)
+    }
+
     /// Makes the client's own writes durable, marks the log clean and its error as seen. The answer
     /// is for [`Journal::open`](crate::Journal::open). Writes nothing when the log was clean and
     /// without an error.
@@ -122,10 +149,17 @@ impl RecoveredLog {
             clean.head = replay.head;
             clean.sequence = RawTid(tid_next(replay.end_tid.0));
         }
-        store.write_superblock(clean).map_err(|error| match error {
-            crate::JournalReadError::Device { source, .. } => RecoveryError::Write(source),
-            other => RecoveryError::Read(other),
-        })?;
+        write_superblock(&mut store, clean)?;
         Ok(store)
     }
+}
+
+fn write_superblock(
+    store: &mut LogStore,
+    superblock: JournalSuperblock,
+) -> Result<(), RecoveryError> {
+    store.write_superblock(superblock).map_err(|error| match error {
+        crate::JournalReadError::Device { source, .. } => RecoveryError::Write(source),
+        other => RecoveryError::Read(other),
+    })
 }

@@ -20,6 +20,8 @@ pub struct LogStore {
     pub(crate) superblock: JournalSuperblock,
     superblock_block: u32,
     external: bool,
+    /// The log holds fast commits, and nothing before them is needed.
+    pub(crate) resumed: bool,
 }
 
 impl LogStore {
@@ -30,13 +32,13 @@ impl LogStore {
     /// As [`load_superblock`].
     pub fn internal(log: Arc<MappedJournal>) -> Result<LogStore, RecoveryError> {
         let superblock = load_superblock(&log, 0)?;
-        Ok(LogStore { log, superblock, superblock_block: 0, external: false })
+        Ok(LogStore { log, superblock, superblock_block: 0, external: false, resumed: false })
     }
 
     /// The log on a device of its own.
     pub fn external(journal: ExternalJournal) -> LogStore {
         let ExternalJournal { superblock_block, superblock, log, .. } = journal;
-        LogStore { log, superblock, superblock_block, external: true }
+        LogStore { log, superblock, superblock_block, external: true, resumed: false }
     }
 
     /// The journal superblock as it is on the device.

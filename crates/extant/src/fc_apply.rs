@@ -161,8 +161,8 @@ impl<'a> Work<'a> {
 
     fn claim(&self, txn: &mut Txn<'_>, ino: Ino, inode: &FcInode) -> Result<()> {
         let alloc = txn.writer().alloc();
-        let Some(merged) = self.merged(ino, inode)? else { return Ok(()) };
-        if merged.links == 0 && self.at_home(txn, ino)?.is_none() {
+        let Some((merged, _)) = self.merged(txn, ino, inode)? else { return Ok(()) };
+        if merged.links == 0 && !alloc.has_inode(txn, ino)? {
             // It came and went.
             return Ok(());
         }
@@ -177,12 +177,24 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The record as the fast commits leave it; `None` when only ranges are said, of an inode that
-    /// is not in use.
-    fn merged(&self, ino: Ino, inode: &FcInode) -> Result<Option<Record>> {
-        let Some((raw, _)) = self.fs.volume().raw_inode(ino)? else {
+    /// The record as the fast commits leave it, decoded and with all its bytes; `None` when only
+    /// ranges are said, of an inode that is not in use.
+    fn merged(
+        &self,
+        txn: &Txn<'_>,
+        ino: Ino,
+        inode: &FcInode,
+    ) -> Result<Option<(Record, Box<[u8]>)>> {
+        let volume = self.fs.volume();
+        if ino.0 == 0 || ino.0 > volume.inode_count() {
             return Err(damaged(ino, "there is no inode of that number"));
+        }
+        // Of an inode that is not in use, whatever was there once does not count.
+        let raw = match txn.writer().alloc().has_inode(txn, ino)? {
+            true => volume.raw_inode(ino)?.map(|(raw, _)| raw),
+            false => None,
         };
+        let raw = raw.unwrap_or_else(|| vec![0; usize::from(volume.superblock().inode_size)]);
         let merged = inode.merge(&raw);
         if merged.iter().all(|byte| *byte == 0) {
             return Ok(None);
@@ -190,18 +202,13 @@ impl<'a> Work<'a> {
         let record = Record::decode(self.fs.volume().inode_layout(), &merged).map_err(|error| {
             FsError::corrupt("fast commit", ino, None, Fault::Decode(Box::new(error)))
         })?;
-        Ok(Some(record))
+        Ok(Some((record, merged.into_boxed_slice())))
     }
 
     /// Makes or changes an inode. Its map stays as it is at home, or is empty.
-    fn attributes(
-        &self,
-        txn: &mut Txn<'_>,
-        ino: Ino,
-        inode: &FcInode,
-    ) -> Result<Option<Touched>> {
+    fn attributes(&self, txn: &mut Txn<'_>, ino: Ino, inode: &FcInode) -> Result<Option<Touched>> {
         let home = self.at_home(txn, ino)?;
-        let Some(mut record) = self.merged(ino, inode)? else { return Ok(None) };
+        let Some((mut record, raw)) = self.merged(txn, ino, inode)? else { return Ok(None) };
         if inode.image().is_none() {
             // Only ranges: the inode must be there.
             let Some(home) = home else { return Ok(None) };
@@ -210,9 +217,8 @@ impl<'a> Work<'a> {
             return Ok(Some(Touched { node, links_before, is_new: false }));
         }
         let kind = record.kind().ok_or_else(|| damaged(ino, "the mode has no file type"))?;
-        let same = |home: &InodeData| {
-            home.kind == kind && home.record.generation == record.generation
-        };
+        let same =
+            |home: &InodeData| home.kind == kind && home.record.generation == record.generation;
         let quotas = txn.writer().quotas();
         match home {
             Some(home) if same(&home) => {
@@ -226,7 +232,6 @@ impl<'a> Work<'a> {
                 if keeps_map(&record) {
                     record.block = before.block;
                 }
-                let raw = self.raw(ino, inode)?;
                 txn.update(&node, |data| set(data, record, raw))?;
                 Ok(Some(Touched { node, links_before, is_new: false }))
             }
@@ -245,21 +250,13 @@ impl<'a> Work<'a> {
                 if keeps_map(&record) || is_dir {
                     empty_map(&mut record, is_dir);
                 }
-                let raw = self.raw(ino, inode)?;
-                let mut data =
-                    InodeData::fresh(ino, kind, record.clone(), raw.len());
+                let mut data = InodeData::fresh(ino, kind, record.clone(), raw.len());
                 data.raw = raw;
                 let node = txn.create_node(ino, data)?;
                 quotas.charge_unchecked(txn, &node)?;
                 Ok(Some(Touched { node, links_before: 0, is_new: true }))
             }
         }
-    }
-
-    fn raw(&self, ino: Ino, inode: &FcInode) -> Result<Box<[u8]>> {
-        let home = self.fs.volume().raw_inode(ino)?;
-        let (raw, _) = home.ok_or_else(|| damaged(ino, "there is no inode of that number"))?;
-        Ok(inode.merge(&raw).into_boxed_slice())
     }
 
     fn node(&self, ino: Ino, home: InodeData) -> Arc<Node> {
@@ -419,9 +416,8 @@ impl<'a> Work<'a> {
             let node = Arc::clone(&touched.node);
             let gained = self.names.get(&ino).copied();
             let below = self.subdirectories.get(&ino).copied().unwrap_or(0);
-            let (is_dir, recorded) = node.with(|data| {
-                (data.kind == FileKind::Directory, i64::from(data.record.links))
-            });
+            let (is_dir, recorded) =
+                node.with(|data| (data.kind == FileKind::Directory, i64::from(data.record.links)));
             let before = i64::from(touched.links_before);
             let links = if is_dir {
                 match (touched.is_new, gained) {

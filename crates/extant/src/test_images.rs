@@ -62,8 +62,15 @@ impl Image {
         self.options().open_shared(Arc::clone(&self.device) as _).expect("a writable mount")
     }
 
-    /// The superblock on the device.
+    /// The superblock as a mount would find it: the log's, if it has one.
     pub(crate) fn superblock(&self) -> Superblock {
+        let options = self.options().read_only(true);
+        let fs = options.open_shared(Arc::clone(&self.device) as _).expect("a mount");
+        fs.superblock().clone()
+    }
+
+    /// The superblock in its place.
+    pub(crate) fn superblock_at_home(&self) -> Superblock {
         let mut bytes = [0; 1024];
         self.device.read_at(1024, &mut bytes).expect("memory");
         Superblock::decode(&bytes).expect("a sound superblock")

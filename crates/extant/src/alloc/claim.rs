@@ -6,7 +6,8 @@ use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::group::GroupFlags;
 
 use super::group::damaged;
-use super::{Allocator, Run, Touch};
+use super::inodes::new_table_blocks;
+use super::{Allocator, Half, Run};
 use crate::error::{Fault, FsError, Result};
 use crate::slot::BlockKind;
 use crate::txn::Txn;
@@ -31,75 +32,64 @@ impl Allocator {
             // Below the size of a group: fits.
             let range = (offset >> bits)..((offset + here as u32 - 1) >> bits) + 1;
             let mut locked = self.lock(volume, group)?;
-            let state = locked.state()?;
-            let blocks = state.blocks(volume)?;
-            if blocks.own.iter().any(|own| own.start < range.end && range.start < own.end) {
+            let (place, state) = locked.parts()?;
+            let blocks = self.blocks_of(volume, place, state)?;
+            if blocks.holds_own(range.clone()) {
                 let rule = "a fast commit claims the file system's own structures";
                 return Err(FsError::corrupt("block bitmap", None, FsBlock(at), Fault::Rule(rule)));
             }
-            let free = blocks.stored.view().count_clear(range.clone());
+            let free = blocks.count_free(range.clone());
             if free > 0 {
-                self.touch(txn, state, Touch::Blocks)?;
-                let blocks = state.blocks(volume)?;
-                blocks.stored.set_range(range.clone());
-                blocks.taken.set_range(range);
-                state.descriptor.free_clusters =
-                    state.descriptor.free_clusters.saturating_sub(free);
-                state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
+                self.touch(txn, state, Half::Blocks)?;
+                self.blocks_of(volume, place, state)?.take(range);
+                let descriptor = &mut state.descriptor;
+                descriptor.free_clusters = descriptor.free_clusters.saturating_sub(free);
+                descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
                 self.free_clusters.fetch_sub(i64::from(free), Ordering::Relaxed);
+                place.1.clusters.fetch_sub(i64::from(free), Ordering::Relaxed);
             }
             at += here;
         }
         Ok(())
     }
 
-    /// Marks an inode as used; false when it was already.
+    /// Marks an inode as used, which may be used already.
     ///
     /// # Errors
     ///
     /// Damage: no ordinary inode has that number.
-    pub(crate) fn claim_inode(&self, txn: &mut Txn<'_>, ino: Ino, is_dir: bool) -> Result<bool> {
+    pub(crate) fn claim_inode(&self, txn: &mut Txn<'_>, ino: Ino, is_dir: bool) -> Result<()> {
         let volume = txn.volume();
         let superblock = volume.superblock();
         let fail = |rule| FsError::corrupt("inode bitmap", ino, None, Fault::Rule(rule));
         let place = superblock.group_of_inode(ino).filter(|_| ino >= superblock.first_inode);
         let (group, bit) = place.ok_or_else(|| fail("a fast commit makes a reserved inode"))?;
         let per_group = superblock.inodes_per_group;
-        let virgin = {
-            let mut locked = self.lock(volume, group)?;
-            let state = locked.state()?;
-            if state.inodes(volume)?.stored.view().get(bit) {
-                return Ok(false);
-            }
-            self.touch(txn, state, Touch::Inodes)?;
-            state.inodes(volume)?.stored.set(bit);
-            let descriptor = &mut state.descriptor;
-            descriptor.free_inodes = descriptor.free_inodes.saturating_sub(1);
-            descriptor.directories += u32::from(is_dir);
-            let mut virgin = Vec::new();
-            if volume.has_uninit_groups() {
-                let used_before = per_group.saturating_sub(descriptor.itable_unused);
-                descriptor.flags.remove(GroupFlags::INODE_UNINIT);
-                let unused = per_group - bit - 1;
-                descriptor.itable_unused = descriptor.itable_unused.min(unused);
-                // Inodes that are passed over become "used before" as well, so their blocks must
-                // not hold what was there.
-                let per_block =
-                    volume.block_size().bytes() / u32::from(superblock.inode_size).max(1);
-                for at in (used_before..=bit).step_by(per_block.max(1) as usize).chain([bit]) {
-                    virgin.extend(self.virgin_block(volume, &state.descriptor, at, used_before));
-                }
-                virgin.sort_unstable();
-                virgin.dedup();
-            }
-            virgin
-        };
-        self.free_inodes.fetch_sub(1, Ordering::Relaxed);
-        self.directories.fetch_add(i64::from(is_dir), Ordering::Relaxed);
-        for block in virgin {
+        let mut locked = self.lock(volume, group)?;
+        let (place, state) = locked.parts()?;
+        if self.inodes_of(volume, place.0, state)?.is_used(bit) {
+            return Ok(());
+        }
+        self.touch(txn, state, Half::Inodes)?;
+        if volume.has_uninit_groups() && state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT) {
+            self.blocks_of(volume, place, state)?;
+            self.touch(txn, state, Half::Blocks)?;
+            state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
+        }
+        let used = state.inodes_ever_used(volume, per_group);
+        for block in new_table_blocks(volume, state, used, bit) {
             txn.create_block(block, BlockKind::Plain, |_| ())?;
         }
-        Ok(true)
+        self.inodes_of(volume, place.0, state)?.take(bit);
+        let descriptor = &mut state.descriptor;
+        descriptor.free_inodes = descriptor.free_inodes.saturating_sub(1);
+        descriptor.directories += u32::from(is_dir);
+        if volume.has_uninit_groups() {
+            descriptor.flags.remove(GroupFlags::INODE_UNINIT);
+            descriptor.itable_unused = per_group.saturating_sub(used.max(bit + 1));
+        }
+        self.count_inode(&locked, -1, i64::from(is_dir));
+        Ok(())
     }
 
     /// Whether an inode number is in use.
@@ -107,6 +97,7 @@ impl Allocator {
         let volume = txn.volume();
         let Some((group, bit)) = volume.superblock().group_of_inode(ino) else { return Ok(false) };
         let mut locked = self.lock(volume, group)?;
-        Ok(locked.state()?.inodes(volume)?.stored.view().get(bit))
+        let (place, state) = locked.parts()?;
+        Ok(self.inodes_of(volume, place.0, state)?.is_used(bit))
     }
 }

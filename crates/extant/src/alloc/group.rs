@@ -240,6 +240,17 @@ impl Blocks {
         }
     }
 
+    /// Whether some of these clusters hold the file system's own structures.
+    pub(super) fn holds_own(&self, range: Range<u32>) -> bool {
+        let next = self.own.partition_point(|own| own.end <= range.start);
+        self.own.get(next).is_some_and(|own| own.start < range.end)
+    }
+
+    /// Clusters of the range that are free.
+    pub(super) fn count_free(&self, range: Range<u32>) -> u32 {
+        self.stored.view().count_clear(range)
+    }
+
     /// What forbids to free these clusters.
     pub(super) fn check_free(&self, range: Range<u32>) -> Result<(), &'static str> {
         if range.end > self.len {
@@ -248,8 +259,7 @@ impl Blocks {
         if self.stored.view().count_clear(range.clone()) > 0 {
             return Err("blocks are freed that are free (first and end bit follow)");
         }
-        let next = self.own.partition_point(|own| own.end <= range.start);
-        if self.own.get(next).is_some_and(|own| own.start < range.end) {
+        if self.holds_own(range) {
             return Err("blocks are freed that hold the file system's own structures");
         }
         Ok(())

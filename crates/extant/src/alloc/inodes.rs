@@ -169,7 +169,7 @@ impl Allocator {
         Ok(())
     }
 
-    fn count_inode(&self, locked: &Locked<'_>, free: i64, directories: i64) {
+    pub(super) fn count_inode(&self, locked: &Locked<'_>, free: i64, directories: i64) {
         self.free_inodes.fetch_add(free, Ordering::Relaxed);
         locked.flex.inodes.fetch_add(free, Ordering::Relaxed);
         if directories != 0 {
@@ -182,7 +182,7 @@ impl Allocator {
 /// The blocks of the inode table that have not held an inode yet and have to when inode `bit` is
 /// in use; `used` inodes from the start of the table have been. Whether somebody zeroed them
 /// meanwhile does not matter.
-fn new_table_blocks(
+pub(super) fn new_table_blocks(
     volume: &Volume,
     state: &GroupState,
     used: u32,

@@ -21,11 +21,7 @@ const STEP_RUNS: usize = 16;
 const RUN_MAX: u64 = 32_767;
 
 /// Unmaps a range without freeing what it was mapped to, which is returned.
-pub(crate) fn unmap(
-    txn: &mut Txn<'_>,
-    node: &Arc<Node>,
-    range: Range<u64>,
-) -> Result<Vec<Extent>> {
+pub(crate) fn unmap(txn: &mut Txn<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Extent>> {
     let goal = txn.volume().goal_of(node.ino())?;
     let extents = uses_extents(txn.volume(), node)?;
     let (start, mut end) = (range.start, range.end.min(FILE_BLOCKS_END));

@@ -19,7 +19,8 @@ use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
 use extant_format::jbd2::JournalIncompat;
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
-    ExternalJournal, Journal, JournalOptions, LogStore, RecoveryOptions, recover_to_device,
+    ExternalJournal, FastCommitOverlay, Journal, JournalOptions, LogStore, RecoveryOptions,
+    recover_to_device,
 };
 
 use super::{Fs, MountOptions, ReplaySummary, check_features, check_size, internal_journal};
@@ -62,6 +63,15 @@ fn os_seed() -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
+/// The log as recovery left it.
+struct RecoveredJournal {
+    store: LogStore,
+    /// What was replayed, if anything was.
+    summary: Option<ReplaySummary>,
+    /// What is still to be applied.
+    fast_commits: Option<FastCommitOverlay>,
+}
+
 impl MountOptions {
     pub(super) fn open_writable(&self, device: SharedDevice) -> Result<Fs> {
         if device.is_read_only() {
@@ -89,15 +99,20 @@ impl MountOptions {
         let mmp = MmpGuard::acquire(&device, &superblock, &self.clock, random, &names)?;
         // What the holder before us wrote while we waited.
         let superblock = if mmp.is_some() { self.read_superblock(&device)? } else { superblock };
-        let (log, replay) = self.recover_journal(&device, &superblock)?.unzip();
+        let journal = self.recover_journal(&device, &superblock)?;
+        let (log, replay, fast_commits) = match journal {
+            Some(journal) => (Some(journal.store), journal.summary, journal.fast_commits),
+            None => (None, None, None),
+        };
         let superblock = self.read_superblock(&device)?;
         self.check_for_writing(&device, &superblock)?;
         let is_clean = superblock.state.contains(State::VALID)
             && !superblock.state.contains(State::ERROR)
             && !superblock.features.has_incompat(Incompat::RECOVER)
             && replay.is_none();
-        let fs = Fs::build(self, Arc::clone(&device), superblock, None, replay.flatten());
+        let fs = Fs::build(self, Arc::clone(&device), superblock, None, replay);
         self.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
+        fs.begin_writing(fast_commits.as_ref())?;
         Ok(fs)
     }
 
@@ -114,13 +129,12 @@ impl MountOptions {
         Ok(())
     }
 
-    /// The log, replayed onto the device and clean; `None` when there is none. With it, what was
-    /// replayed, if anything was.
+    /// The log, replayed onto the device, and clean but for fast commits; `None` when there is none.
     fn recover_journal(
         &self,
         device: &SharedDevice,
         superblock: &Superblock,
-    ) -> Result<Option<(LogStore, Option<ReplaySummary>)>> {
+    ) -> Result<Option<RecoveredJournal>> {
         if !superblock.features.has_compat(Compat::HAS_JOURNAL) {
             return Ok(None);
         }
@@ -150,13 +164,10 @@ impl MountOptions {
         if replay.errno != 0 {
             self.record_journal_error(device)?;
         }
-        if let Some(overlay) = &recovered.replay().fast_commits {
-            let _ = overlay;
-            let features = "fast commits that were not replayed".into();
-            return Err(FsError::Unsupported { wanted: "write", features });
-        }
-        let store = recovered.finish().map_err(FsError::journal)?;
-        Ok(Some((store, summary)))
+        let fast_commits = recovered.replay().fast_commits.clone();
+        let store = if fast_commits.is_some() { recovered.resume() } else { recovered.finish() };
+        let store = store.map_err(FsError::journal)?;
+        Ok(Some(RecoveredJournal { store, summary, fast_commits }))
     }
 
     /// The journal stopped for an error in an earlier life: the file system says so from now on.
@@ -210,7 +221,6 @@ impl MountOptions {
         let parts =
             WriterParts { journal, alloc, clock, seed, dentries, supers, orphans, quotas, mmp };
         volume.set_writer(Writer::new(parts));
-        fs.begin_writing()?;
         Ok(())
     }
 }

@@ -287,6 +287,17 @@ impl OrphanFile {
 }
 
 impl List {
+    /// All members, the first one first.
+    fn nodes(&self) -> Vec<Arc<Node>> {
+        let mut nodes = Vec::with_capacity(self.members.len());
+        let mut next = self.head;
+        while let Some(member) = next.and_then(|next| self.members.get(&next)) {
+            nodes.push(Arc::clone(&member.node));
+            next = member.next;
+        }
+        nodes
+    }
+
     /// Two credits.
     fn add(&mut self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         let (ino, next) = (node.ino(), self.head);

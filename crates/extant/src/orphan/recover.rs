@@ -4,6 +4,7 @@
 //! crash in the middle leaves the rest to the next mount.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use extant_base::{FsBlock, Ino};
 use extant_format::features::State;
@@ -42,6 +43,14 @@ pub struct OrphanSummary {
     pub list_ignored: bool,
 }
 
+/// What [`Orphans::load_list`] found.
+#[derive(Default)]
+pub(crate) struct LoadedList {
+    summary: OrphanSummary,
+    /// Nothing of the list can be used: the superblock is to forget it.
+    forget: bool,
+}
+
 impl OrphanSummary {
     fn damage(&mut self, error: FsError) -> Result<()> {
         if error.family() != Family::Damage && !matches!(error, FsError::NoSuchInode { .. }) {
@@ -56,61 +65,27 @@ impl OrphanSummary {
 }
 
 impl Orphans {
-    /// Deletes and shortens all orphans. At a writable mount, after the journal was replayed and
-    /// before anybody else has the file system.
-    ///
-    /// Damage of an orphan is told in the summary, and the others are gone through. The list ends
-    /// where it is damaged: what it would have named stays for e2fsck.
+    /// Reads the list, before anything is changed: whatever becomes an orphan from now on goes in
+    /// front of it. Damage is told by [`recover`](Self::recover): the list ends there, and what it
+    /// would have named stays for e2fsck.
     ///
     /// # Errors
     ///
-    /// Those of devices and of the journal; full disks.
-    pub(crate) fn recover(&self, fs: &Fs, supers: &SuperState) -> Result<OrphanSummary> {
-        let mut summary = OrphanSummary::default();
-        let (head, has_errors) = supers
-            .with(|superblock| (superblock.last_orphan, superblock.state.contains(State::ERROR)));
+    /// Those of devices.
+    pub(crate) fn load_list(&self, fs: &Fs, supers: &SuperState) -> Result<LoadedList> {
+        let mut loaded = LoadedList::default();
+        let (head, has_errors) = supers.with(|superblock| {
+            (Ino(superblock.last_orphan), superblock.state.contains(State::ERROR))
+        });
         if has_errors {
             // As the kernel: what damage made of these inodes, only a check can tell.
-            summary.list_ignored = head != 0;
-            if head != 0 {
-                forget_list(fs, supers)?;
-            }
-            return Ok(summary);
+            loaded.summary.list_ignored = head.0 != 0;
+            loaded.forget = head.0 != 0;
+            return Ok(loaded);
         }
-        let mut found = Vec::new();
-        for ino in self.file.iter().flat_map(|file| file.inodes()) {
-            match fs.orphan_node(ino) {
-                Ok(node) => found.push(node),
-                Err(error) => {
-                    summary.damage(error)?;
-                    self.drop_from_file(fs, ino)?;
-                }
-            }
-        }
-        let (listed, whole) = self.read_list(fs, Ino(head), &mut summary)?;
-        if listed.is_empty() && !whole {
-            forget_list(fs, supers)?;
-        }
-        found.extend(listed);
-        for node in found {
-            if let Err(error) = self.settle(fs, &node, &mut summary) {
-                summary.damage(error)?;
-            }
-        }
-        Ok(summary)
-    }
-
-    /// The members of the list, and whether it ended well. They are in the list in memory then.
-    fn read_list(
-        &self,
-        fs: &Fs,
-        head: Ino,
-        summary: &mut OrphanSummary,
-    ) -> Result<(Vec<Arc<Node>>, bool)> {
-        let mut members = Vec::new();
+        let mut members: Vec<Arc<Node>> = Vec::new();
         let mut seen = FxHashSet::default();
         let mut next = head;
-        let mut whole = true;
         // Bounded: each number once, and there are as many as inodes in use.
         while next.0 != 0 {
             let fail = |rule| FsError::corrupt("orphan list", next, None, Fault::Rule(rule));
@@ -125,8 +100,8 @@ impl Orphans {
                     members.push(node);
                 }
                 Err(error) => {
-                    summary.damage(error)?;
-                    whole = false;
+                    loaded.summary.damage(error)?;
+                    loaded.forget = members.is_empty();
                     break;
                 }
             }
@@ -136,8 +111,49 @@ impl Orphans {
             list.push(node);
         }
         let count = u64::try_from(members.len()).unwrap_or(u64::MAX);
-        self.count.fetch_add(count, std::sync::atomic::Ordering::AcqRel);
-        Ok((members, whole))
+        self.count.fetch_add(count, Ordering::AcqRel);
+        Ok(loaded)
+    }
+
+    /// Deletes and shortens all orphans. At a writable mount, after the journal was replayed and
+    /// before anybody else has the file system.
+    ///
+    /// Damage of an orphan is told in the summary, and the others are gone through.
+    ///
+    /// # Errors
+    ///
+    /// Those of devices and of the journal; full disks.
+    pub(crate) fn recover(
+        &self,
+        fs: &Fs,
+        supers: &SuperState,
+        loaded: LoadedList,
+    ) -> Result<OrphanSummary> {
+        let mut summary = loaded.summary;
+        if loaded.forget && self.list.lock().members.is_empty() {
+            let mut txn = Txn::begin(fs.volume(), 1)?;
+            supers.change(&mut txn, |superblock| superblock.last_orphan = 0)?;
+        }
+        if summary.list_ignored {
+            return Ok(summary);
+        }
+        let mut found = Vec::new();
+        for ino in self.file.iter().flat_map(|file| file.inodes()) {
+            match fs.orphan_node(ino) {
+                Ok(node) => found.push(node),
+                Err(error) => {
+                    summary.damage(error)?;
+                    self.drop_from_file(fs, ino)?;
+                }
+            }
+        }
+        found.extend(self.list.lock().nodes());
+        for node in found {
+            if let Err(error) = self.settle(fs, &node, &mut summary) {
+                summary.damage(error)?;
+            }
+        }
+        Ok(summary)
     }
 
     /// Deletes an orphan, or cuts it to its size.
@@ -168,15 +184,10 @@ impl Orphans {
         let Some(file) = &self.file else { return Ok(()) };
         let mut txn = Txn::begin(fs.volume(), 1)?;
         if file.remove(&mut txn, ino)? {
-            self.count.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+            self.count.fetch_sub(1, Ordering::AcqRel);
         }
         Ok(())
     }
-}
-
-fn forget_list(fs: &Fs, supers: &SuperState) -> Result<()> {
-    let mut txn = Txn::begin(fs.volume(), 1)?;
-    supers.change(&mut txn, |superblock| superblock.last_orphan = 0)
 }
 
 impl Fs {

@@ -28,9 +28,8 @@ fn recovered(fs: &Fs) -> &OrphanSummary {
     fs.recovered_orphans().unwrap()
 }
 
-fn finish(fs: &Fs, image: &Image) {
-    fs.sync().unwrap();
-    fs.end_writing(true, 0).unwrap();
+fn finish(fs: Fs, image: &Image) {
+    fs.unmount().unwrap();
     image.check().assert_clean();
 }
 
@@ -51,7 +50,7 @@ fn orphans_are_found_after_a_crash_and_deleted() {
             let fs = crashed.open();
             let summary = recovered(&fs);
             assert_eq!((summary.deleted, summary.damaged), (count as u64, 0), "{summary:?}");
-            finish(&fs, &crashed);
+            finish(fs, &crashed);
             let found = crashed.superblock();
             assert_eq!((found.last_orphan, found.free_inodes_count), (0, free));
             assert!(!found.features.has_ro_compat(RoCompat::ORPHAN_PRESENT));
@@ -96,11 +95,11 @@ fn leaving_in_any_order_leaves_the_others() {
         let fs_crashed = crashed.open();
         let summary = recovered(&fs_crashed);
         assert_eq!((summary.deleted, summary.damaged), (40, 0));
-        finish(&fs_crashed, &crashed);
+        finish(fs_crashed, &crashed);
         drop(held);
         reclaim(&fs);
         assert_eq!(fs.volume().writer().unwrap().orphans().len(), 0);
-        finish(&fs, &image);
+        finish(fs, &image);
     }
 }
 
@@ -125,7 +124,7 @@ fn a_file_that_was_being_shortened_is_cut_to_its_size() {
         let summary = recovered(&fs);
         assert_eq!((summary.shortened, summary.deleted), (1, 0), "{summary:?}");
         assert_eq!(fs.resolve("/f").unwrap().metadata().blocks, 5 * 2);
-        finish(&fs, &crashed);
+        finish(fs, &crashed);
     }
 }
 
@@ -163,8 +162,7 @@ fn a_hostile_list_ends_and_what_is_sound_is_deleted() {
         let deleted = if case == "at once" { 0 } else { 3 };
         assert_eq!((summary.deleted, summary.damaged), (deleted, 1), "{case}: {summary:?}");
         assert_eq!(summary.errors.len(), 1);
-        fs.sync().unwrap();
-        fs.end_writing(true, 0).unwrap();
+        fs.unmount().unwrap();
         assert_eq!(image.superblock().last_orphan, 0, "{case}");
         if deleted == 3 {
             image.check().assert_clean();

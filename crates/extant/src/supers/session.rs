@@ -2,10 +2,12 @@
 //! multi-mount protection.
 
 use extant_format::superblock::Superblock;
+use extant_jbd2::FastCommitOverlay;
 
 use super::{Ending, Totals};
 use crate::alloc::Allocator;
 use crate::error::{FsError, Result};
+use crate::fc_apply;
 use crate::mount::Fs;
 use crate::orphan::OrphanSummary;
 use crate::writer::Writer;
@@ -21,10 +23,15 @@ impl Totals {
 impl Fs {
     /// The first writes of a mount: the journal was replayed, and the writer is in place. When this
     /// returns, transactions may go into the log.
-    pub(crate) fn begin_writing(&self) -> Result<()> {
+    pub(crate) fn begin_writing(&self, fast_commits: Option<&FastCommitOverlay>) -> Result<()> {
         let writer = self.volume().writer()?;
         writer.supers().mounted(writer.now().seconds)?;
-        let summary = writer.orphans().recover(self, writer.supers())?;
+        let (orphans, supers) = (writer.orphans(), writer.supers());
+        let loaded = orphans.load_list(self, supers)?;
+        if let Some(overlay) = fast_commits {
+            fc_apply::apply(self, overlay)?;
+        }
+        let summary = orphans.recover(self, supers, loaded)?;
         if let Some(mmp) = writer.mmp() {
             mmp.mounted();
         }
