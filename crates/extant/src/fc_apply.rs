@@ -77,6 +77,9 @@ struct Work<'a> {
     touched: BTreeMap<Ino, Touched>,
     /// What each inode gained and lost in names.
     names: BTreeMap<Ino, i64>,
+    /// Names that the fast commits say each inode has. All that a new inode has: names at home are of
+    /// an earlier one with its number.
+    present: BTreeMap<Ino, i64>,
     /// What each directory gained and lost in subdirectories.
     subdirectories: BTreeMap<Ino, i64>,
     /// Blocks that maps no longer name.
@@ -96,6 +99,7 @@ impl<'a> Work<'a> {
             overlay,
             touched: BTreeMap::new(),
             names: BTreeMap::new(),
+            present: BTreeMap::new(),
             subdirectories: BTreeMap::new(),
             unmapped: Vec::new(),
             named: Vec::new(),
@@ -358,6 +362,9 @@ impl<'a> Work<'a> {
             }
         }
         for (name, entry) in says.entries() {
+            if let FcEntry::Present(now) = entry {
+                *self.present.entry(now).or_default() += 1;
+            }
             let found = match fs.view(&dir).search(name) {
                 Ok(found) => Some(found),
                 Err(FsError::NotFound { .. }) => None,
@@ -414,7 +421,10 @@ impl<'a> Work<'a> {
         for ino in all {
             let Some(touched) = self.touched.get(&ino) else { continue };
             let node = Arc::clone(&touched.node);
-            let gained = self.names.get(&ino).copied();
+            let gained = match touched.is_new {
+                true => self.present.get(&ino).copied(),
+                false => self.names.get(&ino).copied(),
+            };
             let below = self.subdirectories.get(&ino).copied().unwrap_or(0);
             let (is_dir, recorded) =
                 node.with(|data| (data.kind == FileKind::Directory, i64::from(data.record.links)));
