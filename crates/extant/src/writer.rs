@@ -66,6 +66,8 @@ pub struct WriterStats {
     pub inode_updates: u64,
     /// Inodes encoded into their table blocks: each at most once per transaction.
     pub inodes_encoded: u64,
+    /// Block groups encoded into bitmaps and descriptors: each at most once per transaction.
+    pub groups_encoded: u64,
     /// The journal's counters.
     pub journal: JournalStats,
 }
@@ -214,6 +216,7 @@ impl Writer {
         WriterStats {
             inode_updates: self.inode_updates.load(Ordering::Relaxed),
             inodes_encoded: self.inodes_encoded.load(Ordering::Relaxed),
+            groups_encoded: self.alloc.groups_encoded(),
             journal: self.journal.stats(),
         }
     }
@@ -275,6 +278,11 @@ impl Writer {
         }
         self.quotas.encode(volume)?;
         self.alloc.encode(volume)?;
+        for damage in self.alloc.take_reports() {
+            if self.supers.report(&damage, self.now().seconds) {
+                return Err(damage);
+            }
+        }
         self.supers.encode(volume, Totals::of(&self.alloc, volume.superblock()), sink)
     }
 }

@@ -34,6 +34,8 @@ mod flex;
 mod group;
 mod inodes;
 mod spread;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::ops::Range;
