@@ -61,6 +61,8 @@ pub struct Rules {
     pub crtime: bool,
     /// Whether projects are on.
     pub project: bool,
+    /// Whether space may run out. Attributes may be too large for their place in any case.
+    pub full: bool,
 }
 
 impl Rules {
@@ -104,7 +106,14 @@ impl Model {
     /// Errors that no model can foresee (no space, no quota, a device that fails, a file system
     /// that gave up) mean that nothing changed. `Err` is the answer that should have been given.
     pub fn follow(&mut self, op: &Op, answer: Outcome) -> Result<(), Outcome> {
-        if matches!(answer, Err(ENOSPC | EDQUOT | EIO | EROFS)) {
+        let attribute = matches!(op, Op::SetXattr { .. } | Op::SetAcl { .. });
+        let unforeseen = match answer {
+            Err(ENOSPC) => self.rules.full || attribute,
+            Err(EDQUOT) => self.rules.full,
+            Err(EIO | EROFS) => true,
+            _ => false,
+        };
+        if unforeseen {
             self.step += 1;
             return Ok(());
         }

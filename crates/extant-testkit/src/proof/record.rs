@@ -139,23 +139,19 @@ pub fn record_with<T: Target>(
     let mut model = Model::new(start.clone(), base.rules);
     let mut done = Progress::new(&recorders[0], start.fingerprint());
     let mut slots = HashMap::new();
+    // Slower, but names the operation.
+    let each = std::env::var_os("EXTANT_TRACE").is_some();
     while let Some(op) = next(&model) {
         clock.advance(Duration::from_secs(1));
         model.now = time_of(done.ops.len());
         done.begin();
         let answer = target.apply(&fs, &mut slots, &op);
         done.end(&mut model, op, answer).map_err(|text| format!("{}: {text}", base.name))?;
+        if each {
+            compare(target, &fs, &model, &done, base)?;
+        }
     }
-    let found = target.snapshot(&fs, &base.rules)?;
-    if found.fingerprint() != model.tree.fingerprint() {
-        return Err(format!(
-            "{}: after {} operations, found | wanted:\n{}\n{}",
-            base.name,
-            done.ops.len(),
-            found.differences(&model.tree).join("\n"),
-            done.tail()
-        ));
-    }
+    compare(target, &fs, &model, &done, base)?;
     drop(slots);
     if unmount {
         target.unmount(fs)?;
@@ -165,6 +161,27 @@ pub fn record_with<T: Target>(
         drop(fs);
     }
     Ok(done.recorded(&recorders, start, base))
+}
+
+/// Compares the whole tree with the model's.
+fn compare<T: Target>(
+    target: &T,
+    fs: &T::Fs,
+    model: &Model,
+    done: &Progress,
+    base: &Base,
+) -> Result<(), String> {
+    let found = target.snapshot(fs, &base.rules)?;
+    if found.fingerprint() == model.tree.fingerprint() {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: after {} operations, found | wanted:\n{}\n{}",
+        base.name,
+        done.ops.len(),
+        found.differences(&model.tree).join("\n"),
+        done.tail()
+    ))
 }
 
 /// Recording devices over the devices of `base`, with one history.

@@ -1,0 +1,61 @@
+//! Without any cut: the file system does what the model says, on every layout.
+
+use extant_testkit::model::{Generator, Profile};
+use extant_testkit::oracle;
+use extant_testkit::proof::{Recorded, Target as _, env, record};
+
+use crate::layouts::{self, LAYOUTS, Layout};
+use crate::target::Extant;
+
+/// The operations of one seed on one layout.
+pub fn generated(layout: &Layout, seed: u64, steps: usize, profile: Profile) -> Option<Recorded> {
+    let base = match layouts::base(layout) {
+        Ok(base) => base,
+        Err(reason) => {
+            oracle::print_skip(module_path!(), line!(), &format!("{}: {reason}", layout.name));
+            return None;
+        }
+    };
+    let profile = Profile { project: layout.project, value_max: layout.value_max, ..profile };
+    let mut generator = Generator::new(seed, profile);
+    let mut left = steps;
+    let recorded = record(&Extant::default(), &base, |model| {
+        left = left.checked_sub(1)?;
+        Some(generator.next_op(model))
+    });
+    match recorded {
+        Ok(recorded) => Some(recorded),
+        Err(text) => panic!(
+            "{text}\n\nagain: EXTANT_SEED={seed} cargo test -p extant --test crash conform"
+        ),
+    }
+}
+
+/// Runs, compares every answer and the whole tree, unmounts, checks.
+fn conform(seed: u64, steps: usize, profile: &Profile) {
+    for layout in LAYOUTS {
+        let Some(recorded) = generated(layout, seed, steps, profile.clone()) else { continue };
+        let devices = recorded.history.bases();
+        recorded.history.replay_all(&devices);
+        let checked = Extant::default().check(&devices);
+        checked.unwrap_or_else(|text| panic!("{}, seed {seed}: {text}", layout.name));
+        let dir = extant_testkit::tempdir().unwrap();
+        let file = dir.path().join("image");
+        extant_testkit::image::save(&devices[0], &file);
+        if devices.len() == 1
+            && let Ok(report) = oracle::e2fsck(&file)
+        {
+            assert!(report.is_clean(), "{}, seed {seed}: {}", layout.name, report.text);
+        }
+    }
+}
+
+#[test]
+fn names_and_attributes_are_as_the_model_says() {
+    conform(env::seed(1), 400, &Profile::default());
+}
+
+#[test]
+fn a_directory_that_grows_and_shrinks_is_as_the_model_says() {
+    conform(env::seed(2), 700, &Profile { entries_max: 250, ..Profile::big_directory() });
+}

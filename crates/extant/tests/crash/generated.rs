@@ -1,0 +1,101 @@
+//! Operations from a seed on every layout, and sampled cuts.
+
+use extant_testkit::crash::{Report, Sampling};
+use extant_testkit::model::Profile;
+use extant_testkit::proof::{Counts, Proof, env};
+
+use crate::conform;
+use crate::finish;
+use crate::layouts::LAYOUTS;
+use crate::target::Extant;
+
+/// What one seed does to each layout.
+struct Load {
+    name: &'static str,
+    steps: usize,
+    profile: Profile,
+    sampling: Sampling,
+}
+
+fn prove(load: &Load, seeds: std::ops::Range<u64>) {
+    let target = Extant::default();
+    let mut counts = Counts::default();
+    for seed in seeds {
+        let mut report = Report::default();
+        for layout in LAYOUTS {
+            let profile = load.profile.clone();
+            let Some(recorded) = conform::generated(layout, seed, load.steps, profile) else {
+                continue;
+            };
+            let sampling = Sampling { seed, ..load.sampling.clone() };
+            let (found, counted) = Proof::new(&target, sampling).prove(&recorded);
+            report.add(found);
+            counts.add(&counted);
+            if !report.failures.is_empty() {
+                break;
+            }
+        }
+        finish(load.name, seed, &report, &counts);
+    }
+}
+
+fn range(first: u64, count: u64) -> std::ops::Range<u64> {
+    let first = env::seed(first);
+    let count = if std::env::var_os("EXTANT_SEED").is_some() { 1 } else { count };
+    first..first + count
+}
+
+#[test]
+fn generated_histories_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 10, one_cut_in: 8, ..crate::states() };
+    let load = Load {
+        name: "generated_histories_survive_every_cut",
+        steps: 60,
+        profile: Profile::default(),
+        sampling,
+    };
+    prove(&load, range(100, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 100,000 states"]
+fn many_generated_histories_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 4, samples: 16, one_cut_in: 4, ..crate::states() };
+    let load = Load {
+        name: "many_generated_histories_survive_every_cut",
+        steps: 150,
+        profile: Profile { sync_one_in: 6, ..Profile::default() },
+        sampling,
+    };
+    prove(&load, range(1000, 8));
+}
+
+#[test]
+#[ignore = "takes minutes: 50,000 states"]
+fn big_directories_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 12, one_cut_in: 12, ..crate::states() };
+    let load = Load {
+        name: "big_directories_survive_every_cut",
+        steps: 900,
+        profile: Profile { entries_max: 300, sync_one_in: 10, ..Profile::big_directory() },
+        sampling,
+    };
+    prove(&load, range(2000, 3));
+}
+
+#[test]
+#[ignore = "takes minutes: the log wraps and is checkpointed many times"]
+fn a_log_that_wraps_survives_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 10, one_cut_in: 20, ..crate::states() };
+    let load = Load {
+        name: "a_log_that_wraps_survives_every_cut",
+        steps: 1200,
+        profile: Profile { sync_one_in: 2, ..Profile::default() },
+        sampling,
+    };
+    prove(&load, range(3000, 2));
+}

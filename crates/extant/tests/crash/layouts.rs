@@ -1,0 +1,236 @@
+//! The images that scenarios start from.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use extant_testkit::model::Rules;
+use extant_testkit::oracle::{self, Tool};
+use extant_testkit::proof::Base;
+use extant_testkit::{image, tempdir};
+
+/// How to make an image.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    pub name: &'static str,
+    size: &'static str,
+    arguments: &'static [&'static str],
+    external: bool,
+    pub project: bool,
+    /// Longest value of an attribute that fits.
+    pub value_max: u64,
+}
+
+impl Layout {
+    const fn new(name: &'static str, size: &'static str, arguments: &'static [&'static str]) -> Self {
+        Layout { name, size, arguments, external: false, project: false, value_max: 800 }
+    }
+}
+
+/// What mke2fs makes by default, but small.
+pub const DEFAULT: Layout =
+    Layout::new("default", "16M", &["-t", "ext4", "-b", "4096", "-N", "512"]);
+/// Several groups, and a log of 1 MiB that wraps soon.
+pub const SMALL: Layout = Layout::new(
+    "small",
+    "8M",
+    &["-t", "ext4", "-b", "1024", "-g", "2048", "-N", "512", "-J", "size=1"],
+);
+
+/// All layouts.
+pub const LAYOUTS: &[Layout] = &[
+    DEFAULT,
+    SMALL,
+    Layout::new(
+        "no checksums",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "^metadata_csum,^64bit", "-J", "size=1"],
+    ),
+    Layout::new(
+        "group checksums",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "^metadata_csum,uninit_bg,^64bit"],
+    ),
+    Layout::new(
+        "orphan file",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "orphan_file", "-J", "size=1"],
+    ),
+    Layout::new(
+        "inline data",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "inline_data", "-J", "size=1"],
+    ),
+    Layout {
+        project: true,
+        ..Layout::new(
+            "quota",
+            "8M",
+            &[
+                "-t",
+                "ext4",
+                "-b",
+                "1024",
+                "-N",
+                "512",
+                "-J",
+                "size=1",
+                "-O",
+                "quota,project",
+                "-E",
+                "quotatype=usrquota:grpquota:prjquota",
+            ],
+        )
+    },
+    Layout::new(
+        "fast commit",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "fast_commit"],
+    ),
+    Layout { external: true, ..Layout::new("external", "8M", &["-t", "ext4", "-b", "1024"]) },
+    Layout::new("ext3", "8M", &["-t", "ext3", "-b", "1024", "-N", "512", "-J", "size=1"]),
+    Layout::new(
+        "small inodes",
+        "8M",
+        &["-t", "ext3", "-b", "1024", "-N", "512", "-I", "128", "-J", "size=1"],
+    ),
+    Layout {
+        value_max: 5000,
+        ..Layout::new(
+            "large values",
+            "8M",
+            &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "ea_inode", "-J", "size=1"],
+        )
+    },
+    Layout::new(
+        "no index",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "^dir_index", "-J", "size=1"],
+    ),
+];
+
+/// Some files of every kind of map, so that truncating and deleting has something to free.
+fn contents(root: &Path) {
+    let make = |name: &str, len: usize, hole: usize| {
+        let bytes: Vec<u8> = (0..len).map(|at| (at / 7 + at % 13) as u8 | 1).collect();
+        let mut all = vec![0; hole];
+        all.extend(&bytes);
+        fs::write(root.join(name), &all).unwrap();
+    };
+    make("empty", 0, 0);
+    make("tiny", 40, 0);
+    make("block", 1024, 0);
+    make("file", 20_000, 0);
+    make("large-a", 300_000, 0);
+    make("large-b", 270_000, 0);
+    for n in 0..6 {
+        make(&format!("sparse{n}"), 3000, 8192 * (n + 1));
+    }
+    fs::create_dir_all(root.join("dir/sub/deep")).unwrap();
+    for n in 0..12 {
+        fs::write(root.join(format!("dir/f{n}")), vec![b'f'; n * 100]).unwrap();
+    }
+    symlink("file", root.join("short-link")).unwrap();
+    symlink("x".repeat(200), root.join("long-link")).unwrap();
+    fs::hard_link(root.join("file"), root.join("dir/other-name")).unwrap();
+}
+
+/// Makes the image of a layout; the same one every time. The error is the reason to skip.
+pub fn make(layout: &Layout) -> Result<Base, String> {
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    contents(&source);
+    let file = dir.path().join("image");
+    let source = source.display().to_string();
+    let uuid = "2a9b5c3e-0d1f-4a6b-8c7d-112233445566";
+    let mut arguments: Vec<&str> = layout.arguments.to_vec();
+    arguments.extend(["-U", uuid, "-E", "hash_seed=77665544-3322-1100-ffee-ddccbbaa9988"]);
+    arguments.extend(["-d", &source]);
+    let journal = dir.path().join("journal");
+    let mut attached = None;
+    let on;
+    if layout.external {
+        oracle::root("makes a journal on a loop device")?;
+        let uuid = "7b9b5c3e-0d1f-4a6b-8c7d-665544332211";
+        oracle::mke2fs(&journal, "2M", &["-b", "1024", "-O", "journal_dev", "-U", uuid])?;
+        let device = Loop::attach(&journal)?;
+        on = format!("device={}", device.0);
+        arguments.extend(["-J", &on]);
+        attached = Some(device);
+    }
+    oracle::mke2fs(&file, layout.size, &arguments)?;
+    drop(attached);
+    if layout.project {
+        // mke2fs counts for the quotas before it copies the source; and e2fsck counts blocks before
+        // it makes the quota files longer.
+        oracle::e2fsck_as(&file, "-fy", &[])?;
+        oracle::e2fsck_as(&file, "-fy", &[])?;
+    }
+    if !layout.external {
+        oracle::e2fsck(&file)?.assert_clean();
+    }
+    let mut devices = vec![image::load(&file)];
+    if layout.external {
+        devices.push(image::load(&journal));
+    }
+    let crtime = !layout.arguments.contains(&"128");
+    let rules = Rules { times: true, crtime, project: layout.project, full: false };
+    Ok(Base { name: layout.name.to_owned(), devices, rules })
+}
+
+/// The base of a layout, made once.
+pub fn base(layout: &Layout) -> Result<Base, String> {
+    static MADE: [OnceLock<Result<Base, String>>; LAYOUTS.len()] =
+        [const { OnceLock::new() }; LAYOUTS.len()];
+    let at = LAYOUTS.iter().position(|other| other.name == layout.name).expect("a known layout");
+    MADE[at].get_or_init(|| make(layout)).as_ref().map(Base::snapshot).map_err(Clone::clone)
+}
+
+/// A loop device, detached when dropped.
+pub struct Loop(pub String);
+
+impl Loop {
+    pub fn attach(file: &Path) -> Result<Loop, String> {
+        let tool = Tool::find("losetup")?;
+        let mut command: Command = tool.command();
+        let output = command.args(["--find", "--show"]).arg(file).output();
+        let output = output.map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err("needs a loop device".to_owned());
+        }
+        Ok(Loop(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        if let Ok(tool) = Tool::find("losetup") {
+            let _ = tool.command().arg("--detach").arg(&self.0).status();
+        }
+    }
+}
+
+#[test]
+fn all_layouts_can_be_made_and_read() {
+    use extant_testkit::proof::Target as _;
+    for layout in LAYOUTS {
+        let base = match base(layout) {
+            Ok(base) => base,
+            Err(reason) => {
+                println!("{}: {reason}", layout.name);
+                continue;
+            }
+        };
+        let mut options = extant::MountOptions::new();
+        if let Some(journal) = base.devices.get(1) {
+            options = options.journal_device(journal.snapshot());
+        }
+        let fs = options.open(base.devices[0].snapshot()).unwrap();
+        let tree = crate::target::Extant::default().snapshot(&fs, &base.rules).unwrap();
+        assert!(tree.paths().len() > 30, "{}: {}", layout.name, tree.paths().len());
+        println!("{}: {} pages", layout.name, base.devices[0].stored_bytes() / 4096);
+    }
+}

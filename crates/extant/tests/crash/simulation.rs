@@ -1,0 +1,123 @@
+//! Many clients under one seed, with errors and reordering; and real threads.
+
+use extant_block::{FaultPlan, OperationKind};
+use extant_testkit::crash::Sampling;
+use extant_testkit::model::Profile;
+use extant_testkit::proof::{Counts, Proof, env};
+use extant_testkit::require;
+use extant_testkit::sim::{Plan, run_threads, simulate};
+
+use crate::finish;
+use crate::layouts::{self, DEFAULT, SMALL};
+use crate::target::Extant;
+
+/// Simulates some seeds and proves what is left of each.
+fn seeds(name: &str, first: u64, count: u64, faults: impl Fn(u64) -> FaultPlan, sampling: Sampling) {
+    let target = Extant::default();
+    let mut counts = Counts::default();
+    let (mut errors, mut failed, mut gave_up) = (0, 0, 0);
+    let count = if std::env::var_os("EXTANT_SEED").is_some() { 1 } else { count };
+    let first = env::seed(first);
+    for seed in first..first + count {
+        let base = require!(layouts::base(&SMALL));
+        let plan = Plan {
+            seed,
+            clients: 5,
+            steps: 120,
+            profile: Profile { sync_one_in: 8, ..Profile::default() },
+            faults: faults(seed),
+        };
+        let done = simulate(&target, &base, &plan).unwrap_or_else(|text| {
+            panic!("{text}\n\nagain: EXTANT_SEED={seed} cargo test -p extant --test crash {name}")
+        });
+        errors += done.device_errors;
+        failed += done.failed_ops;
+        gave_up += usize::from(done.gave_up);
+        let sampling = Sampling { seed, ..sampling.clone() };
+        let (report, counted) = Proof::new(&target, sampling).prove(&done.recorded);
+        counts.add(&counted);
+        finish(name, seed, &report, &counts);
+    }
+    println!("{name}: {errors} errors of devices, {failed} failed operations, {gave_up} gave up");
+}
+
+fn sampling(one_cut_in: u64) -> Sampling {
+    Sampling { exhaustive_max: 3, samples: 8, one_cut_in, ..crate::states() }
+}
+
+#[test]
+fn late_and_reordered_completions_lose_nothing() {
+    let plan = |_| FaultPlan { reorder: true, ..FaultPlan::default() };
+    seeds("late_and_reordered_completions", 1, 4, plan, sampling(6));
+}
+
+#[test]
+fn errors_of_the_device_leave_whole_operations() {
+    let plan = |seed| FaultPlan {
+        read_one_in: if seed % 3 == 0 { 40 } else { 0 },
+        write_one_in: if seed % 3 == 1 { 60 } else { 0 },
+        flush_one_in: if seed % 3 == 2 { 6 } else { 0 },
+        streak_max: 2,
+        reorder: seed % 2 == 0,
+        ..FaultPlan::default()
+    };
+    seeds("errors_of_the_device", 1, 6, plan, sampling(6));
+}
+
+#[test]
+#[ignore = "takes minutes: each write and flush of a run fails once"]
+fn each_single_error_leaves_whole_operations() {
+    let plan = |seed: u64| {
+        let kinds = [OperationKind::Write, OperationKind::Flush, OperationKind::Read];
+        let kind = kinds[(seed % 3) as usize];
+        FaultPlan { exactly: vec![(kind, seed / 3, 1)], ..FaultPlan::default() }
+    };
+    seeds("each_single_error", 0, 300, plan, sampling(16));
+}
+
+#[test]
+#[ignore = "takes minutes: 200 seeds of errors and reordering"]
+fn many_seeds_of_errors_leave_whole_operations() {
+    let plan = |seed: u64| FaultPlan {
+        read_one_in: 200 * (seed % 2),
+        write_one_in: 100 * (seed / 2 % 2),
+        flush_one_in: 10 * (seed / 4 % 2),
+        streak_max: seed % 5,
+        reorder: true,
+        ..FaultPlan::default()
+    };
+    seeds("many_seeds_of_errors", 5000, 200, plan, sampling(10));
+}
+
+fn threads(name: &str, seed: u64, rounds: u64, clients: usize, steps: usize) {
+    let target = Extant::default();
+    let mut counts = Counts::default();
+    for seed in seed..seed + rounds {
+        for layout in [DEFAULT, SMALL] {
+            let base = require!(layouts::base(&layout));
+            let profile = Profile { sync_one_in: 10, ..Profile::default() };
+            let (done, fs) = run_threads(&target, &base, clients, steps, seed, &profile)
+                .unwrap_or_else(|text| panic!("{name}, seed {seed}: {text}"));
+            drop(fs);
+            let sampling = Sampling { seed, ..sampling(12) };
+            let rules = extant_testkit::model::Rules { times: false, ..base.rules };
+            let verdict = |marks: usize, tree: &_| done.judge(marks, tree);
+            let proof = Proof::new(&target, sampling);
+            let (report, counted) =
+                proof.prove_history(&done.history, &rules, layout.name, verdict);
+            counts.add(&counted);
+            finish(name, seed, &report, &counts);
+        }
+    }
+}
+
+#[test]
+fn threads_see_their_own_operations_in_order() {
+    threads("threads_see_their_own", env::seed(1), 1, 4, 60);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn many_threads_see_their_own_operations_in_order() {
+    threads("many_threads_see_their_own", env::seed(100), 10, 8, 150);
+}

@@ -1,0 +1,305 @@
+//! The file system, as the harness wants it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use extant::{
+    AclKind, FileKind, Fs, Inode, InodeFlags, MappingKind, MountOptions, NewInode, RenameFlags,
+    SetAttributes, Special, TimeChange, Timestamp, XattrMode,
+};
+use extant_block::{MemoryDevice, SharedDevice};
+use extant_jbd2::Mutations;
+use extant_sync::FixedClock;
+use extant_testkit::model::{
+    self, Content, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Tree, Which,
+    XattrWrite,
+};
+use extant_testkit::proof::Target;
+
+/// Mounts by `extant`, with the same seed every time.
+#[derive(Clone, Default)]
+pub struct Extant {
+    /// Steps that are left out, while recording only: recovery is always whole.
+    pub mutations: Mutations,
+    /// Whether `mutations` apply to every mount.
+    pub always: bool,
+}
+
+impl Extant {
+    fn options(&self, devices: &[SharedDevice], clock: Arc<FixedClock>) -> MountOptions {
+        let mut options = MountOptions::new()
+            .read_only(false)
+            .clock(clock)
+            .seed(11)
+            .cache_bytes(4 << 20)
+            .mutations(self.mutations.clone());
+        if let Some(journal) = devices.get(1) {
+            options = options.journal_device(Arc::clone(journal));
+        }
+        options
+    }
+}
+
+type Result<T> = extant::Result<T>;
+
+fn new(node: &NewNode) -> NewInode {
+    NewInode { permissions: node.permissions, uid: node.uid, gid: node.gid }
+}
+
+fn find(fs: &Fs, names: &[Vec<u8>]) -> Result<Inode> {
+    let mut at = fs.root()?;
+    for name in names {
+        at = at.lookup(name)?;
+    }
+    Ok(at)
+}
+
+/// The directory of a path and its last name.
+fn place<'a>(fs: &Fs, path: &'a Path) -> Result<(Inode, &'a [u8])> {
+    let (name, parents) = path.split().expect("never the root");
+    Ok((find(fs, parents)?, name))
+}
+
+fn acl_kind(which: Which) -> AclKind {
+    match which {
+        Which::Access => AclKind::Access,
+        Which::Default => AclKind::Default,
+    }
+}
+
+fn run(fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Result<()> {
+    let change = |path: &Path, changes: SetAttributes| {
+        find(fs, &path.0)?.set_attributes(&changes)
+    };
+    match op {
+        Op::Create { path, new: node } => {
+            let (dir, name) = place(fs, path)?;
+            dir.create(name, &new(node)).map(drop)
+        }
+        Op::Mkdir { path, new: node } => {
+            let (dir, name) = place(fs, path)?;
+            dir.mkdir(name, &new(node)).map(drop)
+        }
+        Op::Symlink { path, target, new: node } => {
+            let (dir, name) = place(fs, path)?;
+            dir.symlink(name, target, &new(node)).map(drop)
+        }
+        Op::Mknod { path, special, new: node } => {
+            let (dir, name) = place(fs, path)?;
+            let special = match *special {
+                model::Special::Fifo => Special::Fifo,
+                model::Special::Socket => Special::Socket,
+                model::Special::Char(major, minor) => Special::CharDevice { major, minor },
+                model::Special::Block(major, minor) => Special::BlockDevice { major, minor },
+            };
+            dir.mknod(name, special, &new(node)).map(drop)
+        }
+        Op::Link { from, to } => {
+            let target = find(fs, &from.0)?;
+            let (dir, name) = place(fs, to)?;
+            dir.link(name, &target)
+        }
+        Op::Unlink { path } => {
+            let (dir, name) = place(fs, path)?;
+            dir.unlink(name)
+        }
+        Op::Rmdir { path } => {
+            let (dir, name) = place(fs, path)?;
+            dir.rmdir(name)
+        }
+        Op::Rename { from, to, mode } => {
+            let (old_dir, old) = place(fs, from)?;
+            let (new_dir, new) = place(fs, to)?;
+            let flags = match mode {
+                RenameMode::Replace => RenameFlags::empty(),
+                RenameMode::NoReplace => RenameFlags::NOREPLACE,
+                RenameMode::Exchange => RenameFlags::EXCHANGE,
+                RenameMode::Whiteout => RenameFlags::WHITEOUT,
+            };
+            old_dir.rename(old, &new_dir, new, flags)
+        }
+        Op::Chmod { path, permissions } => {
+            change(path, SetAttributes::new().permissions(*permissions))
+        }
+        Op::Chown { path, uid, gid } => {
+            change(path, SetAttributes::new().owner(Some(*uid), Some(*gid)))
+        }
+        Op::Utimes { path, atime, mtime } => {
+            let to = |seconds| Some(TimeChange::To(Timestamp::new(seconds, 0)));
+            change(path, SetAttributes::new().times(to(*atime), to(*mtime)))
+        }
+        Op::SetXattr { path, name, value, write } => {
+            let mode = match write {
+                XattrWrite::Any => XattrMode::Any,
+                XattrWrite::Create => XattrMode::Create,
+                XattrWrite::Replace => XattrMode::Replace,
+            };
+            find(fs, &path.0)?.set_xattr(name, value, mode)
+        }
+        Op::RemoveXattr { path, name } => find(fs, &path.0)?.remove_xattr(name),
+        Op::SetAcl { path, which, acl } => {
+            find(fs, &path.0)?.set_acl(acl_kind(*which), acl.as_ref())
+        }
+        Op::Truncate { path, size } => find(fs, &path.0)?.truncate(*size),
+        Op::SetFlags { path, flags } => {
+            let inode = find(fs, &path.0)?;
+            let own = InodeFlags::from_bits_retain(Rules::user_flags());
+            let flags = inode.flags().difference(own) | InodeFlags::from_bits_retain(*flags);
+            inode.set_attributes(&SetAttributes::new().flags(flags))
+        }
+        Op::SetProject { path, project } => change(path, SetAttributes::new().project(*project)),
+        Op::Sync => fs.sync(),
+        Op::Fsync { path } => find(fs, &path.0)?.sync(),
+        Op::Hold { path, slot } => {
+            slots.insert(*slot, find(fs, &path.0)?);
+            Ok(())
+        }
+        Op::Release { slot } => {
+            slots.remove(slot);
+            Ok(())
+        }
+    }
+}
+
+/// One inode as the model sees it.
+fn node(inode: &Inode, rules: &Rules) -> Result<Node> {
+    let meta = inode.metadata();
+    let mut node = Node::new(meta.kind);
+    node.permissions = meta.permissions;
+    (node.uid, node.gid, node.links) = (meta.uid, meta.gid, meta.links);
+    node.project = meta.project;
+    node.flags = meta.flags.bits() & Rules::user_flags();
+    node.rdev = meta.rdev;
+    if rules.times {
+        let crtime = meta.crtime.unwrap_or_default();
+        let times = [meta.atime, meta.mtime, meta.ctime, crtime];
+        node.times = times.map(|time| (time.seconds, time.nanos));
+    }
+    for xattr in inode.xattrs()? {
+        node.xattrs.insert(xattr.name, xattr.value);
+    }
+    match meta.kind {
+        FileKind::Directory => {}
+        FileKind::Symlink => {
+            node.target = Some(inode.read_link()?);
+            node.size = meta.size;
+        }
+        FileKind::Regular => {
+            node.size = meta.size;
+            node.content = content(inode)?;
+        }
+        _ => node.size = meta.size,
+    }
+    Ok(node)
+}
+
+fn content(inode: &Inode) -> Result<Content> {
+    let mut content = Content::new();
+    let block_bytes = u64::from(inode.fs().block_size().bytes());
+    if inode.is_inline() {
+        content.add(0, &inode.read_all()?);
+        return Ok(content);
+    }
+    for run in inode.map(0..inode.block_len()) {
+        let run = run?;
+        if !matches!(run.kind, MappingKind::Mapped(_)) {
+            continue;
+        }
+        let start = u64::from(run.file_start.0) * block_bytes;
+        let end = (start + run.len * block_bytes).min(inode.size());
+        let mut bytes = vec![0; end.saturating_sub(start) as usize];
+        inode.read_at(start, &mut bytes)?;
+        content.add(start, &bytes);
+    }
+    Ok(content)
+}
+
+fn snapshot(fs: &Fs, rules: &Rules) -> std::result::Result<Tree, String> {
+    let say = |at: &[u8], error: extant::FsError| {
+        let text = format!("{}: {error}", at.escape_ascii());
+        let mut source = std::error::Error::source(&error);
+        let mut text = text;
+        while let Some(cause) = source {
+            text += &format!(": {cause}");
+            source = cause.source();
+        }
+        text
+    };
+    let root = fs.root().map_err(|error| say(b"/", error))?;
+    let mut tree = Tree::new(node(&root, rules).map_err(|error| say(b"/", error))?);
+    let mut met: HashMap<u32, NodeId> = HashMap::new();
+    let mut pending = vec![(root, tree.root())];
+    while let Some((dir, id)) = pending.pop() {
+        for entry in dir.read_dir().map_err(|error| say(b"a directory", error))? {
+            let entry = entry.map_err(|error| say(b"a directory", error))?;
+            let name = entry.name().to_vec();
+            let inode = entry.inode().map_err(|error| say(&name, error))?;
+            if entry.kind().is_some_and(|kind| kind != inode.kind()) {
+                return Err(format!("{}: the entry's kind is wrong", name.escape_ascii()));
+            }
+            let child = match met.get(&inode.ino().0) {
+                Some(child) => *child,
+                None => tree.add(node(&inode, rules).map_err(|error| say(&name, error))?),
+            };
+            if met.insert(inode.ino().0, child).is_none() && inode.is_dir() {
+                pending.push((inode, child));
+            }
+            if tree.node_mut(id).entries.insert(name.clone(), child).is_some() {
+                return Err(format!("{}: listed twice", name.escape_ascii()));
+            }
+        }
+    }
+    Ok(tree)
+}
+
+impl Target for Extant {
+    type Fs = Fs;
+    type Handle = Inode;
+
+    fn mount(
+        &self,
+        devices: &[SharedDevice],
+        clock: Arc<FixedClock>,
+    ) -> std::result::Result<Fs, String> {
+        let options = self.options(devices, clock);
+        options.open_shared(Arc::clone(&devices[0])).map_err(|error| in_full(&error))
+    }
+
+    fn apply(&self, fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Outcome {
+        run(fs, slots, op).map_err(|error| {
+            if std::env::var_os("EXTANT_TRACE").is_some() {
+                eprintln!("{op}: {}", in_full(&error));
+            }
+            error.errno()
+        })
+    }
+
+    fn snapshot(&self, fs: &Fs, rules: &Rules) -> std::result::Result<Tree, String> {
+        snapshot(fs, rules)
+    }
+
+    fn unmount(&self, fs: Fs) -> std::result::Result<(), String> {
+        fs.unmount().map_err(|error| in_full(&error))
+    }
+
+    fn check(&self, devices: &[MemoryDevice]) -> std::result::Result<(), String> {
+        let report = extant_check::check(&devices[0], &extant_check::CheckOptions::default())
+            .map_err(|error| in_full(&error))?;
+        if report.problems.is_empty() {
+            return Ok(());
+        }
+        let lines: Vec<String> = report.problems.iter().take(10).map(|p| p.to_string()).collect();
+        Err(lines.join("\n"))
+    }
+}
+
+/// An error and its causes.
+pub fn in_full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
