@@ -64,7 +64,7 @@ fn start() -> Tree {
 fn format() -> Base {
     let device = MemoryDevice::new(16384);
     device.write_at(0, &[1]).unwrap();
-    Base { name: "toy".to_owned(), devices: vec![device], rules: RULES }
+    Base { name: "toy".to_owned(), devices: vec![device], rules: RULES, kernel: false }
 }
 
 impl Toy {

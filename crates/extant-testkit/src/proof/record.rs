@@ -20,6 +20,8 @@ pub struct Base {
     pub devices: Vec<MemoryDevice>,
     /// What is compared.
     pub rules: Rules,
+    /// Whether the running kernel can mount it.
+    pub kernel: bool,
 }
 
 impl Base {
@@ -27,7 +29,7 @@ impl Base {
     #[must_use]
     pub fn snapshot(&self) -> Base {
         let devices = self.devices.iter().map(MemoryDevice::snapshot).collect();
-        Base { name: self.name.clone(), devices, rules: self.rules }
+        Base { name: self.name.clone(), devices, rules: self.rules, kernel: self.kernel }
     }
 }
 
@@ -65,6 +67,8 @@ pub struct Recorded {
     pub rules: Rules,
     /// Name of the layout.
     pub base: String,
+    /// Whether the running kernel can mount it.
+    pub kernel: bool,
 }
 
 impl Recorded {
@@ -278,6 +282,7 @@ impl Progress {
             steps: self.steps,
             rules: base.rules,
             base: base.name.clone(),
+            kernel: base.kernel,
         }
     }
 }

@@ -4,7 +4,7 @@ use extant_testkit::model::{Generator, Profile};
 use extant_testkit::oracle;
 use extant_testkit::proof::{Recorded, Target as _, env, record};
 
-use crate::layouts::{self, LAYOUTS, Layout};
+use crate::layouts::{self, Layout};
 use crate::target::Extant;
 
 /// The operations of one seed on one layout.
@@ -33,7 +33,7 @@ pub fn generated(layout: &Layout, seed: u64, steps: usize, profile: Profile) -> 
 
 /// Runs, compares every answer and the whole tree, unmounts, checks.
 fn conform(seed: u64, steps: usize, profile: &Profile) {
-    for layout in LAYOUTS {
+    for layout in layouts::chosen() {
         let Some(recorded) = generated(layout, seed, steps, profile.clone()) else { continue };
         let devices = recorded.history.bases();
         recorded.history.replay_all(&devices);

@@ -6,7 +6,7 @@ use extant_testkit::proof::{Counts, Proof, env};
 
 use crate::conform;
 use crate::finish;
-use crate::layouts::LAYOUTS;
+use crate::layouts;
 use crate::target::Extant;
 
 /// What one seed does to each layout.
@@ -22,7 +22,7 @@ fn prove(load: &Load, seeds: std::ops::Range<u64>) {
     let mut counts = Counts::default();
     for seed in seeds {
         let mut report = Report::default();
-        for layout in LAYOUTS {
+        for layout in layouts::chosen() {
             let profile = load.profile.clone();
             let Some(recorded) = conform::generated(layout, seed, load.steps, profile) else {
                 continue;

@@ -137,6 +137,12 @@ fn contents(root: &Path) {
     fs::hard_link(root.join("file"), root.join("dir/other-name")).unwrap();
 }
 
+/// All layouts, or the one that `EXTANT_LAYOUT` names.
+pub fn chosen() -> Vec<&'static Layout> {
+    let only = std::env::var("EXTANT_LAYOUT").ok();
+    LAYOUTS.iter().filter(|layout| only.as_ref().is_none_or(|only| layout.name == only)).collect()
+}
+
 /// Makes the image of a layout; the same one every time. The error is the reason to skip.
 pub fn make(layout: &Layout) -> Result<Base, String> {
     let dir = tempdir().map_err(|error| error.to_string())?;
@@ -178,7 +184,9 @@ pub fn make(layout: &Layout) -> Result<Base, String> {
     }
     let crtime = !layout.arguments.contains(&"128");
     let rules = Rules { times: true, crtime, project: layout.project, full: false };
-    Ok(Base { name: layout.name.to_owned(), devices, rules })
+    // The kernel may have been built without quotas.
+    let kernel = !layout.project;
+    Ok(Base { name: layout.name.to_owned(), devices, rules, kernel })
 }
 
 /// The base of a layout, made once.

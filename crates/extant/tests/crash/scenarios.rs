@@ -287,7 +287,7 @@ fn attributes_of_what_exists_are_whole_and_in_order() {
     let target = Extant::default();
     let proof = Proof::new(&target, Sampling { seed, samples: 12, one_cut_in: 2, ..crate::states() });
     let (mut report, mut counts) = (Report::default(), Counts::default());
-    for layout in LAYOUTS {
+    for layout in layouts::chosen() {
         let base = match layouts::base(layout) {
             Ok(base) => base,
             Err(reason) => {

@@ -31,7 +31,7 @@ impl Extant {
             .read_only(false)
             .clock(clock)
             .seed(11)
-            .cache_bytes(4 << 20)
+            .cache_bytes(64 << 20)
             .mutations(self.mutations.clone());
         if let Some(journal) = devices.get(1) {
             options = options.journal_device(Arc::clone(journal));
