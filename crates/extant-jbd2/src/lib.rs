@@ -1,12 +1,12 @@
-//! The journal (jbd2): what a crash left in the log, and what the file system looks like with it.
+//! The journal (jbd2): recovering a log, and writing one.
 //!
 //! # Place
 //!
-//! Below: `extant-format` decodes the journal's blocks, `extant-block` reads devices. Above:
-//! `extant` finds the journal (an inode's blocks or a device that the caller passed) and reads the
-//! file system through [`ReplayedDevice`]. This crate knows blocks. It knows no inodes, except
-//! that [`FastCommitOverlay`] folds the records of fast commits, which are about inodes, and looks
-//! at four fields of a raw one to merge it.
+//! Below: `extant-format` encodes and decodes the journal's blocks, `extant-block` reaches devices.
+//! Above: `extant` finds the journal (an inode's blocks or a device that the caller passed), reads
+//! through [`ReplayedDevice`], and changes metadata inside a [`Handle`]. This crate knows blocks. It
+//! knows no inodes, except that [`FastCommitOverlay`] folds the records of fast commits, which are
+//! about inodes, and looks at four fields of a raw one to merge it.
 //!
 //! # Shape
 //!
@@ -18,18 +18,48 @@
 //!   Overlay            looked up by block
 //!   FastCommitOverlay  looked up by inode and directory
 //! ReplayedDevice     a read-only BlockDevice that shows the overlay over the device below
+//! recover_to_device  the same written home; RecoveredLog::finish marks the log clean
+//! LogStore           a log that can be written, inside the file system or on its own device
+//! Journal            one log in use
+//!   Handle             a change in progress: claims and revokes blocks of the running transaction
+//!   Client             the file system's side: encode, committed, aborted
 //! ```
 //!
-//! Nothing is ever written: a dirty image is read as if it had been replayed. Memory grows with
-//! the number of blocks in the log (some 32 bytes each), never with their contents.
+//! Inside: `gate` counts handles, `set` holds the running transaction, `write` gives it the form of
+//! the log, `commit` and `checkpoint` do what their names say, one thread at a time.
+//!
+//! Reading alone writes nothing: a dirty image is read as if it had been replayed. Memory of recovery
+//! grows with the number of blocks in the log (some 32 bytes each), never with their contents;
+//! that of a journal in use is bounded by [`JournalOptions::pinned_blocks_max`] images.
+//!
+//! # A mount for writing
+//!
+//! [`recover_to_device`]; apply its fast commits; record its `errno`; [`RecoveredLog::finish`]; set
+//! the "needs recovery" flag of the file system durably (J11); [`Journal::open`]. At the end:
+//! [`Journal::close`], then clear the flag.
 //!
 //! # Invariants
 //!
-//! - J4. A block that was revoked in transaction r is not replayed from transactions up to r.
+//! - J1. A block is written home only when a transaction with these contents is durable.
+//! - J2. Log space is used again only when the home writes are flushed, and then the tail is durable.
+//! - J3. [`Client::committed`] comes after the commit block is durable.
+//! - J4. A block that was revoked in transaction r is not replayed from transactions up to r. A freed
+//!   block with a copy in the live log is revoked; a claim cancels the revoke of its transaction.
+//! - J5. Revoke records are in the transaction that freed the block.
+//! - J6. The commit block is written, with FUA, after a flush of all it commits, and before success
+//!   is reported.
+//! - J7. A file system on another device is flushed before the commit block.
+//! - J8. A failed write or flush aborts: for good, with the errno in the journal superblock if that can
+//!   be written.
 //! - J9. Only transactions up to the first one without a valid commit block count; replaying twice
-//!   gives the same result, because the latest copy of each block wins.
+//!   gives the same result, because the latest copy of each block wins. A clean log continues with a
+//!   number beyond all that were ever in it.
+//! - J11. Nothing is written before the first commit, and nothing after `close`.
+//! - J12. Images are taken once per transaction, after encoding and before any later change.
 //! - J13. Recovery looks at each block of the log's ring at most once per pass and at no more than
 //!   [`LOG_BLOCKS_MAX`] in all, whatever the log says.
+//!
+//! J10, orphans, is the client's.
 //!
 //! # Source
 //!

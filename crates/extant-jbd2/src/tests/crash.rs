@@ -145,6 +145,22 @@ impl Scenario {
         }
     }
 
+    /// A write with FUA that was under way: either of its halves is there, over everything or
+    /// nothing of what was not flushed.
+    fn check_torn(&self, position: usize, offset: u64, data: &[u8]) -> Result<u64, String> {
+        let mut checked = 0;
+        for keep in [Survival::Kept, Survival::Lost] {
+            for (start, half) in [(0, &data[..512]), (512, &data[512..])] {
+                let crashed = self.device.image_at(position, |_, _| keep);
+                crashed.write_at(offset + start, half).unwrap();
+                self.check(crashed, position)
+                    .map_err(|error| format!("torn write {position} from {start}: {error}"))?;
+                checked += 1;
+            }
+        }
+        Ok(checked)
+    }
+
     /// Every cut; the first failure, or how many were checked.
     fn check_all(&self) -> Result<u64, String> {
         let records = self.device.records();
@@ -165,7 +181,7 @@ impl Scenario {
                     1 => u64::MAX,
                     _ => random.next_u64(),
                 };
-                let torn = random.next_u64() % 4 == 0;
+                let torn = random.one_in(4);
                 let crashed = self.device.image_at(position, |index, record| {
                     let bit = open.iter().position(|at| *at == index).unwrap_or(0);
                     match (mask >> bit & 1 == 1, record) {
@@ -179,6 +195,9 @@ impl Scenario {
                 self.check(crashed, position)
                     .map_err(|error| format!("cut at {position}, mask {mask:b}: {error}"))?;
                 checked += 1;
+            }
+            if let Some(Record::Write { offset, data, fua: true }) = records.get(position) {
+                checked += self.check_torn(position, *offset, data)?;
             }
         }
         Ok(checked)

@@ -32,9 +32,11 @@ fn debugfs_dumps_and_e2fsck_replays_a_log_that_we_wrote() {
     let debugfs = require!(Tool::find("debugfs"));
     let e2fsck = require!(Tool::find("e2fsck"));
     let modern = JournalIncompat::CSUM_V3 | JournalIncompat::BLOCKS_64BIT;
-    for (features, kind) in
-        [(modern, "metadata_csum,64bit"), (JournalIncompat::empty(), "^metadata_csum,^64bit")]
-    {
+    for (features, kind) in [
+        (modern, "metadata_csum,64bit"),
+        (modern, "metadata_csum,64bit,fast_commit"),
+        (JournalIncompat::empty(), "^metadata_csum,^64bit"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         let size_kib = "16384";
