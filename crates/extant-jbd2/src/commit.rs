@@ -79,7 +79,7 @@ impl Journal {
         }
         self.check()?;
         let taken = self.set.take(self.log.is_some());
-        self.clear_touched();
+        self.reset_charges();
         if taken.blocks.is_empty() && taken.revoked.is_empty() {
             return Ok(None);
         }
@@ -185,9 +185,5 @@ impl Journal {
 
     pub(crate) fn is_touched(&self) -> bool {
         self.touched.load(Ordering::Relaxed)
-    }
-
-    fn clear_touched(&self) {
-        self.touched.store(false, Ordering::Relaxed);
     }
 }

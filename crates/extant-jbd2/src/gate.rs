@@ -9,7 +9,7 @@
 //!   one true takes `sleep` before it notifies.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use extant_sync::{Condvar, Mutex, Rank};
 
@@ -24,7 +24,11 @@ const INSIDE: u64 = ENTERED - 1;
 /// A counter alone on its cache lines (two: processors fetch pairs).
 #[repr(align(128))]
 #[derive(Default)]
-struct Lane(AtomicU64);
+struct Lane {
+    count: AtomicU64,
+    /// Credits charged to the transaction and not given to a handle.
+    spare: AtomicU32,
+}
 
 #[derive(Default)]
 pub(crate) struct Gate {
@@ -61,10 +65,26 @@ fn lane_of_thread() -> usize {
 }
 
 impl Gate {
-    fn lane(&self, lane: usize) -> &AtomicU64 {
+    fn entry(&self, lane: usize) -> &Lane {
         // The mask keeps the index inside; `first` is never used.
         let [first, ..] = &self.lanes;
-        &self.lanes.get(lane).unwrap_or(first).0
+        self.lanes.get(lane).unwrap_or(first)
+    }
+
+    fn lane(&self, lane: usize) -> &AtomicU64 {
+        &self.entry(lane).count
+    }
+
+    /// The spare credits of a lane; touched only by who is inside, or while the gate is shut.
+    pub(crate) fn spare(&self, lane: usize) -> &AtomicU32 {
+        &self.entry(lane).spare
+    }
+
+    /// No spare credits; the gate is shut and empty.
+    pub(crate) fn forget_spares(&self) {
+        for lane in &self.lanes {
+            lane.spare.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Enters; `None` while the gate is shut. The answer is for [`leave`](Self::leave).
@@ -103,7 +123,7 @@ impl Gate {
         let mut guard = self.sleep.lock.lock();
         for lane in &self.lanes {
             // Each lane needs to be seen empty only once: real entrants no longer come.
-            while lane.0.load(Ordering::SeqCst) & INSIDE != 0 {
+            while lane.count.load(Ordering::SeqCst) & INSIDE != 0 {
                 self.sleep.drained.wait(&mut guard);
             }
         }
@@ -113,7 +133,7 @@ impl Gate {
 
     /// How many ever entered.
     pub(crate) fn entered(&self) -> u64 {
-        let count = |lane: &Lane| lane.0.load(Ordering::Relaxed) >> INSIDE_BITS;
+        let count = |lane: &Lane| lane.count.load(Ordering::Relaxed) >> INSIDE_BITS;
         self.lanes.iter().map(count).fold(0, u64::saturating_add)
     }
 }

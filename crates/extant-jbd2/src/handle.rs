@@ -130,7 +130,7 @@ impl<'j> Handle<'j> {
     fn stop(&mut self) {
         if let Some(lane) = self.lane.take() {
             let credits = std::mem::take(&mut self.credits);
-            self.journal.charged.fetch_sub(credits, Ordering::Relaxed);
+            self.journal.give_back(lane, credits);
             self.journal.gate.leave(lane);
         }
     }

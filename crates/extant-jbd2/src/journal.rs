@@ -284,7 +284,7 @@ impl Journal {
             return Err(self.stop_error());
         }
         let tid = self.running();
-        if self.charge(credits) {
+        if self.reserve(lane, credits) {
             if !self.is_touched() {
                 self.touched.store(true, Ordering::Relaxed);
             }
@@ -292,6 +292,39 @@ impl Journal {
         }
         self.gate.leave(lane);
         Ok(Entry::Full(tid))
+    }
+
+    /// [`charge`](Self::charge) that mostly takes from what its lane has to spare.
+    fn reserve(&self, lane: usize, credits: u32) -> bool {
+        let (most, spare) = (self.spare_max(), self.gate.spare(lane));
+        if credits > most {
+            return self.charge(credits);
+        }
+        let take = |have: u32| have.checked_sub(credits);
+        if spare.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+            return true;
+        }
+        if self.charge(credits.saturating_add(most)) {
+            spare.fetch_add(most, Ordering::Relaxed);
+            return true;
+        }
+        self.charge(credits)
+    }
+
+    /// Credits that a handle did not use, given to its lane or back to the transaction.
+    pub(crate) fn give_back(&self, lane: usize, credits: u32) {
+        let most = self.spare_max().saturating_mul(2);
+        let put = |have: u32| have.checked_add(credits).filter(|sum| *sum <= most);
+        let kept = self.gate.spare(lane).fetch_update(Ordering::Relaxed, Ordering::Relaxed, put);
+        if kept.is_err() {
+            self.charged.fetch_sub(credits, Ordering::Relaxed);
+        }
+    }
+
+    /// Half of what one lane may keep. All lanes together keep at most a quarter of the limit: then
+    /// a transaction is committed a little early, which only big transactions would notice.
+    fn spare_max(&self) -> u32 {
+        self.limit / 128
     }
 
     /// Adds `credits` blocks to the running transaction, if there is room.
@@ -431,10 +464,16 @@ impl Journal {
         self.changed.notify_all();
     }
 
-    /// The next transaction begins; the gate is shut and empty.
-    pub(crate) fn switch(&self, tid: Tid) {
+    /// Nothing is in the running transaction; the gate is shut and empty.
+    pub(crate) fn reset_charges(&self) {
+        self.gate.forget_spares();
         self.charged.store(0, Ordering::Relaxed);
         self.revokes.store(0, Ordering::Relaxed);
+        self.touched.store(false, Ordering::Relaxed);
+    }
+
+    /// The next transaction begins; the gate is shut and empty.
+    pub(crate) fn switch(&self, tid: Tid) {
         self.state.lock().born = self.options.clock.monotonic();
         self.running.store(tid_next(tid), Ordering::Release);
     }

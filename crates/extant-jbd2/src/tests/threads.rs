@@ -105,3 +105,44 @@ fn t1_no_handle_is_open_while_a_transaction_is_encoded() {
     let tids = client.committed.lock();
     assert!(tids.windows(2).all(|pair| pair[1] == tid_next(pair[0])));
 }
+
+#[test]
+fn t3_credits_kept_by_lanes_neither_overfill_a_transaction_nor_block_the_next_handle() {
+    // A limit large enough for lanes to keep credits.
+    let device: SharedDevice = Arc::new(MemoryDevice::new(1 << 20));
+    let (claimed, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (in_transaction, largest) = (Arc::clone(&claimed), Arc::clone(&most));
+    let client = TestClient::new(
+        Box::new(move |_, _| {
+            largest.fetch_max(in_transaction.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            Ok(())
+        }),
+        Box::new(|_| ()),
+    );
+    let options = JournalOptions { pinned_blocks_max: 2048, ..options() };
+    let journal = Journal::without_log(device, size(), client, options);
+    let limit = journal.credits_max();
+    assert_eq!(limit, 512);
+    threads::workers("worker", THREADS, |thread| {
+        for round in 0..1000u64 {
+            let mut handle = journal.start(4).unwrap();
+            for at in 0..1 + round % 4 {
+                let number = (thread as u64 * 1000 + round * 4 + at) % 1024;
+                let before = handle.credits_left();
+                handle.claim(&TestBlock::new(number)).unwrap();
+                claimed.fetch_add(u64::from(before - handle.credits_left()), Ordering::Relaxed);
+            }
+        }
+    })
+    .unwrap();
+    assert!(journal.stats().commits >= 5, "{:?}", journal.stats());
+    let most = most.load(Ordering::Relaxed);
+    assert!((u64::from(limit) / 2..=u64::from(limit)).contains(&most), "{most}");
+    // Nothing is claimed; what lanes keep must not make this wait for ever.
+    journal.commit(journal.running()).unwrap();
+    threads::workers("idle", THREADS, |_| drop(journal.start(1).unwrap())).unwrap();
+    drop(journal.start(limit).unwrap());
+    let commits = journal.stats().commits;
+    journal.commit(journal.running()).unwrap();
+    assert_eq!(journal.stats().commits, commits, "empty transactions are not written");
+}
