@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, completions, extents, extract, find, info, ls, man, mkfs, stat, tree,
+    build, cat, chattr, chmod, chown, completions, extents, extract, find, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm, rmdir, setfacl, setfattr, stat, touch, tree,
 };
 use crate::exit::{Exit, Result};
 
-/// Build, make and inspect ext4 images, without root and without mounting
+/// Build, make, inspect and edit ext4 images, without root and without mounting
 #[derive(Parser, Debug)]
 #[command(name = "extant", version, max_term_width = 100, disable_help_subcommand = false)]
 pub(crate) struct Cli {
@@ -29,6 +29,22 @@ enum Command {
     Find(find::FindArgs),
     Extents(extents::ExtentsArgs),
     Extract(extract::ExtractArgs),
+    Mkdir(mkdir::MkdirArgs),
+    Rmdir(rmdir::RmdirArgs),
+    Mknod(mknod::MknodArgs),
+    Rm(rm::RmArgs),
+    Mv(mv::MvArgs),
+    Ln(ln::LnArgs),
+    Chmod(chmod::ChmodArgs),
+    Chown(chown::ChownArgs),
+    Touch(touch::TouchArgs),
+    Setfattr(setfattr::SetfattrArgs),
+    Getfattr(getfattr::GetfattrArgs),
+    Setfacl(setfacl::SetfaclArgs),
+    Getfacl(getfacl::GetfaclArgs),
+    Chattr(chattr::ChattrArgs),
+    Lsattr(lsattr::LsattrArgs),
+    Replay(replay::ReplayArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
@@ -60,6 +76,22 @@ fn examples(command: &str) -> Option<&'static str> {
         "find" => find::EXAMPLES,
         "extents" => extents::EXAMPLES,
         "extract" => extract::EXAMPLES,
+        "mkdir" => mkdir::EXAMPLES,
+        "rmdir" => rmdir::EXAMPLES,
+        "mknod" => mknod::EXAMPLES,
+        "rm" => rm::EXAMPLES,
+        "mv" => mv::EXAMPLES,
+        "ln" => ln::EXAMPLES,
+        "chmod" => chmod::EXAMPLES,
+        "chown" => chown::EXAMPLES,
+        "touch" => touch::EXAMPLES,
+        "setfattr" => setfattr::EXAMPLES,
+        "getfattr" => getfattr::EXAMPLES,
+        "setfacl" => setfacl::EXAMPLES,
+        "getfacl" => getfacl::EXAMPLES,
+        "chattr" => chattr::EXAMPLES,
+        "lsattr" => lsattr::EXAMPLES,
+        "replay" => replay::EXAMPLES,
         _ => return None,
     })
 }
@@ -86,6 +118,22 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Find(args) => find::run(&args),
         Command::Extents(args) => extents::run(&args),
         Command::Extract(args) => extract::run(&args),
+        Command::Mkdir(args) => mkdir::run(&args),
+        Command::Rmdir(args) => rmdir::run(&args),
+        Command::Mknod(args) => mknod::run(&args),
+        Command::Rm(args) => rm::run(&args),
+        Command::Mv(args) => mv::run(&args),
+        Command::Ln(args) => ln::run(&args),
+        Command::Chmod(args) => chmod::run(&args),
+        Command::Chown(args) => chown::run(&args),
+        Command::Touch(args) => touch::run(&args),
+        Command::Setfattr(args) => setfattr::run(&args),
+        Command::Getfattr(args) => getfattr::run(&args),
+        Command::Setfacl(args) => setfacl::run(&args),
+        Command::Getfacl(args) => getfacl::run(&args),
+        Command::Chattr(args) => chattr::run(&args),
+        Command::Lsattr(args) => lsattr::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

@@ -2,60 +2,21 @@
 
 use std::io::Write;
 
-use extant::{FileKind, Fs, FsError, Inode, Metadata, Timestamp};
-use rustc_hash::FxHashMap;
+use extant::{FileKind, FsError, Inode, Metadata, Timestamp};
 use serde_json::{Map, Value, json};
 
+use crate::accounts::Names;
 use crate::exit::Result;
 use crate::output::{Out, put_bytes};
 use crate::text;
 
-/// Longest `/etc/passwd` or `/etc/group` that is looked into, in bytes.
-const NAMES_MAX: u64 = 4 << 20;
-
-/// Names of users and groups as the image's own `/etc/passwd` and `/etc/group` have them. The
-/// host's are not asked: its users have nothing to do with the image.
-#[derive(Default)]
-pub(crate) struct Names {
-    users: FxHashMap<u32, Vec<u8>>,
-    groups: FxHashMap<u32, Vec<u8>>,
-}
-
-impl Names {
-    /// Reads both files; without them, or with `numeric`, all owners are numbers.
-    pub(crate) fn load(fs: &Fs, numeric: bool) -> Names {
-        if numeric {
-            return Names::default();
-        }
-        Names { users: read_names(fs, "/etc/passwd"), groups: read_names(fs, "/etc/group") }
+/// A name, or the number without one, as a column.
+fn show_account(out: &mut Out, name: Option<&[u8]>, id: u32) -> std::io::Result<()> {
+    match name {
+        // Names come from the image: never raw, or columns could be faked.
+        Some(name) => write!(out, " {:<8}", text::escape(name)),
+        None => write!(out, " {id:<8}"),
     }
-
-    fn show(out: &mut Out, names: &FxHashMap<u32, Vec<u8>>, id: u32) -> std::io::Result<()> {
-        match names.get(&id) {
-            // Names come from the image: never raw, or columns could be faked.
-            Some(name) => write!(out, " {:<8}", text::escape(name)),
-            None => write!(out, " {id:<8}"),
-        }
-    }
-}
-
-/// `name:x:id:…` on each line. A file that cannot be read or makes no sense has no names.
-fn read_names(fs: &Fs, path: &str) -> FxHashMap<u32, Vec<u8>> {
-    let contents = fs.resolve(path).ok().filter(|inode| inode.size() <= NAMES_MAX);
-    let contents = contents.and_then(|inode| inode.read_all().ok()).unwrap_or_default();
-    let mut names = FxHashMap::default();
-    for line in contents.split(|byte| *byte == b'\n') {
-        let mut fields = line.split(|byte| *byte == b':');
-        let (name, id) = (fields.next(), fields.nth(1));
-        let id = id.and_then(|id| std::str::from_utf8(id).ok()).and_then(|id| id.parse().ok());
-        let plain = |name: &&[u8]| {
-            !name.is_empty() && name.len() <= 32 && name.iter().all(|byte| byte.is_ascii_graphic())
-        };
-        if let (Some(name), Some(id)) = (name.filter(plain), id) {
-            names.entry(id).or_insert_with(|| name.to_vec());
-        }
-    }
-    names
 }
 
 /// How `ls -l` writes its lines.
@@ -78,8 +39,8 @@ pub(crate) fn long_prefix(
         write!(out, "{:>9} ", meta.ino.0)?;
     }
     write!(out, "{} {:>3}", text::mode_text(meta.kind, meta.permissions), meta.links)?;
-    Names::show(out, &names.users, meta.uid)?;
-    Names::show(out, &names.groups, meta.gid)?;
+    show_account(out, names.user(meta.uid), meta.uid)?;
+    show_account(out, names.group(meta.gid), meta.gid)?;
     match meta.rdev {
         Some((major, minor)) => write!(out, " {:>11}", format!("{major}, {minor}"))?,
         None if form.human => write!(out, " {:>11}", text::human_short(meta.size))?,

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// Everything asked for was done.
     Success,
-    /// Some files could not be read or extracted; the others were.
+    /// Some files could not be read, extracted or changed; the others were.
     Partial,
     /// The command line makes no sense.
     Usage,
@@ -24,7 +24,7 @@ pub(crate) enum Exit {
     Unsupported,
     /// The contents do not fit the size, or the target is full.
     NoSpace,
-    /// Something is in the way that `--force` would overwrite, or that is in use.
+    /// Something is in the way, in use or protected against changes.
     Refused,
     /// Reading or writing failed.
     Io,
@@ -80,14 +80,14 @@ impl Exit {
         match self {
             Exit::Success => "all that was asked for was done",
             Exit::Partial => {
-                "some files could not be read or restored, and were named; the rest is done"
+                "some files could not be read, restored or changed, and were named; the rest is done"
             }
             Exit::Usage => "the command line makes no sense",
             Exit::Input => "the source of a build is damaged, cannot be read, or changed meanwhile",
             Exit::Image => "the image is damaged, or is no ext2, ext3 or ext4",
             Exit::Unsupported => "a feature is needed that this version does not have",
             Exit::NoSpace => "the contents do not fit, or the target is full",
-            Exit::Refused => "refused: the target exists, holds data or is in use",
+            Exit::Refused => "refused: the target exists, holds data, is in use or is protected",
             Exit::Io => "reading or writing a file or device failed",
             Exit::NotFound => "the image has no such file, or it is of the wrong kind",
             Exit::Internal => "a fault in extant; please report it",

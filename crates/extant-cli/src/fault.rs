@@ -31,7 +31,31 @@ impl From<FsError> for Failure {
                 Exit::Usage
             }
             (FsError::Journal(_), Family::Refusal) => Exit::Unsupported,
-            (FsError::InvalidArgument { .. } | FsError::TooLarge { .. }, _) => Exit::Usage,
+            (
+                FsError::InvalidArgument { .. }
+                | FsError::InvalidName { .. }
+                | FsError::IntoItself { .. }
+                | FsError::TooLarge { .. },
+                _,
+            ) => Exit::Usage,
+            (
+                FsError::NoSpace { .. }
+                | FsError::QuotaExceeded { .. }
+                | FsError::AttributeTooLarge { .. }
+                | FsError::TooManyLinks { .. },
+                _,
+            ) => Exit::NoSpace,
+            (
+                FsError::Exists { .. }
+                | FsError::AttributeExists { .. }
+                | FsError::NotEmpty { .. }
+                | FsError::NotPermitted { .. }
+                | FsError::OtherProject { .. }
+                | FsError::InUse { .. }
+                | FsError::ReadOnly,
+                _,
+            ) => Exit::Refused,
+            (FsError::Aborted { .. }, _) => Exit::Io,
             (_, Family::Damage) => Exit::Image,
             (_, Family::Device) => Exit::Io,
             (_, Family::Refusal) => Exit::NotFound,

@@ -27,6 +27,13 @@ pub(crate) struct ImageArgs {
     /// with colons work: `a:b.img:/etc`.
     #[arg(value_name = "IMG[:/PATH]")]
     pub(crate) target: OsString,
+    #[command(flatten)]
+    pub(crate) how: ReadArgs,
+}
+
+/// Where in the file the file system is, and how to read it.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ReadArgs {
     /// The file system begins that many bytes into the file.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
     pub(crate) offset: Option<u64>,
@@ -85,31 +92,72 @@ fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (PathBuf, Vec
 impl ImageArgs {
     /// Opens the image.
     pub(crate) fn open(&self) -> Result<Image> {
-        let (file, path) = split_target(&self.target, |path| path.exists());
+        let (file, path) = split(&self.target);
+        let (fs, name) = self.how.open(&file)?;
+        Ok(Image { fs, path, name })
+    }
+}
+
+/// The image and the path in it that `IMG[:/PATH]` means.
+pub(crate) fn split(target: &OsStr) -> (PathBuf, Vec<u8>) {
+    split_target(target, |path| path.exists())
+}
+
+/// Puts the part of the file where the file system is in place of the file.
+pub(crate) fn window(
+    device: FileDevice,
+    offset: Option<u64>,
+    partition: Option<u32>,
+) -> Result<SharedDevice> {
+    Ok(match (offset, partition) {
+        (Some(offset), _) => Arc::new(WindowDevice::from_offset(device, offset)?),
+        (None, Some(number)) => Arc::new(partition::open(device, number)?),
+        (None, None) => Arc::new(device),
+    })
+}
+
+/// Why there is no file system: with the partitions, if that is what is on the device.
+pub(crate) fn mount_failure(
+    error: FsError,
+    name: &str,
+    device: &SharedDevice,
+    at_start: bool,
+) -> Failure {
+    let not_ext = matches!(error, FsError::NotExt { .. });
+    let failure = Failure::from(error).about(name);
+    match partition_hint(device) {
+        Some(hint) if not_ext && at_start => failure.hint(hint),
+        _ => failure,
+    }
+}
+
+/// Says that the kernel had given up on this journal, if it had.
+pub(crate) fn note_journal_error(fs: &Fs, name: &str) {
+    if let Some(replayed) = fs.replayed().filter(|replayed| replayed.errno != 0) {
+        complain(&format!(
+            "{name}: note: the kernel stopped this journal with error {}; \
+             the image may be damaged",
+            replayed.errno
+        ));
+    }
+}
+
+impl ReadArgs {
+    /// Opens the image in `file`; its name for messages comes along.
+    pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
         let name = escape(file.as_os_str().as_bytes());
-        let device: SharedDevice = self.window(FileDevice::open_read_only(&file)?)?;
+        let device = window(FileDevice::open_read_only(file)?, self.offset, self.partition)?;
         let mut options =
             MountOptions::new().ignore_journal(self.no_replay).verify_checksums(!self.no_checksums);
         if let Some(journal) = &self.journal_device {
             options = options.journal_device(FileDevice::open_read_only(journal)?);
         }
-        let fs = self.mount(&options, &device).map_err(|error| {
-            let not_ext = matches!(error, FsError::NotExt { .. });
-            let failure = Failure::from(error).about(&name);
-            let at_start = self.offset.is_none() && self.partition.is_none();
-            match partition_hint(&device) {
-                Some(hint) if not_ext && at_start => failure.hint(hint),
-                _ => failure,
-            }
-        })?;
-        if let Some(replayed) = fs.replayed().filter(|replayed| replayed.errno != 0) {
-            complain(&format!(
-                "{name}: note: the kernel stopped this journal with error {}; \
-                 the image may be damaged",
-                replayed.errno
-            ));
-        }
-        Ok(Image { fs, path, name })
+        let at_start = self.offset.is_none() && self.partition.is_none();
+        let fs = self
+            .mount(&options, &device)
+            .map_err(|error| mount_failure(error, &name, &device, at_start))?;
+        note_journal_error(&fs, &name);
+        Ok((fs, name))
     }
 
     fn mount(&self, options: &MountOptions, device: &SharedDevice) -> Result<Fs, FsError> {
@@ -133,14 +181,6 @@ impl ImageArgs {
         }
         Err(failed.unwrap_or(FsError::NotExt { offset: 0, magic: None }))
     }
-
-    fn window(&self, device: FileDevice) -> Result<SharedDevice> {
-        Ok(match (self.offset, self.partition) {
-            (Some(offset), _) => Arc::new(WindowDevice::from_offset(device, offset)?),
-            (None, Some(number)) => Arc::new(partition::open(device, number)?),
-            (None, None) => Arc::new(device),
-        })
-    }
 }
 
 /// "try --partition", when the device has partitions.
@@ -157,19 +197,29 @@ fn partition_hint(device: &SharedDevice) -> Option<String> {
     })
 }
 
+/// `path` in the image `name`, for messages.
+pub(crate) fn label(name: &str, path: &[u8]) -> String {
+    format!("{name}:{}", escape(path))
+}
+
+/// An error about `path` in the image `name`.
+pub(crate) fn failure(name: &str, path: &[u8], error: FsError) -> Failure {
+    if let FsError::NotFound { .. } = error {
+        return Failure::new(Exit::NotFound, format!("{}: no such file", label(name, path)));
+    }
+    let failure = Failure::from(error);
+    Failure { message: format!("{}: {}", label(name, path), failure.message), ..failure }
+}
+
 impl Image {
     /// `path` as messages name it, with the image.
     pub(crate) fn label(&self, path: &[u8]) -> String {
-        format!("{}:{}", self.name, escape(path))
+        label(&self.name, path)
     }
 
     /// Names the path in an error.
     pub(crate) fn failure(&self, path: &[u8], error: FsError) -> Failure {
-        if let FsError::NotFound { .. } = error {
-            return Failure::new(Exit::NotFound, format!("{}: no such file", self.label(path)));
-        }
-        let failure = Failure::from(error);
-        Failure { message: format!("{}: {}", self.label(path), failure.message), ..failure }
+        failure(&self.name, path, error)
     }
 
     /// The file at the path asked for, after every symbolic link.

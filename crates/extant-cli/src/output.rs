@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 use extant::FileKind;
 use serde_json::Value;
 
+use crate::exit::Failure;
 use crate::text;
 
 /// Standard output with what is known about it.
@@ -91,6 +92,21 @@ pub(crate) fn colours_wanted() -> bool {
 pub(crate) fn complain(message: &str) {
     // With standard error gone there is nobody to tell.
     let _ = writeln!(io::stderr(), "extant: {}", text::one_line(message));
+}
+
+/// Says what happened on one line and what to do about it on the next.
+pub(crate) fn report(failure: &Failure) {
+    if failure.message.is_empty() {
+        return;
+    }
+    let bold = io::stderr().is_terminal() && colours_wanted();
+    let (on, off) = if bold { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
+    let mut err = io::stderr().lock();
+    // With standard error gone, the exit code is all there is.
+    let _ = writeln!(err, "{on}extant:{off} {}", text::one_line(&failure.message));
+    if let Some(hint) = &failure.hint {
+        let _ = writeln!(err, "hint: {}", text::one_line(hint));
+    }
 }
 
 /// Adds `name` to a JSON object under `key`; one that is not UTF-8 also exactly, in hexadecimal,

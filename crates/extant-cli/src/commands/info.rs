@@ -171,7 +171,7 @@ fn print(
         superblock.group_count, superblock.blocks_per_group, superblock.inodes_per_group
     )?;
     writeln!(out, "   Features: {}", fs.features().names().join(" "))?;
-    writeln!(out, "    Journal: {}", journal_state(fs, args.image.no_replay))?;
+    writeln!(out, "    Journal: {}", journal_state(fs, args.image.how.no_replay))?;
     writeln!(out, "      State: {}", state_names(superblock.state).join(", "))?;
     writeln!(out, "    Created: {}", seconds_text(superblock.mkfs_time))?;
     writeln!(out, "    Mounted: {}", seconds_text(superblock.mount_time))?;
@@ -276,7 +276,7 @@ fn to_json(image: &Image, args: &InfoArgs, statfs: Option<&extant::Statfs>) -> M
         "blocks_per_group": superblock.blocks_per_group,
         "inodes_per_group": superblock.inodes_per_group,
         "features": image.fs.features().names(),
-        "journal": journal_state(&image.fs, args.image.no_replay),
+        "journal": journal_state(&image.fs, args.image.how.no_replay),
         "replayed": replayed,
         "state": state_names(superblock.state),
         "created": superblock.mkfs_time,

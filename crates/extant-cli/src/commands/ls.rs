@@ -5,7 +5,8 @@ use std::io::Write;
 use clap::Args;
 use extant::{DirEntry, Inode, ReadDir};
 
-use crate::entry::{LinkError, LongForm, Names, inode_json, link_suffix, long_prefix};
+use crate::accounts::Names;
+use crate::entry::{LinkError, LongForm, inode_json, link_suffix, long_prefix};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImageArgs};
 use crate::output::Out;

@@ -4,9 +4,9 @@ use std::io::Write;
 
 use clap::Args;
 use extant::{Acl, AclKind, FsError, Inode, InodeFlags};
-use extant_format::acl::Who;
 use serde_json::{Map, Value, json};
 
+use crate::acl_text::entries_text;
 use crate::entry::inode_json;
 use crate::exit::{Exit, Result};
 use crate::image::{Failures, Image, ImageArgs};
@@ -139,26 +139,9 @@ fn print(out: &mut Out, image: &Image, inode: &Inode, extras: &Extras) -> Result
         }
     }
     for (kind, acl) in &extras.acls {
-        writeln!(out, "{:>10}: {}", format!("ACL {kind}"), acl_text(acl).join(","))?;
+        writeln!(out, "{:>10}: {}", format!("ACL {kind}"), entries_text(acl).join(","))?;
     }
     Ok(())
-}
-
-/// Entries as setfacl takes them, owners as numbers.
-fn acl_text(acl: &Acl) -> Vec<String> {
-    let line = |entry: &extant_format::acl::AclEntry| {
-        let who = match entry.who {
-            Who::Owner => "user:".into(),
-            Who::User(uid) => format!("user:{uid}"),
-            Who::OwningGroup => "group:".into(),
-            Who::Group(gid) => format!("group:{gid}"),
-            Who::Mask => "mask:".into(),
-            Who::Others => "other:".to_owned(),
-        };
-        let bit = |mask: u8, letter| if entry.perm & mask != 0 { letter } else { '-' };
-        format!("{who}:{}{}{}", bit(4, 'r'), bit(2, 'w'), bit(1, 'x'))
-    };
-    acl.entries().iter().map(line).collect()
 }
 
 fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
@@ -176,7 +159,7 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
         })
         .collect();
     let acls: Map<String, Value> =
-        extras.acls.iter().map(|(kind, acl)| ((*kind).to_owned(), json!(acl_text(acl)))).collect();
+        extras.acls.iter().map(|(kind, acl)| ((*kind).to_owned(), json!(entries_text(acl)))).collect();
     if let Some(object) = value.as_object_mut() {
         object.insert("generation".into(), meta.generation.into());
         object.insert("project".into(), meta.project.into());
@@ -192,7 +175,7 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use extant_format::acl::AclEntry;
+    use extant_format::acl::{AclEntry, Who};
 
     #[test]
     fn lists_as_setfacl_takes_them() {
@@ -204,7 +187,7 @@ mod tests {
             entry(Who::Mask, 5),
             entry(Who::Others, 0),
         ]);
-        let lines = acl_text(&acl.unwrap());
+        let lines = entries_text(&acl.unwrap());
         assert_eq!(lines.join(","), "user::rw-,user:1000:rwx,group::r--,mask::r-x,other::---");
     }
 

@@ -1,0 +1,412 @@
+//! Commands on several paths: one mount for each image, every failure named, one exit code.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use extant::{AclKind, Fs, FsError, Inode, MountOptions, NewInode};
+use extant_block::FileDevice;
+
+use crate::accounts::OwnerSpec;
+use crate::exit::{Exit, Failure, Result};
+use crate::image::{self, ReadArgs, mount_failure, note_journal_error, window};
+use crate::interrupt;
+use crate::output::report;
+use crate::size::parse_bytes;
+use crate::text::escape;
+
+/// Where in the file the file system is that is to be changed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EditArgs {
+    /// The file system begins that many bytes into the file.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
+    offset: Option<u64>,
+    /// The file system is in partition N of the file (GPT or MBR).
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
+    partition: Option<u32>,
+    /// Device or file with the journal, for an image whose journal is not inside it.
+    #[arg(long, value_name = "FILE", help_heading = "Image")]
+    journal_device: Option<PathBuf>,
+}
+
+impl EditArgs {
+    /// Opens the image in `file` for changes. What its journal holds is brought in first.
+    pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
+        let name = escape(file.as_os_str().as_bytes());
+        let device = FileDevice::open_read_write(file).map_err(|error| {
+            let failure = Failure::from(error);
+            match &failure.hint {
+                Some(_) if is_read_only(file) => {
+                    failure.hint("the command changes the image: it needs to be writable")
+                }
+                _ => failure,
+            }
+        })?;
+        let device = window(device, self.offset, self.partition)?;
+        let mut options = MountOptions::new().read_only(false);
+        if let Some(journal) = &self.journal_device {
+            options = options.journal_device(FileDevice::open_read_write(journal)?);
+        }
+        let at_start = self.offset.is_none() && self.partition.is_none();
+        let fs = options
+            .open(Arc::clone(&device))
+            .map_err(|error| mount_failure(error, &name, &device, at_start))?;
+        note_journal_error(&fs, &name);
+        Ok((fs, name))
+    }
+}
+
+impl EditArgs {
+    /// Opens the image in `file` for a look, before it is changed.
+    pub(crate) fn open_read_only(&self, file: &Path) -> Result<(Fs, String)> {
+        let how = ReadArgs {
+            offset: self.offset,
+            partition: self.partition,
+            journal_device: self.journal_device.clone(),
+            ..ReadArgs::default()
+        };
+        how.open(file)
+    }
+}
+
+fn is_read_only(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|meta| meta.permissions().readonly())
+}
+
+/// What became of the changes so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    done: u64,
+    failed: u64,
+    /// Code of the first failure.
+    first: Option<Exit>,
+    /// The device failed: going on makes no sense.
+    broken: bool,
+    interrupted: bool,
+}
+
+impl Tally {
+    /// One change was made.
+    pub(crate) fn done(&mut self) {
+        self.done += 1;
+    }
+
+    /// Names one thing that could not be done.
+    pub(crate) fn failed(&mut self, failure: &Failure) {
+        report(failure);
+        self.failed += 1;
+        self.first = self.first.or(Some(failure.exit));
+        self.broken |= matches!(failure.exit, Exit::Io | Exit::BrokenPipe);
+    }
+
+    /// One or the other.
+    pub(crate) fn note(&mut self, result: Result<()>) {
+        match result {
+            Ok(()) => self.done(),
+            Err(failure) => self.failed(&failure),
+        }
+    }
+
+    /// Whether to leave the rest undone. To be asked only while something is left.
+    pub(crate) fn stops(&mut self) -> bool {
+        if interrupt::requested() && !self.interrupted {
+            self.interrupted = true;
+            let message = match self.done {
+                0 => "interrupted: nothing was changed".to_owned(),
+                done => format!("interrupted: what was done before stays, {done} in number"),
+            };
+            report(&Failure::new(Exit::Interrupted, message));
+        }
+        self.interrupted || self.broken
+    }
+
+    /// Success; the code of the first failure when nothing was done; else
+    /// [`Exit::Partial`].
+    fn exit(&self) -> Exit {
+        match self.first {
+            _ if self.interrupted => Exit::Interrupted,
+            None => Exit::Success,
+            Some(first) if self.done == 0 || self.broken => first,
+            Some(_) => Exit::Partial,
+        }
+    }
+}
+
+/// An image that is open, while a command works on its paths.
+pub(crate) struct Session<'a> {
+    pub(crate) fs: Fs,
+    /// The image's name.
+    pub(crate) name: String,
+    pub(crate) tally: &'a mut Tally,
+}
+
+impl Session<'_> {
+    /// `path` as messages name it, with the image.
+    pub(crate) fn label(&self, path: &[u8]) -> String {
+        image::label(&self.name, path)
+    }
+
+    /// Names the path in an error.
+    pub(crate) fn failure(&self, path: &[u8], error: FsError) -> Failure {
+        image::failure(&self.name, path, error)
+    }
+
+    /// `result`, with the path named in its error.
+    pub(crate) fn at<T>(&self, path: &[u8], result: Result<T, FsError>) -> Result<T> {
+        result.map_err(|error| self.failure(path, error))
+    }
+
+    /// The file at `path`, a symbolic link in the last place followed or not.
+    pub(crate) fn find(&self, path: &[u8], follow: bool) -> Result<Inode> {
+        let found = if follow { self.fs.resolve(path) } else { self.fs.resolve_link(path) };
+        self.at(path, found)
+    }
+
+    /// What is at `path`, if anything is.
+    pub(crate) fn look(&self, path: &[u8], follow: bool) -> Result<Option<Inode>> {
+        let found = if follow { self.fs.resolve(path) } else { self.fs.resolve_link(path) };
+        match found {
+            Ok(inode) => Ok(Some(inode)),
+            Err(FsError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failure(path, error)),
+        }
+    }
+
+    /// Calls `each` for `path` and, if it is a directory, for all that is in it. Failures are noted
+    /// and the walk goes on. Symbolic links are not followed, except `path` itself with `follow`.
+    pub(crate) fn walk(
+        &mut self,
+        path: &[u8],
+        follow: bool,
+        mut each: impl FnMut(&mut Self, &[u8], &Inode) -> Result<()>,
+    ) -> Result<()> {
+        let start = match follow {
+            true => self.at(path, self.fs.canonicalize(path))?,
+            false => path.to_vec(),
+        };
+        let walk = self.at(path, self.fs.walk(&start))?;
+        for entry in walk.sorted(true) {
+            if self.tally.stops() {
+                break;
+            }
+            match entry {
+                Ok(entry) => {
+                    let result = each(self, entry.path(), entry.inode());
+                    self.tally.note(result);
+                }
+                Err(error) => {
+                    let failure = self.failure(&error.path, error.error);
+                    self.tally.failed(&failure);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The paths of each image, in the order given.
+pub(crate) fn by_image(targets: &[OsString]) -> Vec<(PathBuf, Vec<Vec<u8>>)> {
+    let mut images: Vec<(PathBuf, Vec<Vec<u8>>)> = Vec::new();
+    for target in targets {
+        let (file, path) = image::split(target);
+        match images.iter_mut().find(|(known, _)| *known == file) {
+            Some((_, paths)) => paths.push(path),
+            None => images.push((file, vec![path])),
+        }
+    }
+    images
+}
+
+/// Reads with `each` at every target. What it prints is its own affair.
+pub(crate) fn read_each(
+    targets: &[OsString],
+    open: impl Fn(&Path) -> Result<(Fs, String)>,
+    each: impl FnMut(&mut Session<'_>, &[u8]) -> Result<()>,
+) -> Result<Exit> {
+    let mut tally = Tally::default();
+    run(&mut tally, targets, open, each, false)?;
+    Ok(tally.exit())
+}
+
+/// Changes every target with `each`, one by one: a failure is named and the others are done all
+/// the same. All of one image is durable when this returns.
+pub(crate) fn edit_each(
+    args: &EditArgs,
+    targets: &[OsString],
+    each: impl FnMut(&mut Session<'_>, &[u8]) -> Result<()>,
+) -> Result<Exit> {
+    interrupt::listen()?;
+    let mut tally = Tally::default();
+    run(&mut tally, targets, |file| args.open(file), each, true)?;
+    Ok(tally.exit())
+}
+
+fn run(
+    tally: &mut Tally,
+    targets: &[OsString],
+    open: impl Fn(&Path) -> Result<(Fs, String)>,
+    mut each: impl FnMut(&mut Session<'_>, &[u8]) -> Result<()>,
+    writes: bool,
+) -> Result<()> {
+    for (file, paths) in by_image(targets) {
+        if tally.stops() {
+            break;
+        }
+        let (fs, name) = match open(&file) {
+            Ok(opened) => opened,
+            Err(failure) => {
+                tally.failed(&failure);
+                // Another image may be sound.
+                tally.broken = false;
+                continue;
+            }
+        };
+        let mut session = Session { fs, name, tally: &mut *tally };
+        for path in paths {
+            if session.tally.stops() {
+                break;
+            }
+            let (failed, done) = (session.tally.failed, session.tally.done);
+            match each(&mut session, &path) {
+                // A walk has counted for itself.
+                Ok(()) if (session.tally.failed, session.tally.done) != (failed, done) => {}
+                result => session.tally.note(result),
+            }
+        }
+        if writes {
+            let Session { fs, name, .. } = session;
+            close(fs, &name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs one change that concerns several paths of the image in `file`.
+pub(crate) fn edit_one(
+    args: &EditArgs,
+    file: &Path,
+    change: impl FnOnce(&mut Session<'_>) -> Result<()>,
+) -> Result<Exit> {
+    interrupt::listen()?;
+    let (fs, name) = args.open(file)?;
+    let mut tally = Tally::default();
+    let mut session = Session { fs, name, tally: &mut tally };
+    if let Err(failure) = change(&mut session) {
+        session.tally.failed(&failure);
+    }
+    let Session { fs, name, .. } = session;
+    close(fs, &name)?;
+    Ok(tally.exit())
+}
+
+/// Ends a writable mount.
+pub(crate) fn close(fs: Fs, name: &str) -> Result<()> {
+    fs.unmount().map_err(|error| {
+        Failure::from(error)
+            .about(name)
+            .hint("changes may be lost, each as a whole; the next use replays the journal")
+    })
+}
+
+/// Options of commands that make something.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NewArgs {
+    /// Owner and group of what is made, names as in the image; root when left out
+    #[arg(long, value_name = "USER[:GROUP]", value_parser = OwnerSpec::parse)]
+    owner: Option<OwnerSpec>,
+}
+
+impl NewArgs {
+    /// Owner and permissions of a new inode at `path`. Without `exact`, `usual` is what it gets
+    /// where the directory has no default ACL; one that it has takes the place of the umask.
+    pub(crate) fn inode(
+        &self,
+        session: &Session<'_>,
+        path: &[u8],
+        exact: Option<u16>,
+        usual: u16,
+    ) -> Result<NewInode> {
+        let (uid, gid) = match &self.owner {
+            Some(owner) => owner.resolve(&session.fs)?,
+            None => (None, None),
+        };
+        let mut permissions = usual;
+        if let Some(exact) = exact {
+            permissions = exact;
+        } else if has_default_acl(&session.fs, path) {
+            permissions |= (usual & 0o444) >> 1;
+        }
+        let mut new = NewInode::root(permissions);
+        (new.uid, new.gid) = (uid.unwrap_or(0), gid.unwrap_or(0));
+        Ok(new)
+    }
+}
+
+/// Whether the directory that `path` is in gives ACLs to what is made in it. One that cannot be
+/// read is not asked; making something in it will say why.
+fn has_default_acl(fs: &Fs, path: &[u8]) -> bool {
+    let dir = fs.resolve(parent(path)).ok();
+    dir.and_then(|dir| dir.acl(AclKind::Default).ok()).flatten().is_some()
+}
+
+/// The path of the directory that the last name of `path` is in.
+pub(crate) fn parent(path: &[u8]) -> &[u8] {
+    let end = path.len() - path.iter().rev().take_while(|byte| **byte == b'/').count();
+    match path[..end].iter().rposition(|byte| *byte == b'/') {
+        Some(slash) if slash > 0 => &path[..slash],
+        _ => b"/",
+    }
+}
+
+/// The last name of `path`, without slashes; empty for the root.
+pub(crate) fn last_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty()).unwrap_or(b"")
+}
+
+/// `name` in the directory `dir`.
+pub(crate) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = dir.to_vec();
+    if path.last() != Some(&b'/') {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_come_apart_at_their_last_name() {
+        for (path, dir, name) in [
+            ("/", "/", ""),
+            ("/a", "/", "a"),
+            ("/a/", "/", "a"),
+            ("/a/b//", "/a", "b"),
+            ("/a//b", "/a/", "b"),
+        ] {
+            assert_eq!(parent(path.as_bytes()), dir.as_bytes(), "{path}");
+            assert_eq!(last_name(path.as_bytes()), name.as_bytes(), "{path}");
+        }
+        assert_eq!(join(b"/", b"x"), b"/x");
+        assert_eq!(join(b"/a", b"x"), b"/a/x");
+    }
+
+    #[test]
+    fn the_exit_code_says_whether_anything_was_done() {
+        let tally = |done, failed: Option<Exit>, broken| Tally {
+            done,
+            failed: u64::from(failed.is_some()),
+            first: failed,
+            broken,
+            interrupted: false,
+        };
+        assert_eq!(tally(3, None, false).exit(), Exit::Success);
+        assert_eq!(tally(0, Some(Exit::NotFound), false).exit(), Exit::NotFound);
+        assert_eq!(tally(3, Some(Exit::NotFound), false).exit(), Exit::Partial);
+        assert_eq!(tally(3, Some(Exit::Io), true).exit(), Exit::Io);
+    }
+}
