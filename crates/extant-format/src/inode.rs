@@ -413,6 +413,26 @@ impl Inode {
         FileKind::from_mode(self.mode)
     }
 
+    /// Cuts the times to what this record can hold, so that they are now what they will be when
+    /// they are read again.
+    pub fn round_times(&mut self) {
+        let room = usize::from(self.extra_isize);
+        let round = |time: &mut Timestamp, end: usize| {
+            *time = if room >= end {
+                let (low, extra) = time.encode();
+                Timestamp::decode(low, Some(extra))
+            } else {
+                Timestamp::decode(time.encode_small(), None)
+            };
+        };
+        round(&mut self.atime, ATIME_END);
+        round(&mut self.ctime, CTIME_END);
+        round(&mut self.mtime, MTIME_END);
+        if let Some(crtime) = &mut self.crtime {
+            round(crtime, CRTIME_EXTRA_END);
+        }
+    }
+
     /// Permission bits with set-id and sticky bits: `0o7777`.
     pub fn permissions(&self) -> u16 {
         self.mode & 0o7777

@@ -186,7 +186,11 @@ impl<'v> Txn<'v> {
         }
         node.changed_tid.store(tid, Ordering::Release);
         self.writer.count_update();
-        Ok(node.change(change))
+        Ok(node.change(|data| {
+            let result = change(data);
+            data.record.round_times();
+            result
+        }))
     }
 
     /// The node of an inode that was just allocated: `data` is its first state.

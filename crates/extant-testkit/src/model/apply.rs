@@ -202,11 +202,13 @@ impl Model {
                 node.gid = *gid;
             }),
             Op::Utimes { path, atime, mtime } => {
-                let times = self.rules.times;
+                let Rules { times, crtime, .. } = self.rules;
+                // Inodes of 128 bytes have 32 bits for a time.
+                let limit = |time: i64| if crtime { time } else { time.min(i64::from(i32::MAX)) };
                 self.change(path, |node| {
                     if times {
-                        node.times[0] = (*atime, 0);
-                        node.times[1] = (*mtime, 0);
+                        node.times[0] = (limit(*atime), 0);
+                        node.times[1] = (limit(*mtime), 0);
                     }
                 })
             }

@@ -333,9 +333,11 @@ impl Inode {
             let node = self.node();
             let _content = node.content.write();
             self.check_attributable(Some(index))?;
+            let before = self.fs().view(node).stored_xattr(full).ok();
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             xattr::set(&mut txn, self.fs(), node, index, name, value, mode)?;
-            self.stamp_change(&mut txn)
+            // The same value again is no change, as on Linux.
+            if before.as_deref() == value { Ok(()) } else { self.stamp_change(&mut txn) }
         })
     }
 
@@ -351,9 +353,15 @@ impl Inode {
             let node = self.node();
             let _content = node.content.write();
             self.check_attributable(None)?;
+            let state = || {
+                let view = self.fs().view(node);
+                Ok::<_, FsError>((view.record().mode, view.stored_acl(kind)?))
+            };
+            let before = state()?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             xattr::set_acl(&mut txn, self.fs(), node, kind, acl)?;
-            self.stamp_change(&mut txn)
+            // The same list again is no change, as on Linux.
+            if state()? == before { Ok(()) } else { self.stamp_change(&mut txn) }
         })
     }
 

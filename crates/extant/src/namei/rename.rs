@@ -140,6 +140,14 @@ impl Move<'_> {
         let writer = self.fs.volume().writer()?;
         let crosses = self.old_dir.ino() != self.new_dir.ino();
         let exchange = self.flags.contains(RenameFlags::EXCHANGE);
+        // Linux finds these before it looks where the directories are.
+        match self.target {
+            Some(target) if self.flags.contains(RenameFlags::NOREPLACE) => {
+                return Err(FsError::Exists { dir: self.new_dir.ino(), ino: target.ino() });
+            }
+            None if exchange => return Err(FsError::NotFound { dir: self.new_dir.ino() }),
+            _ => {}
+        }
         let dir_moves = is_dir(self.moved) || exchange && self.target.is_some_and(|t| is_dir(t));
         // While it is held no directory gets another parent, so the answer to "is it below?" stays.
         let _shape = (crosses && dir_moves).then(|| writer.tree_shape().lock());

@@ -109,19 +109,22 @@ impl Inode {
     /// - Damage: of the attribute space or block; of the inode that holds a large value, its hash
     ///   included; of an access control list.
     pub fn xattr(&self, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        self.locked(|inode| inode.stored_xattr(name.as_ref()))
+    }
+
+    /// [`xattr`](Self::xattr) of a view: the caller holds the content lock.
+    pub(crate) fn stored_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
         let none = FsError::NoAttribute { ino: self.ino() };
-        let Some((index, rest)) = split(name.as_ref()).filter(|(index, _)| is_shown(*index)) else {
+        let Some((index, rest)) = split(name).filter(|(index, _)| is_shown(*index)) else {
             return Err(none);
         };
         let mut found = None;
-        self.locked(|inode| {
-            inode.for_each_entry(|entry| {
-                if entry.index != index || entry.name != rest {
-                    return Ok(Next::Continue);
-                }
-                found = Some(inode.shown_value(entry)?);
-                Ok(Next::Stop)
-            })
+        self.for_each_entry(|entry| {
+            if entry.index != index || entry.name != rest {
+                return Ok(Next::Continue);
+            }
+            found = Some(self.shown_value(entry)?);
+            Ok(Next::Stop)
         })?;
         found.ok_or(none)
     }

@@ -25,9 +25,9 @@ pub fn generated(layout: &Layout, seed: u64, steps: usize, profile: Profile) -> 
     });
     match recorded {
         Ok(recorded) => Some(recorded),
-        Err(text) => panic!(
-            "{text}\n\nagain: EXTANT_SEED={seed} cargo test -p extant --test crash conform"
-        ),
+        Err(text) => {
+            panic!("{text}\n\nagain: EXTANT_SEED={seed} cargo test -p extant --test crash conform")
+        }
     }
 }
 

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_sync::FixedClock;
 use extant_testkit::kernel::{Kernel, snapshot};
-use extant_testkit::model::{Generator, Model, NewNode, Op, Path, Profile, RenameMode, Rules, Tree};
+use extant_testkit::model::{
+    Generator, Model, NewNode, Op, Path, Profile, RenameMode, Rules, Tree,
+};
 use extant_testkit::oracle::{LoopMount, e2fsck_with, mke2fs, print_skip, root};
 use extant_testkit::proof::{EPOCH, Target as _, env};
 use extant_testkit::{image, require, tempdir};

@@ -24,7 +24,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    const fn new(name: &'static str, size: &'static str, arguments: &'static [&'static str]) -> Self {
+    const fn new(
+        name: &'static str,
+        size: &'static str,
+        arguments: &'static [&'static str],
+    ) -> Self {
         Layout { name, size, arguments, external: false, project: false, value_max: 800 }
     }
 }

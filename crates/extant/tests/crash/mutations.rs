@@ -30,7 +30,8 @@ fn must_find(name: &str, mutations: Mutations) {
                 return;
             }
         };
-        let sampling = Sampling { seed, exhaustive_max: 4, samples: 12, one_cut_in: 4, ..crate::states() };
+        let sampling =
+            Sampling { seed, exhaustive_max: 4, samples: 12, one_cut_in: 4, ..crate::states() };
         let whole = Extant::default();
         let mut proof = Proof::new(&whole, sampling);
         (proof.fsck_one_in, proof.replay_one_in, proof.kernel_one_in) = (0, 0, 0);

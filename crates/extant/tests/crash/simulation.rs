@@ -12,7 +12,13 @@ use crate::layouts::{self, DEFAULT, SMALL};
 use crate::target::Extant;
 
 /// Simulates some seeds and proves what is left of each.
-fn seeds(name: &str, first: u64, count: u64, faults: impl Fn(u64) -> FaultPlan, sampling: Sampling) {
+fn seeds(
+    name: &str,
+    first: u64,
+    count: u64,
+    faults: impl Fn(u64) -> FaultPlan,
+    sampling: Sampling,
+) {
     let target = Extant::default();
     let mut counts = Counts::default();
     let (mut errors, mut failed, mut gave_up) = (0, 0, 0);

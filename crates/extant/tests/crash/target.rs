@@ -68,9 +68,7 @@ fn acl_kind(which: Which) -> AclKind {
 }
 
 fn run(fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Result<()> {
-    let change = |path: &Path, changes: SetAttributes| {
-        find(fs, &path.0)?.set_attributes(&changes)
-    };
+    let change = |path: &Path, changes: SetAttributes| find(fs, &path.0)?.set_attributes(&changes);
     match op {
         Op::Create { path, new: node } => {
             let (dir, name) = place(fs, path)?;
