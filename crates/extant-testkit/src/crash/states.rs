@@ -103,15 +103,19 @@ pub(super) fn states(
 /// The ways of tearing a record: none for one sector, and for what is not written.
 fn torn(event: &Event, random: &mut Prng, sampling: &Sampling) -> Vec<Fate> {
     let Record::Write { offset, data, .. } = &event.record else { return Vec::new() };
-    let end = offset + data.len() as u64;
-    if event.device == 0 && *offset >= sampling.whole.start && end <= sampling.whole.end {
-        return Vec::new();
-    }
-    let sectors = (data.len() as u64).div_ceil(512);
+    let len = data.len() as u64;
+    let sectors = len.div_ceil(512);
     if sectors < 2 {
         return Vec::new();
     }
-    let cut = (1 + random.below(sectors - 1)) * 512;
+    let mut cut = (1 + random.below(sectors - 1)) * 512;
+    let whole = &sampling.whole;
+    if event.device == 0 && *offset < whole.end && whole.start < offset + len {
+        if (whole.start + 1..whole.end).contains(&(offset + cut)) {
+            cut = whole.end - offset;
+        }
+        return if cut < len { vec![Fate::First(cut), Fate::From(cut)] } else { Vec::new() };
+    }
     vec![Fate::First(cut), Fate::From(cut), Fate::Scattered(random.next_u64())]
 }
 
