@@ -374,3 +374,53 @@ fn without_space_nothing_changes() {
         assert!(debugfs(&path, false, "stats").unwrap().contains("Block count"));
     }
 }
+
+#[test]
+fn threads_share_blocks_and_take_them_apart() {
+    for layout in [
+        &["-t", "ext4", "-b", "4096", "-I", "128"][..],
+        &["-t", "ext4", "-b", "1024", "-O", "ea_inode"],
+    ] {
+        let scratch = require!(Scratch::new("64M", layout));
+        let fs = scratch.mount();
+        let root = fs.root().unwrap();
+        let work = |thread: usize| {
+            let mut random = Prng::new(thread as u64);
+            let names: Vec<String> = (0..12).map(|at| format!("{thread}-{at}")).collect();
+            let mut models = vec![Model::new(); names.len()];
+            for name in &names {
+                root.create(name, &NewInode::root(0o644)).unwrap();
+            }
+            for _ in 0..800 {
+                let at = random.below(names.len() as u64) as usize;
+                let file = root.lookup(&names[at]).unwrap();
+                if random.one_in(200) {
+                    fs.sync().unwrap();
+                }
+                if random.one_in(12) {
+                    drop(file);
+                    root.unlink(&names[at]).unwrap();
+                    root.create(&names[at], &NewInode::root(0o644)).unwrap();
+                    models[at].clear();
+                } else if random.one_in(4) {
+                    if file.remove_xattr("user.a").is_ok() {
+                        models[at].remove(b"user.a".as_slice()).unwrap();
+                    }
+                } else {
+                    // Three values, so that threads meet in the same blocks.
+                    let len = 400 + if random.one_in(9) { 2000 } else { 0 };
+                    let value = vec![b'0' + random.below(3) as u8; len];
+                    file.set_xattr("user.a", &value, XattrMode::Any).unwrap();
+                    models[at].insert(b"user.a".to_vec(), value);
+                }
+            }
+            for (name, model) in names.iter().zip(&models) {
+                assert_eq!(&attributes(&root.lookup(name).unwrap()), model);
+            }
+        };
+        extant_sync::threads::workers("setter", 4, work).unwrap();
+        drop(root);
+        fs.unmount().unwrap();
+        scratch.checked();
+    }
+}

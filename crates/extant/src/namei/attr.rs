@@ -249,11 +249,11 @@ impl Inode {
             }
         }
         // What can be refused first: quotas of the new owner, room for a longer ACL.
-        txn.transfer_quota(&old.record, &record)?;
+        xattr::transfer_quota(txn, fs, node, &record)?;
         if changes.permissions.is_some()
             && let Err(error) = xattr::chmod_acl(txn, fs, node, record.mode)
         {
-            txn.transfer_quota_back(&old.record, &record);
+            xattr::transfer_quota_back(txn, fs, node, &record);
             return Err(error);
         }
         drop(old);

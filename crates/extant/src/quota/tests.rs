@@ -228,3 +228,42 @@ fn a_damaged_tree_is_named_and_changes_nothing() {
         assert!(error.to_string().contains("quota file"), "{error}");
     }
 }
+
+#[test]
+fn attributes_are_charged_to_the_inodes_that_have_them() {
+    let mut options = SMALL.to_vec();
+    options[7] = "quota,project,ea_inode";
+    let image = extant_testkit::require!(Image::make("16M", &options, ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    let files: Vec<Inode> =
+        ["a", "b"].iter().map(|name| root.create(name, &owned(5, 6)).unwrap()).collect();
+    let any = crate::XattrMode::Any;
+    for file in &files {
+        file.set_xattr("user.block", [7; 500], any).unwrap();
+    }
+    // One block, which both use and pay for.
+    assert_eq!(files[0].metadata().blocks, 2);
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (2048, 2));
+    files[0].set_xattr("user.large", [8; 3000], any).unwrap();
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (2048 + 3072, 3));
+    limit(&fs, QuotaKind::User, 5, |entry| entry.space_hard_limit = 6);
+    limit(&fs, QuotaKind::Group, 6, |entry| entry.inode_hard_limit = 3);
+    for len in [800, 2000] {
+        let error = files[1].set_xattr("user.more", vec![9; len], any).unwrap_err();
+        assert!(matches!(error, FsError::QuotaExceeded { .. }), "{error}");
+        assert!(files[1].xattr("user.more").is_err());
+    }
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (2048 + 3072, 3));
+    // They go along to a new owner, and are given back.
+    files[0].set_attributes(&SetAttributes::new().owner(Some(8), None)).unwrap();
+    assert_eq!(usage(&fs, QuotaKind::User, 8), (1024 + 3072, 2));
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (1024, 1));
+    files[0].remove_xattr("user.large").unwrap();
+    assert_eq!(usage(&fs, QuotaKind::User, 8), (1024, 1));
+    root.unlink("b").unwrap();
+    drop((files, root));
+    fs.reclaim();
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (0, 0));
+    finish(fs, &image);
+}

@@ -274,6 +274,14 @@ fn inodes_of(attributes: &[Attribute]) -> impl Iterator<Item = (Ino, u32)> + '_ 
     })
 }
 
+/// How many values of an inode are in inodes of their own.
+pub(super) fn count_values(fs: &Fs, node: &Arc<Node>) -> Result<usize> {
+    if !fs.volume().features().has_incompat(Incompat::EA_INODE) {
+        return Ok(0);
+    }
+    Ok(inodes_of(Loaded::read(fs, node)?.set.attributes()).count())
+}
+
 /// Which values' inodes get or lose references: an inode's entries count for it, a block's entries
 /// once for the block.
 struct References<'a> {

@@ -15,6 +15,7 @@ mod value;
 pub(crate) use acl::{chmod_acl, inherited, set_acl};
 pub(crate) use edit::{release_all, releases_at_once, set, set_inline_data};
 pub(crate) use shared::SharedBlocks;
+pub(crate) use value::{transfer_quota, transfer_quota_back};
 
 use std::sync::Arc;
 

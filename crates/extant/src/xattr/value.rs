@@ -176,6 +176,57 @@ fn uncharge(txn: &mut Txn<'_>, owner: &Arc<Node>, sectors: u64) {
     }
 }
 
+/// Moves the charges of an inode, and of the values that it pays for as inodes, to the owners in
+/// `to`. The inode still has its old ones.
+///
+/// # Errors
+///
+/// [`FsError::QuotaExceeded`], damage, device errors: nothing has changed then.
+pub(crate) fn transfer_quota(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    to: &Record,
+) -> Result<()> {
+    let from = node.with(|data| data.record.clone());
+    if (from.uid, from.gid, from.project) == (to.uid, to.gid, to.project) {
+        return Ok(());
+    }
+    let values = super::edit::count_values(fs, node)?;
+    txn.transfer_quota(&from, to)?;
+    // One after the other, given back before taken: owners that stay the same are not charged
+    // twice in between.
+    for done in 0..values {
+        txn.uncharge_inode(&from);
+        if let Err(error) = txn.charge_inode(to) {
+            for _ in 0..done {
+                txn.uncharge_inode(to);
+            }
+            for _ in 0..=done {
+                txn.charge_inode(&from).map_err(|broken| txn.fail(broken))?;
+            }
+            txn.transfer_quota_back(&from, to);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Undoes [`transfer_quota`].
+pub(crate) fn transfer_quota_back(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, to: &Record) {
+    let from = node.with(|data| data.record.clone());
+    if (from.uid, from.gid, from.project) == (to.uid, to.gid, to.project) {
+        return;
+    }
+    txn.transfer_quota_back(&from, to);
+    for _ in 0..super::edit::count_values(fs, node).unwrap_or(0) {
+        txn.uncharge_inode(to);
+        if let Err(error) = txn.charge_inode(&from) {
+            txn.fail(error);
+        }
+    }
+}
+
 /// What a value of `len` bytes counts for, in units of 512 bytes: whole clusters.
 fn sectors_of(volume: &Volume, len: u64) -> u64 {
     let cluster = volume.superblock().cluster_bytes().max(512);

@@ -1,0 +1,113 @@
+//! Changes of damaged file systems: they may be refused, and may not panic, loop or hang.
+
+use std::sync::Arc;
+
+use extant::{AclKind, Fs, MountOptions, NewInode, SetAttributes, XattrMode};
+use extant_base::Prng;
+use extant_block::{BlockDevice, MemoryDevice};
+use extant_format::acl::Acl;
+use extant_testkit::oracle::{debugfs, mke2fs};
+use extant_testkit::{image, require};
+
+/// A file system with something of everything, without checksums: damage is not found by them.
+fn make(options: &[&str]) -> Result<MemoryDevice, String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("image");
+    mke2fs(&path, "8M", options)?;
+    let data = dir.path().join("data");
+    std::fs::write(&data, vec![7; 600_000]).unwrap();
+    let mut script =
+        format!("write {} dense\nwrite {} other\nmkdir dir\n", data.display(), data.display());
+    // Holes, so that maps have several levels.
+    for at in (0..500).step_by(2) {
+        script += &format!("punch dense {at} {at}\n");
+    }
+    script += "punch other 3 3\n";
+    debugfs(&path, true, &script)?;
+    let device = Arc::new(image::load(&path));
+    {
+        let fs =
+            MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as _).unwrap();
+        let root = fs.root().unwrap();
+        for at in 0..6 {
+            let file = root.create(format!("f{at}"), &NewInode::root(0o644)).unwrap();
+            file.set_xattr("user.block", [1; 300], XattrMode::Any).unwrap();
+            file.set_xattr("user.small", [2; 10], XattrMode::Any).unwrap();
+            let _without_ea_inode = file.set_xattr("user.large", [at; 3000], XattrMode::Any);
+        }
+        drop(root);
+        fs.unmount().unwrap();
+    }
+    Arc::try_unwrap(device).map_err(|_| "still mounted".to_owned())
+}
+
+fn change_everything(fs: &Fs, random: &mut Prng) {
+    let Ok(root) = fs.root() else { return };
+    let names = ["dense", "other", "dir", "f0", "f1", "f2", "f3", "f4", "f5"];
+    for _ in 0..30 {
+        let name = names[random.below(names.len() as u64) as usize];
+        let Ok(inode) = root.lookup(name) else { continue };
+        let _any = match random.below(8) {
+            0 => inode.truncate(random.below(700_000)),
+            1 => inode.set_xattr("user.block", [3; 200], XattrMode::Any),
+            2 => inode.set_xattr("user.large", [4; 2500], XattrMode::Any),
+            3 => inode.remove_xattr("user.block"),
+            4 => inode.set_acl(AclKind::Access, Some(&Acl::from_mode(0o640))),
+            5 => inode.set_attributes(&SetAttributes::new().permissions(0o700)),
+            6 => root.unlink(name),
+            _ => inode.create("new", &NewInode::root(0o600)).map(drop),
+        };
+        if random.one_in(10) {
+            let _any = fs.sync();
+        }
+    }
+}
+
+#[test]
+fn changes_of_damaged_file_systems_end_in_errors() {
+    for options in [
+        &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,ea_inode", "-N", "64"][..],
+        &["-t", "ext2", "-b", "1024", "-N", "64"],
+    ] {
+        let sound = require!(make(options));
+        // Blocks in use, but for contents of files: where damage matters.
+        let mut places = Vec::new();
+        sound
+            .for_each_page(|offset, bytes| {
+                for (sector, bytes) in bytes.chunks(512).enumerate() {
+                    let at = offset + 512 * sector as u64;
+                    let used = bytes.iter().filter(|byte| **byte != 0).count();
+                    // Bitmaps are all ones for long: one of them is enough.
+                    if at >= 2048 && used > 3 && used < 500 && !bytes.starts_with(&[7; 64]) {
+                        places.push(at);
+                    }
+                }
+                Ok::<(), extant_block::DeviceError>(())
+            })
+            .unwrap();
+        let mut mounted = 0;
+        for seed in 0..300 {
+            let mut random = Prng::new(seed);
+            let device = MemoryDevice::new(sound.size_bytes());
+            sound.for_each_page(|offset, bytes| device.write_at(offset, bytes)).unwrap();
+            for _ in 0..1 + random.below(20) {
+                let place = places[random.below(places.len() as u64) as usize];
+                let at = place + random.below(512);
+                let mut byte = [0];
+                device.read_at(at, &mut byte).unwrap();
+                let damaged = match random.below(3) {
+                    0 => byte[0] ^ (1 << random.below(8)),
+                    1 => byte[0].wrapping_add(1),
+                    _ => random.below(256) as u8,
+                };
+                device.write_at(at, &[damaged]).unwrap();
+            }
+            let options = MountOptions::new().read_only(false).seed(seed);
+            let Ok(fs) = options.open(device) else { continue };
+            mounted += 1;
+            change_everything(&fs, &mut random);
+            let _any = fs.unmount();
+        }
+        assert!(mounted > 100, "{mounted}");
+    }
+}
