@@ -102,6 +102,11 @@ impl<'v> Txn<'v> {
         self.handle.extend(credits)
     }
 
+    /// Whether this handle has, or can still get, room for `credits` blocks.
+    pub(crate) fn has_room(&mut self, credits: u32) -> bool {
+        self.handle.credits_left() >= credits || self.handle.extend(credits)
+    }
+
     /// Makes sure of `credits` blocks: extends, or closes the handle and opens another (T3).
     pub(crate) fn ensure(&mut self, credits: u32) -> Result<()> {
         if self.handle.credits_left() >= credits || self.handle.extend(credits) {

@@ -58,6 +58,15 @@ pub(super) fn reserve_blocks(
     goal: FsBlock,
     count: usize,
 ) -> Result<Vec<FsBlock>> {
+    if count > 0 {
+        // Each with its bitmap and descriptor, and the node that it is split from. Operations
+        // reserve for the splits there usually are; deeper ones are refused before they start.
+        let credits = 4 * u32::try_from(count).unwrap_or(u32::MAX).min(1 << 16);
+        if !txn.has_room(credits) {
+            let (what, wanted) = ("journal blocks for one change", u64::from(credits));
+            return Err(FsError::NoSpace { what, wanted, free: 0 });
+        }
+    }
     let mut blocks = Vec::with_capacity(count.min(64));
     for _ in 0..count {
         let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };

@@ -220,3 +220,32 @@ fn directories_grow_block_by_block() {
         assert_sound(&image);
     }
 }
+
+#[test]
+fn a_deep_tree_is_removed_through_a_small_journal() {
+    let options = &["-t", "ext4", "-b", "1024", "-J", "size=1"];
+    let image = require!(Image::make("64M", options, ""));
+    let fs = image.open();
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+    let node = Arc::clone(file.node());
+    {
+        let _content = node.content.write();
+        // Every other file block: as many extents as blocks, in nodes of 84.
+        for part in 0..120 {
+            let mut txn = Txn::begin(fs.volume(), 64).unwrap();
+            for at in 0..250 {
+                txn.ensure(40).unwrap();
+                map_block(&mut txn, &fs, &node, 2 * (250 * part + at)).unwrap();
+            }
+        }
+        let area = node.with(|data| data.record.block);
+        assert_eq!(extent::Node::decode_root(&area).unwrap().depth(), 3);
+    }
+    drop(file);
+    fs.root().unwrap().unlink("file").unwrap();
+    fs.reclaim();
+    assert_eq!(node.with(|data| data.record.sectors), 0);
+    drop(node);
+    fs.unmount().unwrap();
+    image.check().assert_clean();
+}
