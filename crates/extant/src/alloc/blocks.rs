@@ -37,8 +37,8 @@ struct Search {
 }
 
 impl Allocator {
-    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`. With
-    /// clusters, whole ones. `may_use_reserved`: down to the last block, else not those reserved in
+    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`, out of one
+    /// group. With clusters, whole ones. `may_use_reserved`: down to the last block, else not those reserved in
     /// the superblock. Only from groups that end at or before block `end`.
     ///
     /// # Errors
@@ -63,15 +63,19 @@ impl Allocator {
         let (goal, goal_block) = superblock.group_of_block(ask.goal).unwrap_or((GroupIndex(0), 0));
         let (goal, goal_block) =
             if goal.0 < groups { (goal, goal_block) } else { (GroupIndex(0), 0) };
-        let len = to_clusters(ask.len).clamp(1, superblock.clusters_per_group.max(1));
-        let min = to_clusters(ask.min).clamp(1, len);
+        let most = superblock.clusters_per_group.max(1);
+        let min = to_clusters(ask.min).max(1);
+        let len = to_clusters(ask.len).clamp(min, most.max(min));
         let reserved = match may_use_reserved {
             true => 0,
             false => (superblock.reserved_blocks_count >> bits) as i64,
         };
         // Promised first (B3): the least is taken from the total at once.
         let left_by = |free: i64| free.saturating_sub(reserved).max(0) as u64;
-        let promise = |free: i64| (left_by(free) >= u64::from(min)).then(|| free - i64::from(min));
+        let promise = |free: i64| {
+            let enough = min <= most && left_by(free) >= u64::from(min);
+            enough.then(|| free - i64::from(min))
+        };
         let promised =
             self.free_clusters.fetch_update(Ordering::Relaxed, Ordering::Relaxed, promise);
         let no_space = |free: i64| FsError::NoSpace {

@@ -46,7 +46,7 @@ pub(super) struct Blocks {
     freed: Vec<(Range<u32>, Tid)>,
     /// The group's own structures, sorted: never freed.
     own: Vec<Range<u32>>,
-    /// No bit of `taken` is clear before this one.
+    /// The first clear bit of `taken`; `len` if there is none.
     first_free: u32,
     len: u32,
 }
@@ -54,7 +54,7 @@ pub(super) struct Blocks {
 /// The inodes of a group.
 pub(super) struct Inodes {
     stored: Bitmap,
-    /// No bit is clear before this one.
+    /// The first clear bit; `len` if there is none.
     first_free: u32,
     len: u32,
 }
@@ -112,7 +112,8 @@ impl GroupState {
             }
         }
         check_count(stored.view(), len, self.descriptor.free_clusters).map_err(fail)?;
-        Ok(Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free: 0, len })
+        let first_free = first_clear(&stored, 0, len);
+        Ok(Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free, len })
     }
 
     /// The inode bitmap of this group, checked (G3).
@@ -137,7 +138,8 @@ impl GroupState {
             bitmap
         };
         check_count(stored.view(), len, self.descriptor.free_inodes).map_err(fail)?;
-        Ok(Inodes { stored, first_free: 0, len })
+        let first_free = first_clear(&stored, 0, len);
+        Ok(Inodes { stored, first_free, len })
     }
 
     /// Inodes of the table from the start of which some were ever used: those behind have no
@@ -236,7 +238,7 @@ impl Blocks {
         self.stored.set_range(range.clone());
         self.taken.set_range(range.clone());
         if range.start == self.first_free {
-            self.first_free = range.end;
+            self.first_free = first_clear(&self.taken, range.end, self.len);
         }
     }
 
@@ -310,7 +312,7 @@ impl Inodes {
     pub(super) fn take(&mut self, bit: u32) {
         self.stored.set(bit);
         if bit == self.first_free {
-            self.first_free = bit + 1;
+            self.first_free = first_clear(&self.stored, bit + 1, self.len);
         }
     }
 
@@ -323,6 +325,11 @@ impl Inodes {
     pub(super) fn parts(&self) -> (BitmapRef<'_>, u32) {
         (self.stored.view(), self.len)
     }
+}
+
+/// The first clear bit from `from` on, or `len`.
+fn first_clear(bitmap: &Bitmap, from: u32, len: u32) -> u32 {
+    bitmap.view().first_clear(from..len).unwrap_or(len)
 }
 
 fn check_count(bitmap: BitmapRef<'_>, len: u32, told: u32) -> Result<(), Fault> {
@@ -350,7 +357,8 @@ mod tests {
 
     fn blocks(len: u32, own: Vec<Range<u32>>) -> Blocks {
         let stored = Bitmap::of_uninit_group(128, len, own.iter().cloned());
-        Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free: 0, len }
+        let first_free = first_clear(&stored, 0, len);
+        Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free, len }
     }
 
     #[test]
@@ -445,6 +453,7 @@ mod tests {
                 }
             }
             let (stored, taken, len) = group.parts();
+            assert_eq!(taken.first_clear(0..len).unwrap_or(len), group.first_free);
             assert_eq!(taken.count_set(0..len) as usize, used.len() + 15);
             let waits: usize = waiting.iter().map(|(run, _)| run.len()).sum();
             assert_eq!(stored.count_set(0..len) as usize, used.len() + 15 - waits);

@@ -562,9 +562,13 @@ fn threads_share_what_there_is() {
             }
         }
         for run in runs {
+            for block in run.start.0..run.start.0 + u64::from(run.len) {
+                held.lock().remove(&block);
+            }
             mount.free(run.start.0, run.len).unwrap();
         }
         for ino in inodes {
+            numbers.lock().remove(&ino);
             mount.alloc().free_inode(&mut mount.txn(), ino, false).unwrap();
         }
     };
