@@ -118,6 +118,11 @@ impl MappedJournal {
         run.device_start.checked_add(u64::from(into))
     }
 
+    /// Where the blocks of the journal are, in order.
+    pub fn runs(&self) -> &[JournalRun] {
+        &self.runs
+    }
+
     /// The device the journal is on.
     pub fn device(&self) -> &SharedDevice {
         &self.device

@@ -237,7 +237,7 @@ impl Blocks {
     pub(super) fn take(&mut self, range: Range<u32>) {
         self.stored.set_range(range.clone());
         self.taken.set_range(range.clone());
-        if range.start == self.first_free {
+        if range.contains(&self.first_free) {
             self.first_free = first_clear(&self.taken, range.end, self.len);
         }
     }

@@ -139,7 +139,8 @@ impl Cell {
 pub(crate) struct Allocator {
     cells: Sparse<Cell>,
     flexes: Sparse<OnceLock<Flex>>,
-    /// Structures of groups that lie outside their flexible group; sorted, apart.
+    /// Structures that no flexible group has as its own: those of groups that lie elsewhere, the
+    /// journal. Sorted, apart.
     strays: Vec<Range<u64>>,
     group_count: u32,
     groups_per_flex: u32,
@@ -222,6 +223,13 @@ impl Allocator {
             reports: Mutex::new(Rank::Leaf, reports),
             encoded: AtomicU64::new(0),
         })
+    }
+
+    /// These blocks are the file system's own as well: never given away, never freed. Before any
+    /// group is loaded.
+    pub(crate) fn protect(&mut self, blocks: impl IntoIterator<Item = Range<u64>>) {
+        self.strays.extend(blocks);
+        flex::merge(&mut self.strays);
     }
 
     /// Free clusters, those that wait for a commit included.

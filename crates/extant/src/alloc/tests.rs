@@ -11,6 +11,7 @@ use extant_sync::threads::workers;
 use extant_testkit::require;
 
 use super::*;
+use crate::map::MappingKind;
 use crate::mount::Fs;
 use crate::slot::BlockKind;
 use crate::test_images::Image;
@@ -321,6 +322,12 @@ fn what_must_not_be_freed_is_damage_and_changes_nothing() {
         let error = mount.free(block, 1).expect_err("refused");
         assert_eq!(error.family(), Family::Damage, "{block}: {error}");
     }
+    let journal = mount.fs.inode(Ino(8)).unwrap();
+    for run in journal.map(0..1024) {
+        let MappingKind::Mapped(start) = run.unwrap().kind else { continue };
+        let error = mount.free(start.0, 1).expect_err("refused");
+        assert!(error.to_string().contains("own structures"), "{error}");
+    }
     let run = mount.take(3000, 4, 4).unwrap();
     let (start, len) = (run.start.0, run.len);
     assert!(mount.free(start - 1, 4).is_err() || mount.free(start + 1, 4).is_err());
@@ -498,6 +505,34 @@ fn memory_for_bitmaps_is_bounded() {
     }
     let kept = (0..count).filter(|at| alloc.cell(GroupIndex(*at)).unwrap().state.lock().is_some());
     assert!(kept.count() <= 65);
+}
+
+#[test]
+fn a_bitmap_that_gives_the_journal_away_is_not_believed() {
+    let image = require!(Image::make("64M", &["-t", "ext3", "-b", "1024"], ""));
+    let fs = image.options().read_only(true).open_shared(Arc::clone(&image.device) as _).unwrap();
+    let run = fs.inode(Ino(8)).unwrap().map(0..1).next().unwrap().unwrap();
+    let MappingKind::Mapped(start) = run.kind else { panic!("{run:?}") };
+    let (group, bit) = fs.superblock().group_of_block(start).unwrap();
+    let mut stored = fs.volume().stored_group(group).unwrap();
+    // One more free, and counted: nothing but the journal itself tells.
+    let at = stored.block_bitmap.0 * 1024 + u64::from(bit / 8);
+    let mut byte = [0];
+    image.device.read_at(at, &mut byte).unwrap();
+    image.device.write_at(at, &[byte[0] & !(1 << (bit % 8))]).unwrap();
+    stored.free_clusters += 1;
+    let place = fs.volume().descriptor_place(group).unwrap().0 * 1024 + u64::from(group.0) * 32;
+    let mut bytes = [0; 32];
+    let checksum = extant_format::group::GroupChecksum::of(fs.superblock());
+    stored.encode(group, &checksum, &mut bytes).unwrap();
+    image.device.write_at(place, &bytes).unwrap();
+
+    let mount = Mount::of(&image);
+    for _ in 0..10 {
+        let got = mount.take(start.0, 1, 1).unwrap();
+        assert_ne!(fs.superblock().group_of_block(got.start).unwrap().0, group);
+    }
+    assert_eq!(mount.alloc().take_reports().len(), 1);
 }
 
 #[test]

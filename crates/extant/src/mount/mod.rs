@@ -609,10 +609,15 @@ impl Fs {
         let superblock = self.superblock();
         let ratio = u64::from(superblock.cluster_ratio());
         let (mut free_clusters, mut files_free) = (0u64, 0u64);
-        for group in 0..superblock.group_count {
-            let descriptor = self.group(GroupIndex(group))?;
-            free_clusters += u64::from(descriptor.free_clusters);
-            files_free += u64::from(descriptor.free_inodes);
+        if let Ok(writer) = self.volume.writer() {
+            free_clusters = writer.alloc().free_clusters();
+            files_free = u64::from(writer.alloc().free_inodes());
+        } else {
+            for group in 0..superblock.group_count {
+                let descriptor = self.group(GroupIndex(group))?;
+                free_clusters += u64::from(descriptor.free_clusters);
+                files_free += u64::from(descriptor.free_inodes);
+            }
         }
         let blocks_free = free_clusters.saturating_mul(ratio);
         let overhead = u64::from(superblock.overhead_clusters).saturating_mul(ratio);

@@ -19,8 +19,8 @@ use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
 use extant_format::jbd2::JournalIncompat;
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
-    ExternalJournal, FastCommitOverlay, Journal, JournalOptions, LogStore, RecoveryOptions,
-    recover_to_device,
+    ExternalJournal, FastCommitOverlay, Journal, JournalOptions, JournalRun, LogStore,
+    RecoveryOptions, recover_to_device,
 };
 
 use super::{Fs, MountOptions, ReplaySummary, check_features, check_size, internal_journal};
@@ -215,7 +215,13 @@ impl MountOptions {
         let supers = SuperState::new(Arc::clone(device), fs.superblock().clone(), self.errors);
         let orphans = Orphans::open(fs)?;
         let quotas = Quotas::open(fs, self.quota_limits)?;
-        let alloc = Allocator::open(volume, is_clean)?;
+        let mut alloc = Allocator::open(volume, is_clean)?;
+        let superblock = fs.superblock();
+        if superblock.features.has_compat(Compat::HAS_JOURNAL) && superblock.journal_inode.0 != 0 {
+            let journal = internal_journal(fs)?;
+            let end = |run: &JournalRun| run.device_start.0.saturating_add(u64::from(run.len));
+            alloc.protect(journal.runs().iter().map(|run| run.device_start.0..end(run)));
+        }
         let clock = Arc::clone(&self.clock);
         let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
         let parts =
