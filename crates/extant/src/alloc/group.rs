@@ -362,6 +362,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
     fn the_goal_is_tried_first_then_what_is_before_it() {
         let mut group = blocks(1000, vec![0..10]);
         assert_eq!(group.find(500, 8, 1), Some(500..508));
