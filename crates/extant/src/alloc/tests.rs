@@ -611,3 +611,28 @@ fn threads_share_what_there_is() {
     assert_eq!(mount.verify(), before);
     mount.end(&image);
 }
+
+#[test]
+fn the_first_inode_of_a_group_initialises_both_halves() {
+    let image = require!(Image::make("256M", SMALL_GROUPS, ""));
+    soil_tables(&image);
+    let mount = Mount::of(&image);
+    let both = GroupFlags::BLOCK_UNINIT | GroupFlags::INODE_UNINIT;
+    let group = |at| mount.alloc().group(mount.volume(), at).unwrap();
+    let fresh = mount.groups().find(|at| group(*at).flags.contains(both)).expect("a fresh group");
+    let per_group = mount.volume().superblock().inodes_per_group;
+    let mut parent = (*mount.parent(Ino::ROOT)).clone();
+    parent.ino = Ino(fresh.0 * per_group + 1);
+    let alloc = mount.alloc();
+    let kind = FileKind::Regular;
+    let ino = alloc.allocate_inode(&mut mount.txn(), &parent, kind, b"x").unwrap();
+    assert_eq!(ino, parent.ino);
+    let now = group(fresh);
+    assert!(!now.flags.intersects(both), "{:?}", now.flags);
+    assert_eq!((now.itable_unused, now.free_inodes), (per_group - 1, per_group - 1));
+    let block = mount.volume().read_block(now.inode_table).unwrap();
+    assert!(block.bytes().iter().all(|byte| *byte == 0), "what was there is gone");
+    alloc.free_inode(&mut mount.txn(), ino, false).unwrap();
+    assert_eq!(group(fresh).itable_unused, per_group - 1, "used once is used");
+    mount.end(&image);
+}
