@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use extant::{Fs, FsError, Inode, MountOptions, NewInode, RenameFlags};
 use extant_base::Prng;
+use extant_block::BlockDevice as _;
 use extant_block::MemoryDevice;
-use extant_testkit::oracle::{e2fsck, mke2fs};
+use extant_testkit::oracle::{LoopMount, debugfs, e2fsck, mke2fs, root};
 use extant_testkit::{image, require};
 
 fn device(size: &str, options: &[&str]) -> Result<Arc<MemoryDevice>, String> {
@@ -153,4 +154,290 @@ fn every_kind_of_directory_agrees_with_a_model() {
         fs.unmount().unwrap();
         assert_clean(&device);
     }
+}
+
+/// Fills a directory with names of 255 bytes until `count` or an error; the answer is how many fit.
+fn fill_with_long_names(dir: &Inode, count: usize, file: &Inode) -> (usize, Option<FsError>) {
+    for at in 0..count {
+        let name = format!("{at:0255}");
+        if let Err(error) = dir.link(&name, file) {
+            return (at, Some(error));
+        }
+        if at % 60_000 == 59_999 {
+            // A file has at most 65,000 links.
+            return (at + 1, None);
+        }
+    }
+    (count, None)
+}
+
+#[test]
+fn an_index_gets_as_deep_as_the_features_allow_and_then_refuses() {
+    for (options, deep) in [("^large_dir,^has_journal", false), ("large_dir,^has_journal", true)] {
+        let layout = ["-t", "ext4", "-b", "1024", "-N", "1024", "-O", options];
+        let device = require!(device("96M", &layout));
+        let fs = mount(&device);
+        let root = fs.root().unwrap();
+        let file = root.create("file", &NewInode::root(0o644)).unwrap();
+        let dir = root.mkdir("dir", &NewInode::root(0o755)).unwrap();
+        let (count, error) = fill_with_long_names(&dir, 30_000, &file);
+        if deep {
+            assert!(error.is_none(), "{count}: {error:?}");
+            assert_eq!(count, 30_000);
+        } else {
+            let error = error.expect("an index of two levels of 1 KiB blocks is full by now");
+            assert!(matches!(error, FsError::NoSpace { .. }), "{count}: {error}");
+            assert!(error.to_string().contains("index levels"), "{error}");
+            assert!(count > 15_000, "{count}");
+        }
+        for at in (0..count).step_by(97) {
+            assert_eq!(dir.lookup_ino(format!("{at:0255}")).unwrap(), file.ino());
+        }
+        assert_eq!(dir.read_dir().unwrap().map(Result::unwrap).count(), count);
+        for at in (0..count).step_by(3) {
+            dir.unlink(format!("{at:0255}")).unwrap();
+        }
+        assert_eq!(dir.read_dir().unwrap().count(), count - count.div_ceil(3));
+        drop((dir, file, root));
+        fs.unmount().unwrap();
+        assert_clean(&device);
+    }
+}
+
+#[test]
+fn what_is_there_all_the_time_is_listed_once_while_others_come_and_go() {
+    let layouts: [&[&str]; 4] = [
+        &["-t", "ext4", "-b", "1024"],
+        &["-t", "ext4", "-b", "1024", "-O", "inline_data"],
+        &["-t", "ext4", "-b", "1024", "-O", "^dir_index"],
+        &["-t", "ext4", "-b", "1024", "-O", "casefold", "-E", "encoding=utf8"],
+    ];
+    for (number, layout) in layouts.iter().enumerate() {
+        let device = require!(device("32M", layout));
+        let fs = mount(&device);
+        let root = fs.root().unwrap();
+        let file = root.create("file", &NewInode::root(0o644)).unwrap();
+        let mut random = Prng::new(number as u64);
+        for lasting in [0usize, 2, 10, 60, 600] {
+            let dir = root.mkdir(format!("dir-{lasting}"), &NewInode::root(0o755)).unwrap();
+            for at in 0..lasting {
+                dir.link(format!("stays-{at}"), &file).unwrap();
+            }
+            // Listed in one go, and resumed at every entry by its cookie.
+            for resumed in [false, true] {
+                let mut seen = BTreeMap::new();
+                let mut listing = dir.read_dir().unwrap().with_dots(true);
+                let mut extra = 0;
+                while let Some(entry) = listing.next() {
+                    let entry = entry.unwrap();
+                    *seen.entry(entry.name().to_vec()).or_insert(0) += 1;
+                    if resumed {
+                        let again = dir.read_dir().unwrap().with_dots(true);
+                        listing = again.seek(entry.cookie());
+                    }
+                    // Without an index, entries that moved to a block or an index have new cookies.
+                    let bound = if number == 2 { 2 } else { 40 };
+                    for _ in 0..random.below(bound).min(2000u64.saturating_sub(extra)) {
+                        dir.link(format!("comes-{resumed}-{extra}"), &file).unwrap();
+                        if random.one_in(3) {
+                            dir.unlink(format!("comes-{resumed}-{extra}")).unwrap();
+                        }
+                        extra += 1;
+                    }
+                }
+                for at in 0..lasting {
+                    let times = seen.get(format!("stays-{at}").as_bytes());
+                    assert_eq!(times, Some(&1), "{layout:?} {at} of {lasting}, {resumed}");
+                }
+                assert!(seen.values().all(|times| *times == 1));
+                assert_eq!(seen.get(b"..".as_slice()), Some(&1));
+            }
+        }
+        drop((file, root));
+        fs.unmount().unwrap();
+        assert_clean(&device);
+    }
+}
+
+#[test]
+fn a_full_device_leaves_directories_whole() {
+    for options in ["dir_index", "^dir_index", "inline_data"] {
+        let layout = ["-t", "ext4", "-b", "1024", "-N", "4096", "-O", options];
+        let device = require!(device("8M", &layout));
+        let fs = mount(&device);
+        let root = fs.root().unwrap();
+        let file = root.create("file", &NewInode::root(0o644)).unwrap();
+        let mut dirs = Vec::new();
+        let mut model = Vec::new();
+        let mut refused = 0;
+        for at in 0..60_000usize {
+            if dirs.len() < 40 {
+                dirs.push(root.mkdir(format!("dir-{at}"), &NewInode::root(0o755)).unwrap());
+                model.push(Model::new());
+            }
+            let number = at % dirs.len();
+            let name = format!("{at:0200}");
+            match dirs[number].link(&name, &file) {
+                Ok(()) => {
+                    model[number].insert(name.into_bytes(), file.ino().0);
+                }
+                Err(FsError::NoSpace { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+            if refused > 200 {
+                break;
+            }
+        }
+        assert!(refused > 200, "{options}");
+        for (dir, model) in dirs.iter().zip(&model) {
+            assert_eq!(listed(dir), *model, "{options}");
+        }
+        drop((dirs, file, root));
+        fs.unmount().unwrap();
+        assert_clean(&device);
+    }
+}
+
+/// Sends an image to the kernel and back: what it lists, and what it then does with the directory.
+#[test]
+fn the_kernel_lists_and_goes_on_with_what_was_written() {
+    require!(root("mounting"));
+    for layout in [LAYOUTS[0], LAYOUTS[1], LAYOUTS[4], LAYOUTS[8]] {
+        let device = require!(device("32M", layout));
+        let mut random = Prng::new(3);
+        let mut model = Model::new();
+        let fs = mount(&device);
+        let top = fs.root().unwrap();
+        let files = files(&top);
+        let dir = top.mkdir("dir", &NewInode::root(0o755)).unwrap();
+        let work = Work { steps: 4000, grow: 12, long_names: false };
+        churn(&dir, &files, &mut model, &mut random, &work);
+        drop((dir, files, top));
+        fs.unmount().unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("image");
+        image::save(&device, &path);
+        {
+            use std::os::unix::ffi::OsStrExt;
+            let kernel = LoopMount::read_write(&path).unwrap();
+            let dir = kernel.path().join("dir");
+            let mut seen = Model::new();
+            for entry in std::fs::read_dir(&dir).unwrap() {
+                use std::os::unix::fs::DirEntryExt;
+                let entry = entry.unwrap();
+                seen.insert(entry.file_name().as_bytes().to_vec(), entry.ino() as u32);
+            }
+            assert_eq!(seen, model, "{layout:?}");
+            for name in model.keys().step_by(2) {
+                std::fs::remove_file(dir.join(std::ffi::OsStr::from_bytes(name))).unwrap();
+            }
+            for at in 0..1500 {
+                std::fs::write(dir.join(format!("kernel-{at}")), "").unwrap();
+            }
+        }
+        e2fsck(&path).unwrap().assert_clean();
+        // And extant goes on with what the kernel left.
+        let device = Arc::new(image::load(&path));
+        let fs = mount(&device);
+        let dir = fs.resolve("/dir").unwrap();
+        for at in (0..1500).step_by(2) {
+            dir.unlink(format!("kernel-{at}")).unwrap();
+            dir.create(format!("extant-{at}"), &NewInode::root(0o600)).unwrap();
+        }
+        let expected = model.len() - model.len().div_ceil(2) + 1500;
+        assert_eq!(listed(&dir).len(), expected);
+        drop(dir);
+        fs.unmount().unwrap();
+        assert_clean(&device);
+    }
+}
+
+/// Behind 249 times `x`, these have one legacy hash.
+const OF_ONE_HASH: [&str; 9] =
+    ["aneWq1", "aJ12ee", "aJ12hh", "aJ12ll", "aJ12uu", "aJ12xx", "aJ12EE", "aJ12II", "aJ12LL"];
+
+/// More names of one hash than a leaf has room for go on in the next leaf, and so do lookups,
+/// removals and listings.
+#[test]
+fn names_of_one_hash_go_on_in_the_next_leaf() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("image");
+    require!(mke2fs(&path, "16M", &["-t", "ext4", "-b", "1024"]));
+    require!(debugfs(&path, true, "set_super_value def_hash_version 0\n"));
+    let device = Arc::new(image::load(&path));
+    for seed in 0..6 {
+        let mut random = Prng::new(seed);
+        let fs = mount(&device);
+        let top = fs.root().unwrap();
+        let name = format!("dir-{seed}");
+        let dir = top.mkdir(&name, &NewInode::root(0o755)).unwrap();
+        let files = vec![top.create(format!("file-{seed}"), &NewInode::root(0o644)).unwrap()];
+        let mut model = Model::new();
+        for round in 0..4 {
+            let work = Work { steps: 40, grow: 12, long_names: true };
+            churn(&dir, &files, &mut model, &mut random, &work);
+            for suffix in OF_ONE_HASH {
+                let name = format!("{}{suffix}", "x".repeat(249)).into_bytes();
+                if model.contains_key(&name) && random.one_in(2) {
+                    dir.unlink(&name).unwrap();
+                    model.remove(&name);
+                } else if !model.contains_key(&name) && (round == 1 || random.one_in(2)) {
+                    dir.link(&name, &files[0]).unwrap();
+                    model.insert(name, files[0].ino().0);
+                } else if model.contains_key(&name) {
+                    let again = dir.link(&name, &files[0]);
+                    assert!(matches!(again, Err(FsError::Exists { .. })));
+                }
+            }
+            for (name, ino) in &model {
+                assert_eq!(dir.lookup_ino(name).unwrap().0, *ino);
+            }
+            assert_eq!(listed(&dir), model);
+            let mut resumed = Model::new();
+            let mut listing = dir.read_dir().unwrap();
+            while let Some(entry) = listing.next() {
+                let entry = entry.unwrap();
+                resumed.insert(entry.name().to_vec(), entry.ino().0);
+                listing = dir.read_dir().unwrap().seek(entry.cookie());
+            }
+            assert_eq!(resumed, model);
+        }
+        drop((dir, files, top));
+        fs.unmount().unwrap();
+        assert_clean(&device);
+        let fs = MountOptions::new().open_shared(Arc::clone(&device) as _).unwrap();
+        let dir = fs.resolve(format!("/{name}")).unwrap();
+        for (name, ino) in &model {
+            assert_eq!(dir.lookup_ino(name).unwrap().0, *ino, "found through the index");
+        }
+    }
+}
+
+/// A directory with a damaged index can be read and names be removed; it takes no new ones.
+#[test]
+fn a_damaged_index_takes_no_names() {
+    let device = require!(device("16M", &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"]));
+    let fs = mount(&device);
+    let top = fs.root().unwrap();
+    let dir = top.mkdir("dir", &NewInode::root(0o755)).unwrap();
+    for at in 0..200 {
+        dir.create(format!("name-{at}"), &NewInode::root(0o644)).unwrap();
+    }
+    let block = dir.map(0..1).next().unwrap().unwrap();
+    let extant::MappingKind::Mapped(block) = block.kind else { panic!("a root") };
+    drop((dir, top));
+    fs.unmount().unwrap();
+    // The count of the root's records, beyond its limit.
+    let device: Arc<MemoryDevice> = device;
+    let at = block.0 * 1024 + 34;
+    device.write_at(at, &[0xff, 0xff]).unwrap();
+    let fs = mount(&device);
+    let dir = fs.resolve("/dir").unwrap();
+    assert!(dir.lookup("name-17").is_ok());
+    assert!(matches!(dir.lookup("name-17000"), Err(FsError::NotFound { .. })));
+    let refused = dir.create("another", &NewInode::root(0o644)).unwrap_err();
+    assert_eq!(refused.family(), extant::Family::Damage, "{refused}");
+    dir.unlink("name-17").unwrap();
+    assert_eq!(listed(&dir).len(), 199);
+    assert!(fs.resolve("/").unwrap().create("elsewhere", &NewInode::root(0o644)).is_ok());
 }

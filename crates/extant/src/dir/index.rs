@@ -17,6 +17,9 @@ use crate::slot::MetaBlock;
 /// Index blocks on the way to a leaf, at most: the root and the inner nodes.
 const DEPTH_MAX: usize = LEVELS_MAX_LARGE_DIR as usize + 1;
 
+/// Inner nodes that a check looks at, at most.
+const NODES_MAX: usize = 8192;
+
 /// An index block on the way, and which of its records was followed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Frame {
@@ -125,6 +128,27 @@ impl<'a> IndexWalk<'a> {
             }
         }
         Ok(false)
+    }
+
+    /// Decodes the inner nodes, the first [`NODES_MAX`] of them.
+    pub(super) fn check_nodes(&self, cursor: &mut Cursor) -> Result<()> {
+        let mut level = vec![FileBlock(0)];
+        let mut budget = NODES_MAX;
+        for _ in 0..self.levels {
+            let mut below = Vec::new();
+            for at in level {
+                let block = self.node(cursor, at)?;
+                let index = self.peek(&block, at)?;
+                let children = index.iter().map(|record| record.block).take(budget);
+                budget = budget.saturating_sub(index.len());
+                below.extend(children);
+            }
+            for at in &below {
+                self.node(cursor, *at)?;
+            }
+            level = below;
+        }
+        Ok(())
     }
 
     /// The record behind the way so far.

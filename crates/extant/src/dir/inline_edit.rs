@@ -128,7 +128,7 @@ pub(super) fn prepare(
         Scanned::Miss(None) => {}
     }
     let Ok(rec_len) = u16::try_from(needs) else { return Ok(None) };
-    let grown = txn.update(dir, |data| -> Result<_> {
+    txn.update(dir, |data| -> Result<_> {
         let mut value = value_of(data)?;
         let offset = u32::try_from(value.len()).unwrap_or(u32::MAX);
         // One more record, free.
@@ -137,8 +137,7 @@ pub(super) fn prepare(
         value.resize(offset as usize + needs, 0);
         let room = Room { offset, kept: 0, rec_len: u32::from(rec_len) };
         Ok(store_value(data, value)?.then_some((1, room)))
-    })?;
-    grown
+    })?
 }
 
 /// Changes one of the areas in place.

@@ -63,20 +63,26 @@ pub(super) struct Batch {
     pub(super) damage: Option<FsError>,
 }
 
+/// Whether the directory has an index that cannot be followed: it is listed like one without, and
+/// damage is reported where it is met.
+pub(super) fn has_broken_index(view: &Inode) -> bool {
+    let mut cursor = Cursor::new(view);
+    let check = |walk: IndexWalk<'_>| walk.check_nodes(&mut Cursor::new(view));
+    !view.is_inline()
+        && view.has_index()
+        && IndexWalk::new(view, &mut cursor).and_then(check).is_err()
+}
+
 /// The entries from position `from` on, as many as lie together in the directory as it is now. The
 /// caller holds the content lock.
-pub(super) fn batch(view: &Inode, from: u64) -> Result<Batch> {
+pub(super) fn batch(view: &Inode, from: u64, broken_index: bool) -> Result<Batch> {
     if view.is_inline() {
         return inline_batch(view, from);
     }
-    if view.has_index() {
+    if view.has_index() && !broken_index {
         let mut cursor = Cursor::new(view);
-        match IndexWalk::new(view, &mut cursor) {
-            Ok(walk) => return indexed_batch(view, cursor, &walk, from),
-            // Positions of the list and of the index are not the same.
-            Err(error) if from > 0 => return Err(error),
-            Err(_) => return linear_batch(view, from),
-        }
+        let walk = IndexWalk::new(view, &mut cursor)?;
+        return indexed_batch(view, cursor, &walk, from);
     }
     if view.block_len() <= 1 {
         return one_block_batch(view, from);

@@ -120,6 +120,15 @@ struct Live {
     at: Option<u64>,
     items: std::vec::IntoIter<Item>,
     damage: Option<FsError>,
+    /// Whether the index must not be followed; found out at the first step.
+    broken_index: Option<bool>,
+}
+
+impl Live {
+    fn from(cookie: u64) -> Live {
+        let items = Vec::new().into_iter();
+        Live { at: Some(cookie), items, damage: None, broken_index: None }
+    }
 }
 
 struct Blocks {
@@ -165,7 +174,7 @@ impl Inode {
             Source::Inline { areas: Vec::new(), at: 0, sought: false, dots }
         };
         let source = if volume.is_writable() {
-            Source::Live(Live { at: Some(0), items: Vec::new().into_iter(), damage: None })
+            Source::Live(Live::from(0))
         } else if let Some(parent) = self.made_by_overlay() {
             dots_only(parent)
         } else if self.is_inline() {
@@ -227,7 +236,7 @@ impl ReadDir {
                 dots.truncate(2usize.saturating_sub(usize::try_from(cookie).unwrap_or(2)));
             }
             Source::Live(live) => {
-                *live = Live { at: Some(cookie), items: Vec::new().into_iter(), damage: None };
+                *live = Live::from(cookie);
                 return self;
             }
             Source::Done => {}
@@ -351,7 +360,12 @@ impl ReadDir {
             return Some(Step::Item(Err(damage)));
         }
         let at = live.at?;
-        match self.inode.locked(|view| list::batch(view, at)) {
+        let broken_index = &mut live.broken_index;
+        let batch = self.inode.locked(|view| {
+            let broken = *broken_index.get_or_insert_with(|| list::has_broken_index(view));
+            list::batch(view, at, broken)
+        });
+        match batch {
             Ok(batch) => {
                 (live.at, live.damage) = (batch.next, batch.damage);
                 live.items = batch.items.into_iter();
