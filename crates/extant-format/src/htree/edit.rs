@@ -136,3 +136,6 @@ fn put_count(block: &mut [u8], place: NodePlace, count: u16) {
     let at = place.records_at().saturating_add(2);
     let _checked_by_peek = le::put(block, at, &count.to_le_bytes());
 }
+
+#[cfg(test)]
+mod tests;
