@@ -158,11 +158,6 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         }
     }
 
-    /// Values in the cache now.
-    pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().slots.len()).sum()
-    }
-
     /// Panics if C1 or C2 is broken.
     #[cfg(test)]
     fn check(&self) {

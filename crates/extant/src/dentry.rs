@@ -114,15 +114,6 @@ impl Dentries {
         }
         drop(old); // Not under the lock: it may be the last reference.
     }
-
-    /// Forgets what is known of `name` in `dir`.
-    pub(crate) fn forget(&self, dir: Ino, name: &[u8]) {
-        let hash = Dentries::hash(dir, name);
-        let mut guard = self.shard(hash).write();
-        let taken = guard.find(hash, dir, name).map(|index| guard.take_out(index));
-        drop(guard);
-        drop(taken);
-    }
 }
 
 impl Shard {

@@ -111,10 +111,6 @@ impl Node {
     pub(crate) fn is_unheld(&self) -> bool {
         self.handles.load(Ordering::Acquire) == 0
     }
-
-    pub(crate) fn is_dead(&self) -> bool {
-        self.handles.load(Ordering::Acquire) == DEAD
-    }
 }
 
 impl fmt::Debug for Node {

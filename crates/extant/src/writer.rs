@@ -159,10 +159,6 @@ impl Writer {
         Timestamp { seconds, nanos }
     }
 
-    pub(crate) fn clock(&self) -> &dyn Clock {
-        &*self.clock
-    }
-
     /// The shape of the tree: who is below whom.
     pub(crate) fn tree_shape(&self) -> &Mutex<()> {
         &self.tree_shape
