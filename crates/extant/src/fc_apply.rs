@@ -355,11 +355,11 @@ impl<'a> Work<'a> {
         if dir.with(|data| data.kind != FileKind::Directory) {
             return Err(damaged(ino, "names in something that is no directory"));
         }
-        if let Some(parent) = says.made_in() {
-            if self.touched.get(&ino).is_some_and(|touched| touched.is_new) {
-                txn.update(&dir, |data| data.record.size = 0)?;
-                dir_edit::create(txn, fs, &dir, parent)?;
-            }
+        if let Some(parent) = says.made_in()
+            && self.touched.get(&ino).is_some_and(|touched| touched.is_new)
+        {
+            txn.update(&dir, |data| data.record.size = 0)?;
+            dir_edit::create(txn, fs, &dir, parent)?;
         }
         for (name, entry) in says.entries() {
             if let FcEntry::Present(now) = entry {

@@ -77,14 +77,16 @@ pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
 pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange, XattrMode};
 pub use orphan::OrphanSummary;
 pub use path::{DEPTH_MAX, File, SYMLINKS_MAX, Walk, WalkEntry, WalkError};
+pub use quota::QuotaLimits;
 pub use supers::{MountErrors, Reserve, Tune};
 pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr};
 
 pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};
 pub use extant_format::acl::Acl;
-pub use extant_format::features::Features;
+pub use extant_format::features::{DefaultMountOpts, ErrorsPolicy, Features};
 pub use extant_format::group::GroupDescriptor;
 pub use extant_format::inode::{FileKind, InodeFlags};
+pub use extant_format::quota::{QuotaEntry, QuotaKind};
 pub use extant_format::superblock::Superblock;
 pub use extant_format::time::Timestamp;

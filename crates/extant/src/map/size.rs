@@ -17,7 +17,11 @@ use crate::error::{FsError, Result};
 use crate::inode::InodeData;
 use crate::mount::Fs;
 use crate::node::Node;
+use crate::supers::Needed;
 use crate::txn::Txn;
+
+/// Longer files need a feature.
+const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 
 /// The inode, an orphan's place, and the superblock.
 const SIZE_CREDITS: u32 = 8;
@@ -92,6 +96,9 @@ fn remove_after(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, size: u64) -> Resu
 }
 
 fn set_size(txn: &mut Txn<'_>, node: &Arc<Node>, size: u64) -> Result<()> {
+    if size > SIZE_OF_OLD_FILES_MAX {
+        txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
+    }
     let now = txn.writer().now();
     txn.update(node, |data: &mut InodeData| {
         data.record.size = size;

@@ -12,6 +12,7 @@ use crate::error::{FsError, Result};
 use crate::inode::{Inode, InodeData};
 use crate::map;
 use crate::node::Node;
+use crate::quota::Owners;
 use crate::txn::Txn;
 use crate::xattr::{self, AclKind};
 
@@ -163,6 +164,15 @@ impl Inode {
             if let Some(size) = changes.size {
                 self.resize(size)?;
             }
+            let owners = node.with(|data| {
+                let (uid, gid) = (changes.uid, changes.gid);
+                Owners::new(
+                    uid.unwrap_or(data.record.uid),
+                    gid.unwrap_or(data.record.gid),
+                    changes.project.unwrap_or(data.record.project),
+                )
+            });
+            self.volume().writer()?.quotas().prepare(self.volume(), owners)?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             self.apply(&mut txn, changes)
         })

@@ -16,6 +16,7 @@ use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
 use crate::inode::{Inode, InodeData};
 use crate::node::Node;
+use crate::quota::Owners;
 use crate::slot::BlockKind;
 use crate::txn::Txn;
 use crate::xattr;
@@ -175,6 +176,8 @@ impl Inode {
             let _content = dir.content.write();
             let parent = dir.data();
             check_directory(&parent, false)?;
+            let owners = self.owners_of_new(&parent, new);
+            self.volume().writer()?.quotas().prepare(self.volume(), owners)?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             let node = self.new_node(&mut txn, &parent, b"", new, What::File)?;
             txn.update(&node, |data| data.record.links = 0)?;
@@ -203,6 +206,7 @@ impl Inode {
         if is_dir {
             check_subdirectories(volume, &parent)?;
         }
+        writer.quotas().prepare(volume, self.owners_of_new(&parent, new))?;
         let mut txn = Txn::begin(volume, CREDITS)?;
         let place = dir_edit::prepare_insert(&mut txn, fs, dir, name)?;
         let node = self.new_node(&mut txn, &parent, name, new, what)?;
@@ -276,6 +280,14 @@ impl Inode {
                 Err(error)
             }
         }
+    }
+
+    /// Who pays for a new inode in the directory `parent`.
+    fn owners_of_new(&self, parent: &InodeData, new: &NewInode) -> Owners {
+        let parent = &parent.record;
+        let gid = if parent.mode & 0o2000 != 0 { parent.gid } else { new.gid };
+        let inherits = parent.flags.contains(InodeFlags::PROJINHERIT);
+        Owners::new(new.uid, gid, if inherits { parent.project } else { 0 })
     }
 
     fn new_record(&self, parent: &InodeData, new: &NewInode, what: What<'_>) -> Result<Record> {

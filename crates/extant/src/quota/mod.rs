@@ -50,6 +50,10 @@ const KINDS: [QuotaKind; 3] = [QuotaKind::User, QuotaKind::Group, QuotaKind::Pro
 pub(crate) struct Owners([u32; 3]);
 
 impl Owners {
+    pub(crate) fn new(uid: u32, gid: u32, project: u32) -> Owners {
+        Owners([uid, gid, project])
+    }
+
     pub(crate) fn of(record: &Record) -> Owners {
         Owners([record.uid, record.gid, record.project])
     }
@@ -366,15 +370,70 @@ impl Quotas {
         Ok(())
     }
 
-    /// What an id uses and may use; `None` without a record or when the kind is not counted.
-    pub(crate) fn usage(&self, fs: &Fs, kind: QuotaKind, id: u32) -> Result<Option<QuotaEntry>> {
-        let index = KINDS.iter().zip(0u8..).find(|(one, _)| **one == kind).map_or(0, |(_, at)| at);
-        let Some(file) = self.file(index) else { return Ok(None) };
-        if let Some(usage) = self.table.lock().usage.get(&(index, id)) {
+    /// The key of an id of a kind; `None` when the kind is not counted.
+    fn key(&self, kind: QuotaKind, id: u32) -> Option<(u8, u32)> {
+        let (_, index) = KINDS.iter().zip(0u8..).find(|(one, _)| **one == kind)?;
+        self.file(index).map(|_| (index, id))
+    }
+}
+
+/// The most that an id may have; see [`Fs::set_quota_limits`]. 0: no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QuotaLimits {
+    /// Space at most, in KiB.
+    pub space_hard_kib: u64,
+    /// Space in KiB above which the grace time runs.
+    pub space_soft_kib: u64,
+    /// Inodes at most.
+    pub inodes_hard: u64,
+    /// Inodes above which the grace time runs.
+    pub inodes_soft: u64,
+}
+
+impl Fs {
+    /// What an id uses and may use. `None` when the file system does not count this kind; an id
+    /// without a record uses nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::ReadOnly`] on a mount for reading, damage of the quota file, device errors.
+    pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<Option<QuotaEntry>> {
+        let quotas = self.volume().writer()?.quotas();
+        let Some(key) = quotas.key(kind, id) else { return Ok(None) };
+        if let Some(usage) = quotas.table.lock().usage.get(&key) {
             return Ok(Some(usage.entry));
         }
-        let found = file.tree.lock().find(fs.volume(), id)?;
-        Ok(found.map(|usage| usage.entry))
+        let Some(file) = quotas.file(key.0) else { return Ok(None) };
+        let found = file.tree.lock().find(self.volume(), id)?;
+        let nothing = QuotaEntry { id, ..QuotaEntry::default() };
+        Ok(Some(found.map_or(nothing, |usage| usage.entry)))
+    }
+
+    /// Sets the limits of an id.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`] when the file system does not count this kind;
+    /// [`FsError::NoSpace`] for a new record; [`FsError::ReadOnly`], [`FsError::Aborted`], damage of
+    /// the quota file, device errors.
+    pub fn set_quota_limits(&self, kind: QuotaKind, id: u32, limits: &QuotaLimits) -> Result<()> {
+        let writer = self.volume().writer()?;
+        let quotas = writer.quotas();
+        let what = "kind: the file system has no quotas of this kind";
+        let key = quotas.key(kind, id).ok_or(FsError::InvalidArgument { what })?;
+        let mut txn = Txn::begin(self.volume(), ADD_CREDITS)?;
+        quotas.claim(&mut txn, key, true)?;
+        let now = u64::try_from(writer.now().seconds).unwrap_or(0);
+        let mut table = quotas.table.lock();
+        if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), quotas.file(key.0)) {
+            let entry = &mut usage.entry;
+            entry.space_hard_limit = limits.space_hard_kib;
+            entry.space_soft_limit = limits.space_soft_kib;
+            entry.inode_hard_limit = limits.inodes_hard;
+            entry.inode_soft_limit = limits.inodes_soft;
+            set_grace(entry, file, now);
+        }
+        Ok(())
     }
 }
 

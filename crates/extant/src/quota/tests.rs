@@ -35,18 +35,12 @@ fn owned(uid: u32, gid: u32) -> NewInode {
 }
 
 fn usage(fs: &Fs, kind: QuotaKind, id: u32) -> (u64, u64) {
-    let quotas = fs.volume().writer().unwrap().quotas();
-    let entry = quotas.usage(fs, kind, id).unwrap().unwrap_or_default();
+    let entry = fs.quota(kind, id).unwrap().unwrap();
     (entry.space_bytes, entry.inodes)
 }
 
-/// Sets the limits of an id, which has a record.
-fn limit(fs: &Fs, kind: QuotaKind, id: u32, change: impl FnOnce(&mut QuotaEntry)) {
-    let quotas = fs.volume().writer().unwrap().quotas();
-    let index = KINDS.iter().position(|one| *one == kind).unwrap() as u8;
-    let mut txn = Txn::begin(fs.volume(), 3 * ADD_CREDITS).unwrap();
-    quotas.claim(&mut txn, (index, id), true).unwrap();
-    change(&mut quotas.table.lock().usage.get_mut(&(index, id)).unwrap().entry);
+fn limit(fs: &Fs, kind: QuotaKind, id: u32, limits: QuotaLimits) {
+    fs.set_quota_limits(kind, id, &limits).unwrap();
 }
 
 fn finish(fs: Fs, image: &Image) {
@@ -123,7 +117,8 @@ fn many_ids_make_the_tree_grow() {
         let fs = image.open();
         for id in &ids {
             let quotas = fs.volume().writer().unwrap().quotas();
-            assert!(quotas.usage(&fs, QuotaKind::User, *id).unwrap().is_some(), "{id}");
+            let tree = quotas.file(0).unwrap().tree.lock();
+            assert!(tree.find(fs.volume(), *id).unwrap().is_some(), "{id}");
         }
         finish(fs, &image);
     }
@@ -134,8 +129,8 @@ fn a_hard_limit_refuses_and_nothing_is_charged() {
     let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
     let fs = image.open();
     let root = fs.root().unwrap();
-    limit(&fs, QuotaKind::User, 5, |entry| entry.inode_hard_limit = 2);
-    limit(&fs, QuotaKind::Group, 6, |entry| entry.space_hard_limit = 8);
+    limit(&fs, QuotaKind::User, 5, QuotaLimits { inodes_hard: 2, ..QuotaLimits::default() });
+    limit(&fs, QuotaKind::Group, 6, QuotaLimits { space_hard_kib: 8, ..QuotaLimits::default() });
     for name in ["a", "b"] {
         root.create(name, &owned(5, 1)).unwrap();
     }
@@ -164,7 +159,7 @@ fn limits_that_are_not_enforced_are_counted() {
     let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
     let options = image.options().quota_limits(false);
     let fs = options.open_shared(Arc::clone(&image.device) as _).unwrap();
-    limit(&fs, QuotaKind::User, 5, |entry| entry.inode_hard_limit = 1);
+    limit(&fs, QuotaKind::User, 5, QuotaLimits { inodes_hard: 1, ..QuotaLimits::default() });
     let root = fs.root().unwrap();
     for name in ["a", "b", "c"] {
         root.create(name, &owned(5, 1)).unwrap();
@@ -179,11 +174,8 @@ fn above_a_soft_limit_grace_runs_and_ends() {
     let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
     let fs = image.open();
     let root = fs.root().unwrap();
-    limit(&fs, QuotaKind::User, 5, |entry| entry.inode_soft_limit = 1);
-    let grace_end = |fs: &Fs| {
-        let quotas = fs.volume().writer().unwrap().quotas();
-        quotas.usage(fs, QuotaKind::User, 5).unwrap().unwrap().inode_grace_end
-    };
+    limit(&fs, QuotaKind::User, 5, QuotaLimits { inodes_soft: 1, ..QuotaLimits::default() });
+    let grace_end = |fs: &Fs| fs.quota(QuotaKind::User, 5).unwrap().unwrap().inode_grace_end;
     root.create("a", &owned(5, 1)).unwrap();
     assert_eq!(grace_end(&fs), 0);
     let b = root.create("b", &owned(5, 1)).unwrap();

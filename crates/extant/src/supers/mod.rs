@@ -72,8 +72,6 @@ impl MountErrors {
 pub(crate) enum Needed {
     /// A file of 2 GiB or more.
     LargeFile,
-    /// A directory with more subdirectories than its link count can say.
-    DirNlink,
     /// An extended attribute.
     ExtAttr,
 }
@@ -87,7 +85,6 @@ impl Needed {
         let features = &superblock.features;
         match self {
             Needed::LargeFile => features.has_ro_compat(RoCompat::LARGE_FILE),
-            Needed::DirNlink => features.has_ro_compat(RoCompat::DIR_NLINK),
             Needed::ExtAttr => features.has_compat(Compat::EXT_ATTR),
         }
     }
@@ -96,14 +93,13 @@ impl Needed {
         let features = &mut superblock.features;
         match self {
             Needed::LargeFile => features.ro_compat |= RoCompat::LARGE_FILE,
-            Needed::DirNlink => features.ro_compat |= RoCompat::DIR_NLINK,
             Needed::ExtAttr => features.compat |= Compat::EXT_ATTR,
         }
         // A file system of revision 0 has no feature words.
         superblock.revision = superblock.revision.max(1);
     }
 
-    const ALL: [Needed; 3] = [Needed::LargeFile, Needed::DirNlink, Needed::ExtAttr];
+    const ALL: [Needed; 2] = [Needed::LargeFile, Needed::ExtAttr];
 }
 
 /// What is free in the whole file system, as the allocator counts it.

@@ -66,7 +66,7 @@ fn a_change_is_part_of_its_transaction_and_encoded_at_its_end() {
     for count in 0..1000 {
         supers.change(&mut txn, |superblock| superblock.check_interval = count).unwrap();
     }
-    supers.require_feature(&mut txn, Needed::DirNlink).unwrap();
+    supers.require_feature(&mut txn, Needed::LargeFile).unwrap();
     drop(txn);
     assert_eq!(image.superblock().check_interval, 0, "not before the commit");
     fs.sync().unwrap();
@@ -77,11 +77,7 @@ fn a_change_is_part_of_its_transaction_and_encoded_at_its_end() {
 
 #[test]
 fn features_come_into_use_once() {
-    for (needed, off) in [
-        (Needed::LargeFile, "^large_file"),
-        (Needed::DirNlink, "^dir_nlink"),
-        (Needed::ExtAttr, "^ext_attr"),
-    ] {
+    for (needed, off) in [(Needed::LargeFile, "^large_file"), (Needed::ExtAttr, "^ext_attr")] {
         let image = extant_testkit::require!(Image::make("16M", &["-t", "ext4", "-O", off], ""));
         assert!(!needed.is_on(&image.superblock()), "{needed:?}");
         let fs = image.open();

@@ -24,6 +24,7 @@ use crate::inode::InodeData;
 use crate::mount::Fs;
 use crate::namei::XattrMode;
 use crate::node::Node;
+use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
@@ -359,6 +360,7 @@ fn place_block(
         return Ok(Block::Rewritten);
     }
     let goal = volume.goal_of(node.ino())?;
+    txn.writer().supers().require_feature(txn, Needed::ExtAttr)?;
     let run = txn.allocate(node, &BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata })?;
     let kind = shared::kind(volume);
     let created = txn.create_block(run.start, kind, |to| to.copy_from_slice(&bytes));
