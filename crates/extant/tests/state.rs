@@ -1,0 +1,217 @@
+//! Orphans, quotas and multi-mount protection, with the kernel and e2fsck as witnesses.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::work_dir;
+use extant::{Fs, Inode, MountOptions, NewInode, QuotaKind, SetAttributes};
+use extant_block::FileDevice;
+use extant_sync::{FixedClock, threads};
+use extant_testkit::oracle::{LoopMount, debugfs, dumpe2fs, e2fsck, mke2fs, root};
+use extant_testkit::require;
+
+const QUOTAS: &str = "quotatype=usrquota:grpquota:prjquota";
+
+fn options() -> MountOptions {
+    MountOptions::new().read_only(false).seed(1)
+}
+
+fn writable(image: &Path) -> Fs {
+    options().open(FileDevice::open_read_write(image).unwrap()).unwrap()
+}
+
+fn owned(uid: u32, gid: u32) -> NewInode {
+    NewInode { permissions: 0o755, uid, gid }
+}
+
+fn free(image: &Path) -> [String; 2] {
+    let facts = dumpe2fs(image).unwrap();
+    ["Free blocks", "Free inodes"].map(|key| facts[key].clone())
+}
+
+/// Files that were open without names when the kernel's machine stopped are deleted as the kernel
+/// deletes them.
+#[test]
+fn orphans_of_a_kernel_mount_are_deleted() {
+    require!(root("mounts images"));
+    let dir = work_dir();
+    for feature in ["orphan_file", "^orphan_file"] {
+        let image = dir.path().join("image");
+        require!(mke2fs(&image, "64M", &["-t", "ext4", "-b", "4096", "-O", feature]));
+        let mount = require!(LoopMount::read_write(&image));
+        let path = mount.path().join("big");
+        let big = File::create(&path).unwrap();
+        for at in 0..300u64 {
+            // Every second block: an extent tree with nodes.
+            big.write_all_at(&[7; 4096], at * 8192).unwrap();
+        }
+        let held: Vec<File> = (0..60)
+            .map(|number| {
+                let path = mount.path().join(format!("f{number}"));
+                fs::write(&path, vec![1; 5000]).unwrap();
+                let file = File::open(&path).unwrap();
+                fs::remove_file(&path).unwrap();
+                file
+            })
+            .collect();
+        fs::remove_file(&path).unwrap();
+        rustix::fs::syncfs(&big).unwrap();
+        let ours = dir.path().join("ours");
+        File::open(mount.device()).unwrap().sync_all().unwrap();
+        fs::copy(&image, &ours).unwrap();
+        let theirs = dir.path().join("theirs");
+        fs::copy(&ours, &theirs).unwrap();
+        drop((held, big, mount));
+
+        let fs = writable(&ours);
+        let summary = fs.recovered_orphans().unwrap();
+        assert_eq!((summary.deleted, summary.damaged), (61, 0), "{feature}: {summary:?}");
+        fs.unmount().unwrap();
+        e2fsck(&ours).unwrap().assert_clean();
+        drop(require!(LoopMount::read_write(&theirs)));
+        assert_eq!(free(&ours), free(&theirs), "{feature}");
+    }
+}
+
+/// And the other way round.
+#[test]
+fn the_kernel_deletes_our_orphans() {
+    require!(root("mounts images"));
+    let dir = work_dir();
+    for feature in ["orphan_file", "^orphan_file"] {
+        let image = dir.path().join("image");
+        require!(mke2fs(&image, "64M", &["-t", "ext4", "-b", "4096", "-O", feature]));
+        let before = free(&image);
+        let fs = writable(&image);
+        let top = fs.root().unwrap();
+        let held: Vec<Inode> =
+            (0..50).map(|_| top.tmpfile(&NewInode::root(0o600)).unwrap()).collect();
+        fs.sync().unwrap();
+        let copy = dir.path().join("copy");
+        fs::copy(&image, &copy).unwrap();
+        drop((held, top, fs));
+        drop(require!(LoopMount::read_write(&copy)));
+        e2fsck(&copy).unwrap().assert_clean();
+        assert_eq!(free(&copy), before, "{feature}");
+    }
+}
+
+/// The kernel goes on with the quota files that we changed, and we with those that it changed.
+#[test]
+fn quotas_pass_between_us_and_the_kernel() {
+    require!(root("mounts images"));
+    let dir = work_dir();
+    let image = dir.path().join("image");
+    let made = ["-t", "ext4", "-b", "4096", "-O", "quota,project", "-E", QUOTAS];
+    require!(mke2fs(&image, "64M", &made));
+    for round in 0..3u32 {
+        let fs = writable(&image);
+        let top = fs.root().unwrap();
+        for number in 0..40 {
+            let id = 1000 + number * 37 + round;
+            top.mkdir(format!("d{round}-{number}"), &owned(id, id / 2)).unwrap();
+        }
+        drop(top);
+        fs.unmount().unwrap();
+        e2fsck(&image).unwrap().assert_clean();
+        let mount = require!(LoopMount::read_write(&image));
+        for number in 0..40 {
+            let path = mount.path().join(format!("k{round}-{number}"));
+            fs::write(&path, vec![2; 9000]).unwrap();
+            let id = 500 + number * 91 + round;
+            std::os::unix::fs::chown(&path, Some(id), Some(id + 1)).unwrap();
+        }
+        if round > 0 {
+            fs::remove_dir(mount.path().join(format!("d{}-5", round - 1))).unwrap();
+        }
+        drop(mount);
+        e2fsck(&image).unwrap().assert_clean();
+    }
+    let fs = writable(&image);
+    let entry = fs.quota(QuotaKind::User, 500).unwrap().unwrap();
+    assert_eq!((entry.space_bytes, entry.inodes), (12_288, 1));
+    let set = SetAttributes::new().owner(Some(77), None);
+    fs.resolve("/k0-0").unwrap().set_attributes(&set).unwrap();
+    let entry = fs.quota(QuotaKind::User, 77).unwrap().unwrap();
+    assert_eq!((entry.space_bytes, entry.inodes), (12_288, 1));
+    fs.unmount().unwrap();
+    e2fsck(&image).unwrap().assert_clean();
+}
+
+/// Many threads, new owners all the time, files deleted while open.
+#[test]
+fn threads_share_quota_files_and_orphans() {
+    let dir = work_dir();
+    for feature in ["quota,orphan_file", "quota,^orphan_file"] {
+        let image = dir.path().join("image");
+        let made = ["-t", "ext4", "-b", "1024", "-O", feature, "-E", "quotatype=usrquota:grpquota"];
+        require!(mke2fs(&image, "64M", &made));
+        let fs = writable(&image);
+        threads::scope(|scope| {
+            for thread in 0..4u32 {
+                let fs = fs.clone();
+                let work = move || {
+                    let top = fs.root().unwrap();
+                    let dir = top.mkdir(format!("t{thread}"), &owned(thread, thread)).unwrap();
+                    let mut held = Vec::new();
+                    for step in 0..400u32 {
+                        let id = (step * 7 + thread) % 150;
+                        let name = format!("f{}", step % 30);
+                        match dir.create(&name, &owned(id, id % 10)) {
+                            Ok(file) => held.push(file),
+                            Err(_) => dir.unlink(&name).unwrap(),
+                        }
+                        if let Some(file) = held.get(step as usize % (held.len().max(1))) {
+                            let set = SetAttributes::new().owner(Some(id / 2), None);
+                            file.set_attributes(&set).unwrap();
+                        }
+                        if held.len() > 20 {
+                            held.truncate(3);
+                        }
+                        if step % 97 == 96 {
+                            fs.sync().unwrap();
+                        }
+                    }
+                };
+                scope.spawn(&format!("changer-{thread}"), work).unwrap();
+            }
+        })
+        .unwrap();
+        fs.unmount().unwrap();
+        e2fsck(&image).unwrap().assert_clean();
+    }
+}
+
+/// While we have the file system, the block names us; afterwards it is free.
+#[test]
+fn multi_mount_protection_is_held_and_let_go() {
+    let dir = work_dir();
+    let image = dir.path().join("image");
+    require!(mke2fs(&image, "64M", &["-t", "ext4", "-b", "4096", "-O", "mmp"]));
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let open = |image: &Path| {
+        let options = options().clock(Arc::clone(&clock) as _);
+        options.open(FileDevice::open_read_write(image).unwrap())
+    };
+    let fs = open(&image).unwrap();
+    let shown = require!(debugfs(&image, false, "dump_mmp\n"));
+    let host = String::from_utf8(extant_sync::host_name()).unwrap();
+    assert!(shown.contains(&format!("node_name: {host}")), "{shown}");
+    let sequence = |shown: &str| {
+        let line = shown.lines().find(|line| line.contains("sequence")).unwrap().to_owned();
+        line
+    };
+    let first = sequence(&shown);
+    clock.advance(std::time::Duration::from_secs(6));
+    fs.tick().unwrap();
+    assert_ne!(sequence(&debugfs(&image, false, "dump_mmp\n").unwrap()), first);
+    fs.root().unwrap().create("a", &NewInode::root(0o600)).unwrap();
+    fs.unmount().unwrap();
+    let shown = debugfs(&image, false, "dump_mmp\n").unwrap();
+    assert!(sequence(&shown).contains("0xff4d4d50"), "{shown}");
+    e2fsck(&image).unwrap().assert_clean();
+}
