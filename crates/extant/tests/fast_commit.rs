@@ -72,6 +72,24 @@ fn change(tree: &Path, round: u64) {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 100_000).unwrap();
     file.write_all_at(b"here", 50_000).unwrap();
     file.sync_all().unwrap();
+    // A name that changes hands, one of two names, an empty directory, a hole, and attributes.
+    let (over, target) = (tree.join("over"), tree.join("target"));
+    fs::write(&over, vec![4; 3000 + round as usize]).unwrap();
+    fs::write(&target, vec![5; 12_000]).unwrap();
+    fs::hard_link(&target, tree.join(format!("other-{round}"))).unwrap();
+    sync(&target);
+    fs::rename(&over, &target).unwrap();
+    sync(&target);
+    fs::create_dir(tree.join("empty")).unwrap();
+    sync(&target);
+    fs::remove_dir(tree.join("empty")).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&cut, punch, 4096, 8192).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600 + (round as u32 % 8));
+    fs::set_permissions(tree.join(format!("other-{round}")), mode).unwrap();
+    std::os::unix::fs::chown(&kept, Some(7), Some(round as u32)).unwrap();
+    cut.sync_all().unwrap();
+    sync(&tree.join(format!("other-{round}")));
     // Made and gone, between two fast commits.
     fs::write(tree.join("short"), "x").unwrap();
     sync(&tree.join("short"));

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use extant_base::{FsBlock, Ino};
-use extant_format::features::State;
 use extant_format::group::GroupFlags;
 use extant_format::inode::FileKind;
 use rustc_hash::FxHashSet;
@@ -74,11 +73,10 @@ impl Orphans {
     /// Those of devices.
     pub(crate) fn load_list(&self, fs: &Fs, supers: &SuperState) -> Result<LoadedList> {
         let mut loaded = LoadedList::default();
-        let (head, has_errors) = supers.with(|superblock| {
-            (Ino(superblock.last_orphan), superblock.state.contains(State::ERROR))
-        });
-        if has_errors {
-            // As the kernel: what damage made of these inodes, only a check can tell.
+        let head = supers.with(|superblock| Ino(superblock.last_orphan));
+        if !supers.was_sound() {
+            // As the kernel: what damage made of these inodes, only a check can tell. And without a
+            // log nobody knows what else a crash left undone.
             loaded.summary.list_ignored = head.0 != 0;
             loaded.forget = head.0 != 0;
             return Ok(loaded);

@@ -288,6 +288,13 @@ impl SuperState {
         Ok(self.device.flush()?)
     }
 
+    /// Whether the file system was to be believed when it was mounted: without errors, and without
+    /// a log unmounted.
+    pub(crate) fn was_sound(&self) -> bool {
+        let state = self.current.lock().state;
+        !state.contains(State::ERROR) && (self.has_log || state.contains(State::VALID))
+    }
+
     /// Refuses a change after damage, if that is the policy.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.read_only.load(Ordering::Acquire) { Err(FsError::ReadOnly) } else { Ok(()) }
