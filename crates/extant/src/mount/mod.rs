@@ -521,7 +521,11 @@ impl Fs {
         let Ok(writer) = self.volume.writer() else { return Ok(()) };
         while self.reclaim() {}
         writer.close();
-        writer.journal().close().map_err(FsError::from_journal)?;
+        if let Err(error) = writer.journal().close() {
+            // Nothing more will be written: another host need not wait.
+            let _ = writer.mmp().map(|mmp| mmp.release());
+            return Err(FsError::from_journal(error));
+        }
         let stats = writer.journal().stats();
         let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;

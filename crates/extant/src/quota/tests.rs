@@ -239,8 +239,8 @@ fn attributes_are_charged_to_the_inodes_that_have_them() {
     assert_eq!(usage(&fs, QuotaKind::User, 5), (2048, 2));
     files[0].set_xattr("user.large", [8; 3000], any).unwrap();
     assert_eq!(usage(&fs, QuotaKind::User, 5), (2048 + 3072, 3));
-    limit(&fs, QuotaKind::User, 5, |entry| entry.space_hard_limit = 6);
-    limit(&fs, QuotaKind::Group, 6, |entry| entry.inode_hard_limit = 3);
+    limit(&fs, QuotaKind::User, 5, QuotaLimits { space_hard_kib: 6, ..QuotaLimits::default() });
+    limit(&fs, QuotaKind::Group, 6, QuotaLimits { inodes_hard: 3, ..QuotaLimits::default() });
     for len in [800, 2000] {
         let error = files[1].set_xattr("user.more", vec![9; len], any).unwrap_err();
         assert!(matches!(error, FsError::QuotaExceeded { .. }), "{error}");
