@@ -147,7 +147,9 @@ impl<'a, T: Target> Proof<'a, T> {
     ) -> (Report, Counts) {
         let tally = Tally::default();
         let check = |state: &CrashState| {
-            self.look_at(state, rules, &tally, &verdict).map_err(|text| format!("{name}: {text}"))
+            let salt = history.events().len();
+            self.look_at(state, salt, rules, &tally, &verdict)
+                .map_err(|text| format!("{name}: {text}"))
         };
         let only = self.only.as_deref();
         let report = run(history, &self.sampling, self.threads, only, check);
@@ -166,6 +168,7 @@ impl<'a, T: Target> Proof<'a, T> {
     fn look_at(
         &self,
         state: &CrashState,
+        salt: usize,
         rules: &Rules,
         tally: &Tally,
         verdict: &(impl Fn(usize, &Tree) -> Result<(), String> + Sync),
@@ -177,7 +180,8 @@ impl<'a, T: Target> Proof<'a, T> {
                 image::save(device, &Path::new(&dir).join(name));
             }
         }
-        let second = self.chosen(state, self.again_one_in, 1);
+        let chosen = |one_in, kind| self.chosen(state, salt, one_in, kind);
+        let second = chosen(self.again_one_in, 1);
         let found = if second {
             let recorders = over(&state.devices);
             let shared: Vec<SharedDevice> =
@@ -186,7 +190,7 @@ impl<'a, T: Target> Proof<'a, T> {
             verdict(state.marks, &found)?;
             self.cut_again(&recorders, rules, &found, tally)?;
             let after: Vec<MemoryDevice> = recorders.iter().map(|r| r.contents()).collect();
-            self.settled(state, &after, tally)?;
+            self.settled(&after, chosen(self.fsck_one_in, 2), tally)?;
             found
         } else {
             let after: Vec<Arc<MemoryDevice>> =
@@ -196,14 +200,14 @@ impl<'a, T: Target> Proof<'a, T> {
             let found = self.recover(&shared, rules)?;
             verdict(state.marks, &found)?;
             let after: Vec<MemoryDevice> = after.iter().map(|device| device.snapshot()).collect();
-            self.settled(state, &after, tally)?;
+            self.settled(&after, chosen(self.fsck_one_in, 2), tally)?;
             found
         };
-        if self.chosen(state, self.replay_one_in, 3) {
+        if chosen(self.replay_one_in, 3) {
             tally.replays.fetch_add(1, Ordering::Relaxed);
             self.replay_elsewhere(&raw, rules, &found)?;
         }
-        if self.chosen(state, self.kernel_one_in, 4) && raw.len() == 1 && oracle::is_root() {
+        if chosen(self.kernel_one_in, 4) && raw.len() == 1 && oracle::is_root() {
             tally.kernel.fetch_add(1, Ordering::Relaxed);
             self.replay_by_kernel(&raw, rules, &found)?;
         }
@@ -211,9 +215,9 @@ impl<'a, T: Target> Proof<'a, T> {
     }
 
     /// One state in `one_in`, the same ones every time, and other ones for each `kind`.
-    fn chosen(&self, state: &CrashState, one_in: u64, kind: u64) -> bool {
+    fn chosen(&self, state: &CrashState, salt: usize, one_in: u64, kind: u64) -> bool {
         let mut hasher = DefaultHasher::new();
-        (self.sampling.seed, state.cut, state.number, kind).hash(&mut hasher);
+        (self.sampling.seed, salt, state.cut, state.number, kind).hash(&mut hasher);
         one_in != 0 && hasher.finish().is_multiple_of(one_in)
     }
 
@@ -236,14 +240,9 @@ impl<'a, T: Target> Proof<'a, T> {
     }
 
     /// V3.
-    fn settled(
-        &self,
-        state: &CrashState,
-        after: &[MemoryDevice],
-        tally: &Tally,
-    ) -> Result<(), String> {
+    fn settled(&self, after: &[MemoryDevice], fsck: bool, tally: &Tally) -> Result<(), String> {
         self.target.check(after).map_err(|text| format!("the checker finds:\n{text}"))?;
-        if self.chosen(state, self.fsck_one_in, 2) {
+        if fsck {
             tally.fsck.fetch_add(1, Ordering::Relaxed);
             e2fsck(after, "-fn", |report, _| {
                 if report.is_clean() {

@@ -39,15 +39,15 @@ impl Inode {
     fn link_once(&self, name: &[u8], target: &Arc<Node>) -> Result<()> {
         let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
         let writer = volume.writer()?;
-        if target.with(|data| data.kind == FileKind::Directory) {
-            let what = "directories have one name only";
-            return Err(FsError::NotPermitted { ino: target.ino(), what });
-        }
         let _content = dir.content.write();
         let parent = dir.data();
         check_directory(&parent, false)?;
         if let Some(node) = fs.find_in(dir, name)? {
             return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
+        }
+        if target.with(|data| data.kind == FileKind::Directory) {
+            let what = "directories have one name only";
+            return Err(FsError::NotPermitted { ino: target.ino(), what });
         }
         let nameless = target.nameless.load(Ordering::Acquire);
         let (kind, links) = target.with(|data| {

@@ -47,10 +47,10 @@ fn range(first: u64, count: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn generated_histories_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 10, one_cut_in: 8, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 3, samples: 10, one_cut_in: 4, ..crate::states() };
     let load = Load {
         name: "generated_histories_survive_every_cut",
-        steps: 60,
+        steps: 100,
         profile: Profile::default(),
         sampling,
     };

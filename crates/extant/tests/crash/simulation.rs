@@ -19,7 +19,7 @@ fn seeds(
     faults: impl Fn(u64) -> FaultPlan,
     sampling: Sampling,
 ) {
-    let target = Extant::default();
+    let target = Extant { errors: true, ..Extant::default() };
     let mut counts = Counts::default();
     let (mut errors, mut failed, mut gave_up) = (0, 0, 0);
     let count = if std::env::var_os("EXTANT_SEED").is_some() { 1 } else { count };

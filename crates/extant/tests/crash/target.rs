@@ -19,10 +19,10 @@ use extant_testkit::proof::Target;
 /// Mounts by `extant`, with the same seed every time.
 #[derive(Clone, Default)]
 pub struct Extant {
-    /// Steps that are left out, while recording only: recovery is always whole.
+    /// Steps that are left out.
     pub mutations: Mutations,
-    /// Whether `mutations` apply to every mount.
-    pub always: bool,
+    /// Whether the file system may say that it saw errors.
+    pub errors: bool,
 }
 
 impl Extant {
@@ -281,8 +281,11 @@ impl Target for Extant {
     }
 
     fn check(&self, devices: &[MemoryDevice]) -> std::result::Result<(), String> {
-        let report = extant_check::check(&devices[0], &extant_check::CheckOptions::default())
-            .map_err(|error| in_full(&error))?;
+        let options = extant_check::CheckOptions {
+            require_clean_state: !self.errors,
+            ..extant_check::CheckOptions::default()
+        };
+        let report = extant_check::check(&devices[0], &options).map_err(|e| in_full(&e))?;
         if report.problems.is_empty() {
             return Ok(());
         }
