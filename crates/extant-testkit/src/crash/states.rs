@@ -18,6 +18,8 @@ pub struct Sampling {
     pub samples: usize,
     /// One cut in this many is looked at; 1 for all.
     pub one_cut_in: u64,
+    /// In how many ways each open write of several sectors is torn, rounded up to a multiple of 3.
+    pub tears: usize,
     /// Writes within this range of bytes of the first device are not torn, because nobody could
     /// bear it: the primary superblock with its checksum is longer than a sector.
     pub whole: Range<u64>,
@@ -25,7 +27,7 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Sampling {
-        Sampling { seed: 0, exhaustive_max: 5, samples: 24, one_cut_in: 1, whole: 0..0 }
+        Sampling { seed: 0, exhaustive_max: 5, samples: 24, one_cut_in: 1, tears: 3, whole: 0..0 }
     }
 }
 
@@ -108,15 +110,24 @@ fn torn(event: &Event, random: &mut Prng, sampling: &Sampling) -> Vec<Fate> {
     if sectors < 2 {
         return Vec::new();
     }
-    let mut cut = (1 + random.below(sectors - 1)) * 512;
     let whole = &sampling.whole;
-    if event.device == 0 && *offset < whole.end && whole.start < offset + len {
-        if (whole.start + 1..whole.end).contains(&(offset + cut)) {
+    let guarded =
+        event.device == 0 && *offset < whole.end && whole.start < offset.saturating_add(len);
+    let mut found = Vec::new();
+    for _ in 0..sampling.tears.div_ceil(3) {
+        let mut cut = (1 + random.below(sectors - 1)) * 512;
+        if guarded && (whole.start + 1..whole.end).contains(&(offset + cut)) {
             cut = whole.end - offset;
         }
-        return if cut < len { vec![Fate::First(cut), Fate::From(cut)] } else { Vec::new() };
+        if cut < len {
+            found.extend([Fate::First(cut), Fate::From(cut)]);
+        }
+        let seed = random.next_u64();
+        if !guarded {
+            found.push(Fate::Scattered(seed));
+        }
     }
-    vec![Fate::First(cut), Fate::From(cut), Fate::Scattered(random.next_u64())]
+    found
 }
 
 fn any_torn(event: &Event, random: &mut Prng, sampling: &Sampling) -> Fate {

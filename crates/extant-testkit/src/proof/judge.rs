@@ -271,6 +271,7 @@ impl<'a, T: Target> Proof<'a, T> {
             exhaustive_max: 1,
             samples: 5,
             one_cut_in: cuts / SECOND_CUT_SAMPLES as u64 + 1,
+            tears: 3,
             whole: self.sampling.whole.clone(),
         };
         let print = found.fingerprint();

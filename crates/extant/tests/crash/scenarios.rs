@@ -278,7 +278,7 @@ fn pairs(name: &str, seed: u64, one_in: u64, sampling: &Sampling, layouts: &[lay
 fn some_pairs_of_operations_are_whole_and_in_order() {
     let seed = env::seed(2);
     let sampling =
-        Sampling { seed, exhaustive_max: 3, samples: 10, one_cut_in: 4, ..crate::states() };
+        Sampling { seed, exhaustive_max: 3, samples: 10, one_cut_in: 2, ..crate::states() };
     pairs("some_pairs_of_operations", seed, 24, &sampling, &[SMALL]);
 }
 
@@ -287,7 +287,7 @@ fn some_pairs_of_operations_are_whole_and_in_order() {
 fn every_pair_of_operations_is_whole_and_in_order() {
     let seed = env::seed(3);
     let sampling =
-        Sampling { seed, exhaustive_max: 4, samples: 12, one_cut_in: 3, ..crate::states() };
+        Sampling { seed, exhaustive_max: 4, samples: 12, tears: 6, one_cut_in: 2, ..crate::states() };
     pairs("every_pair_of_operations", seed, 1, &sampling, &[SMALL]);
     let sampling =
         Sampling { seed, exhaustive_max: 3, samples: 8, one_cut_in: 6, ..crate::states() };
