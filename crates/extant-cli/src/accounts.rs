@@ -190,7 +190,10 @@ mod tests {
 
     #[test]
     fn accounts_are_found_both_ways_and_the_first_line_counts() {
-        let names = Names::of("root:x:0:0::/:\nweb:x:33:34\nwww:x:33:35\nweb:x:7:7\nbad\x01:x:9:9\n", "adm:x:4:\nx\n");
+        let names = Names::of(
+            "root:x:0:0::/:\nweb:x:33:34\nwww:x:33:35\nweb:x:7:7\nbad\x01:x:9:9\n",
+            "adm:x:4:\nx\n",
+        );
         assert_eq!(names.user(33), Some(&b"web"[..]));
         assert_eq!(names.user(9), None);
         assert_eq!(names.group(4), Some(&b"adm"[..]));

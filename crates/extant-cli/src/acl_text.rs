@@ -193,8 +193,7 @@ impl AclChange {
         if wants_default(set) {
             default = None;
         }
-        let may_execute =
-            is_dir || lists.access.entries().iter().any(|entry| entry.perm & 1 != 0);
+        let may_execute = is_dir || lists.access.entries().iter().any(|entry| entry.perm & 1 != 0);
         let mut touched = [false; 2];
         let mut masked = [false; 2];
         for entry in &self.remove {
@@ -236,9 +235,8 @@ impl AclChange {
             })
         };
         let access = finish(&mut access, touched[0], masked[0])?;
-        let default = default
-            .map(|mut default| finish(&mut default, touched[1], masked[1]))
-            .transpose()?;
+        let default =
+            default.map(|mut default| finish(&mut default, touched[1], masked[1])).transpose()?;
         Ok(Lists { access, default })
     }
 }
@@ -268,9 +266,8 @@ fn complete(default: &mut Vec<AclEntry>, access: &[AclEntry]) {
 /// Makes the mask what it is to be: as given, else as it was with `keep`, else all that the entries
 /// under it allow.
 fn fit_mask(entries: &mut Vec<AclEntry>, keep: bool, given: bool) {
-    let under = |entry: &&AclEntry| {
-        matches!(entry.who, Who::User(_) | Who::OwningGroup | Who::Group(_))
-    };
+    let under =
+        |entry: &&AclEntry| matches!(entry.who, Who::User(_) | Who::OwningGroup | Who::Group(_));
     let named = entries.iter().any(|entry| entry.who.id().is_some());
     let mask = entries.iter_mut().position(|entry| entry.who == Who::Mask);
     let union = entries.iter().filter(under).fold(0, |all, entry| all | entry.perm);
@@ -331,7 +328,6 @@ pub(crate) enum Effective {
 
 /// The lines of a list, each with `prefix` in front.
 pub(crate) fn lines(acl: &Acl, prefix: &str, names: &Names, effective: Effective) -> Vec<String> {
-    const COLUMN: usize = 32;
     let mask = perm_of(acl.entries(), Who::Mask);
     let line = |entry: &AclEntry| {
         let mut line = format!("{prefix}{}", entry_text(entry, names));
@@ -343,9 +339,7 @@ pub(crate) fn lines(acl: &Acl, prefix: &str, names: &Names, effective: Effective
             _ => false,
         };
         if says {
-            let tabs = COLUMN.saturating_sub(line.len()).div_ceil(8).max(1);
-            line.push_str(&"\t".repeat(tabs));
-            line.push_str(&format!("#effective:{}", perm_text(limit.unwrap_or(entry.perm))));
+            line.push_str(&format!("\t#effective:{}", perm_text(limit.unwrap_or(entry.perm))));
         }
         line
     };
@@ -470,8 +464,8 @@ mod tests {
         let acl = acl("u::rw-,u:33:rwx,g::r-x,m::r--,o::r--");
         let shown = lines(&acl, "default:", &names(), Effective::Limited);
         assert_eq!(shown[0], "default:user::rw-");
-        assert_eq!(shown[1], "default:user:web:rwx\t\t#effective:r--");
-        assert_eq!(shown[2], "default:group::r-x\t\t#effective:r--");
+        assert_eq!(shown[1], "default:user:web:rwx\t#effective:r--");
+        assert_eq!(shown[2], "default:group::r-x\t#effective:r--");
         assert_eq!(shown[3], "default:mask::r--");
         assert_eq!(lines(&acl, "", &names(), Effective::Never)[1], "user:web:rwx");
     }

@@ -5,7 +5,9 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, chattr, chmod, chown, completions, extents, extract, find, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm, rmdir, setfacl, setfattr, stat, touch, tree,
+    build, cat, chattr, chmod, chown, completions, extents, extract, find, getfacl, getfattr, info,
+    ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm, rmdir, setfacl, setfattr, stat, touch,
+    tree, tune,
 };
 use crate::exit::{Exit, Result};
 
@@ -44,6 +46,7 @@ enum Command {
     Getfacl(getfacl::GetfaclArgs),
     Chattr(chattr::ChattrArgs),
     Lsattr(lsattr::LsattrArgs),
+    Tune(Box<tune::TuneArgs>),
     Replay(replay::ReplayArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
@@ -91,6 +94,7 @@ fn examples(command: &str) -> Option<&'static str> {
         "getfacl" => getfacl::EXAMPLES,
         "chattr" => chattr::EXAMPLES,
         "lsattr" => lsattr::EXAMPLES,
+        "tune" => tune::EXAMPLES,
         "replay" => replay::EXAMPLES,
         _ => return None,
     })
@@ -101,6 +105,9 @@ pub(crate) fn run() -> Result<Exit> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
     if args.get(1).is_some_and(|name| name == "find") {
         args = args.into_iter().map(find::double_dashes).collect();
+    }
+    if args.get(1).is_some_and(|name| name == "chattr") {
+        args = args.into_iter().map(chattr::named_removal).collect();
     }
     // Prints help and usage errors itself and ends with 0 or 2.
     let cli = definition()
@@ -133,6 +140,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Getfacl(args) => getfacl::run(&args),
         Command::Chattr(args) => chattr::run(&args),
         Command::Lsattr(args) => lsattr::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

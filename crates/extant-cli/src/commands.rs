@@ -28,3 +28,4 @@ pub(crate) mod setfattr;
 pub(crate) mod stat;
 pub(crate) mod touch;
 pub(crate) mod tree;
+pub(crate) mod tune;

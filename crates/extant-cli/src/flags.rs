@@ -28,6 +28,11 @@ pub(crate) const LETTERS: [(char, InodeFlags, &str, bool); 22] = [
     ('m', InodeFlags::NOCOMPR, "Dont_Compress", true),
 ];
 
+/// Whether lsattr has such a letter.
+pub(crate) fn is_letter(letter: char) -> bool {
+    LETTERS.iter().any(|(known, ..)| *known == letter)
+}
+
 /// A flag of other file systems, which ext4 never sets.
 const NOCOW: InodeFlags = InodeFlags::SNAPFILE.difference(InodeFlags::SNAPFILE);
 

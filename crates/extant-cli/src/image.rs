@@ -202,13 +202,19 @@ pub(crate) fn label(name: &str, path: &[u8]) -> String {
     format!("{name}:{}", escape(path))
 }
 
-/// An error about `path` in the image `name`.
+/// An error about `path` in the image `name`. What the path says need not be said by inode.
 pub(crate) fn failure(name: &str, path: &[u8], error: FsError) -> Failure {
-    if let FsError::NotFound { .. } = error {
-        return Failure::new(Exit::NotFound, format!("{}: no such file", label(name, path)));
-    }
-    let failure = Failure::from(error);
-    Failure { message: format!("{}: {}", label(name, path), failure.message), ..failure }
+    let plain = match &error {
+        FsError::NotFound { .. } => Some("no such file"),
+        FsError::Exists { .. } => Some("exists already"),
+        FsError::NotEmpty { .. } => Some("the directory is not empty"),
+        FsError::NotPermitted { what, .. } => Some(*what),
+        _ => None,
+    };
+    let mut failure = Failure::from(error);
+    let what = plain.unwrap_or(&failure.message);
+    failure.message = format!("{}: {what}", label(name, path));
+    failure
 }
 
 impl Image {

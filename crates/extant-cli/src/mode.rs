@@ -123,8 +123,7 @@ fn parse_clause(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
 }
 
 fn parse_step(operator: Operator, whom: Option<u16>, what: &str) -> Option<Step> {
-    let mut step =
-        Step { operator, whom, bits: 0, executable: false, copies: false, set_ids: 0 };
+    let mut step = Step { operator, whom, bits: 0, executable: false, copies: false, set_ids: 0 };
     if what.starts_with(|c: char| c.is_ascii_digit()) {
         if whom.is_some() {
             return None;

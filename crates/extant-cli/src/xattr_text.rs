@@ -85,7 +85,7 @@ fn decode_hex(text: &[u8]) -> Result<Vec<u8>, String> {
         .map(|byte| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
         .collect::<Option<_>>()
         .ok_or_else(wrong)?;
-    if digits.len() % 2 != 0 {
+    if !digits.len().is_multiple_of(2) {
         return Err(wrong());
     }
     Ok(digits.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit)).collect())
@@ -98,7 +98,7 @@ fn decode_base64(text: &[u8]) -> Result<Vec<u8>, String> {
         [body @ .., b'=', b'='] | [body @ .., b'='] => body,
         body => body,
     };
-    if text.len() % 4 != 0 || body.len() % 4 == 1 {
+    if !text.len().is_multiple_of(4) || body.len() % 4 == 1 {
         return Err(wrong());
     }
     let mut out = Vec::with_capacity(body.len() / 4 * 3 + 2);
@@ -133,7 +133,8 @@ fn unescape(text: &[u8]) -> Vec<u8> {
                 let len = len.count();
                 let digits = rest.get(1..=len).unwrap_or(&[]);
                 // As wide as a byte, whatever \777 would be.
-                let octal = |value: u8, digit: &u8| value.wrapping_mul(8).wrapping_add(digit - b'0');
+                let octal =
+                    |value: u8, digit: &u8| value.wrapping_mul(8).wrapping_add(digit - b'0');
                 out.push(digits.iter().fold(0, octal));
                 rest = rest.get(len + 1..).unwrap_or(&[]);
             }

@@ -382,8 +382,11 @@ fn pages_and_completions_name_every_command_and_exit_code() {
     let place = Place::new();
     std::fs::create_dir(place.path("man")).unwrap();
     place.run(&["man", "man"]).succeeds();
-    let commands =
-        ["build", "mkfs", "info", "ls", "tree", "stat", "cat", "find", "extents", "extract"];
+    let commands = [
+        "build", "mkfs", "info", "ls", "tree", "stat", "cat", "find", "extents", "extract",
+        "mkdir", "rmdir", "mknod", "rm", "mv", "ln", "chmod", "chown", "touch", "setfattr",
+        "getfattr", "setfacl", "getfacl", "chattr", "lsattr", "tune", "replay",
+    ];
     let bash = place.run(&["completions", "bash"]).succeeds().out();
     let help = place.run(&["--help"]).succeeds().out();
     for command in commands {

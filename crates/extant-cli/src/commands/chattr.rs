@@ -7,7 +7,7 @@ use extant::{FileKind, FsError, Inode, InodeFlags, SetAttributes};
 
 use crate::edit::{EditArgs, Session, edit_each};
 use crate::exit::{Exit, Failure, Result};
-use crate::flags::FlagChange;
+use crate::flags::{FlagChange, is_letter};
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant chattr +i root.img:/etc/machine-id\n  extant chattr -R -ia root.img:/var\n  extant chattr -p 7 +P root.img:/home/user\n";
@@ -29,22 +29,37 @@ pub(crate) struct ChattrArgs {
     /// Set the project
     #[arg(short = 'p', long, value_name = "ID")]
     project: Option<u32>,
+    /// The same as -LETTERS
+    #[arg(long, value_name = "LETTERS")]
+    remove: Vec<String>,
     /// +LETTERS, -LETTERS or =LETTERS, and then the files
-    #[arg(value_name = "CHANGE… IMG:/PATH", allow_hyphen_values = true, required = true)]
+    #[arg(value_name = "CHANGE… IMG:/PATH", required = true)]
     words: Vec<OsString>,
+}
+
+/// Turns `-ia` into an option that a parser of options understands.
+pub(crate) fn named_removal(arg: OsString) -> OsString {
+    let letters = arg.to_str().and_then(|arg| arg.strip_prefix('-')).unwrap_or("");
+    match !letters.is_empty() && letters.chars().all(is_letter) {
+        true => format!("--remove={letters}").into(),
+        false => arg,
+    }
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &ChattrArgs) -> Result<Exit> {
-    let is_change = |word: &OsString| word.to_str().is_some_and(|w| w.starts_with(['+', '-', '=']));
+    let is_change = |word: &OsString| word.to_str().is_some_and(|w| w.starts_with(['+', '=']));
     let count = args.words.iter().take_while(|word| is_change(word)).count();
     let (words, targets) = args.words.split_at(count);
     let mut change = FlagChange::default();
     for word in words.iter().filter_map(|word| word.to_str()) {
         change.parse_word(word).map_err(Failure::usage)?;
     }
+    for letters in &args.remove {
+        change.parse_word(&format!("-{letters}")).map_err(Failure::usage)?;
+    }
     change.check().map_err(Failure::usage)?;
-    if words.is_empty() && args.project.is_none() {
+    if words.is_empty() && args.remove.is_empty() && args.project.is_none() {
         return Err(Failure::usage("nothing to do: give +LETTERS, -LETTERS, =LETTERS or -p ID"));
     }
     if targets.is_empty() {

@@ -63,17 +63,21 @@ pub(crate) struct GetfaclArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GetfaclArgs) -> Result<Exit> {
     let mut out = Out::new();
-    let exit = read_each(&args.targets, |file| args.how.open(file), |session, path| {
-        let names = Names::load(&session.fs, args.numeric || args.json);
-        if !args.recursive {
-            let inode = session.find(path, true)?;
-            return show(args, session, &names, &mut out, path, &inode);
-        }
-        session.walk(path, true, |session, path, inode| match inode.is_symlink() {
-            true => Ok(()),
-            false => show(args, session, &names, &mut out, path, inode),
-        })
-    })?;
+    let exit = read_each(
+        &args.targets,
+        |file| args.how.open(file),
+        |session, path| {
+            let names = Names::load(&session.fs, args.numeric || args.json);
+            if !args.recursive {
+                let inode = session.find(path, true)?;
+                return show(args, session, &names, &mut out, path, &inode);
+            }
+            session.walk(path, true, |session, path, inode| match inode.is_symlink() {
+                true => Ok(()),
+                false => show(args, session, &names, &mut out, path, inode),
+            })
+        },
+    )?;
     out.flush()?;
     Ok(exit)
 }
@@ -96,8 +100,7 @@ fn show(
         return Ok(());
     }
     let access = stored.unwrap_or_else(|| Acl::from_mode(meta.permissions));
-    let (access, default) =
-        ((!args.default).then_some(access), default.filter(|_| !args.access));
+    let (access, default) = ((!args.default).then_some(access), default.filter(|_| !args.access));
     if args.json {
         let mut object = Map::new();
         put_bytes(&mut object, "path", path);

@@ -22,7 +22,7 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant getfattr -d root.img:/etc
 /// Show extended attributes of files of an image
 ///
 /// The names of user attributes, or what -n, -m and -d ask for, in the form of getfattr(1), which
-/// setfattr --restore reads. A symbolic link is followed unless -h or -R is given.
+/// setfattr --restore reads; a zero byte at the end of a value is shown, which that one leaves out. A symbolic link is followed unless -h or -R is given.
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct GetfattrArgs {
@@ -35,8 +35,13 @@ pub(crate) struct GetfattrArgs {
     #[arg(short = 'd', long)]
     dump: bool,
     /// Attributes whose names match this regular expression; - for all
-    #[arg(short = 'm', long = "match", value_name = "PATTERN", default_value = "^user\\.",
-          allow_hyphen_values = true)]
+    #[arg(
+        short = 'm',
+        long = "match",
+        value_name = "PATTERN",
+        default_value = "^user\\.",
+        allow_hyphen_values = true
+    )]
     pattern: String,
     /// How values are written; text where they are printable, else base64, when left out
     #[arg(short = 'e', long, value_name = "HOW")]
@@ -66,19 +71,24 @@ pub(crate) fn run(args: &GetfattrArgs) -> Result<Exit> {
     let pattern = match args.pattern.as_str() {
         "-" => None,
         pattern => Some(
-            Regex::new(pattern).map_err(|error| Failure::usage(format!("-m {pattern}: {error}")))?,
+            Regex::new(pattern)
+                .map_err(|error| Failure::usage(format!("-m {pattern}: {error}")))?,
         ),
     };
     let mut out = Out::new();
-    let exit = read_each(&args.targets, |file| args.how.open(file), |session, path| {
-        if !args.recursive {
-            let inode = session.find(path, !args.no_dereference)?;
-            return show(args, pattern.as_ref(), session, &mut out, path, &inode);
-        }
-        session.walk(path, false, |session, path, inode| {
-            show(args, pattern.as_ref(), session, &mut out, path, inode)
-        })
-    })?;
+    let exit = read_each(
+        &args.targets,
+        |file| args.how.open(file),
+        |session, path| {
+            if !args.recursive {
+                let inode = session.find(path, !args.no_dereference)?;
+                return show(args, pattern.as_ref(), session, &mut out, path, &inode);
+            }
+            session.walk(path, false, |session, path, inode| {
+                show(args, pattern.as_ref(), session, &mut out, path, inode)
+            })
+        },
+    )?;
     out.flush()?;
     Ok(exit)
 }
@@ -94,9 +104,8 @@ fn show(
     let xattrs = match &args.name {
         Some(name) => {
             let name = name.as_bytes();
-            let value = inode
-                .xattr(name)
-                .map_err(|error| attribute_failure(session, path, name, error))?;
+            let value =
+                inode.xattr(name).map_err(|error| attribute_failure(session, path, name, error))?;
             vec![Xattr { name: name.to_vec(), value }]
         }
         None => {

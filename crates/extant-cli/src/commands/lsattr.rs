@@ -55,17 +55,22 @@ pub(crate) struct LsattrArgs {
 /// Runs the command.
 pub(crate) fn run(args: &LsattrArgs) -> Result<Exit> {
     let mut out = Out::new();
-    let exit = read_each(&args.targets, |file| args.how.open(file), |session, path| {
-        let inode = session.find(path, false)?;
-        if inode.is_dir() && !args.directory {
-            return list(args, session, &mut out, path, inode);
-        }
-        if !has_flags(&inode) {
-            let message = format!("{}: only files and directories have flags", session.label(path));
-            return Err(Failure::new(Exit::NotFound, message));
-        }
-        show(args, &mut out, path, &inode)
-    })?;
+    let exit = read_each(
+        &args.targets,
+        |file| args.how.open(file),
+        |session, path| {
+            let inode = session.find(path, false)?;
+            if inode.is_dir() && !args.directory {
+                return list(args, session, &mut out, path, inode);
+            }
+            if !has_flags(&inode) {
+                let message =
+                    format!("{}: only files and directories have flags", session.label(path));
+                return Err(Failure::new(Exit::NotFound, message));
+            }
+            show(args, &mut out, path, &inode)
+        },
+    )?;
     out.flush()?;
     Ok(exit)
 }
@@ -82,7 +87,7 @@ fn list(
     let mut waiting = vec![(path.to_vec(), dir, 0usize)];
     while let Some((path, dir, depth)) = waiting.pop() {
         if depth > 0 && !args.json {
-            write!(out, "\n")?;
+            writeln!(out)?;
             out.name(&path)?;
             writeln!(out, ":")?;
         }

@@ -60,7 +60,9 @@ fn make(args: &MkdirArgs, session: &mut Session<'_>, path: &[u8]) -> Result<()> 
     let new = args.new.inode(session, path, exact, USUAL)?;
     let made = session.at(path, session.fs.create_dir(path, &new))?;
     // A default ACL limits what a new directory gets; -m means what it says.
-    if let Some(exact) = exact.filter(|exact| made.metadata().permissions & 0o5777 != exact & 0o5777) {
+    if let Some(exact) =
+        exact.filter(|exact| made.metadata().permissions & 0o5777 != exact & 0o5777)
+    {
         let changes = extant::SetAttributes::new().permissions(exact);
         session.at(path, made.set_attributes(&changes))?;
     }

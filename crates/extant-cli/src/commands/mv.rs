@@ -112,7 +112,8 @@ fn rename(args: &MvArgs, session: &Session<'_>, from: &[u8], to: &[u8]) -> Resul
         let place = |path| session.fs.resolve(parent(path)).map(|dir| dir.ino());
         let dirs = (session.at(from, place(from))?, session.at(to, place(to))?);
         if dirs.0 == dirs.1 && last_name(from) == last_name(to) {
-            let message = format!("{} and {} are the same file", session.label(from), session.label(to));
+            let message =
+                format!("{} and {} are the same file", session.label(from), session.label(to));
             return Err(Failure::usage(message));
         }
         // Two names of one file: a rename would leave both.

@@ -71,7 +71,7 @@ fn check_removable(session: &Session<'_>, path: &[u8]) -> Result<()> {
         let Ok(entry) = entry else { continue };
         let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND;
         if entry.inode().flags().intersects(frozen) {
-            let what = "it is immutable or append-only; nothing was removed";
+            let what = "it is immutable or append-only, so nothing was removed";
             let error = FsError::NotPermitted { ino: entry.inode().ino(), what };
             let failure = session.failure(entry.path(), error);
             return Err(failure.hint("chattr -i -a lifts that"));
@@ -132,10 +132,8 @@ fn remove_tree(session: &mut Session<'_>, path: &[u8], top: Inode) -> Result<()>
             Ok(()) => session.tally.done(),
             Err(FsError::IsADirectory { .. }) => {
                 if depth >= extant::DEPTH_MAX {
-                    let error = FsError::TooDeep {
-                        ino: extant::Ino::ROOT,
-                        depth_max: extant::DEPTH_MAX,
-                    };
+                    let error =
+                        FsError::TooDeep { ino: extant::Ino::ROOT, depth_max: extant::DEPTH_MAX };
                     session.tally.failed(&session.failure(&path, error));
                     continue;
                 }

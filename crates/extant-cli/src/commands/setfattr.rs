@@ -57,7 +57,7 @@ pub(crate) struct SetfattrArgs {
 /// Runs the command.
 pub(crate) fn run(args: &SetfattrArgs) -> Result<Exit> {
     if let Some(file) = &args.restore {
-        let files = parse_dump(&read_input(file)?).map_err(|why| Failure::usage(why))?;
+        let files = parse_dump(&read_input(file)?).map_err(Failure::usage)?;
         return edit_each(&args.edit, &args.targets, |session, path| {
             for file in &files {
                 if session.tally.stops() {

@@ -158,8 +158,11 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
             Value::Object(object)
         })
         .collect();
-    let acls: Map<String, Value> =
-        extras.acls.iter().map(|(kind, acl)| ((*kind).to_owned(), json!(entries_text(acl)))).collect();
+    let acls: Map<String, Value> = extras
+        .acls
+        .iter()
+        .map(|(kind, acl)| ((*kind).to_owned(), json!(entries_text(acl))))
+        .collect();
     if let Some(object) = value.as_object_mut() {
         object.insert("generation".into(), meta.generation.into());
         object.insert("project".into(), meta.project.into());

@@ -62,7 +62,8 @@ pub(crate) struct TouchArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &TouchArgs) -> Result<Exit> {
-    let reference = args.reference.as_deref().map(|file| reference_times(args, file)).transpose()?;
+    let reference =
+        args.reference.as_deref().map(|file| reference_times(args, file)).transpose()?;
     let (atime, mtime) = match (reference, args.date) {
         (Some((atime, mtime)), _) => (TimeChange::To(atime), TimeChange::To(mtime)),
         (None, Some(Moment::At(time))) => (TimeChange::To(time), TimeChange::To(time)),
@@ -109,9 +110,8 @@ fn touch(
 
 /// Times of a file of the host, or of an image if there is no such file.
 fn reference_times(args: &TouchArgs, file: &std::ffi::OsStr) -> Result<(Timestamp, Timestamp)> {
-    let failed = |error: &std::io::Error| {
-        Failure::caused(io_exit(error), &escape(file.as_bytes()), error)
-    };
+    let failed =
+        |error: &std::io::Error| Failure::caused(io_exit(error), &escape(file.as_bytes()), error);
     let host = match args.no_dereference {
         true => std::fs::symlink_metadata(file),
         false => std::fs::metadata(file),

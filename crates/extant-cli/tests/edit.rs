@@ -1,0 +1,555 @@
+//! The commands that change images: what they do, against what the kernel and its tools do.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+mod support;
+
+use support::{Place, is_root, text, tool};
+
+/// A place with an image that mke2fs made; `None` where there is no mke2fs.
+fn made(options: &[&str]) -> Option<Place> {
+    let place = Place::new();
+    let args = [&["-q", "-F", "-E", "lazy_itable_init=0"], options, &["a.img", "48M"]].concat();
+    let made = tool("mke2fs", &args, place.0.path())?;
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(place)
+}
+
+#[track_caller]
+fn clean(place: &Place, image: &str) {
+    let Some(check) = tool("e2fsck", &["-fn", image], place.0.path()) else { return };
+    assert!(check.status.success(), "{}", text(&check));
+}
+
+/// A mounted image, unmounted at the end.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn of(place: &Place, image: &str) -> Mounted {
+        Mounted::with(place, image, "loop")
+    }
+
+    fn with(place: &Place, image: &str, options: &str) -> Mounted {
+        let point = place.path(&format!("{image}.mount"));
+        std::fs::create_dir_all(&point).unwrap();
+        let args = ["-o", options, image, point.to_str().unwrap()];
+        let mount = tool("mount", &args, place.0.path()).unwrap();
+        assert!(mount.status.success(), "{}", String::from_utf8_lossy(&mount.stderr));
+        Mounted(point)
+    }
+
+    /// Runs a line of shell in the root of the image.
+    #[track_caller]
+    fn shell(&self, line: &str) -> String {
+        let output = Command::new("sh")
+            .args(["-c", &format!("umask 022; {line}")])
+            .current_dir(&self.0)
+            .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{line}: {err}");
+        text(&output)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// Whether the kernel can be asked, and its tools are there.
+fn has_kernel() -> bool {
+    let tools = ["getfacl", "getfattr", "lsattr", "mount"];
+    let missing = tools.iter().find(|tool| {
+        !["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+            .iter()
+            .any(|dir| Path::new(dir).join(tool).exists())
+    });
+    if !is_root() || missing.is_some() {
+        println!("skipped: needs root and {tools:?}");
+        return false;
+    }
+    true
+}
+
+/// Arguments with `/path` made to mean the image's.
+fn in_image(line: &str) -> Vec<String> {
+    let word = |word: &str| match word.strip_prefix('/') {
+        Some(path) => format!("a.img:/{path}"),
+        None => word.trim_matches('\'').replace("TEXT:", ""),
+    };
+    line.split(' ').map(word).collect()
+}
+
+/// Each line is run by the kernel's tools in one image and by extant in another. Words that begin
+/// with `/` are paths in the image, `TEXT:` in front of one makes it text.
+#[track_caller]
+fn same_as_kernel(options: &[&str], lines: &[&str]) {
+    if !has_kernel() {
+        return;
+    }
+    let Some(place) = made(options) else { return };
+    std::fs::copy(place.path("a.img"), place.path("k.img")).unwrap();
+    let kernel = Mounted::of(&place, "k.img");
+    for line in lines {
+        let there = line
+            .split(' ')
+            .map(|word| match word.strip_prefix('/') {
+                Some(path) => format!("./{path}"),
+                None => word.replace("TEXT:", ""),
+            })
+            .collect::<Vec<_>>()
+            .join(" ");
+        kernel.shell(&there);
+        let args = in_image(line);
+        place.run(&args.iter().map(String::as_str).collect::<Vec<_>>()).succeeds();
+    }
+    clean(&place, "a.img");
+    let ours = Mounted::of(&place, "a.img");
+    for question in [
+        "find . ! -name lost+found -printf '%p %M %U %G %n %l %s\\n' | sort",
+        "getfacl -R -n . 2>/dev/null",
+        "getfattr -R -h -d -m - . 2>/dev/null; true",
+        "lsattr -R . 2>/dev/null | grep -v lost+found",
+    ] {
+        let (ours, theirs) = (ours.shell(question), kernel.shell(question));
+        assert_eq!(sorted(&ours), sorted(&theirs), "{question}");
+    }
+    // And what extant says of it is what the tools say.
+    let theirs = kernel.shell("getfacl -R -n . 2>/dev/null");
+    drop(kernel);
+    let said = place.run(&["getfacl", "-R", "-n", "k.img:/"]).succeeds().out();
+    assert_eq!(paragraphs(&said), paragraphs(&theirs));
+    let theirs = ours.shell("getfattr -R -h -d -m - . 2>/dev/null; true");
+    drop(ours);
+    let said = place.run(&["getfattr", "-R", "-d", "-m", "-", "a.img:/"]).succeeds().out();
+    assert_eq!(paragraphs(&said), paragraphs(&theirs));
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// Sets of lines with empty lines between, in order of their first.
+fn paragraphs(text: &str) -> Vec<String> {
+    let mut all: Vec<String> = text.split("\n\n").map(|part| sorted(part).join("\n")).collect();
+    all.retain(|part| !part.is_empty());
+    all.sort();
+    all
+}
+
+const EXT4: &[&str] = &["-t", "ext4"];
+
+#[test]
+fn names_are_made_moved_and_removed_as_the_kernel_does() {
+    let lines = [
+        "mkdir /a /b",
+        "mkdir -p /a/deep/er/still",
+        "mkdir -m 2775 /a/shared",
+        "mkdir /a/shared/inside",
+        "mkdir -m u=rwx,go= /private",
+        "mkdir -m +t /sticky",
+        "touch /a/one /a/two /a/three",
+        "ln /a/one /b/uno",
+        "ln -s TEXT:../a/one /b/link",
+        "ln -s TEXT:/absolute /b/dangling",
+        "ln -sf TEXT:other /b/link",
+        "ln -f /a/two /b/link",
+        "mv /a/two /b",
+        "mv /a/deep /b/moved",
+        "mv -T /b/moved /c",
+        "mv /a/three /b/two",
+        "mknod /null c 1 3",
+        "mknod -m 600 /disk b 259 70000",
+        "mknod /pipe p",
+        "rm /b/uno",
+        "rm -f /nothing",
+        "rm -d /sticky",
+        "rmdir /a/shared/inside",
+        "rm -r /c",
+        "mkdir -p /c/1/2/3 /c/4",
+        "touch /c/1/2/x /c/4/y",
+        "rm -rf /c /also/nothing",
+    ];
+    same_as_kernel(EXT4, &lines);
+    same_as_kernel(&["-t", "ext2", "-I", "128", "-b", "1024"], &lines);
+}
+
+#[test]
+fn modes_and_owners_are_changed_as_the_kernel_does() {
+    let lines = [
+        "mkdir -p /d/e",
+        "touch /d/f /d/g /d/e/h",
+        "chmod 4755 /d/f",
+        "chmod u-s,go+w /d/f",
+        "chmod -R a+X /d",
+        "chmod g+s /d",
+        "chmod 755 /d",
+        "chmod 6711 /d/g",
+        "chown 1000:1001 /d/g",
+        "chown 70000 /d/f",
+        "chown :70001 /d/e",
+        "ln -s TEXT:f /d/l",
+        "chown -h 5:6 /d/l",
+        "chown -R 7:8 /d/e",
+        "chmod -R o= /d",
+        "chmod +w /d/e/h",
+        "chmod g=u,o=g /d/e/h",
+    ];
+    same_as_kernel(EXT4, &lines);
+}
+
+#[test]
+fn lists_are_changed_as_setfacl_does() {
+    let lines = [
+        "mkdir /d",
+        "touch /d/f /d/g /d/h",
+        "setfacl -m u:5:rwx,g:6:r /d/f",
+        "chmod g=r /d/f",
+        "setfacl -m u:7:rx /d/g",
+        "setfacl -m m::r /d/g",
+        "setfacl -m g::rwx /d/g",
+        "setfacl -x u:7 /d/g",
+        "setfacl -n -m u:9:rwx /d/h",
+        "setfacl -m d:u:5:rwX /d",
+        "setfacl -d -m g:6:rw /d",
+        "mkdir /d/below",
+        "touch /d/below/file",
+        "mkdir -m 700 /d/tight",
+        "mknod /d/pipe p",
+        "ln -s TEXT:f /d/link",
+        "setfacl -k /d/tight",
+        "setfacl --set u::rwx,u:3:r,g::rx,o::- /d/h",
+        "setfacl -R -m u:11:rX,d:o::- /d",
+        "touch /x /y",
+        "setfacl -m u:5:rwx,m::rx /x",
+        "setfacl -b /x",
+        "setfacl -m u:5:rwx /y",
+        "chmod 640 /y",
+        "chown 5:5 /y",
+    ];
+    same_as_kernel(EXT4, &lines);
+    same_as_kernel(&["-t", "ext4", "-I", "128"], &lines);
+}
+
+#[test]
+fn attributes_and_flags_are_changed_as_the_tools_do() {
+    let lines = [
+        "mkdir /d",
+        "touch /d/f /d/g",
+        "setfattr -n user.text -v hello /d/f",
+        "setfattr -n user.hex -v 0x00ff10 /d/f",
+        "setfattr -n user.base -v 0sAAEC /d/f",
+        "setfattr -n user.empty /d/f",
+        "setfattr -n user.line -v 'a\\012b' /d/f",
+        "setfattr -n trusted.t -v 1 /d",
+        "setfattr -n security.s -v 1 /d/g",
+        "setfattr -n user.text -v other /d/f",
+        "setfattr -x user.hex /d/f",
+        "chattr +Ad /d/f",
+        "chattr +S /d",
+        "chattr =eA /d/g",
+        "chattr -A /d/f",
+        "touch /d/new",
+        "chattr -R +d /d",
+        "chattr +T /d",
+        "ln -s TEXT:f /d/l",
+        "setfattr -h -n trusted.link -v 1 /d/l",
+    ];
+    same_as_kernel(EXT4, &lines);
+}
+
+#[test]
+fn values_are_shown_as_getfattr_shows_them() {
+    if !has_kernel() {
+        return;
+    }
+    let Some(place) = made(EXT4) else { return };
+    place.run(&["touch", "a.img:/f"]).succeeds();
+    let values = [
+        // No zero byte at the end, which getfattr does not show.
+        "0x",
+        "0x0061",
+        "0x61626364656667680a",
+        "0x0102",
+        "0x22",
+        "0x5c6e",
+        "0xc3a9",
+        "0x6162636465666768c3",
+        "0x20",
+        "0x7f",
+        "0x0d0a",
+        "0x61626364656667680961626364656667",
+    ];
+    for (number, value) in values.iter().enumerate() {
+        let name = format!("user.v{number}");
+        place.run(&["setfattr", "-n", &name, "-v", value, "a.img:/f"]).succeeds();
+    }
+    for how in [&["-d"][..], &["-d", "-e", "hex"], &["-d", "-e", "base64"], &["-d", "-e", "text"]] {
+        let ours = place.run(&[&["getfattr"], how, &["a.img:/f"]].concat()).succeeds().out();
+        let kernel = Mounted::of(&place, "a.img");
+        assert_eq!(ours, kernel.shell(&format!("getfattr {} f", how.join(" "))), "{how:?}");
+    }
+}
+
+#[test]
+fn what_getfattr_and_getfacl_write_can_be_restored() {
+    let Some(place) = made(EXT4) else { return };
+    for line in [
+        "mkdir -m 3775 /d",
+        "touch /d/f",
+        "chown 5:6 /d/f",
+        "setfattr -n user.a -v 0x00ff /d/f",
+        "setfattr -n user.b=c -v x /d",
+        "setfacl -m u:5:rwx,d:g:7:rx /d",
+    ] {
+        place.run(&in_image(line).iter().map(String::as_str).collect::<Vec<_>>()).succeeds();
+    }
+    let xattrs = place.run(&["getfattr", "-R", "-d", "a.img:/"]).succeeds().out();
+    let acls = place.run(&["getfacl", "-R", "a.img:/d"]).succeeds().out();
+    std::fs::write(place.path("xattrs"), &xattrs).unwrap();
+    std::fs::write(place.path("acls"), &acls).unwrap();
+    place.run(&["rm", "-r", "a.img:/d"]).succeeds();
+    place.run(&["mkdir", "a.img:/d"]).succeeds();
+    place.run(&["touch", "a.img:/d/f"]).succeeds();
+    place.run(&["setfattr", "--restore", "xattrs", "a.img:/"]).succeeds();
+    place.run(&["setfacl", "--restore", "acls", "a.img:/"]).succeeds();
+    assert_eq!(place.run(&["getfattr", "-R", "-d", "a.img:/"]).succeeds().out(), xattrs);
+    assert_eq!(place.run(&["getfacl", "-R", "a.img:/d"]).succeeds().out(), acls);
+    clean(&place, "a.img");
+}
+
+#[test]
+fn times_are_set() {
+    let Some(place) = made(EXT4) else { return };
+    place.run(&["touch", "-d", "2020-01-02 03:04:05.678", "a.img:/f"]).succeeds();
+    let times = |path: &str| {
+        let stat = place.run(&["stat", "--json", path]).succeeds().json();
+        let time = |key: &str| (stat[key]["sec"].as_i64().unwrap(), stat[key]["nsec"].as_i64());
+        (time("atime"), time("mtime"))
+    };
+    let then = (1_577_934_245, Some(678_000_000));
+    assert_eq!(times("a.img:/f"), (then, then));
+    place.run(&["touch", "-a", "-d", "@5", "a.img:/f"]).succeeds();
+    assert_eq!(times("a.img:/f"), ((5, Some(0)), then));
+    place.run(&["touch", "-r", "a.img:/f", "a.img:/g"]).succeeds();
+    assert_eq!(times("a.img:/g"), ((5, Some(0)), then));
+    place.run(&["touch", "-c", "a.img:/none"]).succeeds();
+    place.run(&["stat", "a.img:/none"]).ends_with(9);
+    std::fs::write(place.path("host"), b"").unwrap();
+    place.run(&["touch", "-m", "-r", "host", "a.img:/f"]).succeeds();
+    assert_eq!(times("a.img:/f").0, (5, Some(0)));
+    assert!(times("a.img:/f").1.0 > 1_577_934_245);
+    place.run(&["touch", "-d", "yesterday", "a.img:/f"]).ends_with(2);
+    clean(&place, "a.img");
+}
+
+#[test]
+fn names_of_owners_are_those_of_the_image() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("source/etc")).unwrap();
+    std::fs::write(place.path("source/etc/passwd"), "web:x:33:34::/:\n").unwrap();
+    std::fs::write(place.path("source/etc/group"), "adm:x:4:\n").unwrap();
+    place.run(&["build", "a.img", "--from", "source", "--size", "auto+4M", "-q"]).succeeds();
+    place.run(&["mkdir", "--owner", "web:adm", "a.img:/srv"]).succeeds();
+    place.run(&["setfacl", "-m", "u:web:rx,g:adm:r", "a.img:/srv"]).succeeds();
+    let said = place.run(&["getfacl", "a.img:/srv"]).succeeds().out();
+    assert!(said.contains("# owner: web\n# group: adm\n"), "{said}");
+    assert!(said.contains("user:web:r-x") && said.contains("group:adm:r--"), "{said}");
+    place.run(&["chown", "web:", "a.img:/srv"]).succeeds();
+    let stat = place.run(&["stat", "--json", "a.img:/srv"]).succeeds().json();
+    assert_eq!((&stat["uid"], &stat["gid"]), (&33.into(), &34.into()));
+    let ran = place.run(&["chown", "nobody", "a.img:/srv"]);
+    ran.ends_with(9).complains(&["nobody", "/etc/passwd"]).hints("number");
+    let ran = place.run(&["setfacl", "-m", "u:nobody:r", "a.img:/srv"]);
+    ran.ends_with(9).complains(&["nobody"]);
+    clean(&place, "a.img");
+}
+
+#[test]
+fn a_command_that_fails_changes_nothing_and_says_why() {
+    let Some(place) = made(EXT4) else { return };
+    place.run(&["mkdir", "a.img:/d", "a.img:/d/e"]).succeeds();
+    place.run(&["touch", "a.img:/d/f"]).succeeds();
+    place.run(&["chattr", "+i", "a.img:/d/f"]).succeeds();
+    let listing = || place.run(&["find", "--json", "a.img"]).succeeds().out();
+    let before = listing();
+    let fails = |args: &[&str], code: i32, words: &[&str]| {
+        place.run(args).ends_with(code).complains(words);
+        assert_eq!(listing(), before, "{args:?}");
+    };
+    fails(&["mkdir", "a.img:/d"], 7, &["a.img:/d: exists already"]);
+    fails(&["mkdir", "a.img:/no/where"], 9, &["a.img:/no/where", "no such file"]);
+    fails(&["rmdir", "a.img:/d"], 7, &["not empty"]);
+    fails(&["rmdir", "a.img:/d/f"], 9, &["not a directory"]);
+    fails(&["rm", "a.img:/d"], 9, &["is a directory"]);
+    fails(&["rm", "a.img:/d/f"], 7, &["immutable"]);
+    fails(&["rm", "-r", "a.img:/d"], 7, &["a.img:/d/f", "immutable"]);
+    fails(&["rm", "a.img:/"], 2, &["root"]);
+    fails(&["rm", "a.img:/none"], 9, &["no such file"]);
+    fails(&["mv", "a.img:/d", "a.img:/d/e"], 2, &["inside itself"]);
+    fails(&["mv", "-n", "-T", "a.img:/d/e", "a.img:/lost+found"], 7, &["exists already"]);
+    fails(&["mv", "--exchange", "a.img:/d", "a.img:/none"], 9, &["a.img:/none"]);
+    fails(&["mv", "a.img:/d", "b.img:/d"], 2, &["not in the same image"]);
+    fails(&["mv", "a.img:/d", "a.img:/d"], 2, &["inside itself"]);
+    fails(&["ln", "a.img:/d", "a.img:/x"], 7, &["director"]);
+    fails(&["ln", "-s", "x", "a.img:/d/f"], 7, &["exists already"]);
+    fails(&["chmod", "600", "a.img:/d/f"], 7, &["immutable"]);
+    fails(&["chmod", "8", "a.img:/d"], 2, &[]);
+    fails(&["chown", "1", "a.img:/none"], 9, &[]);
+    fails(&["setfattr", "-n", "nonsense", "a.img:/d"], 2, &["namespace"]);
+    fails(&["setfattr", "-x", "user.none", "a.img:/d"], 9, &["user.none"]);
+    fails(&["setfattr", "-n", "user.a", "-v", "0x1", "a.img:/d"], 2, &["hexadecimal"]);
+    fails(&["setfacl", "-m", "d:u::rwx", "a.img:/d/f"], 9, &["only directories"]);
+    fails(&["setfacl", "--set", "u:5:r", "a.img:/d"], 2, &["lacks"]);
+    fails(&["chattr", "+I", "a.img:/d"], 2, &["only shown"]);
+    fails(&["chattr", "-e", "a.img:/d"], 5, &["extents"]);
+    fails(&["chattr", "-p", "5", "a.img:/d"], 2, &["project"]);
+    fails(&["touch", "a.img:/none/"], 9, &["directory"]);
+    fails(&["tune", "a.img"], 2, &["nothing to do"]);
+    fails(&["tune", "-L", "longer than sixteen", "a.img"], 2, &["16 bytes"]);
+    // Of several paths, those that can be are done.
+    let ran = place.run(&["mkdir", "a.img:/d", "a.img:/new"]);
+    ran.ends_with(1).complains(&["a.img:/d"]);
+    place.run(&["stat", "a.img:/new"]).succeeds();
+    clean(&place, "a.img");
+}
+
+#[test]
+fn images_that_are_in_use_or_full_are_refused() {
+    let Some(place) = made(&["-t", "ext4", "-N", "16", "-O", "^resize_inode"]) else { return };
+    let held = extant_block::FileDevice::open_read_write(place.path("a.img")).unwrap();
+    place.run(&["mkdir", "a.img:/d"]).ends_with(7).complains(&["a.img", "in use"]);
+    place.run(&["tune", "-L", "x", "a.img"]).ends_with(7).complains(&["in use"]);
+    drop(held);
+    let info = place.run(&["info", "--json", "a.img"]).succeeds().json();
+    let free = info["free_inodes"].as_u64().unwrap();
+    let names: Vec<String> = (0..free + 2).map(|number| format!("a.img:/{number}")).collect();
+    let args: Vec<&str> =
+        std::iter::once("touch").chain(names.iter().map(String::as_str)).collect();
+    place.run(&args).ends_with(1).complains(&["inodes"]);
+    place.run(&["touch", "a.img:/more"]).ends_with(6).complains(&["a.img:/more", "inodes"]);
+    place.run(&["mkdir", "none.img:/d"]).ends_with(8).complains(&["none.img"]);
+    clean(&place, "a.img");
+}
+
+#[test]
+fn images_in_partitions_are_edited_in_place() {
+    let Some(place) = made(EXT4) else { return };
+    let image = std::fs::read(place.path("a.img")).unwrap();
+    let mut disk = vec![0u8; 1 << 20];
+    disk.extend(image);
+    std::fs::write(place.path("disk.img"), disk).unwrap();
+    place.run(&["mkdir", "--offset", "1M", "disk.img:/d"]).succeeds();
+    place.run(&["chattr", "--offset", "1M", "+A", "disk.img:/d"]).succeeds();
+    let said = place.run(&["lsattr", "--offset", "1M", "-d", "disk.img:/d"]).succeeds().out();
+    assert_eq!(said, "-------A------e------- /d\n");
+    place.run(&["mkdir", "disk.img:/d"]).ends_with(4);
+}
+
+#[test]
+fn flags_and_projects_are_shown_as_lsattr_shows_them() {
+    let Some(place) = made(&["-t", "ext4", "-O", "project,quota", "-I", "256"]) else { return };
+    place.run(&["mkdir", "-p", "a.img:/d/e"]).succeeds();
+    place.run(&["touch", "a.img:/d/f"]).succeeds();
+    place.run(&["chattr", "-p", "7", "+P", "a.img:/d"]).succeeds();
+    place.run(&["mkdir", "a.img:/d/heir"]).succeeds();
+    place.run(&["chattr", "+ia", "a.img:/d/f"]).succeeds();
+    place.run(&["chattr", "-ia", "-p", "9", "a.img:/d/f"]).succeeds();
+    place.run(&["chattr", "-R", "+d", "a.img:/d"]).succeeds();
+    let said = place.run(&["lsattr", "-p", "a.img:/d"]).succeeds().out();
+    assert!(said.contains("    7 ------d-------e----P-- /d/heir\n"), "{said}");
+    assert!(said.contains("    9 ------d-------e------- /d/f\n"), "{said}");
+    let json = place.run(&["lsattr", "--json", "-d", "a.img:/d/heir"]).succeeds().json();
+    assert_eq!((&json["flags"], &json["project"]), (&"deP".into(), &7.into()));
+    clean(&place, "a.img");
+    if !has_kernel() {
+        return;
+    }
+    // For reading only: not every kernel has quotas.
+    let mounted = Mounted::with(&place, "a.img", "loop,ro");
+    for options in ["-d", "-R", "-pd", "-vd", "-Ra"] {
+        let theirs = mounted.shell(&format!("lsattr {options} d")).replace(" d", " /d");
+        let theirs = theirs.replace("\nd", "\n/d");
+        let args = ["lsattr", options, "a.img:/d"];
+        let ours = place.run(&args).succeeds().out();
+        let plain = |text: &str| {
+            let lines = text.lines().filter(|line| !line.ends_with("/.") && !line.ends_with("/.."));
+            let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+            lines.sort();
+            lines.retain(|line| !line.is_empty());
+            lines
+        };
+        assert_eq!(plain(&ours), plain(&theirs), "{options}");
+    }
+}
+
+#[test]
+fn settings_are_what_dumpe2fs_then_says() {
+    let Some(place) = made(EXT4) else { return };
+    let args = [
+        "tune",
+        "-L",
+        "data",
+        "-m",
+        "1",
+        "-c",
+        "20",
+        "-i",
+        "6m",
+        "-e",
+        "panic",
+        "-o",
+        "^acl,discard",
+        "-u",
+        "5",
+        "-C",
+        "3",
+        "a.img",
+    ];
+    place.run(&args).succeeds();
+    clean(&place, "a.img");
+    let Some(said) = tool("dumpe2fs", &["-h", "a.img"], place.0.path()) else { return };
+    let said = text(&said);
+    for (key, value) in [
+        ("Filesystem volume name", "data"),
+        ("Maximum mount count", "20"),
+        ("Check interval", "15552000 (6 months)"),
+        ("Errors behavior", "Panic"),
+        ("Default mount options", "user_xattr discard"),
+        ("Filesystem state", "clean"),
+    ] {
+        let line = said.lines().find(|line| line.starts_with(&format!("{key}:")));
+        let shown = line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim());
+        assert_eq!(shown, Some(value), "{key}");
+    }
+    assert!(said.contains("Reserved blocks uid:      5 "), "{said}");
+}
+
+#[test]
+fn an_image_cut_off_under_the_kernel_is_replayed() {
+    if !has_kernel() {
+        return;
+    }
+    let Some(place) = made(EXT4) else { return };
+    let kernel = Mounted::of(&place, "a.img");
+    kernel.shell("mkdir d; touch d/f; echo x > d/g; sync -f .");
+    std::fs::copy(place.path("a.img"), place.path("cut.img")).unwrap();
+    drop(kernel);
+    let replayed = place.run(&["replay", "--json", "cut.img"]).succeeds().json();
+    assert!(replayed["replayed"]["transactions"].as_u64().unwrap() > 0, "{replayed}");
+    clean(&place, "cut.img");
+    place.run(&["stat", "cut.img:/d/f"]).succeeds();
+    let bytes = std::fs::read(place.path("cut.img")).unwrap();
+    let ran = place.run(&["replay", "cut.img"]).succeeds();
+    assert!(ran.out().contains("nothing to replay"), "{}", ran.out());
+    assert!(std::fs::read(place.path("cut.img")).unwrap() == bytes, "a clean image has changed");
+    place.run(&["replay", "cut.img:/d"]).ends_with(2);
+}
