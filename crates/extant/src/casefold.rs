@@ -68,11 +68,14 @@ pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a [u8],
     /// Present in case-folding directories, for names that are UTF-8.
     folded: Option<Vec<u8>>,
+    /// The caller knows that there is no such name.
+    pub(crate) is_missing: bool,
 }
 
 impl<'a> Wanted<'a> {
     pub(crate) fn new(name: &'a [u8], casefold: bool) -> Wanted<'a> {
-        Wanted { name, folded: if casefold { fold_name(name) } else { None } }
+        let folded = if casefold { fold_name(name) } else { None };
+        Wanted { name, folded, is_missing: false }
     }
 
     /// The bytes that the directory index hashes.

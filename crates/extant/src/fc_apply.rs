@@ -385,7 +385,7 @@ impl<'a> Work<'a> {
                         dir_edit::replace(txn, fs, &dir, name, now, file_type)?;
                         self.count(txn, ino, found, -1)?;
                     } else {
-                        let place = dir_edit::prepare_insert(txn, fs, &dir, name)?;
+                        let place = dir_edit::prepare_insert(txn, fs, &dir, name, false)?;
                         dir_edit::insert(txn, fs, &dir, place, name, now, file_type)?;
                     }
                     self.count(txn, ino, now, 1)?;

@@ -77,6 +77,28 @@ pub fn scan(
     area: &[u8],
     layout: DirLayout,
     needs: usize,
+    matches: impl FnMut(&[u8]) -> bool,
+) -> Result<Scan, DirFault> {
+    walk(area, layout, needs, false, matches)
+}
+
+/// [`scan`] for a name that is known to be missing: ends at the first room, and `used` counts what
+/// lies before it.
+///
+/// # Errors
+///
+/// As [`scan`].
+#[inline]
+pub fn scan_for_room(area: &[u8], layout: DirLayout, needs: usize) -> Result<Scan, DirFault> {
+    walk(area, layout, needs, true, |_| false)
+}
+
+#[inline(always)]
+fn walk(
+    area: &[u8],
+    layout: DirLayout,
+    needs: usize,
+    ends_at_room: bool,
     mut matches: impl FnMut(&[u8]) -> bool,
 ) -> Result<Scan, DirFault> {
     // Everything but the usual shape of an entry goes through the decoder.
@@ -124,6 +146,9 @@ pub fn scan(
             if rec_len.saturating_sub(kept) >= needs {
                 let (offset, kept) = (le::narrow(at), le::narrow(kept));
                 room = Some(Room { offset, kept, rec_len: le::narrow(rec_len) });
+                if ends_at_room {
+                    break;
+                }
             }
         }
         before = Some(le::narrow(at));

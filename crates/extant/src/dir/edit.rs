@@ -142,7 +142,8 @@ pub(crate) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -
 }
 
 /// Makes room for `name`: may move an inline directory to a block, add a block, make an index, split
-/// leaves and nodes, add a level. Whatever it changes leaves a valid directory.
+/// leaves and nodes, add a level. Whatever it changes leaves a valid directory. `is_missing` when the
+/// caller knows that there is no such name: then nobody looks for it.
 ///
 /// # Errors
 ///
@@ -154,10 +155,12 @@ pub(crate) fn prepare_insert(
     fs: &Fs,
     dir: &Arc<Node>,
     name: &[u8],
+    is_missing: bool,
 ) -> Result<Place> {
     let view = fs.view(dir);
     refuse_encrypted(&view)?;
-    let wanted = Wanted::new(name, view.is_casefold());
+    let mut wanted = Wanted::new(name, view.is_casefold());
+    wanted.is_missing = is_missing;
     let strict = || fs.volume().superblock().encoding_flags.contains(EncodingFlags::STRICT);
     if view.is_casefold() && wanted.is_exact() && strict() {
         return Err(FsError::InvalidName { what: "it is not UTF-8, which this directory wants" });
@@ -197,7 +200,9 @@ fn scan_block(
     let layout = view.dir_layout();
     let block = view.dir_block(cursor, at)?;
     let scanned = dir::entry_area(block.bytes(), layout).and_then(|area| {
-        if wanted.is_exact() {
+        if wanted.is_missing {
+            dir::scan_for_room(area, layout, needs)
+        } else if wanted.is_exact() {
             dir::scan(area, layout, needs, dir::same_name(wanted.name))
         } else {
             let matches = |stored: &[u8]| !dir::is_dots(stored) && wanted.matches(stored);
@@ -233,6 +238,9 @@ fn prepare_linear(
                 place = place.or(room.map(|room| Spot::Block { block, room }));
                 used_bytes = used as usize;
             }
+        }
+        if wanted.is_missing && place.is_some() {
+            break;
         }
     }
     if let Some(place) = place {
@@ -312,7 +320,7 @@ fn prepare_leaf(
             Scan::Hit(hit) => return Err(exists(&view, &hit)),
             Scan::Miss { room, used } => (room, used as usize),
         };
-        if step == 0 && descent.goes_on(hash) {
+        if step == 0 && !wanted.is_missing && descent.goes_on(hash) {
             let mut further = descent;
             // N2.
             for _ in 0..fs.volume().block_count() {

@@ -199,16 +199,18 @@ impl Inode {
         let _content = dir.content.write();
         let parent = dir.data();
         check_directory(&parent, false)?;
-        if let Known::Is(node) = writer.dentries().get(dir.ino(), name) {
+        let known = writer.dentries().get(dir.ino(), name);
+        if let Known::Is(node) = &known {
             return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
         }
+        let is_missing = matches!(known, Known::Missing);
         let is_dir = what.kind() == FileKind::Directory;
         if is_dir {
             check_subdirectories(volume, &parent)?;
         }
         writer.quotas().prepare(volume, self.owners_of_new(&parent, new))?;
         let mut txn = Txn::begin(volume, CREDITS)?;
-        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name)?;
+        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name, is_missing)?;
         let node = self.new_node(&mut txn, &parent, name, new, what)?;
         // Nothing below fails for want of space.
         drop(parent);

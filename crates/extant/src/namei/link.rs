@@ -68,7 +68,7 @@ impl Inode {
         })?;
         drop(parent);
         let mut txn = Txn::begin(volume, LINK_CREDITS)?;
-        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name)?;
+        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name, true)?;
         let now = writer.now();
         // Another thread may link or unlink the target at the same time: its count is decided
         // under its own lock.

@@ -301,7 +301,7 @@ impl Move<'_> {
         let place = match self.target {
             None => {
                 let to = self.new_dir;
-                Some(dir_edit::prepare_insert(&mut txn, fs, to, self.new_name)?)
+                Some(dir_edit::prepare_insert(&mut txn, fs, to, self.new_name, true)?)
             }
             Some(_) => None,
         };

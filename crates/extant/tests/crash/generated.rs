@@ -47,7 +47,8 @@ fn range(first: u64, count: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn generated_histories_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 12, tears: 6, one_cut_in: 2, ..crate::states() };
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 12, tears: 6, one_cut_in: 2, ..crate::states() };
     let load = Load {
         name: "generated_histories_survive_every_cut",
         steps: 100,
@@ -73,7 +74,8 @@ fn many_generated_histories_survive_every_cut() {
 #[test]
 #[ignore = "takes minutes: 50,000 states"]
 fn big_directories_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 4, samples: 24, tears: 12, one_cut_in: 2, ..crate::states() };
+    let sampling =
+        Sampling { exhaustive_max: 4, samples: 24, tears: 12, one_cut_in: 2, ..crate::states() };
     let load = Load {
         name: "big_directories_survive_every_cut",
         steps: 900,
@@ -86,7 +88,8 @@ fn big_directories_survive_every_cut() {
 #[test]
 #[ignore = "takes minutes: the log wraps and is checkpointed many times"]
 fn a_log_that_wraps_survives_every_cut() {
-    let sampling = Sampling { exhaustive_max: 4, samples: 24, tears: 9, one_cut_in: 3, ..crate::states() };
+    let sampling =
+        Sampling { exhaustive_max: 4, samples: 24, tears: 9, one_cut_in: 3, ..crate::states() };
     let load = Load {
         name: "a_log_that_wraps_survives_every_cut",
         steps: 1200,

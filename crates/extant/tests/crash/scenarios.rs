@@ -286,8 +286,14 @@ fn some_pairs_of_operations_are_whole_and_in_order() {
 #[ignore = "takes minutes: every pair of operations"]
 fn every_pair_of_operations_is_whole_and_in_order() {
     let seed = env::seed(3);
-    let sampling =
-        Sampling { seed, exhaustive_max: 4, samples: 12, tears: 6, one_cut_in: 2, ..crate::states() };
+    let sampling = Sampling {
+        seed,
+        exhaustive_max: 4,
+        samples: 12,
+        tears: 6,
+        one_cut_in: 2,
+        ..crate::states()
+    };
     pairs("every_pair_of_operations", seed, 1, &sampling, &[SMALL]);
     let sampling =
         Sampling { seed, exhaustive_max: 3, samples: 8, one_cut_in: 6, ..crate::states() };
