@@ -241,11 +241,14 @@ fn namespace() -> Result<()> {
     Ok(())
 }
 
-/// One kind of work by extant alone, for a profiler: `WORK=create+unlink THREADS=1`.
+/// One kind of work by extant alone, for a profiler: `WORK=create+unlink THREADS=1
+/// OPS=10000`.
 fn namespace_one() -> Result<()> {
     let dir = memory_dir()?;
     let threads = variable("THREADS", "1").parse().context("THREADS is a number")?;
-    let micros = namespace::only(dir.path(), &variable("WORK", "create+unlink"), threads)?;
+    let operations = variable("OPS", "0").parse().context("OPS is a number")?;
+    let work = variable("WORK", "create+unlink");
+    let micros = namespace::only(dir.path(), &work, operations, threads)?;
     println!("{micros:.3} us per operation");
     Ok(())
 }

@@ -198,8 +198,14 @@ impl Side for Kernel {
 }
 
 /// The share of one thread. Returns a sum of sizes, so that nothing can be left out.
-fn work(side: &dyn Side, work: Work, thread: usize, names: &[[String; 2]]) -> Result<u64> {
-    let rounds = work.operations() / names.len().max(1);
+fn work(
+    side: &dyn Side,
+    work: Work,
+    operations: usize,
+    thread: usize,
+    names: &[[String; 2]],
+) -> Result<u64> {
+    let rounds = operations / names.len().max(1);
     let mut sum = 0;
     for _ in 0..rounds.max(1) {
         match work {
@@ -252,7 +258,7 @@ fn names() -> Vec<[String; 2]> {
 
 /// Runs `kind` on `side` with `count` threads; the result is in microseconds per operation, all
 /// threads together.
-fn measure(side: &dyn Side, kind: Work, count: usize) -> Result<f64> {
+fn measure(side: &dyn Side, kind: Work, operations: usize, count: usize) -> Result<f64> {
     let names = names();
     if matches!(kind, Work::Rename | Work::Stat) {
         for thread in 0..count {
@@ -267,7 +273,7 @@ fn measure(side: &dyn Side, kind: Work, count: usize) -> Result<f64> {
         let mut handles = Vec::new();
         for thread in 0..count {
             let names = &names;
-            let run = move || work(side, kind, thread, names);
+            let run = move || work(side, kind, operations, thread, names);
             handles.push(scope.spawn(&format!("bench-{thread}"), run)?);
         }
         for handle in handles {
@@ -284,7 +290,7 @@ fn measure(side: &dyn Side, kind: Work, count: usize) -> Result<f64> {
             }
         }
     }
-    let rounds = (kind.operations() / names.len()).max(1);
+    let rounds = (operations / names.len()).max(1);
     let per_round = match kind {
         Work::Stat => names.len(),
         Work::CreateUnlink | Work::MkdirRmdir | Work::Rename | Work::CreateUnlinkSync => {
@@ -326,7 +332,7 @@ pub fn round(dir: &Path) -> Result<Vec<Sample>> {
                 let image = image(dir, "extant.img")?;
                 let side = Extant::mount(&image, count).context("extant")?;
                 let before = side.fs().writer_stats();
-                let micros = measure(&side, kind, count).context("extant")?;
+                let micros = measure(&side, kind, kind.operations(), count).context("extant")?;
                 let per = (kind.operations() * count).max(1) as f64;
                 let counters = before.zip(side.fs().writer_stats()).map(|(before, after)| {
                     let per = |after: u64, before: u64| (after - before) as f64 / per;
@@ -349,7 +355,8 @@ pub fn round(dir: &Path) -> Result<Vec<Sample>> {
                         continue;
                     }
                 };
-                let micros = measure(&side, kind, count).context("kernel ext4")?;
+                let micros =
+                    measure(&side, kind, kind.operations(), count).context("kernel ext4")?;
                 samples.push(Sample { target: "ext4", row, micros, counters: None });
             }
         }
@@ -357,13 +364,14 @@ pub fn round(dir: &Path) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
-/// Only extant, one kind of work: what a profiler looks at.
-pub fn only(dir: &Path, wanted: &str, count: usize) -> Result<f64> {
+/// Only extant, one kind of work: what a profiler looks at. 0 operations: as many as usual.
+pub fn only(dir: &Path, wanted: &str, operations: usize, count: usize) -> Result<f64> {
     let (kind, _) = Work::ALL
         .into_iter()
         .find(|(_, name)| *name == wanted)
         .with_context(|| format!("no work is called {wanted}"))?;
     let image = image(dir, "extant.img")?;
     let side = Arc::new(Extant::mount(&image, count)?);
-    measure(&*side, kind, count)
+    let operations = if operations == 0 { kind.operations() } else { operations };
+    measure(&*side, kind, operations, count)
 }

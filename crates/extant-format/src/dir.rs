@@ -37,8 +37,8 @@ mod write;
 
 pub use edit::{find, insert, remove, set_target};
 pub use scan::{
-    Hit, Room, Scan, entry_area, insert_at, remove_at, same_name, scan, scan_for_room,
-    set_target_at,
+    Hit, Room, Scan, entry_area, insert_at, remove_at, same_name, scan, scan_for_name,
+    scan_for_room, set_target_at,
 };
 pub use write::{BlockWriter, NewEntry, first_block};
 

@@ -157,6 +157,52 @@ fn walk(
     Ok(Scan::Miss { room, used: le::narrow(used) })
 }
 
+/// [`scan`] for these very bytes as a name, without looking for room: the shortest way to an entry.
+///
+/// # Errors
+///
+/// As [`scan`].
+pub fn scan_for_name(area: &[u8], layout: DirLayout, name: &[u8]) -> Result<Scan, DirFault> {
+    let usual =
+        layout.filetype && !layout.stored_hash && layout.block_size.bytes() != BlockSize::MAX_BYTES;
+    if !usual {
+        return scan(area, layout, usize::MAX, same_name(name));
+    }
+    let matches = same_name(name);
+    let (mut before, mut at) = (None, 0usize);
+    while at < area.len() {
+        let header = area.get(at..).and_then(|rest| rest.first_chunk::<HEADER_BYTES>());
+        let Some(header) = header else { return Err(fault_at(area, at, layout)) };
+        let [i0, i1, i2, i3, r0, r1, name_len, kind] = *header;
+        let rec_len = usize::from(u16::from_le_bytes([r0, r1]));
+        let name_bytes = usize::from(name_len);
+        let next = at.saturating_add(rec_len);
+        // What `decode_entry` asks of a record, in the order that fails seldom.
+        let left = area.len().wrapping_sub(next);
+        if rec_len < RECORD_MIN
+            || rec_len & 3 != 0
+            || next > area.len()
+            || (1..12).contains(&left)
+            || name_bytes.saturating_add(HEADER_BYTES) > rec_len
+        {
+            return Err(fault_at(area, at, layout));
+        }
+        if name_bytes == name.len() {
+            let start = at.saturating_add(HEADER_BYTES);
+            let stored = area.get(start..start.saturating_add(name_bytes)).unwrap_or(&[]);
+            let ino = u32::from_le_bytes([i0, i1, i2, i3]);
+            if ino != 0 && matches(stored) {
+                let file_type = FileType::from_raw(kind);
+                let hit = Hit { offset: le::narrow(at), before, ino: Ino(ino), file_type };
+                return Ok(Scan::Hit(hit));
+            }
+        }
+        before = Some(le::narrow(at));
+        at = next;
+    }
+    Ok(Scan::Miss { room: None, used: 0 })
+}
+
 /// A matcher for [`scan`]: the same bytes. Names of one directory often begin alike, so the ends are
 /// compared first.
 #[inline]

@@ -202,6 +202,8 @@ fn scan_block(
     let scanned = dir::entry_area(block.bytes(), layout).and_then(|area| {
         if wanted.is_missing {
             dir::scan_for_room(area, layout, needs)
+        } else if wanted.is_exact() && needs == usize::MAX {
+            dir::scan_for_name(area, layout, wanted.name)
         } else if wanted.is_exact() {
             dir::scan(area, layout, needs, dir::same_name(wanted.name))
         } else {

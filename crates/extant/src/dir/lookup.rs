@@ -206,9 +206,7 @@ fn find_in_area(area: &[u8], layout: DirLayout, target: &Target<'_>) -> Result<O
     const NO_ROOM: usize = usize::MAX;
     let scanned = match target {
         // A name that is looked for is neither `.` nor `..`, but might fold to one of them.
-        Target::Plain(wanted) if wanted.is_exact() => {
-            dir::scan(area, layout, NO_ROOM, dir::same_name(wanted.name))
-        }
+        Target::Plain(wanted) if wanted.is_exact() => dir::scan_for_name(area, layout, wanted.name),
         _ => dir::scan(area, layout, NO_ROOM, |stored| target.matches(stored)),
     };
     match scanned.map_err(|fault| Fault::Decode(Box::new(fault)))? {
