@@ -8,7 +8,12 @@ use crate::layouts::{self, Layout};
 use crate::target::Extant;
 
 /// The operations of one seed on one layout.
-pub fn generated(layout: &Layout, seed: u64, steps: usize, profile: Profile) -> Option<Recorded> {
+pub(crate) fn generated(
+    layout: &Layout,
+    seed: u64,
+    steps: usize,
+    profile: Profile,
+) -> Option<Recorded> {
     let base = match layouts::base(layout) {
         Ok(base) => base,
         Err(reason) => {

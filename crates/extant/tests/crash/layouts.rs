@@ -13,14 +13,14 @@ use extant_testkit::{image, tempdir};
 
 /// How to make an image.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    pub name: &'static str,
+pub(crate) struct Layout {
+    pub(crate) name: &'static str,
     size: &'static str,
     arguments: &'static [&'static str],
     external: bool,
-    pub project: bool,
+    pub(crate) project: bool,
     /// Longest value of an attribute that fits.
-    pub value_max: u64,
+    pub(crate) value_max: u64,
 }
 
 impl Layout {
@@ -34,17 +34,17 @@ impl Layout {
 }
 
 /// What mke2fs makes by default, but small.
-pub const DEFAULT: Layout =
+pub(crate) const DEFAULT: Layout =
     Layout::new("default", "16M", &["-t", "ext4", "-b", "4096", "-N", "512"]);
 /// Several groups, and a log of 1 MiB that wraps soon.
-pub const SMALL: Layout = Layout::new(
+pub(crate) const SMALL: Layout = Layout::new(
     "small",
     "8M",
     &["-t", "ext4", "-b", "1024", "-g", "2048", "-N", "512", "-J", "size=1"],
 );
 
 /// All layouts.
-pub const LAYOUTS: &[Layout] = &[
+pub(crate) const LAYOUTS: &[Layout] = &[
     DEFAULT,
     SMALL,
     Layout::new(
@@ -142,13 +142,13 @@ fn contents(root: &Path) {
 }
 
 /// All layouts, or the one that `EXTANT_LAYOUT` names.
-pub fn chosen() -> Vec<&'static Layout> {
+pub(crate) fn chosen() -> Vec<&'static Layout> {
     let only = std::env::var("EXTANT_LAYOUT").ok();
     LAYOUTS.iter().filter(|layout| only.as_ref().is_none_or(|only| layout.name == only)).collect()
 }
 
 /// Makes the image of a layout; the same one every time. The error is the reason to skip.
-pub fn make(layout: &Layout) -> Result<Base, String> {
+pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
     let dir = tempdir().map_err(|error| error.to_string())?;
     let source = dir.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -194,7 +194,7 @@ pub fn make(layout: &Layout) -> Result<Base, String> {
 }
 
 /// The base of a layout, made once.
-pub fn base(layout: &Layout) -> Result<Base, String> {
+pub(crate) fn base(layout: &Layout) -> Result<Base, String> {
     static MADE: [OnceLock<Result<Base, String>>; LAYOUTS.len()] =
         [const { OnceLock::new() }; LAYOUTS.len()];
     let at = LAYOUTS.iter().position(|other| other.name == layout.name).expect("a known layout");
@@ -202,10 +202,10 @@ pub fn base(layout: &Layout) -> Result<Base, String> {
 }
 
 /// A loop device, detached when dropped.
-pub struct Loop(pub String);
+pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    pub fn attach(file: &Path) -> Result<Loop, String> {
+    pub(crate) fn attach(file: &Path) -> Result<Loop, String> {
         let tool = Tool::find("losetup")?;
         let mut command: Command = tool.command();
         let output = command.args(["--find", "--show"]).arg(file).output();

@@ -18,11 +18,11 @@ use extant_testkit::proof::Target;
 
 /// Mounts by `extant`, with the same seed every time.
 #[derive(Clone, Default)]
-pub struct Extant {
+pub(crate) struct Extant {
     /// Steps that are left out.
-    pub mutations: Mutations,
+    pub(crate) mutations: Mutations,
     /// Whether the file system may say that it saw errors.
-    pub errors: bool,
+    pub(crate) errors: bool,
 }
 
 impl Extant {
@@ -295,7 +295,7 @@ impl Target for Extant {
 }
 
 /// An error and its causes.
-pub fn in_full(error: &dyn std::error::Error) -> String {
+pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
