@@ -43,6 +43,13 @@ pub(crate) const SMALL: Layout = Layout::new(
     &["-t", "ext4", "-b", "1024", "-g", "2048", "-N", "512", "-J", "size=1"],
 );
 
+/// Small files and directories are inside their inodes.
+pub(crate) const INLINE: Layout = Layout::new(
+    "inline data",
+    "8M",
+    &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "inline_data", "-J", "size=1"],
+);
+
 /// All layouts.
 pub(crate) const LAYOUTS: &[Layout] = &[
     DEFAULT,
@@ -62,11 +69,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         "8M",
         &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "orphan_file", "-J", "size=1"],
     ),
-    Layout::new(
-        "inline data",
-        "8M",
-        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "inline_data", "-J", "size=1"],
-    ),
+    INLINE,
     Layout {
         project: true,
         ..Layout::new(
@@ -129,6 +132,10 @@ fn contents(root: &Path) {
     make("file", 20_000, 0);
     make("large-a", 300_000, 0);
     make("large-b", 270_000, 0);
+    // Small enough to be inside the inode, where that is possible.
+    for n in 0..16 {
+        make(&format!("small{n}"), 50, 0);
+    }
     for n in 0..6 {
         make(&format!("sparse{n}"), 3000, 8192 * (n + 1));
     }
