@@ -1,7 +1,8 @@
 //! Commands on several paths: one mount for each image, every failure named, one exit code.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::accounts::OwnerSpec;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{self, ReadArgs, mount_failure, note_journal_error, window};
 use crate::interrupt;
-use crate::output::report;
+use crate::output::{complain, report};
 use crate::size::parse_bytes;
 use crate::text::escape;
 
@@ -35,6 +36,12 @@ impl EditArgs {
     /// Opens the image in `file` for changes. What its journal holds is brought in first.
     pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
         let name = escape(file.as_os_str().as_bytes());
+        if let Some(holder) = loop_device_of(file) {
+            let message = format!("{name} is in use: the kernel has it as {holder}");
+            return Err(Failure::new(Exit::Refused, message).hint(format!(
+                "unmount it and detach it (losetup -d {holder}), or give {holder} itself"
+            )));
+        }
         let device = FileDevice::open_read_write(file).map_err(|error| {
             let failure = Failure::from(error);
             match &failure.hint {
@@ -50,12 +57,36 @@ impl EditArgs {
             options = options.journal_device(FileDevice::open_read_write(journal)?);
         }
         let at_start = self.offset.is_none() && self.partition.is_none();
-        let fs = options
-            .open(Arc::clone(&device))
-            .map_err(|error| mount_failure(error, &name, &device, at_start))?;
+        let fs = options.open(Arc::clone(&device)).map_err(|error| match error {
+            FsError::JournalDeviceMissing { .. } => mount_failure(error, &name, &device, at_start)
+                .hint("pass the device or file with --journal-device"),
+            _ => mount_failure(error, &name, &device, at_start),
+        })?;
         note_journal_error(&fs, &name);
+        let orphans = fs.recovered_orphans();
+        if orphans.is_some_and(|orphans| orphans.list_ignored || orphans.damaged > 0) {
+            complain(&format!(
+                "{name}: note: what a crash left without a name could not all be removed; \
+                 e2fsck -f does that"
+            ));
+        }
         Ok((fs, name))
     }
+}
+
+/// The loop device that the kernel has over `file`. Nothing locks the file for it, and what it keeps
+/// in memory would be written over our changes.
+fn loop_device_of(file: &Path) -> Option<String> {
+    let ours = std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
+    for device in std::fs::read_dir("/sys/block").ok()?.flatten() {
+        let Ok(backing) = std::fs::read(device.path().join("loop/backing_file")) else { continue };
+        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
+        let Ok(theirs) = std::fs::metadata(Path::new(OsStr::from_bytes(backing))) else { continue };
+        if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) {
+            return Some(format!("/dev/{}", device.file_name().display()));
+        }
+    }
+    None
 }
 
 impl EditArgs {

@@ -76,6 +76,9 @@ impl From<FsError> for Failure {
             FsError::Corrupt { .. } => {
                 Some("other files may be intact; e2fsck -fn IMAGE shows the extent of the damage")
             }
+            FsError::Unsupported { features, .. } if &**features == "read-only" => {
+                Some("the image is marked as read-only: tune2fs -O ^read-only lifts that")
+            }
             FsError::Unsupported { .. } => Some("a newer version of extant may know the feature"),
             _ => None,
         };

@@ -1,10 +1,13 @@
 //! `extant replay`: bring in what the journal holds.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::Write;
 
 use clap::Args;
-use serde_json::json;
+use extant::Fs;
+use extant_format::features::{Incompat, RoCompat, State};
+use serde_json::{Value, json};
 
 use crate::edit::{EditArgs, close};
 use crate::exit::{Exit, Failure, Result};
@@ -44,42 +47,88 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<Exit> {
     let (fs, name) = args.edit.open_read_only(&file)?;
     let unclean = is_unclean(&fs);
     drop(fs);
-    let mut replayed = None;
+    let mut done = None;
     if unclean {
         let (fs, name) = args.edit.open(&file)?;
-        replayed = Some(fs.replayed().cloned());
+        done = Some(Done::of(&fs));
         close(fs, &name)?;
     }
+    // The truth is what lies there now.
+    let (fs, _) = args.edit.open_read_only(&file)?;
+    let (state, unclean) = (fs.superblock().state, is_unclean(&fs));
+    let broken = unclean || state.contains(State::ERROR) || !state.contains(State::VALID);
     let mut out = Out::new();
     if args.json {
-        let summary = replayed.as_ref().map(|summary| {
-            let summary = summary.as_ref();
-            json!({
-                "transactions": summary.map_or(0, |summary| summary.transactions),
-                "fast_commits": summary.map_or(0, |summary| summary.fast_commits),
-                "blocks": summary.map_or(0, |summary| summary.blocks),
-            })
-        });
-        out.json_pretty(&json!({ "image": name, "replayed": summary }))?;
+        out.json_pretty(&json!({
+            "image": name,
+            "replayed": done.as_ref().map(Done::to_json),
+            "clean": !broken,
+        }))?;
     } else {
-        match replayed {
-            None => writeln!(out, "{name}: clean, nothing to replay")?,
-            Some(None) => writeln!(out, "{name}: the journal was empty; marked clean")?,
-            Some(Some(summary)) => writeln!(
-                out,
-                "{name}: replayed {} and {}, {} in all; marked clean",
-                counted(summary.transactions.into(), "transaction"),
-                counted(summary.fast_commits.into(), "fast commit"),
-                counted(summary.blocks as u64, "block"),
-            )?,
-        }
+        let what = done.as_ref().map_or_else(|| "nothing to replay".to_owned(), Done::to_text);
+        let state = match () {
+            () if state.contains(State::ERROR) => "errors are recorded: run e2fsck",
+            () if broken => "it was not unmounted and may be damaged: run e2fsck",
+            () => "clean",
+        };
+        writeln!(out, "{name}: {what}; {state}")?;
     }
     out.flush()?;
-    Ok(Exit::Success)
+    Ok(if done.is_some_and(|done| done.damaged) { Exit::Partial } else { Exit::Success })
 }
 
-/// Whether there is a journal to be brought in, or something else that an unmount would have done.
-fn is_unclean(fs: &extant::Fs) -> bool {
-    use extant_format::features::Incompat;
+/// What opening the image brought in.
+struct Done {
+    transactions: u32,
+    fast_commits: u32,
+    blocks: usize,
+    deleted: u64,
+    shortened: u64,
+    damaged: bool,
+}
+
+impl Done {
+    fn of(fs: &Fs) -> Done {
+        let (journal, orphans) = (fs.replayed(), fs.recovered_orphans());
+        Done {
+            transactions: journal.map_or(0, |journal| journal.transactions),
+            fast_commits: journal.map_or(0, |journal| journal.fast_commits),
+            blocks: journal.map_or(0, |journal| journal.blocks),
+            deleted: orphans.map_or(0, |orphans| orphans.deleted),
+            shortened: orphans.map_or(0, |orphans| orphans.shortened),
+            damaged: orphans.is_some_and(|orphans| orphans.damaged > 0 || orphans.list_ignored),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "transactions": self.transactions,
+            "fast_commits": self.fast_commits,
+            "blocks": self.blocks,
+            "orphans_deleted": self.deleted,
+            "orphans_shortened": self.shortened,
+        })
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = format!(
+            "replayed {} and {}, {} in all",
+            counted(self.transactions.into(), "transaction"),
+            counted(self.fast_commits.into(), "fast commit"),
+            counted(self.blocks as u64, "block"),
+        );
+        if self.deleted + self.shortened > 0 {
+            let (deleted, shortened) =
+                (counted(self.deleted, "file"), counted(self.shortened, "file"));
+            let _ = write!(text, ", deleted {deleted} without a name, shortened {shortened}");
+        }
+        text
+    }
+}
+
+/// Whether there is a journal to be brought in, or files that a crash left without a name.
+fn is_unclean(fs: &Fs) -> bool {
     fs.features().has_incompat(Incompat::RECOVER)
+        || fs.features().has_ro_compat(RoCompat::ORPHAN_PRESENT)
+        || fs.superblock().last_orphan != 0
 }
