@@ -2,7 +2,7 @@
 //! them.
 
 use extant::Acl;
-use extant_format::acl::{AclEntry, Who};
+use extant_format::acl::{AclEntry, AclFault, Who};
 
 use crate::accounts::{Account, Names};
 use crate::exit::{Exit, Failure, Result};
@@ -23,7 +23,7 @@ enum Subject {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Perm {
     bits: u8,
-    /// `X`: execution too, of directories and where somebody may execute.
+    /// `X`: execution too, of directories and where an entry before it allows it.
     executable: bool,
 }
 
@@ -193,15 +193,14 @@ impl AclChange {
         if wants_default(set) {
             default = None;
         }
-        let may_execute = is_dir || lists.access.entries().iter().any(|entry| entry.perm & 1 != 0);
         let mut touched = [false; 2];
         let mut masked = [false; 2];
         for entry in &self.remove {
             let list = if entry.default { default.as_mut() } else { Some(&mut access) };
             if let Some(list) = list {
-                let before = list.len();
                 list.retain(|known| known.who != entry.who);
-                touched[usize::from(entry.default)] |= list.len() != before;
+                // Also when there was no such entry: so setfacl has it.
+                touched[usize::from(entry.default)] = true;
                 masked[usize::from(entry.default)] |= entry.who == Who::Mask;
             }
         }
@@ -212,6 +211,7 @@ impl AclChange {
                 false => &mut access,
             };
             let Some(perm) = entry.perm else { continue };
+            let may_execute = is_dir || list.iter().any(|known| known.perm & 1 != 0);
             let execute = u8::from(perm.executable && may_execute);
             let new = AclEntry { who: entry.who, perm: perm.bits | execute };
             match list.iter_mut().find(|known| known.who == entry.who) {
@@ -230,8 +230,10 @@ impl AclChange {
             }
             entries.sort_by_key(|entry| (entry.who.tag(), entry.who.id()));
             Acl::new(std::mem::take(entries)).map_err(|fault| {
-                Failure::new(Exit::Usage, fault.to_string())
-                    .hint("give entries for owner, group and others: u::rwx,g::r-x,o::r-x")
+                Failure::new(Exit::Usage, fault.to_string()).hint(match fault {
+                    AclFault::NoMask => "named users and groups need the mask: remove them too",
+                    _ => "give entries for owner, group and others: u::rwx,g::r-x,o::r-x",
+                })
             })
         };
         let access = finish(&mut access, touched[0], masked[0])?;
@@ -263,8 +265,8 @@ fn complete(default: &mut Vec<AclEntry>, access: &[AclEntry]) {
     }
 }
 
-/// Makes the mask what it is to be: as given, else as it was with `keep`, else all that the entries
-/// under it allow.
+/// Makes the mask what it is to be: as given (also if that is not at all), else as it was with `keep`,
+/// else all that the entries under it allow.
 fn fit_mask(entries: &mut Vec<AclEntry>, keep: bool, given: bool) {
     let under =
         |entry: &&AclEntry| matches!(entry.who, Who::User(_) | Who::OwningGroup | Who::Group(_));
@@ -278,7 +280,7 @@ fn fit_mask(entries: &mut Vec<AclEntry>, keep: bool, given: bool) {
                 mask.perm = union;
             }
         }
-        None if named => {
+        None if named && !given => {
             let group = perm_of(entries, Who::OwningGroup).unwrap_or(0);
             let perm = if keep { group } else { union };
             entries.push(AclEntry { who: Who::Mask, perm });

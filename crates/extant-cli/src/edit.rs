@@ -205,6 +205,20 @@ impl Session<'_> {
         }
     }
 
+    /// Whether there is a directory to put something into. What cannot be followed is none.
+    pub(crate) fn is_directory(&self, path: &[u8], follow: bool) -> Result<bool> {
+        let found = if follow { self.fs.resolve(path) } else { self.fs.resolve_link(path) };
+        match found {
+            Ok(inode) => Ok(inode.is_dir()),
+            Err(
+                FsError::NotFound { .. }
+                | FsError::NotADirectory { .. }
+                | FsError::SymlinkLoop { .. },
+            ) => Ok(false),
+            Err(error) => Err(self.failure(path, error)),
+        }
+    }
+
     /// Calls `each` for `path` and, if it is a directory, for all that is in it. Failures are noted
     /// and the walk goes on. Symbolic links are not followed, except `path` itself with `follow`.
     pub(crate) fn walk(

@@ -177,7 +177,15 @@ fn names_are_made_moved_and_removed_as_the_kernel_does() {
         "rm -r /c",
         "mkdir -p /c/1/2/3 /c/4",
         "touch /c/1/2/x /c/4/y",
-        "rm -rf /c /also/nothing",
+        "rm -rf /c /also/nothing /null/below",
+        "ln -s TEXT:b/made /dangling",
+        "touch /dangling",
+        "ln -s TEXT:circle /circle",
+        "ln -sf TEXT:a /circle",
+        "ln -sfn TEXT:b /circle",
+        "mv /b/made /circle",
+        "ln /pipe /pipe2",
+        "mv /pipe /pipe2",
     ];
     same_as_kernel(EXT4, &lines);
     same_as_kernel(&["-t", "ext2", "-I", "128", "-b", "1024"], &lines);
@@ -203,6 +211,12 @@ fn modes_and_owners_are_changed_as_the_kernel_does() {
         "chmod -R o= /d",
         "chmod +w /d/e/h",
         "chmod g=u,o=g /d/e/h",
+        "chmod u-trw,og-u /d/f",
+        "chmod =g,=u /d/g",
+        "chmod o=rtX,a-u /d",
+        "chmod 00711 /d/e",
+        "chmod =2751 /d/e",
+        "chmod +,-xt /d/e",
     ];
     same_as_kernel(EXT4, &lines);
 }
@@ -229,8 +243,16 @@ fn lists_are_changed_as_setfacl_does() {
         "setfacl -k /d/tight",
         "setfacl --set u::rwx,u:3:r,g::rx,o::- /d/h",
         "setfacl -R -m u:11:rX,d:o::- /d",
-        "touch /x /y",
+        "touch /x /y /z",
         "setfacl -m u:5:rwx,m::rx /x",
+        "setfacl --set u::-,g::rX,o::rwx /z",
+        "setfacl --set u::rwx,g::rX,o::r,m::0 /z",
+        "setfacl -x u:99 /z",
+        "setfacl -x m: /z",
+        "setfacl -n -m u:5:rw,g:6:x,d:u:5:r /d/below",
+        "chmod g=o /d/below",
+        "setfacl -n -x u:5 /d/below",
+        "setfacl -k -m g:6:- /d/below",
         "setfacl -b /x",
         "setfacl -m u:5:rwx /y",
         "chmod 640 /y",
@@ -410,6 +432,7 @@ fn a_command_that_fails_changes_nothing_and_says_why() {
     fails(&["setfattr", "-n", "user.a", "-v", "0x1", "a.img:/d"], 2, &["hexadecimal"]);
     fails(&["setfacl", "-m", "d:u::rwx", "a.img:/d/f"], 9, &["only directories"]);
     fails(&["setfacl", "--set", "u:5:r", "a.img:/d"], 2, &["lacks"]);
+    fails(&["setfacl", "-m", "u:5:r", "-m", "d:g:5:r", "a.img:/d/f"], 9, &["only directories"]);
     fails(&["chattr", "+I", "a.img:/d"], 2, &["only shown"]);
     fails(&["chattr", "-e", "a.img:/d"], 5, &["extents"]);
     fails(&["chattr", "-p", "5", "a.img:/d"], 2, &["project"]);

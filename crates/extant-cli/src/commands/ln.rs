@@ -56,8 +56,7 @@ pub(crate) fn run(args: &LnArgs) -> Result<Exit> {
     };
     edit_one(&args.edit, &file, |session| {
         let follow = !args.no_dereference;
-        let into = !args.no_target_directory
-            && session.look(&link, follow)?.is_some_and(|found| found.is_dir());
+        let into = !args.no_target_directory && session.is_directory(&link, follow)?;
         if originals.len() > 1 && !into {
             let message = format!(
                 "{}: several links are made only in a directory that exists",

@@ -73,9 +73,8 @@ pub(crate) fn run(args: &MvArgs) -> Result<Exit> {
     let (file, mut sources) = one_image(&args.paths)?;
     let target = sources.pop().unwrap_or_default();
     edit_one(&args.edit, &file, |session| {
-        let into = !args.no_target_directory
-            && !args.exchange
-            && session.look(&target, true)?.is_some_and(|found| found.is_dir());
+        let into =
+            !args.no_target_directory && !args.exchange && session.is_directory(&target, true)?;
         if sources.len() > 1 && !into {
             let message = format!(
                 "{}: several files move only into a directory that exists",

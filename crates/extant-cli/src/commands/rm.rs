@@ -44,11 +44,12 @@ fn remove(args: &RmArgs, session: &mut Session<'_>, path: &[u8]) -> Result<()> {
         let what = "the root, `.` and `..` are never removed";
         return Err(Failure::usage(format!("{}: {what}", session.label(path))));
     }
-    let Some(inode) = session.look(path, false)? else {
-        if args.force {
+    let inode = match session.fs.resolve_link(path) {
+        Ok(inode) => inode,
+        Err(FsError::NotFound { .. } | FsError::NotADirectory { .. }) if args.force => {
             return Ok(());
         }
-        return Err(session.failure(path, FsError::NotFound { dir: extant::Ino::ROOT }));
+        Err(error) => return Err(session.failure(path, error)),
     };
     if !inode.is_dir() {
         return session.at(path, session.fs.remove_file(path));

@@ -1,19 +1,19 @@
 //! `extant touch`: change times, make empty files.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 use clap::{ArgAction, Args};
-use extant::{FsError, SetAttributes, TimeChange, Timestamp};
+use extant::{FsError, Inode, SetAttributes, TimeChange, Timestamp};
 
-use crate::edit::{EditArgs, NewArgs, Session, edit_each};
+use crate::edit::{EditArgs, NewArgs, Session, edit_each, join, parent};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::image::{label, split};
 use crate::mode::ModeChange;
 use crate::moment::{Moment, parse_moment};
 use crate::text::escape;
-use std::os::unix::ffi::OsStrExt;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant touch root.img:/etc/first-boot\n  extant touch -c -d '2026-11-21 10:12:58' root.img:/etc/motd\n  extant touch -r root.img:/bin/sh root.img:/bin/ash\n";
@@ -92,6 +92,7 @@ fn touch(
     if args.no_dereference {
         return Err(session.failure(path, FsError::NotFound { dir: extant::Ino::ROOT }));
     }
+    let path = &end_of_links(session, path)?;
     let exact = args.mode.as_ref().map(|mode| mode.apply(0o666, false));
     let new = args.new.inode(session, path, exact, 0o644)?;
     let made = session.at(path, session.fs.create(path, &new))?;
@@ -106,6 +107,19 @@ fn touch(
             Err(_) => failure.hint("the file was made, and keeps the present time"),
         }
     })
+}
+
+/// Where a dangling symbolic link leads: that is what gets made.
+fn end_of_links(session: &Session<'_>, path: &[u8]) -> Result<Vec<u8>> {
+    let mut path = path.to_vec();
+    for _ in 0..=extant::SYMLINKS_MAX {
+        let Some(link) = session.look(&path, false)?.filter(Inode::is_symlink) else {
+            return Ok(path);
+        };
+        let target = session.at(&path, link.read_link())?;
+        path = if target.starts_with(b"/") { target } else { join(parent(&path), &target) };
+    }
+    Err(session.failure(&path, FsError::SymlinkLoop { ino: extant::Ino::ROOT }))
 }
 
 /// Times of a file of the host, or of an image if there is no such file.
