@@ -11,11 +11,12 @@
 //! # Invariants
 //!
 //! - E1. An entry is what a search of the directory would find now.
-//! - E2. At most `capacity` entries per shard, each with a name of at most 255 bytes.
+//! - E2. At most `capacity` entries per shard, each with a name of at most 255 bytes. An entry does not
+//!   keep its node in memory; one whose node is gone knows nothing.
 
 use std::hash::{BuildHasher, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use extant_base::Ino;
 use extant_sync::{Rank, RwLock};
@@ -27,8 +28,8 @@ use crate::node::Node;
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
 
-/// Bytes that one entry takes, about, with a short name.
-pub(crate) const ENTRY_COST: usize = 96;
+/// Bytes that one entry takes, about, with a short name and what is left of a node that is gone.
+pub(crate) const ENTRY_COST: usize = 320;
 
 /// The cache of names.
 pub(crate) struct Dentries {
@@ -48,7 +49,7 @@ struct Slot {
     dir: Ino,
     name: Box<[u8]>,
     /// `None`: the directory has no such name.
-    node: Option<Arc<Node>>,
+    node: Option<Weak<Node>>,
     used: AtomicBool,
 }
 
@@ -94,11 +95,15 @@ impl Dentries {
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
         }
-        slot.node.as_ref().map_or(Known::Missing, |node| Known::Is(Arc::clone(node)))
+        match &slot.node {
+            None => Known::Missing,
+            Some(node) => node.upgrade().map_or(Known::Unknown, Known::Is),
+        }
     }
 
     /// Notes what `name` in `dir` stands for; the caller holds the directory's content lock.
-    pub(crate) fn set(&self, dir: Ino, name: &[u8], node: Option<Arc<Node>>) {
+    pub(crate) fn set(&self, dir: Ino, name: &[u8], node: Option<&Arc<Node>>) {
+        let node = node.map(Arc::downgrade);
         let hash = Dentries::hash(dir, name);
         let old;
         {
@@ -125,7 +130,7 @@ impl Shard {
         self.table.find(hash, same).map(|index| *index as usize)
     }
 
-    fn insert(&mut self, slot: Slot, capacity: usize) -> Option<Arc<Node>> {
+    fn insert(&mut self, slot: Slot, capacity: usize) -> Option<Weak<Node>> {
         let mut old = None;
         if self.slots.len() >= capacity {
             // Two rounds at most: the first clears every bit.

@@ -227,7 +227,7 @@ impl Inode {
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
         let handle = fs.handle(&node)?;
-        fs.note_name(dir, name, Some(node));
+        fs.note_name(dir, name, Some(&node));
         Ok(handle)
     }
 

@@ -97,7 +97,7 @@ impl Inode {
             txn.update(dir, |data| touch(data, now))
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
-        fs.note_name(dir, name, Some(Arc::clone(target)));
+        fs.note_name(dir, name, Some(target));
         Ok(())
     }
 

@@ -100,7 +100,7 @@ impl Fs {
         };
         let node = self.entry_node(dir.ino(), ino)?;
         if !matches!(name, b"." | b"..") {
-            self.note_name(dir, name, Some(Arc::clone(&node)));
+            self.note_name(dir, name, Some(&node));
         }
         Ok(Some(node))
     }

@@ -168,7 +168,7 @@ impl Fs {
         !dir.record.flags.intersects(InodeFlags::CASEFOLD | InodeFlags::ENCRYPT)
     }
 
-    fn note_name(&self, dir: &Node, name: &[u8], node: Option<Arc<Node>>) {
+    fn note_name(&self, dir: &Node, name: &[u8], node: Option<&Arc<Node>>) {
         if let Ok(writer) = self.volume().writer()
             && dir.with(Fs::caches_names)
         {

@@ -335,8 +335,8 @@ impl Move<'_> {
             self.settle(txn, now)
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
-        fs.note_name(self.old_dir, self.old_name, whiteout);
-        fs.note_name(self.new_dir, self.new_name, Some(Arc::clone(self.moved)));
+        fs.note_name(self.old_dir, self.old_name, whiteout.as_ref());
+        fs.note_name(self.new_dir, self.new_name, Some(self.moved));
         Ok(())
     }
 
@@ -408,8 +408,8 @@ impl Move<'_> {
             Ok(())
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
-        fs.note_name(self.new_dir, self.new_name, Some(Arc::clone(self.moved)));
-        fs.note_name(self.old_dir, self.old_name, Some(Arc::clone(target)));
+        fs.note_name(self.new_dir, self.new_name, Some(self.moved));
+        fs.note_name(self.old_dir, self.old_name, Some(target));
         Ok(())
     }
 }
