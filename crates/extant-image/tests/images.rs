@@ -110,6 +110,18 @@ fn headroom_is_exact_at_any_size() {
 }
 
 #[test]
+fn large_headroom_is_no_larger_than_asked_for() {
+    for gib in [512, 1024, 3000] {
+        let blocks = gib << 18;
+        let size = SizeSpec::Auto(Headroom::Bytes(blocks * 4096));
+        let build = BuildOptions { mkfs: default_options(), size, reproducible: true };
+        let summary = plan(&mut flat_tree(10), &build).unwrap().summary();
+        let surplus = summary.free_blocks - blocks;
+        assert!(surplus <= 1024, "{gib} GiB: {surplus} blocks too many are free");
+    }
+}
+
+#[test]
 fn nothing_of_what_was_on_the_target_shows() {
     require!(Tool::find("e2fsck"));
     let dir = tempfile::tempdir().unwrap();

@@ -144,16 +144,26 @@ pub(super) fn automatic(
         .max(smallest_blocks(block_size, has_journal))
         .next_multiple_of(cluster);
     let mut placed = 0;
+    // The last size that was too small for its own metadata, after a step that may have gone far.
+    let mut refused = None;
     for _ in 0..ROUNDS_MAX {
         let geometry = match Geometry::compute(&mkfs, exact(blocks, Some(inodes))) {
             Ok(geometry) => geometry,
             // Too small for its own metadata: not an answer yet.
             Err(e) if is_too_small(&e) => {
+                refused = Some(blocks);
                 blocks = blocks.saturating_add((blocks / 8).max(8)).next_multiple_of(cluster);
                 continue;
             }
             Err(e) => return Err(e.into()),
         };
+        if let Some(low) = refused.take() {
+            let smallest = smallest_accepted(&mkfs, inodes, low, blocks, cluster);
+            if smallest < blocks {
+                blocks = smallest;
+                continue;
+            }
+        }
         if geometry.blocks_count < blocks {
             // The last group cannot hold its own metadata yet.
             blocks = blocks.saturating_add(cluster);
@@ -174,6 +184,23 @@ pub(super) fn automatic(
         blocks = blocks.saturating_add(short.max(1)).next_multiple_of(cluster);
     }
     Err(PlanError::NoSize { tried_bytes: blocks.saturating_mul(block_bytes) })
+}
+
+/// The smallest size above `low`, which is too small, and up to `high`, which is not, that has room
+/// for its own metadata.
+fn smallest_accepted(mkfs: &MkfsOptions, inodes: u64, low: u64, high: u64, cluster: u64) -> u64 {
+    let (mut low, mut high) = (low, high);
+    while high.saturating_sub(low) > cluster {
+        let middle = (low + (high - low) / 2).next_multiple_of(cluster).min(high - cluster);
+        if middle <= low {
+            break;
+        }
+        match Geometry::compute(mkfs, exact(middle, Some(inodes))) {
+            Ok(_) => high = middle,
+            Err(_) => low = middle,
+        }
+    }
+    high
 }
 
 /// Lengthens the journal by the blocks that are free beyond the headroom, if that comes out exact.
