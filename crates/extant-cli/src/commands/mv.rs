@@ -106,19 +106,11 @@ fn rename(args: &MvArgs, session: &Session<'_>, from: &[u8], to: &[u8]) -> Resul
         () if args.no_clobber => RenameFlags::NOREPLACE,
         () => RenameFlags::empty(),
     };
-    let same = there.as_ref().is_some_and(|there| there.ino() == moved.ino());
-    if same && flags.is_empty() {
-        let place = |path| session.fs.resolve(parent(path)).map(|dir| dir.ino());
-        let dirs = (session.at(from, place(from))?, session.at(to, place(to))?);
-        if dirs.0 == dirs.1 && last_name(from) == last_name(to) {
-            let message =
-                format!("{} and {} are the same file", session.label(from), session.label(to));
-            return Err(Failure::usage(message));
-        }
-        // Two names of one file: a rename would leave both.
-        if !moved.is_dir() {
-            return session.at(from, session.fs.remove_file(from));
-        }
+    // Two names of one file: a rename would leave both, and say nothing.
+    if flags.is_empty() && there.as_ref().is_some_and(|there| there.ino() == moved.ino()) {
+        let message =
+            format!("{} and {} are the same file", session.label(from), session.label(to));
+        return Err(Failure::usage(message));
     }
     session.fs.rename_with(from, to, flags).map_err(|error| match error {
         FsError::NotFound { .. } if there.is_none() && args.exchange => session.failure(to, error),
