@@ -265,8 +265,8 @@ fn complete(default: &mut Vec<AclEntry>, access: &[AclEntry]) {
     }
 }
 
-/// Makes the mask what it is to be: as given (also if that is not at all), else as it was with `keep`,
-/// else all that the entries under it allow.
+/// Makes the mask what it is to be: as given (also if that is not at all), else as it was with
+/// `keep`, else all that the entries under it allow.
 fn fit_mask(entries: &mut Vec<AclEntry>, keep: bool, given: bool) {
     let under =
         |entry: &&AclEntry| matches!(entry.who, Who::User(_) | Who::OwningGroup | Who::Group(_));

@@ -66,8 +66,8 @@ fn base64(value: &[u8]) -> String {
     out
 }
 
-/// Reads what [`encode`] writes, and plain text. `0x…` is hexadecimal, `0s…` base 64; text may be in
-/// double quotes; in it `\\`, `\"` and `\nnn` (octal) are escapes.
+/// Reads what [`encode`] writes, and plain text. `0x…` is hexadecimal, `0s…` base 64; text may be
+/// in double quotes; in it `\\`, `\"` and `\nnn` (octal) are escapes.
 pub(crate) fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
     match text {
         [b'0', b'x' | b'X', digits @ ..] => decode_hex(digits),

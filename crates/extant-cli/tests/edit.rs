@@ -699,3 +699,36 @@ fn damaged_images_are_refused_or_edited_and_never_end_in_a_panic() {
         assert!(fine, "{command:?} in round {round}: {code:?} {}", ran.err());
     }
 }
+
+#[test]
+fn with_an_epoch_the_same_commands_make_the_same_bytes() {
+    let Some(place) = made(EXT4) else { return };
+    let original = std::fs::read(place.path("a.img")).unwrap();
+    let edit = || {
+        std::fs::write(place.path("a.img"), &original).unwrap();
+        for line in [
+            "mkdir -p /d/e",
+            "touch /d/f",
+            "setfacl -m u:5:rwx,d:u:5:rx /d",
+            "ln -s TEXT:f /d/l",
+            "touch /d/g",
+            "rm /d/f",
+            "chmod -R g+w /d",
+        ] {
+            let args = in_image(line);
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let mut command = place.command(&args);
+            let output = command.env("SOURCE_DATE_EPOCH", "1700000000").output().unwrap();
+            support::Ran { args: args.join(" "), output }.succeeds();
+        }
+        std::fs::read(place.path("a.img")).unwrap()
+    };
+    let first = edit();
+    assert!(first == edit(), "two runs differ");
+    assert!(first != original);
+    let stat = place.run(&["stat", "--json", "a.img:/d/g"]).succeeds().json();
+    for time in ["atime", "mtime", "ctime", "crtime"] {
+        assert_eq!(stat[time]["sec"], 1_700_000_000, "{time}");
+    }
+    clean(&place, "a.img");
+}

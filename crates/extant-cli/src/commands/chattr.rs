@@ -14,11 +14,12 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant chattr +i root.img:/etc/m
 
 /// Change flags of files in an image
 ///
-/// Letters as chattr(1) of e2fsprogs has them: a append only, A no atime, c C compress (ext4 ignores
-/// it), d no dump, D synchronous directory, F case folding of an empty directory, i immutable,
-/// j data journalled, m no compression, P project inherited, s u secure deletion, undelete (ext4
-/// ignores both), S synchronous, t no tails, T top of hierarchies, x DAX. What lsattr shows besides
-/// is not for changing. Each file is one change, and made even if another one fails.
+/// Letters as chattr(1) of e2fsprogs has them: a append only, A no atime, c C compress (ext4
+/// ignores it), d no dump, D synchronous directory, F case folding of an empty directory, i
+/// immutable, j data journalled, m no compression, P project inherited, s u secure deletion,
+/// undelete (ext4 ignores both), S synchronous, t no tails, T top of hierarchies, x DAX. What
+/// lsattr shows besides is not for changing. Each file is one change, and made even if another one
+/// fails.
 #[derive(Args, Debug)]
 pub(crate) struct ChattrArgs {
     #[command(flatten)]

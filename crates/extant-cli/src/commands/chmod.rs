@@ -14,9 +14,9 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant chmod 600 root.img:/etc/s
 
 /// Change permissions of files in an image
 ///
-/// MODE is octal, or clauses as chmod(1) has them. Where a clause names nobody, the umask 022 counts,
-/// whatever the host's is. A symbolic link is followed; with -R those inside the tree are left alone.
-/// Each file is one change, and made even if another one fails.
+/// MODE is octal, or clauses as chmod(1) has them. Where a clause names nobody, the umask 022
+/// counts, whatever the host's is. A symbolic link is followed; with -R those inside the tree are
+/// left alone. Each file is one change, and made even if another one fails.
 #[derive(Args, Debug)]
 pub(crate) struct ChmodArgs {
     #[command(flatten)]

@@ -22,7 +22,8 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant getfattr -d root.img:/etc
 /// Show extended attributes of files of an image
 ///
 /// The names of user attributes, or what -n, -m and -d ask for, in the form of getfattr(1), which
-/// setfattr --restore reads; a zero byte at the end of a value is shown, which that one leaves out. A symbolic link is followed unless -h or -R is given.
+/// setfattr --restore reads; a zero byte at the end of a value is shown, which that one leaves out.
+/// A symbolic link is followed unless -h or -R is given.
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct GetfattrArgs {

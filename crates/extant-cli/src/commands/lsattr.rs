@@ -20,8 +20,8 @@ pub(crate) const EXAMPLES: &str =
 
 /// Show flags of files of an image
 ///
-/// The letters of lsattr(1). Of a directory, those of the files in it, unless -d is given. Only files
-/// and directories have flags; the rest is left out.
+/// The letters of lsattr(1). Of a directory, those of the files in it, unless -d is given. Only
+/// files and directories have flags; the rest is left out.
 #[derive(Args, Debug)]
 pub(crate) struct LsattrArgs {
     #[command(flatten)]

@@ -13,9 +13,9 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant rm root.img:/etc/motd roo
 
 /// Remove files from an image
 ///
-/// Each path is one change, and made even if another one fails. With -r a tree is removed one by one
-/// from the bottom up; what cannot be removed is named, and stays with the directories above it. A
-/// tree with something immutable in it is left whole.
+/// Each path is one change, and made even if another one fails. With -r a tree is removed one by
+/// one from the bottom up; what cannot be removed is named, and stays with the directories above
+/// it. A tree with something immutable in it is left whole.
 #[derive(Args, Debug)]
 pub(crate) struct RmArgs {
     #[command(flatten)]

@@ -18,10 +18,11 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant setfacl -m u:1000:rwX,g:a
 
 /// Change access control lists of files in an image
 ///
-/// Entries are as setfacl(1) has them: [d:]u:USER:rwx, [d:]g:GROUP:rwx, m::rwx, o::rwx, with commas
-/// between. Names are looked up in the image; numbers work always. Of several options, --set, -b and -k
-/// count first, then -x, then -m. Permissions follow the list. Symbolic links are followed; with -R
-/// those inside are left alone. Each file is one change, and made even if another one fails.
+/// Entries are as setfacl(1) has them: u:USER:rwx, g:GROUP:rwx, m::rwx, o::rwx, with commas
+/// between, and d: in front of those of the default list. Names are looked up in the image; numbers
+/// work always. Of several options, --set, -b and -k count first, then -x, then -m. Permissions
+/// follow the list. Symbolic links are followed; with -R those inside are left alone. Each file is
+/// one change, and made even if another one fails.
 #[derive(Args, Debug)]
 pub(crate) struct SetfaclArgs {
     #[command(flatten)]

@@ -22,9 +22,9 @@ const RESTORE_BYTES_MAX: u64 = 256 << 20;
 
 /// Set extended attributes of files in an image, or remove them
 ///
-/// VALUE is text, hexadecimal after 0x, or base 64 after 0s; text may be in double quotes, and \\, \"
-/// and \nnn (octal) in it are escapes. A symbolic link is followed unless -h is given. Each file is
-/// one change, and made even if another one fails.
+/// VALUE is text, hexadecimal after 0x, or base 64 after 0s; text may be in double quotes, and \\,
+/// \" and \nnn (octal) in it are escapes. A symbolic link is followed unless -h is given. Each file
+/// is one change, and made even if another one fails.
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct SetfattrArgs {
@@ -39,8 +39,8 @@ pub(crate) struct SetfattrArgs {
     /// Remove this attribute
     #[arg(short = 'x', long, value_name = "NAME", conflicts_with = "name")]
     remove: Option<OsString>,
-    /// Set what this file says (- for standard input), as getfattr -d writes it; paths in it are below
-    /// IMG:/PATH
+    /// Set what this file says (- for standard input), as getfattr -d writes it; paths in it are
+    /// below IMG:/PATH
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "remove"])]
     restore: Option<PathBuf>,
     /// Change a symbolic link itself

@@ -21,7 +21,8 @@ const HEADING: &str = "Settings (as tune2fs)";
 /// Change settings of a file system
 ///
 /// All of them in one change, or none. Features are not switched: that needs more than the
-/// superblock. extant info shows the settings. Backup superblocks keep the old ones, as e2fsck expects.
+/// superblock. extant info shows the settings. Backup superblocks keep the old ones, as e2fsck
+/// expects.
 #[derive(Args, Debug)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
@@ -30,7 +31,8 @@ pub(crate) struct TuneArgs {
     #[arg(short = 'L', long, value_name = "NAME", help_heading = HEADING)]
     label: Option<OsString>,
     /// UUID, or random
-    #[arg(short = 'U', long, value_name = "UUID", value_parser = parse_uuid, help_heading = HEADING)]
+    #[arg(short = 'U', long, value_name = "UUID", value_parser = parse_uuid,
+          help_heading = HEADING)]
     uuid: Option<NewUuid>,
     /// Percent of blocks that only root may use, 0 to 50
     #[arg(short = 'm', long, value_name = "PERCENT", conflicts_with = "reserved_blocks",
