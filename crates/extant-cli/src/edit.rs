@@ -227,6 +227,11 @@ impl Session<'_> {
 
     /// Names the path in an error.
     pub(crate) fn failure(&self, path: &[u8], error: FsError) -> Failure {
+        if let FsError::ReadOnly = error {
+            // It was open for changes: damage has ended that, and was named when it was met.
+            let message = "not done: after the failure before, nothing more is changed";
+            return Failure::new(Exit::Io, format!("{}: {message}", self.label(path)));
+        }
         image::failure(&self.name, path, error)
     }
 
@@ -262,6 +267,14 @@ impl Session<'_> {
                 | FsError::SymlinkLoop { .. },
             ) => Ok(false),
             Err(error) => Err(self.failure(path, error)),
+        }
+    }
+
+    /// Ends a writable mount. If that fails, the first failure has the exit code all the same.
+    fn close(self) {
+        let Session { fs, name, tally } = self;
+        if let Err(failure) = close(fs, &name) {
+            tally.failed(&failure);
         }
     }
 
@@ -317,7 +330,7 @@ pub(crate) fn read_each(
     each: impl FnMut(&mut Session<'_>, &[u8]) -> Result<()>,
 ) -> Result<Exit> {
     let mut tally = Tally::default();
-    run(&mut tally, targets, open, each, false)?;
+    run(&mut tally, targets, open, each, false);
     Ok(tally.exit())
 }
 
@@ -330,7 +343,7 @@ pub(crate) fn edit_each(
 ) -> Result<Exit> {
     interrupt::listen()?;
     let mut tally = Tally::default();
-    run(&mut tally, targets, |file| args.open(file), each, true)?;
+    run(&mut tally, targets, |file| args.open(file), each, true);
     Ok(tally.exit())
 }
 
@@ -340,7 +353,7 @@ fn run(
     open: impl Fn(&Path) -> Result<(Fs, String)>,
     mut each: impl FnMut(&mut Session<'_>, &[u8]) -> Result<()>,
     writes: bool,
-) -> Result<()> {
+) {
     for (file, paths) in by_image(targets) {
         if tally.stops() {
             break;
@@ -367,11 +380,9 @@ fn run(
             }
         }
         if writes {
-            let Session { fs, name, .. } = session;
-            close(fs, &name)?;
+            session.close();
         }
     }
-    Ok(())
 }
 
 /// Runs one change that concerns several paths of the image in `file`.
@@ -387,8 +398,7 @@ pub(crate) fn edit_one(
     if let Err(failure) = change(&mut session) {
         session.tally.failed(&failure);
     }
-    let Session { fs, name, .. } = session;
-    close(fs, &name)?;
+    session.close();
     Ok(tally.exit())
 }
 

@@ -732,3 +732,18 @@ fn with_an_epoch_the_same_commands_make_the_same_bytes() {
     }
     clean(&place, "a.img");
 }
+
+#[test]
+fn damage_that_is_met_on_the_way_has_the_exit_code() {
+    let Some(place) = made(&["-t", "ext4", "-b", "4096", "-e", "remount-ro"]) else { return };
+    place.run(&["mkdir", "a.img:/d"]).succeeds();
+    place.run(&["touch", "a.img:/d/a", "a.img:/d/b", "a.img:/d/c"]).succeeds();
+    let extents = place.run(&["extents", "--json", "a.img:/d"]).succeeds().json_lines();
+    let at = extents[0]["physical_byte"].as_u64().unwrap();
+    let image = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    // The checksum in the directory's last bytes.
+    image.write_all_at(b"\x12\x34\x56\x78", at + 4092).unwrap();
+    place.run(&["rm", "-r", "a.img:/d"]).ends_with(4).complains(&["a.img:/d", "checksum"]);
+    place.run(&["touch", "a.img:/d/x", "a.img:/d/y"]).ends_with(4).complains(&["checksum"]);
+    place.run(&["ls", "a.img:/"]).succeeds();
+}
