@@ -118,15 +118,14 @@ impl Model {
             return Ok(());
         }
         let wanted = self.apply(op);
-        // Of two errors of a rename either is right: Linux notices that a file would replace a
-        // directory that it is in before it notices that it would replace a directory, and that
-        // there is no old name before it notices that the new one is too long.
-        let either = match op {
-            Op::Rename { from, to, .. } => match (wanted, answer) {
-                (Err(ENOTEMPTY), Err(EISDIR)) => from.0.starts_with(&to.0),
-                (Err(ENOENT), Err(ENAMETOOLONG)) => true,
-                _ => false,
-            },
+        // Of two errors either is right: Linux notices that a file would replace a directory that
+        // it is in before it notices that it would replace a directory, and that there is no
+        // directory before it notices that a name is too long.
+        let either = match (wanted, answer) {
+            (Err(ENOTEMPTY), Err(EISDIR)) => {
+                matches!(op, Op::Rename { from, to, .. } if from.0.starts_with(&to.0))
+            }
+            (Err(ENOENT | ENOTDIR), Err(ENAMETOOLONG)) => true,
             _ => false,
         };
         if wanted == answer || either { Ok(()) } else { Err(wanted) }

@@ -62,8 +62,9 @@ pub trait Target: Sync {
     /// Unmounts cleanly. A file system that is dropped instead writes nothing more.
     fn unmount(&self, fs: Self::Fs) -> Result<(), String>;
 
-    /// Checks the invariants of an unmounted file system.
-    fn check(&self, devices: &[MemoryDevice]) -> Result<(), String>;
+    /// Checks the invariants of an unmounted file system. `false` when something is there that
+    /// e2fsck would repair and that is no mistake: after errors, as on Linux, orphans are not deleted.
+    fn check(&self, devices: &[MemoryDevice]) -> Result<bool, String>;
 }
 
 /// The variables of the environment that choose one case again.
