@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use extant_sync::threads::{Sender, channel};
@@ -38,6 +39,8 @@ pub struct FaultPlan {
     pub exactly: Vec<(OperationKind, u64, u64)>,
     /// Whether batches are delayed and the operations within one are reordered.
     pub reorder: bool,
+    /// A write that fails and touches this range of bytes leaves nothing, instead of a part.
+    pub whole: Range<u64>,
 }
 
 /// Counts per kind of operation.
@@ -192,7 +195,13 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
             match &operation {
                 Operation::Write { offset, buffer, .. } => {
                     let sectors = buffer.len() as u64 / 512;
-                    let kept = self.state.lock().below(sectors + 1) * 512;
+                    let mut state = self.state.lock();
+                    let mut kept = state.below(sectors + 1) * 512;
+                    let whole = &state.plan.whole;
+                    if *offset < whole.end && whole.start < offset + buffer.len() as u64 {
+                        kept = 0;
+                    }
+                    drop(state);
                     // Q2; what the part's own result is does not matter to a failed write.
                     let _ = self.inner.write_at(*offset, &buffer[..kept as usize]);
                 }

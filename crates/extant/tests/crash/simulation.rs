@@ -31,7 +31,7 @@ fn seeds(
             clients: 5,
             steps: 120,
             profile: Profile { sync_one_in: 8, ..Profile::default() },
-            faults: faults(seed),
+            faults: FaultPlan { whole: 1024..2048, ..faults(seed) },
         };
         let done = simulate(&target, &base, &plan).unwrap_or_else(|text| {
             panic!("{text}\n\nagain: EXTANT_SEED={seed} cargo test -p extant --test crash {name}")
