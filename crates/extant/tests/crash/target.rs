@@ -57,7 +57,11 @@ fn find(fs: &Fs, names: &[Vec<u8>]) -> Result<Inode> {
 /// The directory of a path and its last name.
 fn place<'a>(fs: &Fs, path: &'a Path) -> Result<(Inode, &'a [u8])> {
     let (name, parents) = path.split().expect("never the root");
-    Ok((find(fs, parents)?, name))
+    let dir = find(fs, parents)?;
+    if !dir.is_dir() {
+        return Err(extant::FsError::NotADirectory { ino: dir.ino() });
+    }
+    Ok((dir, name))
 }
 
 fn acl_kind(which: Which) -> AclKind {
