@@ -157,6 +157,34 @@ pub(crate) fn prepare_insert(
     name: &[u8],
     is_missing: bool,
 ) -> Result<Place> {
+    room_for(txn, (fs, dir), name, is_missing, true)?
+        .ok_or_else(|| damage(&fs.view(dir), None, Fault::Rule("growing it makes no room")))
+}
+
+/// The place that [`prepare_insert`] would give, if the directory need not grow for it; entries of a
+/// block may move together. `None` when it has to.
+///
+/// # Errors
+///
+/// As [`prepare_insert`], but never [`FsError::NoSpace`].
+pub(crate) fn find_room(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    dir: &Arc<Node>,
+    name: &[u8],
+    is_missing: bool,
+) -> Result<Option<Place>> {
+    room_for(txn, (fs, dir), name, is_missing, false)
+}
+
+/// Room for `name`; `None` if there is none and the directory is not to grow.
+fn room_for(
+    txn: &mut Txn<'_>,
+    (fs, dir): (&Fs, &Arc<Node>),
+    name: &[u8],
+    is_missing: bool,
+    grow: bool,
+) -> Result<Option<Place>> {
     let view = fs.view(dir);
     refuse_encrypted(&view)?;
     let mut wanted = Wanted::new(name, view.is_casefold());
@@ -167,22 +195,25 @@ pub(crate) fn prepare_insert(
     }
     let needs = view.dir_layout().needs(name.len());
     if view.is_inline() {
-        if let Some((area, room)) = inline_edit::prepare(txn, dir, &view, &wanted, needs)? {
-            return Ok(Place(Spot::Inline { area, room }));
+        if let Some((area, room)) = inline_edit::prepare(txn, dir, &view, &wanted, needs, grow)? {
+            return Ok(Some(Place(Spot::Inline { area, room })));
+        }
+        if !grow {
+            return Ok(None);
         }
         drop(view);
         inline_edit::convert(txn, fs, dir)?;
-        return prepare_linear(txn, fs, dir, fs.view(dir), &wanted, needs);
+        return prepare_linear(txn, (fs, dir), fs.view(dir), &wanted, needs, grow);
     }
     if view.has_index() {
-        return prepare_indexed(txn, fs, dir, view, &wanted, needs);
+        return prepare_indexed(txn, (fs, dir), view, &wanted, needs, grow);
     }
     if view.is_indexed() {
         // The file system lost the feature: the root must not be taken for a list.
         let rule = "it has an index, and the file system has no directory indexes";
         return Err(damage(&view, None, Fault::Rule(rule)));
     }
-    prepare_linear(txn, fs, dir, view, &wanted, needs)
+    prepare_linear(txn, (fs, dir), view, &wanted, needs, grow)
 }
 
 fn exists(view: &Inode, hit: &Hit) -> FsError {
@@ -220,12 +251,12 @@ fn scan_block(
 /// In a directory without an index: the first room there is, a block more, or an index.
 fn prepare_linear(
     txn: &mut Txn<'_>,
-    fs: &Fs,
-    dir: &Arc<Node>,
+    (fs, dir): (&Fs, &Arc<Node>),
     view: Inode,
     wanted: &Wanted<'_>,
     needs: usize,
-) -> Result<Place> {
+    grow: bool,
+) -> Result<Option<Place>> {
     let shape = Shape::of(&view);
     let blocks = view.block_len().min(FILE_BLOCKS_END);
     let mut cursor = Cursor::new(&view);
@@ -246,7 +277,7 @@ fn prepare_linear(
         }
     }
     if let Some(place) = place {
-        return Ok(Place(place));
+        return Ok(Some(Place(place)));
     }
     if blocks == 0 {
         return Err(damage(&view, None, Fault::Rule("it has no blocks")));
@@ -258,13 +289,19 @@ fn prepare_linear(
             let (_, scanned) =
                 scan_block(&view, &mut Cursor::new(&view), FileBlock(0), wanted, needs)?;
             return match scanned {
-                Scan::Miss { room: Some(room), .. } => Ok(Place(Spot::Block { block, room })),
+                Scan::Miss { room: Some(room), .. } => Ok(Some(Place(Spot::Block { block, room }))),
                 _ => Err(damage(&view, block, Fault::Rule("compacting it made no room"))),
             };
         }
+        if !grow {
+            return Ok(None);
+        }
         drop(cursor);
         grow::make_index(txn, fs, dir, view)?;
-        return prepare_indexed(txn, fs, dir, fs.view(dir), wanted, needs);
+        return prepare_indexed(txn, (fs, dir), fs.view(dir), wanted, needs, grow);
+    }
+    if !grow {
+        return Ok(None);
     }
     drop(view);
     let (_, device) = grow::append(txn, fs, dir)?;
@@ -274,7 +311,7 @@ fn prepare_linear(
     let made = made.and_then(|made| made.map_err(|fault| change_fault(dir, device, fault)));
     made.map_err(|error| txn.fail(error))?;
     let rec_len = u32::try_from(shape.layout.entry_bytes()).unwrap_or(u32::MAX);
-    Ok(Place(Spot::Block { block: device, room: Room { offset: 0, kept: 0, rec_len } }))
+    Ok(Some(Place(Spot::Block { block: device, room: Room { offset: 0, kept: 0, rec_len } })))
 }
 
 /// Steps that may be needed until there is room: a level, two nodes, a leaf, and some to spare.
@@ -283,14 +320,15 @@ const GROW_STEPS: usize = 12;
 /// In a directory with an index: room in the leaf of the name's hash.
 fn prepare_indexed(
     txn: &mut Txn<'_>,
-    fs: &Fs,
-    dir: &Arc<Node>,
+    (fs, dir): (&Fs, &Arc<Node>),
     view: Inode,
     wanted: &Wanted<'_>,
     needs: usize,
-) -> Result<Place> {
+    grow: bool,
+) -> Result<Option<Place>> {
     let mut pool = grow::Pool::default();
-    let place = prepare_leaf(txn, (fs, dir), view, wanted, needs, &mut pool);
+    let pool_if = grow.then_some(&mut pool);
+    let place = prepare_leaf(txn, (fs, dir), view, wanted, needs, pool_if);
     match place {
         Ok(place) if pool.is_empty() => Ok(place),
         Ok(_) => {
@@ -310,8 +348,8 @@ fn prepare_leaf(
     mut view: Inode,
     wanted: &Wanted<'_>,
     needs: usize,
-    pool: &mut grow::Pool,
-) -> Result<Place> {
+    mut pool: Option<&mut grow::Pool>,
+) -> Result<Option<Place>> {
     for step in 0..GROW_STEPS {
         let mut cursor = Cursor::new(&view);
         let walk = IndexWalk::new(&view, &mut cursor)?;
@@ -336,12 +374,13 @@ fn prepare_leaf(
             }
         }
         if let Some(room) = room {
-            return Ok(Place(Spot::Block { block, room }));
+            return Ok(Some(Place(Spot::Block { block, room })));
         }
         if used + needs <= view.dir_layout().entry_bytes() {
             grow::compact(txn, &view, &mut cursor, descent.leaf)?;
             continue;
         }
+        let Some(pool) = pool.as_deref_mut() else { return Ok(None) };
         let version = walk.hash;
         drop((walk, cursor));
         view = grow::grow(txn, fs, dir, view, version, &descent, pool)?;

@@ -113,18 +113,20 @@ fn scan(view: &Inode, wanted: &Wanted<'_>, needs: usize) -> Result<Scanned> {
     Ok(Scanned::Miss(place))
 }
 
-/// Room for `wanted` in one of the areas; the second one grows for it if it can. `None` when the
-/// directory has to move to a block.
+/// Room for `wanted` in one of the areas; the second one grows for it if it can and may. `None` when
+/// the directory has to move to a block, or is not to grow.
 pub(super) fn prepare(
     txn: &mut Txn<'_>,
     dir: &Arc<Node>,
     view: &Inode,
     wanted: &Wanted<'_>,
     needs: usize,
+    grow: bool,
 ) -> Result<Option<(usize, Room)>> {
     match scan(view, wanted, needs)? {
         Scanned::Hit(_, hit) => return Err(FsError::Exists { dir: dir.ino(), ino: hit.ino }),
         Scanned::Miss(Some(place)) => return Ok(Some(place)),
+        Scanned::Miss(None) if !grow => return Ok(None),
         Scanned::Miss(None) => {}
     }
     let Ok(rec_len) = u16::try_from(needs) else { return Ok(None) };

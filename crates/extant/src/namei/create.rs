@@ -210,8 +210,18 @@ impl Inode {
         }
         writer.quotas().prepare(volume, self.owners_of_new(&parent, new))?;
         let mut txn = Txn::begin(volume, CREDITS)?;
-        let place = dir_edit::prepare_insert(&mut txn, fs, dir, name, is_missing)?;
+        // An inode can be undone, growth of a directory not: that comes last.
+        let room = dir_edit::find_room(&mut txn, fs, dir, name, is_missing)?;
         let node = self.new_node(&mut txn, &parent, name, new, what)?;
+        let place = match room
+            .map_or_else(|| dir_edit::prepare_insert(&mut txn, fs, dir, name, true), Ok)
+        {
+            Ok(place) => place,
+            Err(error) => {
+                fs.undo_new(&mut txn, &node).map_err(|broken| txn.fail(broken))?;
+                return Err(error);
+            }
+        };
         // Nothing below fails for want of space.
         drop(parent);
         let now = writer.now();

@@ -297,17 +297,23 @@ impl Move<'_> {
         let (fs, volume) = (self.fs, self.fs.volume());
         let writer = volume.writer()?;
         let mut txn = Txn::begin(volume, CREDITS)?;
-        // All that can fail for want of space.
-        let place = match self.target {
-            None => {
-                let to = self.new_dir;
-                Some(dir_edit::prepare_insert(&mut txn, fs, to, self.new_name, true)?)
-            }
-            Some(_) => None,
-        };
+        // All that can fail for want of space. The whiteout can be undone, growth of a directory not.
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
             true => Some(fs.view(self.old_dir).new_whiteout(&mut txn, self.old_name)?),
             false => None,
+        };
+        let place = match self.target {
+            None => match dir_edit::prepare_insert(&mut txn, fs, self.new_dir, self.new_name, true)
+            {
+                Ok(place) => Some(place),
+                Err(error) => {
+                    if let Some(node) = &whiteout {
+                        fs.undo_new(&mut txn, node).map_err(|broken| txn.fail(broken))?;
+                    }
+                    return Err(error);
+                }
+            },
+            Some(_) => None,
         };
         let now = writer.now();
         let finish = |txn: &mut Txn<'_>| {
