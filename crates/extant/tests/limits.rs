@@ -7,12 +7,13 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use extant::{
-    Acl, AclKind, Fs, FsError, Inode, InodeFlags, MountOptions, NewInode, QuotaKind, QuotaLimits,
-    RenameFlags, Result, SetAttributes, Special, Statfs, XattrMode,
+    Acl, AclKind, Family, Fs, FsError, Inode, InodeFlags, MountOptions, NewInode, QuotaKind,
+    QuotaLimits, RenameFlags, Result, SetAttributes, Special, Statfs, XattrMode,
 };
-use extant_block::MemoryDevice;
+use extant_block::{FaultDevice, FaultPlan, MemoryDevice, OperationKind, SharedDevice};
 use extant_check::CheckOptions;
 use extant_format::acl::{AclEntry, Who};
+use extant_sync::FixedClock;
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{TempDir, image, require};
 
@@ -617,6 +618,163 @@ fn no_quota(every: usize) -> std::result::Result<(), String> {
     Ok(())
 }
 
+type Tree = BTreeMap<Vec<u8>, String>;
+
+/// Steps from one commit to the next.
+const COMMIT_EVERY: usize = 5;
+
+fn mount_at_noon(device: SharedDevice) -> Result<Fs> {
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    MountOptions::new().read_only(false).seed(1).clock(clock).open_shared(device)
+}
+
+/// All steps on a device that does not fail: the tree after each, and how many reads, writes and
+/// flushes there were.
+fn without_faults(base: &MemoryDevice) -> (Vec<Tree>, [u64; 3]) {
+    let device = Arc::new(FaultDevice::new(Arc::new(base.snapshot()), FaultPlan::default()));
+    let fs = mount_at_noon(Arc::clone(&device) as SharedDevice).expect("mounts");
+    let mut trees = vec![tree(&fs).expect("the tree")];
+    for (number, (what, step)) in STEPS.iter().enumerate() {
+        step(&fs).unwrap_or_else(|error| panic!("{what}: {error}"));
+        trees.push(tree(&fs).expect("the tree"));
+        if number % COMMIT_EVERY == 0 {
+            fs.sync().expect("commits");
+        }
+    }
+    fs.unmount().expect("unmounts");
+    (trees, device.seen())
+}
+
+/// What is known after a run on a device that fails.
+#[derive(Default)]
+struct Survived {
+    /// Steps that succeeded.
+    done: usize,
+    /// How many of them were made durable.
+    durable: usize,
+    /// What the first failure was.
+    failure: Option<FsError>,
+}
+
+impl Survived {
+    /// Runs until something fails, and then tries whether anything still works.
+    fn run(fs: Fs) -> Survived {
+        let mut survived = Survived::default();
+        for (number, (_, step)) in STEPS.iter().enumerate() {
+            if let Err(error) = step(&fs) {
+                survived.failure = Some(error);
+                break;
+            }
+            survived.done += 1;
+            if number % COMMIT_EVERY == 0 {
+                match fs.sync() {
+                    Ok(()) => survived.durable = survived.done,
+                    Err(error) => {
+                        survived.failure = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+        if survived.failure.is_none() {
+            match fs.unmount() {
+                Ok(()) => survived.durable = survived.done,
+                Err(error) => survived.failure = Some(error),
+            }
+            return survived;
+        }
+        match fs.sync() {
+            Ok(()) => survived.durable = survived.done,
+            Err(_) => {
+                let error = fs.create("/after", &ME).map(drop).expect_err("nothing more goes in");
+                assert_eq!(error.errno(), 30, "EROFS: {error}");
+                // Nothing may be due.
+                let _ = fs.tick();
+                assert!(fs.unmount().is_err(), "it cannot end well");
+            }
+        }
+        survived
+    }
+}
+
+/// Whether a superblock is half old and half new. It is longer than a sector: nobody can bear that.
+fn is_torn_superblock(error: &FsError) -> bool {
+    matches!(error, FsError::Corrupt { structure: "superblock", .. })
+}
+
+/// One fault, `(kind, at, count)`: in the `at`-th operation of its kind and `count - 1` after it.
+fn with_fault(
+    work: &Work,
+    base: &MemoryDevice,
+    trees: &[Tree],
+    fault: (OperationKind, u64, u64),
+    also_e2fsck: bool,
+) {
+    let torn = |seed: &u64| with_fault_of(work, base, trees, (*seed, fault), also_e2fsck).is_err();
+    // The seed says how much of the write is there.
+    assert!((0..16).take_while(torn).count() < 16, "{fault:?}: always a torn superblock");
+}
+
+fn with_fault_of(
+    work: &Work,
+    base: &MemoryDevice,
+    trees: &[Tree],
+    (seed, fault): (u64, (OperationKind, u64, u64)),
+    also_e2fsck: bool,
+) -> Result<()> {
+    let what = format!("{fault:?}, seed {seed}");
+    let device = Arc::new(base.snapshot());
+    let plan = FaultPlan { seed, exactly: vec![fault], ..FaultPlan::default() };
+    let failing = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
+    let survived = match mount_at_noon(Arc::clone(&failing) as SharedDevice) {
+        Ok(fs) => Survived::run(fs),
+        Err(error) => Survived { failure: Some(error), ..Survived::default() },
+    };
+    if let Some(error) = &survived.failure {
+        let expected = error.family() == Family::Device || matches!(error, FsError::Aborted { .. });
+        assert!(expected, "{what}: after {} steps: {error}", survived.done);
+        assert!(failing.failed() > 0, "{what}: {error}, but the device was well");
+    }
+    drop(failing);
+    let fs = match mount_at_noon(Arc::clone(&device) as SharedDevice) {
+        Err(error) if is_torn_superblock(&error) => return Err(error),
+        mounted => mounted.unwrap_or_else(|error| panic!("{what}: mounting again: {error}")),
+    };
+    let found = tree(&fs).unwrap_or_else(|error| panic!("{what}: the tree: {error}"));
+    let possible = &trees[survived.durable..=survived.done];
+    if !possible.contains(&found) {
+        let differ = differences(&trees[survived.done], &found);
+        let (durable, done) = (survived.durable, survived.done);
+        panic!("{what}: {durable} to {done} steps, and the last one differs in\n{differ}");
+    }
+    fs.unmount().unwrap_or_else(|error| panic!("{what}: unmounting: {error}"));
+    let options = CheckOptions { require_clean_state: false, ..CheckOptions::default() };
+    let report = extant_check::check(&*device, &options).expect("checks");
+    assert!(report.is_clean(), "{what}: {:#?}", report.problems);
+    if also_e2fsck && !report.state.has_errors {
+        work.check(&what, &device, true);
+    }
+    Ok(())
+}
+
+/// Lets each operation of the device fail, or one in `every`.
+fn faults(layout: &Layout, every: u64) -> std::result::Result<(), String> {
+    let work = Work::new();
+    let base = furnished(&work, layout.1, layout.2)?;
+    let (trees, seen) = without_faults(&base);
+    println!("{}: reads, writes, flushes: {seen:?}", layout.0);
+    let kinds = [OperationKind::Read, OperationKind::Write, OperationKind::Flush];
+    for (kind, count) in kinds.into_iter().zip(seen) {
+        let every = if kind == OperationKind::Flush { 1 } else { every };
+        for at in (0..count).filter(|at| at % every == 0) {
+            // Once, and for good.
+            with_fault(&work, &base, &trees, (kind, at, 1), at % (7 * every) == 0);
+            with_fault(&work, &base, &trees, (kind, at, 1 << 40), false);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn without_blocks_nothing_changes() {
     let chosen = |layout: &&Layout| matches!(layout.0, "inline" | "ea_inode" | "bigalloc" | "ext3");
@@ -650,4 +808,18 @@ fn without_quota_nothing_changes() {
 #[ignore = "takes minutes"]
 fn without_quota_nothing_changes_says_e2fsck() {
     require!(no_quota(1));
+}
+
+#[test]
+fn a_device_that_fails_leaves_a_prefix() {
+    let layout = LAYOUTS.iter().find(|layout| layout.0 == "ea_inode").expect("in the table");
+    require!(faults(layout, 5));
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_device_that_fails_anywhere_leaves_a_prefix() {
+    for layout in LAYOUTS.iter().filter(|layout| layout.0 != "ext2") {
+        require!(faults(layout, 1));
+    }
 }
