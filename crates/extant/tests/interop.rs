@@ -24,7 +24,7 @@ use extant_block::{MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_sync::{Clock, FixedClock, SystemClock};
 use extant_testkit::kernel::{Kernel, snapshot};
 use extant_testkit::model::{
-    Generator, Model, NewNode, Op, Path, Profile, RenameMode, Rules, Tree,
+    Generator, Model, NewNode, Node, Op, Path, Profile, RenameMode, Rules, Tree,
 };
 use extant_testkit::oracle::{LoopMount, Tool, e2fsck_as, mke2fs, print_skip, root};
 use extant_testkit::proof::{EPOCH, Target as _, env};
@@ -224,6 +224,19 @@ impl Files {
         }
     }
 
+    /// Whether this kernel mounts the image: it may have been built without quota.
+    fn suits_kernel(&self) -> Result<bool, String> {
+        let device = Loop::attach(&self.image)?;
+        let dir = tempdir().map_err(|error| error.to_string())?;
+        let flags = MountFlags::empty();
+        let mounted = rustix::mount::mount(device.0.as_str(), dir.path(), "ext4", flags, c"");
+        if mounted.is_ok() {
+            let flags = rustix::mount::UnmountFlags::empty();
+            rustix::mount::unmount(dir.path(), flags).unwrap();
+        }
+        Ok(mounted.is_ok())
+    }
+
     /// Asserts that e2fsck finds nothing to mend.
     fn assert_clean(&self, what: &str) -> Result<(), String> {
         let mut report = self.fsck("-fn")?;
@@ -276,6 +289,8 @@ struct Work {
     transactions: u32,
     fast_commits: u32,
     orphans: usize,
+    /// Images that e2fsck does not replay.
+    stale: u32,
 }
 
 fn mount_by_extant(devices: &[Arc<MemoryDevice>]) -> Fs {
@@ -284,9 +299,9 @@ fn mount_by_extant(devices: &[Arc<MemoryDevice>]) -> Fs {
     Extant::default().mount(&shared, clock).unwrap_or_else(|text| panic!("{text}"))
 }
 
-fn forget_times_of_directories(tree: &mut Tree) {
+fn forget_times(tree: &mut Tree, of: impl Fn(&Node) -> bool) {
     for (_, id) in tree.paths() {
-        if tree.node(id).is_dir() {
+        if of(tree.node(id)) {
             tree.node_mut(id).times = [(0, 0); 4];
         }
     }
@@ -294,19 +309,23 @@ fn forget_times_of_directories(tree: &mut Tree) {
 
 /// Asserts that two ways to replay `files` left the same; `exact` when the counts of blocks and the
 /// times of directories must be the same, too.
-fn same(what: &str, mut ours: After, theirs: &After, exact: bool) {
-    let mut tree = theirs.tree.clone();
+fn same(what: &str, ours: &After, theirs: &After, exact: bool) {
+    let mut trees = [ours.tree.clone(), theirs.tree.clone()];
     if !exact {
-        forget_times_of_directories(&mut ours.tree);
-        forget_times_of_directories(&mut tree);
+        trees.iter_mut().for_each(|tree| forget_times(tree, Node::is_dir));
     }
-    let lines = ours.tree.differences(&tree);
+    let lines = trees[0].differences(&trees[1]);
     assert!(lines.is_empty(), "{what}:\n{}", lines.join("\n"));
-    assert_eq!(ours.tree.fingerprint(), tree.fingerprint(), "{what}");
+    assert_eq!(trees[0].fingerprint(), trees[1].fingerprint(), "{what}");
     if exact {
         assert_eq!(ours.totals, theirs.totals, "{what}");
     }
 }
+
+/// e2fsck 1.47.0 gives up where Linux stops reading: fast commits of a transaction that was since
+/// written whole are still in their area, and whole transactions follow. It does so with images of
+/// the kernel, too.
+const STALE: &str = "Invalid argument while recovering journal";
 
 /// What e2fsck mends after every crash: totals of the superblock are written at unmount only, and
 /// the mark of orphans stays until somebody cleans up.
@@ -324,7 +343,7 @@ fn mended(text: &str) -> Vec<&str> {
     let mut before = "";
     for line in text.lines() {
         let usual = USUAL.iter().any(|usual| line.starts_with(usual) || before.starts_with(usual));
-        if !usual && (line.contains("? yes") || line.contains("wrong")) {
+        if !usual && (line.contains("? yes") || line.contains("wrong") || line.contains("QUOTA")) {
             found.push(line);
         }
         before = line;
@@ -332,14 +351,15 @@ fn mended(text: &str) -> Vec<&str> {
     found
 }
 
-/// Replays the image `cut` in three ways. Asserts that all leave the same and nothing to mend, and
-/// returns what extant left.
+/// Replays the image `cut` in all ways, that of the kernel if it can. Asserts that all leave the same and
+/// nothing to mend.
 fn replay_everywhere(
     what: &str,
     dir: &OsPath,
     cut: &Files,
+    by_kernel: bool,
     work: &mut Work,
-) -> Result<Vec<MemoryDevice>, String> {
+) -> Result<(), String> {
     work.cuts += 1;
     let external = cut.journal.is_some();
     // First in memory only: what is shown must be what the others make durable.
@@ -370,29 +390,36 @@ fn replay_everywhere(
     ours.save(&devices);
     ours.assert_clean(&format!("{what}, after extant"))?;
     Extant::default().check(&devices).unwrap_or_else(|text| panic!("{what}: {text}"));
-    let mended_by_us = look(what, &devices);
-    // By the kernel.
-    let copy = Files::at(dir, "kernel", external);
-    cut.copy_to(&copy);
-    drop(copy.mount("")?);
-    let kernel = look(&format!("{what}, after the kernel"), &copy.load());
-    copy.assert_clean(&format!("{what}, after the kernel"))?;
+    let ours = look(what, &devices);
     // By e2fsck.
     let copy = Files::at(dir, "fsck", external);
     cut.copy_to(&copy);
     let report = copy.fsck("-fy")?;
-    let mended = mended(&report.text);
-    assert!(
-        report.status.is_some_and(|status| status <= 1) && mended.is_empty(),
-        "{what}, e2fsck -fy: {mended:?}\n{}",
-        report.text
-    );
-    let fsck = look(&format!("{what}, after e2fsck"), &copy.load());
-    let shown = After { totals: kernel.totals, ..shown };
-    same(&format!("{what}: shown | kernel"), shown, &kernel, !fast);
-    same(&format!("{what}: e2fsck | kernel"), fsck, &kernel, !fast);
-    same(&format!("{what}: extant | kernel"), mended_by_us, &kernel, !fast);
-    Ok(devices)
+    if report.text.contains(STALE) {
+        work.stale += 1;
+    } else {
+        let mended = mended(&report.text);
+        assert!(
+            report.status.is_some_and(|status| status <= 1) && mended.is_empty(),
+            "{what}, e2fsck -fy: {mended:?}\n{}",
+            report.text
+        );
+        let fsck = look(&format!("{what}, after e2fsck"), &copy.load());
+        same(&format!("{what}: extant | e2fsck"), &ours, &fsck, !fast);
+    }
+    // By the kernel.
+    if by_kernel {
+        let copy = Files::at(dir, "kernel", external);
+        cut.copy_to(&copy);
+        drop(copy.mount("")?);
+        let what = format!("{what}, after the kernel");
+        let kernel = look(&what, &copy.load());
+        copy.assert_clean(&what)?;
+        same(&format!("{what}: extant | kernel"), &ours, &kernel, !fast);
+    }
+    let shown = After { totals: ours.totals, ..shown };
+    same(&format!("{what}: shown | extant"), &shown, &ours, !fast);
+    Ok(())
 }
 
 /// What a fast commit can say: anything else in a transaction makes the kernel write it whole.
@@ -491,6 +518,19 @@ impl Busy {
         }
     }
 
+    /// Holds a large file that loses its name: an orphan after a cut.
+    fn orphan(&mut self, number: usize) {
+        let path = Path::of(&format!("gone-{number}"));
+        let new = NewNode { permissions: 0o600, uid: 1, gid: 1 };
+        self.apply(&Op::Create { path: path.clone(), new });
+        let at = self.mounted.mount.path().join(format!("gone-{number}"));
+        fs::write(&at, vec![number as u8; 200_000]).unwrap();
+        self.apply(&Op::Hold { path: path.clone(), slot: 1000 + number });
+        self.mounted.sync();
+        self.apply(&Op::Unlink { path });
+        self.mounted.sync();
+    }
+
     /// Ends in fast commits.
     fn work_fast(&mut self, number: usize) {
         self.mounted.sync();
@@ -505,16 +545,20 @@ fn cut_kernel(kind: &Kind, seed: u64, cuts: usize) -> Result<Work, String> {
     let mut work = Work::default();
     let dir = tempdir().map_err(|error| error.to_string())?;
     let files = Files::make(dir.path(), "busy", kind)?;
+    if !kind.external && !files.suits_kernel()? {
+        return Err("needs a kernel that mounts it".to_owned());
+    }
     let copy = Files::at(dir.path(), "cut", kind.external);
     let mut busy = Busy::new(&files, kind, seed)?;
     for number in 0..cuts {
+        busy.orphan(number);
         busy.work(30);
         if kind.is_fast() {
             busy.work_fast(number);
         }
         busy.mounted.cut(&files, &copy)?;
         let what = format!("{}, seed {seed}, cut {number}", kind.name);
-        replay_everywhere(&what, dir.path(), &copy, &mut work)?;
+        replay_everywhere(&what, dir.path(), &copy, true, &mut work)?;
     }
     Ok(work)
 }
@@ -580,6 +624,10 @@ fn cut_extant(kind: &Kind, seed: u64, cuts: u64) -> Result<Work, String> {
     let mut work = Work::default();
     let dir = tempdir().map_err(|error| error.to_string())?;
     let files = Files::make(dir.path(), "new", kind)?;
+    let by_kernel = kind.external || files.suits_kernel()?;
+    if !by_kernel {
+        println!("{}: this kernel does not mount it; e2fsck is asked alone", kind.name);
+    }
     let recorded = Recorded::work(kind, seed, &files.load(), 120);
     let copy = Files::at(dir.path(), "cut", kind.external);
     let mut random = Prng::new(seed);
@@ -589,7 +637,7 @@ fn cut_extant(kind: &Kind, seed: u64, cuts: u64) -> Result<Work, String> {
         let position = if number + 1 == cuts { len } else { random.below(len as u64) as usize };
         copy.save(&recorded.cut(position, &mut random));
         let what = format!("{}, seed {seed}, cut {number} at {position} of {len}", kind.name);
-        replay_everywhere(&what, dir.path(), &copy, &mut work)?;
+        replay_everywhere(&what, dir.path(), &copy, by_kernel, &mut work)?;
     }
     Ok(work)
 }
@@ -600,6 +648,9 @@ fn alternate(kind: &Kind, seed: u64, rounds: usize) -> Result<Work, String> {
     let mut work = Work::default();
     let dir = tempdir().map_err(|error| error.to_string())?;
     let files = Files::make(dir.path(), "turns", kind)?;
+    if !kind.external && !files.suits_kernel()? {
+        return Err("needs a kernel that mounts it".to_owned());
+    }
     let copy = Files::at(dir.path(), "cut", kind.external);
     let mut random = Prng::new(seed);
     for round in 0..rounds {
@@ -608,7 +659,7 @@ fn alternate(kind: &Kind, seed: u64, rounds: usize) -> Result<Work, String> {
         let recorded = Recorded::work(kind, seed + round as u64, &files.load(), 60);
         if round % 2 == 0 {
             files.save(&recorded.cut(recorded.len(), &mut random));
-            replay_everywhere(&format!("{what}, extant cut"), dir.path(), &files, &mut work)?;
+            replay_everywhere(&format!("{what}, extant cut"), dir.path(), &files, true, &mut work)?;
         } else {
             let Recorded { devices, slots, fs } = recorded;
             // Every other time files without a name are left to the kernel.
@@ -628,13 +679,62 @@ fn alternate(kind: &Kind, seed: u64, rounds: usize) -> Result<Work, String> {
         if round % 3 == 1 {
             busy.mounted.cut(&files, &copy)?;
             drop(busy);
-            replay_everywhere(&format!("{what}, kernel cut"), dir.path(), &copy, &mut work)?;
+            replay_everywhere(&format!("{what}, kernel cut"), dir.path(), &copy, true, &mut work)?;
             copy.copy_to(&files);
         } else {
             drop(busy);
             files.assert_clean(&format!("{what}, kernel unmounted"))?;
         }
     }
+    Ok(work)
+}
+
+/// What tune2fs and resize2fs do to an image on which both worked; extant sees all of it after each.
+fn tools(kind: &Kind, seed: u64) -> Result<Work, String> {
+    let mut work = Work::default();
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let files = Files::make(dir.path(), "tools", kind)?;
+    let cut = Recorded::work(kind, seed, &files.load(), 80);
+    files.save(&cut.cut(cut.len(), &mut Prng::new(seed)));
+    let devices: Vec<_> = files.load().into_iter().map(Arc::new).collect();
+    let fs = mount_by_extant(&devices);
+    work.transactions = fs.replayed().map_or(0, |summary| summary.transactions);
+    let mut tree = tree_of(&fs);
+    forget_times(&mut tree, |_| true);
+    fs.unmount().unwrap_or_else(|error| panic!("{}", in_full(&error)));
+    files.save(&devices.iter().map(|device| device.snapshot()).collect::<Vec<_>>());
+    let (tune, resize) = (Tool::find("tune2fs")?, Tool::find("resize2fs")?);
+    let image = files.image.to_str().expect("a plain name");
+    let mut steps = vec![
+        (&tune, vec!["-L", "turns", "-c", "30", image]),
+        (&resize, vec!["-f", image, "40M"]),
+        (&resize, vec!["-f", image, "16M"]),
+    ];
+    if kind.name != "ext3" {
+        steps.push((&tune, vec!["-O", "^metadata_csum", image]));
+        steps.push((&tune, vec!["-O", "metadata_csum", image]));
+        steps.push((&tune, vec!["-O", "orphan_file", image]));
+    }
+    for (tool, arguments) in steps {
+        let what = format!("{}, seed {seed}, {arguments:?}", kind.name);
+        // Both want to see that somebody looked at it since it was mounted.
+        let report = files.fsck("-fy")?;
+        assert_eq!(report.status, Some(0), "{what}: {}", report.text);
+        tool.run(&arguments);
+        files.assert_clean(&what)?;
+        let mut found = look(&what, &files.load()).tree;
+        // What resize2fs moves gets new times.
+        forget_times(&mut found, |_| true);
+        let lines = found.differences(&tree);
+        assert!(lines.is_empty(), "{what}: {lines:#?}");
+    }
+    // And it can still be changed.
+    let devices: Vec<_> = files.load().into_iter().map(Arc::new).collect();
+    let fs = mount_by_extant(&devices);
+    fs.create("/after the tools", &extant::NewInode::root(0o600)).unwrap();
+    fs.unmount().unwrap_or_else(|error| panic!("{}", in_full(&error)));
+    files.save(&devices.iter().map(|device| device.snapshot()).collect::<Vec<_>>());
+    files.assert_clean(kind.name)?;
     Ok(work)
 }
 
@@ -650,6 +750,7 @@ fn for_kinds(more: bool, run: impl Fn(&Kind) -> Result<Work, String>) {
                     SystemClock.monotonic().saturating_sub(begin)
                 );
                 assert!(work.transactions > 0, "{}: every journal was empty", kind.name);
+                assert!(work.stale == 0 || kind.is_fast(), "{}: {work:?}", kind.name);
             }
             Err(reason) => {
                 print_skip(module_path!(), line!(), &format!("{}: {reason}", kind.name));
@@ -664,6 +765,7 @@ fn what_the_kernel_left_is_replayed_alike() {
     require!(root("mounts images"));
     for_kinds(false, |kind| {
         let work = cut_kernel(kind, env::seed(1), 2)?;
+        assert!(work.orphans >= 2, "{}: {work:?}", kind.name);
         assert_eq!(work.fast_commits > 0, kind.is_fast(), "{}: fast commits", kind.name);
         Ok(work)
     });
@@ -680,5 +782,43 @@ fn what_extant_left_is_replayed_alike() {
 #[test]
 fn turns_of_extant_and_the_kernel_leave_sound_images() {
     require!(root("mounts images"));
-    for_kinds(false, |kind| alternate(kind, env::seed(1), 2));
+    for_kinds(false, |kind| alternate(kind, env::seed(1), 5));
+}
+
+/// Goal: the tools of e2fsprogs take what extant left.
+#[test]
+fn tools_change_what_extant_left() {
+    for name in ["1K blocks", "default", "no checksums", "ext3"] {
+        for kind in KINDS.iter().filter(|kind| kind.name == name) {
+            let work = require!(tools(kind, env::seed(1)));
+            assert!(work.transactions > 0, "{name}: nothing was replayed");
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn much_that_the_kernel_left_is_replayed_alike() {
+    require!(root("mounts images"));
+    for seed in env::seed(100)..env::seed(100) + 6 {
+        for_kinds(true, |kind| cut_kernel(kind, seed, 8));
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn much_that_extant_left_is_replayed_alike() {
+    require!(root("mounts images"));
+    for seed in env::seed(100)..env::seed(100) + 6 {
+        for_kinds(true, |kind| cut_extant(kind, seed, 12));
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn many_turns_of_extant_and_the_kernel_leave_sound_images() {
+    require!(root("mounts images"));
+    for seed in env::seed(100)..env::seed(100) + 4 {
+        for_kinds(true, |kind| alternate(kind, seed, 8));
+    }
 }
