@@ -265,6 +265,22 @@ struct After {
     totals: Statfs,
 }
 
+impl After {
+    fn of(fs: &Fs) -> After {
+        let mut totals = fs.statfs().unwrap();
+        let superblock = fs.superblock();
+        // e2fsck writes files of quotas anew, as short as they can be.
+        for ino in [superblock.user_quota_inode, superblock.group_quota_inode] {
+            if ino.0 != 0 {
+                let sectors = fs.inode(ino).unwrap().metadata().blocks;
+                totals.blocks_free += sectors * 512 / u64::from(totals.block_bytes);
+                totals.blocks_available = 0;
+            }
+        }
+        After { tree: tree_of(fs), totals }
+    }
+}
+
 fn tree_of(fs: &Fs) -> Tree {
     Extant::default().snapshot(fs, &ALL).unwrap_or_else(|text| panic!("{text}"))
 }
@@ -279,7 +295,7 @@ fn look(what: &str, devices: &[MemoryDevice]) -> After {
         options.open(devices[0].snapshot()).unwrap_or_else(|e| panic!("{what}: {}", in_full(&e)));
     assert_eq!(fs.replayed(), None, "{what}: the journal is clean");
     assert_eq!(fs.superblock().last_orphan, 0, "{what}: an orphan is left");
-    After { tree: tree_of(&fs), totals: fs.statfs().unwrap() }
+    After::of(&fs)
 }
 
 /// What there was to be replayed: a test without any tests nothing.
@@ -370,7 +386,7 @@ fn replay_everywhere(
     }
     let fs =
         options.open(devices[0].snapshot()).unwrap_or_else(|e| panic!("{what}: {}", in_full(&e)));
-    let shown = After { tree: tree_of(&fs), totals: fs.statfs().unwrap() };
+    let shown = After::of(&fs);
     let summary = fs.replayed().cloned();
     drop(fs);
     let fast = summary.as_ref().is_some_and(|summary| summary.fast_commits > 0);
@@ -573,7 +589,13 @@ struct Recorded {
 
 impl Recorded {
     /// Works on `base`: `steps` operations, every now and then a sync.
-    fn work(kind: &Kind, seed: u64, base: &[MemoryDevice], steps: usize) -> Recorded {
+    fn work(
+        kind: &Kind,
+        seed: u64,
+        base: &[MemoryDevice],
+        steps: usize,
+        attributes: u64,
+    ) -> Recorded {
         let first = Arc::new(RecordingDevice::over(base[0].snapshot()));
         let mut devices = vec![Arc::clone(&first)];
         for other in &base[1..] {
@@ -586,7 +608,7 @@ impl Recorded {
         let fs = extant.mount(&shared, Arc::clone(&clock)).unwrap_or_else(|text| panic!("{text}"));
         let tree = extant.snapshot(&fs, &TIMELESS).unwrap_or_else(|text| panic!("{text}"));
         let mut model = Model::new(tree, TIMELESS);
-        let profile = Profile { sync_one_in: 15, attributes: 30, ..profile(kind) };
+        let profile = Profile { sync_one_in: 15, attributes, ..profile(kind) };
         let mut generator = Generator::new(seed, profile);
         let mut slots = HashMap::new();
         for _ in 0..steps {
@@ -628,7 +650,7 @@ fn cut_extant(kind: &Kind, seed: u64, cuts: u64) -> Result<Work, String> {
     if !by_kernel {
         println!("{}: this kernel does not mount it; e2fsck is asked alone", kind.name);
     }
-    let recorded = Recorded::work(kind, seed, &files.load(), 120);
+    let recorded = Recorded::work(kind, seed, &files.load(), 120, 30);
     let copy = Files::at(dir.path(), "cut", kind.external);
     let mut random = Prng::new(seed);
     for number in 0..cuts {
@@ -656,7 +678,8 @@ fn alternate(kind: &Kind, seed: u64, rounds: usize) -> Result<Work, String> {
     for round in 0..rounds {
         let what = format!("{}, seed {seed}, round {round}", kind.name);
         // extant's turn.
-        let recorded = Recorded::work(kind, seed + round as u64, &files.load(), 60);
+        let recorded =
+            Recorded::work(kind, seed + round as u64, &files.load(), 60, profile(kind).attributes);
         if round % 2 == 0 {
             files.save(&recorded.cut(recorded.len(), &mut random));
             replay_everywhere(&format!("{what}, extant cut"), dir.path(), &files, true, &mut work)?;
@@ -694,7 +717,7 @@ fn tools(kind: &Kind, seed: u64) -> Result<Work, String> {
     let mut work = Work::default();
     let dir = tempdir().map_err(|error| error.to_string())?;
     let files = Files::make(dir.path(), "tools", kind)?;
-    let cut = Recorded::work(kind, seed, &files.load(), 80);
+    let cut = Recorded::work(kind, seed, &files.load(), 80, 30);
     files.save(&cut.cut(cut.len(), &mut Prng::new(seed)));
     let devices: Vec<_> = files.load().into_iter().map(Arc::new).collect();
     let fs = mount_by_extant(&devices);
