@@ -246,7 +246,8 @@ fn places(device: &MemoryDevice) -> Vec<Place> {
             }
         }
         let Some((what, is_local)) = what else { continue };
-        for (number, run) in inode.map(0..inode.block_len()).flatten().enumerate() {
+        let runs = inode.map(0..inode.block_len());
+        for (number, run) in runs.filter_map(Result::ok).enumerate() {
             let MappingKind::Mapped(start) = run.kind else { continue };
             for index in 0..run.len.min(64) {
                 add(what, (start.0 + index) * block, 1024, is_local);

@@ -487,7 +487,7 @@ struct Busy {
 impl Busy {
     /// Mounts `files`. No commit happens but those that somebody waits for.
     fn new(files: &Files, kind: &Kind, seed: u64) -> Result<Busy, String> {
-        let mounted = files.mount(&format!("commit=300,{}", kind.mount).trim_end_matches(','))?;
+        let mounted = files.mount(format!("commit=300,{}", kind.mount).trim_end_matches(','))?;
         let root = mounted.mount.path().to_owned();
         Ok(Busy {
             model: Model::new(snapshot(&root), TIMELESS),

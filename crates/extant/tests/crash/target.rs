@@ -32,7 +32,7 @@ impl Extant {
             .clock(clock)
             .seed(11)
             .cache_bytes(64 << 20)
-            .mutations(self.mutations.clone());
+            .mutations(self.mutations);
         if let Some(journal) = devices.get(1) {
             options = options.journal_device(Arc::clone(journal));
         }
