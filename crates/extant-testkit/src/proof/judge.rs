@@ -12,7 +12,7 @@ use extant_sync::FixedClock;
 
 use super::record::{Recorded, tail};
 use super::{EPOCH, Target};
-use crate::crash::{CrashState, History, Report, Sampling, run};
+use crate::crash::{CrashState, Fate, History, Report, Sampling, run};
 use crate::image;
 use crate::model::{Rules, Tree};
 use crate::oracle;
@@ -215,7 +215,17 @@ impl<'a, T: Target> Proof<'a, T> {
         }
         if chosen(self.kernel_one_in, 4) && raw.len() == 1 && oracle::is_root() {
             tally.kernel.fetch_add(1, Ordering::Relaxed);
-            self.replay_by_kernel(&raw, rules, &found)?;
+            let theirs = self.replay_by_kernel(&raw, rules)?;
+            // Newer kernels take a commit block for whole of which only the first sector arrived;
+            // older ones, e2fsck and extant do not. Nobody was promised anything yet.
+            let torn = |(_, fate): &(usize, Fate)| !matches!(fate, Fate::Kept | Fate::Lost);
+            let torn = state.fates.iter().any(torn);
+            if let Some(theirs) = theirs.filter(|tree| tree.fingerprint() != found.fingerprint())
+                && !(torn && verdict(state.marks, &theirs).is_ok())
+            {
+                let lines = found.differences(&theirs).join("\n");
+                return Err(format!("our replay | the kernel's replay:\n{lines}"));
+            }
         }
         Ok(())
     }
@@ -330,24 +340,20 @@ impl<'a, T: Target> Proof<'a, T> {
         })
     }
 
-    /// V5, with the running kernel.
+    /// V5, with the running kernel: what it leaves, `None` where there are no loop devices.
     fn replay_by_kernel(
         &self,
         raw: &[MemoryDevice],
         rules: &Rules,
-        found: &Tree,
-    ) -> Result<(), String> {
-        let Some(after) = kernel_replay(&raw[0])? else { return Ok(()) };
+    ) -> Result<Option<Tree>, String> {
+        let Some(after) = kernel_replay(&raw[0])? else { return Ok(None) };
         let shared = [Arc::new(after.snapshot()) as SharedDevice];
         let theirs = self.recover(&shared, rules)?;
-        if theirs.fingerprint() != found.fingerprint() {
-            let lines = found.differences(&theirs).join("\n");
-            return Err(format!("our replay | the kernel's replay:\n{lines}"));
-        }
         e2fsck(&[after], "-fn", |report, _| {
             let text = &report.text;
             if report.is_clean() { Ok(()) } else { Err(format!("after the kernel's:\n{text}")) }
-        })
+        })?;
+        Ok(Some(theirs))
     }
 }
 
