@@ -225,7 +225,7 @@ fn applying_fast_commits_survives_power_cuts() {
                 let differ = found.iter().zip(&expected).find(|(a, b)| a != b);
                 return Err(format!("another tree: {differ:?}"));
             }
-            if checked.fetch_add(1, Ordering::Relaxed) % 40 == 0 {
+            if checked.fetch_add(1, Ordering::Relaxed).is_multiple_of(40) {
                 let path = dir.path().join(state.name());
                 extant_testkit::image::save(&device, &path);
                 let report = e2fsck(&path).unwrap();

@@ -35,8 +35,8 @@ fn make(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut bytes = vec![0; 6 << 20];
     let file = fs::File::create(root.join("holes")).unwrap();
     for start in (0..bytes.len()).step_by(2048) {
-        for at in start..start + 1024 {
-            bytes[at] = byte(at as u64);
+        for (at, place) in (start..).zip(&mut bytes[start..start + 1024]) {
+            *place = byte(at as u64);
         }
         file.write_all_at(&bytes[start..start + 1024], start as u64).unwrap();
     }
