@@ -18,7 +18,7 @@ use extant_base::Prng;
 use extant_block::MemoryDevice;
 use extant_check::CheckOptions;
 use extant_sync::threads::{Receiver, channel, scope};
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Condvar, Mutex, Rank};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{image, require};
 
@@ -112,7 +112,6 @@ struct Race {
     dir: usize,
     /// For rounds about directories: the one that loses its name, or both that want to move.
     inodes: Vec<Inode>,
-    arrived: AtomicU32,
     won: AtomicU32,
     /// Whether the one that removes succeeded.
     removed: AtomicBool,
@@ -146,13 +145,45 @@ const PRIZES: [Prize; 10] = [
     Prize::Cycle,
 ];
 
+/// Where clients wait for each other, before a round and after it.
+struct Meeting {
+    state: Mutex<Arrived>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Arrived {
+    count: usize,
+    /// A client failed and will not come.
+    broken: bool,
+}
+
+impl Meeting {
+    fn new() -> Meeting {
+        let state = Mutex::new(Rank::Leaf, Arrived::default());
+        Meeting { state, changed: Condvar::new() }
+    }
+
+    /// Until all clients are here.
+    fn wait(&self) {
+        let mut state = self.state.lock();
+        state.count += 1;
+        let all = state.count.next_multiple_of(CLIENTS);
+        self.changed.notify_all();
+        while state.count < all {
+            assert!(!state.broken, "another client failed");
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
 /// What all threads share.
 struct Shared {
     fs: Fs,
     root: Inode,
     dirs: Vec<Inode>,
     races: Vec<Race>,
-    broken: AtomicBool,
+    meeting: Meeting,
 }
 
 /// What one client did, as far as it knows.
@@ -368,7 +399,7 @@ impl Client<'_> {
         self.slot.begin(("race", number, prize));
         let file = matches!(prize, Prize::Link | Prize::RenameTo | Prize::Replace)
             .then(|| self.dir(own_dir).create(&own, &NEW).expect("creates"));
-        self.meet(race, 1);
+        self.shared.meeting.wait();
         let nothing = RenameFlags::empty();
         let exists = |error: &FsError| matches!(error, FsError::Exists { .. });
         let missing = |error: &FsError| matches!(error, FsError::NotFound { .. });
@@ -440,16 +471,7 @@ impl Client<'_> {
             Err((false, error)) => panic!("round {number}, {prize:?}: {error}"),
         }
         // Until all had their turn, nobody gives up what was won.
-        self.meet(race, 2);
-    }
-
-    /// Waits until all clients are here, for the first or the second time in a round.
-    fn meet(&self, race: &Race, time: u32) {
-        race.arrived.fetch_add(1, SeqCst);
-        while race.arrived.load(SeqCst) < time * CLIENTS as u32 {
-            assert!(!self.shared.broken.load(SeqCst), "another client failed");
-            std::thread::yield_now();
-        }
+        self.shared.meeting.wait();
     }
 
     fn run(&mut self, load: &Load) {
@@ -554,17 +576,10 @@ fn prepare(fs: Fs, load: &Load) -> (Shared, Vec<Vec<usize>>, BTreeMap<usize, Str
                 }
                 _ => Vec::new(),
             };
-            Race {
-                dir,
-                inodes,
-                arrived: AtomicU32::new(0),
-                won: AtomicU32::new(0),
-                removed: AtomicBool::new(false),
-            }
+            Race { dir, inodes, won: AtomicU32::new(0), removed: AtomicBool::new(false) }
         })
         .collect();
-    let broken = AtomicBool::new(false);
-    (Shared { fs, root, dirs, races, broken }, movable, names)
+    (Shared { fs, root, dirs, races, meeting: Meeting::new() }, movable, names)
 }
 
 /// What is there, by directory and name.
@@ -706,13 +721,14 @@ fn expect(
     (expected, nodes)
 }
 
-/// Marks the run as broken when a client panics, so that others do not wait for it.
-struct Alarm<'a>(&'a AtomicBool);
+/// Lets nobody wait for a client that panics.
+struct Alarm<'a>(&'a Meeting);
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.store(true, SeqCst);
+            self.0.state.lock().broken = true;
+            self.0.changed.notify_all();
         }
     }
 }
@@ -747,7 +763,7 @@ fn run(load: &Load) -> Result<(), String> {
                 let ended = ended.clone();
                 let work = move || {
                     let _ended = ended;
-                    let _alarm = Alarm(&shared.broken);
+                    let _alarm = Alarm(&shared.meeting);
                     let places = |at: &usize| (*at, (ROOT, names[at].clone()));
                     let moved = movable.iter().map(places).collect();
                     let mut client = Client {
