@@ -28,7 +28,7 @@ use extant_testkit::oracle::{LoopMount, mke2fs};
 use extant_testkit::require;
 
 /// Mutants per image.
-const MUTANTS: u64 = 50;
+const MUTANTS: u64 = 200;
 /// One mutant may take this long in a debug build on a busy machine.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Most memory the whole test may use, in KiB: all of its images and caches.
@@ -528,7 +528,7 @@ fn try_mutants(name: &str, whole: &MemoryDevice, mutants: u64) {
         };
         let mut outcome = Outcome::default();
         if let Some(fs) = outcome.note(&what, mount(Arc::clone(&device) as SharedDevice, mutant)) {
-            mounted += 1;
+            mounted += u64::from(mutant > 0);
             everything(&fs, &mut outcome, &mut random);
             outcome.note("unmount", fs.unmount());
         }
@@ -555,7 +555,7 @@ fn try_mutants(name: &str, whole: &MemoryDevice, mutants: u64) {
         sum.stopped += outcome.stopped;
     }
     println!(
-        "{name}, seed {seed}: {mounted} of {mutants} and the sound one mounted, {judged} judged; {} done, {} refused, {} met \
+        "{name}, seed {seed}: {mounted} of {mutants} mounted, {judged} judged; {} done, {} refused, {} met \
          damage, {} after a stop; the slowest took {slowest:?}",
         sum.done, sum.refused, sum.damage, sum.stopped
     );
