@@ -82,7 +82,7 @@ fn big_directories_survive_every_cut() {
         profile: Profile { entries_max: 300, sync_one_in: 10, ..Profile::big_directory() },
         sampling,
     };
-    prove(&load, range(2000, 3));
+    prove(&load, range(2000, 2));
 }
 
 #[test]
