@@ -204,9 +204,8 @@ fn multi_mount_protection_is_held_and_let_go() {
     let shown = require!(debugfs(&image, false, "dump_mmp\n"));
     let host = String::from_utf8(extant_sync::host_name()).unwrap();
     assert!(shown.contains(&format!("node_name: {host}")), "{shown}");
-    let sequence = |shown: &str| {
-        shown.lines().find(|line| line.contains("sequence")).unwrap().to_owned()
-    };
+    let sequence =
+        |shown: &str| shown.lines().find(|line| line.contains("sequence")).unwrap().to_owned();
     let first = sequence(&shown);
     clock.advance(std::time::Duration::from_secs(6));
     fs.tick().unwrap();

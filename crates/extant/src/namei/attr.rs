@@ -139,6 +139,9 @@ const CHANGEABLE: InodeFlags = InodeFlags::SECRM
 impl Inode {
     /// Changes attributes, all or none of those asked for. The change time becomes now.
     ///
+    /// A size is a change of its own, made before the others: when these are then refused (a quota of
+    /// the new owner), the size stays.
+    ///
     /// A new mode changes an access ACL with it; a new owner or group takes the set-id bits of what
     /// is executable and no directory, unless the same call sets permissions.
     ///
