@@ -55,6 +55,10 @@ fn check_writable(features: &Features) -> Result<()> {
     Err(FsError::Unsupported { wanted: "write", features: unknown.names().join(", ").into() })
 }
 
+/// Fewest blocks that the journal may keep in memory, whatever the cache: a quarter of them is what
+/// one change can claim, and a rename in deep directories claims nearly 200.
+const PINNED_BLOCKS_MIN: usize = 1024;
+
 /// A seed that nobody chose.
 fn os_seed() -> Result<u64> {
     let mut bytes = [0; 8];
@@ -200,7 +204,7 @@ impl MountOptions {
         let options = JournalOptions {
             commit_interval: self.commit_interval,
             // The journal keeps in memory at most what the cache may.
-            pinned_blocks_max: self.cache_bytes / 2 / block_size.len(),
+            pinned_blocks_max: (self.cache_bytes / 2 / block_size.len()).max(PINNED_BLOCKS_MIN),
             clock: Arc::clone(&self.clock),
             features,
             mutations: self.mutations,

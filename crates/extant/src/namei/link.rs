@@ -50,7 +50,7 @@ impl Inode {
             return Err(FsError::NotPermitted { ino: target.ino(), what });
         }
         let nameless = target.nameless.load(Ordering::Acquire);
-        let (kind, links) = target.with(|data| {
+        let kind = target.with(|data| {
             check_linkable(data)?;
             if data.record.links == 0 && !nameless {
                 return Err(FsError::NotFound { dir: dir.ino() });
@@ -64,7 +64,7 @@ impl Inode {
             {
                 return Err(FsError::OtherProject { ino: data.ino });
             }
-            Ok((data.kind, data.record.links))
+            Ok(data.kind)
         })?;
         drop(parent);
         let mut txn = Txn::begin(volume, LINK_CREDITS)?;
@@ -72,23 +72,25 @@ impl Inode {
         let now = writer.now();
         // Another thread may link or unlink the target at the same time: its count is decided
         // under its own lock.
-        let counted = txn.update(target, |data| {
-            let gone = data.record.links == 0 && !nameless;
-            if gone || data.record.links >= LINKS_MAX {
-                return false;
+        let before = txn.update(target, |data| {
+            let before = data.record.links;
+            let gone = before == 0 && !nameless;
+            if !gone && before < LINKS_MAX {
+                data.record.links += 1;
+                data.record.ctime = now;
             }
-            data.record.links += 1;
-            data.record.ctime = now;
-            true
+            before
         })?;
-        if !counted {
-            return Err(match links {
-                0 => FsError::NotFound { dir: dir.ino() },
-                _ => FsError::TooManyLinks { ino: target.ino(), limit: u32::from(LINKS_MAX) },
-            });
+        if before == 0 && !nameless {
+            return Err(FsError::NotFound { dir: dir.ino() });
+        }
+        if before >= LINKS_MAX {
+            let limit = u32::from(LINKS_MAX);
+            return Err(FsError::TooManyLinks { ino: target.ino(), limit });
         }
         let finish = |txn: &mut Txn<'_>| {
-            if links == 0 {
+            // Whoever gave it its first name takes it off the orphans; nobody else.
+            if before == 0 {
                 fs.remove_orphan(txn, target)?;
                 target.nameless.store(false, Ordering::Release);
             }
