@@ -249,7 +249,7 @@ impl Fs {
 
     /// Looks at `node` as it is now, for a moment: does not keep it in existence.
     pub(crate) fn view(&self, node: &Arc<Node>) -> Inode {
-        let (fs, node, data) = (self.clone(), Arc::clone(node), node.data());
+        let (fs, node, data) = (self.near(node.ino()), Arc::clone(node), node.data());
         Inode { fs, node, counted: false, data }
     }
 

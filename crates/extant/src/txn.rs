@@ -190,7 +190,7 @@ impl<'v> Txn<'v> {
             }
         }
         node.changed_tid.store(tid, Ordering::Release);
-        self.writer.count_update();
+        self.writer.count_update(node.ino());
         Ok(node.change(|data| {
             let result = change(data);
             data.record.round_times();

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use extant_base::Prng;
+use extant_base::{Ino, Prng};
 use extant_format::time::Timestamp;
 use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Journal, JournalStats, Tid};
 use extant_sync::{Clock, Mutex, Rank};
@@ -32,6 +32,14 @@ use crate::xattr::SharedBlocks;
 
 /// Inodes deleted at once at the end of an operation; the rest waits for the next.
 const RECLAIM_STEP: usize = 16;
+
+/// Counters of one kind, on cache lines of their own; a power of two.
+const LANES: usize = 16;
+
+/// A counter that threads in different directories do not share.
+#[repr(align(128))]
+#[derive(Default)]
+struct Lane(AtomicU64);
 
 /// The writing side of a volume.
 pub(crate) struct Writer {
@@ -55,7 +63,7 @@ pub(crate) struct Writer {
     closed: AtomicBool,
     shared_blocks: SharedBlocks,
     inodes_encoded: AtomicU64,
-    inode_updates: AtomicU64,
+    inode_updates: [Lane; LANES],
 }
 
 /// What the writing side did since the mount.
@@ -105,7 +113,7 @@ impl Writer {
             closed: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
             inodes_encoded: AtomicU64::new(0),
-            inode_updates: AtomicU64::new(0),
+            inode_updates: Default::default(),
         }
     }
 
@@ -181,8 +189,9 @@ impl Writer {
         self.closed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn count_update(&self) {
-        self.inode_updates.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_update(&self, ino: Ino) {
+        let lane = &self.inode_updates[ino.0 as usize % LANES];
+        lane.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Stops writing for good: nothing of the open transaction reaches the device.
@@ -210,7 +219,11 @@ impl Writer {
 
     pub(crate) fn stats(&self) -> WriterStats {
         WriterStats {
-            inode_updates: self.inode_updates.load(Ordering::Relaxed),
+            inode_updates: self
+                .inode_updates
+                .iter()
+                .map(|lane| lane.0.load(Ordering::Relaxed))
+                .sum(),
             inodes_encoded: self.inodes_encoded.load(Ordering::Relaxed),
             groups_encoded: self.alloc.groups_encoded(),
             journal: self.journal.stats(),

@@ -15,7 +15,7 @@
 mod writable;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
@@ -414,7 +414,21 @@ fn internal_journal(fs: &Fs) -> Result<MappedJournal> {
 /// [`Inode`]).
 #[derive(Clone)]
 pub struct Fs {
+    anchor: Arc<Anchor>,
+    /// Keeps every anchor in existence while a caller holds an `Fs`; handles do without.
+    _all: Option<Arc<[Arc<Anchor>]>>,
+}
+
+/// Number of anchors.
+const ANCHORS: usize = 16;
+
+/// One of several owners of a volume. Each handle and each look at an inode counts a reference; were
+/// it always the same counter, threads in different directories would wait for its cache line.
+#[repr(align(128))]
+struct Anchor {
     volume: Arc<Volume>,
+    /// All of them, this one too.
+    all: OnceLock<Box<[Weak<Anchor>]>>,
 }
 
 /// What the journal added to the image as it lies on the device.
@@ -483,16 +497,29 @@ impl Fs {
             fast_commit,
             replay,
         };
-        Fs { volume: Arc::new(Volume::new(device, superblock, volume_options)) }
+        Fs::of(Arc::new(Volume::new(device, superblock, volume_options)))
     }
 
     /// The file system of an open volume.
     pub(crate) fn of(volume: Arc<Volume>) -> Fs {
-        Fs { volume }
+        let anchor = |_| Arc::new(Anchor { volume: Arc::clone(&volume), all: OnceLock::new() });
+        let all: Arc<[Arc<Anchor>]> = (0..ANCHORS).map(anchor).collect();
+        for anchor in all.iter() {
+            let _ = anchor.all.set(all.iter().map(Arc::downgrade).collect());
+        }
+        Fs { anchor: Arc::clone(&all[0]), _all: Some(all) }
+    }
+
+    /// The same file system, by the anchor that belongs to an inode.
+    pub(crate) fn near(&self, ino: Ino) -> Fs {
+        let all = self.anchor.all.get();
+        let chosen = all.and_then(|all| all.get(ino.0 as usize % ANCHORS)).and_then(Weak::upgrade);
+        // Without callers' `Fs` the others may be gone; any one will do then.
+        Fs { anchor: chosen.unwrap_or_else(|| Arc::clone(&self.anchor)), _all: None }
     }
 
     pub(crate) fn volume(&self) -> &Arc<Volume> {
-        &self.volume
+        &self.anchor.volume
     }
 
     /// Makes every change so far durable. Concurrent callers share one commit.
@@ -502,7 +529,7 @@ impl Fs {
     /// [`FsError::Aborted`] when the journal stopped, device errors: then changes since the last
     /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
     pub fn sync(&self) -> Result<()> {
-        let Ok(writer) = self.volume.writer() else { return Ok(()) };
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
         self.reclaim();
         let journal = writer.journal();
         journal.commit(journal.running()).map_err(FsError::from_journal)
@@ -518,7 +545,7 @@ impl Fs {
     ///
     /// As [`sync`](Self::sync). The image then keeps its journal, and the next mount replays it.
     pub fn unmount(self) -> Result<()> {
-        let Ok(writer) = self.volume.writer() else { return Ok(()) };
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
         while self.reclaim() {}
         writer.close();
         if let Err(error) = writer.journal().close() {
@@ -540,7 +567,7 @@ impl Fs {
     ///
     /// As [`sync`](Self::sync).
     pub fn tick(&self) -> Result<()> {
-        let Ok(writer) = self.volume.writer() else { return Ok(()) };
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
         self.reclaim();
         self.tick_protection(writer)?;
         if let Some(reason) = writer.journal().abort_reason() {
@@ -552,34 +579,34 @@ impl Fs {
 
     /// What the writing side did since the mount; `None` on a mount for reading.
     pub fn writer_stats(&self) -> Option<WriterStats> {
-        self.volume.writer().ok().map(Writer::stats)
+        self.volume().writer().ok().map(Writer::stats)
     }
 
     /// The superblock, as it is after the journal was looked through.
     pub fn superblock(&self) -> &Superblock {
-        self.volume.superblock()
+        self.volume().superblock()
     }
 
     /// The features that are on.
     pub fn features(&self) -> &Features {
-        self.volume.features()
+        self.volume().features()
     }
 
     /// Size of a block.
     pub fn block_size(&self) -> BlockSize {
-        self.volume.block_size()
+        self.volume().block_size()
     }
 
     /// The device that everything is read from: the one given, or that device with the journal's
     /// blocks over it.
     pub fn device(&self) -> &SharedDevice {
-        self.volume.device()
+        self.volume().device()
     }
 
     /// What the journal added; `None` when the image was clean, has no journal, or the journal was
     /// ignored.
     pub fn replayed(&self) -> Option<&ReplaySummary> {
-        self.volume.replay()
+        self.volume().replay()
     }
 
     /// The root directory.
@@ -603,7 +630,7 @@ impl Fs {
     /// [`FsError::InvalidArgument`] past the last group; damage, its checksum included; device
     /// errors.
     pub fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
-        self.volume.group(group)
+        self.volume().group(group)
     }
 
     /// Totals, from the superblock and every group descriptor. Reads all descriptors: 8 MiB on a
@@ -616,7 +643,7 @@ impl Fs {
         let superblock = self.superblock();
         let ratio = u64::from(superblock.cluster_ratio());
         let (mut free_clusters, mut files_free) = (0u64, 0u64);
-        if let Ok(writer) = self.volume.writer() {
+        if let Ok(writer) = self.volume().writer() {
             free_clusters = writer.alloc().free_clusters();
             files_free = u64::from(writer.alloc().free_inodes());
         } else {
