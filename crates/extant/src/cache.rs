@@ -21,11 +21,11 @@ use extant_sync::{Mutex, Rank};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 /// Number of shards; a power of two. More than the threads that usually run at once.
-const SHARDS: usize = 16;
+const SHARDS: usize = 64;
 
 /// Fewest entries per shard, whatever the budget: a walk from the root of a tree to its leaf must
 /// not evict its own path.
-const CAPACITY_MIN: usize = 8;
+const CAPACITY_MIN: usize = 4;
 
 /// Whether a value may leave the cache now.
 pub(crate) trait Evict {

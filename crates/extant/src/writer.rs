@@ -53,7 +53,8 @@ pub(crate) struct Writer {
     mmp: Option<MmpGuard>,
     recovered_orphans: OnceLock<OrphanSummary>,
     clock: Arc<dyn Clock>,
-    random: Mutex<Prng>,
+    /// State of the random numbers: each takes a step of it.
+    random: AtomicU64,
     /// Held while a directory gets another parent.
     tree_shape: Mutex<()>,
     /// Inodes without links whose last handle was let go.
@@ -106,7 +107,7 @@ impl Writer {
             mmp: parts.mmp,
             recovered_orphans: OnceLock::new(),
             clock: parts.clock,
-            random: Mutex::new(Rank::Leaf, Prng::new(parts.seed)),
+            random: AtomicU64::new(parts.seed),
             tree_shape: Mutex::new(Rank::Rename, ()),
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
@@ -175,7 +176,8 @@ impl Writer {
     /// Random bits, for generation numbers and the spread of directories; repeatable from the
     /// mount's seed.
     pub(crate) fn random(&self) -> u64 {
-        self.random.lock().next_u64()
+        // A generator of its own for each number: no lock, and equal for equal seeds.
+        Prng::new(self.random.fetch_add(1, Ordering::Relaxed)).next_u64()
     }
 
     fn note_abort(&self, _why: &AbortReason) {}
