@@ -234,9 +234,9 @@ fn namespace() -> Result<()> {
         }
     }
     report("namespace", "extant", &all)?;
-    println!("\nextant per operation: commits, inodes encoded, blocks journaled");
-    for (row, [commits, encoded, blocks]) in counters {
-        println!("{row:<40} {commits:>10.5} {encoded:>10.5} {blocks:>10.5}");
+    println!("\nextant per operation: commits, inodes encoded, bytes journaled");
+    for (row, [commits, encoded, bytes]) in counters {
+        println!("{row:<40} {commits:>10.5} {encoded:>10.5} {bytes:>10.1}");
     }
     Ok(())
 }

@@ -309,7 +309,7 @@ pub struct Sample {
     pub row: String,
     /// Microseconds per operation.
     pub micros: f64,
-    /// For extant: commits, inodes encoded and blocks journaled per operation.
+    /// For extant: commits, inodes encoded and bytes journaled per operation.
     pub counters: Option<[f64; 3]>,
 }
 
@@ -333,14 +333,17 @@ pub fn round(dir: &Path) -> Result<Vec<Sample>> {
                 let side = Extant::mount(&image, count).context("extant")?;
                 let before = side.fs().writer_stats();
                 let micros = measure(&side, kind, kind.operations(), count).context("extant")?;
-                let per = (kind.operations() * count).max(1) as f64;
+                // A round makes and unmakes, but for the one that only looks.
+                let each = if kind == Work::Stat { 1 } else { 2 };
+                let per = (each * kind.operations() * count).max(1) as f64;
                 let counters = before.zip(side.fs().writer_stats()).map(|(before, after)| {
                     let per = |after: u64, before: u64| (after - before) as f64 / per;
                     let (old, new) = (before.journal, after.journal);
                     [
                         per(new.commits, old.commits),
                         per(after.inodes_encoded, before.inodes_encoded),
-                        per(new.blocks_logged, old.blocks_logged),
+                        per(new.blocks_logged, old.blocks_logged)
+                            * f64::from(side.fs().block_size().bytes()),
                     ]
                 });
                 side.unmount()?;
