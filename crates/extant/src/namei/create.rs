@@ -224,7 +224,7 @@ impl Inode {
         };
         // Nothing below fails for want of space.
         drop(parent);
-        let now = writer.now();
+        let now = node.with(|data| data.record.ctime); // A3.
         let finish = |txn: &mut Txn<'_>| {
             let file_type = FileType::from_mode(what.kind().mode_bits());
             dir_edit::insert(txn, fs, dir, place, name, node.ino(), file_type)?;
