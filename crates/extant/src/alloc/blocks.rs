@@ -266,7 +266,7 @@ impl Allocator {
 }
 
 /// Calls `each` with every group that a run touches, and the clusters there.
-fn each_group(
+pub(super) fn each_group(
     volume: &Volume,
     run: Run,
     mut each: impl FnMut(GroupIndex, Range<u32>) -> Result<()>,
@@ -275,7 +275,7 @@ fn each_group(
     let bits = superblock.cluster_bits();
     let (mut at, end) = (run.start.0, run.start.0.saturating_add(u64::from(run.len)));
     while at < end {
-        let outside = || damaged(GroupIndex(0), "freed blocks lie in no group");
+        let outside = || damaged(GroupIndex(0), "blocks of a run lie in no group");
         let (group, offset) = superblock.group_of_block(FsBlock(at)).ok_or_else(outside)?;
         let left = superblock.group_blocks(group).saturating_sub(offset);
         // Below the size of a group: fits.

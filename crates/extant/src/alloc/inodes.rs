@@ -64,7 +64,6 @@ impl Allocator {
             return Ok(None);
         }
         let superblock = volume.superblock();
-        let per_group = superblock.inodes_per_group;
         let reserved = match group.0 {
             0 => superblock.first_inode.0.saturating_sub(1),
             _ => 0,
@@ -79,11 +78,27 @@ impl Allocator {
         let Some(bit) = self.find_inode(volume, &mut locked, reserved, obstacle)? else {
             return Ok(None);
         };
+        self.take_inode(txn, &mut locked, bit, is_dir)?;
+        // At most the number of inodes, which fits.
+        let per_group = superblock.inodes_per_group;
+        Ok(Some(Ino(group.0 * per_group + bit + 1)))
+    }
+
+    /// Takes inode `bit` of a locked group, which is free.
+    pub(super) fn take_inode(
+        &self,
+        txn: &mut Txn<'_>,
+        locked: &mut Locked<'_>,
+        bit: u32,
+        is_dir: bool,
+    ) -> Result<()> {
+        let volume = txn.volume();
+        let per_group = volume.superblock().inodes_per_group;
         let (place, state) = locked.parts()?;
         self.touch(txn, state, Half::Inodes)?;
-        let first_use = state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT);
-        if first_use && volume.has_uninit_groups() {
+        if volume.has_uninit_groups() && state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT) {
             // Inodes in use and an unwritten block bitmap do not go together.
+            self.blocks_of(volume, place, state)?;
             self.touch(txn, state, Half::Blocks)?;
             state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
         }
@@ -97,12 +112,10 @@ impl Allocator {
         descriptor.directories += u32::from(is_dir);
         if volume.has_uninit_groups() {
             descriptor.flags.remove(GroupFlags::INODE_UNINIT);
-            let unused = per_group.saturating_sub(used.max(bit + 1));
-            descriptor.itable_unused = unused;
+            descriptor.itable_unused = per_group.saturating_sub(used.max(bit + 1));
         }
-        self.count_inode(&locked, -1, i64::from(is_dir));
-        // At most the number of inodes, which fits.
-        Ok(Some(Ino(group.0 * per_group + bit + 1)))
+        self.count_inode(locked, -1, i64::from(is_dir));
+        Ok(())
     }
 
     /// A free inode of a locked group, from bit `from` on. Everything that taking it needs is
