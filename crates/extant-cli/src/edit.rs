@@ -347,6 +347,26 @@ pub(crate) fn edit_each(
     Ok(tally.exit())
 }
 
+/// Does `restore` for each file of a dump, below each target: a failure is named, and the others
+/// are done all the same.
+pub(crate) fn restore_each<T>(
+    args: &EditArgs,
+    targets: &[OsString],
+    files: &[T],
+    restore: impl Fn(&Session<'_>, &[u8], &T) -> Result<()>,
+) -> Result<Exit> {
+    edit_each(args, targets, |session, path| {
+        for file in files {
+            if session.tally.stops() {
+                break;
+            }
+            let result = restore(session, path, file);
+            session.tally.note(result);
+        }
+        Ok(())
+    })
+}
+
 fn run(
     tally: &mut Tally,
     targets: &[OsString],

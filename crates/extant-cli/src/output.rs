@@ -2,8 +2,8 @@
 
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
-use extant::FileKind;
-use serde_json::Value;
+use extant::{FileKind, Xattr};
+use serde_json::{Map, Value};
 
 use crate::exit::Failure;
 use crate::text;
@@ -116,6 +116,17 @@ pub(crate) fn put_bytes(object: &mut serde_json::Map<String, Value>, key: &str, 
     if std::str::from_utf8(bytes).is_err() {
         object.insert(format!("{key}_hex"), hex(bytes).into());
     }
+}
+
+/// A list of attributes, each with its name and value.
+pub(crate) fn xattrs_json(xattrs: &[Xattr]) -> Value {
+    let one = |xattr: &Xattr| {
+        let mut object = Map::new();
+        put_bytes(&mut object, "name", &xattr.name);
+        put_bytes(&mut object, "value", &xattr.value);
+        Value::Object(object)
+    };
+    xattrs.iter().map(one).collect()
 }
 
 /// Two digits for each byte.

@@ -13,7 +13,7 @@ use crate::commands::setfattr::attribute_failure;
 use crate::edit::{Session, read_each};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::ReadArgs;
-use crate::output::{Out, put_bytes};
+use crate::output::{Out, put_bytes, xattrs_json};
 use crate::xattr_text::{Encoding, encode, escape_name};
 
 /// The end of `--help`, before the exit codes.
@@ -156,15 +156,6 @@ pub(crate) fn relative(path: &[u8]) -> String {
 fn to_json(path: &[u8], xattrs: &[Xattr]) -> Value {
     let mut object = Map::new();
     put_bytes(&mut object, "path", path);
-    let list: Vec<Value> = xattrs
-        .iter()
-        .map(|xattr| {
-            let mut object = Map::new();
-            put_bytes(&mut object, "name", &xattr.name);
-            put_bytes(&mut object, "value", &xattr.value);
-            Value::Object(object)
-        })
-        .collect();
-    object.insert("xattrs".into(), list.into());
+    object.insert("xattrs".into(), xattrs_json(xattrs));
     Value::Object(object)
 }

@@ -9,7 +9,7 @@ use extant::{Acl, AclKind, Inode, SetAttributes};
 use crate::accounts::{Account, Names, OwnerSpec};
 use crate::acl_text::{AclChange, EntrySpec, Lists, parse_entries, parse_removals};
 use crate::commands::setfattr::read_input;
-use crate::edit::{EditArgs, Session, edit_each, join};
+use crate::edit::{EditArgs, Session, edit_each, join, restore_each};
 use crate::exit::{Exit, Failure, Result};
 use crate::xattr_text::unescape_name;
 
@@ -144,16 +144,7 @@ impl Wanted {
 pub(crate) fn run(args: &SetfaclArgs) -> Result<Exit> {
     if let Some(file) = &args.restore {
         let files = parse_dump(&read_input(file)?).map_err(Failure::usage)?;
-        return edit_each(&args.edit, &args.targets, |session, path| {
-            for file in &files {
-                if session.tally.stops() {
-                    break;
-                }
-                let result = restore(session, path, file);
-                session.tally.note(result);
-            }
-            Ok(())
-        });
+        return restore_each(&args.edit, &args.targets, &files, restore);
     }
     let wanted = Wanted::of(args)?;
     edit_each(&args.edit, &args.targets, |session, path| {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use extant::{FsError, XattrMode};
 
-use crate::edit::{EditArgs, Session, edit_each, join};
+use crate::edit::{EditArgs, Session, edit_each, join, restore_each};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::text::escape;
@@ -58,15 +58,8 @@ pub(crate) struct SetfattrArgs {
 pub(crate) fn run(args: &SetfattrArgs) -> Result<Exit> {
     if let Some(file) = &args.restore {
         let files = parse_dump(&read_input(file)?).map_err(Failure::usage)?;
-        return edit_each(&args.edit, &args.targets, |session, path| {
-            for file in &files {
-                if session.tally.stops() {
-                    break;
-                }
-                let result = restore(args, session, path, file);
-                session.tally.note(result);
-            }
-            Ok(())
+        return restore_each(&args.edit, &args.targets, &files, |session, path, file| {
+            restore(args, session, path, file)
         });
     }
     let (name, value) = match (&args.name, &args.remove) {

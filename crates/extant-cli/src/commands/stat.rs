@@ -10,7 +10,7 @@ use crate::acl_text::entries_text;
 use crate::entry::inode_json;
 use crate::exit::{Exit, Result};
 use crate::image::{Failures, Image, ImageArgs};
-use crate::output::{Out, hex, put_bytes};
+use crate::output::{Out, hex, xattrs_json};
 use crate::text;
 
 /// The end of `--help`, before the exit codes.
@@ -148,16 +148,7 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
     // An unreadable link target was reported when it was loaded.
     let (mut value, _) = inode_json("path", &image.path, inode);
     let meta = inode.metadata();
-    let xattrs: Vec<Value> = extras
-        .xattrs
-        .iter()
-        .map(|xattr| {
-            let mut object = Map::new();
-            put_bytes(&mut object, "name", &xattr.name);
-            put_bytes(&mut object, "value", &xattr.value);
-            Value::Object(object)
-        })
-        .collect();
+    let xattrs = xattrs_json(&extras.xattrs);
     let acls: Map<String, Value> = extras
         .acls
         .iter()

@@ -7,8 +7,8 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::{
-    DEFAULT_GRACE, DEPTH, QUOTA_BLOCK_BYTES, QuotaEntry, QuotaError, QuotaFile, QuotaKind, RECORDS,
-    ROOT, RawHeader, RawLeafHeader, RawQuota,
+    DEFAULT_GRACE, DEPTH, QUOTA_BLOCK_BYTES, QuotaEntry, QuotaError, QuotaFile, QuotaHeader,
+    QuotaKind, RECORDS, ROOT, RawLeafHeader, RawQuota,
 };
 use crate::le::{index, put};
 
@@ -152,17 +152,16 @@ impl QuotaFile {
         for entry in &self.entries {
             writer.add(entry)?;
         }
-        let header = RawHeader {
-            dqh_magic: U32::new(self.kind.magic()),
-            dqh_version: U32::new(1),
-            dqi_bgrace: U32::new(self.space_grace),
-            dqi_igrace: U32::new(self.inode_grace),
-            dqi_flags: U32::new(self.flags),
-            dqi_blocks: U32::new(writer.blocks),
-            dqi_free_blk: U32::ZERO,
-            dqi_free_entry: U32::new(writer.leaf),
+        let header = QuotaHeader {
+            kind: self.kind,
+            space_grace: self.space_grace,
+            inode_grace: self.inode_grace,
+            flags: self.flags,
+            blocks: writer.blocks,
+            free_block: 0,
+            free_leaf: writer.leaf,
         };
-        writer.put(0, 0, header.as_bytes())?;
+        writer.put(0, 0, &header.encode())?;
         Ok(writer.bytes)
     }
 }
