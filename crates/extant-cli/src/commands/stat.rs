@@ -160,7 +160,7 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
         object.insert("version".into(), meta.version.into());
         object.insert("flags".into(), json!(flag_names(meta.flags)));
         object.insert("flags_raw".into(), meta.flags.bits().into());
-        object.insert("xattrs".into(), xattrs.into());
+        object.insert("xattrs".into(), xattrs);
         object.insert("acl".into(), acls.into());
     }
     value
