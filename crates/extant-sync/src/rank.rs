@@ -28,22 +28,26 @@ pub enum Rank {
     InodeContent = 3,
     /// Insertion into an inode's cache against removal from it.
     InodeInvalidate = 4,
+    /// Writeback of one file's data, or keeping it out.
+    Writeback = 5,
     /// One folio's bytes and state.
-    Folio = 5,
+    Folio = 6,
     /// Log space of the journal. May wait for a commit.
-    JournalHandle = 6,
-    /// One inode's map of file blocks to device blocks.
-    InodeMap = 7,
+    JournalHandle = 7,
+    /// One file's delayed ranges and its tree of extents, for readers beside a publication.
+    FileMap = 8,
+    /// One inode in memory.
+    InodeMap = 9,
     /// Bitmaps and counters of one block group.
-    Group = 8,
+    Group = 10,
     /// One block of metadata.
-    MetadataBuffer = 9,
+    MetadataBuffer = 11,
     /// Transaction lists of the journal.
-    JournalState = 10,
+    JournalState = 12,
     /// Order of operations inside a stacked device, held over calls to the device below it.
-    Device = 11,
+    Device = 13,
     /// Queues, tables, statistics. Nothing is taken inside.
-    Leaf = 12,
+    Leaf = 14,
 }
 
 /// A held lock, as the check sees it.

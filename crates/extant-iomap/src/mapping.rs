@@ -1,0 +1,182 @@
+//! The contract between a file system and the I/O code: what is behind a range of a file.
+//!
+//! # Rules
+//!
+//! - M1. An answer contains the first byte asked for, and at least that byte.
+//! - M2. Offsets and lengths are in bytes and, for kinds with a device address, whole blocks.
+//! - M3. The cookie is sampled under the lock of the lookup. It changes whenever the kind or the
+//!   address of any block of the file changes; cookies are compared for equality only.
+//! - M4. [`Mapper::end`] follows every [`Mapper::map`] that answered, also after an error. There a
+//!   file system takes back what a [`MapFlags::NEW`] answer reserved and nobody used.
+//! - M5. Writeback of a file is one thread at a time: [`Mapper::place`], the data, then
+//!   [`Mapper::publish`] or [`Mapper::give_back`], for each placement exactly one of the two.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use extant_block::{BlockDevice, DeviceError};
+
+/// What somebody wants to do with the range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Intent {
+    /// Read it.
+    Read,
+    /// Write it through the cache: holes become delayed, space is promised.
+    Write,
+    /// Zero it: nothing is reserved, holes stay.
+    Zero,
+    /// Show how it is stored.
+    Report,
+}
+
+/// How a range is stored.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Nothing is there; reads as zeros.
+    Hole,
+    /// Space is promised, no address yet; what is not in the cache reads as zeros.
+    Delayed,
+    /// At this byte of the device.
+    Mapped(u64),
+    /// At this byte of the device, which holds nothing of this file yet; reads as zeros.
+    Unwritten(u64),
+    /// These bytes, in the inode; beyond them zeros.
+    Inline(Arc<[u8]>),
+}
+
+/// The value of a file's counter of mapping changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cookie(pub u64);
+
+/// What else is to be known about a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MapFlags {
+    /// This call reserved it: what of it is not used goes back by [`Mapper::end`].
+    pub is_new: bool,
+    /// Metadata that an `O_DSYNC` write has to wait for is not committed.
+    pub is_dirty: bool,
+    /// Shared with another file; must be copied before it is changed.
+    pub is_shared: bool,
+}
+
+/// One answer of a [`Mapper`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// First byte of the file.
+    pub offset: u64,
+    /// Bytes, at least 1.
+    pub len: u64,
+    /// How they are stored.
+    pub kind: Kind,
+    /// More about it.
+    pub flags: MapFlags,
+    /// When it was true.
+    pub cookie: Cookie,
+}
+
+impl Mapping {
+    /// First byte of the file after it.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+
+    /// Whether it says something about byte `at`.
+    pub fn covers(&self, at: u64) -> bool {
+        self.offset <= at && at < self.end()
+    }
+
+    /// The device address of byte `at` of the file, if it has one.
+    pub fn address_of(&self, at: u64) -> Option<u64> {
+        match self.kind {
+            Kind::Mapped(start) | Kind::Unwritten(start) if self.covers(at) => {
+                start.checked_add(at - self.offset)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where writeback puts a run of dirty bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placed {
+    /// Over blocks that hold data of the file already: nothing is to be published.
+    Over,
+    /// Into unwritten blocks: they become written.
+    Convert,
+    /// Into blocks that were taken in memory for it: they go into the map.
+    Pinned,
+    /// Nowhere: the range is a hole, so its dirty state is worth nothing.
+    Nowhere,
+}
+
+/// An answer of [`Mapper::place`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// First byte of the file, the first byte of a block.
+    pub offset: u64,
+    /// Bytes: whole blocks.
+    pub len: u64,
+    /// Byte of the device where they go; 0 for [`Placed::Nowhere`].
+    pub address: u64,
+    /// What kind of place that is.
+    pub placed: Placed,
+}
+
+/// What a pass of writeback has brought to the device.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// Every placement whose data is there, in ascending order, apart.
+    pub placements: Vec<Placement>,
+    /// The stored size may be raised to the smaller of this and the size in memory.
+    pub size_to: u64,
+}
+
+/// A file system's side of one file.
+pub trait Mapper {
+    /// What its operations fail with.
+    type Error: From<DeviceError>;
+
+    /// The device that addresses are on.
+    fn device(&self) -> &dyn BlockDevice;
+
+    /// The size of a block, as a power of two: 10 to 16.
+    fn block_log2(&self) -> u32;
+
+    /// The size in memory: what reads see.
+    fn size(&self) -> u64;
+
+    /// Raises the size in memory, after the bytes are in the cache. The caller holds the content
+    /// lock exclusively and the lock of the folio that has the new end.
+    fn set_size(&self, size: u64);
+
+    /// What is behind the first bytes of `range`, which is not empty.
+    ///
+    /// # Errors
+    ///
+    /// Damage, device errors; no space for [`Intent::Write`].
+    fn map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping, Self::Error>;
+
+    /// Whether mappings with this cookie are still true.
+    fn is_current(&self, cookie: Cookie) -> bool;
+
+    /// The first `used` bytes of the mapping were used.
+    fn end(&self, mapping: &Mapping, used: u64, intent: Intent);
+
+    /// A place for the first blocks of `range`: whole blocks, all dirty in the cache.
+    ///
+    /// # Errors
+    ///
+    /// Damage, device errors, no space.
+    fn place(&self, range: Range<u64>) -> Result<Placement, Self::Error>;
+
+    /// The data of these placements is on the device, though not yet durable: the map and the
+    /// stored size follow, together.
+    ///
+    /// # Errors
+    ///
+    /// Those of the journal. Pins have been given back then.
+    fn publish(&self, done: &Done) -> Result<(), Self::Error>;
+
+    /// The data of these placements did not get to the device, or was not published.
+    fn give_back(&self, placements: &[Placement]);
+}
