@@ -1,6 +1,7 @@
 //! The trait every back-end implements, and the operations it takes.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::buffer::AlignedBuffer;
@@ -223,6 +224,22 @@ pub trait BlockDevice: Send + Sync {
         run_one(self, Operation::Write { offset, buffer, fua: false }).map(drop)
     }
 
+    /// Stores the bytes of `parts` one after the other from byte `offset` on, waiting for the device
+    /// to accept them: one request where the back-end can, else one for each part. Not durable
+    /// before [`flush`](Self::flush).
+    ///
+    /// # Errors
+    ///
+    /// As [`write_at`](Self::write_at); some of the parts may be stored then.
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
+        let mut at = offset;
+        for part in parts {
+            self.write_at(at, part)?;
+            at = at.saturating_add(part.len() as u64);
+        }
+        Ok(())
+    }
+
     /// Makes every completed write durable. Succeeds on a read-only device, which has none.
     fn flush(&self) -> Result<(), DeviceError> {
         run_one(self, Operation::Flush).map(drop)
@@ -319,6 +336,13 @@ macro_rules! forward {
             }
             fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
                 (**self).write_at(offset, bytes)
+            }
+            fn write_vectored_at(
+                &self,
+                offset: u64,
+                parts: &[IoSlice<'_>],
+            ) -> Result<(), DeviceError> {
+                (**self).write_vectored_at(offset, parts)
             }
             fn flush(&self) -> Result<(), DeviceError> {
                 (**self).flush()

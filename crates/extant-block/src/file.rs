@@ -2,19 +2,22 @@
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 
 /// Longest piece of explicit zeros written at once, in bytes.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
+
+/// Most parts of one vectored write: the system's limit.
+const VECTOR_MAX: usize = 1024;
 
 /// Why a file could not become a device.
 #[derive(Debug, thiserror::Error)]
@@ -332,6 +335,48 @@ impl BlockDevice for FileDevice {
         self.file
             .write_all_at(bytes, offset)
             .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
+    }
+
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
+        if let [one] = parts {
+            return self.write_at(offset, one);
+        }
+        let (kind, len) = (OperationKind::Write, parts.iter().map(|part| part.len() as u64).sum());
+        check_range(self, kind, offset, len)?;
+        let mut parts = parts;
+        let mut at = offset;
+        // Parts of the first one that are stored already.
+        let mut skip = 0;
+        while let Some((first, rest)) = parts.split_first() {
+            let whole = skip == 0;
+            let now = if whole { &parts[..parts.len().min(VECTOR_MAX)] } else { &[] };
+            let stored = match whole {
+                true => retry_on_intr(|| rustix::io::pwritev(&self.file, now, at)),
+                false => retry_on_intr(|| rustix::io::pwrite(&self.file, &first[skip..], at)),
+            };
+            let mut stored = stored
+                .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error.into())))?;
+            if stored == 0 {
+                let error = io::Error::from(io::ErrorKind::WriteZero);
+                return Err(self.error(kind, offset, len, DeviceFault::Io(error)));
+            }
+            at += stored as u64;
+            if !whole {
+                skip += stored;
+                if skip == first.len() {
+                    (skip, parts) = (0, rest);
+                }
+                continue;
+            }
+            while let Some((first, rest)) = parts.split_first()
+                && stored >= first.len()
+            {
+                stored -= first.len();
+                parts = rest;
+            }
+            skip = stored;
+        }
+        Ok(())
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

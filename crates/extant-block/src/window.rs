@@ -1,6 +1,7 @@
 //! A byte range of another device, as a device.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::device::{BlockDevice, Completion, Operation, Pending, check_range};
@@ -159,6 +160,12 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let at = self.check(OperationKind::Write, offset, bytes.len() as u64)?;
         self.inner.write_at(at, bytes)
+    }
+
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        let at = self.check(OperationKind::Write, offset, len)?;
+        self.inner.write_vectored_at(at, parts)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -1,5 +1,7 @@
 //! One contract for all back-ends, and what is special to each.
 
+use std::io::IoSlice;
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -74,6 +76,27 @@ fn refuses_ranges_past_the_end(device: &dyn BlockDevice) {
     device.read_at(size, &mut []).unwrap();
     device.write_at(size, &[]).unwrap();
     device.write_zeroes(size, 0).unwrap();
+}
+
+#[test]
+fn parts_are_stored_one_after_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = FileDevice::create_new(dir.path().join("disk"), SIZE).unwrap();
+    let memory = MemoryDevice::new(SIZE);
+    let window = WindowDevice::new(MemoryDevice::new(SIZE + 999), 777, SIZE).unwrap();
+    let devices: [&dyn BlockDevice; 3] = [&file, &memory, &window];
+    for device in devices {
+        // More parts than one system call takes, and empty ones among them.
+        let parts: Vec<Vec<u8>> =
+            (0..3000).map(|part| vec![part as u8; part as usize % 7]).collect();
+        let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        device.write_vectored_at(11, &slices).unwrap();
+        let whole = parts.concat();
+        let mut read = vec![0; whole.len()];
+        device.read_at(11, &mut read).unwrap();
+        assert!(read == whole, "{}", device.describe());
+        assert!(device.write_vectored_at(SIZE - 1, &slices).is_err());
+    }
 }
 
 #[test]
