@@ -11,6 +11,8 @@
 //! `docs/design/0007-io-core.md` has the picture, the locks and the reasons.
 #![deny(unsafe_code)]
 
+#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod arena;
 mod mapping;
 
 pub use mapping::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};

@@ -1,0 +1,529 @@
+//! The memory of all cached files: one range of addresses, and the only unsafe code.
+//!
+//! # Place
+//!
+//! Below the allocator of its parts (`buddy`) and everything that looks at cached bytes. Knows
+//! offsets and lengths, nothing of folios.
+//!
+//! # Shape
+//!
+//! A memfd as large as the cache may become, mapped once, in chunks of 2 MiB. Nothing is touched
+//! until a chunk is used, and a free chunk can be given back. Where there is no memfd it is
+//! anonymous memory, which files cannot be mapped from ([`Arena::is_shared`]).
+//!
+//! # Contract
+//!
+//! Bounds are checked here. What is not: that nobody writes bytes while somebody else reads or
+//! writes them. Every caller in this crate keeps to the protocol of its locks, which says so:
+//!
+//! - A1. Bytes of a unit are written by somebody who holds its folio's lock and the content lock
+//!   of the file exclusively, while the unit is not under writeback; or by whoever fills the unit
+//!   while it is not uptodate, which is one thread, under the folio's lock.
+//! - A2. They are read under the content lock when they are uptodate, or while the unit is under
+//!   writeback.
+//! - A3. Pages belong to whoever allocated them. A chunk is released by whoever allocated all of it.
+//! - A4. References handed to a closure ([`fill`](Arena::fill), [`view`](Arena::view),
+//!   [`slices`](Arena::slices)) end with it, and what may be done meanwhile is A1 and A2.
+//!
+//! A [`SharedMap`] is the exception that the system call `mmap` brings: its holder writes when it
+//! likes, as any process may to a file that others read. Such bytes reach the arena through
+//! another address, and only whole bytes are ever copied from there: they may be torn, they
+//! decide no address, length or branch here.
+#![expect(unsafe_code)]
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Bytes of a chunk: what one entry of the page tables can map.
+pub(crate) const CHUNK: u64 = 2 << 20;
+
+/// After so many chunks in a row that the system would not collapse, it is asked no more.
+const PATIENCE: u32 = 4;
+
+/// The memory. See the head of this module for who may touch what.
+pub(crate) struct Arena {
+    region: Region,
+    /// What the region shows; `None` for anonymous memory.
+    memfd: Option<OwnedFd>,
+    /// One for each chunk: [`Arena::prepare`] has been there since it was last empty.
+    prepared: Box<[AtomicBool]>,
+    /// Refusals since the last success.
+    refused: AtomicU32,
+    collapsed: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// What the system did with [`Arena::prepare`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Prepared {
+    /// Chunks that became one huge page.
+    pub(crate) collapsed: u64,
+    /// Chunks that did not.
+    pub(crate) failures: u64,
+}
+
+impl Arena {
+    /// Reserves addresses for `bytes`, rounded up to chunks; uses no memory yet.
+    ///
+    /// # Errors
+    ///
+    /// No such number of addresses, or not to be had under this process's limits.
+    pub(crate) fn new(bytes: u64) -> io::Result<Arena> {
+        Arena::over(bytes, memfd)
+    }
+
+    /// Anonymous memory, as where no memfd is to be had.
+    #[cfg(test)]
+    pub(crate) fn anonymous(bytes: u64) -> io::Result<Arena> {
+        Arena::over(bytes, |_| None)
+    }
+
+    fn over(bytes: u64, memfd: impl FnOnce(u64) -> Option<OwnedFd>) -> io::Result<Arena> {
+        let too_large =
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("{bytes} bytes of cache"));
+        let len = bytes.max(1).checked_next_multiple_of(CHUNK).ok_or_else(too_large)?;
+        let size = usize::try_from(len).map_err(|_| too_large())?;
+        let region = Region::reserve(size)?;
+        let memfd = memfd(len);
+        match &memfd {
+            Some(file) => region.show(0, size, file, 0)?,
+            None => region.fill_anonymous()?,
+        }
+        // Where the administrator allows it, the first touch gets a huge page at once.
+        region.advise(0, size, Advice::LinuxHugepage);
+        let chunks = size / CHUNK as usize;
+        Ok(Arena {
+            region,
+            memfd,
+            prepared: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            refused: AtomicU32::new(0),
+            collapsed: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes of address space: whole chunks.
+    pub(crate) fn len(&self) -> u64 {
+        self.region.len as u64
+    }
+
+    /// Whether files can be mapped from it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.memfd.is_some()
+    }
+
+    /// Makes the first use of a whole chunk cheap. Changes no bytes, so it may run beside any
+    /// use of the chunk; the second call for a chunk returns at once. A refusal does no harm.
+    ///
+    /// Filling 2 MiB by copying into pages that fault one by one takes 1000 to 1090 us here (2
+    /// cores at 2.9 GHz, kernel 6.18, huge pages on advice and none for shared memory), 800 when
+    /// all pages are made by one call (630 of them for that), 420 when one page is made and the
+    /// chunk is then collapsed (265 for that), and 235 when it is there already. Made and then
+    /// collapsed is the slowest, 1440 to 3190: all pages are copied. Giving the memory back
+    /// takes 5 us instead of 120 to 220.
+    pub(crate) fn prepare(&self, chunk: u32) {
+        let Some(prepared) = self.prepared.get(chunk as usize) else { return };
+        // Relaxed: the flag guards no bytes.
+        if prepared.load(Ordering::Relaxed) || prepared.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let at = chunk as usize * CHUNK as usize;
+        if self.refused.load(Ordering::Relaxed) < PATIENCE {
+            // A chunk without any page is refused.
+            self.region.advise(at, PAGE, Advice::LinuxPopulateWrite);
+            if self.region.collapse(at, CHUNK as usize) {
+                self.refused.store(0, Ordering::Relaxed);
+                self.collapsed.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        self.region.advise(at, CHUNK as usize, Advice::LinuxPopulateWrite);
+    }
+
+    /// What became of [`prepare`](Arena::prepare), since the start.
+    pub(crate) fn prepared(&self) -> Prepared {
+        Prepared {
+            collapsed: self.collapsed.load(Ordering::Relaxed),
+            failures: self.failures.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Gives the memory of a chunk back to the system: it reads as zeros until it is used again.
+    /// The caller has the whole chunk (A3).
+    ///
+    /// # Errors
+    ///
+    /// What the system said; the chunk may then have kept its bytes.
+    pub(crate) fn release(&self, chunk: u32) -> io::Result<()> {
+        let at = u64::from(chunk) * CHUNK;
+        self.check(at, CHUNK);
+        match &self.memfd {
+            Some(file) => rustix::fs::fallocate(
+                file,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                at,
+                CHUNK,
+            )?,
+            None => self.region.forget(at as usize, CHUNK as usize)?,
+        }
+        self.prepared[chunk as usize].store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes `bytes` at `at` (A1).
+    #[inline]
+    pub(crate) fn copy_in(&self, at: u64, bytes: &[u8]) {
+        let to = self.check(at, bytes.len() as u64);
+        // SAFETY: `check` found room for all of `bytes` in the mapping, which lives as long as
+        // `self`; no reference to these bytes of the arena exists and nobody else touches them
+        // (A1, A4). `bytes` is not of the arena, or A4 would be broken.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+    }
+
+    /// Reads the bytes at `at` into `out` (A2).
+    #[inline]
+    pub(crate) fn copy_out(&self, at: u64, out: &mut [u8]) {
+        let from = self.check(at, out.len() as u64);
+        // SAFETY: `check` found all of it in the mapping; nobody writes there (A2); `out` is
+        // exclusive, so it overlaps nothing.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Writes zeros (A1).
+    #[inline]
+    pub(crate) fn zero(&self, at: u64, len: u64) {
+        let to = self.check(at, len);
+        // SAFETY: as in `copy_in`; `check` made `len` fit the mapping, so it is a `usize`.
+        unsafe { ptr::write_bytes(to.as_ptr(), 0, len as usize) }
+    }
+
+    /// Copies `len` bytes inside the arena; the two places may overlap (A2 there, A1 here).
+    pub(crate) fn copy_within(&self, from: u64, to: u64, len: u64) {
+        let (from, to) = (self.check(from, len), self.check(to, len));
+        // SAFETY: both ranges are in the mapping; nobody writes the first (A2) nor touches the
+        // second (A1); `copy` allows overlap.
+        unsafe { ptr::copy(from.as_ptr(), to.as_ptr(), len as usize) }
+    }
+
+    /// Lets `f` write the range, as a device does that is read from (A1). What is there before
+    /// is old data of anybody: `f` must not show it to anyone.
+    pub(crate) fn fill<R>(&self, at: u64, len: u64, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        let to = self.check(at, len);
+        // SAFETY: in the mapping, initialized (memory of the system is zeroed), exclusive to
+        // this thread while `f` runs (A1, A4).
+        f(unsafe { std::slice::from_raw_parts_mut(to.as_ptr(), len as usize) })
+    }
+
+    /// Lets `f` read the range in place (A2).
+    pub(crate) fn view<R>(&self, at: u64, len: u64, f: impl FnOnce(&[u8]) -> R) -> R {
+        let from = self.check(at, len);
+        // SAFETY: in the mapping, initialized, and not written while `f` runs (A2, A4).
+        f(unsafe { std::slice::from_raw_parts(from.as_ptr(), len as usize) })
+    }
+
+    /// Lets `f` read several ranges, each an offset and a length, as one request to a device (A2).
+    pub(crate) fn slices<R>(&self, parts: &[(u64, u64)], f: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
+        let slices: Vec<IoSlice<'_>> = parts
+            .iter()
+            .map(|&(at, len)| {
+                let from = self.check(at, len);
+                // SAFETY: as in `view`, for each part; the slices end before this function does.
+                IoSlice::new(unsafe { std::slice::from_raw_parts(from.as_ptr(), len as usize) })
+            })
+            .collect();
+        f(&slices)
+    }
+
+    /// Shows pieces of the arena, each an offset and a length in whole pages, one behind the other
+    /// at addresses of their own. They stay there until the map is dropped, also after the arena;
+    /// whoever reuses them meanwhile changes what is seen.
+    ///
+    /// # Errors
+    ///
+    /// Anonymous memory ([`io::ErrorKind::Unsupported`]), nothing to map or parts of pages
+    /// ([`io::ErrorKind::InvalidInput`]), or what the system said: too many mappings, for one.
+    pub(crate) fn map_range(&self, pieces: &[(u64, u64)]) -> io::Result<SharedMap> {
+        let file = self.memfd.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let page = rustix::param::page_size() as u64;
+        let mut total = 0;
+        for &(at, len) in pieces {
+            self.check(at, len);
+            if len == 0 || !at.is_multiple_of(page) || !len.is_multiple_of(page) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            // Pieces may repeat, so the sum may be larger than the arena, but not than addresses.
+            total = usize::try_from(len)
+                .ok()
+                .and_then(|len| len.checked_add(total))
+                .ok_or(io::ErrorKind::InvalidInput)?;
+        }
+        if total == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let region = Region::reserve(total)?;
+        let mut done = 0;
+        for &(at, len) in pieces {
+            region.show(done, len as usize, file, at)?;
+            done += len as usize;
+        }
+        Ok(SharedMap { region })
+    }
+
+    /// The address of a range of the arena.
+    ///
+    /// # Panics
+    ///
+    /// When it is not inside: a bug of ours, and better this than somebody's memory.
+    #[inline]
+    #[track_caller]
+    fn check(&self, at: u64, len: u64) -> NonNull<u8> {
+        self.region.check(at, len)
+    }
+}
+
+/// Pages of the arena at addresses of their own, for whoever mapped a file.
+///
+/// What is behind the addresses is shared: others change it, and see changes, at any moment.
+pub(crate) struct SharedMap {
+    region: Region,
+}
+
+impl SharedMap {
+    /// Bytes mapped: a multiple of the page size.
+    pub(crate) fn len(&self) -> u64 {
+        self.region.len as u64
+    }
+
+    /// The first byte, for callers that know what they do; valid until the map is dropped.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.region.base.as_ptr()
+    }
+
+    /// Copies bytes out; a write at the same time may show in part.
+    ///
+    /// # Panics
+    ///
+    /// When the range is not inside.
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) {
+        let from = self.region.check(at, out.len() as u64);
+        // SAFETY: `check` found the range in the mapping, which `self` keeps. Bytes of shared
+        // memory may change under the copy (see the head of this module): the result is a mix of
+        // old and new bytes, and every byte is a valid `u8`.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies bytes in; a reader at the same time may see part of them.
+    ///
+    /// # Panics
+    ///
+    /// When the range is not inside.
+    pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
+        let to = self.region.check(at, bytes.len() as u64);
+        // SAFETY: as in `read`; `bytes` is ordinary memory of the caller, not this mapping, to
+        // which no reference exists.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+    }
+}
+
+/// The smallest page of any system this runs on. Asking for one page asks for the one around it.
+const PAGE: usize = 4096;
+
+/// Addresses of this process that belong to one owner, who unmaps them.
+///
+/// # Invariants
+///
+/// - R1. `base..base + len` is mapped by this region and by nobody else, from its making to its drop.
+/// - R2. `base` is a multiple of [`CHUNK`], `len` at most `isize::MAX`.
+/// - R3. Once the maker is done, all of it may be read and written, and is initialized.
+struct Region {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a region is plain memory, tied to no thread; who touches which byte when is the
+// contract at the head of this module.
+unsafe impl Send for Region {}
+// SAFETY: as above; all methods that change what is mapped where run while the owner is made.
+unsafe impl Sync for Region {}
+
+#[cfg(not(miri))]
+impl Region {
+    /// `len` bytes of addresses, none of which may be touched yet.
+    fn reserve(len: usize) -> io::Result<Region> {
+        let align = CHUNK as usize;
+        let len = len.next_multiple_of(rustix::param::page_size());
+        let wide = len
+            .checked_add(align)
+            .filter(|wide| isize::try_from(*wide).is_ok())
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a new mapping at an address that the system chooses touches no other.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                wide,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?
+        .cast::<u8>();
+        let head = start.addr().next_multiple_of(align) - start.addr();
+        // What is over on both sides goes back; a refusal costs addresses only.
+        if head > 0 {
+            // SAFETY: the first `head` bytes of what was just mapped, which nobody else knows.
+            let _ = unsafe { rustix::mm::munmap(start.cast(), head) };
+        }
+        // SAFETY: `head < align`, so this stays inside the `len + align` bytes.
+        let base = unsafe { start.add(head) };
+        let tail = align - head;
+        // SAFETY: the last `tail` bytes of what was just mapped: `head + len + tail == wide`.
+        let _ = unsafe { rustix::mm::munmap(base.add(len).cast(), tail) };
+        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Region { base, len })
+    }
+
+    /// Shows `len` bytes of the file from `offset` at `at`.
+    fn show(&self, at: usize, len: usize, file: &OwnedFd, offset: u64) -> io::Result<()> {
+        let to = self.check(at as u64, len as u64);
+        // SAFETY: replaces addresses of this region only (R1), which nobody has touched (R3).
+        unsafe {
+            rustix::mm::mmap(
+                to.as_ptr().cast(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED,
+                file,
+                offset,
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Puts private memory behind all of it.
+    fn fill_anonymous(&self) -> io::Result<()> {
+        // SAFETY: as in `show`.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.base.as_ptr().cast(),
+                self.len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Advice that changes no bytes; whether it is taken does not matter.
+    fn advise(&self, at: usize, len: usize, advice: Advice) {
+        debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxPopulateWrite));
+        let to = self.check(at as u64, len as u64);
+        // SAFETY: inside this region (R1); neither piece of advice changes what can be read there.
+        let _ = unsafe { rustix::mm::madvise(to.as_ptr().cast(), len, advice) };
+    }
+
+    /// Asks for one huge page behind these addresses; the bytes stay.
+    fn collapse(&self, at: usize, len: usize) -> bool {
+        let to = self.check(at as u64, len as u64);
+        // SAFETY: inside this region (R1); the system replaces the pages by a copy, unseen even by
+        // threads that write them.
+        unsafe { libc::madvise(to.as_ptr().cast(), len, libc::MADV_COLLAPSE) == 0 }
+    }
+
+    /// Drops the pages of private memory: reads as zeros afterwards.
+    fn forget(&self, at: usize, len: usize) -> io::Result<()> {
+        let to = self.check(at as u64, len as u64);
+        // SAFETY: inside this region (R1); the caller of `release` has these bytes alone (A3).
+        unsafe { rustix::mm::madvise(to.as_ptr().cast(), len, Advice::LinuxDontNeed) }?;
+        Ok(())
+    }
+}
+
+impl Region {
+    #[inline]
+    #[track_caller]
+    fn check(&self, at: u64, len: u64) -> NonNull<u8> {
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.len as u64);
+        assert!(inside, "bytes {at}+{len} of an arena of {}", self.len);
+        // SAFETY: `at <= len`, so the result is inside the region or at its end (R1, R2).
+        unsafe { self.base.add(at as usize) }
+    }
+}
+
+#[cfg(not(miri))]
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the whole region and nothing else (R1); the owner is going, and with it every
+        // borrow that a reference to these bytes could have come from (A4).
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Ordinary memory in place of mappings, which miri has not; all that is copied and lent is checked.
+#[cfg(miri)]
+impl Region {
+    fn layout(len: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(len, CHUNK as usize).unwrap()
+    }
+
+    fn reserve(len: usize) -> io::Result<Region> {
+        // SAFETY: `len` is not zero.
+        let base = unsafe { std::alloc::alloc_zeroed(Region::layout(len)) };
+        Ok(Region { base: NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+
+    fn show(&self, _: usize, _: usize, _: &OwnedFd, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn fill_anonymous(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn advise(&self, _: usize, _: usize, _: Advice) {}
+
+    fn collapse(&self, _: usize, _: usize) -> bool {
+        false
+    }
+
+    fn forget(&self, at: usize, len: usize) -> io::Result<()> {
+        // SAFETY: inside the region; the caller has these bytes alone (A3).
+        unsafe { ptr::write_bytes(self.check(at as u64, len as u64).as_ptr(), 0, len) }
+        Ok(())
+    }
+}
+
+#[cfg(miri)]
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `reserve` with this layout.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), Region::layout(self.len)) }
+    }
+}
+
+/// A file in memory of that many bytes, all holes; `None` where the system has none to give.
+fn memfd(len: u64) -> Option<OwnedFd> {
+    if cfg!(miri) {
+        return None;
+    }
+    // Above this limit growing a file ends the process.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+    if limit.current.is_some_and(|limit| limit < len) {
+        return None;
+    }
+    // Kernels may insist on the flag about execution, and those before 6.3 do not know it.
+    let name = c"extant-cache";
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|_| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC))
+        .ok()?;
+    rustix::fs::ftruncate(&file, len).ok()?;
+    Some(file)
+}
+
+#[cfg(test)]
+mod tests;
