@@ -13,6 +13,10 @@
 
 #[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
 mod arena;
+#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod buddy;
 mod mapping;
+#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod states;
 
 pub use mapping::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};

@@ -1,0 +1,361 @@
+//! Which pages of the arena are free, in blocks of 2^order pages.
+//!
+//! # Place
+//!
+//! Hands out pages of 4 KiB by number; what they hold is the arena's, who they belong to the
+//! frames'.
+//!
+//! # Shape
+//!
+//! Chunks of 512 pages (2 MiB) nobody uses are in a pool. A shard takes whole chunks from there
+//! and splits them; a page is given back to the shard that has its chunk, whoever allocated it.
+//! A shard keeps one chunk that is whole again, and gives others back to the pool.
+//!
+//! # Invariants
+//!
+//! - B1. A block of order n starts at a multiple of 2^n and does not leave its chunk.
+//! - B2. A free page is in one block of one shard, or in a chunk of the pool.
+//! - B3. Of two halves of a block, at most one is free by itself.
+//! - B4. Who has a chunk changes only while all of it is free, so whoever holds a page of it may
+//!   ask without a lock.
+//! - B5. A thread holds one lock of these at a time. A chunk on its way from one place to another is
+//!   seen in neither: with little left, an allocation may fail that would succeed a moment later.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use extant_sync::{Mutex, Rank};
+
+/// The largest order: a whole chunk.
+pub(crate) const ORDER_MAX: u8 = 9;
+const CHUNK_PAGES: u32 = 1 << ORDER_MAX;
+const SHARDS: usize = 16;
+
+/// The free pages.
+pub(crate) struct Buddy {
+    pages: u32,
+    /// While others allocate, not less than what is free; never below 0.
+    free: AtomicU32,
+    /// Chunks that no shard has; the lowest first.
+    pool: Mutex<BTreeSet<u32>>,
+    shards: [Mutex<Shard>; SHARDS],
+    /// Which shard has the chunk (B4).
+    owners: Box<[AtomicU8]>,
+}
+
+/// Free blocks of some chunks: first pages, by order.
+#[derive(Default)]
+struct Shard {
+    free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
+}
+
+impl Buddy {
+    /// All of `0..pages` free.
+    pub(crate) fn new(pages: u32) -> Buddy {
+        let chunks = pages / CHUNK_PAGES;
+        let mut shards: [Shard; SHARDS] = std::array::from_fn(|_| Shard::default());
+        // The part of a chunk at the end, if any, stays with the first shard for ever: its
+        // other half is never free, so it never becomes whole.
+        let mut page = chunks * CHUNK_PAGES;
+        while page < pages {
+            let order = (pages - page).ilog2() as u8;
+            shards[0].give(page, order);
+            page += 1 << order;
+        }
+        Buddy {
+            pages,
+            free: AtomicU32::new(pages),
+            pool: Mutex::new(Rank::Leaf, (0..chunks).collect()),
+            shards: shards.map(|shard| Mutex::new(Rank::Leaf, shard)),
+            owners: (0..pages.div_ceil(CHUNK_PAGES)).map(|_| AtomicU8::new(0)).collect(),
+        }
+    }
+
+    /// The first of 2^order pages, for whom `shard` (any number: of a thread, of a file) is near;
+    /// and whether a whole unused chunk was opened for it. `None` when there is no such
+    /// block, or the order is larger than [`ORDER_MAX`].
+    ///
+    /// Chunks are opened before blocks of other shards are taken, so large blocks that are left can
+    /// be in the hands of shards.
+    pub(crate) fn alloc(&self, order: u8, shard: usize) -> Option<(u32, bool)> {
+        if order > ORDER_MAX {
+            return None;
+        }
+        let home = shard % SHARDS;
+        let found = self
+            .take(home, order)
+            .map(|page| (page, false))
+            .or_else(|| self.open(home, order).map(|page| (page, true)))
+            .or_else(|| {
+                let others = (1..SHARDS).map(|step| (home + step) % SHARDS);
+                others.filter_map(|other| self.take(other, order)).next().map(|page| (page, false))
+            });
+        if found.is_some() {
+            self.free.fetch_sub(1 << order, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// Gives a block back, or a part of one that is a block by itself.
+    ///
+    /// # Panics
+    ///
+    /// When it is no block, or is free already and was not merged yet: bugs of ours.
+    pub(crate) fn free(&self, page: u32, order: u8) {
+        let is_block = order <= ORDER_MAX && page.is_multiple_of(1 << order);
+        let inside =
+            page.checked_add(1 << order.min(ORDER_MAX)).is_some_and(|end| end <= self.pages);
+        assert!(is_block && inside, "page {page} of {}, order {order}", self.pages);
+        // Acquire, with the release in `open`: only so that B4 does not rest on how the page
+        // came to this thread.
+        let owner = self.owners[(page / CHUNK_PAGES) as usize].load(Ordering::Acquire);
+        let whole = {
+            let mut shard = self.shards[usize::from(owner)].lock();
+            shard.give(page, order);
+            // Under the lock: whoever takes the block counts down after this counted up.
+            self.free.fetch_add(1 << order, Ordering::Relaxed);
+            shard.spare()
+        };
+        if let Some(chunk) = whole {
+            self.pool.lock().insert(chunk);
+        }
+    }
+
+    /// Pages that are free; while others allocate, perhaps some that they have taken already.
+    pub(crate) fn free_pages(&self) -> u32 {
+        self.free.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, shard: usize, order: u8) -> Option<u32> {
+        self.shards[shard].lock().take(order)
+    }
+
+    /// Takes a chunk from the pool into a shard, and a block of it out.
+    fn open(&self, shard: usize, order: u8) -> Option<u32> {
+        let chunk = self.pool.lock().pop_first()?;
+        self.owners[chunk as usize].store(shard as u8, Ordering::Release);
+        let mut shard = self.shards[shard].lock();
+        let page = chunk * CHUNK_PAGES;
+        shard.split(page, ORDER_MAX, order);
+        Some(page)
+    }
+}
+
+impl Shard {
+    /// A block from the smallest that is large enough.
+    fn take(&mut self, order: u8) -> Option<u32> {
+        let (larger, page) = (order..=ORDER_MAX)
+            .find_map(|larger| Some((larger, self.free[usize::from(larger)].pop_first()?)))?;
+        self.split(page, larger, order);
+        Some(page)
+    }
+
+    /// Keeps what is behind the first 2^order pages of a block in hand.
+    fn split(&mut self, page: u32, larger: u8, order: u8) {
+        for half in order..larger {
+            self.free[usize::from(half)].insert(page + (1 << half));
+        }
+    }
+
+    /// Takes a block back and merges it with its free neighbours.
+    #[track_caller]
+    fn give(&mut self, mut page: u32, mut order: u8) {
+        while order < ORDER_MAX && self.free[usize::from(order)].remove(&(page ^ (1 << order))) {
+            page &= !(1 << order);
+            order += 1;
+        }
+        let is_new = self.free[usize::from(order)].insert(page);
+        assert!(is_new, "page {page}, order {order}, is free twice");
+    }
+
+    /// A whole chunk that this shard has beyond the one it keeps.
+    fn spare(&mut self) -> Option<u32> {
+        let whole = &mut self.free[usize::from(ORDER_MAX)];
+        let page = if whole.len() > 1 { whole.pop_last() } else { None };
+        page.map(|page| page / CHUNK_PAGES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use extant_base::Prng;
+    use extant_sync::threads;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::AtomicBool;
+
+    /// The invariants, when nobody allocates. Returns how many chunks are in the pool.
+    fn check(buddy: &Buddy) -> usize {
+        let mut seen = vec![false; buddy.pages as usize];
+        let mut claim = |page: u32, order: u8| {
+            for page in page..page + (1 << order) {
+                let seen = &mut seen[page as usize];
+                assert!(!std::mem::replace(seen, true), "page {page} is free in two places (B2)");
+            }
+        };
+        for (number, shard) in buddy.shards.iter().enumerate() {
+            let shard = shard.lock();
+            for (order, blocks) in (0u8..).zip(&shard.free) {
+                for &page in blocks {
+                    assert!(page.is_multiple_of(1 << order), "page {page} order {order} (B1)");
+                    claim(page, order);
+                    let owner = buddy.owners[(page / CHUNK_PAGES) as usize].load(Ordering::Relaxed);
+                    assert_eq!(usize::from(owner), number, "owner of page {page}");
+                    let other = page ^ (1 << order);
+                    assert!(order == ORDER_MAX || !blocks.contains(&other), "page {page} (B3)");
+                }
+            }
+            assert!(shard.free[usize::from(ORDER_MAX)].len() <= 1, "shard {number} keeps too much");
+        }
+        let pool = buddy.pool.lock();
+        pool.iter().for_each(|chunk| claim(chunk * CHUNK_PAGES, ORDER_MAX));
+        assert_eq!(seen.iter().filter(|seen| **seen).count() as u32, buddy.free_pages());
+        pool.len()
+    }
+
+    #[test]
+    fn a_chunk_is_fresh_once_and_is_split_from_below() {
+        let buddy = Buddy::new(4 * CHUNK_PAGES);
+        assert_eq!(buddy.alloc(0, 7), Some((0, true)));
+        assert_eq!(buddy.alloc(0, 7), Some((1, false)));
+        assert_eq!(buddy.alloc(4, 7), Some((16, false)));
+        assert_eq!(buddy.alloc(1, 7 + 16), Some((2, false)), "numbers of shards wrap");
+        assert_eq!(buddy.alloc(9, 7), Some((512, true)));
+        assert_eq!(buddy.alloc(0, 8), Some((1024, true)), "another shard opens its own chunk");
+        assert_eq!(buddy.alloc(10, 7), None);
+        assert_eq!(buddy.free_pages(), 2048 - 1 - 1 - 16 - 2 - 512 - 1);
+        assert_eq!(check(&buddy), 1);
+        buddy.free(1, 0);
+        buddy.free(512, 9);
+        assert_eq!(buddy.alloc(9, 7), Some((512, false)), "one whole chunk is kept");
+        check(&buddy);
+    }
+
+    #[test]
+    fn the_last_page_is_found_wherever_it_is() {
+        let buddy = Buddy::new(3 * CHUNK_PAGES + 77);
+        let mut pages: Vec<u32> = Vec::new();
+        // The first allocations spread the chunks over three shards.
+        for shard in [5, 9, 13].into_iter().chain(std::iter::repeat(2)) {
+            match buddy.alloc(0, shard) {
+                Some((page, _)) => pages.push(page),
+                None => break,
+            }
+        }
+        pages.sort_unstable();
+        assert_eq!(pages, (0..3 * CHUNK_PAGES + 77).collect::<Vec<u32>>());
+        assert_eq!((buddy.free_pages(), check(&buddy)), (0, 0));
+        for order in 0..=ORDER_MAX {
+            assert_eq!(buddy.alloc(order, 0), None);
+        }
+        // A whole block may be given back page by page, and the other way round.
+        pages.into_iter().rev().for_each(|page| buddy.free(page, 0));
+        check(&buddy);
+        for shard in 0..3 {
+            assert!(buddy.alloc(9, shard).is_some(), "all chunks are whole again");
+        }
+        assert_eq!(buddy.alloc(9, 0), None);
+        assert_eq!(buddy.alloc(6, 3), Some((3 * CHUNK_PAGES, false)), "the part at the end");
+        assert_eq!(buddy.free_pages(), 13);
+    }
+
+    #[test]
+    fn sizes_below_a_chunk_work() {
+        for pages in [0, 1, 511] {
+            let buddy = Buddy::new(pages);
+            assert_eq!((buddy.free_pages(), check(&buddy)), (pages, 0));
+            assert_eq!(buddy.alloc(9, 0), None);
+            for _ in 0..pages {
+                assert!(buddy.alloc(0, 3).is_some());
+            }
+            assert_eq!(buddy.alloc(0, 3), None);
+        }
+    }
+
+    #[test]
+    fn wrong_blocks_are_refused() {
+        let buddy = Buddy::new(1024);
+        let (page, _) = buddy.alloc(3, 0).unwrap();
+        for (page, order) in [(1024, 0), (1, 1), (0, 10), (u32::MAX, 0), (512 + 256, 9)] {
+            let wrong = AssertUnwindSafe(|| buddy.free(page, order));
+            assert!(catch_unwind(wrong).is_err(), "{page} {order}");
+        }
+        let (other, _) = buddy.alloc(3, 0).unwrap();
+        buddy.free(page, 3);
+        assert!(catch_unwind(AssertUnwindSafe(|| buddy.free(page, 3))).is_err(), "twice");
+        buddy.free(other, 3);
+        assert_eq!((buddy.free_pages(), check(&buddy)), (1024, 1));
+    }
+
+    /// Allocates and frees at random; `used` has a flag for each page that somebody holds.
+    fn history(buddy: &Buddy, used: &[AtomicBool], seed: u64, rounds: u64) -> Vec<(u32, u8)> {
+        let mut prng = Prng::new(seed);
+        let mut held: Vec<(u32, u8)> = Vec::new();
+        let flags = |page: u32, order: u8, value: bool| {
+            for page in page..page + (1 << order) {
+                let was = used[page as usize].swap(value, Ordering::Relaxed);
+                assert_eq!(was, !value, "page {page}, order {order}, seed {seed}");
+            }
+        };
+        for round in 0..rounds {
+            // Fills and empties in turns.
+            let grow = if round / 500 % 2 == 0 { 3 } else { 1 };
+            if prng.below(4) < grow {
+                let order = prng.below(10).min(prng.below(10)) as u8;
+                if let Some((page, _)) = buddy.alloc(order, prng.below(40) as usize) {
+                    assert!(page.is_multiple_of(1 << order), "page {page}, order {order}");
+                    flags(page, order, true);
+                    held.push((page, order));
+                }
+            } else if !held.is_empty() {
+                let (page, order) = held.swap_remove(prng.below(held.len() as u64) as usize);
+                flags(page, order, false);
+                // Sometimes in two halves.
+                if order > 0 && prng.one_in(4) {
+                    buddy.free(page + (1 << (order - 1)), order - 1);
+                    buddy.free(page, order - 1);
+                } else {
+                    buddy.free(page, order);
+                }
+            }
+        }
+        held
+    }
+
+    #[test]
+    fn any_history_hands_out_no_page_twice_and_ends_whole() {
+        for seed in 0..4 {
+            let buddy = Buddy::new(24 * CHUNK_PAGES);
+            let used: Vec<_> = (0..buddy.pages).map(|_| AtomicBool::new(false)).collect();
+            let rounds = if cfg!(miri) { 300 } else { 20_000 };
+            let held = history(&buddy, &used, seed, rounds);
+            check(&buddy);
+            let count: u32 = held.iter().map(|(_, order)| 1 << order).sum();
+            assert_eq!(buddy.free_pages(), buddy.pages - count);
+            held.into_iter().for_each(|(page, order)| buddy.free(page, order));
+            assert!(check(&buddy) >= 24 - SHARDS);
+            for chunk in 0..24 {
+                assert!(buddy.alloc(9, 0).is_some(), "chunk {chunk} of 24 is not whole");
+            }
+        }
+    }
+
+    #[test]
+    fn threads_never_hold_the_same_page() {
+        let buddy = Buddy::new(12 * CHUNK_PAGES + 100);
+        let used: Vec<_> = (0..buddy.pages).map(|_| AtomicBool::new(false)).collect();
+        let rounds = if cfg!(miri) { 100 } else { 15_000 };
+        let held = threads::workers("pages", 4, |thread| {
+            history(&buddy, &used, 100 + thread as u64, rounds)
+        })
+        .unwrap();
+        check(&buddy);
+        // Given back by another thread than took them.
+        held.into_iter().flatten().for_each(|(page, order)| buddy.free(page, order));
+        check(&buddy);
+        assert_eq!(buddy.free_pages(), buddy.pages);
+        for _ in 0..12 {
+            assert!(buddy.alloc(9, 1).is_some());
+        }
+    }
+}
