@@ -37,6 +37,8 @@ pub(crate) struct Txn<'v> {
     handle: Handle<'v>,
     /// All in one transaction, or nothing.
     is_single: bool,
+    /// It brings promised data into a map.
+    is_publishing: bool,
 }
 
 /// A node that a transaction changed, with the place of its stored form.
@@ -82,7 +84,7 @@ impl<'v> Txn<'v> {
             return Err(FsError::ReadOnly);
         }
         let handle = writer.journal().start(credits).map_err(FsError::from_journal)?;
-        Ok(Txn { volume, writer, handle, is_single: false })
+        Ok(Txn { volume, writer, handle, is_single: false, is_publishing: false })
     }
 
     pub(crate) fn volume(&self) -> &'v Volume {
@@ -123,6 +125,16 @@ impl<'v> Txn<'v> {
     /// From now on [`ensure`](Self::ensure) fails rather than to let the transaction end.
     pub(crate) fn never_restart(&mut self) {
         self.is_single = true;
+    }
+
+    /// This handle brings promised data into a map: blocks that the map needs for that may come out of
+    /// what was set aside for it. Said by [`take_pinned`](Self::take_pinned), too.
+    pub(crate) fn publishes(&mut self) {
+        self.is_publishing = true;
+    }
+
+    pub(crate) fn is_publishing(&self) -> bool {
+        self.is_publishing
     }
 
     /// Changes metadata block `slot`, which is loaded if need be. `kind` says how it is sealed.

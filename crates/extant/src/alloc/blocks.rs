@@ -7,6 +7,7 @@ use extant_base::{FsBlock, GroupIndex};
 use extant_format::group::GroupFlags;
 
 use super::group::{GroupState, damaged};
+use super::promise::Claimant;
 use super::{Allocator, BlockAsk, Half, Locked, Purpose, Run};
 use crate::error::{Family, Fault, FsError, Result};
 use crate::txn::Txn;
@@ -14,6 +15,9 @@ use crate::volume::Volume;
 
 /// Groups whose bitmaps are searched for as much as was wanted, before less will do.
 const WHOLE_LOOKS: u32 = 64;
+
+/// Searches that are repeated because clusters came back meanwhile.
+const RETRIES_MAX: u32 = 64;
 
 /// How thorough a pass over the groups is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,14 +36,37 @@ struct Search {
     min: u32,
     /// Groups whose bitmaps were searched.
     looks: u32,
+    /// The group with the best of the pieces that were too short.
+    best: Option<(u32, GroupIndex)>,
     /// The first group that could not be used.
     obstacle: Option<FsError>,
+    /// Others were faster: there are not so many clusters any more.
+    is_out: bool,
+}
+
+impl Search {
+    /// Groups nearer to the goal come first; twice the length is worth the way.
+    fn consider(&mut self, group: GroupIndex, longest: u32) {
+        let best = self.best.map_or(0, |(longest, _)| longest.saturating_mul(2));
+        if longest >= self.min && longest > best {
+            self.best = Some((longest, group));
+        }
+    }
+}
+
+/// Who takes what is found.
+pub(super) enum Taker<'t, 'v> {
+    /// A transaction.
+    Handle(&'t mut Txn<'v>, Claimant),
+    /// Writeback, in memory.
+    Pin,
 }
 
 impl Allocator {
     /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`, out of one
-    /// group. With clusters, whole ones. `may_use_reserved`: down to the last block, else not those reserved in
-    /// the superblock. Only from groups that end at or before block `end`.
+    /// group. With clusters, whole ones. What is promised to others stays (S3). `may_use_reserved`: down to
+    /// the last block, else not those reserved in the superblock. Only from groups that end at or
+    /// before block `end`.
     ///
     /// # Errors
     ///
@@ -54,6 +81,26 @@ impl Allocator {
     ) -> Result<Run> {
         let volume = txn.volume();
         let superblock = volume.superblock();
+        let reserved = match may_use_reserved {
+            true => 0,
+            false => superblock.reserved_blocks_count >> superblock.cluster_bits(),
+        };
+        let claimant = match ask.purpose {
+            Purpose::Metadata if txn.is_publishing() => Claimant::Publisher,
+            purpose => Claimant::Purpose(purpose, reserved),
+        };
+        self.hunt(volume, ask, end, &mut Taker::Handle(txn, claimant))
+    }
+
+    /// Finds what is asked for and has it taken.
+    pub(super) fn hunt(
+        &self,
+        volume: &Volume,
+        ask: &BlockAsk,
+        end: u64,
+        taker: &mut Taker<'_, '_>,
+    ) -> Result<Run> {
+        let superblock = volume.superblock();
         let bits = superblock.cluster_bits();
         let to_clusters = |blocks: u32| blocks.div_ceil(superblock.cluster_ratio().max(1));
         let groups = match superblock.group_of_block(FsBlock(end)) {
@@ -63,52 +110,65 @@ impl Allocator {
         let (goal, goal_block) = superblock.group_of_block(ask.goal).unwrap_or((GroupIndex(0), 0));
         let (goal, goal_block) =
             if goal.0 < groups { (goal, goal_block) } else { (GroupIndex(0), 0) };
+        let goal_bit = goal_block >> bits;
         let most = superblock.clusters_per_group.max(1);
         let min = to_clusters(ask.min).max(1);
         let len = to_clusters(ask.len).clamp(min, most.max(min));
-        let reserved = match may_use_reserved {
-            true => 0,
-            false => (superblock.reserved_blocks_count >> bits) as i64,
+        let left = |taker: &Taker<'_, '_>| match taker {
+            Taker::Handle(_, claimant) => self.space.left_for(*claimant),
+            Taker::Pin => self.space.promised().saturating_sub(self.space.pinned()),
         };
-        // Promised first (B3): the least is taken from the total at once.
-        let left_by = |free: i64| free.saturating_sub(reserved).max(0) as u64;
-        let promise = |free: i64| {
-            let enough = min <= most && left_by(free) >= u64::from(min);
-            enough.then(|| free - i64::from(min))
-        };
-        let promised =
-            self.free_clusters.fetch_update(Ordering::Relaxed, Ordering::Relaxed, promise);
-        let no_space = |free: i64| FsError::NoSpace {
-            what: "blocks",
-            wanted: u64::from(ask.min.max(1)),
-            free: left_by(free) << bits,
-        };
-        let before = promised.map_err(no_space)?;
-        let len = u32::try_from(left_by(before)).unwrap_or(u32::MAX).min(len);
-        let goal_bit = goal_block >> bits;
-        let mut search = Search { goal, goal_bit, len, min, looks: 0, obstacle: None };
-        let found = self.search(txn, groups, &mut search);
-        if !matches!(found, Ok(Some(_))) {
-            self.free_clusters.fetch_add(i64::from(min), Ordering::Relaxed);
-        }
-        match found? {
-            Some(run) => Ok(run),
-            None => Err(search.obstacle.unwrap_or_else(|| no_space(before))),
+        let mut retries = 0;
+        loop {
+            let returned = self.returns.load(Ordering::Acquire);
+            let left = left(taker);
+            let no_space = FsError::NoSpace {
+                what: "blocks",
+                wanted: u64::from(ask.min.max(1)),
+                free: left << bits,
+            };
+            if min > most || left < u64::from(min) {
+                return Err(no_space);
+            }
+            let len = u32::try_from(left).unwrap_or(u32::MAX).min(len);
+            let (looks, best, obstacle, is_out) = (0, None, None, false);
+            let mut search = Search { goal, goal_bit, len, min, looks, best, obstacle, is_out };
+            if let Some(run) = self.search(volume, groups, &mut search, taker)? {
+                return Ok(run);
+            }
+            // Clusters that came back to a group behind the search were not missing (P54).
+            let is_stale = search.is_out || self.returns.load(Ordering::Acquire) != returned;
+            if !is_stale || retries >= RETRIES_MAX {
+                return Err(search.obstacle.unwrap_or(no_space));
+            }
+            retries += 1;
         }
     }
 
-    fn search(&self, txn: &mut Txn<'_>, groups: u32, search: &mut Search) -> Result<Option<Run>> {
-        let volume = txn.volume();
+    fn search(
+        &self,
+        volume: &Volume,
+        groups: u32,
+        search: &mut Search,
+        taker: &mut Taker<'_, '_>,
+    ) -> Result<Option<Run>> {
         for pass in [Pass::Whole, Pass::Least] {
+            let first = match (pass, search.best) {
+                (Pass::Least, Some((_, group))) => group,
+                _ => search.goal,
+            };
             for step in 0..groups {
                 if pass == Pass::Whole && search.looks >= WHOLE_LOOKS {
                     break;
                 }
                 // Below 2^32 groups in all; the sum may not be.
-                let at = (u64::from(search.goal.0) + u64::from(step)) % u64::from(groups);
+                let at = (u64::from(first.0) + u64::from(step)) % u64::from(groups);
                 let group = GroupIndex(at as u32);
-                if let Some(range) = self.try_group(txn, volume, group, search, pass)? {
+                if let Some(range) = self.try_group(volume, group, search, pass, taker)? {
                     return run_of(volume, group, range).map(Some);
+                }
+                if search.is_out {
+                    return Ok(None);
                 }
             }
         }
@@ -118,15 +178,20 @@ impl Allocator {
     /// Takes what is looked for from this group, if it has it. Errors are those of the journal.
     fn try_group(
         &self,
-        txn: &mut Txn<'_>,
         volume: &Volume,
         group: GroupIndex,
         search: &mut Search,
         pass: Pass,
+        taker: &mut Taker<'_, '_>,
     ) -> Result<Option<Range<u32>>> {
         let cell = self.cell(group)?;
         let needed = if pass == Pass::Whole { search.len } else { search.min };
-        if cell.free_clusters.load(Ordering::Relaxed) < needed || cell.is_bad(Half::Blocks) {
+        if cell.is_bad(Half::Blocks) || cell.free_clusters.load(Ordering::Acquire) < needed {
+            return Ok(None);
+        }
+        let longest = cell.longest.load(Ordering::Acquire);
+        if longest < needed {
+            search.consider(group, longest);
             return Ok(None);
         }
         let locked = match pass {
@@ -142,25 +207,53 @@ impl Allocator {
             }
         };
         let (place, state) = locked.parts()?;
-        if state.descriptor.free_clusters < needed {
+        if state.room() < needed {
             return Ok(None);
         }
         search.looks += 1;
         let start = if group == search.goal { search.goal_bit } else { 0 };
-        let range = match self.blocks_of(volume, place, state) {
-            Ok(blocks) => blocks.find(start, search.len, needed),
+        let found = match self.blocks_of(volume, place, state) {
+            Ok(blocks) => blocks.find(start, search.len, search.min),
             Err(error) => {
                 search.obstacle.get_or_insert(error);
-                None
+                return Ok(None);
             }
         };
-        let Some(range) = range else { return Ok(None) };
-        self.touch(txn, state, Half::Blocks)?;
-        let count = range.end - range.start;
-        // The least is taken off already (B3).
-        let more = i64::from(count.saturating_sub(search.min));
-        self.free_clusters.fetch_sub(more, Ordering::Relaxed);
-        self.blocks_of(volume, place, state)?.take(range.clone());
+        let size = found.size();
+        if size < search.len && found.is_complete {
+            // Runs below the minimum were not measured.
+            let longest = size.max(search.min.saturating_sub(1));
+            cell.longest.store(longest, Ordering::Release);
+        }
+        let Some(range) = found.run.filter(|_| size >= needed) else {
+            search.consider(group, size);
+            return Ok(None);
+        };
+        let count = match taker {
+            Taker::Handle(txn, claimant) => {
+                let count = self.space.claim(*claimant, search.min, size);
+                if let Some(count) = count
+                    && let Err(error) = self.touch(txn, state, Half::Blocks)
+                {
+                    self.space.unclaim(count);
+                    return Err(error);
+                }
+                count
+            }
+            Taker::Pin => self.space.pin(search.min, size),
+        };
+        let Some(count) = count else {
+            search.is_out = true;
+            return Ok(None);
+        };
+        let range = range.start..range.start + count;
+        let blocks = self.blocks_of(volume, place, state)?;
+        if let Taker::Pin = taker {
+            blocks.pin(range.clone());
+            return Ok(Some(range));
+        }
+        blocks.take(range.clone());
+        self.space.take(count);
         state.descriptor.free_clusters = state.descriptor.free_clusters.saturating_sub(count);
         state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
         place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
@@ -177,19 +270,11 @@ impl Allocator {
     /// clusters; then nothing has changed.
     pub(crate) fn free(&self, txn: &mut Txn<'_>, run: Run, was: Purpose) -> Result<()> {
         let volume = txn.volume();
-        let superblock = volume.superblock();
         volume.check_blocks("freed blocks", None, run.start, u64::from(run.len))?;
-        let (start, end) = (run.start.0, run.start.0.saturating_add(u64::from(run.len)));
-        let first = u64::from(superblock.first_data_block);
-        let into_cluster = |block: u64| {
-            block.saturating_sub(first) & u64::from(superblock.cluster_ratio().max(1) - 1)
-        };
-        if into_cluster(start) != 0 || (into_cluster(end) != 0 && end != superblock.blocks_count) {
-            let rule = "parts of clusters are freed (first block and end follow)";
-            let fault = Fault::Field { rule, value: start, limit: end };
-            return Err(FsError::corrupt("freed blocks", None, run.start, fault));
-        }
+        check_clusters(volume, run)?;
         // In more than one group, a later one must not be found wrong after an earlier one changed.
+        let superblock = volume.superblock();
+        let end = run.start.0.saturating_add(u64::from(run.len));
         let several = superblock.group_of_block(FsBlock(end.saturating_sub(1))).map(|at| at.0)
             != superblock.group_of_block(run.start).map(|at| at.0);
         if several {
@@ -203,7 +288,7 @@ impl Allocator {
             })
         })?;
         if was == Purpose::Metadata {
-            for block in start..end {
+            for block in run.start.0..end {
                 txn.forget(FsBlock(block))?;
             }
         }
@@ -258,11 +343,26 @@ impl Allocator {
         if waits_for.replace(tid) != Some(tid) {
             self.waiting.lock().push((tid, *index));
         }
-        self.pending.fetch_add(u64::from(count), Ordering::AcqRel);
-        self.free_clusters.fetch_add(i64::from(count), Ordering::Relaxed);
+        self.space.free_later(count);
         place.1.clusters.fetch_add(i64::from(count), Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Whether a run is one of whole clusters; the last one may be cut short by the end of the file
+/// system.
+pub(super) fn check_clusters(volume: &Volume, run: Run) -> Result<()> {
+    let superblock = volume.superblock();
+    let (start, end) = (run.start.0, run.start.0.saturating_add(u64::from(run.len)));
+    let first = u64::from(superblock.first_data_block);
+    let into_cluster =
+        |block: u64| block.saturating_sub(first) & u64::from(superblock.cluster_ratio().max(1) - 1);
+    if into_cluster(start) != 0 || (into_cluster(end) != 0 && end != superblock.blocks_count) {
+        let rule = "parts of clusters are freed (first block and end follow)";
+        let fault = Fault::Field { rule, value: start, limit: end };
+        return Err(FsError::corrupt("freed blocks", None, run.start, fault));
+    }
+    Ok(())
 }
 
 /// Calls `each` with every group that a run touches, and the clusters there.

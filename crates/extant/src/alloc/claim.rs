@@ -16,7 +16,7 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Damage: blocks outside the file system or in its own structures.
+    /// Damage: blocks outside the file system or in its own structures. Blocks that are pinned.
     pub(crate) fn claim_blocks(&self, txn: &mut Txn<'_>, run: Run) -> Result<()> {
         let volume = txn.volume();
         volume.check_blocks("blocks of a fast commit", None, run.start, u64::from(run.len))?;
@@ -29,14 +29,21 @@ impl Allocator {
                 let fault = Fault::Rule(rule);
                 return Err(FsError::corrupt("block bitmap", None, run.start, fault));
             }
+            if blocks.count_pinned(range.clone()) > 0 {
+                let rule = "blocks are claimed that hold data on its way to a file";
+                return Err(FsError::corrupt("block bitmap", None, run.start, Fault::Rule(rule)));
+            }
             let free = blocks.count_free(range.clone());
             if free > 0 {
                 self.touch(txn, state, Half::Blocks)?;
-                self.blocks_of(volume, place, state)?.take(range);
+                let blocks = self.blocks_of(volume, place, state)?;
+                // Else a commit would give them away.
+                let waiting = blocks.unfree(&range);
+                blocks.take(range);
                 let descriptor = &mut state.descriptor;
                 descriptor.free_clusters = descriptor.free_clusters.saturating_sub(free);
                 descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
-                self.free_clusters.fetch_sub(i64::from(free), Ordering::Relaxed);
+                self.space.seize(free, waiting);
                 place.1.clusters.fetch_sub(i64::from(free), Ordering::Relaxed);
             }
             Ok(())

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! - G1. `taken` is the stored bitmap together with what was freed by transactions that are not
-//!   committed: a clear bit may be given away, a set one may not.
+//!   committed, and with what is pinned: a clear bit may be given away, a set one may not.
 //! - G2. The descriptor's counts are those of the stored bitmaps.
 //! - G3. Bitmaps are believed only if checksum, counts and the group's own structures agree.
 
@@ -48,6 +48,10 @@ pub(super) struct Blocks {
     own: Vec<Range<u32>>,
     /// The first clear bit of `taken`; `len` if there is none.
     first_free: u32,
+    /// Clear bits of `taken`.
+    room: u32,
+    /// Clusters taken in memory only (N2).
+    pub(super) pinned: u32,
     len: u32,
 }
 
@@ -77,7 +81,15 @@ impl GroupState {
     /// Whether it can leave memory: loaded again, it would be the same.
     pub(super) fn is_clean(&self) -> bool {
         self.dirty.descriptor.is_none()
-            && self.blocks.as_ref().is_none_or(|blocks| blocks.freed.is_empty())
+            && self
+                .blocks
+                .as_ref()
+                .is_none_or(|blocks| blocks.freed.is_empty() && blocks.pinned == 0)
+    }
+
+    /// Clusters that could be given away now; as far as is known.
+    pub(super) fn room(&self) -> u32 {
+        self.blocks.as_ref().map_or(self.descriptor.free_clusters, |blocks| blocks.room)
     }
 
     /// Whether the descriptor says `flag`, in a file system where that means something.
@@ -112,8 +124,7 @@ impl GroupState {
             }
         }
         check_count(stored.view(), len, self.descriptor.free_clusters).map_err(fail)?;
-        let first_free = first_clear(&stored, 0, len);
-        Ok(Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free, len })
+        Ok(Blocks::new(stored, own, len))
     }
 
     /// The inode bitmap of this group, checked (G3).
@@ -192,54 +203,111 @@ impl GroupState {
 }
 
 impl Blocks {
-    /// A free run of `len` clusters from `start` on, else before it; else the largest found of at
-    /// least `min`.
-    pub(super) fn find(&self, start: u32, len: u32, min: u32) -> Option<Range<u32>> {
-        let start = start.min(self.len).max(self.first_free);
-        let behind = self.find_in(start..self.len, len, min);
-        match behind {
-            Some(run) if run.end - run.start == len => Some(run),
-            // The largest wins; before `start` there may be a whole one.
-            _ => match self.find_in(self.first_free..start, len, min) {
-                Some(before) => match behind {
-                    Some(run) if run.end - run.start >= before.end - before.start => Some(run),
-                    _ => Some(before),
-                },
-                None => behind,
-            },
-        }
+    fn new(stored: Bitmap, own: Vec<Range<u32>>, len: u32) -> Blocks {
+        let first_free = first_clear(&stored, 0, len);
+        let room = stored.view().count_clear(0..len);
+        let taken = stored.clone();
+        Blocks { taken, stored, freed: Vec::new(), own, first_free, room, pinned: 0, len }
     }
 
-    fn find_in(&self, bits: Range<u32>, len: u32, min: u32) -> Option<Range<u32>> {
+    /// A free run of `len` clusters from `start` on, else before it; else the largest found of at
+    /// least `min`.
+    pub(super) fn find(&self, start: u32, len: u32, min: u32) -> Found {
+        let start = start.min(self.len).max(self.first_free);
+        let behind = self.find_in(start..self.len, len, min);
+        if behind.is_whole(len) {
+            return behind;
+        }
+        // A run that `start` cuts in two is found whole by looking a little further back.
+        let cut = self.taken.view().first_set(start..self.len).unwrap_or(self.len);
+        let before = self.find_in(self.first_free..cut, len, min);
+        let is_complete = behind.is_complete && before.is_complete;
+        // The largest wins; of equal ones, that from the goal on.
+        let best = if before.size() > behind.size() { before.run } else { behind.run };
+        Found { run: best, is_complete }
+    }
+
+    fn find_in(&self, bits: Range<u32>, len: u32, min: u32) -> Found {
         let taken = self.taken.view();
         if len == 1 {
-            let bit = taken.first_clear(bits)?;
-            return Some(bit..bit + 1);
+            let run = taken.first_clear(bits).map(|bit| bit..bit + 1);
+            return Found { run, is_complete: true };
         }
         let mut best: Option<Range<u32>> = None;
         for (looked, run) in taken.clear_runs(bits).enumerate() {
             let run_len = run.end - run.start;
             if run_len >= len {
-                return Some(run.start..run.start + len);
+                return Found { run: Some(run.start..run.start + len), is_complete: true };
             }
             if run_len >= min && best.as_ref().is_none_or(|best| run_len > best.end - best.start) {
                 best = Some(run);
             }
             // A search for less than all must not miss the only run that would do.
             if looked >= RUNS_MAX && (best.is_some() || min == len) {
-                break;
+                return Found { run: best, is_complete: false };
             }
         }
-        best
+        Found { run: best, is_complete: true }
     }
 
-    /// Takes clusters that [`find`](Self::find) found.
+    /// Takes clusters that [`find`](Self::find) found, here and on the device.
     pub(super) fn take(&mut self, range: Range<u32>) {
         self.stored.set_range(range.clone());
+        self.hide(range);
+    }
+
+    /// Takes clusters in memory that may be free.
+    pub(super) fn hide(&mut self, range: Range<u32>) {
+        self.room -= self.taken.view().count_clear(range.clone());
         self.taken.set_range(range.clone());
         if range.contains(&self.first_free) {
             self.first_free = first_clear(&self.taken, range.end, self.len);
         }
+    }
+
+    /// Gives clusters back that are taken in memory.
+    pub(super) fn show(&mut self, range: Range<u32>) {
+        self.room += range.end - range.start;
+        self.first_free = self.first_free.min(range.start);
+        self.taken.clear_range(range);
+    }
+
+    /// What is taken in memory is taken on the device as well.
+    pub(super) fn store(&mut self, range: Range<u32>) {
+        self.stored.set_range(range);
+    }
+
+    /// Clusters of the range that are taken in memory and free on the device, and were not freed.
+    pub(super) fn count_pinned(&self, range: Range<u32>) -> u32 {
+        let stored = self.stored.view().count_clear(range.clone());
+        let free = self.taken.view().count_clear(range.clone());
+        stored.saturating_sub(free).saturating_sub(self.count_freed(range))
+    }
+
+    /// Clusters of the range that were freed by transactions that are not committed.
+    fn count_freed(&self, range: Range<u32>) -> u32 {
+        let overlap = |(freed, _): &(Range<u32>, Tid)| {
+            freed.end.min(range.end).saturating_sub(freed.start.max(range.start))
+        };
+        self.freed.iter().map(overlap).sum()
+    }
+
+    /// Clusters of the range are not free any more, if they were freed. Returns how many.
+    pub(super) fn unfree(&mut self, range: &Range<u32>) -> u32 {
+        let count = self.count_freed(range.clone());
+        if count > 0 {
+            let freed = std::mem::take(&mut self.freed);
+            self.freed = freed
+                .into_iter()
+                .flat_map(|(freed, tid)| {
+                    let before = freed.start..freed.end.min(range.start);
+                    let after = freed.start.max(range.end)..freed.end;
+                    [(before, tid), (after, tid)]
+                })
+                .filter(|(left, _)| !left.is_empty())
+                .collect();
+        }
+        count
     }
 
     /// Whether some of these clusters hold the file system's own structures.
@@ -280,22 +348,39 @@ impl Blocks {
 
     /// Clusters freed by transactions that are `due` can be given away. Returns how many.
     pub(super) fn release(&mut self, due: impl Fn(Tid) -> bool) -> u32 {
-        let Blocks { taken, freed, first_free, .. } = self;
-        let mut count = 0;
-        freed.retain(|(range, tid)| {
-            if due(*tid) {
-                taken.clear_range(range.clone());
-                *first_free = (*first_free).min(range.start);
-                count += range.end - range.start;
-            }
-            !due(*tid)
-        });
-        count
+        let before = self.room;
+        let (due, kept) = std::mem::take(&mut self.freed).into_iter().partition(|(_, at)| due(*at));
+        self.freed = kept;
+        let due: Vec<(Range<u32>, Tid)> = due;
+        for (range, _) in due {
+            self.show(range);
+        }
+        self.room - before
     }
 
     #[cfg(test)]
     pub(super) fn parts(&self) -> (BitmapRef<'_>, BitmapRef<'_>, u32) {
+        assert_eq!(self.room, self.taken.view().count_clear(0..self.len), "clear bits");
         (self.stored.view(), self.taken.view(), self.len)
+    }
+}
+
+/// What a search of a group has found.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    pub(super) run: Option<Range<u32>>,
+    /// There is no longer run, unless this one is as long as was wanted.
+    pub(super) is_complete: bool,
+}
+
+impl Found {
+    /// Clusters.
+    pub(super) fn size(&self) -> u32 {
+        self.run.as_ref().map_or(0, |run| run.end - run.start)
+    }
+
+    fn is_whole(&self, len: u32) -> bool {
+        self.size() == len
     }
 }
 
@@ -357,22 +442,21 @@ mod tests {
 
     fn blocks(len: u32, own: Vec<Range<u32>>) -> Blocks {
         let stored = Bitmap::of_uninit_group(128, len, own.iter().cloned());
-        let first_free = first_clear(&stored, 0, len);
-        Blocks { taken: stored.clone(), stored, freed: Vec::new(), own, first_free, len }
+        Blocks::new(stored, own, len)
     }
 
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
     fn the_goal_is_tried_first_then_what_is_before_it() {
         let mut group = blocks(1000, vec![0..10]);
-        assert_eq!(group.find(500, 8, 1), Some(500..508));
+        assert_eq!(group.find(500, 8, 1).run, Some(500..508));
         group.take(500..1000);
-        assert_eq!(group.find(500, 8, 1), Some(10..18));
-        assert_eq!(group.find(999, 1, 1), Some(10..11));
-        assert_eq!(group.find(5000, 600, 1), Some(10..500), "fewer than wanted");
-        assert_eq!(group.find(0, 600, 491), None, "not fewer than the minimum");
+        assert_eq!(group.find(500, 8, 1).run, Some(10..18));
+        assert_eq!(group.find(999, 1, 1).run, Some(10..11));
+        assert_eq!(group.find(5000, 600, 1).run, Some(10..500), "fewer than wanted");
+        assert_eq!(group.find(0, 600, 491).run, None, "not fewer than the minimum");
         group.take(10..500);
-        assert_eq!(group.find(0, 1, 1), None);
+        assert_eq!(group.find(0, 1, 1).run, None);
     }
 
     #[test]
@@ -383,7 +467,7 @@ mod tests {
         }
         group.take(900..940);
         group.take(943..1000);
-        assert_eq!(group.find(0, 10, 2), Some(940..943));
+        assert_eq!(group.find(0, 10, 2).run, Some(940..943));
     }
 
     #[test]
@@ -392,11 +476,11 @@ mod tests {
         group.take(0..64);
         group.free(0..4, 7);
         group.free(4..8, 8);
-        assert_eq!(group.find(0, 1, 1), None);
+        assert_eq!(group.find(0, 1, 1).run, None);
         assert_eq!(group.release(|tid| tid <= 7), 4);
-        assert_eq!(group.find(0, 64, 1), Some(0..4), "not joined across transactions");
+        assert_eq!(group.find(0, 64, 1).run, Some(0..4), "not joined across transactions");
         assert_eq!(group.release(|tid| tid <= 8), 4);
-        assert_eq!(group.find(0, 64, 1), Some(0..8));
+        assert_eq!(group.find(0, 64, 1).run, Some(0..8));
     }
 
     #[test]
@@ -425,7 +509,7 @@ mod tests {
                     let (start, len) = (random.next_u64() % 800, random.next_u64() % 30 + 1);
                     let min = random.next_u64() % len + 1;
                     let found = group.find(start as u32, len as u32, min as u32);
-                    let Some(run) = found else { continue };
+                    let Some(run) = found.run else { continue };
                     assert!(run.len() as u64 >= min && run.len() as u64 <= len);
                     group.take(run.clone());
                     for bit in run.clone() {
@@ -454,6 +538,7 @@ mod tests {
                 }
             }
             let (stored, taken, len) = group.parts();
+            assert_eq!(group.room, len - taken.count_set(0..len));
             assert_eq!(taken.first_clear(0..len).unwrap_or(len), group.first_free);
             assert_eq!(taken.count_set(0..len) as usize, used.len() + 15);
             let waits: usize = waiting.iter().map(|(run, _)| run.len()).sum();

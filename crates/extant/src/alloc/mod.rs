@@ -11,7 +11,8 @@
 //! Allocator   totals; one cell per group, loaded when first needed
 //! flex        what the groups of a flexible group have together; where their structures lie
 //! group       bitmaps and counters of one group; encoding them
-//! blocks      finding, taking and freeing blocks
+//! blocks      finding, taking and freeing blocks      pin      taking them in memory first
+//! promise     totals; space for data that has no place yet
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
 //! ```
 //!
@@ -20,8 +21,8 @@
 //! - B1. Blocks freed by a transaction are not given away before it is committed: until then a
 //!   crash brings their old owner back.
 //! - B2. One group is locked at a time. A group that is busy is passed over while there are others.
-//! - B3. The total of free clusters is lowered before a bit is set and raised after one is
-//!   cleared, so that it never promises what is not there for want of counting.
+//! - B3. What can be had is counted down before a bit is set and up after one is cleared, so that
+//!   nothing is given away that is not there, for want of counting ([`promise`]).
 //! - B4. Units are clusters here and blocks outside; [`blocks`] converts.
 //! - B5. A group whose bitmap or descriptor is damaged gives nothing any more, and takes nothing
 //!   back: what is freed there stays lost until a repair. Everything else goes on (P56).
@@ -33,6 +34,8 @@ mod claim;
 mod flex;
 mod group;
 mod inodes;
+mod pin;
+mod promise;
 mod spread;
 #[cfg(test)]
 mod tests;
@@ -56,6 +59,7 @@ use crate::volume::Volume;
 
 use flex::{Flex, Sparse};
 use group::{Blocks, GroupState, Inodes};
+use promise::Space;
 
 /// Up to this many groups, all descriptors are looked at when mounting.
 const SCAN_MAX: u32 = 1024;
@@ -107,10 +111,12 @@ enum Half {
 /// One group, as far as it was looked at.
 struct Cell {
     state: Mutex<Option<Box<GroupState>>>,
-    /// Free clusters when the lock was last let go; `u32::MAX` when not known. To pass over full
+    /// Clusters to be had when the lock was last let go; `u32::MAX` when not known. To pass over full
     /// groups without their lock.
     free_clusters: AtomicU32,
     free_inodes: AtomicU32,
+    /// No free run is longer; `u32::MAX` when not known. To pass over groups that have only crumbs.
+    longest: AtomicU32,
     /// Damaged halves (B5).
     bad: AtomicU8,
 }
@@ -121,6 +127,7 @@ impl Cell {
             state: Mutex::with_order(Rank::Group, u64::from(group), None),
             free_clusters: AtomicU32::new(u32::MAX),
             free_inodes: AtomicU32::new(u32::MAX),
+            longest: AtomicU32::new(u32::MAX),
             bad: AtomicU8::new(0),
         }
     }
@@ -129,9 +136,14 @@ impl Cell {
         self.bad.load(Ordering::Relaxed) & half as u8 != 0
     }
 
-    fn note(&self, descriptor: &GroupDescriptor) {
-        self.free_clusters.store(descriptor.free_clusters, Ordering::Relaxed);
-        self.free_inodes.store(descriptor.free_inodes, Ordering::Relaxed);
+    fn note(&self, state: &GroupState) {
+        self.free_clusters.store(state.room(), Ordering::Release);
+        self.free_inodes.store(state.descriptor.free_inodes, Ordering::Relaxed);
+    }
+
+    /// Clusters of the group have become free. Its lock is held.
+    fn forget_longest(&self) {
+        self.longest.store(u32::MAX, Ordering::Release);
     }
 }
 
@@ -144,13 +156,13 @@ pub(crate) struct Allocator {
     strays: Vec<Range<u64>>,
     group_count: u32,
     groups_per_flex: u32,
-    free_clusters: AtomicI64,
+    space: Space,
+    /// Counts up whenever clusters become available in a group.
+    returns: AtomicU64,
     free_inodes: AtomicI64,
     /// On a large file system that was clean: those made since the mount.
     directories: AtomicI64,
-    /// Clusters freed by transactions that are not committed.
-    pending: AtomicU64,
-    /// Groups with such clusters.
+    /// Groups with clusters that were freed by transactions that are not committed.
     waiting: Mutex<Vec<(Tid, GroupIndex)>>,
     /// Groups that the running transaction changed.
     dirty: Mutex<Vec<GroupIndex>>,
@@ -211,10 +223,10 @@ impl Allocator {
             strays,
             group_count: count,
             groups_per_flex,
-            free_clusters: AtomicI64::new(free_clusters),
+            space: Space::new(superblock, free_clusters),
+            returns: AtomicU64::new(0),
             free_inodes: AtomicI64::new(free_inodes),
             directories: AtomicI64::new(directories),
-            pending: AtomicU64::new(0),
             waiting: Mutex::new(Rank::Leaf, Vec::new()),
             dirty: Mutex::new(Rank::Leaf, Vec::new()),
             loaded: Mutex::new(Rank::Leaf, VecDeque::new()),
@@ -232,9 +244,9 @@ impl Allocator {
         flex::merge(&mut self.strays);
     }
 
-    /// Free clusters, those that wait for a commit included.
+    /// Free clusters on the device: those that wait for a commit, are promised or pinned included.
     pub(crate) fn free_clusters(&self) -> u64 {
-        self.free_clusters.load(Ordering::Relaxed).max(0) as u64
+        self.space.free()
     }
 
     /// Free inodes.
@@ -245,7 +257,7 @@ impl Allocator {
     /// Clusters that were freed by transactions not yet committed: an operation that found no room
     /// may find some after a commit.
     pub(crate) fn free_pending(&self) -> u64 {
-        self.pending.load(Ordering::Acquire)
+        self.space.pending()
     }
 
     /// How many times a group was encoded.
@@ -302,9 +314,12 @@ impl Allocator {
             let Ok(mut locked) = self.lock(volume, group) else { continue };
             let Ok(state) = locked.state() else { continue };
             let Some(blocks) = &mut state.blocks else { continue };
-            let freed = u64::from(blocks.release(is_due));
-            self.pending.fetch_sub(freed, Ordering::AcqRel);
+            let freed = blocks.release(is_due);
+            locked.cell.forget_longest();
+            drop(locked);
+            self.space.released(freed);
         }
+        self.returns.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -358,7 +373,7 @@ impl Allocator {
             let both = Half::Blocks as u8 | Half::Inodes as u8;
             let loaded = GroupState::load(volume, group);
             let state = loaded.map_err(|error| self.report(cell, both, error))?;
-            cell.note(&state.descriptor);
+            cell.note(&state);
             *guard = Some(Box::new(state));
             self.loaded.lock().push_back(group);
             self.loaded_count.fetch_add(1, Ordering::Relaxed);
@@ -424,6 +439,10 @@ impl Allocator {
     fn report(&self, cell: &Cell, halves: u8, error: FsError) -> FsError {
         if error.family() == Family::Damage {
             let before = cell.bad.fetch_or(halves, Ordering::Relaxed);
+            if halves & !before & Half::Blocks as u8 != 0 {
+                let lost = cell.free_clusters.load(Ordering::Relaxed);
+                self.space.lose(if lost == u32::MAX { 0 } else { lost });
+            }
             let mut reports = self.reports.lock();
             if before & halves == 0 && reports.len() < REPORTS_MAX {
                 reports.push(copy_of(&error));
@@ -500,9 +519,15 @@ impl<'a> Locked<'a> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(state) = self.guard.as_deref() {
-            self.cell.note(&state.descriptor);
+            self.cell.note(&state);
         }
     }
+}
+
+/// The block before which all blocks of an inode lie: pointers outside extents have 32 bits (P61).
+fn blocks_end(node: &Node) -> u64 {
+    let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
+    if extents { u64::MAX } else { 1 << 32 }
 }
 
 impl Txn<'_> {
@@ -514,11 +539,8 @@ impl Txn<'_> {
     /// [`FsError::NoSpace`] and [`FsError::QuotaExceeded`]: nothing has changed that counts. Device
     /// errors, and damage when nothing else is left.
     pub(crate) fn allocate(&mut self, node: &Arc<Node>, ask: &BlockAsk) -> Result<Run> {
-        // Pointers outside extents have 32 bits (P61).
-        let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
-        let end = if extents { u64::MAX } else { 1 << 32 };
         let alloc = self.writer().alloc();
-        let run = alloc.allocate(self, ask, true, end)?;
+        let run = alloc.allocate(self, ask, true, blocks_end(node))?;
         let sectors = self.sectors_of(run);
         let charged = self.charge_blocks(node, sectors).and_then(|()| {
             let counted = self.update(node, |data| data.record.sectors += sectors);

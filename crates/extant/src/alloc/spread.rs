@@ -65,7 +65,7 @@ impl Allocator {
         let count = self.group_count.div_ceil(flex).max(1);
         let first_of = |at: u32| GroupIndex(at.saturating_mul(flex));
         let average = Sum {
-            clusters: self.free_clusters.load(Ordering::Relaxed) / i64::from(count),
+            clusters: self.space.free() as i64 / i64::from(count),
             inodes: self.free_inodes.load(Ordering::Relaxed) / i64::from(count),
             directories: self.directories.load(Ordering::Relaxed).max(0) / i64::from(count),
         };

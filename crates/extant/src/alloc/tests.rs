@@ -87,6 +87,7 @@ impl Mount {
     fn verify(&self) -> (u64, u32) {
         let (alloc, volume) = (self.alloc(), self.volume());
         let (mut clusters, mut inodes, mut waiting) = (0, 0, 0);
+        let (mut pinned, mut room) = (0, 0);
         for group in self.groups() {
             let mut locked = alloc.lock(volume, group).unwrap();
             let (place, state) = locked.parts().unwrap();
@@ -96,7 +97,11 @@ impl Mount {
             let (stored, taken, len) = blocks.parts();
             assert_eq!(stored.count_clear(0..len), free_clusters, "clusters of {group}");
             assert!(stored.is_padded(len));
-            waiting += u64::from(free_clusters - taken.count_clear(0..len));
+            let here = blocks.count_pinned(0..len);
+            assert_eq!(here, blocks.pinned, "pins of {group}");
+            waiting += u64::from(free_clusters - here - taken.count_clear(0..len));
+            pinned += u64::from(here);
+            room += i64::from(taken.count_clear(0..len));
             let (stored, len) = alloc.inodes_of(volume, place.0, state).unwrap().parts();
             assert_eq!(stored.count_clear(0..len), free_inodes, "inodes of {group}");
             assert!(stored.is_padded(len));
@@ -105,6 +110,11 @@ impl Mount {
         }
         assert_eq!((alloc.free_clusters(), alloc.free_inodes()), (clusters, inodes), "totals");
         assert_eq!(alloc.free_pending(), waiting, "clusters that wait");
+        assert_eq!(alloc.space.pinned(), pinned, "pins");
+        // S1
+        let (spare, promised) = (alloc.space.spare(), alloc.promised() as i64);
+        assert_eq!(spare, clusters as i64 - promised - waiting as i64, "spare");
+        assert_eq!(room, spare + promised - pinned as i64, "clear bits");
         (clusters, inodes)
     }
 

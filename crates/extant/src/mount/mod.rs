@@ -464,7 +464,8 @@ pub struct Statfs {
     pub block_bytes: u32,
     /// Blocks for files: all blocks but those that hold the file system's own tables.
     pub blocks: u64,
-    /// Free blocks, from the group descriptors.
+    /// Free blocks, from the group descriptors; those that are promised to data in the cache are not
+    /// free.
     pub blocks_free: u64,
     /// Free blocks that ordinary users may take.
     pub blocks_available: u64,
@@ -644,7 +645,8 @@ impl Fs {
         let ratio = u64::from(superblock.cluster_ratio());
         let (mut free_clusters, mut files_free) = (0u64, 0u64);
         if let Ok(writer) = self.volume().writer() {
-            free_clusters = writer.alloc().free_clusters();
+            let alloc = writer.alloc();
+            free_clusters = alloc.free_clusters().saturating_sub(alloc.promised());
             files_free = u64::from(writer.alloc().free_inodes());
         } else {
             for group in 0..superblock.group_count {

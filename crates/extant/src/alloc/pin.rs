@@ -1,0 +1,172 @@
+//! Pins: blocks that are taken in memory and free on the device.
+//!
+//! Writeback knows where data goes before the data is written, and tells the device's bitmap
+//! afterwards: a crash in between leaves nothing behind. The table of what counts when is in
+//! [`promise`](super::promise).
+//!
+//! # Rules
+//!
+//! - N1. Pins are made under promises: pinned blocks were promised before, and stay so until they are
+//!   taken.
+//! - N2. A pinned cluster is set in `taken` and clear in `stored`, so that nobody finds it; its group
+//!   stays in memory.
+//! - N3. Each pinned run is taken or unpinned, once, by whoever pinned it: at once or in parts of
+//!   whole clusters.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant_base::{FsBlock, Ino};
+use extant_format::group::GroupFlags;
+
+use super::blocks::{Taker, check_clusters, each_group};
+use super::{Allocator, BlockAsk, Half, Run};
+use crate::error::{Fault, FsError, Result};
+use crate::node::Node;
+use crate::txn::Txn;
+use crate::volume::Volume;
+
+/// Parts of a group where files may begin.
+const COLOURS: u32 = 16;
+
+impl Allocator {
+    /// Takes contiguous blocks in memory for promised data of `node`, near `ask.goal`: `ask.len`, up
+    /// to a whole group, in one piece if there is one near; else the longest piece found, of at least
+    /// `ask.min`. With clusters, whole ones. No transaction, no journal; one group is locked at a
+    /// time.
+    ///
+    /// The length is that of the whole range to be written, not of one piece: files that grow side by
+    /// side stay apart by it.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NoSpace`]: more than is promised, or nothing of `ask.min` in one piece; see
+    /// [`Self::worth_a_commit`]. Damage and device errors of groups, when no other group has room.
+    pub(crate) fn pin(&self, volume: &Volume, node: &Node, ask: &BlockAsk) -> Result<Run> {
+        self.hunt(volume, ask, super::blocks_end(node), &mut Taker::Pin)
+    }
+
+    /// Gives pinned blocks back; the promise stays.
+    pub(crate) fn unpin(&self, volume: &Volume, run: Run) {
+        // Groups with pins are loaded, so there is nothing to fail.
+        let done = check_clusters(volume, run).and_then(|()| {
+            each_group(volume, run, |group, range| {
+                let mut locked = self.lock(volume, group)?;
+                let (place, state) = locked.parts()?;
+                let blocks = self.blocks_of(volume, place, state)?;
+                blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))?;
+                blocks.unpin(range.clone());
+                place.0.forget_longest();
+                // A cluster goes back before its pin does (S2).
+                self.space.unpin(range.end - range.start);
+                Ok(())
+            })
+        });
+        self.returns.fetch_add(1, Ordering::Release);
+        debug_assert!(done.is_ok(), "{done:?}");
+    }
+
+    /// Where the first block of an inode would best be: one of a few places in its group, so that files
+    /// that grow at the same time do not grow into each other.
+    pub(crate) fn first_goal(&self, volume: &Volume, ino: Ino) -> Result<FsBlock> {
+        let first = volume.goal_of(ino)?;
+        let superblock = volume.superblock();
+        let Some((group, _)) = superblock.group_of_block(first) else { return Ok(first) };
+        let mut hash = ino.0.wrapping_mul(0x9e37_79b1);
+        hash ^= hash >> 15;
+        let step = superblock.group_blocks(group) / COLOURS;
+        let ratio = superblock.cluster_ratio().max(1);
+        let into = hash % COLOURS * step;
+        Ok(FsBlock(first.0.saturating_add(u64::from(into - into % ratio))))
+    }
+}
+
+impl Txn<'_> {
+    /// Makes pinned blocks blocks of `node`: in the bitmap, the totals, the inode's count and the
+    /// quotas, instead of so many promised clusters. Space and limits were seen to when
+    /// they were promised.
+    ///
+    /// From then on blocks for metadata may come out of the pool, in this handle.
+    ///
+    /// Credits: two blocks for each group that the run lies in, the block of the inode, and one for each
+    /// kind of quota.
+    ///
+    /// # Errors
+    ///
+    /// Blocks that are not pinned: nothing has changed. Device errors and damage stop the journal.
+    pub(crate) fn take_pinned(
+        &mut self,
+        node: &Arc<Node>,
+        run: Run,
+        promised_clusters: u64,
+    ) -> Result<()> {
+        let volume = self.volume();
+        let alloc = self.writer().alloc();
+        check_clusters(volume, run)?;
+        each_group(volume, run, |group, range| {
+            let mut locked = alloc.lock(volume, group)?;
+            let (place, state) = locked.parts()?;
+            let blocks = alloc.blocks_of(volume, place, state)?;
+            blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))
+        })?;
+        self.take_checked(node, run, promised_clusters).map_err(|error| self.fail(error))
+    }
+
+    fn take_checked(&mut self, node: &Arc<Node>, run: Run, promised_clusters: u64) -> Result<()> {
+        let volume = self.volume();
+        let alloc = self.writer().alloc();
+        self.publishes();
+        let mut taken = 0;
+        each_group(volume, run, |group, range| {
+            let mut locked = alloc.lock(volume, group)?;
+            let (place, state) = locked.parts()?;
+            alloc.touch(self, state, Half::Blocks)?;
+            alloc.blocks_of(volume, place, state)?.take_pinned(range.clone());
+            let count = range.end - range.start;
+            let descriptor = &mut state.descriptor;
+            descriptor.free_clusters = descriptor.free_clusters.saturating_sub(count);
+            descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
+            place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
+            alloc.space.take_pinned(count);
+            taken += count;
+            Ok(())
+        })?;
+        alloc.settle_promises(promised_clusters, taken);
+        let sectors = self.sectors_of(run);
+        let quotas = self.writer().quotas();
+        quotas.charge_blocks_unchecked(self, node, sectors)?;
+        self.update(node, |data| data.record.sectors += sectors)
+    }
+}
+
+fn not_pinned(rule: &'static str, run: Run) -> FsError {
+    let (value, limit) = (run.start.0, u64::from(run.len));
+    FsError::corrupt("pinned blocks", None, run.start, Fault::Field { rule, value, limit })
+}
+
+impl super::group::Blocks {
+    /// Pins clusters that [`find`](Self::find) found.
+    pub(super) fn pin(&mut self, range: Range<u32>) {
+        self.pinned += range.end - range.start;
+        self.hide(range);
+    }
+
+    /// What is wrong with the claim that these clusters are pinned.
+    pub(super) fn check_pinned(&self, range: &Range<u32>) -> Result<(), &'static str> {
+        match self.count_pinned(range.clone()) == range.end.saturating_sub(range.start) {
+            true => Ok(()),
+            false => Err("blocks that are not pinned (first one and length follow)"),
+        }
+    }
+
+    pub(super) fn unpin(&mut self, range: Range<u32>) {
+        self.pinned = self.pinned.saturating_sub(range.end - range.start);
+        self.show(range);
+    }
+
+    pub(super) fn take_pinned(&mut self, range: Range<u32>) {
+        self.pinned = self.pinned.saturating_sub(range.end - range.start);
+        self.store(range);
+    }
+}

@@ -1,0 +1,264 @@
+//! How much free space is left, and for whom: promises of space that has no place yet.
+//!
+//! A write into the cache is promised its clusters; which ones is decided when it goes to the
+//! device. So that it finds them, everybody else leaves as many alone.
+//!
+//! # Accounting
+//!
+//! All in clusters. `stored` is the bitmap of the device, `taken` the one in memory (G1).
+//!
+//! | step | `stored` | `taken` | free | spare | promised | pinned | pending |
+//! | --- | --- | --- | --- | --- | --- | --- | --- |
+//! | allocate n | + n | + n | − n | − n | | | |
+//! | free n | − n | | + n | | | | + n |
+//! | commit of what freed n | | − n | | + n | | | − n |
+//! | promise n | | | | − n | + n | | |
+//! | give a promise of n back | | | | + n | − n | | |
+//! | pin n | | + n | | | | + n | |
+//! | unpin n | | − n | | | | − n | |
+//! | take n pinned, p promised | + n | | − n | + p − n | − p | − n | |
+//!
+//! # Invariants
+//!
+//! - S1. At rest, spare = free − promised − pending, and the clear bits of all `taken` are
+//!   spare + promised − pinned. What claims space lowers one number, spare, before it sets a bit; what
+//!   gives space back raises it after: no two can have the same cluster, and nothing is held
+//!   back from one who could have it.
+//! - S2. No more is pinned than is promised.
+//! - S3. Promises leave a pool for the metadata that promised data will need, and the blocks that the
+//!   superblock reserves. Other data leaves the pool alone while anything is promised, other metadata half of
+//!   it. What brings promised data into the map may go below: its own blocks would be lost otherwise.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use extant_format::superblock::Superblock;
+
+use super::{Allocator, Purpose};
+use crate::error::{FsError, Result};
+use crate::volume::Volume;
+
+/// The pool is this part of all clusters, but at most [`POOL_MAX`].
+const POOL_PART: u64 = 50;
+
+/// Clusters in the pool at most.
+const POOL_MAX: u64 = 4096;
+
+/// Totals of a writable mount, in clusters.
+#[derive(Debug)]
+pub(super) struct Space {
+    /// Clear bits of all stored bitmaps.
+    free: AtomicI64,
+    /// What can be had now (S1). Below zero when metadata had to have what was promised.
+    spare: AtomicI64,
+    promised: AtomicU64,
+    pinned: AtomicU64,
+    /// Freed by transactions that are not committed.
+    pending: AtomicU64,
+    pool: u64,
+}
+
+/// Who wants clusters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claimant {
+    /// Whoever has no promise, and leaves so many of the reserved ones alone.
+    Purpose(Purpose, u64),
+    /// Metadata that promised data needs to get into its file's map.
+    Publisher,
+}
+
+impl Space {
+    pub(super) fn new(superblock: &Superblock, free: i64) -> Space {
+        let clusters = superblock.blocks_count >> superblock.cluster_bits();
+        Space {
+            free: AtomicI64::new(free),
+            spare: AtomicI64::new(free),
+            promised: AtomicU64::new(0),
+            pinned: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
+            pool: (clusters / POOL_PART).min(POOL_MAX),
+        }
+    }
+
+    pub(super) fn free(&self) -> u64 {
+        self.free.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    pub(super) fn promised(&self) -> u64 {
+        self.promised.load(Ordering::Acquire)
+    }
+
+    pub(super) fn pinned(&self) -> u64 {
+        self.pinned.load(Ordering::Acquire)
+    }
+
+    pub(super) fn pending(&self) -> u64 {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    #[cfg(test)]
+    pub(super) fn spare(&self) -> i64 {
+        self.spare.load(Ordering::Acquire)
+    }
+
+    /// What a claimant leaves alone (S3); below zero: what it may take of others' promises.
+    fn kept(&self, who: Claimant) -> i64 {
+        let promised = self.promised();
+        let pool = self.pool.min(promised);
+        let kept = match who {
+            Claimant::Purpose(Purpose::Data, reserved) => pool.saturating_add(reserved),
+            Claimant::Purpose(Purpose::Metadata, reserved) => (pool / 2).saturating_add(reserved),
+            Claimant::Publisher => {
+                // The bits that are clear and not pinned.
+                let unpinned = promised.saturating_sub(self.pinned());
+                return i64::try_from(unpinned).map_or(i64::MIN, |unpinned| -unpinned);
+            }
+        };
+        i64::try_from(kept).unwrap_or(i64::MAX)
+    }
+
+    /// Clusters that this claimant could have now.
+    pub(super) fn left_for(&self, who: Claimant) -> u64 {
+        let spare = self.spare.load(Ordering::Acquire);
+        spare.saturating_sub(self.kept(who)).max(0) as u64
+    }
+
+    /// Claims `most` clusters, or as many as there are, but at least `least`. The caller takes or
+    /// gives back what it got, which is told; `None` changes nothing.
+    pub(super) fn claim(&self, who: Claimant, least: u32, most: u32) -> Option<u32> {
+        let kept = self.kept(who);
+        let size = |spare: i64| {
+            let left = spare.saturating_sub(kept).min(i64::from(most));
+            u32::try_from(left).ok().filter(|size| *size >= least)
+        };
+        let claim = |spare: i64| size(spare).map(|size| spare - i64::from(size));
+        let before = self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim).ok()?;
+        size(before)
+    }
+
+    /// What was claimed is not taken after all.
+    pub(super) fn unclaim(&self, count: u32) {
+        self.spare.fetch_add(i64::from(count), Ordering::AcqRel);
+    }
+
+    /// What was claimed is taken on the device.
+    pub(super) fn take(&self, count: u32) {
+        self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
+    }
+
+    /// Taken on the device, whether it was to be had or not; `waiting` of them were freed and not
+    /// committed.
+    pub(super) fn seize(&self, count: u32, waiting: u32) {
+        self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
+        self.spare.fetch_sub(i64::from(count) - i64::from(waiting), Ordering::AcqRel);
+        self.pending.fetch_sub(u64::from(waiting), Ordering::AcqRel);
+    }
+
+    /// Freed on the device, to be given away later.
+    pub(super) fn free_later(&self, count: u32) {
+        self.pending.fetch_add(u64::from(count), Ordering::AcqRel);
+        self.free.fetch_add(i64::from(count), Ordering::Relaxed);
+    }
+
+    /// What was freed can be given away: its bits are clear.
+    pub(super) fn released(&self, count: u32) {
+        self.spare.fetch_add(i64::from(count), Ordering::AcqRel);
+        self.pending.fetch_sub(u64::from(count), Ordering::AcqRel);
+    }
+
+    /// Clusters that count as free cannot be had: their group is damaged.
+    pub(super) fn lose(&self, count: u32) {
+        self.spare.fetch_sub(i64::from(count), Ordering::AcqRel);
+    }
+
+    /// Pins of `most` clusters, or as many as are promised and not pinned, but at least `least`.
+    pub(super) fn pin(&self, least: u32, most: u32) -> Option<u32> {
+        let promised = self.promised();
+        let size = |pinned: u64| {
+            let left = promised.saturating_sub(pinned).min(u64::from(most));
+            u32::try_from(left).ok().filter(|size| *size >= least)
+        };
+        let pin = |pinned: u64| size(pinned).map(|size| pinned + u64::from(size));
+        let before = self.pinned.fetch_update(Ordering::AcqRel, Ordering::Acquire, pin).ok()?;
+        size(before)
+    }
+
+    pub(super) fn unpin(&self, count: u32) {
+        self.pinned.fetch_sub(u64::from(count), Ordering::AcqRel);
+    }
+
+    /// Pinned clusters are taken on the device, instead of so many promised ones.
+    pub(super) fn take_pinned(&self, count: u32) {
+        self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
+        self.pinned.fetch_sub(u64::from(count), Ordering::AcqRel);
+    }
+
+    fn promise(&self, clusters: u64, reserved: u64) -> Result<(), u64> {
+        let kept = i64::try_from(reserved.saturating_add(self.pool)).unwrap_or(i64::MAX);
+        let promise = |spare: i64| {
+            let left = spare.saturating_sub(kept).max(0);
+            let clusters = i64::try_from(clusters).ok().filter(|clusters| *clusters <= left)?;
+            Some(spare - clusters)
+        };
+        let claimed = self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, promise);
+        claimed.map_err(|spare| spare.saturating_sub(kept).max(0) as u64)?;
+        self.promised.fetch_add(clusters, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// So many promises end, and `taken` of their clusters are in use.
+    fn settle(&self, promises: u64, taken: u64) {
+        let lower = |promised: u64| Some(promised.saturating_sub(promises));
+        let before = self.promised.fetch_update(Ordering::AcqRel, Ordering::Acquire, lower);
+        let before = before.unwrap_or_else(|promised| promised);
+        debug_assert!(before >= promises, "{promises} promises end of {before}");
+        let change = i64::try_from(promises.min(before))
+            .unwrap_or(i64::MAX)
+            .saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX));
+        if change != 0 {
+            self.spare.fetch_add(change, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Allocator {
+    /// Promises so many clusters to data that has no place yet. They are free until they are
+    /// [taken](crate::txn::Txn::take_pinned), and nobody else gets them; what is not needed is
+    /// [given back](Self::unpromise). No lock, no journal.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NoSpace`], in blocks, and nothing is promised: less is free than this, what is promised
+    /// already, what the superblock reserves, and the pool (S3). See [`Self::worth_a_commit`].
+    pub(crate) fn promise(&self, volume: &Volume, clusters: u64) -> Result<()> {
+        let superblock = volume.superblock();
+        let bits = superblock.cluster_bits();
+        let promised = self.space.promise(clusters, superblock.reserved_blocks_count >> bits);
+        promised.map_err(|left| FsError::NoSpace {
+            what: "blocks",
+            wanted: clusters << bits,
+            free: left << bits,
+        })
+    }
+
+    /// Gives promises back that were not used. What was pinned for them has been
+    /// [unpinned](Self::unpin) before.
+    pub(crate) fn unpromise(&self, clusters: u64) {
+        self.space.settle(clusters, 0);
+    }
+
+    /// Promises end with the taking of what was pinned for them.
+    pub(super) fn settle_promises(&self, promised: u64, taken: u32) {
+        self.space.settle(promised, u64::from(taken));
+    }
+
+    /// Clusters that are promised, pinned ones included.
+    pub(crate) fn promised(&self) -> u64 {
+        self.space.promised()
+    }
+
+    /// Whether a commit would make room: blocks that were freed wait for one. To be asked when there
+    /// was no space, outside of any transaction.
+    pub(crate) fn worth_a_commit(&self) -> bool {
+        self.free_pending() > 0
+    }
+}
