@@ -38,7 +38,10 @@ mod tree;
 pub use build::{BuiltTree, build, empty_root, encode_block, encode_root, tree_blocks};
 pub use edit::{RecordBytes, init_node, set_first, splice};
 pub use node::{Entries, Expect, Node, NodeHeader, checksum, max_in_block, seal, verify};
-pub use tree::{NODE_MAX_MIN, Removed, TreeStore, insert, remove_step};
+pub use tree::{
+    Converted, NODE_MAX_MIN, Removed, Shifted, TreeStore, convert_step, insert, remove_step,
+    shift_down_step, shift_up_step, split_at,
+};
 
 use core::mem::{offset_of, size_of};
 use extant_base::{BlockCount, FileBlock, FsBlock};

@@ -1,4 +1,5 @@
-//! Changing a whole tree: putting extents in, taking ranges out.
+//! Changing a whole tree: putting extents in, taking ranges out, turning unwritten blocks into
+//! written ones and back (`convert`), moving everything behind a place (`shift`).
 //!
 //! # Shape
 //!
@@ -14,6 +15,12 @@
 //! - X6. After each call the tree obeys X1 to X4, and each node but the root has a record.
 //! - X7. Every node is checked when it is read, as [`Node::decode_block`] does, so a damaged tree
 //!   ends a change before it starts.
+
+mod convert;
+mod shift;
+
+pub use convert::{Converted, convert_step};
+pub use shift::{Shifted, shift_down_step, shift_up_step, split_at};
 
 use super::edit::{first_of, init_node, node_first, raw_records, set_first, splice};
 use super::{
@@ -78,14 +85,20 @@ struct Walk {
     levels: Vec<Level>,
     /// The last extents of the leaf that start at or before the block, in order.
     before: Vec<Extent>,
-    /// The first extent of the leaf that starts after it.
-    after: Option<Extent>,
+    /// The first extents of the leaf that start after it.
+    after: Vec<Extent>,
     /// First file block that the leaf cannot map.
     limit: FileBlock,
 }
 
-/// Goes to the leaf for `block` and collects up to `take` extents before it.
-fn walk<S: TreeStore>(store: &mut S, block: FileBlock, take: usize) -> Result<Walk, S::Error> {
+/// Goes to the leaf for `block` and collects up to `take` extents before it and up to `ahead`
+/// after it.
+fn walk<S: TreeStore>(
+    store: &mut S,
+    block: FileBlock,
+    take: usize,
+    ahead: usize,
+) -> Result<Walk, S::Error> {
     let mut levels = Vec::new();
     let mut next: Option<(FsBlock, Expect)> = None;
     // Each child's depth is one less than its parent's, and the root's at most 5.
@@ -120,7 +133,7 @@ fn walk<S: TreeStore>(store: &mut S, block: FileBlock, take: usize) -> Result<Wa
             return Ok(Walk {
                 levels,
                 before: extents.clone().take(pos).skip(skip).collect(),
-                after: extents.clone().nth(pos),
+                after: extents.skip(pos).take(ahead).collect(),
                 limit: next.map_or(FileBlock(u32::MAX), |(_, expect)| expect.file_limit),
             });
         }
@@ -146,11 +159,12 @@ fn walk<S: TreeStore>(store: &mut S, block: FileBlock, take: usize) -> Result<Wa
 /// Reads at most six nodes and writes one, or two for each level that is full.
 pub fn insert<S: TreeStore>(store: &mut S, extent: Extent) -> Result<(), S::Error> {
     let record = encode(store, extent)?;
-    let walk = walk(store, extent.file_start, 1)?;
+    let walk = walk(store, extent.file_start, 1, 1)?;
     let leaf = walk.levels.last().and_then(|level| level.at);
     let before = walk.before.last().copied();
+    let after = walk.after.first().copied();
     let overlaps = before.is_some_and(|before| before.file_end() > extent.file_start)
-        || walk.after.is_some_and(|after| after.file_start < extent.file_end())
+        || after.is_some_and(|after| after.file_start < extent.file_end())
         || walk.limit < extent.file_end();
     if overlaps {
         let Extent { file_start, len, .. } = extent;
@@ -159,7 +173,7 @@ pub fn insert<S: TreeStore>(store: &mut S, extent: Extent) -> Result<(), S::Erro
     let pos = walk.levels.last().map_or(0, |level| level.pos);
     let left = before.and_then(|before| join(before, extent));
     let whole = left.unwrap_or(extent);
-    let right = walk.after.and_then(|after| join(whole, after));
+    let right = after.and_then(|after| join(whole, after));
     let (at, drop, record) = match (left, right) {
         (None, None) => (pos, 0, record),
         (Some(left), None) => (pos.saturating_sub(1), 1, encode(store, left)?),
@@ -224,7 +238,7 @@ pub fn remove_step<S: TreeStore>(
     let first = FileBlock(first);
     let last = FileBlock(u32::try_from(last).unwrap_or(u32::MAX));
     let end = FileBlock(u32::try_from(end).unwrap_or(u32::MAX));
-    let walk = walk(store, last, most.max(1))?;
+    let walk = walk(store, last, most.max(1), 0)?;
     let mut removed = done;
     // What stays of the records that are dropped: at most one piece at each end.
     let (mut left, mut right) = (None, None);
@@ -484,5 +498,7 @@ fn collapse<S: TreeStore>(store: &mut S) -> Result<(), S::Error> {
     Ok(())
 }
 
+#[cfg(test)]
+mod range_tests;
 #[cfg(test)]
 mod tests;

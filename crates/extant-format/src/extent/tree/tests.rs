@@ -8,24 +8,24 @@ use std::vec::Vec;
 const FIRST_NODE: u64 = 1 << 40;
 
 /// A tree in memory, with nodes of few records, that can run out of space.
-struct Memory {
+pub(super) struct Memory {
     root: [u8; ROOT_BYTES],
     nodes: BTreeMap<FsBlock, Vec<u8>>,
     reserved: BTreeSet<FsBlock>,
     next: u64,
-    room: usize,
+    pub(super) room: usize,
     max: u16,
     writes: usize,
 }
 
 #[derive(Debug, PartialEq)]
-enum Failure {
+pub(super) enum Failure {
     Full,
     Fault(Option<FsBlock>, ExtentFault),
 }
 
 impl Memory {
-    fn new(max: u16) -> Memory {
+    pub(super) fn new(max: u16) -> Memory {
         let mut root = [0; ROOT_BYTES];
         init_node(&mut root, 0, ROOT_RECORDS, &[]).unwrap();
         let (nodes, reserved) = (BTreeMap::new(), BTreeSet::new());
@@ -33,7 +33,7 @@ impl Memory {
     }
 
     /// Every extent, X1 to X4 checked by decoding, X6 and the absence of leaks by counting.
-    fn extents(&self) -> Vec<Extent> {
+    pub(super) fn extents(&self) -> Vec<Extent> {
         let mut all = Vec::new();
         let mut seen = BTreeSet::new();
         let root = Node::decode_root(&self.root).unwrap();
@@ -60,7 +60,12 @@ impl Memory {
         }
     }
 
-    fn depth(&self) -> u16 {
+    /// All that is stored, for comparing.
+    pub(super) fn snapshot(&self) -> ([u8; ROOT_BYTES], BTreeMap<FsBlock, Vec<u8>>) {
+        (self.root, self.nodes.clone())
+    }
+
+    pub(super) fn depth(&self) -> u16 {
         Node::decode_root(&self.root).unwrap().depth()
     }
 }
@@ -122,9 +127,9 @@ impl TreeStore for Memory {
     }
 }
 
-type Model = BTreeMap<u32, (u64, ExtentState)>;
+pub(super) type Model = BTreeMap<u32, (u64, ExtentState)>;
 
-fn blocks_of(extents: &[Extent]) -> Model {
+pub(super) fn blocks_of(extents: &[Extent]) -> Model {
     let mut blocks = Model::new();
     for extent in extents {
         for into in 0..extent.len.0 {
@@ -136,7 +141,7 @@ fn blocks_of(extents: &[Extent]) -> Model {
     blocks
 }
 
-fn extent(file: u32, device: u64, len: u32, state: ExtentState) -> Extent {
+pub(super) fn extent(file: u32, device: u64, len: u32, state: ExtentState) -> Extent {
     Extent {
         file_start: FileBlock(file),
         device_start: FsBlock(device),
