@@ -312,7 +312,7 @@ impl<'a> Work<'a> {
         for (range, extent) in Self::pieces(inode) {
             self.unmapped.extend(map::unmap(txn, node, range)?);
             if let Some(extent) = extent {
-                map::map_run(txn, node, extent)?;
+                map::insert_run(txn, node, extent)?;
             }
         }
         let (after, named) = self.clusters(node)?;

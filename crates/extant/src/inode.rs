@@ -166,6 +166,17 @@ impl InodeData {
         self.extent_root = OnceLock::new();
     }
 
+    /// The root of the extent tree, decoded once.
+    pub(crate) fn extent_root(&self) -> Result<&Arc<ExtentNode>> {
+        if let Some(root) = self.extent_root.get() {
+            return Ok(root);
+        }
+        let root = ExtentNode::decode_root(&self.record.block).map_err(|fault| {
+            FsError::corrupt("extent root", self.ino, None, Fault::Decode(Box::new(fault)))
+        })?;
+        Ok(self.extent_root.get_or_init(|| Arc::new(root)))
+    }
+
     /// The attribute space behind the fields; empty in inodes of 128 bytes.
     pub(crate) fn xattr_space(&self) -> &[u8] {
         let fields = BASE_BYTES + usize::from(self.record.extra_isize);
@@ -558,13 +569,7 @@ impl Inode {
 
     /// The root of the extent tree, decoded once.
     pub(crate) fn extent_root(&self) -> Result<Arc<ExtentNode>> {
-        if let Some(root) = self.data.extent_root.get() {
-            return Ok(Arc::clone(root));
-        }
-        let root = ExtentNode::decode_root(self.i_block()).map_err(|fault| {
-            FsError::corrupt("extent root", self.ino(), None, Fault::Decode(Box::new(fault)))
-        })?;
-        Ok(Arc::clone(self.data.extent_root.get_or_init(|| Arc::new(root))))
+        self.data.extent_root().map(Arc::clone)
     }
 
     /// The attribute space behind the fields; empty in inodes of 128 bytes.

@@ -99,6 +99,12 @@ impl<'v> Txn<'v> {
         self.handle.tid()
     }
 
+    /// Blocks that this handle may still change.
+    #[cfg(test)]
+    pub(crate) fn credits_left(&self) -> u32 {
+        self.handle.credits_left()
+    }
+
     /// Room for `credits` more blocks in this transaction, if there is any.
     pub(crate) fn extend(&mut self, credits: u32) -> bool {
         self.handle.extend(credits)

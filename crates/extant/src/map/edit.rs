@@ -372,4 +372,4 @@ fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use extant_base::FsBlock;
 use extant_format::checksum::inode_seed;
 use extant_format::extent::{self, ExtentFault, ROOT_BYTES, TreeStore};
+use extant_format::inode::InodeFlags;
 
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
@@ -28,6 +29,8 @@ pub(super) struct Tree<'a, 'v> {
     seed: u32,
     /// Where new nodes would best be.
     goal: FsBlock,
+    /// What is mapped has been written already: the map's own blocks are not refused for quota.
+    over_quota: bool,
     /// Something was written: an error now leaves a half.
     pub(super) changed: bool,
 }
@@ -36,7 +39,13 @@ impl<'a, 'v> Tree<'a, 'v> {
     pub(super) fn new(txn: &'a mut Txn<'v>, node: &'a Arc<Node>, goal: FsBlock) -> Tree<'a, 'v> {
         let generation = node.with(|data| data.record.generation);
         let seed = inode_seed(txn.volume().checksum_seed(), node.ino(), generation);
-        Tree { txn, node, seed, goal, changed: false }
+        Tree { txn, node, seed, goal, over_quota: false, changed: false }
+    }
+
+    /// The map's own blocks may exceed a quota: the data is on the device, and its owner was asked
+    /// before.
+    pub(super) fn over_quota(self) -> Tree<'a, 'v> {
+        Tree { over_quota: true, ..self }
     }
 
     fn kind(&self) -> BlockKind {
@@ -57,6 +66,7 @@ pub(super) fn reserve_blocks(
     node: &Arc<Node>,
     goal: FsBlock,
     count: usize,
+    over_quota: bool,
 ) -> Result<Vec<FsBlock>> {
     if count > 0 {
         // Each with its bitmap and descriptor, and the node that it is split from. Operations
@@ -70,8 +80,11 @@ pub(super) fn reserve_blocks(
     let mut blocks = Vec::with_capacity(count.min(64));
     for _ in 0..count {
         let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
-        match super::edit::check_sectors(txn.volume(), node).and_then(|()| txn.allocate(node, &ask))
-        {
+        let taken = super::edit::check_sectors(txn.volume(), node);
+        match taken.and_then(|()| txn.allocate(node, &ask)) {
+            Err(FsError::QuotaExceeded { .. }) if over_quota => {
+                blocks.push(allocate_over_quota(txn, node, &ask)?);
+            }
             Ok(run) => blocks.push(run.start),
             Err(error) => {
                 for block in blocks {
@@ -82,6 +95,18 @@ pub(super) fn reserve_blocks(
         }
     }
     Ok(blocks)
+}
+
+/// A block that counts for the inode's owner whatever the limits are.
+fn allocate_over_quota(txn: &mut Txn<'_>, node: &Arc<Node>, ask: &BlockAsk) -> Result<FsBlock> {
+    let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
+    let end = if extents { u64::MAX } else { 1 << 32 };
+    let run = txn.writer().alloc().allocate(txn, ask, true, end)?;
+    let sectors = u64::from(run.len) * u64::from(txn.volume().block_size().bytes() / 512);
+    let charged = txn.writer().quotas().charge_blocks_unchecked(txn, node, sectors);
+    let counted = charged.and_then(|()| txn.update(node, |data| data.record.sectors += sectors));
+    counted.map_err(|error| txn.fail(error))?;
+    Ok(run.start)
 }
 
 /// Gives back a block that [`reserve_blocks`] took: with bigalloc, its whole cluster.
@@ -132,7 +157,7 @@ impl TreeStore for Tree<'_, '_> {
     }
 
     fn reserve(&mut self, count: usize) -> Result<Vec<FsBlock>> {
-        reserve_blocks(self.txn, self.node, self.goal, count)
+        reserve_blocks(self.txn, self.node, self.goal, count, self.over_quota)
     }
 
     fn free(&mut self, block: FsBlock) -> Result<()> {

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use extant_base::{FileBlock, FsBlock};
+use extant_base::{FileBlock, FsBlock, Ino};
+use extant_format::checksum::inode_seed;
 use extant_format::extent::{self, Entries, Expect, Extent, ExtentFault, ExtentState, Index, Node};
 
 use super::extent_edit::read_node;
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
+use crate::volume::Volume;
 
 /// A node of an extent tree, checked and decoded once.
 #[derive(Debug)]
@@ -16,11 +18,11 @@ pub(crate) struct ExtentNode {
     /// What the parent said when this was decoded; `None` for a root. The same block reached in
     /// another way (only on a damaged image) is decoded again.
     expect: Option<Expect>,
-    records: Records,
+    pub(super) records: Records,
 }
 
 #[derive(Debug)]
-enum Records {
+pub(super) enum Records {
     Leaf(Vec<Extent>),
     Index(Vec<(Index, Expect)>),
 }
@@ -103,33 +105,40 @@ impl ExtentCursor {
             if after < children.len() {
                 end = end.min(u64::from(expect.file_limit.0));
             }
-            node = load(inode, index.child, *expect)?;
+            let generation = inode.record().generation;
+            node = load(inode.volume(), inode.ino(), generation, index.child, *expect)?;
         }
         self.leaf = Some(Leaf { node, start, end });
         Ok(None)
     }
 }
 
-/// The node at `block`, from the cache or the device.
-pub(crate) fn load(inode: &Inode, block: FsBlock, expect: Expect) -> Result<Arc<ExtentNode>> {
-    let volume = inode.volume();
-    let key = (inode.ino(), block);
+/// The node at `block` of the tree of an inode, from the cache or the device.
+pub(super) fn load(
+    volume: &Volume,
+    ino: Ino,
+    generation: u32,
+    block: FsBlock,
+    expect: Expect,
+) -> Result<Arc<ExtentNode>> {
+    let key = (ino, block);
     if let Some(node) = volume.extent_nodes().get(&key)
         && node.expect == Some(expect)
     {
         return Ok(node);
     }
-    let fail = |fault| FsError::corrupt("extent node", inode.ino(), block, fault);
+    let seed = inode_seed(volume.checksum_seed(), ino, generation);
+    let fail = |fault| FsError::corrupt("extent node", ino, block, fault);
     let node = if volume.is_writable() {
         // The newest version may not be on the device yet.
-        let bytes = read_node(volume, inode.ino(), inode.checksum_seed(), block)?;
+        let bytes = read_node(volume, ino, seed, block)?;
         decode(bytes.bytes(), expect)
     } else {
-        volume.check_blocks("extent index", inode.ino(), block, 1)?;
+        volume.check_blocks("extent index", ino, block, 1)?;
         // Decoded nodes have a cache of their own; the bytes are not needed again.
         let bytes = volume.read_block_uncached(block)?;
         if volume.verifies_metadata() {
-            extent::verify(inode.checksum_seed(), &bytes).map_err(|e| fail(Fault::from(e)))?;
+            extent::verify(seed, &bytes).map_err(|e| fail(Fault::from(e)))?;
         }
         decode(&bytes, expect)
     };

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use extant_base::{FileBlock, FsBlock};
+use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::indirect;
 
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::Result;
-use crate::inode::Inode;
 use crate::slot::MetaBlock;
+use crate::volume::Volume;
 
 /// Follows pointers, and remembers the last block of pointers.
 #[derive(Debug, Default)]
@@ -19,8 +19,13 @@ pub(super) struct IndirectCursor {
 impl IndirectCursor {
     /// The run of consecutive pointers, or the hole, at `at`. A hole covers everything that a
     /// missing pointer block would have mapped.
-    pub(super) fn piece(&mut self, inode: &Inode, at: FileBlock) -> Result<Mapping> {
-        let volume = inode.volume();
+    pub(super) fn piece(
+        &mut self,
+        volume: &Volume,
+        ino: Ino,
+        root: &[u8; indirect::ROOT_BYTES],
+        at: FileBlock,
+    ) -> Result<Mapping> {
         let size = volume.block_size();
         let block = u64::from(at.0);
         let hole = |len: u64| Mapping { file_start: at, len, kind: MappingKind::Hole };
@@ -31,7 +36,7 @@ impl IndirectCursor {
             return Ok(hole(1));
         };
         let depth = path.depth();
-        let root = inode.i_block().as_slice();
+        let root = root.as_slice();
         let Some((last_slot, upper_slots)) = slots.split_last() else {
             // A direct pointer: the run ends with the direct ones.
             return Ok(run(at, root.get(..indirect::DIRECT as usize * 4), *root_slot));
@@ -49,27 +54,27 @@ impl IndirectCursor {
         };
         for slot in upper_slots {
             level -= 1;
-            let bytes = self.load(inode, node)?;
+            let bytes = self.load(volume, ino, node)?;
             let Some(child) = indirect::block_at(bytes.bytes(), *slot).flatten() else {
                 return Ok(hole(rest_of_span(level)));
             };
             node = child;
         }
-        let bytes = self.load(inode, node)?;
+        let bytes = self.load(volume, ino, node)?;
         let piece = run(at, Some(bytes.bytes()), *last_slot);
         self.last = Some(bytes);
         Ok(piece)
     }
 
     /// A block of pointers, kept from the last time or from the cache.
-    fn load(&self, inode: &Inode, block: FsBlock) -> Result<Arc<MetaBlock>> {
+    fn load(&self, volume: &Volume, ino: Ino, block: FsBlock) -> Result<Arc<MetaBlock>> {
         if let Some(last) = &self.last
             && last.number() == block
         {
             return Ok(Arc::clone(last));
         }
-        inode.volume().check_blocks("indirect block pointer", inode.ino(), block, 1)?;
-        inode.volume().read_block(block)
+        volume.check_blocks("indirect block pointer", ino, block, 1)?;
+        volume.read_block(block)
     }
 }
 

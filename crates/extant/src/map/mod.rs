@@ -9,7 +9,7 @@
 //! # Shape
 //!
 //! ```text
-//! MapIter         merges neighbours, clips to the range asked for
+//! lookup          one question of the I/O path      MapIter   merges neighbours, clips to a range
 //!   Cursor        remembers the leaf it is in
 //!     extents     extent tree          (flag EXTENTS)
 //!     indirect    block pointers       (ext2, ext3, and ext4 without the flag)
@@ -28,8 +28,16 @@ mod extent_edit;
 mod extents;
 mod indirect;
 mod indirect_edit;
+#[allow(dead_code)]
+mod lookup;
+#[allow(dead_code)]
+mod publish;
 mod restore;
+#[allow(dead_code)]
+mod shift;
 mod size;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
@@ -38,11 +46,21 @@ use extant_base::{FileBlock, FsBlock};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
+#[allow(unused_imports)]
 pub(crate) use edit::{
-    append_block, check_size, has_blocks, insert, insert_first, is_small, remove,
+    REMOVE_STEP_CREDITS, append_block, check_size, has_blocks, implied_block, insert, insert_first,
+    is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
-pub(crate) use restore::{map_run, unmap};
+#[allow(unused_imports)]
+pub(crate) use lookup::lookup;
+#[allow(unused_imports)]
+pub(crate) use publish::{
+    CONVERT_STEP_CREDITS, Progress, convert_range, insert_run, publish_credits,
+};
+pub(crate) use restore::unmap;
+#[allow(unused_imports)]
+pub(crate) use shift::{SHIFT_STEP_CREDITS, shift_down, shift_up, split_at};
 pub(crate) use size::{finish_shrink, grow, shrink};
 
 /// First block number that no file can have: file block numbers are 32 bits.
@@ -137,7 +155,10 @@ impl Cursor {
             None => {
                 let mut piece = match &mut self.source {
                     Source::Extents(cursor) => cursor.piece(inode, file_start)?,
-                    Source::Indirect(cursor) => cursor.piece(inode, file_start)?,
+                    Source::Indirect(cursor) => {
+                        let (volume, ino) = (inode.volume(), inode.ino());
+                        cursor.piece(volume, ino, inode.i_block(), file_start)?
+                    }
                     Source::Inline | Source::Nothing => {
                         let kind = match (&self.source, at) {
                             (Source::Inline, 0) => MappingKind::Inline,

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use extant_base::{BlockCount, FileBlock, FsBlock};
 use extant_format::extent::{self, Extent};
 use extant_format::indirect;
 
 use super::FILE_BLOCKS_END;
-use super::edit::{insert, uses_extents};
+use super::edit::uses_extents;
 use super::extent_edit::Tree;
 use super::indirect_edit::Pointers;
 use crate::error::Result;
@@ -17,8 +16,6 @@ use crate::txn::Txn;
 
 /// Runs that one step takes out at most.
 const STEP_RUNS: usize = 16;
-/// Longest run that goes into the map at once: what one extent holds in either state.
-const RUN_MAX: u64 = 32_767;
 
 /// Unmaps a range without freeing what it was mapped to, which is returned.
 pub(crate) fn unmap(txn: &mut Txn<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Extent>> {
@@ -39,23 +36,4 @@ pub(crate) fn unmap(txn: &mut Txn<'_>, node: &Arc<Node>, range: Range<u64>) -> R
         end = removed.end;
     }
     Ok(all)
-}
-
-/// Maps a run of any length; its file blocks are not mapped.
-pub(crate) fn map_run(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
-    let len = u64::from(run.len.0);
-    let mut done = 0;
-    while done < len {
-        // Both below 2^32.
-        let step = (len - done).min(RUN_MAX) as u32;
-        let part = Extent {
-            file_start: FileBlock(run.file_start.0.saturating_add(done as u32)),
-            device_start: FsBlock(run.device_start.0.saturating_add(done)),
-            len: BlockCount(step),
-            state: run.state,
-        };
-        insert(txn, node, part)?;
-        done += u64::from(step);
-    }
-    Ok(())
 }

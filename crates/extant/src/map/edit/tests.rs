@@ -27,7 +27,7 @@ type Model = BTreeMap<u32, FsBlock>;
 
 /// Clean, but for the advice to pack a tree tighter that holes were cut into.
 #[track_caller]
-fn assert_sound(image: &Image) {
+pub(in crate::map) fn assert_sound(image: &Image) {
     let mut report = image.check();
     let kept = |line: &&str| !line.contains("could be narrower.  Optimize? no");
     report.text = report.text.lines().filter(kept).collect::<Vec<_>>().join("\n");

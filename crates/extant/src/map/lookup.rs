@@ -1,0 +1,217 @@
+//! The question of the I/O path: how is this range of a file stored?
+//!
+//! # Shape
+//!
+//! The root is searched in place, under the node's lock; each node below comes from the cache of
+//! decoded nodes as one counted reference. Nothing is allocated, no handle is made.
+//!
+//! # Concurrency
+//!
+//! The caller keeps the map from changing: it holds the file's map lock shared, or the content lock
+//! exclusively. Otherwise root and nodes may be of different times.
+
+use std::sync::Arc;
+
+use extant_base::{FileBlock, Ino};
+use extant_format::extent::{Expect, Extent, ExtentState, Index};
+use extant_format::inode::{FileKind, InodeFlags};
+
+use super::extents::{ExtentNode, Records, load};
+use super::indirect::IndirectCursor;
+use super::{Cursor, FILE_BLOCKS_END, MERGE_MAX, Mapping, MappingKind};
+use crate::error::{FsError, Result};
+use crate::inode::InodeData;
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::volume::Volume;
+
+/// What the root of a map says about a place.
+enum Root {
+    Found(Piece),
+    Below { step: Step, generation: u32 },
+    Pointers([u8; extant_format::indirect::ROOT_BYTES]),
+}
+
+/// A child to go on in, and the file blocks that it alone can map.
+struct Step {
+    child: Index,
+    expect: Expect,
+    end: u64,
+}
+
+/// A run that starts at the place asked for, and whether the next leaf may continue it.
+struct Piece {
+    len: u64,
+    kind: MappingKind,
+    is_cut: bool,
+}
+
+enum Search {
+    Found(Piece),
+    Below(Step),
+}
+
+/// How file block `at` is stored, and how far that goes on, up to file block `end`. Neighbours that
+/// continue each other in the file and on the device are one run.
+///
+/// # Errors
+///
+/// Damage of the map on the way to `at`; device errors.
+///
+/// # Cost
+///
+/// With the nodes on the way decoded: a search in each, no allocation.
+pub(crate) fn lookup(fs: &Fs, node: &Arc<Node>, at: u64, end: u64) -> Result<Mapping> {
+    let volume = fs.volume();
+    if volume.fast_commit().is_some() {
+        // Read-only, with ranges that a fast commit laid over the map.
+        let view = fs.view(node);
+        return Cursor::new(&view).run(&view, at, end);
+    }
+    let first = file_block(at)?;
+    let end = end.clamp(at + 1, FILE_BLOCKS_END);
+    let piece = piece(fs, volume, node, at, end)?;
+    let mut run = Mapping { file_start: first, len: piece.len, kind: piece.kind };
+    let mut is_cut = piece.is_cut;
+    for _ in 0..MERGE_MAX {
+        let next_at = run.file_end();
+        if !is_cut || next_at >= end {
+            break;
+        }
+        // Damage further on is the next call's business.
+        let Ok(next) = self::piece(fs, volume, node, next_at, end) else { break };
+        let mapping = Mapping { file_start: file_block(next_at)?, len: next.len, kind: next.kind };
+        if !run.continues_with(&mapping) {
+            break;
+        }
+        run.len += next.len;
+        is_cut = next.is_cut;
+    }
+    run.len = run.len.min(end - at);
+    if let MappingKind::Mapped(start) | MappingKind::Unwritten(start) = run.kind {
+        volume.check_blocks("file mapping", node.ino(), start, run.len)?;
+    }
+    Ok(run)
+}
+
+fn file_block(at: u64) -> Result<FileBlock> {
+    let none = FsError::InvalidArgument { what: "a file has no block from 2^32 on" };
+    u32::try_from(at).map(FileBlock).map_err(|_| none)
+}
+
+/// What one leaf says.
+fn piece(fs: &Fs, volume: &Volume, node: &Arc<Node>, at: u64, end: u64) -> Result<Piece> {
+    match node.with(|data| in_root(data, at, end))? {
+        Some(Root::Found(piece)) => Ok(piece),
+        Some(Root::Below { step, generation }) => {
+            below(volume, node.ino(), generation, step, at, end)
+        }
+        Some(Root::Pointers(root)) => {
+            let found =
+                IndirectCursor::default().piece(volume, node.ino(), &root, file_block(at)?)?;
+            Ok(Piece { len: found.len, kind: found.kind, is_cut: true })
+        }
+        None => {
+            let view = fs.view(node);
+            let found = Cursor::new(&view).piece(&view, at)?;
+            Ok(Piece { len: found.len, kind: found.kind, is_cut: false })
+        }
+    }
+}
+
+/// `None` for what has its data elsewhere, or is no file: that is left to the general way.
+fn in_root(data: &InodeData, at: u64, end: u64) -> Result<Option<Root>> {
+    let flags = data.record.flags;
+    if flags.contains(InodeFlags::INLINE_DATA)
+        || !matches!(data.kind, FileKind::Regular | FileKind::Directory)
+    {
+        return Ok(None);
+    }
+    if !flags.contains(InodeFlags::EXTENTS) {
+        return Ok(Some(Root::Pointers(data.record.block)));
+    }
+    let root = data.extent_root()?;
+    Ok(Some(match search(root, FILE_BLOCKS_END, at, end) {
+        Search::Found(piece) => Root::Found(piece),
+        Search::Below(step) => Root::Below { step, generation: data.record.generation },
+    }))
+}
+
+/// Goes down to the leaf: at most five nodes, each one's depth one less than its parent's.
+fn below(
+    volume: &Volume,
+    ino: Ino,
+    generation: u32,
+    mut step: Step,
+    at: u64,
+    end: u64,
+) -> Result<Piece> {
+    loop {
+        let node = load(volume, ino, generation, step.child.child, step.expect)?;
+        match search(&node, step.end, at, end) {
+            Search::Found(piece) => return Ok(piece),
+            Search::Below(next) => step = next,
+        }
+    }
+}
+
+/// Looks for block `at` in a node that maps blocks below `limit`.
+fn search(node: &ExtentNode, limit: u64, at: u64, end: u64) -> Search {
+    match &node.records {
+        Records::Leaf(extents) => Search::Found(in_leaf(extents, limit, at, end)),
+        Records::Index(children) => {
+            let start = |index: &Index| u64::from(index.file_start.0);
+            let after = children.partition_point(|(index, _)| start(index) <= at);
+            let Some((child, expect)) = after.checked_sub(1).and_then(|last| children.get(last))
+            else {
+                let first = children.first().map_or(limit, |(index, _)| start(index));
+                return Search::Found(hole(at, first.min(limit), false));
+            };
+            // The last child of all goes on to the end of the file.
+            let end = match children.get(after) {
+                Some((next, _)) => limit.min(start(next)),
+                None => limit,
+            };
+            Search::Below(Step { child: *child, expect: *expect, end })
+        }
+    }
+}
+
+fn hole(at: u64, end: u64, is_cut: bool) -> Piece {
+    Piece { len: end.saturating_sub(at).max(1), kind: MappingKind::Hole, is_cut }
+}
+
+fn in_leaf(extents: &[Extent], limit: u64, at: u64, end: u64) -> Piece {
+    let after = extents.partition_point(|extent| u64::from(extent.file_start.0) <= at);
+    let found = after.checked_sub(1).and_then(|last| extents.get(last));
+    let found = found.filter(|extent| u64::from(extent.file_end().0) > at);
+    let Some(extent) = found else {
+        return match extents.get(after) {
+            Some(next) => hole(at, u64::from(next.file_start.0).min(limit), false),
+            None => hole(at, limit, limit < FILE_BLOCKS_END),
+        };
+    };
+    let into = at - u64::from(extent.file_start.0);
+    let mut len = u64::from(extent.len.0) - into;
+    // Below 2^48 and decoded: no overflow.
+    let device = extant_base::FsBlock(extent.device_start.0.saturating_add(into));
+    let mut rest = extents.iter().skip(after);
+    let is_cut = loop {
+        if at + len >= end {
+            break false;
+        }
+        let Some(next) = rest.next() else { break at + len >= limit };
+        let continues = u64::from(next.file_start.0) == at + len
+            && next.device_start.0 == device.0.saturating_add(len)
+            && next.state == extent.state;
+        if !continues {
+            break false;
+        }
+        len += u64::from(next.len.0);
+    };
+    let kind = match extent.state {
+        ExtentState::Written => MappingKind::Mapped(device),
+        ExtentState::Unwritten => MappingKind::Unwritten(device),
+    };
+    Piece { len: len.min(limit.saturating_sub(at)).max(1), kind, is_cut }
+}

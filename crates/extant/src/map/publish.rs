@@ -1,0 +1,176 @@
+//! Putting what has been written into a file's map: new runs, and unwritten blocks that hold data
+//! now.
+//!
+//! # Place
+//!
+//! Writeback calls this when the data is on the device, and holds the file's map lock, so nothing
+//! here lets the transaction end: the caller asks for [`publish_credits`] when it opens the handle.
+//!
+//! # Invariants
+//!
+//! - M6. A failure leaves the blocks that it was about as they were: a run is mapped as a whole or
+//!   not at all, and an unwritten block stays unwritten.
+//! - M7. What the map itself needs for data that is on the device may come from the reserved blocks
+//!   and may exceed the owner's quota (P7): refusing it would lose the data.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_format::extent::{
+    self, Extent, ExtentState, ROOT_RECORDS, UNWRITTEN_LEN_MAX, WRITTEN_LEN_MAX,
+};
+use extant_format::indirect;
+use extant_format::inode::InodeFlags;
+
+use super::FILE_BLOCKS_END;
+use super::edit::uses_extents;
+use super::extent_edit::Tree;
+use super::indirect_edit::Pointers;
+use crate::error::{FsError, Result};
+use crate::node::Node;
+use crate::txn::Txn;
+use crate::volume::Volume;
+
+/// Extents that one step of a conversion looks at.
+const STEP_EXTENTS: usize = 128;
+
+/// Credits of one step of a conversion: the inode and the way from the root, two nodes split and
+/// their new halves with bitmaps and descriptors, and what a tree that gets lower gives back. A
+/// split of more levels extends the handle.
+pub(crate) const CONVERT_STEP_CREDITS: u32 = 2 + 5 + 2 * 4 + 2 * 5;
+
+/// How far a change of a range has got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Progress {
+    /// File block where the rest of the range starts.
+    pub(crate) end: u64,
+    /// Whether there is no rest.
+    pub(crate) done: bool,
+}
+
+/// Maps a run of any length, of blocks that the caller has allocated; its file blocks are not
+/// mapped.
+///
+/// # Errors
+///
+/// No space for the map's own blocks, damage: and then nothing has changed (M6).
+pub(crate) fn insert_run(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
+    let (len, longest) = match run.state {
+        ExtentState::Written => (run.len.0, WRITTEN_LEN_MAX),
+        ExtentState::Unwritten => (run.len.0, UNWRITTEN_LEN_MAX),
+    };
+    let mut done = 0;
+    while done < len {
+        let step = (len - done).min(longest);
+        let part = Extent {
+            file_start: FileBlock(run.file_start.0.saturating_add(done)),
+            device_start: FsBlock(run.device_start.0.saturating_add(u64::from(done))),
+            len: BlockCount(step),
+            state: run.state,
+        };
+        if let Err(error) = insert_part(txn, node, part) {
+            if done > 0 {
+                // Takes no space: the records were there before.
+                let start = u64::from(run.file_start.0);
+                let unmapped = super::unmap(txn, node, start..start + u64::from(done));
+                unmapped.map_err(|broken| txn.fail(broken))?;
+            }
+            return Err(error);
+        }
+        done += step;
+    }
+    Ok(())
+}
+
+fn insert_part(txn: &mut Txn<'_>, node: &Arc<Node>, part: Extent) -> Result<()> {
+    let goal = part.device_start;
+    let (result, changed) = if uses_extents(txn.volume(), node)? {
+        let mut tree = Tree::new(txn, node, goal).over_quota();
+        (extent::insert(&mut tree, part), tree.changed)
+    } else {
+        let mut map = Pointers::new(txn, node, goal).over_quota();
+        (indirect::insert(&mut map, part), map.changed)
+    };
+    result.map_err(|error| if changed { txn.fail(error) } else { error })
+}
+
+/// Gives the mapped blocks of a range the state `to`; holes and blocks that have it stay. Goes on
+/// while the transaction has room and never lets it end: the caller looks at [`Progress::done`],
+/// and goes on in another transaction with [`CONVERT_STEP_CREDITS`].
+///
+/// # Errors
+///
+/// No space for a node of the map, damage, device errors. What was converted before stays so. A file
+/// without an extent tree has no unwritten blocks.
+pub(crate) fn convert_range(
+    txn: &mut Txn<'_>,
+    node: &Arc<Node>,
+    blocks: Range<u64>,
+    to: ExtentState,
+) -> Result<Progress> {
+    let end = blocks.end.min(FILE_BLOCKS_END);
+    let done = Progress { end, done: true };
+    if !uses_extents(txn.volume(), node)? {
+        return match to {
+            ExtentState::Written => Ok(done),
+            ExtentState::Unwritten => {
+                let what = "a file mapped by block pointers has no unwritten blocks";
+                Err(FsError::InvalidArgument { what })
+            }
+        };
+    }
+    let goal = txn.volume().goal_of(node.ino())?;
+    let mut at = blocks.start;
+    while at < end {
+        if !txn.has_room(CONVERT_STEP_CREDITS) {
+            return Ok(Progress { end: at, done: false });
+        }
+        let mut tree = Tree::new(txn, node, goal).over_quota();
+        let result = extent::convert_step(&mut tree, (at, end), to, STEP_EXTENTS);
+        let changed = tree.changed;
+        let step = result.map_err(|error| if changed { txn.fail(error) } else { error })?;
+        if step.done || step.end <= at {
+            break;
+        }
+        at = step.end;
+    }
+    Ok(done)
+}
+
+/// Credits for mapping or converting `extents` runs with `blocks` blocks together in one handle,
+/// which need not restart then: the map's nodes, with bitmaps and descriptors of new ones, and the
+/// inode. Not the bitmaps and descriptors of the runs themselves.
+pub(crate) fn publish_credits(
+    volume: &Volume,
+    node: &Arc<Node>,
+    extents: usize,
+    blocks: u64,
+) -> u32 {
+    let extents = u32::try_from(extents).unwrap_or(u32::MAX).min(1 << 20);
+    let is_tree = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
+    if !is_tree {
+        // Each run lies in the pointer blocks that it fills and one more at each end; the levels
+        // above grow by far less.
+        let per = u64::from(indirect::pointers(volume.block_size()));
+        let full = u32::try_from(blocks / per).unwrap_or(u32::MAX).min(1 << 20);
+        let lowest = full + 2 * extents;
+        return 2 + 4 * (lowest + lowest / 8 + 4);
+    }
+    let root = node.with(|data| data.record.block);
+    let root = extent::Node::decode_root(&root).map(|root| root.header());
+    let (depth, entries) = root.map_or((0, 0), |root| (u32::from(root.depth), root.entries));
+    // A full leaf is split once for many records, and a conversion makes two more of one.
+    let half = u32::from(extent::max_in_block(volume.block_size()) / 2).max(1);
+    let leaves = match depth {
+        0 => 1,
+        1 => u32::from(entries.min(ROOT_RECORDS)),
+        _ => extents,
+    };
+    let touched = extents.min(leaves);
+    let leaf_splits = touched + 2 * extents / half + 1;
+    // Levels above: those on the way, and one split for many below.
+    let splits = leaf_splits + leaf_splits / half + depth + 1;
+    // A split: the old node, the new one, its bitmap and descriptor. Each touched leaf has a parent.
+    2 + 4 * splits + 2 * touched + depth + CONVERT_STEP_CREDITS
+}
