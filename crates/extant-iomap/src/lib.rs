@@ -15,6 +15,10 @@
 mod arena;
 #[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
 mod buddy;
+#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod frames;
+#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod hints;
 mod mapping;
 #[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
 mod states;

@@ -1,0 +1,233 @@
+//! Frames: what the pages of the arena are to files, without a lock to find out.
+//!
+//! # Place
+//!
+//! Between whoever finds a folio's number (a hint, a file's index, the hand of eviction) and
+//! whoever uses the folio. Who has free pages is the allocator's business (`buddy`).
+//!
+//! # Shape
+//!
+//! One frame for each page of the arena, for ever; the frame of its first page is the folio, the
+//! others are dead. A number may be old or invented: [`Frames::pin`] adds to the frame's count, then
+//! checks that it is what was asked for, else subtracts. A pinned frame keeps its file, place and
+//! size until the last pin is gone and somebody kills it. The protocol is in `frames/identity.rs`,
+//! its proof by exhaustion in `frames/model.rs`.
+//!
+//! # Who does what
+//!
+//! To make a folio: allocate its pages, [`publish`](Frames::publish), put it in the index. To end
+//! one: pin, lock, [`detach`](Pin::detach), take it out of the index, [`kill`](Pin::kill). A kill
+//! fails while anybody else has a pin, if only for a moment: keep the number and try
+//! [`Frames::kill`] later. Who succeeds, and nobody else, has the pages.
+//!
+//! A pin does not keep a folio attached: somebody may have found it just before it was detached.
+//! Who needs to know asks [`Pin::is_detached`] under its lock.
+
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+}
+mod identity;
+#[cfg(all(test, not(miri)))]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use extant_sync::{Mutex, MutexGuard, Rank};
+
+use identity::{DETACHED, Identity, READAHEAD, USED};
+
+/// The number of a folio: the page of the arena where it begins.
+pub(crate) type FrameId = u32;
+
+/// Bytes of a page of the arena.
+const PAGE: u64 = 4096;
+
+/// All frames.
+pub(crate) struct Frames {
+    frames: Box<[Frame]>,
+}
+
+/// 48 bytes for each 4 KiB: 1.2 percent.
+struct Frame {
+    identity: Identity,
+    lock: Mutex<()>,
+}
+
+impl Frames {
+    /// Dead frames for pages `0..pages` of the arena.
+    pub(crate) fn new(pages: u32) -> Frames {
+        let frame = |_| Frame { identity: Identity::new(), lock: Mutex::new(Rank::Folio, ()) };
+        Frames { frames: (0..pages).map(frame).collect() }
+    }
+
+    /// Makes a folio of 2^order pages that the caller allocated: `id` is the first, and the folio
+    /// holds the pages from `start` on of file `file` (any number but `u64::MAX`).
+    ///
+    /// # Panics
+    ///
+    /// When the frame is live or there is none.
+    #[track_caller]
+    pub(crate) fn publish(&self, id: FrameId, file: u64, start: u64, order: u8) -> Pin<'_> {
+        let frame = &self.frames[id as usize];
+        frame.identity.publish(file, start, order);
+        Pin { frame, id }
+    }
+
+    /// The folio with that page (of 4 KiB) of that file, if `id` is its number and it was not
+    /// detached.
+    #[inline]
+    pub(crate) fn pin(&self, id: FrameId, file: u64, page: u64) -> Option<Pin<'_>> {
+        let frame = self.frames.get(id as usize)?;
+        frame.identity.pin(file, page).then(|| Pin { frame, id })
+    }
+
+    /// Whatever folio begins at that page of the arena, detached or not.
+    pub(crate) fn pin_any(&self, id: FrameId) -> Option<Pin<'_>> {
+        let frame = self.frames.get(id as usize)?;
+        frame.identity.pin_any().then(|| Pin { frame, id })
+    }
+
+    /// Ends a folio that nobody has pinned: the caller has its pages then. False when somebody
+    /// has, or it has ended.
+    pub(crate) fn kill(&self, id: FrameId) -> bool {
+        self.frames.get(id as usize).is_some_and(|frame| frame.identity.kill())
+    }
+
+    /// How many frames there are: pages of the arena.
+    pub(crate) fn len(&self) -> u32 {
+        // `new` made them from a `u32`.
+        self.frames.len() as u32
+    }
+}
+
+/// A hold on a folio: it stays what it is, and its pages stay its.
+///
+/// Dropping it never frees anything; see the head of this module.
+pub(crate) struct Pin<'a> {
+    frame: &'a Frame,
+    id: FrameId,
+}
+
+impl<'a> Pin<'a> {
+    /// Its number.
+    pub(crate) fn id(&self) -> FrameId {
+        self.id
+    }
+
+    /// Where its bytes begin in the arena.
+    pub(crate) fn at(&self) -> u64 {
+        u64::from(self.id) * PAGE
+    }
+
+    /// The file it was made for.
+    pub(crate) fn file(&self) -> u64 {
+        self.frame.identity.file()
+    }
+
+    /// The first page of the file that it holds.
+    pub(crate) fn start(&self) -> u64 {
+        self.frame.identity.start()
+    }
+
+    /// It has 2^order pages.
+    pub(crate) fn order(&self) -> u8 {
+        self.frame.identity.order()
+    }
+
+    /// How many pages it has.
+    pub(crate) fn pages(&self) -> u32 {
+        1 << self.order()
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> u64 {
+        PAGE << self.order()
+    }
+
+    /// Takes the folio's lock. The guard does not borrow the pin, which must outlive it all the same:
+    /// the lock is the frame's, and would be the next folio's.
+    #[track_caller]
+    pub(crate) fn lock(&self) -> MutexGuard<'a, ()> {
+        self.frame.lock.lock()
+    }
+
+    /// Takes the folio's lock if nobody has it.
+    #[track_caller]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'a, ()>> {
+        self.frame.lock.try_lock()
+    }
+
+    /// Notes that somebody looked: the hand of eviction will pass once more.
+    #[inline]
+    pub(crate) fn mark_used(&self) {
+        self.frame.identity.set(USED);
+    }
+
+    /// Whether somebody looked since this was last asked.
+    pub(crate) fn take_used(&self) -> bool {
+        self.frame.identity.take(USED)
+    }
+
+    /// Makes it no part of its file: it is found no more. False when it was none already.
+    pub(crate) fn detach(&self) -> bool {
+        self.frame.identity.set(DETACHED)
+    }
+
+    /// Whether it is no part of its file.
+    pub(crate) fn is_detached(&self) -> bool {
+        self.frame.identity.has(DETACHED)
+    }
+
+    /// Marks it: who reads here should read ahead.
+    pub(crate) fn mark_readahead(&self) {
+        self.frame.identity.set(READAHEAD);
+    }
+
+    /// Whether it was marked; one caller gets the answer "yes".
+    #[inline]
+    pub(crate) fn take_readahead(&self) -> bool {
+        self.frame.identity.take(READAHEAD)
+    }
+
+    /// How many pins it has, this one and those of passing lookers included.
+    pub(crate) fn pins(&self) -> u32 {
+        self.frame.identity.pins()
+    }
+
+    /// Ends the folio if this is its only pin: the caller has its pages then.
+    ///
+    /// # Errors
+    ///
+    /// The pin, when somebody else has one.
+    pub(crate) fn kill(self) -> Result<(), Pin<'a>> {
+        if !self.frame.identity.kill_pinned() {
+            return Err(self);
+        }
+        // The pin went with the folio.
+        std::mem::forget(self);
+        Ok(())
+    }
+}
+
+impl Clone for Pin<'_> {
+    fn clone(&self) -> Self {
+        self.frame.identity.pin_again();
+        Pin { frame: self.frame, id: self.id }
+    }
+}
+
+impl Drop for Pin<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.frame.identity.unpin();
+    }
+}
+
+impl fmt::Debug for Pin<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (file, start, pages) = (self.file(), self.start(), self.pages());
+        write!(f, "Pin({} = file {file} page {start}+{pages})", self.id)
+    }
+}
