@@ -42,16 +42,10 @@ fn attributes(data: &mut InodeData) -> Result<AttributeSet> {
 
 /// Gives `system.data` a value. `false`, and nothing changed, when the inode has no room for it.
 fn store_value(data: &mut InodeData, value: Vec<u8>) -> Result<bool> {
-    let ino = data.ino;
     let size = (BLOCK_BYTES + value.len()) as u64;
-    let mut set = attributes(data)?;
-    let space = data.xattr_space_mut();
-    match set.set(NameIndex::SYSTEM, NAME, Stored::Here(value), (space.len(), 0)) {
-        Ok(()) => {}
-        Err(XattrFault::NoRoom { .. }) => return Ok(false),
-        Err(fault) => return Err(xattr_damage(ino, fault)),
+    if !map::store_value(data, value)? {
+        return Ok(false);
     }
-    set.encode_inode(space).map_err(|fault| xattr_damage(ino, fault))?;
     data.record.size = size;
     Ok(true)
 }

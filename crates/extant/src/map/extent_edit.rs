@@ -29,8 +29,6 @@ pub(super) struct Tree<'a, 'v> {
     seed: u32,
     /// Where new nodes would best be.
     goal: FsBlock,
-    /// What is mapped has been written already: the map's own blocks are not refused for quota.
-    over_quota: bool,
     /// Something was written: an error now leaves a half.
     pub(super) changed: bool,
 }
@@ -39,13 +37,7 @@ impl<'a, 'v> Tree<'a, 'v> {
     pub(super) fn new(txn: &'a mut Txn<'v>, node: &'a Arc<Node>, goal: FsBlock) -> Tree<'a, 'v> {
         let generation = node.with(|data| data.record.generation);
         let seed = inode_seed(txn.volume().checksum_seed(), node.ino(), generation);
-        Tree { txn, node, seed, goal, over_quota: false, changed: false }
-    }
-
-    /// The map's own blocks may exceed a quota: the data is on the device, and its owner was asked
-    /// before.
-    pub(super) fn over_quota(self) -> Tree<'a, 'v> {
-        Tree { over_quota: true, ..self }
+        Tree { txn, node, seed, goal, changed: false }
     }
 
     fn kind(&self) -> BlockKind {
@@ -60,13 +52,13 @@ impl<'a, 'v> Tree<'a, 'v> {
     }
 }
 
-/// Takes single blocks for a map: all of them or none.
+/// Takes single blocks for a map: all of them or none. When the transaction publishes data that is
+/// on the device, its owner's quota is no reason to refuse them.
 pub(super) fn reserve_blocks(
     txn: &mut Txn<'_>,
     node: &Arc<Node>,
     goal: FsBlock,
     count: usize,
-    over_quota: bool,
 ) -> Result<Vec<FsBlock>> {
     if count > 0 {
         // Each with its bitmap and descriptor, and the node that it is split from. Operations
@@ -82,7 +74,7 @@ pub(super) fn reserve_blocks(
         let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
         let taken = super::edit::check_sectors(txn.volume(), node);
         match taken.and_then(|()| txn.allocate(node, &ask)) {
-            Err(FsError::QuotaExceeded { .. }) if over_quota => {
+            Err(FsError::QuotaExceeded { .. }) if txn.is_publishing() => {
                 blocks.push(allocate_over_quota(txn, node, &ask)?);
             }
             Ok(run) => blocks.push(run.start),
@@ -157,7 +149,7 @@ impl TreeStore for Tree<'_, '_> {
     }
 
     fn reserve(&mut self, count: usize) -> Result<Vec<FsBlock>> {
-        reserve_blocks(self.txn, self.node, self.goal, count, self.over_quota)
+        reserve_blocks(self.txn, self.node, self.goal, count)
     }
 
     fn free(&mut self, block: FsBlock) -> Result<()> {

@@ -17,8 +17,6 @@ pub(super) struct Pointers<'a, 'v> {
     node: &'a Arc<Node>,
     /// Where new pointer blocks would best be.
     goal: FsBlock,
-    /// As in the extent tree's store.
-    over_quota: bool,
     /// Something was written: an error now leaves a half.
     pub(super) changed: bool,
 }
@@ -29,12 +27,7 @@ impl<'a, 'v> Pointers<'a, 'v> {
         node: &'a Arc<Node>,
         goal: FsBlock,
     ) -> Pointers<'a, 'v> {
-        Pointers { txn, node, goal, over_quota: false, changed: false }
-    }
-
-    /// The pointer blocks may exceed a quota.
-    pub(super) fn over_quota(self) -> Pointers<'a, 'v> {
-        Pointers { over_quota: true, ..self }
+        Pointers { txn, node, goal, changed: false }
     }
 }
 
@@ -68,7 +61,7 @@ impl PointerStore for Pointers<'_, '_> {
     }
 
     fn reserve(&mut self, count: usize) -> Result<Vec<FsBlock>> {
-        let blocks = reserve_blocks(self.txn, self.node, self.goal, count, self.over_quota)?;
+        let blocks = reserve_blocks(self.txn, self.node, self.goal, count)?;
         // The allocator keeps files without extents below 2^32; if it did not, this is the last
         // moment to refuse.
         let Some(high) = blocks.iter().find(|block| u32::try_from(block.0).is_err()) else {

@@ -29,6 +29,8 @@ mod extents;
 mod indirect;
 mod indirect_edit;
 #[allow(dead_code)]
+mod inline;
+#[allow(dead_code)]
 mod lookup;
 #[allow(dead_code)]
 mod publish;
@@ -52,6 +54,8 @@ pub(crate) use edit::{
     is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
+#[allow(unused_imports)]
+pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
 #[allow(unused_imports)]
 pub(crate) use lookup::lookup;
 #[allow(unused_imports)]

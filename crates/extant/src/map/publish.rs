@@ -10,8 +10,9 @@
 //!
 //! - M6. A failure leaves the blocks that it was about as they were: a run is mapped as a whole or
 //!   not at all, and an unwritten block stays unwritten.
-//! - M7. What the map itself needs for data that is on the device may come from the reserved blocks
-//!   and may exceed the owner's quota (P7): refusing it would lose the data.
+//! - M7. What the map itself needs for data that is on the device may come from the pool that promises
+//!   leave and may exceed the owner's quota (P7): refusing it would lose the data. Such a handle
+//!   [publishes](Txn::publishes).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -86,10 +87,10 @@ pub(crate) fn insert_run(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Re
 fn insert_part(txn: &mut Txn<'_>, node: &Arc<Node>, part: Extent) -> Result<()> {
     let goal = part.device_start;
     let (result, changed) = if uses_extents(txn.volume(), node)? {
-        let mut tree = Tree::new(txn, node, goal).over_quota();
+        let mut tree = Tree::new(txn, node, goal);
         (extent::insert(&mut tree, part), tree.changed)
     } else {
-        let mut map = Pointers::new(txn, node, goal).over_quota();
+        let mut map = Pointers::new(txn, node, goal);
         (indirect::insert(&mut map, part), map.changed)
     };
     result.map_err(|error| if changed { txn.fail(error) } else { error })
@@ -120,13 +121,16 @@ pub(crate) fn convert_range(
             }
         };
     }
+    if to == ExtentState::Written {
+        txn.publishes();
+    }
     let goal = txn.volume().goal_of(node.ino())?;
     let mut at = blocks.start;
     while at < end {
         if !txn.has_room(CONVERT_STEP_CREDITS) {
             return Ok(Progress { end: at, done: false });
         }
-        let mut tree = Tree::new(txn, node, goal).over_quota();
+        let mut tree = Tree::new(txn, node, goal);
         let result = extent::convert_step(&mut tree, (at, end), to, STEP_EXTENTS);
         let changed = tree.changed;
         let step = result.map_err(|error| if changed { txn.fail(error) } else { error })?;

@@ -7,15 +7,11 @@
 use std::sync::Arc;
 
 use extant_base::FsBlock;
-use extant_format::extent;
-use extant_format::features::Incompat;
-use extant_format::inline::BLOCK_BYTES as INLINE_BYTES;
 use extant_format::inode::InodeFlags;
-use extant_format::xattr::NameIndex;
 
-use super::edit::{REMOVE_STEP_CREDITS, insert_first, is_small, remove};
+use super::edit::{REMOVE_STEP_CREDITS, is_small, remove};
+use super::inline::{grow_inline, shrink_inline};
 use super::{Cursor, FILE_BLOCKS_END, MappingKind};
-use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{FsError, Result};
 use crate::inode::InodeData;
 use crate::mount::Fs;
@@ -27,7 +23,7 @@ use crate::txn::Txn;
 const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 
 /// The inode, an orphan's place, and the superblock.
-const SIZE_CREDITS: u32 = 8;
+pub(super) const SIZE_CREDITS: u32 = 8;
 
 /// Raises the size of a regular file. The caller holds its content lock exclusively.
 ///
@@ -102,7 +98,7 @@ fn remove_after(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, size: u64) -> Resu
     remove(txn, fs, node, start..FILE_BLOCKS_END, purpose)
 }
 
-fn set_size(txn: &mut Txn<'_>, node: &Arc<Node>, size: u64) -> Result<()> {
+pub(super) fn set_size(txn: &mut Txn<'_>, node: &Arc<Node>, size: u64) -> Result<()> {
     if size > SIZE_OF_OLD_FILES_MAX {
         txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
     }
@@ -146,78 +142,4 @@ fn zero_after(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
     let at = volume.block_size().offset_of(block);
     let at = at.ok_or(FsError::InvalidArgument { what: "block past the largest device" })?;
     volume.device().write_at(at, &bytes).map_err(|error| volume.read_error(error))
-}
-
-/// Raises the size of a file whose data is in the inode: the inode has to hold exactly as much as
-/// the size says, so beyond its fixed part the data moves to a block.
-fn grow_inline(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
-    let volume = fs.volume();
-    let old = node.with(|data| data.record.size);
-    let mut bytes = fs.view(node).inline_data()?;
-    let mut txn = Txn::begin(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS)?;
-    if size <= INLINE_BYTES as u64 && bytes.len() == INLINE_BYTES {
-        return set_size(&mut txn, node, size);
-    }
-    bytes.truncate(usize::try_from(old).unwrap_or(usize::MAX));
-    let block = match bytes.iter().any(|byte| *byte != 0) {
-        true => Some(move_out(&mut txn, node, bytes)?),
-        false => None,
-    };
-    let finish = |txn: &mut Txn<'_>| {
-        crate::xattr::set_inline_data(txn, fs, node, None)?;
-        let extents = volume.features().has_incompat(Incompat::EXTENTS);
-        txn.update(node, |data| {
-            data.record.flags -= InodeFlags::INLINE_DATA;
-            data.record.flags.set(InodeFlags::EXTENTS, extents);
-            let empty = [0; extent::ROOT_BYTES];
-            data.set_block_area(if extents { extent::empty_root() } else { empty });
-        })?;
-        if let Some(block) = block {
-            insert_first(txn, node, block)?;
-        }
-        set_size(txn, node, size)
-    };
-    finish(&mut txn).map_err(|error| txn.fail(error))
-}
-
-/// Stores the data of a file in a new block, durably, before anything points there.
-fn move_out(txn: &mut Txn<'_>, node: &Arc<Node>, mut bytes: Vec<u8>) -> Result<FsBlock> {
-    let volume = txn.volume();
-    let goal = volume.goal_of(node.ino())?;
-    let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Data };
-    let run = txn.allocate(node, &ask)?;
-    bytes.resize(volume.block_size().len(), 0);
-    let at = volume.block_size().offset_of(run.start);
-    let written = at
-        .ok_or(FsError::InvalidArgument { what: "block past the largest device" })
-        .and_then(|at| {
-            let device = volume.device();
-            let written = device.write_at(at, &bytes).and_then(|()| device.flush());
-            written.map_err(|error| volume.read_error(error))
-        });
-    match written {
-        Ok(()) => Ok(run.start),
-        Err(error) => {
-            let given_back = txn.release(node, run, Purpose::Data);
-            given_back.map_err(|broken| txn.fail(broken))?;
-            Err(error)
-        }
-    }
-}
-
-/// Lowers the size of a file whose data is in the inode.
-fn shrink_inline(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
-    let value = fs.view(node).own_xattr(NameIndex::SYSTEM, b"data")?;
-    let kept = usize::try_from(size).unwrap_or(usize::MAX);
-    let mut txn = Txn::begin(fs.volume(), SIZE_CREDITS)?;
-    if let Some(value) = value
-        && let Some(shorter) = value.get(..kept.saturating_sub(INLINE_BYTES))
-        && shorter.len() < value.len()
-    {
-        crate::xattr::set_inline_data(&mut txn, fs, node, Some(shorter))?;
-    }
-    let mut area = node.with(|data| data.record.block);
-    area.get_mut(kept..).unwrap_or(&mut []).fill(0);
-    txn.update(node, |data| data.set_block_area(area)).map_err(|error| txn.fail(error))?;
-    set_size(&mut txn, node, size).map_err(|error| txn.fail(error))
 }
