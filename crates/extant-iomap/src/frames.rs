@@ -36,7 +36,7 @@ use std::fmt;
 
 use extant_sync::{Mutex, MutexGuard, Rank};
 
-use identity::{DETACHED, Identity, READAHEAD, USED};
+use identity::{DETACHED, Identity, LISTED, USED};
 
 /// The number of a folio: the page of the arena where it begins.
 pub(crate) type FrameId = u32;
@@ -180,15 +180,12 @@ impl<'a> Pin<'a> {
         self.frame.identity.has(DETACHED)
     }
 
-    /// Marks it: who reads here should read ahead.
-    pub(crate) fn mark_readahead(&self) {
-        self.frame.identity.set(READAHEAD);
-    }
-
-    /// Whether it was marked; one caller gets the answer "yes".
-    #[inline]
-    pub(crate) fn take_readahead(&self) -> bool {
-        self.frame.identity.take(READAHEAD)
+    /// Notes whether it is on its file's list of dirty folios; returns what was noted before.
+    pub(crate) fn set_listed(&self, listed: bool) -> bool {
+        match listed {
+            true => !self.frame.identity.set(LISTED),
+            false => self.frame.identity.take(LISTED),
+        }
     }
 
     /// How many pins it has, this one and those of passing lookers included.

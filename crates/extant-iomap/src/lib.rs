@@ -11,16 +11,23 @@
 //! `docs/design/0007-io-core.md` has the picture, the locks and the reasons.
 #![deny(unsafe_code)]
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
 mod arena;
-#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
 mod buddy;
-#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod cache;
+mod file;
 mod frames;
-#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
 mod hints;
 mod mapping;
-#[cfg_attr(not(test), expect(dead_code, reason = "the cache over it comes next"))]
+mod read;
+mod readahead;
+mod seek;
 mod states;
+mod stats;
+mod write;
+mod writeback;
+mod zero;
 
+pub use cache::{Cache, CacheError, CacheOptions};
+pub use file::{FileCache, KeptOut};
 pub use mapping::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
+pub use stats::CacheStats;

@@ -145,6 +145,13 @@ pub trait Mapper {
     /// The size in memory: what reads see.
     fn size(&self) -> u64;
 
+    /// There is no room in the cache: writes back something of any file. Whether there was anything.
+    ///
+    /// # Errors
+    ///
+    /// Those of that writeback.
+    fn relieve(&self) -> Result<bool, Self::Error>;
+
     /// Raises the size in memory, after the bytes are in the cache. The caller holds the content
     /// lock exclusively and the lock of the folio that has the new end.
     fn set_size(&self, size: u64);

@@ -56,24 +56,27 @@ struct Slot<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
-    fn take_out(&mut self, index: usize) {
+    /// Takes a value out, for the caller to drop when the lock is let go: that may take other locks.
+    fn take_out(&mut self, index: usize) -> V {
         let slot = self.slots.swap_remove(index);
         self.map.remove(&slot.key);
         if let Some(moved) = self.slots.get(index) {
             self.map.insert(moved.key, index);
         }
+        slot.value
     }
 
     /// Gives back what was held beyond the budget while it could not be evicted: a few entries for
     /// each insertion, so that no caller pays for all.
-    fn shrink(&mut self, capacity: usize) {
-        for _ in 0..2 {
+    fn shrink(&mut self, capacity: usize) -> [Option<V>; 2] {
+        let mut out = [None, None];
+        for place in &mut out {
             let Some(last) = self.slots.len().checked_sub(1).filter(|last| *last >= capacity)
             else {
-                return;
+                break;
             };
             if self.slots[last].value.may_evict() {
-                self.take_out(last);
+                *place = Some(self.take_out(last));
             } else {
                 // Its turn comes: the others move to the end in time.
                 let other = self.hand % capacity;
@@ -83,6 +86,7 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
                 }
             }
         }
+        out
     }
 }
 
@@ -140,8 +144,10 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
                 }
                 shard.map.remove(&victim.key);
                 shard.map.insert(key, index);
-                *victim = slot;
-                shard.shrink(self.capacity);
+                let victim = std::mem::replace(victim, slot);
+                let others = shard.shrink(self.capacity);
+                drop(guard);
+                drop((victim, others));
                 return value;
             }
         }
@@ -153,9 +159,9 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     /// Takes a value out.
     pub(crate) fn remove(&self, key: &K) {
         let mut shard = self.shard(key).lock();
-        if let Some(index) = shard.map.get(key).copied() {
-            shard.take_out(index);
-        }
+        let value = shard.map.get(key).copied().map(|index| shard.take_out(index));
+        drop(shard);
+        drop(value);
     }
 
     /// Panics if C1 or C2 is broken.

@@ -12,6 +12,7 @@ use extant_base::{FsBlock, Ino};
 use extant_block::DeviceError;
 use extant_format::error::ChecksumError;
 use extant_format::jbd2::JournalFault;
+use extant_iomap::CacheError;
 use extant_jbd2::{
     ExternalJournalError, JournalError, JournalOpenError, JournalReadError, RecoveryError,
 };
@@ -185,6 +186,8 @@ pub enum FsError {
         /// The inode.
         ino: Ino,
     },
+    /// The page cache has no room, or no memory.
+    PageCache(CacheError),
     /// The attribute value is longer than this file system can hold.
     AttributeTooLarge {
         /// The inode.
@@ -306,6 +309,12 @@ pub enum Family {
     Device,
 }
 
+impl From<CacheError> for FsError {
+    fn from(error: CacheError) -> FsError {
+        FsError::PageCache(error)
+    }
+}
+
 impl FsError {
     /// Which family the error belongs to.
     pub fn family(&self) -> Family {
@@ -336,6 +345,7 @@ impl FsError {
             | Self::IntoItself { .. }
             | Self::AttributeExists { .. }
             | Self::AttributeTooLarge { .. }
+            | Self::PageCache(_)
             | Self::InUse { .. }
             | Self::NotExt { .. }
             | Self::ExternalJournal { .. }
@@ -380,6 +390,7 @@ impl FsError {
             Self::InvalidName { .. } | Self::IntoItself { .. } => errno::EINVAL,
             Self::NoSpace { .. } | Self::AttributeTooLarge { .. } => errno::ENOSPC,
             Self::QuotaExceeded { .. } => errno::EDQUOT,
+            Self::PageCache(_) => errno::ENOMEM,
             Self::TooManyLinks { .. } => errno::EMLINK,
             Self::NotPermitted { .. } => errno::EPERM,
             Self::InUse { .. } => errno::EBUSY,
@@ -510,6 +521,7 @@ impl fmt::Display for FsError {
                 "an attribute value of {bytes} bytes does not fit inode {ino}: at most {limit} \
                  bytes on this file system"
             ),
+            Self::PageCache(error) => error.fmt(f),
             Self::InUse { by } => write!(f, "the file system is in use by {by}"),
             Self::Aborted { why } => {
                 write!(f, "the journal stopped, mount again to go on: {why}")
@@ -679,6 +691,7 @@ mod errno {
     pub(super) const ESTALE: i32 = 116;
     pub(super) const EUCLEAN: i32 = 117;
     pub(super) const EDQUOT: i32 = 122;
+    pub(super) const ENOMEM: i32 = 12;
     pub(super) const ENOKEY: i32 = 126;
 }
 

@@ -13,7 +13,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use extant_base::{FileBlock, FsBlock, Ino};
@@ -253,9 +252,8 @@ impl Fs {
             let inode_count = self.volume().inode_count();
             return Err(FsError::NoSuchInode { ino: node.ino(), inode_count });
         }
-        let mut handle = self.view(node);
-        handle.counted = true;
-        Ok(handle)
+        let (fs, node, data) = (self.near(node.ino()), Arc::clone(node), node.seen());
+        Ok(Inode { fs, node, counted: true, data })
     }
 
     /// Looks at `node` as it is now, for a moment: does not keep it in existence.
@@ -373,7 +371,7 @@ impl Inode {
 
     /// All attributes, as they are now. No I/O.
     pub fn metadata(&self) -> Metadata {
-        self.node.with(Metadata::of)
+        self.node.metadata(self.volume())
     }
 
     /// Makes every change of this inode so far durable, with all else that was changed before.
@@ -382,17 +380,12 @@ impl Inode {
     ///
     /// As [`Fs::sync`].
     pub fn sync(&self) -> Result<()> {
-        let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let tid = self.node.changed_tid.load(Ordering::Acquire);
-        if tid == 0 {
-            return Ok(()); // Not changed since the mount.
-        }
-        writer.journal().commit(tid).map_err(FsError::from_journal)
+        self.sync_contents(false)
     }
 
     /// Lets this handle look at the inode as it is now.
     pub fn refresh(&mut self) {
-        self.data = self.node.data();
+        self.data = self.node.seen();
     }
 
     /// Runs `look` on the inode as it is, while nobody changes its contents, entries or attributes.

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use extant_base::Ino;
 use extant_sync::{Rank, RwLock};
 
+use crate::file::FileSlot;
 use crate::inode::InodeData;
 
 /// In `handles`: being deleted, or not in use. No handle can be made.
@@ -41,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) insert_hint: AtomicU64,
     /// Made without a name: it may get its first one.
     pub(crate) nameless: AtomicBool,
+    /// Of a regular file in use: sizes, delayed blocks, cached contents.
+    file: FileSlot,
 }
 
 impl Node {
@@ -56,7 +59,17 @@ impl Node {
             changed_tid: AtomicU32::new(0),
             insert_hint: AtomicU64::new(0),
             nameless: AtomicBool::new(false),
+            file: FileSlot::new(),
         }
+    }
+
+    pub(crate) fn file_state(&self) -> &FileSlot {
+        &self.file
+    }
+
+    /// Whether the inode is deleted or being deleted.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.handles.load(Ordering::Acquire) == DEAD
     }
 
     pub(crate) fn ino(&self) -> Ino {
@@ -80,6 +93,9 @@ impl Node {
 
     /// The number came to a new inode: new contents, and alive again.
     pub(crate) fn revive(&self, data: InodeData) {
+        if let Some(file) = self.file.get() {
+            file.revive(data.record.size);
+        }
         *self.data.write() = Arc::new(data);
         self.insert_hint.store(0, Ordering::Relaxed);
         self.nameless.store(false, Ordering::Relaxed);

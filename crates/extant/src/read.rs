@@ -27,8 +27,12 @@ impl Inode {
     ///
     /// One device read per contiguous run, after at most one per level of the map, which is cached.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        self.check_readable()?;
-        self.locked(|inode| inode.read_range(offset, out))
+        self.check_contents()?;
+        if self.volume().is_writable() {
+            let _content = self.node().content.read();
+            return self.read_cached(offset, out);
+        }
+        self.read_range(offset, out)
     }
 
     /// The whole contents of a regular file.
@@ -38,13 +42,9 @@ impl Inode {
     /// Those of [`read_at`](Self::read_at); [`FsError::TooLarge`] above the mount's
     /// [`read_limit`](crate::MountOptions::read_limit).
     pub fn read_all(&self) -> Result<Vec<u8>> {
-        self.check_readable()?;
-        self.locked(Inode::read_whole)
-    }
-
-    fn read_whole(&self) -> Result<Vec<u8>> {
+        self.check_contents()?;
         let limit = self.volume().read_limit();
-        let bytes = self.size();
+        let bytes = self.node().size();
         let too_large = FsError::TooLarge { ino: self.ino(), bytes, limit };
         let len = match usize::try_from(bytes) {
             Ok(len) if bytes <= limit => len,
@@ -55,21 +55,9 @@ impl Inode {
             return Err(too_large);
         }
         out.resize(len, 0);
-        let read = self.read_range(0, &mut out)?;
+        let read = self.read_at(0, &mut out)?;
         out.truncate(read);
         Ok(out)
-    }
-
-    fn check_readable(&self) -> Result<()> {
-        match self.kind() {
-            FileKind::Regular => {}
-            FileKind::Directory => return Err(FsError::IsADirectory { ino: self.ino() }),
-            _ => return Err(FsError::NotARegularFile { ino: self.ino() }),
-        }
-        if self.is_encrypted() {
-            return Err(FsError::Encrypted { ino: self.ino(), what: "contents" });
-        }
-        Ok(())
     }
 
     /// [`read_at`](Self::read_at) for any inode that has contents: also values of extended

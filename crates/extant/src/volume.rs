@@ -56,6 +56,9 @@ pub(crate) struct Volume {
     nodes: Cache<Ino, Arc<Node>>,
     /// What a writable mount has besides; set once, before anybody else has the volume.
     writer: OnceLock<Writer>,
+    /// Contents of files, made when the first is used.
+    page_cache: OnceLock<Arc<extant_iomap::Cache>>,
+    data_cache: DataCache,
 }
 
 /// What [`Volume::new`] needs besides the device and the superblock.
@@ -64,8 +67,20 @@ pub(crate) struct VolumeOptions {
     pub(crate) verify_checksums: bool,
     pub(crate) cache_bytes: usize,
     pub(crate) read_limit: u64,
+    pub(crate) data_cache: DataCache,
     pub(crate) fast_commit: Option<FastCommitOverlay>,
     pub(crate) replay: Option<ReplaySummary>,
+}
+
+/// How contents of files are cached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataCache {
+    /// Budget.
+    pub(crate) bytes: u64,
+    /// Largest folio, as a power of two.
+    pub(crate) folio_max_log2: u32,
+    /// For tests: zeroing writes back first.
+    pub(crate) flush_before_zero: bool,
 }
 
 impl Evict for Arc<Slot> {
@@ -107,6 +122,8 @@ impl Volume {
             extent_nodes: Cache::new(half / 4 / block_size.len()),
             nodes: Cache::new(half / 2 / INODE_COST),
             writer: OnceLock::new(),
+            page_cache: OnceLock::new(),
+            data_cache: options.data_cache,
             superblock,
         }
     }
@@ -227,6 +244,28 @@ impl Volume {
     /// Makes the mount a writable one.
     pub(crate) fn set_writer(&self, writer: Writer) {
         let _ = self.writer.set(writer);
+    }
+
+    /// The cache of file contents, made now if this is the first use of it.
+    ///
+    /// # Errors
+    ///
+    /// No memory.
+    pub(crate) fn page_cache(&self) -> Result<&Arc<extant_iomap::Cache>> {
+        if let Some(cache) = self.page_cache.get() {
+            return Ok(cache);
+        }
+        let DataCache { bytes, folio_max_log2, flush_before_zero } = self.data_cache;
+        let mut options = extant_iomap::CacheOptions::new(bytes, self.block_size.log2());
+        options.folio_max_log2 = folio_max_log2;
+        options.flush_before_zero = flush_before_zero;
+        let cache = extant_iomap::Cache::new(options)?;
+        Ok(self.page_cache.get_or_init(|| cache))
+    }
+
+    /// The cache of file contents, if a file has been used.
+    pub(crate) fn page_cache_made(&self) -> Option<&Arc<extant_iomap::Cache>> {
+        self.page_cache.get()
     }
 
     pub(crate) fn is_writable(&self) -> bool {

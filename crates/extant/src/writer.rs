@@ -20,6 +20,7 @@ use extant_sync::{Clock, Mutex, Rank};
 use crate::alloc::Allocator;
 use crate::dentry::Dentries;
 use crate::error::{FsError, Result};
+use crate::file::DirtyFiles;
 use crate::mmp::MmpGuard;
 use crate::node::Node;
 use crate::orphan::{OrphanSummary, Orphans};
@@ -63,6 +64,7 @@ pub(crate) struct Writer {
     /// The mount has ended.
     closed: AtomicBool,
     shared_blocks: SharedBlocks,
+    dirty_files: DirtyFiles,
     inodes_encoded: AtomicU64,
     inode_updates: [Lane; LANES],
 }
@@ -113,6 +115,7 @@ impl Writer {
             reclaim_waits: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
+            dirty_files: DirtyFiles::new(),
             inodes_encoded: AtomicU64::new(0),
             inode_updates: Default::default(),
         }
@@ -124,6 +127,14 @@ impl Writer {
 
     pub(crate) fn shared_blocks(&self) -> &SharedBlocks {
         &self.shared_blocks
+    }
+
+    pub(crate) fn dirty_files(&self) -> &DirtyFiles {
+        &self.dirty_files
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.clock
     }
 
     pub(crate) fn alloc(&self) -> &Allocator {

@@ -31,8 +31,8 @@ const NONE: u64 = u64::MAX;
 pub(super) const USED: u8 = 1;
 /// No longer part of its file.
 pub(super) const DETACHED: u8 = 2;
-/// Reading here means that more should be read ahead.
-pub(super) const READAHEAD: u8 = 4;
+/// On its file's list of dirty folios.
+pub(super) const LISTED: u8 = 4;
 
 /// The part of a frame that lookers race for.
 pub(super) struct Identity {

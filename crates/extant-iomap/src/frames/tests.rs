@@ -71,20 +71,20 @@ fn a_live_frame_is_not_published_again() {
 fn marks_are_taken_once_and_do_not_outlive_the_folio() {
     let frames = Frames::new(2);
     let pin = frames.publish(0, 1, 0, 0);
-    assert!(!pin.take_used() && !pin.take_readahead() && !pin.is_detached());
+    assert!(!pin.take_used() && !pin.set_listed(false) && !pin.is_detached());
     pin.mark_used();
     pin.mark_used();
-    pin.mark_readahead();
+    pin.set_listed(true);
     assert!(pin.take_used() && !pin.take_used());
-    assert!(pin.take_readahead() && !pin.take_readahead());
+    assert!(pin.set_listed(false) && !pin.set_listed(false));
     pin.mark_used();
-    pin.mark_readahead();
+    pin.set_listed(true);
     assert!(pin.detach() && !pin.detach() && pin.is_detached());
     assert!(frames.pin(0, 1, 0).is_none(), "detached");
     assert!(frames.pin_any(0).unwrap().is_detached());
     pin.kill().unwrap();
     let pin = frames.publish(0, 1, 0, 0);
-    assert!(!pin.take_used() && !pin.take_readahead() && !pin.is_detached());
+    assert!(!pin.take_used() && !pin.set_listed(false) && !pin.is_detached());
 }
 
 #[test]

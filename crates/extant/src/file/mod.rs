@@ -1,13 +1,33 @@
-//! Contents of regular files: writing, sizes, allocation.
+//! Contents of regular files: reading and writing through the page cache, sizes, allocation.
 //!
 //! # Place
 //!
 //! Below: `extant-iomap` (the page cache), `map` and `alloc`. Above: the path layer and front ends.
+//!
+//! # Shape
+//!
+//! ```text
+//! io       read, write, append           resize   truncate, both ways
+//! flush    sync, the list of dirty files, limits
+//! mapper   what is behind a range, where delayed data goes, how it gets into the map
+//! state    both sizes, times to store    delayed  blocks without an address yet
+//! ```
+
+mod delayed;
+mod flush;
+mod io;
+mod mapper;
+mod resize;
+mod state;
 
 use std::ops::Range;
 
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
+pub(crate) use flush::DirtyFiles;
+pub(crate) use mapper::FileMapper;
+pub(crate) use resize::resize;
+pub(crate) use state::{FileSlot, FileState};
 
 /// What [`Inode::fallocate`] does with a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -58,40 +78,12 @@ pub struct FiemapExtent {
 const NOT_YET: FsError = FsError::InvalidArgument { what: "not there yet" };
 
 impl Inode {
-    /// Writes `bytes` at byte `offset`, growing the file if need be, and returns how many were
-    /// written.
-    ///
-    /// # Errors
-    ///
-    /// No space or quota for the first byte; a read-only mount; too large for a file.
-    pub fn write_at(&self, _offset: u64, _bytes: &[u8]) -> Result<usize> {
-        Err(NOT_YET)
-    }
-
-    /// Writes at the end of the file, wherever that is when nobody else writes; returns the offset.
-    ///
-    /// # Errors
-    ///
-    /// As [`write_at`](Self::write_at).
-    pub fn append(&self, _bytes: &[u8]) -> Result<u64> {
-        Err(NOT_YET)
-    }
-
     /// Changes how a range of bytes is allocated.
     ///
     /// # Errors
     ///
     /// [`FsError::Unsupported`] for files without extents; invalid ranges; no space.
     pub fn fallocate(&self, _mode: Fallocate, _range: Range<u64>) -> Result<()> {
-        Err(NOT_YET)
-    }
-
-    /// Makes the contents durable, and what is needed to read them back.
-    ///
-    /// # Errors
-    ///
-    /// As [`sync`](Self::sync).
-    pub fn sync_data(&self) -> Result<()> {
         Err(NOT_YET)
     }
 

@@ -292,13 +292,12 @@ impl Inode {
     /// The part of a change that concerns the map. The caller holds the content lock.
     fn resize(&self, size: u64) -> Result<()> {
         let (fs, node) = (self.fs(), self.node());
-        let old = node.with(|data| data.record.size);
-        if size == old {
+        if size == node.size() {
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             return self.stamp(&mut txn, node);
         }
         map::check_size(self.volume(), &node.data(), size)?;
-        if size > old { map::grow(fs, node, size) } else { map::shrink(fs, node, size) }
+        crate::file::resize(fs, node, size)
     }
 
     fn stamp(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {

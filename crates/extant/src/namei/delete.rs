@@ -32,7 +32,8 @@ impl Fs {
     /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
     /// holds it, else makes it an orphan.
     pub(crate) fn bury(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data));
+        let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data))
+            && node.is_settled();
         if small && node.take_for_deletion() {
             return self.delete_in(txn, node, false);
         }
@@ -61,12 +62,14 @@ impl Fs {
 
     /// Deletes an orphan that nobody can reach any more (D3).
     pub(crate) fn delete_orphan(&self, node: &Arc<Node>) -> Result<()> {
+        let _settled = node.settle();
         let mut txn = Txn::begin(self.volume(), CREDITS)?;
         self.delete_in(&mut txn, node, true)
     }
 
     fn delete_in(&self, txn: &mut Txn<'_>, node: &Arc<Node>, is_orphan: bool) -> Result<()> {
         let purpose = node.with(purpose_of);
+        node.drop_contents(self.volume());
         if node.with(map::has_blocks) {
             map::remove(txn, self, node, 0..FILE_BLOCKS_END, purpose)?;
             // What is no orphan goes whole, in the transaction that took its last name.

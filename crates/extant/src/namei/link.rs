@@ -130,6 +130,7 @@ impl Inode {
             }
             check_linkable(data)
         })?;
+        let _settled = node.settle();
         let mut txn = Txn::begin(volume, UNLINK_CREDITS)?;
         dir_edit::remove(&mut txn, fs, dir, name)?;
         let now = writer.now();

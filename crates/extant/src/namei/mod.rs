@@ -138,7 +138,7 @@ fn drop_subdirectory(dir: &mut InodeData) {
 impl Fs {
     /// Runs a change, again after a commit if it found no room while freed blocks were waiting for
     /// one; then deletes inodes that lost their last handle.
-    fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
+    pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
         writer.supers().check_writable()?;
         let mut result = run();

@@ -1,0 +1,355 @@
+//! The memory that all files of one file system share: budget, eviction, dirty limits.
+//!
+//! # Invariants
+//!
+//! - C1. A folio is in the index of exactly one file, or detached and pinned, or free.
+//! - C2. A folio is given up only without pins, without dirty and without writeback units, and while its
+//!   file's index is locked: whoever finds it in the index can pin it.
+//! - C3. State bits of free memory are clear.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use extant_sync::{Mutex, Rank};
+
+use crate::arena::Arena;
+use crate::buddy::Buddy;
+use crate::file::FileInner;
+use crate::frames::{Frames, Pin};
+use crate::hints::Hints;
+use crate::states::{State, States};
+use crate::stats::{CacheStats, Counters};
+
+/// Bytes of a page, as a power of two.
+pub(crate) const PAGE_LOG2: u32 = 12;
+/// Pages of the largest folio, as a power of two: 2 MiB.
+pub(crate) const ORDER_MAX: u8 = 9;
+/// Shards of the table of files.
+const SHARDS: usize = 16;
+/// Smallest cache: below, a folio of each size would not fit.
+const BYTES_MIN: u64 = 1 << 20;
+
+/// How large a cache is and how it behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Bytes of file contents that may be in memory; rounded up to 2 MiB, at least that.
+    pub bytes: u64,
+    /// Size of a block of the file system, as a power of two: 10 to 16.
+    pub block_log2: u32,
+    /// Largest folio, in bytes, as a power of two: 12 to 21.
+    pub folio_max_log2: u32,
+    /// Above this many dirty bytes the background writer works; 0 for a tenth of `bytes`.
+    pub dirty_background: u64,
+    /// Above this many dirty bytes writers write back themselves; 0 for two fifths of `bytes`.
+    pub dirty_max: u64,
+    /// For tests: zeroing writes back what is dirty first, as kernels before 6.13 did.
+    pub flush_before_zero: bool,
+}
+
+impl CacheOptions {
+    /// A cache of `bytes` for blocks of `2^block_log2` bytes.
+    pub fn new(bytes: u64, block_log2: u32) -> CacheOptions {
+        CacheOptions {
+            bytes,
+            block_log2,
+            folio_max_log2: PAGE_LOG2 + u32::from(ORDER_MAX),
+            dirty_background: 0,
+            dirty_max: 0,
+            flush_before_zero: false,
+        }
+    }
+}
+
+/// Why the cache could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// Everything in the cache is pinned or dirty and nothing could be written back.
+    #[error(
+        "no room in the page cache: {dirty} of {bytes} bytes are dirty; sync, or mount with a larger cache"
+    )]
+    Full {
+        /// Budget.
+        bytes: u64,
+        /// Dirty bytes.
+        dirty: u64,
+    },
+    /// No memory for the cache.
+    #[error("no memory for a page cache of {bytes} bytes: {why}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        why: String,
+    },
+}
+
+/// The page cache of one file system.
+pub struct Cache {
+    pub(crate) arena: Arena,
+    pub(crate) buddy: Buddy,
+    pub(crate) states: States,
+    pub(crate) frames: Frames,
+    pub(crate) hints: Hints,
+    pub(crate) options: CacheOptions,
+    pub(crate) unit_log2: u32,
+    /// Smallest folio: a block.
+    pub(crate) order_min: u8,
+    pub(crate) order_max: u8,
+    pages: u32,
+    dirty: AtomicU64,
+    next_file: AtomicU64,
+    files: Vec<Mutex<HashMap<u64, Weak<FileInner>>>>,
+    /// Folios that left their file while pinned.
+    limbo: Mutex<Vec<(u32, u8)>>,
+    limbo_len: AtomicU32,
+    hand: AtomicU32,
+    pub(crate) counters: Counters,
+}
+
+impl Cache {
+    /// An empty cache. Memory is taken from the system as it fills.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError::Memory`].
+    pub fn new(options: CacheOptions) -> Result<Arc<Cache>, CacheError> {
+        let memory = |why: String| CacheError::Memory { bytes: options.bytes, why };
+        let bytes = options.bytes.max(BYTES_MIN);
+        let arena = Arena::new(bytes).map_err(|error| memory(error.to_string()))?;
+        let pages = u32::try_from(arena.len() >> PAGE_LOG2)
+            .map_err(|_| memory("more than 16 TiB".to_owned()))?;
+        let block_log2 = options.block_log2.clamp(10, 16);
+        let unit_log2 = block_log2.min(PAGE_LOG2);
+        let order_min = block_log2.saturating_sub(PAGE_LOG2) as u8;
+        let order_max = options.folio_max_log2.clamp(PAGE_LOG2, PAGE_LOG2 + u32::from(ORDER_MAX));
+        let order_max = ((order_max - PAGE_LOG2) as u8).max(order_min);
+        let mut options = CacheOptions { bytes: arena.len(), block_log2, ..options };
+        if options.dirty_background == 0 {
+            options.dirty_background = options.bytes / 10;
+        }
+        if options.dirty_max == 0 {
+            options.dirty_max = options.bytes / 5 * 2;
+        }
+        options.dirty_background = options.dirty_background.min(options.dirty_max);
+        Ok(Arc::new(Cache {
+            buddy: Buddy::new(pages),
+            states: States::new(u64::from(pages) << (PAGE_LOG2 - unit_log2)),
+            frames: Frames::new(pages),
+            hints: Hints::new(pages),
+            arena,
+            options,
+            unit_log2,
+            order_min,
+            order_max,
+            pages,
+            dirty: AtomicU64::new(0),
+            next_file: AtomicU64::new(1),
+            files: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, HashMap::new())).collect(),
+            limbo: Mutex::new(Rank::Leaf, Vec::new()),
+            limbo_len: AtomicU32::new(0),
+            hand: AtomicU32::new(0),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// What the cache did and holds.
+    pub fn stats(&self) -> CacheStats {
+        let free = u64::from(self.buddy.free_pages());
+        CacheStats {
+            dirty_bytes: self.dirty_bytes(),
+            used_bytes: (u64::from(self.pages) - free) << PAGE_LOG2,
+            ..self.counters.read()
+        }
+    }
+
+    /// Its options, as they are after rounding.
+    pub fn options(&self) -> &CacheOptions {
+        &self.options
+    }
+
+    /// Bytes that are dirty.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    /// Whether the background writer should work.
+    pub fn wants_writeback(&self) -> bool {
+        self.dirty_bytes() > self.options.dirty_background
+    }
+
+    /// Whether writers have to write back before they dirty more.
+    pub fn is_over_limit(&self) -> bool {
+        self.dirty_bytes() > self.options.dirty_max
+    }
+
+    pub(crate) fn add_dirty(&self, units: u64) {
+        self.dirty.fetch_add(units << self.unit_log2, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub_dirty(&self, units: u64) {
+        self.dirty.fetch_sub(units << self.unit_log2, Ordering::Relaxed);
+    }
+
+    /// A number for a file's cache, never used twice.
+    pub(crate) fn next_file(&self) -> u64 {
+        self.next_file.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn register(&self, file: &Arc<FileInner>) {
+        self.shard(file.id).lock().insert(file.id, Arc::downgrade(file));
+    }
+
+    pub(crate) fn unregister(&self, id: u64) {
+        self.shard(id).lock().remove(&id);
+    }
+
+    fn shard(&self, id: u64) -> &Mutex<HashMap<u64, Weak<FileInner>>> {
+        &self.files[id as usize % SHARDS]
+    }
+
+    /// Units of the pages `page..page + 2^order` of the arena.
+    pub(crate) fn units_of(&self, page: u32, order: u8) -> std::ops::Range<u64> {
+        let per_page = PAGE_LOG2 - self.unit_log2;
+        let start = u64::from(page) << per_page;
+        start..start + (1 << (u32::from(order) + per_page))
+    }
+
+    /// Memory for a folio of at most `2^order` pages: smaller ones when there is no room for such,
+    /// given up folios when there is none at all.
+    pub(crate) fn allocate(&self, order: u8, shard: u64) -> Option<(u32, u8)> {
+        let shard = shard as usize;
+        let order = order.clamp(self.order_min, self.order_max);
+        for attempt in 0..4 {
+            let mut smaller = order;
+            loop {
+                if let Some((page, fresh)) = self.buddy.alloc(smaller, shard) {
+                    if fresh && smaller >= 4 {
+                        self.arena.prepare(page >> ORDER_MAX);
+                    }
+                    return Some((page, smaller));
+                }
+                // A smaller one at once only if room cannot be made, or was made already.
+                if smaller == self.order_min || attempt == 0 {
+                    break;
+                }
+                smaller -= 1;
+            }
+            if attempt == 0 {
+                self.evict(1 << order);
+            } else if self.evict(64.max(1 << order)) == 0 && attempt > 1 {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Gives memory back. It is in no index, and nobody has a pin.
+    pub(crate) fn release(&self, page: u32, order: u8) {
+        let units = self.units_of(page, order);
+        self.states.clear(State::Uptodate, units.clone());
+        let dirty = self.states.clear(State::Dirty, units);
+        self.sub_dirty(dirty);
+        self.buddy.free(page, order);
+    }
+
+    /// A folio that left its file while somebody had it pinned.
+    pub(crate) fn release_later(&self, page: u32, order: u8) {
+        self.limbo.lock().push((page, order));
+        self.limbo_len.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Frees what was detached and is pinned no more.
+    pub(crate) fn sweep_limbo(&self) -> u64 {
+        if self.limbo_len.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let mut free = Vec::new();
+        self.limbo.lock().retain(|&(page, order)| {
+            let killed = self.frames.kill(page);
+            if killed {
+                free.push((page, order));
+            }
+            !killed
+        });
+        let mut pages = 0;
+        for (page, order) in free {
+            self.limbo_len.fetch_sub(1, Ordering::Relaxed);
+            self.release(page, order);
+            pages += 1 << order;
+        }
+        pages
+    }
+
+    /// Gives up folios that nobody needs, at least `pages` pages if there are as many; goes around
+    /// the arena, so that neighbours become free together. Returns the pages freed.
+    ///
+    /// A folio that was used again since the hand came by last time is passed over once: what is
+    /// read or written one time only goes first.
+    pub(crate) fn evict(&self, pages: u64) -> u64 {
+        let mut freed = self.sweep_limbo();
+        let mut left = u64::from(self.pages) * 2;
+        while freed < pages && left > 0 {
+            let at = self.hand.fetch_add(1, Ordering::Relaxed) % self.pages;
+            left -= 1;
+            let Some(pin) = self.frames.pin_any(at) else { continue };
+            let skip = (1u32 << pin.order()) - 1;
+            if skip > 0 {
+                self.hand.fetch_add(skip, Ordering::Relaxed);
+                left = left.saturating_sub(u64::from(skip));
+            }
+            if pin.take_used() {
+                continue;
+            }
+            freed += self.give_up(pin);
+        }
+        freed
+    }
+
+    /// Frees one folio if it can be (C2). Returns its pages.
+    fn give_up(&self, pin: Pin<'_>) -> u64 {
+        let (page, order, start, file) = (pin.id(), pin.order(), pin.start(), pin.file());
+        let units = self.units_of(page, order);
+        let is_busy = || {
+            self.states.any(State::Dirty, units.clone())
+                || self.states.any(State::Writeback, units.clone())
+        };
+        if is_busy() || pin.is_detached() {
+            return 0;
+        }
+        let Some(file) = self.shard(file).lock().get(&file).and_then(Weak::upgrade) else {
+            return 0;
+        };
+        let mut index = file.index.write();
+        if index.folios.get(&start) != Some(&(page, order)) {
+            return 0;
+        }
+        drop(pin);
+        if !self.frames.kill(page) {
+            return 0;
+        }
+        if is_busy() {
+            // Dirtied between the look and the kill.
+            drop(self.frames.publish(page, file.id, start, order));
+            return 0;
+        }
+        index.folios.remove(&start);
+        drop(index);
+        self.counters.folios_evicted.add(1);
+        self.release(page, order);
+        1 << order
+    }
+
+    /// The error that says that there is no room.
+    pub(crate) fn full(&self) -> CacheError {
+        CacheError::Full { bytes: self.options.bytes, dirty: self.dirty_bytes() }
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,393 @@
+//! The cached part of one file: which folios there are, which are dirty, what went wrong.
+//!
+//! # Invariants
+//!
+//! - F1. Folios of a file do not overlap, and each starts at a multiple of its size.
+//! - F2. A folio is on the list of dirty ones exactly while its frame says "listed"; both change
+//!   under the folio's lock. Every folio with a dirty unit is listed.
+//! - F3. Units are dirty only where the file has space or a promise of space.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use extant_sync::{Condvar, Mutex, MutexGuard, Rank, RwLock};
+
+use crate::cache::{Cache, PAGE_LOG2};
+use crate::frames::Pin;
+use crate::mapping::{Intent, Kind, Mapper, Mapping};
+use crate::readahead::Streams;
+use crate::states::State;
+
+/// No frame has this number.
+const NO_FRAME: u32 = u32::MAX;
+
+/// What a file has in the cache, in order.
+#[derive(Default)]
+pub(crate) struct Index {
+    /// First page of the file → frame and order.
+    pub(crate) folios: BTreeMap<u64, (u32, u8)>,
+    /// First pages of dirty folios.
+    pub(crate) dirty: BTreeSet<u64>,
+}
+
+impl Index {
+    /// The folio that has `page`.
+    pub(crate) fn at(&self, page: u64) -> Option<(u64, u32, u8)> {
+        let (&start, &(id, order)) = self.folios.range(..=page).next_back()?;
+        (page - start < 1 << order).then_some((start, id, order))
+    }
+}
+
+pub(crate) struct FileInner {
+    pub(crate) id: u64,
+    pub(crate) index: RwLock<Index>,
+}
+
+/// One file's part of a [`Cache`]. Dropping it forgets all that it holds, dirty or not.
+pub struct FileCache {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) inner: Arc<FileInner>,
+    /// Orders that folios of this file have or had, as bits.
+    orders: AtomicU16,
+    /// The frame used last.
+    last: AtomicU32,
+    /// The mapping used last, trusted while its cookie is current.
+    mapping: Mutex<Option<Mapping>>,
+    pub(crate) streams: Streams,
+    pub(crate) writeback: Mutex<()>,
+    /// Counts passes of writeback, for those who wait for the end of one.
+    passes: Mutex<u64>,
+    pass_ended: Condvar,
+    errors: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// While it is held, nothing of the file is under writeback and no writeback begins.
+#[must_use = "writeback goes on when it is dropped"]
+pub struct KeptOut<'a> {
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl FileCache {
+    /// The empty cache of a file.
+    pub fn new(cache: &Arc<Cache>) -> FileCache {
+        let index = RwLock::new(Rank::Leaf, Index::default());
+        let inner = Arc::new(FileInner { id: cache.next_file(), index });
+        cache.register(&inner);
+        FileCache {
+            cache: Arc::clone(cache),
+            inner,
+            orders: AtomicU16::new(0),
+            last: AtomicU32::new(NO_FRAME),
+            mapping: Mutex::new(Rank::Leaf, None),
+            streams: Streams::default(),
+            writeback: Mutex::new(Rank::Writeback, ()),
+            passes: Mutex::new(Rank::Leaf, 0),
+            pass_ended: Condvar::new(),
+            errors: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// The cache it is part of.
+    pub fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// Whether something of the file is dirty. What is under writeback is not.
+    pub fn is_dirty(&self) -> bool {
+        !self.inner.index.read().dirty.is_empty()
+    }
+
+    /// Folios that the file has in the cache.
+    pub fn folio_count(&self) -> usize {
+        self.inner.index.read().folios.len()
+    }
+
+    /// Waits until the file is not under writeback and keeps it so. The caller holds the content
+    /// lock, no folio lock and no journal handle.
+    pub fn keep_writeback_out(&self) -> KeptOut<'_> {
+        KeptOut { _guard: self.writeback.lock() }
+    }
+
+    /// How many passes of writeback have failed: a number to compare with the one seen before.
+    pub fn error_count(&self) -> u64 {
+        self.errors.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_error(&self) {
+        self.errors.fetch_add(1, Ordering::AcqRel);
+        self.cache.counters.writeback_errors.add(1);
+    }
+
+    /// The folio that has `page`, pinned.
+    pub(crate) fn find(&self, page: u64) -> Option<Pin<'_>> {
+        let cache = &*self.cache;
+        let (frames, id) = (&cache.frames, self.inner.id);
+        let last = self.last.load(Ordering::Relaxed);
+        if last != NO_FRAME
+            && let Some(pin) = frames.pin(last, id, page)
+        {
+            return Some(pin);
+        }
+        let mut orders = self.orders.load(Ordering::Relaxed);
+        while orders != 0 {
+            let order = orders.trailing_zeros() as u8;
+            orders &= orders - 1;
+            let hint = cache.hints.get(id, page >> order << order, order);
+            if let Some(pin) = frames.pin(hint, id, page) {
+                self.note_use(&pin);
+                return Some(pin);
+            }
+        }
+        if self.orders.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let index = self.inner.index.read();
+        let (start, frame, order) = index.at(page)?;
+        // It cannot leave the index now, so it can be pinned.
+        let pin = frames.pin(frame, id, page)?;
+        drop(index);
+        cache.hints.set(id, start, order, frame);
+        self.note_use(&pin);
+        cache.counters.index_finds.add(1);
+        Some(pin)
+    }
+
+    /// Somebody came back to a folio: it is worth keeping for another round.
+    fn note_use(&self, pin: &Pin<'_>) {
+        pin.mark_used();
+        self.last.store(pin.id(), Ordering::Relaxed);
+    }
+
+    /// Makes a folio for `page`, of at most `2^order` pages, or finds the one that somebody else
+    /// has just made. `None` when there is no room.
+    pub(crate) fn make(&self, page: u64, order: u8) -> Option<Pin<'_>> {
+        let cache = &*self.cache;
+        let order = self.order_at(page, order);
+        let (frame, order) = cache.allocate(order, self.inner.id)?;
+        let start = page >> order << order;
+        let pin = cache.frames.publish(frame, self.inner.id, start, order);
+        let mut index = self.inner.index.write();
+        let end = start + (1 << order);
+        let is_taken = index.at(start).is_some() || index.folios.range(start..end).next().is_some();
+        if is_taken {
+            drop(index);
+            drop(pin);
+            self.give_away(frame, order);
+            return self.find(page);
+        }
+        index.folios.insert(start, (frame, order));
+        drop(index);
+        self.orders.fetch_or(1 << order, Ordering::Relaxed);
+        cache.hints.set(self.inner.id, start, order, frame);
+        self.last.store(frame, Ordering::Relaxed);
+        cache.counters.folios_made.add(1);
+        Some(pin)
+    }
+
+    /// The largest order up to `order` that a folio for `page` may have: aligned at its first page
+    /// when above the smallest, and apart from the folios there are.
+    fn order_at(&self, page: u64, order: u8) -> u8 {
+        let min = self.cache.order_min;
+        let aligned = u8::try_from(page.trailing_zeros()).unwrap_or(64);
+        let mut order = order.min(aligned).clamp(min, self.cache.order_max);
+        let index = self.inner.index.read();
+        while order > min {
+            let start = page >> order << order;
+            let free = index.at(start).is_none()
+                && index.folios.range(start..start + (1 << order)).next().is_none();
+            if free {
+                break;
+            }
+            order -= 1;
+        }
+        order
+    }
+
+    /// Frees a folio that is in no index; later, if somebody has it pinned for a moment.
+    pub(crate) fn give_away(&self, frame: u32, order: u8) {
+        if self.cache.frames.kill(frame) {
+            self.cache.release(frame, order);
+        } else {
+            self.cache.release_later(frame, order);
+        }
+    }
+
+    /// First page at or behind `page` that a folio has.
+    pub(crate) fn next_cached(&self, page: u64) -> Option<u64> {
+        let index = self.inner.index.read();
+        if index.at(page).is_some() {
+            return Some(page);
+        }
+        index.folios.range(page..).next().map(|(&start, _)| start)
+    }
+
+    /// Units of bytes `range` of the file in a folio, rounded outward.
+    pub(crate) fn units(&self, pin: &Pin<'_>, range: Range<u64>) -> Range<u64> {
+        let unit = self.cache.unit_log2;
+        let base = u64::from(pin.id()) << (PAGE_LOG2 - unit);
+        let start = pin.start() << PAGE_LOG2;
+        let first = (range.start - start) >> unit;
+        let end = (range.end - start + (1 << unit) - 1) >> unit;
+        base + first..base + end
+    }
+
+    /// Byte of the arena that has byte `at` of the file.
+    pub(crate) fn arena_at(&self, pin: &Pin<'_>, at: u64) -> u64 {
+        (u64::from(pin.id()) << PAGE_LOG2) + (at - (pin.start() << PAGE_LOG2))
+    }
+
+    /// Bytes of the file that a folio has.
+    pub(crate) fn bytes_of(&self, pin: &Pin<'_>) -> Range<u64> {
+        let start = pin.start() << PAGE_LOG2;
+        start..start + (u64::from(pin.pages()) << PAGE_LOG2)
+    }
+
+    /// Marks units dirty; the folio is locked, the units are uptodate.
+    pub(crate) fn set_dirty(&self, pin: &Pin<'_>, units: Range<u64>) {
+        let newly = self.cache.states.set(State::Dirty, units);
+        if newly > 0 {
+            self.cache.add_dirty(newly);
+        }
+        if !pin.set_listed(true) {
+            self.inner.index.write().dirty.insert(pin.start());
+        }
+    }
+
+    /// Marks units clean; the folio is locked.
+    pub(crate) fn clear_dirty(&self, pin: &Pin<'_>, units: Range<u64>) {
+        let cleared = self.cache.states.clear(State::Dirty, units);
+        if cleared > 0 {
+            self.cache.sub_dirty(cleared);
+        }
+        self.unlist_if_clean(pin);
+    }
+
+    /// F2, after units were made clean.
+    pub(crate) fn unlist_if_clean(&self, pin: &Pin<'_>) {
+        let all = self.cache.units_of(pin.id(), pin.order());
+        if !self.cache.states.any(State::Dirty, all) && pin.set_listed(false) {
+            self.inner.index.write().dirty.remove(&pin.start());
+        }
+    }
+
+    /// Waits until none of these units is under writeback. No folio lock is held.
+    pub(crate) fn wait_for_writeback(&self, units: Range<u64>) {
+        self.cache.counters.writeback_waits.add(1);
+        let mut passes = self.passes.lock();
+        while self.cache.states.any(State::Writeback, units.clone()) {
+            self.pass_ended.wait(&mut passes);
+        }
+    }
+
+    /// Units are not under writeback any more: tells those who wait.
+    pub(crate) fn end_writeback(&self, units: impl Iterator<Item = Range<u64>>) {
+        for range in units {
+            self.cache.states.clear(State::Writeback, range);
+        }
+        *self.passes.lock() += 1;
+        self.pass_ended.notify_all();
+    }
+
+    /// What is behind the first bytes of `range`: the mapping used last if it is still true, else
+    /// the mapper's answer.
+    pub(crate) fn mapping<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+        intent: Intent,
+    ) -> Result<Mapping, M::Error> {
+        if let Some(last) = &*self.mapping.lock()
+            && last.covers(range.start)
+            && mapper.is_current(last.cookie)
+            && (intent != Intent::Write || last.kind != Kind::Hole)
+        {
+            return Ok(last.clone());
+        }
+        self.cache.counters.mappings.add(1);
+        let mapping = mapper.map(range, intent)?;
+        // Who asks next has not reserved it.
+        let flags = crate::mapping::MapFlags { is_new: false, ..mapping.flags };
+        *self.mapping.lock() = Some(Mapping { flags, ..mapping.clone() });
+        Ok(mapping)
+    }
+
+    /// Forgets what the cache holds of bytes `range`, dirty or not: whole blocks, or up to any
+    /// end. The caller keeps writers and writeback out.
+    pub fn forget(&self, range: Range<u64>, _kept_out: &KeptOut<'_>) {
+        let (first, end) = (range.start >> PAGE_LOG2, range.end.div_ceil(1 << PAGE_LOG2));
+        let mut at = first;
+        while let Some(page) = self.next_cached(at).filter(|page| *page < end) {
+            let Some(pin) = self.find(page) else {
+                at = page + 1;
+                continue;
+            };
+            let folio = self.bytes_of(&pin);
+            at = folio.end >> PAGE_LOG2;
+            let guard = pin.lock();
+            let part = range.start.max(folio.start)..range.end.min(folio.end);
+            if part == folio {
+                self.clear_dirty(&pin, self.units(&pin, folio));
+                pin.detach();
+                self.inner.index.write().folios.remove(&pin.start());
+                drop(guard);
+                let (frame, order) = (pin.id(), pin.order());
+                drop(pin);
+                self.give_away(frame, order);
+                continue;
+            }
+            let units = self.units(&pin, part);
+            self.clear_dirty(&pin, units.clone());
+            self.cache.states.clear(State::Uptodate, units);
+        }
+    }
+
+    /// Ends writeback of the file: waits for what runs, and lets none begin before
+    /// [`reopen`](Self::reopen). For a file that is about to be deleted. No folio lock and no journal
+    /// handle is held.
+    pub fn close(&self) {
+        let _none = self.writeback.lock();
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Allows writeback again.
+    pub fn reopen(&self) {
+        self.closed.store(false, Ordering::Release);
+    }
+
+    /// Whether writeback has been ended.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Forgets everything, dirty or not. For a file that nobody can use: it is
+    /// [closed](Self::close), and nobody reads or writes it. Takes no lock but leaves.
+    pub fn forget_all(&self) {
+        let index = std::mem::take(&mut *self.inner.index.write());
+        for (frame, order) in index.folios.into_values() {
+            // Somebody who follows an old hint may have it pinned for a moment.
+            if let Some(pin) = self.cache.frames.pin_any(frame) {
+                pin.detach();
+            }
+            self.give_away(frame, order);
+        }
+        *self.mapping.lock() = None;
+    }
+}
+
+impl Drop for FileCache {
+    fn drop(&mut self) {
+        self.forget_all();
+        self.cache.unregister(self.inner.id);
+    }
+}
+
+impl fmt::Debug for FileCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileCache").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}

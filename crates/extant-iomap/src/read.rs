@@ -1,0 +1,284 @@
+//! Reading through the cache.
+//!
+//! The caller holds the content lock, shared: no writer runs. So what is uptodate stays as it is,
+//! and is copied without a lock.
+
+use std::ops::Range;
+
+use crate::cache::{CacheError, PAGE_LOG2};
+use crate::file::FileCache;
+use crate::frames::Pin;
+use crate::mapping::{Intent, Kind, Mapper, Mapping};
+use crate::readahead::{order_for, pages_of};
+use crate::states::State;
+
+/// How much of a file one question to the mapper is about, in bytes.
+const ASK: u64 = 64 << 20;
+
+impl FileCache {
+    /// Fills `out` from byte `offset`; fewer only at the end of the file. Returns how many bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper and the device; `out` may be partly filled.
+    ///
+    /// # Cost
+    ///
+    /// One copy, and for each folio a pin and a look at the bits of the units that are read.
+    pub fn read<M: Mapper>(
+        &self,
+        mapper: &M,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let left = mapper.size().saturating_sub(offset);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        let mut done = 0;
+        while done < wanted {
+            let at = offset + done as u64;
+            let rest = &mut out[done..wanted];
+            done += match self.find(at >> PAGE_LOG2) {
+                Some(pin) => self.read_folio(mapper, &pin, at, rest)?,
+                None => self.read_absent(mapper, at, rest)?,
+            };
+        }
+        Ok(done)
+    }
+
+    /// Copies what a folio has, after filling it where that is needed.
+    fn read_folio<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<usize, M::Error> {
+        let folio = self.bytes_of(pin);
+        let len = usize::try_from(folio.end - at).unwrap_or(usize::MAX).min(out.len());
+        let range = at..at + len as u64;
+        if !self.cache.states.all(State::Uptodate, self.units(pin, range.clone())) {
+            self.fill(mapper, pin, range)?;
+        }
+        self.cache.arena.copy_out(self.arena_at(pin, at), &mut out[..len]);
+        Ok(len)
+    }
+
+    /// Reads where no folio is: holes are zeros without a folio, device blocks get one. Returns
+    /// how many bytes of `out` are filled, 0 when the folios are there now.
+    fn read_absent<M: Mapper>(&self, mapper: &M, at: u64, out: &mut [u8]) -> Result<usize, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let size = mapper.size();
+        let mapping = self.mapping(mapper, at..at + ASK, Intent::Read)?;
+        let rest = usize::try_from(mapping.end() - at).unwrap_or(usize::MAX).min(out.len());
+        match &mapping.kind {
+            Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
+                // Folios in the range may hold what is not written yet.
+                let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
+                let free = next.map_or(u64::MAX, |next| next.saturating_sub(at));
+                let len = usize::try_from(free).unwrap_or(usize::MAX).min(rest);
+                out[..len].fill(0);
+                Ok(len)
+            }
+            Kind::Inline(bytes) => {
+                let from = usize::try_from(at - mapping.offset).unwrap_or(usize::MAX);
+                let stored = bytes.get(from.min(bytes.len())..).unwrap_or(&[]);
+                let stored = &stored[..stored.len().min(rest)];
+                let (head, tail) = out[..rest].split_at_mut(stored.len());
+                head.copy_from_slice(stored);
+                tail.fill(0);
+                Ok(rest)
+            }
+            Kind::Mapped(_) => {
+                let (page, wanted) = (at >> PAGE_LOG2, out.len() as u64);
+                let window = self.streams.window(page, pages_of(at, wanted));
+                let end = page.saturating_add(window).saturating_mul(1 << PAGE_LOG2);
+                let end = end.min(size).min(mapping.end());
+                self.fill_absent(mapper, at..end.max(at + 1))?;
+                Ok(0)
+            }
+        }
+    }
+
+    /// Makes folios for the first bytes of `range`, up to the next that there is, and fills them.
+    fn fill_absent<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<(), M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let mut page = range.start >> PAGE_LOG2;
+        let end = range.end.div_ceil(1 << PAGE_LOG2);
+        while page < end {
+            let is_first = page == range.start >> PAGE_LOG2;
+            if !is_first && self.next_cached(page) == Some(page) {
+                break;
+            }
+            let Some(pin) = self.make_or_relieve(mapper, page, order_for(end - page), is_first)?
+            else {
+                break;
+            };
+            let folio = self.bytes_of(&pin);
+            let part = folio.start..folio.end.min(range.end.max(folio.start + 1));
+            // Only what was asked for may fail the caller.
+            if let Err(error) = self.fill(mapper, &pin, part) {
+                if is_first {
+                    return Err(error);
+                }
+                break;
+            }
+            page = folio.end >> PAGE_LOG2;
+        }
+        Ok(())
+    }
+
+    /// A new folio; when there is no room, after something was written back. `None` when there is
+    /// none even so and it is not `needed`.
+    pub(crate) fn make_or_relieve<M: Mapper>(
+        &self,
+        mapper: &M,
+        page: u64,
+        order: u8,
+        needed: bool,
+    ) -> Result<Option<Pin<'_>>, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        for _ in 0..8 {
+            if let Some(pin) = self.make(page, order) {
+                return Ok(Some(pin));
+            }
+            if !needed || !mapper.relieve()? {
+                break;
+            }
+        }
+        if needed { Err(self.cache.full().into()) } else { Ok(None) }
+    }
+
+    /// Brings the blocks of `range`, which is inside the folio, into the cache. Device blocks are
+    /// read, everything else is zeros; so are the bytes behind the end of the file.
+    pub(crate) fn fill<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+    ) -> Result<(), M::Error> {
+        let _folio = pin.lock();
+        self.fill_locked(mapper, pin, range)
+    }
+
+    /// [`fill`](Self::fill) of a folio that is locked.
+    pub(crate) fn fill_locked<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+    ) -> Result<(), M::Error> {
+        let block = self.block_of(range);
+        let cache = &*self.cache;
+        let folio = self.bytes_of(pin);
+        let units = self.units(pin, block.clone());
+        let mut next = units.start;
+        while let Some(run) = cache.states.next_clear(State::Uptodate, next..units.end) {
+            next = run.end;
+            let base = self.units(pin, folio.start..folio.start + 1).start;
+            let unit = cache.unit_log2;
+            let missing = folio.start + ((run.start - base) << unit)
+                ..folio.start + ((run.end - base) << unit);
+            let mut at = missing.start;
+            while at < missing.end {
+                let mapping = self.mapping(mapper, at..at.max(missing.end) + ASK, Intent::Read)?;
+                let end = mapping.end().min(missing.end);
+                self.fill_part(mapper, pin, at..end, &mapping)?;
+                at = end;
+            }
+            cache.states.set(State::Uptodate, run);
+        }
+        Ok(())
+    }
+
+    fn fill_part<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+        mapping: &Mapping,
+    ) -> Result<(), M::Error> {
+        let cache = &*self.cache;
+        let to = self.arena_at(pin, range.start);
+        let len = range.end - range.start;
+        // What is behind the end is not contents, whatever the device has there.
+        let size = mapper.size();
+        let inside = size.saturating_sub(range.start).min(len);
+        match &mapping.kind {
+            Kind::Mapped(_) if inside > 0 => {
+                let from = mapping.address_of(range.start).unwrap_or(u64::MAX);
+                let device = mapper.device();
+                // Devices may end in the middle of a block; files do not.
+                cache.arena.fill(to, inside, |out| device.read_at(from, out))?;
+                cache.arena.zero(to + inside, len - inside);
+                cache.counters.device_reads.add(1);
+                cache.counters.bytes_filled.add(inside);
+            }
+            Kind::Inline(bytes) => {
+                let from = usize::try_from(range.start - mapping.offset).unwrap_or(usize::MAX);
+                let stored = bytes.get(from.min(bytes.len())..).unwrap_or(&[]);
+                let stored = &stored[..stored.len().min(inside as usize)];
+                cache.arena.copy_in(to, stored);
+                cache.arena.zero(to + stored.len() as u64, len - stored.len() as u64);
+            }
+            _ => cache.arena.zero(to, len),
+        }
+        Ok(())
+    }
+
+    /// `range` rounded outward to blocks.
+    pub(crate) fn block_of(&self, range: Range<u64>) -> Range<u64> {
+        let block = 1u64 << self.cache.options.block_log2;
+        range.start & !(block - 1)..range.end.div_ceil(block) * block
+    }
+
+    /// Calls `look` with the bytes of `range`, as far as the file has them, out of the cache: no copy
+    /// is made. At most a quarter of the cache at once; the answer is about the first bytes then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`read`](Self::read).
+    pub fn with_cached<M: Mapper, R>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+        look: impl FnOnce(&[std::io::IoSlice<'_>]) -> R,
+    ) -> Result<R, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let most = range.start.saturating_add(self.cache.options.bytes / 4);
+        let end = range.end.min(mapper.size()).min(most);
+        let mut at = range.start;
+        let (mut pins, mut parts) = (Vec::new(), Vec::new());
+        while at < end {
+            let page = at >> PAGE_LOG2;
+            let pin = match self.find(page) {
+                Some(pin) => pin,
+                None => {
+                    let order = order_for(pages_of(at, end - at));
+                    match self.make_or_relieve(mapper, page, order, true)? {
+                        Some(pin) => pin,
+                        None => break,
+                    }
+                }
+            };
+            let part = at..self.bytes_of(&pin).end.min(end);
+            if !self.cache.states.all(State::Uptodate, self.units(&pin, part.clone())) {
+                self.fill(mapper, &pin, part.clone())?;
+            }
+            parts.push((self.arena_at(&pin, at), part.end - at));
+            at = part.end;
+            pins.push(pin);
+        }
+        Ok(self.cache.arena.slices(&parts, look))
+    }
+}

@@ -1,0 +1,85 @@
+//! Where data and holes are, with what is only in the cache.
+
+use std::ops::Range;
+
+use crate::cache::PAGE_LOG2;
+use crate::file::FileCache;
+use crate::mapping::{Intent, Kind, Mapper};
+use crate::states::State;
+
+/// How much one question to the mapper is about.
+const ASK: u64 = 1 << 40;
+
+impl FileCache {
+    /// The first byte from `offset` on that is data; `None` when only holes follow. The caller
+    /// holds the content lock.
+    ///
+    /// Delayed blocks are data; unwritten ones are where the cache has something for them.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper.
+    pub fn seek_data<M: Mapper>(&self, mapper: &M, offset: u64) -> Result<Option<u64>, M::Error> {
+        self.seek(mapper, offset, true)
+    }
+
+    /// The first byte from `offset` on that is in a hole, at most the size.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper.
+    pub fn seek_hole<M: Mapper>(&self, mapper: &M, offset: u64) -> Result<u64, M::Error> {
+        Ok(self.seek(mapper, offset, false)?.unwrap_or_else(|| mapper.size()))
+    }
+
+    fn seek<M: Mapper>(
+        &self,
+        mapper: &M,
+        offset: u64,
+        data: bool,
+    ) -> Result<Option<u64>, M::Error> {
+        let size = mapper.size();
+        let mut at = offset;
+        while at < size {
+            let mapping = self.mapping(mapper, at..size.max(at + ASK), Intent::Report)?;
+            let end = mapping.end().min(size);
+            let found = match mapping.kind {
+                Kind::Mapped(_) | Kind::Inline(_) | Kind::Delayed => data.then_some(at),
+                Kind::Hole => (!data).then_some(at),
+                Kind::Unwritten(_) => self.next_pending(at..end, data),
+            };
+            if let Some(found) = found.filter(|found| *found < end) {
+                return Ok(Some(found));
+            }
+            at = end;
+        }
+        Ok(None)
+    }
+
+    /// The first byte of `range` whose unit is, or is not, waiting to be written.
+    fn next_pending(&self, range: Range<u64>, pending: bool) -> Option<u64> {
+        let states = &self.cache.states;
+        let unit = self.cache.unit_log2;
+        let mut at = range.start;
+        while at < range.end {
+            let Some(pin) = self.find(at >> PAGE_LOG2) else {
+                if !pending {
+                    return Some(at);
+                }
+                at = self.next_cached(at >> PAGE_LOG2)? << PAGE_LOG2;
+                continue;
+            };
+            let end = self.bytes_of(&pin).end.min(range.end);
+            while at < end {
+                let units = self.units(&pin, at..at + 1);
+                let waits =
+                    states.any(State::Dirty, units.clone()) || states.any(State::Writeback, units);
+                if waits == pending {
+                    return Some(at);
+                }
+                at = ((at >> unit) + 1) << unit;
+            }
+        }
+        None
+    }
+}

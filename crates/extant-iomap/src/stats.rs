@@ -1,0 +1,80 @@
+//! What the cache did, in counters.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter on a cache line of its own: threads that count different things do not meet.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of a cache since it was made.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct CacheStats {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Bytes that are dirty now.
+            pub dirty_bytes: u64,
+            /// Bytes of the arena in use now.
+            pub used_bytes: u64,
+        }
+
+        #[derive(Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> CacheStats {
+                CacheStats { $($name: self.$name.get(),)* ..CacheStats::default() }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Folios made.
+    folios_made,
+    /// Folios given up to make room.
+    folios_evicted,
+    /// Times a folio was looked for in a file's index, because neither the last one used nor a hint
+    /// was right.
+    index_finds,
+    /// Questions to a mapper.
+    mappings,
+    /// Times a mapping was outdated when its folio was locked.
+    stale_mappings,
+    /// Bytes read from the device into the cache.
+    bytes_filled,
+    /// Bytes written from the cache to the device.
+    bytes_written,
+    /// Writes to the device.
+    device_writes,
+    /// Reads from the device.
+    device_reads,
+    /// Bytes copied out of or into the cache for callers.
+    bytes_copied,
+    /// Units whose state was looked at or changed by writes: grows with the bytes written, not with the
+    /// size of folios.
+    units_touched,
+    /// Waits of a writer for a block under writeback.
+    writeback_waits,
+    /// Calls that zeroed a range.
+    zero_calls,
+    /// Writes to the device that zeroing a range has caused before it returned: none, unless a test
+    /// asks for them.
+    zero_flushes,
+    /// Passes of writeback that failed.
+    writeback_errors,
+}

@@ -1,0 +1,195 @@
+//! Writing into the cache.
+//!
+//! The caller holds the content lock exclusively: no reader and no other writer runs. Writeback may.
+
+use std::ops::Range;
+
+use crate::cache::{CacheError, PAGE_LOG2};
+use crate::file::FileCache;
+use crate::frames::Pin;
+use crate::mapping::{Intent, Kind, Mapper, Mapping};
+use crate::readahead::{order_for, pages_of};
+use crate::states::State;
+
+/// An append gets folios of at most this part of what is before it, as a power of two.
+const APPEND_SHARE_LOG2: u32 = 3;
+
+impl FileCache {
+    /// Writes `bytes` at byte `offset` and returns how many were: fewer only when an error came in
+    /// the way, which the next call will meet again.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper (no space) and of the device (a block that is written in part is read
+    /// first), when they come before the first byte. The size has grown over exactly what was written.
+    ///
+    /// # Cost
+    ///
+    /// One copy; state in proportion to the bytes. Waits for the device only for blocks that are under
+    /// writeback or that are written in part and not cached.
+    pub fn write<M: Mapper>(&self, mapper: &M, offset: u64, bytes: &[u8]) -> Result<usize, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let size = mapper.size();
+        if offset > size && !bytes.is_empty() {
+            self.zero_tail(mapper, size)?;
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.write_some(mapper, offset + done as u64, &bytes[done..]) {
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes into one folio; 0 when something changed meanwhile and it must be looked at again.
+    fn write_some<M: Mapper>(&self, mapper: &M, at: u64, bytes: &[u8]) -> Result<usize, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let page = at >> PAGE_LOG2;
+        let found = self.find(page);
+        let pin = match found {
+            Some(pin) => pin,
+            None => {
+                let order = self.order_for_write(mapper, at, bytes.len() as u64);
+                match self.make_or_relieve(mapper, page, order, true)? {
+                    Some(pin) => pin,
+                    None => return Ok(0),
+                }
+            }
+        };
+        let folio = self.bytes_of(&pin);
+        let mut len = (bytes.len() as u64).min(folio.end - at);
+        let is_dirty = |len: u64| {
+            let units = self.units(&pin, self.block_of(at..at + len));
+            self.cache.states.all(State::Dirty, units)
+        };
+        let was_dirty = is_dirty(len);
+        let mut mapping = None;
+        if !was_dirty {
+            let answer = self.mapping(mapper, self.block_of(at..at + len), Intent::Write)?;
+            len = len.min(answer.end() - at);
+            mapping = Some(answer);
+        }
+        let put = self.put(mapper, &pin, at, &bytes[..len as usize], mapping.as_ref());
+        if let Some(mapping) = &mapping {
+            let used = if matches!(put, Ok(true)) {
+                mapping.len.min(at + len - mapping.offset)
+            } else {
+                0
+            };
+            mapper.end(mapping, used, Intent::Write);
+        }
+        Ok(if put? { len as usize } else { 0 })
+    }
+
+    /// Copies into a folio. `false` when the folio, its state or the mapping is not what the caller
+    /// took it for. Without a mapping, all blocks must be dirty.
+    fn put<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        at: u64,
+        bytes: &[u8],
+        mapping: Option<&Mapping>,
+    ) -> Result<bool, M::Error> {
+        let cache = &*self.cache;
+        let range = at..at + bytes.len() as u64;
+        let blocks = self.block_of(range.clone());
+        let units = self.units(pin, blocks.clone());
+        cache.counters.units_touched.add(units.end - units.start);
+        let folio = pin.lock();
+        if pin.is_detached() {
+            return Ok(false);
+        }
+        if cache.states.any(State::Writeback, units.clone()) {
+            drop(folio);
+            self.wait_for_writeback(units);
+            return Ok(false);
+        }
+        match mapping {
+            Some(mapping) => {
+                if !mapper.is_current(mapping.cookie) {
+                    cache.counters.stale_mappings.add(1);
+                    return Ok(false);
+                }
+                self.prepare_edges(mapper, pin, range.clone(), blocks, mapping)?;
+            }
+            None if !cache.states.all(State::Dirty, units.clone()) => return Ok(false),
+            None => {}
+        }
+        cache.arena.copy_in(self.arena_at(pin, at), bytes);
+        cache.counters.bytes_copied.add(bytes.len() as u64);
+        cache.states.set(State::Uptodate, units.clone());
+        self.set_dirty(pin, units);
+        if range.end > mapper.size() {
+            mapper.set_size(range.end);
+        }
+        Ok(true)
+    }
+
+    /// Makes the blocks at both ends of `range` uptodate where the write does not cover them whole.
+    fn prepare_edges<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+        blocks: Range<u64>,
+        mapping: &Mapping,
+    ) -> Result<(), M::Error> {
+        let block = 1u64 << self.cache.options.block_log2;
+        let first = blocks.start..blocks.start + block;
+        let last = blocks.end - block..blocks.end;
+        if range.start > first.start || range.end < first.end {
+            self.prepare_block(mapper, pin, first.clone(), &range, mapping)?;
+        }
+        if last.start != first.start && range.end < last.end {
+            self.prepare_block(mapper, pin, last, &range, mapping)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the part of a block outside `written` the bytes that it reads as.
+    fn prepare_block<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        block: Range<u64>,
+        written: &Range<u64>,
+        mapping: &Mapping,
+    ) -> Result<(), M::Error> {
+        let cache = &*self.cache;
+        if cache.states.all(State::Uptodate, self.units(pin, block.clone())) {
+            return Ok(());
+        }
+        let has_data = matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_))
+            && block.start < mapper.size();
+        if has_data {
+            return self.fill_locked(mapper, pin, block);
+        }
+        let head = block.start..written.start.max(block.start);
+        let tail = written.end.min(block.end)..block.end;
+        for part in [head, tail] {
+            if part.start < part.end {
+                cache.arena.zero(self.arena_at(pin, part.start), part.end - part.start);
+            }
+        }
+        Ok(())
+    }
+
+    /// How large a folio for a write should be: as large as the write; for an append also as a
+    /// part of what the file has already, so that small appends share folios and waste little.
+    fn order_for_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> u8 {
+        let wanted = order_for(pages_of(at, len));
+        let size = mapper.size();
+        if at < size || at - size > 1 << PAGE_LOG2 {
+            return wanted;
+        }
+        wanted.max(order_for(at >> PAGE_LOG2 >> APPEND_SHARE_LOG2))
+    }
+}

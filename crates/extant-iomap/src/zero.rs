@@ -1,0 +1,143 @@
+//! Zeroing through the cache, without a flush.
+//!
+//! What a range holds is decided block by block from how it is stored and from the state in the
+//! cache:
+//!
+//! | stored | in the cache | what is done |
+//! | --- | --- | --- |
+//! | any | dirty | zeroed in memory, stays dirty |
+//! | any | under writeback | waited for, then looked at again |
+//! | mapped | clean or absent | zeroed in the cache, dirty |
+//! | hole, delayed, unwritten | clean or absent | nothing: it reads as zeros |
+//!
+//! The lookup runs under the lock of the folio, if there is one, and only dirty blocks change
+//! their mapping without the content lock, so state and mapping belong together.
+
+use std::ops::Range;
+
+use crate::cache::{CacheError, PAGE_LOG2};
+use crate::file::FileCache;
+use crate::frames::Pin;
+use crate::mapping::{Intent, Kind, Mapper};
+use crate::states::State;
+
+/// How much one question to the mapper is about.
+const ASK: u64 = 1 << 40;
+
+impl FileCache {
+    /// Makes bytes `range` read as zeros. Neither the size nor what is allocated changes. The
+    /// caller holds the content lock exclusively.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper and the device; a part of the range may be zeroed.
+    ///
+    /// # Cost
+    ///
+    /// In folios and mappings of the range, and bytes of mapped blocks; not in its length.
+    pub fn zero<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<(), M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        self.cache.counters.zero_calls.add(1);
+        if self.cache.options.flush_before_zero && self.is_dirty() {
+            let before = self.cache.stats().device_writes;
+            self.write_back(mapper, 0..u64::MAX >> 1)?;
+            self.cache.counters.zero_flushes.add(self.cache.stats().device_writes - before);
+        }
+        let mut at = range.start;
+        while at < range.end {
+            at = match self.find(at >> PAGE_LOG2) {
+                Some(pin) => {
+                    let end = self.bytes_of(&pin).end.min(range.end);
+                    self.zero_folio(mapper, &pin, at..end)?
+                }
+                None => self.zero_absent(mapper, at..range.end)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Zeroes what is behind byte `size` in its block, before the file grows over it.
+    pub fn zero_tail<M: Mapper>(&self, mapper: &M, size: u64) -> Result<(), M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let block = 1u64 << self.cache.options.block_log2;
+        let end = size.div_ceil(block).saturating_mul(block);
+        if size < end { self.zero(mapper, size..end) } else { Ok(()) }
+    }
+
+    /// Where no folio is. Returns how far it got.
+    fn zero_absent<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<u64, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let at = range.start;
+        let mapping = self.mapping(mapper, at..range.end.max(at + ASK), Intent::Zero)?;
+        let end = mapping.end().min(range.end);
+        if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
+            let order = crate::readahead::order_for(crate::readahead::pages_of(at, end - at));
+            // Zeroed by the next round, which finds the folio.
+            self.make_or_relieve(mapper, at >> PAGE_LOG2, order, true)?;
+            return Ok(at);
+        }
+        let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
+        Ok(next.map_or(end, |next| next.max(at).min(end)))
+    }
+
+    /// In a folio. Returns how far it got: less than the range when it has to be looked at again.
+    fn zero_folio<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+    ) -> Result<u64, M::Error> {
+        let cache = &*self.cache;
+        let folio = pin.lock();
+        if pin.is_detached() {
+            return Ok(range.start);
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let block = self.block_of(at..at + 1);
+            let units = self.units(pin, block.clone());
+            if cache.states.any(State::Writeback, units.clone()) {
+                drop(folio);
+                self.wait_for_writeback(units);
+                return Ok(at);
+            }
+            let end = block.end.min(range.end);
+            let (to, len) = (self.arena_at(pin, at), end - at);
+            if cache.states.all(State::Dirty, units.clone()) {
+                cache.arena.zero(to, len);
+                at = end;
+                continue;
+            }
+            let mapping = self.mapping(mapper, at..range.end.max(at + ASK), Intent::Zero)?;
+            if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
+                if at > block.start || end < block.end {
+                    self.fill_locked(mapper, pin, block)?;
+                }
+                cache.arena.zero(to, len);
+                cache.states.set(State::Uptodate, units.clone());
+                self.set_dirty(pin, units);
+                at = end;
+                continue;
+            }
+            // Nothing to do up to the next dirty or busy unit, as far as this mapping goes.
+            let clean_end = mapping.end().min(range.end);
+            let rest = self.units(pin, at..clean_end);
+            let base = rest.start;
+            let next = [State::Dirty, State::Writeback]
+                .into_iter()
+                .filter_map(|state| cache.states.next_run(state, rest.clone()))
+                .map(|run| run.start)
+                .min();
+            let unit = cache.unit_log2;
+            let first = at >> unit << unit;
+            at = next.map_or(clean_end, |next| (first + ((next - base) << unit)).max(at));
+        }
+        Ok(range.end)
+    }
+}

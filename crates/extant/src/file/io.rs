@@ -1,0 +1,279 @@
+//! Reading and writing regular files.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+
+use extant_format::inode::{FileKind, InodeFlags};
+
+use super::{FileMapper, FileState};
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+use crate::map;
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::txn::Txn;
+
+/// Credits to take the set-id bits of an inode.
+const MODE_CREDITS: u32 = 4;
+
+/// Where a write goes.
+#[derive(Clone, Copy)]
+enum Place {
+    At(u64),
+    End,
+}
+
+impl Fs {
+    /// The state of a regular file in use.
+    pub(crate) fn file<'a>(&self, node: &'a Arc<Node>) -> Result<&'a FileState> {
+        Ok(node.file(self.volume(), self.volume().page_cache()?))
+    }
+
+    /// Calls `run` with what the page cache asks about a file.
+    pub(crate) fn with_mapper<R>(
+        &self,
+        node: &Arc<Node>,
+        run: impl FnOnce(&FileMapper<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let file = self.file(node)?;
+        run(&FileMapper { fs: self, node, file })
+    }
+}
+
+impl Inode {
+    /// Refuses what has no contents, or none that can be read.
+    pub(crate) fn check_contents(&self) -> Result<()> {
+        match self.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(FsError::IsADirectory { ino: self.ino() }),
+            _ => return Err(FsError::NotARegularFile { ino: self.ino() }),
+        }
+        if self.is_encrypted() {
+            return Err(FsError::Encrypted { ino: self.ino(), what: "contents" });
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` at byte `offset`, growing the file if need be, and returns how many were
+    /// written: fewer only when an error came in the way, which the next call meets again.
+    ///
+    /// A concurrent read sees all of one call's bytes or none. They are in memory then; they become
+    /// durable by [`sync`](Self::sync) or [`sync_data`](Self::sync_data), or in time by
+    /// [`Fs::tick`]. A hole in front of `offset` reads as zeros. Set-id bits are taken from the mode.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::NoSpace`], [`FsError::QuotaExceeded`] for the first byte: space is promised
+    ///   now, so that storing cannot fail for want of it later.
+    /// - [`FsError::TooLarge`] at the largest offset that the map reaches.
+    /// - [`FsError::NotPermitted`] by the inode's flags; [`FsError::ReadOnly`], [`FsError::Aborted`].
+    /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`].
+    /// - Damage and device errors, when a block is changed in part that is not cached.
+    ///
+    /// # Cost
+    ///
+    /// A copy into the cache. Waits for the device when too much is dirty.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let device = extant_block::FileDevice::open_writable("disk.img")?;
+    /// let fs = extant::MountOptions::new().read_only(false).open(device)?;
+    /// let inode = fs.resolve("/etc/motd")?;
+    /// inode.write_at(0, b"hello")?;
+    /// inode.sync()?;
+    /// fs.unmount()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_to(Place::At(offset), bytes).map(|(_, written)| written)
+    }
+
+    /// [`write_at`](Self::write_at) of several pieces, one after the other, as one write.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<usize> {
+        if let [one] = parts {
+            return self.write_at(offset, one);
+        }
+        self.write_parts(Place::At(offset), parts.iter().map(|part| &**part))
+            .map(|(_, written)| written)
+    }
+
+    /// Writes at the end of the file, wherever that is when nobody else writes; returns the offset.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_at`](Self::write_at). A part may be written.
+    pub fn append(&self, bytes: &[u8]) -> Result<u64> {
+        let (at, written) = self.write_to(Place::End, bytes)?;
+        if written < bytes.len() {
+            // The error that came in the way.
+            self.write_to(Place::At(at + written as u64), &bytes[written..])?;
+        }
+        Ok(at)
+    }
+
+    fn write_to(&self, place: Place, bytes: &[u8]) -> Result<(u64, usize)> {
+        self.write_parts(place, std::iter::once(bytes))
+    }
+
+    fn write_parts<'b>(
+        &self,
+        place: Place,
+        parts: impl Iterator<Item = &'b [u8]> + Clone,
+    ) -> Result<(u64, usize)> {
+        self.check_contents()?;
+        let fs = self.fs();
+        let node = self.node();
+        let file = fs.file(node)?;
+        fs.balance_dirty()?;
+        fs.change(|| {
+            let _content = node.content.write();
+            self.write_locked(file, place, parts.clone())
+        })
+    }
+
+    fn write_locked<'b>(
+        &self,
+        file: &FileState,
+        place: Place,
+        parts: impl Iterator<Item = &'b [u8]> + Clone,
+    ) -> Result<(u64, usize)> {
+        let (fs, node) = (self.fs(), self.node());
+        let wanted: u64 = parts.clone().map(|part| part.len() as u64).sum();
+        let offset = match place {
+            Place::At(offset) => offset,
+            Place::End => file.size(),
+        };
+        let (flags, mode) = node.with(|data| (data.record.flags, data.record.mode));
+        let ino = node.ino();
+        if flags.contains(InodeFlags::IMMUTABLE) {
+            return Err(FsError::NotPermitted { ino, what: "it is immutable" });
+        }
+        if flags.contains(InodeFlags::APPEND) && offset != file.size() {
+            return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
+        }
+        if wanted == 0 {
+            return Ok((offset, 0));
+        }
+        // Up to the largest size, then the error.
+        let end = offset.saturating_add(wanted);
+        let mut room = wanted;
+        if end > file.size() {
+            match node.with(|data| map::check_size(self.volume(), data, end)) {
+                Err(FsError::TooLarge { limit, .. }) if offset < limit => room = limit - offset,
+                other => other?,
+            }
+        }
+        if mode & 0o6000 != 0 {
+            self.take_set_id(mode)?;
+        }
+        let now = self.volume().writer()?.now();
+        let is_inline = flags.contains(InodeFlags::INLINE_DATA);
+        // An empty file may become one. Delayed data counts: its stored size is still 0.
+        let becomes = file.size() == 0
+            && !file.cache.is_dirty()
+            && node.with(|data| map::may_be_inline(self.volume(), data));
+        if is_inline || becomes {
+            let bytes: Vec<u8> = parts.clone().flatten().copied().collect();
+            if self.write_inline(file, is_inline, offset, &bytes[..room.min(wanted) as usize])? {
+                return Ok((offset, room as usize));
+            }
+        }
+        let mapper = FileMapper { fs, node, file };
+        let mut done = 0;
+        for part in parts {
+            let part = &part[..part.len().min((room - done) as usize)];
+            if part.is_empty() {
+                continue;
+            }
+            let written = match file.cache.write(&mapper, offset + done, part) {
+                Ok(written) => written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            done += written as u64;
+            if written < part.len() {
+                break;
+            }
+        }
+        file.touch(now);
+        fs.note_dirty(node, file);
+        Ok((offset, done as usize))
+    }
+
+    /// Writes into the inode, or moves the data out of it. `false` when it is in blocks now.
+    fn write_inline(
+        &self,
+        file: &FileState,
+        is_inline: bool,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<bool> {
+        let (fs, node) = (self.fs(), self.node());
+        {
+            let mut txn = Txn::begin(self.volume(), map::INLINE_CREDITS)?;
+            if map::write_inline(&mut txn, node, offset, bytes)? {
+                file.set_size(node.with(|data| data.record.size));
+                file.drop_stamp();
+                file.mapping_changed();
+                return Ok(true);
+            }
+        }
+        if is_inline {
+            map::uninline(fs, node)?;
+            file.mapping_changed();
+        }
+        Ok(false)
+    }
+
+    /// Who writes a program must not write one that runs as somebody else.
+    fn take_set_id(&self, mode: u16) -> Result<()> {
+        let mut taken = mode & 0o4000;
+        // Set-gid without group execution meant mandatory locks, and stays.
+        if mode & 0o010 != 0 {
+            taken |= mode & 0o2000;
+        }
+        if taken == 0 {
+            return Ok(());
+        }
+        let mut txn = Txn::begin(self.volume(), MODE_CREDITS)?;
+        let now = txn.writer().now();
+        txn.update(self.node(), |data| {
+            data.record.mode &= !taken;
+            data.record.ctime = now;
+        })
+    }
+
+    /// Reads through the page cache; the content lock is held.
+    pub(crate) fn read_cached(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.fs().with_mapper(self.node(), |mapper| mapper.file.cache.read(mapper, offset, out))
+    }
+
+    /// Calls `look` with the bytes of `range`, as far as the file has them, as they lie in the cache:
+    /// nothing is copied. Nobody writes to the file meanwhile; `look` must not use the file.
+    ///
+    /// At most a quarter of the cache at once: the slices are the first bytes of the range then.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at); [`FsError::ReadOnly`] on a mount for reading, which has no
+    /// page cache.
+    pub fn with_cached<R>(
+        &self,
+        range: Range<u64>,
+        look: impl FnOnce(&[IoSlice<'_>]) -> R,
+    ) -> Result<R> {
+        self.check_contents()?;
+        self.volume().writer()?;
+        let node = self.node();
+        let _content = node.content.read();
+        self.fs().with_mapper(node, |mapper| mapper.file.cache.with_cached(mapper, range, look))
+    }
+}

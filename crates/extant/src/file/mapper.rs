@@ -1,0 +1,380 @@
+//! ext4's answers to the page cache: what is behind a range, where delayed data goes, and how it
+//! gets into the map.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_block::BlockDevice;
+use extant_format::extent::{Extent, ExtentState};
+use extant_format::inode::InodeFlags;
+use extant_iomap::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
+
+use super::state::{FileState, Pinned};
+use crate::alloc::{BlockAsk, Purpose};
+use crate::error::{FsError, Result};
+use crate::map::{self, FILE_BLOCKS_END, MappingKind};
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::supers::Needed;
+use crate::txn::Txn;
+use crate::volume::Volume;
+
+/// Longer files need a feature.
+const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
+
+/// Placements that are published in one handle at most: bounds its credits, and with them the
+/// smallest journal.
+const PUBLISH_MOST: usize = 16;
+/// The inode, its quotas, the superblock.
+const BASE_CREDITS: u32 = 8;
+/// The bitmap and the descriptor of the group of a placement.
+const PLACEMENT_CREDITS: u32 = 2;
+
+/// One file, as the page cache sees it.
+pub(crate) struct FileMapper<'a> {
+    pub(crate) fs: &'a Fs,
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) file: &'a FileState,
+}
+
+impl FileMapper<'_> {
+    fn volume(&self) -> &Volume {
+        self.fs.volume()
+    }
+
+    fn bits(&self) -> u32 {
+        self.volume().block_size().log2()
+    }
+
+    fn answer(&self, blocks: Range<u64>, kind: Kind, cookie: Cookie, is_new: bool) -> Mapping {
+        let bits = self.bits();
+        let offset = blocks.start << bits;
+        let flags = MapFlags { is_new, ..MapFlags::default() };
+        Mapping { offset, len: (blocks.end - blocks.start) << bits, kind, flags, cookie }
+    }
+
+    /// Byte of the device where a block begins.
+    fn address(&self, block: FsBlock) -> Result<u64> {
+        let what = "block past the largest device";
+        self.volume().block_size().offset_of(block).ok_or(FsError::InvalidArgument { what })
+    }
+
+    /// Makes a hole delayed: space is promised for it.
+    fn delay(&self, blocks: Range<u64>) -> Result<Mapping> {
+        let writer = self.volume().writer()?;
+        let mut delayed = self.file.map.write();
+        let clusters = delayed.new_clusters(&blocks);
+        if clusters > 0 {
+            writer.alloc().promise(self.volume(), clusters)?;
+        }
+        delayed.insert(blocks.clone());
+        self.file.mapping_changed();
+        let cookie = self.file.cookie();
+        Ok(self.answer(blocks, Kind::Delayed, cookie, true))
+    }
+
+    /// Takes blocks in memory for the delayed blocks `at..end`.
+    fn pin(&self, at: u64, end: u64) -> Result<Placement> {
+        let volume = self.volume();
+        let alloc = volume.writer()?.alloc();
+        let ratio = u64::from(volume.superblock().cluster_ratio().max(1));
+        let into = at % ratio;
+        let before = self.file.pins.lock().range(..at).next_back().map(|(_, pin)| pin.last);
+        if ratio > 1 {
+            // Blocks of one cluster of the file lie in one cluster of the device.
+            let own = before.filter(|(last, _)| (last - 1) / ratio == at / ratio).map(|(_, c)| c);
+            let own = match own {
+                Some(cluster) => Some(cluster),
+                None => {
+                    let block = FileBlock(u32::try_from(at).unwrap_or(u32::MAX));
+                    let implied = map::implied_block(self.fs, self.node, block)?;
+                    implied.map(|block| block.0 - into)
+                }
+            };
+            if let Some(cluster) = own {
+                let end = end.min((at / ratio + 1) * ratio);
+                let pinned = Pinned { run: None, last: (end, cluster) };
+                self.file.pins.lock().insert(at, pinned);
+                let address = self.address(FsBlock(cluster + into))?;
+                return Ok(self.placement(at..end, address, Placed::Pinned));
+            }
+        }
+        let goal = match before.filter(|(last, _)| *last == at && ratio == 1) {
+            Some((_, cluster)) => FsBlock(cluster + 1),
+            None => self.goal(at)?,
+        };
+        let most = u64::from(u32::MAX >> 1);
+        let len = (end - at + into).min(most) as u32;
+        let ask = BlockAsk { goal, len, min: 1, purpose: Purpose::Data };
+        let run = match alloc.pin(volume, self.node, &ask) {
+            Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {
+                let journal = volume.writer()?.journal();
+                journal.commit(journal.running()).map_err(FsError::from_journal)?;
+                alloc.pin(volume, self.node, &ask)?
+            }
+            other => other?,
+        };
+        let end = end.min(at + u64::from(run.len).saturating_sub(into));
+        let last_cluster = run.start.0 + (end - 1 - at + into) / ratio * ratio;
+        let pinned = Pinned { run: Some(run), last: (end, last_cluster) };
+        self.file.pins.lock().insert(at, pinned);
+        let address = self.address(FsBlock(run.start.0 + into))?;
+        Ok(self.placement(at..end, address, Placed::Pinned))
+    }
+
+    /// Where block `at` would best be: behind the block before it.
+    fn goal(&self, at: u64) -> Result<FsBlock> {
+        if let Some(before) = at.checked_sub(1) {
+            let piece = map::lookup(self.fs, self.node, before, at)?;
+            if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
+                return Ok(FsBlock(block.0 + 1));
+            }
+        }
+        self.volume().writer()?.alloc().first_goal(self.volume(), self.node.ino())
+    }
+
+    fn placement(&self, blocks: Range<u64>, address: u64, placed: Placed) -> Placement {
+        let bits = self.bits();
+        Placement {
+            offset: blocks.start << bits,
+            len: (blocks.end - blocks.start) << bits,
+            address,
+            placed,
+        }
+    }
+
+    fn blocks_of(&self, placement: &Placement) -> Range<u64> {
+        let start = placement.offset >> self.bits();
+        start..start + (placement.len >> self.bits())
+    }
+
+    /// Puts one placement into the map, from block `from` on; returns how far it got, which is less
+    /// than all of a long range to convert when the transaction is full. `FileMap` is held
+    /// exclusively.
+    fn publish_one(
+        &self,
+        txn: &mut Txn<'_>,
+        delayed: &mut super::delayed::Delayed,
+        placement: &Placement,
+        from: u64,
+    ) -> Result<u64> {
+        let blocks = self.blocks_of(placement);
+        match placement.placed {
+            Placed::Over | Placed::Nowhere => Ok(blocks.end),
+            Placed::Convert => {
+                let start = blocks.start.max(from);
+                let written = ExtentState::Written;
+                map::convert_range(txn, self.node, start..blocks.end, written)
+                    .map(|progress| progress.end)
+            }
+            Placed::Pinned => {
+                let pinned = self.file.pins.lock().get(&blocks.start).copied();
+                let run = pinned.and_then(|pinned| pinned.run);
+                // Both fit: file blocks are 32 bits, a placement is at most a group.
+                let extent = Extent {
+                    file_start: FileBlock(u32::try_from(blocks.start).unwrap_or(u32::MAX)),
+                    device_start: FsBlock(placement.address >> self.bits()),
+                    len: BlockCount(u32::try_from(blocks.end - blocks.start).unwrap_or(u32::MAX)),
+                    state: ExtentState::Written,
+                };
+                map::insert_run(txn, self.node, extent)?;
+                let settled = delayed.remove(blocks.clone());
+                match run {
+                    Some(run) => txn.take_pinned(self.node, run, settled)?,
+                    None => txn.writer().alloc().unpromise(settled),
+                }
+                self.file.pins.lock().remove(&blocks.start);
+                Ok(blocks.end)
+            }
+        }
+    }
+
+    /// Raises the stored size up to `size_to`, and stores times.
+    pub(crate) fn store_size(&self, txn: &mut Txn<'_>, size_to: u64) -> Result<()> {
+        let size = size_to.min(self.file.size());
+        if size > SIZE_OF_OLD_FILES_MAX {
+            txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
+        }
+        txn.update(self.node, |data| {
+            data.record.size = data.record.size.max(size);
+            self.file.store_stamp(data);
+        })
+    }
+
+    fn unpin(&self, placements: &[Placement]) {
+        let Ok(writer) = self.volume().writer() else { return };
+        for placement in placements {
+            if placement.placed != Placed::Pinned {
+                continue;
+            }
+            let start = placement.offset >> self.bits();
+            let pinned = self.file.pins.lock().remove(&start);
+            if let Some(Pinned { run: Some(run), .. }) = pinned {
+                writer.alloc().unpin(self.volume(), run);
+            }
+        }
+    }
+
+    fn publish_all(&self, done: &Done) -> Result<()> {
+        let stored = self.node.with(|data| data.record.size);
+        let is_quiet = done
+            .placements
+            .iter()
+            .all(|placement| matches!(placement.placed, Placed::Over | Placed::Nowhere))
+            && done.size_to.min(self.file.size()) <= stored;
+        if is_quiet {
+            self.file.unflushed.store(true, Ordering::Release);
+            return Ok(());
+        }
+        let changes =
+            |placement: &&Placement| matches!(placement.placed, Placed::Pinned | Placed::Convert);
+        let all: Vec<&Placement> = done.placements.iter().filter(changes).collect();
+        let mut rest = &all[..];
+        // Block up to which the first of the rest is published already.
+        let mut from = 0;
+        loop {
+            let now = &rest[..rest.len().min(PUBLISH_MOST)];
+            let blocks = now.iter().map(|placement| placement.len >> self.bits()).sum();
+            let credits = map::publish_credits(self.volume(), self.node, now.len(), blocks)
+                + PLACEMENT_CREDITS * PUBLISH_MOST as u32
+                + BASE_CREDITS;
+            let mut txn = Txn::begin(self.volume(), credits)?;
+            let mut good_to = u64::MAX;
+            {
+                let mut delayed = self.file.map.write();
+                for placement in now {
+                    let end = self.blocks_of(placement).end;
+                    let got = self.publish_one(&mut txn, &mut delayed, placement, from)?;
+                    good_to = got << self.bits();
+                    if got < end {
+                        from = got;
+                        break;
+                    }
+                    (rest, from) = (&rest[1..], 0);
+                }
+                self.file.mapping_changed();
+            }
+            // Ascending: what is before the end of this part is on the device.
+            let size_to = if rest.is_empty() { done.size_to } else { good_to.min(done.size_to) };
+            self.store_size(&mut txn, size_to)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Mapper for FileMapper<'_> {
+    type Error = FsError;
+
+    fn device(&self) -> &dyn BlockDevice {
+        &**self.volume().device()
+    }
+
+    fn block_log2(&self) -> u32 {
+        self.bits()
+    }
+
+    fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    fn set_size(&self, size: u64) {
+        self.file.set_size(size);
+    }
+
+    fn relieve(&self) -> Result<bool> {
+        self.fs.relieve()
+    }
+
+    fn map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping> {
+        let bits = self.bits();
+        let at = range.start >> bits;
+        let end = (range.end.div_ceil(1 << bits)).clamp(at + 1, FILE_BLOCKS_END.max(at + 1));
+        let found = {
+            let delayed = self.file.map.read();
+            let cookie = self.file.cookie();
+            if let Some(run) = delayed.at(at) {
+                return Ok(self.answer(at..run.end, Kind::Delayed, cookie, false));
+            }
+            let end = delayed.next(at).map_or(end, |next| end.min(next));
+            let is_inline =
+                self.node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA));
+            if is_inline {
+                let bytes = self.fs.view(self.node).inline_data()?.into();
+                return Ok(self.answer(0..end, Kind::Inline(bytes), cookie, false));
+            }
+            if at >= FILE_BLOCKS_END {
+                return Ok(self.answer(at..at + 1, Kind::Hole, cookie, false));
+            }
+            let piece = map::lookup(self.fs, self.node, at, end)?;
+            let blocks = at..piece.file_end().min(end).max(at + 1);
+            let kind = match piece.kind {
+                MappingKind::Mapped(block) => Kind::Mapped(self.address(block)?),
+                MappingKind::Unwritten(block) => Kind::Unwritten(self.address(block)?),
+                MappingKind::Hole | MappingKind::Inline => Kind::Hole,
+            };
+            if kind != Kind::Hole || intent != Intent::Write {
+                return Ok(self.answer(blocks, kind, cookie, false));
+            }
+            blocks
+        };
+        // Nobody else fills holes: the content lock is held exclusively.
+        self.delay(found)
+    }
+
+    fn is_current(&self, cookie: Cookie) -> bool {
+        self.file.cookie() == cookie
+    }
+
+    fn end(&self, mapping: &Mapping, used: u64, _: Intent) {
+        if !mapping.flags.is_new || used >= mapping.len {
+            return;
+        }
+        let bits = self.bits();
+        let unused = (mapping.offset + used).div_ceil(1 << bits)..mapping.end() >> bits;
+        self.file.drop_delayed(self.volume(), unused);
+    }
+
+    fn place(&self, range: Range<u64>) -> Result<Placement> {
+        let bits = self.bits();
+        let (at, end) = (range.start >> bits, range.end >> bits);
+        let piece = {
+            let delayed = self.file.map.read();
+            match delayed.at(at) {
+                Some(run) => Err(end.min(run.end)),
+                None => {
+                    let end = delayed.next(at).map_or(end, |next| end.min(next));
+                    Ok((map::lookup(self.fs, self.node, at, end)?, end))
+                }
+            }
+        };
+        let (piece, end) = match piece {
+            Err(end) => return self.pin(at, end),
+            Ok(found) => found,
+        };
+        let blocks = at..piece.file_end().min(end);
+        Ok(match piece.kind {
+            MappingKind::Mapped(block) => {
+                self.placement(blocks, self.address(block)?, Placed::Over)
+            }
+            MappingKind::Unwritten(block) => {
+                self.placement(blocks, self.address(block)?, Placed::Convert)
+            }
+            MappingKind::Hole | MappingKind::Inline => self.placement(blocks, 0, Placed::Nowhere),
+        })
+    }
+
+    fn publish(&self, done: &Done) -> Result<()> {
+        let published = self.publish_all(done);
+        // Those that are in the map have no pin any more.
+        self.unpin(&done.placements);
+        published
+    }
+
+    fn give_back(&self, placements: &[Placement]) {
+        self.unpin(placements);
+    }
+}

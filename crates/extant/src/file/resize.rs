@@ -1,0 +1,135 @@
+//! Truncating regular files, both ways.
+//!
+//! # Rules
+//!
+//! - C2. What lies behind the end in its block is zeroed, in the cache, before the size grows over it.
+//! - C3. The stored size passes that block only after the zeroes are on the device: writeback is in
+//!   ascending order, and growth over dirty data leaves the stored size to it.
+//! - C6. Shrinking makes the new size durable before it zeroes the rest of the last block on the
+//!   device: a crash leaves the old file or the new one. Until the zeroes are there the inode is an
+//!   orphan, so the next mount writes them if we do not.
+
+use std::sync::Arc;
+
+use super::FileMapper;
+use crate::alloc::Purpose;
+use crate::error::{FsError, Result};
+use crate::map::{self, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS};
+use crate::mount::Fs;
+use crate::node::Node;
+use crate::txn::Txn;
+use extant_format::inode::InodeFlags;
+
+/// The inode, an orphan's place, and the superblock.
+const SIZE_CREDITS: u32 = 8;
+
+/// Sets the size of a regular file. The caller holds its content lock exclusively and no handle.
+///
+/// # Errors
+///
+/// Damage of the map, device errors, no space for inline data that has to move. After an error of a
+/// shrinking file the new size may be set and some blocks not freed: the inode is an orphan then,
+/// and the next mount goes on.
+pub(crate) fn resize(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
+    let file = fs.file(node)?;
+    let mapper = FileMapper { fs, node, file };
+    let old = file.size();
+    if node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA)) {
+        if size > old {
+            map::grow(fs, node, size)?
+        } else {
+            map::shrink(fs, node, size)?
+        }
+        file.set_size(size);
+        file.drop_stamp();
+        file.mapping_changed();
+        return Ok(());
+    }
+    if size > old { grow(&mapper, size) } else { shrink(&mapper, size) }
+}
+
+fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
+    let (fs, node, file) = (mapper.fs, mapper.node, mapper.file);
+    file.cache.zero_tail(mapper, file.size())?; // C2
+    let kept_out = file.cache.keep_writeback_out();
+    if file.cache.is_dirty() {
+        // C3: stored by the writeback of what is in front of it.
+        file.set_size(size);
+        file.touch(fs.volume().writer()?.now());
+        drop(kept_out);
+        fs.note_dirty(node, file);
+        return Ok(());
+    }
+    let mut txn = Txn::begin(fs.volume(), SIZE_CREDITS)?;
+    file.set_size(size);
+    file.touch(txn.writer().now());
+    mapper.store_size(&mut txn, size)
+}
+
+fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
+    let (fs, node, file) = (mapper.fs, mapper.node, mapper.file);
+    let volume = fs.volume();
+    let block_size = volume.block_size();
+    let end_block = block_size.blocks_for(size);
+    let kept_out = file.cache.keep_writeback_out();
+    let stored = node.with(|data| data.record.size);
+    let tail = stored > size
+        && size % u64::from(block_size.bytes()) != 0
+        && matches!(map::lookup(fs, node, end_block - 1, end_block)?.kind, MappingKind::Mapped(_));
+    let is_small = node.with(map::is_small);
+    let set_size = |txn: &mut Txn<'_>| {
+        let now = txn.writer().now();
+        file.drop_stamp();
+        txn.update(node, |data| {
+            data.record.size = stored.min(size);
+            data.record.mtime = now;
+            data.record.ctime = now;
+        })
+    };
+    let drop_cached = || {
+        file.cache.forget(end_block << block_size.log2()..u64::MAX >> 1, &kept_out);
+        file.drop_delayed(volume, end_block..u64::MAX);
+        file.mapping_changed();
+    };
+    let remove = |txn: &mut Txn<'_>| {
+        map::remove(txn, fs, node, end_block..FILE_BLOCKS_END, Purpose::Data)?;
+        file.mapping_changed();
+        Ok::<_, FsError>(())
+    };
+    if !tail && is_small {
+        let mut txn = Txn::begin(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS)?;
+        file.set_size(size);
+        drop_cached();
+        remove(&mut txn)?;
+        return set_size(&mut txn).map_err(|error| txn.fail(error));
+    }
+    // An inode without names is an orphan already, and stays one.
+    let is_orphan = node.with(|data| data.record.links == 0);
+    let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+    if !is_orphan {
+        fs.add_orphan(&mut txn, node)?;
+    }
+    set_size(&mut txn).map_err(|error| txn.fail(error))?;
+    file.set_size(size);
+    drop_cached();
+    let tid = txn.tid();
+    drop(txn);
+    if tail {
+        volume.writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
+    }
+    {
+        let mut txn = Txn::begin(volume, REMOVE_STEP_CREDITS)?;
+        remove(&mut txn)?;
+    }
+    drop(kept_out);
+    if tail {
+        file.cache.zero_tail(mapper, size)?;
+        let block = (end_block - 1) << block_size.log2()..end_block << block_size.log2();
+        file.cache.write_back(mapper, block)?;
+    }
+    if !is_orphan {
+        let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+        fs.remove_orphan(&mut txn, node)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! What a file has in memory while it is used: its two sizes, its delayed blocks, its cache.
+//!
+//! # Invariants
+//!
+//! - S1. `size` is what readers see. The record of the inode has the stored size: what a crash
+//!   leaves. Stored is at most `size`, and passes no block that was dirty before it.
+//! - S2. Promised clusters are those with a delayed block: `delayed` and the allocator's promises
+//!   change together, under `map`.
+//! - S3. The cookie counts every change of a mapping's kind or address, under `map` exclusively or
+//!   by whoever keeps readers and writeback out.
+//! - S4. A file with dirty data or times to store is on the writer's list of dirty files, which keeps
+//!   its node in memory.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use extant_format::time::Timestamp;
+use extant_iomap::{Cache, Cookie, FileCache};
+use extant_sync::{Mutex, Rank, RwLock};
+
+use super::delayed::Delayed;
+use crate::alloc::Run;
+use crate::inode::{InodeData, Metadata};
+use crate::node::Node;
+use crate::volume::Volume;
+
+/// Blocks that writeback has taken in memory for a range that starts at some file block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pinned {
+    /// What was pinned; `None` when the blocks belong to a cluster that the file has already.
+    pub(crate) run: Option<Run>,
+    /// First file block behind it, and the device block of its cluster.
+    pub(crate) last: (u64, u64),
+}
+
+/// A regular file in use on a writable mount.
+pub(crate) struct FileState {
+    size: AtomicU64,
+    cookie: AtomicU64,
+    /// Rank `FileMap`: delayed ranges, and the tree while a publication changes it.
+    pub(crate) map: RwLock<Delayed>,
+    /// Placements of the batch under writeback, by first file block.
+    pub(crate) pins: Mutex<BTreeMap<u64, Pinned>>,
+    pub(crate) cache: FileCache,
+    /// When it was written to, as far as that is not stored.
+    stamp: Mutex<Option<Timestamp>>,
+    has_stamp: AtomicBool,
+    /// Data went to the device and no commit has been asked for since.
+    pub(crate) unflushed: AtomicBool,
+    /// On the list of dirty files.
+    pub(crate) is_listed: AtomicBool,
+}
+
+impl FileState {
+    fn new(volume: &Volume, cache: &Arc<Cache>, size: u64) -> FileState {
+        let delayed = Delayed::new(volume.superblock().cluster_bits());
+        FileState {
+            size: AtomicU64::new(size),
+            cookie: AtomicU64::new(1),
+            map: RwLock::new(Rank::FileMap, delayed),
+            pins: Mutex::new(Rank::Leaf, BTreeMap::new()),
+            cache: FileCache::new(cache),
+            stamp: Mutex::new(Rank::Leaf, None),
+            has_stamp: AtomicBool::new(false),
+            unflushed: AtomicBool::new(false),
+            is_listed: AtomicBool::new(false),
+        }
+    }
+
+    /// The size that readers see.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Sets the size that readers see; the content lock is held exclusively.
+    pub(crate) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    pub(crate) fn cookie(&self) -> Cookie {
+        Cookie(self.cookie.load(Ordering::Acquire))
+    }
+
+    /// A mapping has changed (S3).
+    pub(crate) fn mapping_changed(&self) {
+        self.cookie.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It was written to at this time, which will be stored with the inode's next change.
+    pub(crate) fn touch(&self, now: Timestamp) {
+        *self.stamp.lock() = Some(now);
+        self.has_stamp.store(true, Ordering::Release);
+    }
+
+    /// When it was written to, if that is not stored yet.
+    pub(crate) fn stamp(&self) -> Option<Timestamp> {
+        if self.has_stamp.load(Ordering::Acquire) { *self.stamp.lock() } else { None }
+    }
+
+    /// Puts times that are not stored yet into the inode that is about to be.
+    pub(crate) fn store_stamp(&self, data: &mut InodeData) {
+        if !self.has_stamp.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(now) = self.stamp.lock().take() {
+            data.record.mtime = now;
+            data.record.ctime = now;
+        }
+    }
+
+    /// Times were set by other means: those not stored yet do not count any more.
+    pub(crate) fn drop_stamp(&self) {
+        self.has_stamp.store(false, Ordering::Release);
+        *self.stamp.lock() = None;
+    }
+}
+
+impl Node {
+    /// The state of a regular file on a writable mount, made when it is first needed.
+    pub(crate) fn file(&self, volume: &Volume, cache: &Arc<Cache>) -> &FileState {
+        let make = || {
+            let size = self.with(|data| data.record.size);
+            Box::new(FileState::new(volume, cache, size))
+        };
+        self.file_state().get_or_init(make)
+    }
+
+    /// The size that readers see.
+    pub(crate) fn size(&self) -> u64 {
+        match self.file_state().get() {
+            Some(file) => file.size(),
+            None => self.with(|data| data.record.size),
+        }
+    }
+
+    /// The current version as callers are to see it: with what is only in memory.
+    pub(crate) fn seen(&self) -> Arc<InodeData> {
+        let mut data = self.data();
+        let Some(file) = self.file_state().get() else { return data };
+        let (size, stamp) = (file.size(), file.stamp());
+        if size != data.record.size || stamp.is_some() {
+            let changed = Arc::make_mut(&mut data);
+            changed.record.size = size;
+            if let Some(now) = stamp {
+                changed.record.mtime = now;
+                changed.record.ctime = now;
+            }
+        }
+        data
+    }
+
+    /// Attributes with what is only in memory.
+    pub(crate) fn metadata(&self, volume: &Volume) -> Metadata {
+        let mut metadata = self.with(Metadata::of);
+        let Some(file) = self.file_state().get() else { return metadata };
+        metadata.size = file.size();
+        if let Some(now) = file.stamp() {
+            metadata.mtime = now;
+            metadata.ctime = now;
+        }
+        let delayed = file.map.read().blocks();
+        let sectors = delayed << (volume.block_size().log2() - 9);
+        metadata.blocks = metadata.blocks.saturating_add(sectors);
+        metadata
+    }
+
+    /// Ends writeback of a file that will perhaps be deleted, until the guard is dropped or for good
+    /// if it is. Before a transaction is opened.
+    pub(crate) fn settle(&self) -> Settled<'_> {
+        let closes = self.is_unheld() && self.with(|data| data.record.links <= 1);
+        if closes && let Some(file) = self.file_state().get() {
+            file.cache.close();
+        }
+        Settled { node: self }
+    }
+
+    /// Whether nothing of the file is or comes under writeback.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.file_state().get().is_none_or(|file| file.cache.is_closed())
+    }
+
+    /// The inode is being deleted: forgets its contents and gives back what was promised for them.
+    pub(crate) fn drop_contents(&self, volume: &Volume) {
+        let Some(file) = self.file_state().get() else { return };
+        file.cache.forget_all();
+        file.drop_delayed(volume, 0..u64::MAX);
+        file.drop_stamp();
+        file.set_size(0);
+    }
+}
+
+impl FileState {
+    /// Takes back the delay of a range of blocks and gives its promises back.
+    pub(crate) fn drop_delayed(&self, volume: &Volume, blocks: std::ops::Range<u64>) {
+        let mut delayed = self.map.write();
+        if delayed.is_empty() {
+            return;
+        }
+        let clusters = delayed.remove(blocks);
+        self.mapping_changed();
+        if clusters > 0
+            && let Ok(writer) = volume.writer()
+        {
+            writer.alloc().unpromise(clusters);
+        }
+    }
+
+    /// For a new inode of the same number.
+    pub(crate) fn revive(&self, size: u64) {
+        self.set_size(size);
+        self.drop_stamp();
+        self.mapping_changed();
+        self.cache.reopen();
+    }
+}
+
+/// Keeps writeback of one file ended.
+#[must_use = "writeback may go on when it is dropped"]
+pub(crate) struct Settled<'a> {
+    node: &'a Node,
+}
+
+impl Drop for Settled<'_> {
+    fn drop(&mut self) {
+        if !self.node.is_dead()
+            && let Some(file) = self.node.file_state().get()
+        {
+            file.cache.reopen();
+        }
+    }
+}
+
+/// The place of a file's state in its node.
+pub(crate) type FileSlot = OnceLock<Box<FileState>>;
