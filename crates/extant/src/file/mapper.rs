@@ -76,7 +76,7 @@ impl FileMapper<'_> {
     }
 
     /// Takes blocks in memory for the delayed blocks `at..end`.
-    fn pin(&self, at: u64, end: u64) -> Result<Placement> {
+    fn pin(&self, at: u64, mut end: u64) -> Result<Placement> {
         let volume = self.volume();
         let alloc = volume.writer()?.alloc();
         let ratio = u64::from(volume.superblock().cluster_ratio().max(1));
@@ -99,6 +99,14 @@ impl FileMapper<'_> {
                 self.file.pins.lock().insert(at, pinned);
                 let address = self.address(FsBlock(cluster + into))?;
                 return Ok(self.placement(at..end, address, Placed::Pinned));
+            }
+            // The last cluster may have other blocks of the file behind the range.
+            let last = end - end % ratio;
+            if last > at && last < end {
+                let block = FileBlock(u32::try_from(last).unwrap_or(u32::MAX));
+                if map::implied_block(self.fs, self.node, block)?.is_some() {
+                    end = last;
+                }
             }
         }
         let goal = match before.filter(|(last, _)| *last == at && ratio == 1) {

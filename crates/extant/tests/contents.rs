@@ -1,0 +1,235 @@
+//! Contents of files against a model, on every layout, with little memory and with mounts between.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use extant::{Fs, Ino, MountOptions, NewInode};
+use extant_base::Prng;
+use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
+use extant_sync::FixedClock;
+use extant_testkit::oracle::{LoopMount, e2fsck, mke2fs, root};
+use extant_testkit::{image, require, tempdir};
+use rustix::mount::MountFlags;
+
+struct Layout {
+    name: &'static str,
+    options: &'static [&'static str],
+}
+
+const LAYOUTS: &[Layout] = &[
+    Layout { name: "1K", options: &["-t", "ext4", "-b", "1024", "-J", "size=2"] },
+    Layout { name: "4K", options: &["-t", "ext4", "-b", "4096"] },
+    Layout { name: "64K", options: &["-t", "ext4", "-b", "65536"] },
+    Layout {
+        name: "bigalloc",
+        options: &["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "8192"],
+    },
+    Layout { name: "inline", options: &["-t", "ext4", "-b", "1024", "-O", "inline_data"] },
+    Layout { name: "ext3", options: &["-t", "ext3", "-b", "1024"] },
+    Layout { name: "ext2", options: &["-t", "ext2", "-b", "2048"] },
+];
+
+const SIZE_MAX: u64 = 3 << 20;
+
+struct World {
+    device: Arc<MemoryDevice>,
+    clock: Arc<FixedClock>,
+    cache: u64,
+    folio: u64,
+    fs: Option<Fs>,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl World {
+    fn new(layout: &Layout, cache: u64, folio: u64) -> Result<World, String> {
+        let dir = tempdir().map_err(|error| error.to_string())?;
+        let path = dir.path().join("image");
+        // What a file does not own must never show: make it recognisable.
+        std::fs::write(&path, vec![0xa5; 48 << 20]).map_err(|error| error.to_string())?;
+        mke2fs(&path, "48M", layout.options)?;
+        let device = Arc::new(image::load(&path));
+        let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+        let mut world = World { device, clock, cache, folio, fs: None, files: BTreeMap::new() };
+        world.mount();
+        Ok(world)
+    }
+
+    fn mount(&mut self) {
+        let device: SharedDevice = Arc::clone(&self.device) as SharedDevice;
+        let clock = Arc::clone(&self.clock);
+        let options = MountOptions::new().read_only(false).clock(clock).seed(7);
+        let options = options.data_cache_bytes(self.cache).folio_bytes_max(self.folio);
+        self.fs = Some(options.open_shared(device).unwrap());
+    }
+
+    fn fs(&self) -> &Fs {
+        self.fs.as_ref().unwrap()
+    }
+
+    fn step(&mut self, random: &mut Prng) {
+        let names: Vec<String> = self.files.keys().cloned().collect();
+        let pick = |random: &mut Prng| names[random.below(names.len() as u64) as usize].clone();
+        if names.len() < 2 || (names.len() < 6 && random.one_in(20)) {
+            let name = format!("f{}", random.below(1000));
+            if !self.files.contains_key(&name) {
+                self.fs().root().unwrap().create(&name, &NewInode::root(0o644)).unwrap();
+                self.files.insert(name, Vec::new());
+            }
+            return;
+        }
+        let name = pick(random);
+        let inode = self.fs().resolve(format!("/{name}")).unwrap();
+        let model = self.files.get_mut(&name).unwrap();
+        let len = |random: &mut Prng| match random.below(5) {
+            0 => 1 + random.below(64),
+            1 => 1 + random.below(5000),
+            2 => 4096 * (1 + random.below(8)),
+            3 => 1 + random.below(100_000),
+            _ => 1 + random.below(400_000),
+        };
+        let at = |random: &mut Prng, model: &Vec<u8>| match random.below(4) {
+            0 => random.below(SIZE_MAX),
+            1 => random.below(SIZE_MAX) & !4095,
+            2 => model.len() as u64,
+            _ => random.below(model.len() as u64 + 1),
+        };
+        match random.below(22) {
+            0..=8 => {
+                let offset = at(random, model);
+                let mut bytes =
+                    vec![0; len(random).min(SIZE_MAX - offset.min(SIZE_MAX - 1)) as usize];
+                random.fill(&mut bytes);
+                let end = offset as usize + bytes.len();
+                let written = inode.write_at(offset, &bytes).unwrap();
+                assert_eq!(written, bytes.len());
+                if model.len() < end {
+                    model.resize(end, 0);
+                }
+                model[offset as usize..end].copy_from_slice(&bytes);
+            }
+            9..=13 => {
+                let offset = at(random, model);
+                let mut out = vec![0xee; len(random) as usize];
+                let read = inode.read_at(offset, &mut out).unwrap();
+                let from = (offset as usize).min(model.len());
+                let wanted = &model[from..model.len().min(from + out.len())];
+                assert_eq!(read, wanted.len(), "{name}: read of {} at {offset}", out.len());
+                if let Some(bad) = (0..read).find(|at| out[*at] != wanted[*at]) {
+                    panic!(
+                        "{name}: byte {} is {:#x}, not {:#x}",
+                        from + bad,
+                        out[bad],
+                        wanted[bad]
+                    );
+                }
+            }
+            14 | 15 => {
+                let size = if random.one_in(2) {
+                    random.below(SIZE_MAX)
+                } else {
+                    random.below(model.len() as u64 + 1)
+                };
+                inode.truncate(size).unwrap();
+                model.resize(size as usize, 0);
+            }
+            16 => inode.sync().unwrap(),
+            17 => inode.sync_data().unwrap(),
+            18 => {
+                self.clock.advance(Duration::from_secs(random.below(40)));
+                self.fs().tick().unwrap();
+            }
+            19 => {
+                drop(inode);
+                self.fs().root().unwrap().unlink(&name).unwrap();
+                self.files.remove(&name);
+            }
+            20 => {
+                let mut bytes = vec![0; len(random) as usize];
+                random.fill(&mut bytes);
+                if model.len() + bytes.len() < SIZE_MAX as usize {
+                    assert_eq!(inode.append(&bytes).unwrap(), model.len() as u64);
+                    model.extend(&bytes);
+                }
+            }
+            _ => {
+                drop(inode);
+                if random.one_in(4) {
+                    self.fs.take().unwrap().unmount().unwrap();
+                    self.mount();
+                } else {
+                    self.fs().sync().unwrap();
+                }
+            }
+        }
+    }
+
+    fn check(&self) {
+        for (name, model) in &self.files {
+            let inode = self.fs().resolve(format!("/{name}")).unwrap();
+            assert_eq!(inode.metadata().size, model.len() as u64, "{name}");
+            let read = inode.read_all().unwrap();
+            assert_eq!(read.len(), model.len(), "{name}");
+            if let Some(bad) = (0..read.len()).find(|at| read[*at] != model[*at]) {
+                panic!("{name}: byte {bad} is {:#x}, not {:#x}", read[bad], model[bad]);
+            }
+        }
+    }
+}
+
+fn run(layout: &Layout, seed: u64, steps: u64, cache: u64, folio: u64) -> Result<(), String> {
+    let mut world = World::new(layout, cache, folio)?;
+    let mut random = Prng::new(seed);
+    for step in 0..steps {
+        world.step(&mut random);
+        if step % 64 == 63 {
+            world.check();
+        }
+    }
+    world.check();
+    let promised = world.fs().statfs().unwrap();
+    world.fs.take().unwrap().unmount().unwrap();
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    image::save(&world.device, &path);
+    let report = e2fsck(&path)?;
+    assert!(report.is_clean(), "{}, seed {seed}: {}", layout.name, report.text);
+    let _ = promised;
+    if root("mounts images").is_ok() && layout.name != "64K" {
+        let mount = LoopMount::new(&path, MountFlags::RDONLY, "")?;
+        for (name, model) in &world.files {
+            let theirs = std::fs::read(mount.path().join(name)).unwrap();
+            assert!(
+                theirs == *model,
+                "{}, seed {seed}: {name} as the kernel reads it",
+                layout.name
+            );
+        }
+    }
+    world.mount();
+    world.check();
+    let _ = (Ino(1), world.device.size_bytes());
+    Ok(())
+}
+
+fn all(seeds: std::ops::Range<u64>, steps: u64) {
+    for layout in LAYOUTS {
+        for seed in seeds.clone() {
+            for (cache, folio) in [(2 << 20, 1 << 21), (64 << 20, 1 << 21), (4 << 20, 1 << 12)] {
+                println!("{}, seed {seed}, cache {cache}, folio {folio}", layout.name);
+                require!(run(layout, seed, steps, cache, folio));
+            }
+        }
+    }
+}
+
+#[test]
+fn contents_match_a_model_on_every_layout() {
+    all(1..2, 400);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn contents_match_a_model_over_many_seeds() {
+    all(10..40, 2000);
+}
