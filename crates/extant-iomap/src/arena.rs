@@ -251,7 +251,7 @@ impl Arena {
     /// ([`io::ErrorKind::InvalidInput`]), or what the system said: too many mappings, for one.
     pub(crate) fn map_range(&self, pieces: &[(u64, u64)]) -> io::Result<SharedMap> {
         let file = self.memfd.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        let page = rustix::param::page_size() as u64;
+        let page = page_size() as u64;
         let mut total = 0;
         for &(at, len) in pieces {
             self.check(at, len);
@@ -332,7 +332,7 @@ impl SharedMap {
     }
 }
 
-/// The smallest page of any system this runs on. Asking for one page asks for the one around it.
+/// The smallest page of any system: advice about one is taken for the one it is in.
 const PAGE: usize = 4096;
 
 /// Addresses of this process that belong to one owner, who unmaps them.
@@ -358,7 +358,7 @@ impl Region {
     /// `len` bytes of addresses, none of which may be touched yet.
     fn reserve(len: usize) -> io::Result<Region> {
         let align = CHUNK as usize;
-        let len = len.next_multiple_of(rustix::param::page_size());
+        let len = len.next_multiple_of(page_size());
         let wide = len
             .checked_add(align)
             .filter(|wide| isize::try_from(*wide).is_ok())
@@ -504,6 +504,14 @@ impl Drop for Region {
         // SAFETY: allocated in `reserve` with this layout.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), Region::layout(self.len)) }
     }
+}
+
+/// Bytes of a page of this system: what can be mapped is whole pages.
+fn page_size() -> usize {
+    // SAFETY: reads a number of the C library; nothing is passed by address.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // Every system answers. A chunk is safe on any: it only refuses more.
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(CHUNK as usize)
 }
 
 /// A file in memory of that many bytes, all holes; `None` where the system has none to give.
