@@ -54,7 +54,7 @@ fn small_writes_stay_in_the_inode_until_it_is_full_and_all_agree() {
             let mut model = Vec::new();
             let most = [10, 60, 61, 120, 128, 300, 1000][name % 7];
             if name % 5 == 4 {
-                file.set_xattr("user.a", &[b'x'; 30], XattrMode::Any).unwrap();
+                file.set_xattr("user.a", [b'x'; 30], XattrMode::Any).unwrap();
             }
             for _ in 0..12 {
                 let start = random.below(most) as usize;
@@ -98,7 +98,7 @@ fn small_writes_stay_in_the_inode_until_it_is_full_and_all_agree() {
         image.check().assert_clean();
         let fs = image.open();
         for (name, model) in models.iter().enumerate() {
-            let file = fs.resolve(&format!("/file{name}")).unwrap();
+            let file = fs.resolve(format!("/file{name}")).unwrap();
             assert_eq!(&contents_of(&file), model, "{layout:?}");
         }
         fs.unmount().unwrap();
@@ -121,7 +121,7 @@ fn small_writes_stay_in_the_inode_until_it_is_full_and_all_agree() {
         after.check().assert_clean();
         let fs = after.open();
         for (name, model) in models.iter().enumerate() {
-            let file = fs.resolve(&format!("/file{name}")).unwrap();
+            let file = fs.resolve(format!("/file{name}")).unwrap();
             assert_eq!(&contents_of(&file), model, "{layout:?}");
         }
     }
@@ -134,7 +134,7 @@ fn a_write_that_ends_past_all_inodes_costs_nothing() {
     let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
     assert!(!write(&fs, file.node(), u64::MAX - 1, b"abc"));
     assert!(!write(&fs, file.node(), 1 << 40, b"abc"));
-    assert!(!write(&fs, file.node(), 0, &vec![1; 100_000]));
+    assert!(!write(&fs, file.node(), 0, &[1; 100_000]));
     assert_eq!(file.metadata().size, 0);
 }
 
