@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use extant_base::{FsBlock, GroupIndex};
+use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::group::GroupFlags;
 
 use super::group::{GroupState, damaged};
@@ -58,8 +58,8 @@ impl Search {
 pub(super) enum Taker<'t, 'v> {
     /// A transaction.
     Handle(&'t mut Txn<'v>, Claimant),
-    /// Writeback, in memory.
-    Pin,
+    /// Writeback of this file, in memory.
+    Pin(Ino),
 }
 
 impl Allocator {
@@ -116,7 +116,7 @@ impl Allocator {
         let len = to_clusters(ask.len).clamp(min, most.max(min));
         let left = |taker: &Taker<'_, '_>| match taker {
             Taker::Handle(_, claimant) => self.space.left_for(*claimant),
-            Taker::Pin => self.space.promised().saturating_sub(self.space.pinned()),
+            Taker::Pin(_) => self.space.promised().saturating_sub(self.space.pinned()),
         };
         let mut retries = 0;
         loop {
@@ -213,7 +213,15 @@ impl Allocator {
         search.looks += 1;
         let start = if group == search.goal { search.goal_bit } else { 0 };
         let found = match self.blocks_of(volume, place, state) {
-            Ok(blocks) => blocks.find(start, search.len, search.min),
+            Ok(blocks) => {
+                let start = match taker {
+                    Taker::Pin(ino) if group == search.goal => {
+                        blocks.start_of(*ino, start, search.len)
+                    }
+                    _ => start,
+                };
+                blocks.find(start, search.len, search.min)
+            }
             Err(error) => {
                 search.obstacle.get_or_insert(error);
                 return Ok(None);
@@ -240,7 +248,7 @@ impl Allocator {
                 }
                 count
             }
-            Taker::Pin => self.space.pin(search.min, size),
+            Taker::Pin(_) => self.space.pin(search.min, size),
         };
         let Some(count) = count else {
             search.is_out = true;
@@ -248,7 +256,7 @@ impl Allocator {
         };
         let range = range.start..range.start + count;
         let blocks = self.blocks_of(volume, place, state)?;
-        if let Taker::Pin = taker {
+        if let Taker::Pin(_) = taker {
             blocks.pin(range.clone());
             return Ok(Some(range));
         }

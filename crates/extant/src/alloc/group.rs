@@ -250,6 +250,24 @@ impl Blocks {
         Found { run: best, is_complete: true }
     }
 
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Clusters that could be given away now.
+    pub(super) fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// Clusters of the range that could be given away now.
+    pub(super) fn count_clear(&self, range: Range<u32>) -> u32 {
+        self.taken.view().count_clear(range)
+    }
+
+    pub(super) fn is_clear(&self, bit: u32) -> bool {
+        !self.taken.view().get(bit)
+    }
+
     /// Takes clusters that [`find`](Self::find) found, here and on the device.
     pub(super) fn take(&mut self, range: Range<u32>) {
         self.stored.set_range(range.clone());

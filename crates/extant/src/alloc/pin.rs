@@ -30,6 +30,10 @@ use crate::volume::Volume;
 /// Parts of a group where files may begin.
 const COLOURS: u32 = 16;
 
+/// Requests of so many clusters do not settle behind another file's end, where both would be in each
+/// other's way; shorter ones fill gaps.
+const SPREAD_MIN: u32 = 16;
+
 impl Allocator {
     /// Takes contiguous blocks in memory for promised data of `node`, near `ask.goal`: `ask.len`, up
     /// to a whole group, in one piece if there is one near; else the longest piece found, of at least
@@ -44,7 +48,7 @@ impl Allocator {
     /// [`FsError::NoSpace`]: more than is promised, or nothing of `ask.min` in one piece; see
     /// [`Self::worth_a_commit`]. Damage and device errors of groups, when no other group has room.
     pub(crate) fn pin(&self, volume: &Volume, node: &Node, ask: &BlockAsk) -> Result<Run> {
-        self.hunt(volume, ask, super::blocks_end(node), &mut Taker::Pin)
+        self.hunt(volume, ask, super::blocks_end(node), &mut Taker::Pin(node.ino()))
     }
 
     /// Gives pinned blocks back; the promise stays.
@@ -73,13 +77,17 @@ impl Allocator {
         let first = volume.goal_of(ino)?;
         let superblock = volume.superblock();
         let Some((group, _)) = superblock.group_of_block(first) else { return Ok(first) };
-        let mut hash = ino.0.wrapping_mul(0x9e37_79b1);
-        hash ^= hash >> 15;
         let step = superblock.group_blocks(group) / COLOURS;
         let ratio = superblock.cluster_ratio().max(1);
-        let into = hash % COLOURS * step;
+        let into = mixed(ino.0) % COLOURS * step;
         Ok(FsBlock(first.0.saturating_add(u64::from(into - into % ratio))))
     }
+}
+
+/// A number that looks like chance.
+fn mixed(seed: u32) -> u32 {
+    let hash = (seed ^ seed >> 16).wrapping_mul(0x9e37_79b1);
+    (hash ^ hash >> 15).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
 impl Txn<'_> {
@@ -146,6 +154,22 @@ fn not_pinned(rule: &'static str, run: Run) -> FsError {
 }
 
 impl super::group::Blocks {
+    /// Where to look for `len` clusters that would best be at `goal`.
+    pub(super) fn start_of(&self, ino: Ino, goal: u32, len: u32) -> u32 {
+        if len < SPREAD_MIN || self.is_clear(goal) {
+            return goal;
+        }
+        // A part of the group with at least its share of what is free; there is one.
+        let (group, room) = (self.len(), self.room());
+        let chance = mixed(ino.0 ^ goal.rotate_left(16));
+        let (first, step) = (chance % COLOURS, chance / COLOURS | 1);
+        let part = |at: u32| group / COLOURS * at..group / COLOURS * (at + 1);
+        let parts =
+            (0..COLOURS).map(|at| part(first.wrapping_add(at.wrapping_mul(step)) % COLOURS));
+        let mut roomy = parts.filter(|part| self.count_clear(part.clone()) >= room / COLOURS);
+        roomy.next().map_or(goal, |part| part.start)
+    }
+
     /// Pins clusters that [`find`](Self::find) found.
     pub(super) fn pin(&mut self, range: Range<u32>) {
         self.pinned += range.end - range.start;

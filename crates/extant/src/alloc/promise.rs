@@ -205,6 +205,13 @@ impl Space {
         Ok(())
     }
 
+    /// Promises from the last cluster on.
+    #[cfg(test)]
+    pub(super) fn promise_all(&self, clusters: u64) {
+        self.spare.fetch_sub(clusters as i64, Ordering::AcqRel);
+        self.promised.fetch_add(clusters, Ordering::AcqRel);
+    }
+
     /// So many promises end, and `taken` of their clusters are in use.
     fn settle(&self, promises: u64, taken: u64) {
         let lower = |promised: u64| Some(promised.saturating_sub(promises));
