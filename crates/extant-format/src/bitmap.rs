@@ -56,26 +56,35 @@ impl<'a> BitmapRef<'a> {
         let mut at = bits.start;
         let stored = self.stored_bits().min(bits.end);
         while at < stored {
-            if at & 7 == 0 {
-                let word = self.bytes.get(index(at >> 3)..).and_then(|rest| rest.first_chunk());
-                if let Some(word) = word {
-                    let word = u64::from_le_bytes(*word);
-                    let wanted = if value { word } else { !word };
-                    if wanted == 0 {
-                        at = at.saturating_add(64);
-                        continue;
-                    }
-                    let found = at.saturating_add(wanted.trailing_zeros());
-                    return (found < bits.end).then_some(found);
+            let word = self.word(at);
+            let wanted = (if value { word } else { !word }) >> (at & 7);
+            if wanted != 0 {
+                let found = at.saturating_add(wanted.trailing_zeros());
+                if found >= stored {
+                    break;
                 }
+                return Some(found);
             }
-            if self.get(at) == value {
-                return Some(at);
-            }
-            at = at.saturating_add(1);
+            at = (at | 7).saturating_add(57);
         }
+        at = at.max(stored);
         // Bits past the end are all set.
         (value && at < bits.end).then_some(at)
+    }
+
+    /// The 64 bits from the byte with bit `bit` on.
+    fn word(&self, bit: u32) -> u64 {
+        let rest = self.bytes.get(index(bit >> 3)..).unwrap_or_default();
+        match rest.first_chunk() {
+            Some(word) => u64::from_le_bytes(*word),
+            None => {
+                let mut word = [0xff; 8];
+                for (to, from) in word.iter_mut().zip(rest) {
+                    *to = *from;
+                }
+                u64::from_le_bytes(word)
+            }
+        }
     }
 
     /// How many bits the slice holds.
@@ -91,6 +100,12 @@ impl<'a> BitmapRef<'a> {
     /// The first set bit of `bits`.
     pub fn first_set(&self, bits: Range<u32>) -> Option<u32> {
         self.find(bits, true)
+    }
+
+    /// Whether there are 64 clear bits side by side, of which the first one's number is a multiple
+    /// of 64. If not, no run of clear bits is longer than 126. Looks at words only.
+    pub fn has_clear_word(&self) -> bool {
+        self.bytes.chunks_exact(8).any(|word| word == [0; 8])
     }
 
     /// How many bits of `bits` are set.
@@ -373,6 +388,10 @@ mod tests {
                 };
                 assert_eq!(got, expected, "step {step}: runs of {value} in {within:?}");
             }
+            let longest = runs_of(&bits, 0..512, false).iter().map(|run| run.end - run.start).max();
+            assert!(bitmap.view().has_clear_word() || longest.unwrap_or(0) <= 126);
+            let word_is_clear = |word: &[bool]| word.iter().all(|bit| !bit);
+            assert_eq!(bitmap.view().has_clear_word(), bits.chunks(64).any(word_is_clear));
             let want = random.below(40) as u32 + 1;
             let fits = runs_of(&bits, within.clone(), false)
                 .into_iter()

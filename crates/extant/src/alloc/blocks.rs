@@ -214,6 +214,12 @@ impl Allocator {
         let start = if group == search.goal { search.goal_bit } else { 0 };
         let found = match self.blocks_of(volume, place, state) {
             Ok(blocks) => {
+                let bound = blocks.longest_bound();
+                if bound < needed {
+                    cell.longest.store(bound, Ordering::Release);
+                    search.consider(group, bound);
+                    return Ok(None);
+                }
                 let start = match taker {
                     Taker::Pin(ino) if group == search.goal => {
                         blocks.start_of(*ino, start, search.len)

@@ -23,6 +23,9 @@ use crate::volume::Volume;
 /// Free runs looked at before the largest so far is taken.
 const RUNS_MAX: usize = 200;
 
+/// The longest clear run without a clear word of 64 bits.
+const WORDLESS_MAX: u32 = 126;
+
 /// The state of one group.
 pub(super) struct GroupState {
     pub(super) index: GroupIndex,
@@ -208,6 +211,11 @@ impl Blocks {
         let room = stored.view().count_clear(0..len);
         let taken = stored.clone();
         Blocks { taken, stored, freed: Vec::new(), own, first_free, room, pinned: 0, len }
+    }
+
+    /// The length of the longest free run, or more: what a look at whole words can tell.
+    pub(super) fn longest_bound(&self) -> u32 {
+        if self.taken.view().has_clear_word() { self.room } else { self.room.min(WORDLESS_MAX) }
     }
 
     /// A free run of `len` clusters from `start` on, else before it; else the largest found of at
