@@ -142,8 +142,10 @@ impl Txn<'_> {
         })?;
         alloc.settle_promises(promised_clusters, taken);
         let sectors = self.sectors_of(run);
-        let quotas = self.writer().quotas();
-        quotas.charge_blocks_unchecked(self, node, sectors)?;
+        let cluster = u64::from(volume.superblock().cluster_ratio().max(1));
+        let block = u64::from(volume.block_size().bytes() / 512);
+        let promised = promised_clusters.saturating_mul(cluster * block);
+        self.writer().quotas().charge_promised(self, node, sectors, promised)?;
         self.update(node, |data| data.record.sectors += sectors)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! # Place
 //!
-//! Below: `quota::tree` finds and adds records in the hidden quota files; `txn`. Above: inodes are
+//! Beside: `quota::promise` holds space for data in the cache. Below: `quota::tree` finds and adds records in the hidden quota files; `txn`. Above: inodes are
 //! charged by the name space, blocks by the allocator.
 //!
 //! # Invariants
@@ -13,6 +13,7 @@
 //! - Q3. The quota files themselves, the other hidden inodes and inodes of attribute values are
 //!   charged to nobody.
 
+mod promise;
 mod tree;
 
 #[cfg(test)]
@@ -77,6 +78,17 @@ impl Charge {
     const INODE: Charge = Charge { space: 0, inodes: 1 };
 }
 
+/// Who pays for a charge, and who does not any more.
+#[derive(Clone, Copy)]
+struct Change {
+    to: Option<Owners>,
+    from: Option<Owners>,
+    charge: Charge,
+    /// Bytes of it that were promised to those who pay.
+    promised: u64,
+    checked: bool,
+}
+
 /// The quotas of a writable mount.
 pub(crate) struct Quotas {
     files: [Option<File>; 3],
@@ -100,6 +112,8 @@ struct File {
 struct Table {
     /// By index of the kind, and id.
     usage: FxHashMap<(u8, u32), Usage>,
+    /// Bytes promised to data in the cache, where there are any.
+    promised: FxHashMap<(u8, u32), u64>,
     /// What the running transaction changed.
     dirty: Vec<(u8, u32)>,
 }
@@ -245,13 +259,16 @@ impl Quotas {
     /// [`FsError::QuotaExceeded`], and nothing is charged; full disks, for a new record; damage of
     /// a quota file; device errors.
     pub(crate) fn charge(&self, txn: &mut Txn<'_>, owners: Owners, charge: Charge) -> Result<()> {
-        self.apply(txn, Some(owners), None, charge, true)
+        self.apply(txn, Change { to: Some(owners), from: None, charge, promised: 0, checked: true })
     }
 
     /// Gives back what was charged. Never below zero: a count that was wrong stays wrong, and
     /// e2fsck counts anew.
     pub(crate) fn uncharge(&self, txn: &mut Txn<'_>, owners: Owners, charge: Charge) -> Result<()> {
-        self.apply(txn, None, Some(owners), charge, false)
+        self.apply(
+            txn,
+            Change { to: None, from: Some(owners), charge, promised: 0, checked: false },
+        )
     }
 
     /// Moves a charge. Errors as [`charge`](Self::charge).
@@ -263,7 +280,7 @@ impl Quotas {
         charge: Charge,
         checked: bool,
     ) -> Result<()> {
-        self.apply(txn, Some(to), Some(from), charge, checked)
+        self.apply(txn, Change { to: Some(to), from: Some(from), charge, promised: 0, checked })
     }
 
     /// [`transfer`](Self::transfer) of all that an inode uses, whatever the limits say: it was
@@ -279,8 +296,7 @@ impl Quotas {
 
     /// Charges a new inode, whatever the limits say.
     pub(crate) fn charge_unchecked(&self, txn: &mut Txn<'_>, node: &Node) -> Result<()> {
-        let owners = self.payers(node);
-        owners.map_or(Ok(()), |to| self.apply(txn, Some(to), None, Charge::INODE, false))
+        self.charge_anyway(txn, node, Charge::INODE)
     }
 
     /// Charges blocks, in units of 512 bytes, whatever the limits say.
@@ -290,46 +306,61 @@ impl Quotas {
         node: &Node,
         sectors: u64,
     ) -> Result<()> {
-        let (owners, charge) = (self.payers(node), Charge::blocks(sectors));
-        owners.map_or(Ok(()), |to| self.apply(txn, Some(to), None, charge, false))
+        self.charge_anyway(txn, node, Charge::blocks(sectors))
     }
 
-    fn apply(
+    fn charge_anyway(&self, txn: &mut Txn<'_>, node: &Node, charge: Charge) -> Result<()> {
+        let Some(owners) = self.payers(node) else { return Ok(()) };
+        self.apply(
+            txn,
+            Change { to: Some(owners), from: None, charge, promised: 0, checked: false },
+        )
+    }
+
+    /// Those who pay by a change: ids that stay are not touched.
+    fn gainers(&self, change: &Change) -> impl Iterator<Item = (u8, u32)> + '_ {
+        self.changed(change.to, change.from)
+    }
+
+    /// Those who do not any more.
+    fn losers(&self, change: &Change) -> impl Iterator<Item = (u8, u32)> + '_ {
+        self.changed(change.from, change.to)
+    }
+
+    /// The keys of `owners` that `others` do not have.
+    fn changed(
         &self,
-        txn: &mut Txn<'_>,
-        to: Option<Owners>,
-        from: Option<Owners>,
-        charge: Charge,
-        checked: bool,
-    ) -> Result<()> {
+        owners: Option<Owners>,
+        others: Option<Owners>,
+    ) -> impl Iterator<Item = (u8, u32)> + '_ {
+        let is_same = move |key: &(u8, u32)| {
+            let at = usize::from(key.0);
+            owners.zip(others).is_some_and(|(one, other)| one.0.get(at) == other.0.get(at))
+        };
+        owners.into_iter().flat_map(|owners| self.ids(owners)).filter(move |key| !is_same(key))
+    }
+
+    fn apply(&self, txn: &mut Txn<'_>, change: Change) -> Result<()> {
         if !self.is_on() {
             return Ok(());
         }
-        // Ids that stay are not touched.
-        let same = |key: &(u8, u32)| {
-            let at = usize::from(key.0);
-            to.zip(from).is_some_and(|(to, from)| to.0.get(at) == from.0.get(at))
-        };
-        let none = Owners([0; 3]);
-        let more = |_: &()| self.ids(to.unwrap_or(none)).filter(|key| to.is_some() && !same(key));
-        let less =
-            |_: &()| self.ids(from.unwrap_or(none)).filter(|key| from.is_some() && !same(key));
-        for key in more(&()) {
+        for key in self.gainers(&change) {
             self.claim(txn, key, true)?;
         }
-        for key in less(&()) {
+        for key in self.losers(&change) {
             self.claim(txn, key, false)?;
         }
+        let charge = change.charge;
         let now = u64::try_from(txn.writer().now().seconds).unwrap_or(0);
         let mut table = self.table.lock();
-        if checked && self.enforced {
-            for key in more(&()) {
+        if change.checked && self.enforced {
+            for key in self.gainers(&change) {
                 if let Some(usage) = table.usage.get(&key) {
-                    check(key, &usage.entry, charge, now)?;
+                    check(key, &usage.entry, table.promised_to(key), charge, now)?;
                 }
             }
         }
-        for key in more(&()) {
+        for key in self.gainers(&change) {
             if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
                 let entry = &mut usage.entry;
                 entry.space_bytes = entry.space_bytes.saturating_add(charge.space);
@@ -337,7 +368,10 @@ impl Quotas {
                 set_grace(entry, file, now);
             }
         }
-        for key in less(&()) {
+        if change.promised != 0 {
+            table.unpromise(self.gainers(&change), change.promised);
+        }
+        for key in self.losers(&change) {
             if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
                 let entry = &mut usage.entry;
                 entry.space_bytes = entry.space_bytes.saturating_sub(charge.space);
@@ -391,7 +425,7 @@ pub struct QuotaLimits {
 }
 
 impl Fs {
-    /// What an id uses and may use. `None` when the file system does not count this kind; an id
+    /// What an id uses and may use; space for data that is in the cache only counts as used. `None` when the file system does not count this kind; an id
     /// without a record uses nothing.
     ///
     /// # Errors
@@ -400,13 +434,19 @@ impl Fs {
     pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<Option<QuotaEntry>> {
         let quotas = self.volume().writer()?.quotas();
         let Some(key) = quotas.key(kind, id) else { return Ok(None) };
-        if let Some(usage) = quotas.table.lock().usage.get(&key) {
-            return Ok(Some(usage.entry));
+        let known = |stored: Option<QuotaEntry>| {
+            let table = quotas.table.lock();
+            let mut entry = table.usage.get(&key).map(|usage| usage.entry).or(stored)?;
+            entry.space_bytes = entry.space_bytes.saturating_add(table.promised_to(key)); // Q5
+            Some(entry)
+        };
+        if let Some(entry) = known(None) {
+            return Ok(Some(entry));
         }
         let Some(file) = quotas.file(key.0) else { return Ok(None) };
         let found = file.tree.lock().find(self.volume(), id)?;
         let nothing = QuotaEntry { id, ..QuotaEntry::default() };
-        Ok(Some(found.map_or(nothing, |usage| usage.entry)))
+        Ok(known(Some(found.map_or(nothing, |usage| usage.entry))))
     }
 
     /// Sets the limits of an id.
@@ -449,8 +489,15 @@ fn hidden(superblock: &Superblock) -> [Ino; 5] {
 }
 
 /// Whether an id may have that much more, by Linux's rules: never above a hard limit; above a soft
-/// limit as long as the grace time lasts, which begins with the charge that goes above.
-fn check(key: (u8, u32), entry: &QuotaEntry, charge: Charge, now: u64) -> Result<()> {
+/// limit as long as the grace time lasts, which begins with the charge that goes above. `promised`
+/// bytes count as used.
+fn check(
+    key: (u8, u32),
+    entry: &QuotaEntry,
+    promised: u64,
+    charge: Charge,
+    now: u64,
+) -> Result<()> {
     let over = |add: u64, used: u64, hard: u64, soft: u64, grace_end: u64| {
         let wanted = used.saturating_add(add);
         add != 0
@@ -458,7 +505,8 @@ fn check(key: (u8, u32), entry: &QuotaEntry, charge: Charge, now: u64) -> Result
                 || (soft != 0 && wanted > soft && grace_end != 0 && now >= grace_end))
     };
     let (hard, soft) = (bytes(entry.space_hard_limit), bytes(entry.space_soft_limit));
-    let what = if over(charge.space, entry.space_bytes, hard, soft, entry.space_grace_end) {
+    let space = entry.space_bytes.saturating_add(promised);
+    let what = if over(charge.space, space, hard, soft, entry.space_grace_end) {
         "blocks"
     } else {
         let (hard, soft) = (entry.inode_hard_limit, entry.inode_soft_limit);

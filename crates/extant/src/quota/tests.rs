@@ -259,3 +259,111 @@ fn attributes_are_charged_to_the_inodes_that_have_them() {
     assert_eq!(usage(&fs, QuotaKind::User, 5), (0, 0));
     finish(fs, &image);
 }
+
+#[test]
+fn promises_count_for_every_check_and_become_charges_in_one_step() {
+    use crate::alloc::{BlockAsk, Purpose};
+    let image = extant_testkit::require!(Image::make("32M", QUOTA, ""));
+    // Records are to be read again: nothing of the first mount is known.
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    for name in ["a", "b"] {
+        root.create(name, &owned(5, 6)).unwrap();
+    }
+    limit(&fs, QuotaKind::User, 5, QuotaLimits { space_hard_kib: 40, ..QuotaLimits::default() });
+    limit(&fs, QuotaKind::User, 7, QuotaLimits { space_hard_kib: 8, ..QuotaLimits::default() });
+    drop(root);
+    fs.unmount().unwrap();
+    let fs = image.open();
+    let writer = fs.volume().writer().unwrap();
+    let (quotas, alloc) = (writer.quotas(), writer.alloc());
+    let [a, b] = ["a", "b"].map(|name| fs.root().unwrap().lookup(name).unwrap());
+    quotas.promise(a.node(), 8 * 8).unwrap();
+    let error = quotas.promise(b.node(), 3 * 8).unwrap_err();
+    assert_eq!(error.to_string(), "the quota of user 5 for blocks is used up");
+    assert_eq!(usage(&fs, QuotaKind::Group, 6), (8 * 4096, 2), "all kinds or none (Q4)");
+    quotas.promise(b.node(), 2 * 8).unwrap();
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (10 * 4096, 2));
+    // Others' charges see them.
+    let ask = BlockAsk { goal: FsBlock(0), len: 1, min: 1, purpose: Purpose::Data };
+    let mut txn = Txn::begin(fs.volume(), 40).unwrap();
+    let error = txn.allocate(b.node(), &ask).unwrap_err();
+    assert!(matches!(error, FsError::QuotaExceeded { id: 5, .. }), "{error}");
+    drop(txn);
+    quotas.unpromise(b.node(), 2 * 8);
+    // What is taken is charged instead.
+    alloc.promise(fs.volume(), 8).unwrap();
+    let run = alloc.pin(fs.volume(), a.node(), &BlockAsk { len: 3, min: 3, ..ask }).unwrap();
+    let mut txn = Txn::begin(fs.volume(), 40).unwrap();
+    txn.take_pinned(a.node(), run, 3).unwrap();
+    drop(txn);
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (8 * 4096, 2));
+    assert_eq!(quotas.table.lock().promised_to((0, 5)), 5 * 4096);
+    // A new owner takes them over, if he may.
+    let owners = |uid: u32| Owners::new(uid, 6, 0);
+    let moved = |uid: u32| quotas.transfer_promise(a.node(), (owners(5), owners(uid)), 5 * 8, true);
+    assert!(matches!(moved(7), Err(FsError::QuotaExceeded { id: 7, .. })));
+    moved(9).unwrap();
+    let promised = |kind: u8, id: u32| quotas.table.lock().promised_to((kind, id));
+    assert_eq!((promised(0, 5), promised(0, 9), promised(1, 6)), (0, 5 * 4096, 5 * 4096));
+    quotas.transfer_promise(a.node(), (owners(9), owners(5)), 5 * 8, false).unwrap();
+    quotas.unpromise(a.node(), 5 * 8);
+    alloc.unpromise(5);
+    assert!(quotas.table.lock().promised.is_empty());
+    let mut txn = Txn::begin(fs.volume(), 40).unwrap();
+    txn.release(a.node(), run, Purpose::Data).unwrap();
+    drop((txn, a, b));
+    finish(fs, &image);
+}
+
+#[test]
+fn threads_never_get_more_than_the_limit_together() {
+    let image = extant_testkit::require!(Image::make("32M", QUOTA, ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    let files: Vec<Inode> =
+        (0..4).map(|at| root.create(at.to_string(), &owned(5, 6)).unwrap()).collect();
+    let limits = QuotaLimits { space_hard_kib: 400, ..QuotaLimits::default() };
+    limit(&fs, QuotaKind::User, 5, limits);
+    let quotas = fs.volume().writer().unwrap().quotas();
+    let worker = |at: usize| {
+        let mut random = Prng::new(at as u64);
+        let node = files[at].node();
+        let (mut promised, mut charged) = (0u64, 0u64);
+        for _ in 0..5000 {
+            match random.below(4) {
+                0 | 1 => {
+                    let want = random.below(300) + 1;
+                    promised += quotas.promise(node, want).map_or(0, |()| want);
+                }
+                2 => {
+                    let part = random.below(promised + 1);
+                    quotas.unpromise(node, part);
+                    promised -= part;
+                }
+                _ => {
+                    let part = random.below(promised + 1);
+                    let mut txn = Txn::begin(fs.volume(), 20).unwrap();
+                    quotas.charge_promised(&mut txn, node, part, part).unwrap();
+                    promised -= part;
+                    charged += part;
+                    if charged > 200 {
+                        let owners = quotas.payers(node).unwrap();
+                        quotas.uncharge(&mut txn, owners, Charge::blocks(charged)).unwrap();
+                        charged = 0;
+                    }
+                }
+            }
+            assert!(usage(&fs, QuotaKind::User, 5).0 <= 400 << 10);
+        }
+        quotas.unpromise(node, promised);
+        let mut txn = Txn::begin(fs.volume(), 20).unwrap();
+        let owners = quotas.payers(node).unwrap();
+        quotas.uncharge(&mut txn, owners, Charge::blocks(charged)).unwrap();
+    };
+    extant_sync::threads::workers("quota", 4, worker).unwrap();
+    assert_eq!(usage(&fs, QuotaKind::User, 5), (0, 4));
+    assert!(quotas.table.lock().promised.is_empty());
+    drop((files, root));
+    finish(fs, &image);
+}

@@ -7,7 +7,7 @@ use extant_format::extent::{Extent, ExtentState};
 
 use super::*;
 use crate::NewInode;
-use crate::map::map_run;
+use crate::map::insert_run;
 use crate::node::Node;
 
 const ANYBODY: NewInode = NewInode { permissions: 0o644, uid: 1000, gid: 1000 };
@@ -45,7 +45,7 @@ impl Mount {
         txn.take_pinned(node, run, self.clusters(run)).unwrap();
         let (len, state) = (BlockCount(run.len), ExtentState::Written);
         let extent = Extent { file_start: FileBlock(at), device_start: run.start, len, state };
-        map_run(&mut txn, node, extent).unwrap();
+        insert_run(&mut txn, node, extent).unwrap();
         let end = u64::from(at + run.len) * u64::from(self.volume().block_size().bytes());
         txn.update(node, |data| data.record.size = end).unwrap();
     }

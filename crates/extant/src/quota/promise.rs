@@ -1,0 +1,139 @@
+//! Promises against limits: space for data in the cache that has no blocks yet.
+//!
+//! A write is refused when it is made, not when it goes to the device: what is promised counts like
+//! what is used, for every check. Promises are in memory only.
+//!
+//! # Invariants
+//!
+//! - Q4. A promise of an inode is one of its owners' for every kind, made for all kinds or none. It ends by
+//!   [`Quotas::unpromise`] or, as a charge, by [`Quotas::charge_promised`]; a change of owner moves
+//!   it.
+//! - Q5. A promise becomes a charge in one step: nobody sees both, or neither.
+
+use super::{Change, Charge, Owners, Quotas, Table, check};
+use crate::error::Result;
+use crate::node::Node;
+use crate::txn::Txn;
+
+impl Quotas {
+    /// Promises the owners of an inode blocks that it will have, in units of 512 bytes. Without
+    /// quotas it costs one comparison; else reads an owner's record the first time. No transaction.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), and nothing is promised; damage of
+    /// a quota file, device errors.
+    pub(crate) fn promise(&self, node: &Node, sectors: u64) -> Result<()> {
+        let Some(owners) = self.payers(node) else { return Ok(()) };
+        self.move_promise(None, Some(owners), sectors, true)
+    }
+
+    /// Gives back what was promised and not charged. Never below zero.
+    pub(crate) fn unpromise(&self, node: &Node, sectors: u64) {
+        let Some(owners) = self.payers(node) else { return };
+        self.table.lock().unpromise(self.ids(owners), Charge::blocks(sectors).space);
+    }
+
+    /// Moves what is promised to an inode to other owners, before its record says so: first this, then the
+    /// charge, and this back without `checked` if that fails. Nothing else may promise or
+    /// charge for the inode meanwhile: its content lock is held exclusively, and writeback kept out.
+    ///
+    /// # Errors
+    ///
+    /// As [`promise`](Self::promise), and nothing has changed; none without `checked` once records
+    /// were read.
+    pub(crate) fn transfer_promise(
+        &self,
+        node: &Node,
+        (from, to): (Owners, Owners),
+        sectors: u64,
+        checked: bool,
+    ) -> Result<()> {
+        if sectors == 0 || self.payers(node).is_none() {
+            return Ok(());
+        }
+        self.move_promise(Some(from), Some(to), sectors, checked)
+    }
+
+    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the limits say.
+    pub(crate) fn charge_promised(
+        &self,
+        txn: &mut Txn<'_>,
+        node: &Node,
+        sectors: u64,
+        promised: u64,
+    ) -> Result<()> {
+        let Some(owners) = self.payers(node) else { return Ok(()) };
+        let (charge, promised) = (Charge::blocks(sectors), Charge::blocks(promised).space);
+        let change = Change { to: Some(owners), from: None, charge, promised, checked: false };
+        self.apply(txn, change)
+    }
+
+    fn move_promise(
+        &self,
+        from: Option<Owners>,
+        to: Option<Owners>,
+        sectors: u64,
+        checked: bool,
+    ) -> Result<()> {
+        let charge = Charge::blocks(sectors);
+        let change = Change { to, from, charge, promised: 0, checked };
+        for key in self.gainers(&change) {
+            self.load(key)?;
+        }
+        let volume = self.volume.upgrade().filter(|_| checked && self.enforced);
+        let now = match &volume {
+            Some(volume) => u64::try_from(volume.writer()?.now().seconds).unwrap_or(0),
+            None => 0,
+        };
+        let mut table = self.table.lock();
+        if volume.is_some() {
+            for key in self.gainers(&change) {
+                // An id without a record has no limits.
+                if let Some(usage) = table.usage.get(&key) {
+                    check(key, &usage.entry, table.promised_to(key), charge, now)?;
+                }
+            }
+        }
+        for key in self.gainers(&change) {
+            let promised = table.promised.entry(key).or_default();
+            *promised = promised.saturating_add(charge.space);
+        }
+        table.unpromise(self.losers(&change), charge.space);
+        Ok(())
+    }
+
+    /// Makes a record known, if there is one.
+    fn load(&self, key: (u8, u32)) -> Result<()> {
+        if self.table.lock().usage.contains_key(&key) {
+            return Ok(());
+        }
+        let (Some(file), Some(volume)) = (self.file(key.0), self.volume.upgrade()) else {
+            return Ok(());
+        };
+        let tree = file.tree.lock();
+        if let Some(found) = tree.find(&volume, key.1)? {
+            // Whoever was faster may have changed it.
+            self.table.lock().usage.entry(key).or_insert(found);
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    /// Bytes promised to an id.
+    pub(super) fn promised_to(&self, key: (u8, u32)) -> u64 {
+        self.promised.get(&key).copied().unwrap_or(0)
+    }
+
+    pub(super) fn unpromise(&mut self, keys: impl Iterator<Item = (u8, u32)>, bytes: u64) {
+        for key in keys {
+            if let Some(promised) = self.promised.get_mut(&key) {
+                *promised = promised.saturating_sub(bytes);
+                if *promised == 0 {
+                    self.promised.remove(&key);
+                }
+            }
+        }
+    }
+}
