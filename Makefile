@@ -11,7 +11,7 @@ EXTANT := $(TARGET)/release/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo test test-long bench bench-build bench-mkfs bench-read bench-namespace install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo test test-long bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,7 +32,7 @@ test-long: ## all tests and those that take minutes
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
 	$(CARGO) test --workspace --release -- --include-ignored
 
-bench: bench-build bench-mkfs bench-read bench-namespace ## all benchmarks
+bench: bench-build bench-mkfs bench-read bench-namespace bench-io ## all benchmarks
 
 bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
@@ -48,6 +48,15 @@ bench-read: build ## reading through the library against pread; walks; memory
 bench-namespace: ## create, remove, rename, stat in process against the kernel's ext4 (root)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --release -q -p extant-bench -- namespace
+
+bench-io: ## contents of files against the kernel's ext4 and XFS and memcpy (root; ROWS= ROUNDS= SIZE=)
+	@scripts/deps e2fsprogs
+	@scripts/deps xfsprogs || true
+	$(CARGO) run --release -q -p extant-bench -- io
+
+bench-io-memory: ## memory of ten minutes with four times as much data as cache (MINUTES=)
+	@scripts/deps e2fsprogs
+	$(CARGO) run --release -q -p extant-bench -- io-memory --minutes $(or $(MINUTES),10)
 
 install: build ## command, manual pages, completions (PREFIX, DESTDIR)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \

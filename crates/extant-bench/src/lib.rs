@@ -5,7 +5,9 @@
 //! `{"row", "target", "unit", "median", "min", "max", "runs"}`.
 #![forbid(unsafe_code)]
 
+pub mod io;
 pub mod namespace;
 pub mod read;
 pub mod report;
 pub mod run;
+pub mod stop;

@@ -42,14 +42,21 @@ impl Series {
         }
     }
 
+    /// The smallest and the largest value; infinite, the wrong way round, for none.
+    pub fn spread(&self) -> (f64, f64) {
+        let values = || self.values.iter().copied();
+        (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max))
+    }
+
     fn line(&self) -> Line<'_> {
+        let (min, max) = self.spread();
         Line {
             row: &self.row,
             target: &self.target,
             unit: self.unit,
             median: self.median(),
-            min: self.values.iter().copied().fold(f64::INFINITY, f64::min),
-            max: self.values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            min,
+            max,
             runs: self.values.len(),
         }
     }
@@ -81,6 +88,15 @@ pub fn report(name: &str, base: &str, all: &[Series]) -> Result<()> {
             line.row, line.target, line.median, line.min, line.max, line.unit, line.runs, ratio
         );
     }
+    write(name, all)
+}
+
+/// Writes `target/bench/NAME.json`.
+///
+/// # Errors
+///
+/// When the file cannot be written.
+pub fn write(name: &str, all: &[Series]) -> Result<()> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
     let dir = target.join("bench");
     let path = dir.join(format!("{name}.json"));

@@ -1,0 +1,122 @@
+//! extant in process.
+
+use std::path::Path;
+
+use anyhow::Result;
+use extant::{Fs, FsError, Inode, MountOptions, NewInode};
+use extant_block::FileDevice;
+
+use super::side::{Dir, Handle, Volume};
+
+/// A mounted image.
+pub struct Library {
+    fs: Fs,
+}
+
+impl Library {
+    /// Mounts `image` for reading and writing, with `cache_bytes` for the contents of files.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening and mounting.
+    pub fn mount(image: &Path, cache_bytes: u64) -> Result<Library> {
+        let device = FileDevice::open_read_write(image)?;
+        Ok(Library { fs: options(cache_bytes).read_only(false).open(device)? })
+    }
+
+    /// The file system.
+    pub fn fs(&self) -> &Fs {
+        &self.fs
+    }
+}
+
+impl Volume for Library {
+    type Dir = LibraryDir;
+
+    fn dir(&self, name: &str) -> Result<LibraryDir> {
+        let root = self.fs.root()?;
+        match root.mkdir(name, &NewInode::root(0o755)) {
+            Ok(dir) => Ok(LibraryDir(dir)),
+            Err(FsError::Exists { .. }) => Ok(LibraryDir(root.lookup(name)?)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn zeroing_flushes(&self) -> Option<u64> {
+        zeroing_flushes(&self.fs)
+    }
+
+    fn close(self) -> Result<()> {
+        Ok(self.fs.unmount()?)
+    }
+}
+
+/// A directory.
+pub struct LibraryDir(Inode);
+
+impl Dir for LibraryDir {
+    type File = LibraryFile;
+
+    fn create(&self, name: &str) -> Result<LibraryFile> {
+        Ok(LibraryFile(self.0.create(name, &NewInode::root(0o644))?))
+    }
+
+    fn open(&self, name: &str) -> Result<LibraryFile> {
+        Ok(LibraryFile(self.0.lookup(name)?))
+    }
+
+    fn open_to_read(&self, name: &str) -> Result<LibraryFile> {
+        self.open(name)
+    }
+
+    fn size(&self, name: &str) -> Result<Option<u64>> {
+        match self.0.stat(name) {
+            Ok(metadata) => Ok(Some(metadata.size)),
+            Err(FsError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn unlink(&self, name: &str) -> Result<()> {
+        Ok(self.0.unlink(name)?)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.0.sync()?)
+    }
+}
+
+/// A file.
+pub struct LibraryFile(Inode);
+
+impl Handle for LibraryFile {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<usize> {
+        Ok(self.0.read_at(at, out)?)
+    }
+
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
+        Ok(self.0.write_at(at, bytes)?)
+    }
+
+    fn set_len(&mut self, len: u64) -> Result<()> {
+        Ok(self.0.truncate(len)?)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Ok(self.0.sync()?)
+    }
+
+    fn sync_data(&mut self) -> Result<()> {
+        Ok(self.0.sync_data()?)
+    }
+}
+
+/// Options of a mount with so much memory for the contents of files.
+fn options(_cache_bytes: u64) -> MountOptions {
+    MountOptions::new()
+}
+
+/// Writes that zeroing had to wait for.
+fn zeroing_flushes(_fs: &Fs) -> Option<u64> {
+    None
+}
