@@ -67,7 +67,12 @@ impl FileMapper<'_> {
         let mut delayed = self.file.map.write();
         let clusters = delayed.new_clusters(&blocks);
         if clusters > 0 {
-            writer.alloc().promise(self.volume(), clusters)?;
+            let sectors = clusters << (self.volume().superblock().cluster_bits() + self.bits() - 9);
+            writer.quotas().promise(self.node, sectors)?;
+            if let Err(error) = writer.alloc().promise(self.volume(), clusters) {
+                writer.quotas().unpromise(self.node, sectors);
+                return Err(error);
+            }
         }
         delayed.insert(blocks.clone());
         self.file.mapping_changed();
@@ -191,7 +196,7 @@ impl FileMapper<'_> {
                 let settled = delayed.remove(blocks.clone());
                 match run {
                     Some(run) => txn.take_pinned(self.node, run, settled)?,
-                    None => txn.writer().alloc().unpromise(settled),
+                    None => self.file.unpromise(self.volume(), self.node, settled),
                 }
                 self.file.pins.lock().remove(&blocks.start);
                 Ok(blocks.end)
@@ -343,7 +348,7 @@ impl Mapper for FileMapper<'_> {
         }
         let bits = self.bits();
         let unused = (mapping.offset + used).div_ceil(1 << bits)..mapping.end() >> bits;
-        self.file.drop_delayed(self.volume(), unused);
+        self.file.drop_delayed(self.volume(), self.node, unused);
     }
 
     fn place(&self, range: Range<u64>) -> Result<Placement> {

@@ -88,7 +88,7 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     };
     let drop_cached = || {
         file.cache.forget(end_block << block_size.log2()..u64::MAX >> 1, &kept_out);
-        file.drop_delayed(volume, end_block..u64::MAX);
+        file.drop_delayed(volume, node, end_block..u64::MAX);
         file.mapping_changed();
     };
     let remove = |txn: &mut Txn<'_>| {

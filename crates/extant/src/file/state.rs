@@ -12,6 +12,7 @@
 //!   its node in memory.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -184,7 +185,7 @@ impl Node {
     pub(crate) fn drop_contents(&self, volume: &Volume) {
         let Some(file) = self.file_state().get() else { return };
         file.cache.forget_all();
-        file.drop_delayed(volume, 0..u64::MAX);
+        file.drop_delayed(volume, self, 0..u64::MAX);
         file.drop_stamp();
         file.set_size(0);
     }
@@ -192,16 +193,23 @@ impl Node {
 
 impl FileState {
     /// Takes back the delay of a range of blocks and gives its promises back.
-    pub(crate) fn drop_delayed(&self, volume: &Volume, blocks: std::ops::Range<u64>) {
+    pub(crate) fn drop_delayed(&self, volume: &Volume, node: &Node, blocks: Range<u64>) {
         let mut delayed = self.map.write();
         if delayed.is_empty() {
             return;
         }
         let clusters = delayed.remove(blocks);
         self.mapping_changed();
+        self.unpromise(volume, node, clusters);
+    }
+
+    /// Gives promises back that belonged to delayed blocks of this file.
+    pub(crate) fn unpromise(&self, volume: &Volume, node: &Node, clusters: u64) {
         if clusters > 0
             && let Ok(writer) = volume.writer()
         {
+            let bits = volume.superblock().cluster_bits() + volume.block_size().log2() - 9;
+            writer.quotas().unpromise(node, clusters << bits);
             writer.alloc().unpromise(clusters);
         }
     }
