@@ -9,7 +9,9 @@
 //!
 //! Chunks of 512 pages (2 MiB) nobody uses are in a pool. A shard takes whole chunks from there
 //! and splits them; a page is given back to the shard that has its chunk, whoever allocated it.
-//! A shard keeps one chunk that is whole again, and gives others back to the pool.
+//! A shard keeps one chunk that is whole again, and gives others back to the pool. Free blocks are
+//! bits: for each chunk of a shard and each order a bitmap, and for each order a bitmap of the
+//! chunks with such a block. So nothing is allocated, and freeing touches one chunk's kilobyte.
 //!
 //! # Invariants
 //!
@@ -22,14 +24,16 @@
 //!   seen in neither: with little left, an allocation may fail that would succeed a moment later.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use extant_sync::{Mutex, Rank};
 
 /// The largest order: a whole chunk.
 pub(crate) const ORDER_MAX: u8 = 9;
+const ORDERS: usize = ORDER_MAX as usize + 1;
 const CHUNK_PAGES: u32 = 1 << ORDER_MAX;
 const SHARDS: usize = 16;
+const BITS: u32 = u64::BITS;
 
 /// The free pages.
 pub(crate) struct Buddy {
@@ -39,14 +43,27 @@ pub(crate) struct Buddy {
     /// Chunks that no shard has; the lowest first.
     pool: Mutex<BTreeSet<u32>>,
     shards: [Mutex<Shard>; SHARDS],
-    /// Which shard has the chunk (B4).
-    owners: Box<[AtomicU8]>,
+    /// Which shard has the chunk, and in which of its slots (B4): slot * [`SHARDS`] + shard.
+    owners: Box<[AtomicU32]>,
 }
 
-/// Free blocks of some chunks: first pages, by order.
+/// Some chunks.
 #[derive(Default)]
 struct Shard {
-    free: [BTreeSet<u32>; ORDER_MAX as usize + 1],
+    /// By slot; a slot nobody uses has no free blocks.
+    chunks: Vec<Chunk>,
+    /// Slots without a chunk.
+    unused: Vec<u32>,
+    /// By order: a bit for each slot whose chunk has a free block of it.
+    slots: [Vec<u64>; ORDERS],
+    /// How many chunks are wholly free.
+    whole: u32,
+}
+
+/// The free blocks of one chunk, by order: block n begins at page n << order.
+struct Chunk {
+    number: u32,
+    free: [[u64; (CHUNK_PAGES / BITS) as usize]; ORDERS],
 }
 
 impl Buddy {
@@ -54,20 +71,24 @@ impl Buddy {
     pub(crate) fn new(pages: u32) -> Buddy {
         let chunks = pages / CHUNK_PAGES;
         let mut shards: [Shard; SHARDS] = std::array::from_fn(|_| Shard::default());
-        // The part of a chunk at the end, if any, stays with the first shard for ever: its
-        // other half is never free, so it never becomes whole.
-        let mut page = chunks * CHUNK_PAGES;
-        while page < pages {
-            let order = (pages - page).ilog2() as u8;
-            shards[0].give(page, order);
-            page += 1 << order;
+        let owners = (0..pages.div_ceil(CHUNK_PAGES)).map(|_| AtomicU32::new(0)).collect();
+        // The part of a chunk at the end, if any, stays in the first slot of the first shard for
+        // ever: its other half is never free, so it never becomes whole.
+        if !pages.is_multiple_of(CHUNK_PAGES) {
+            let slot = shards[0].adopt(chunks);
+            let mut page = chunks * CHUNK_PAGES;
+            while page < pages {
+                let order = (pages - page).ilog2() as u8;
+                shards[0].give(slot, page, order);
+                page += 1 << order;
+            }
         }
         Buddy {
             pages,
             free: AtomicU32::new(pages),
             pool: Mutex::new(Rank::Leaf, (0..chunks).collect()),
             shards: shards.map(|shard| Mutex::new(Rank::Leaf, shard)),
-            owners: (0..pages.div_ceil(CHUNK_PAGES)).map(|_| AtomicU8::new(0)).collect(),
+            owners,
         }
     }
 
@@ -110,8 +131,8 @@ impl Buddy {
         // came to this thread.
         let owner = self.owners[(page / CHUNK_PAGES) as usize].load(Ordering::Acquire);
         let whole = {
-            let mut shard = self.shards[usize::from(owner)].lock();
-            shard.give(page, order);
+            let mut shard = self.shards[owner as usize % SHARDS].lock();
+            shard.give(owner / SHARDS as u32, page, order);
             // Under the lock: whoever takes the block counts down after this counted up.
             self.free.fetch_add(1 << order, Ordering::Relaxed);
             shard.spare()
@@ -132,48 +153,115 @@ impl Buddy {
 
     /// Takes a chunk from the pool into a shard, and a block of it out.
     fn open(&self, shard: usize, order: u8) -> Option<u32> {
-        let chunk = self.pool.lock().pop_first()?;
-        self.owners[chunk as usize].store(shard as u8, Ordering::Release);
-        let mut shard = self.shards[shard].lock();
-        let page = chunk * CHUNK_PAGES;
-        shard.split(page, ORDER_MAX, order);
-        Some(page)
+        let number = self.pool.lock().pop_first()?;
+        let mut chunks = self.shards[shard].lock();
+        let slot = chunks.adopt(number);
+        // Slots are fewer than chunks, which are 2^23 at most.
+        let owner = slot * SHARDS as u32 + shard as u32;
+        self.owners[number as usize].store(owner, Ordering::Release);
+        chunks.split(slot, 0, ORDER_MAX, order);
+        Some(number * CHUNK_PAGES)
     }
 }
 
 impl Shard {
-    /// A block from the smallest that is large enough.
+    /// A slot for a chunk, none of which is free yet.
+    fn adopt(&mut self, number: u32) -> u32 {
+        if let Some(slot) = self.unused.pop() {
+            self.chunks[slot as usize].number = number;
+            return slot;
+        }
+        let slot = self.chunks.len() as u32;
+        self.chunks.push(Chunk { number, free: Default::default() });
+        if slot.is_multiple_of(BITS) {
+            self.slots.iter_mut().for_each(|slots| slots.push(0));
+        }
+        slot
+    }
+
+    /// A block from the smallest that is large enough, of the first chunk that has one.
     fn take(&mut self, order: u8) -> Option<u32> {
-        let (larger, page) = (order..=ORDER_MAX)
-            .find_map(|larger| Some((larger, self.free[usize::from(larger)].pop_first()?)))?;
-        self.split(page, larger, order);
+        let (larger, slot) = (order..=ORDER_MAX)
+            .find_map(|larger| Some((larger, first(&self.slots[usize::from(larger)])?)))?;
+        let chunk = &self.chunks[slot as usize];
+        let block = first(&chunk.free[usize::from(larger)])?;
+        let page = chunk.number * CHUNK_PAGES + (block << larger);
+        self.remove(slot, larger, block);
+        self.split(slot, block << larger, larger, order);
         Some(page)
     }
 
-    /// Keeps what is behind the first 2^order pages of a block in hand.
-    fn split(&mut self, page: u32, larger: u8, order: u8) {
+    /// Frees what is behind the first 2^order pages of a block that is not free.
+    fn split(&mut self, slot: u32, page: u32, larger: u8, order: u8) {
         for half in order..larger {
-            self.free[usize::from(half)].insert(page + (1 << half));
+            self.insert(slot, half, (page >> half) + 1);
         }
     }
 
     /// Takes a block back and merges it with its free neighbours.
     #[track_caller]
-    fn give(&mut self, mut page: u32, mut order: u8) {
-        while order < ORDER_MAX && self.free[usize::from(order)].remove(&(page ^ (1 << order))) {
-            page &= !(1 << order);
+    fn give(&mut self, slot: u32, page: u32, mut order: u8) {
+        let chunk = &self.chunks[slot as usize];
+        let inside = page % CHUNK_PAGES;
+        for larger in order..=ORDER_MAX {
+            assert!(!chunk.has(larger, inside >> larger), "page {page}, order {order}, is free");
+        }
+        let mut block = inside >> order;
+        while order < ORDER_MAX && self.chunks[slot as usize].has(order, block ^ 1) {
+            self.remove(slot, order, block ^ 1);
+            block /= 2;
             order += 1;
         }
-        let is_new = self.free[usize::from(order)].insert(page);
-        assert!(is_new, "page {page}, order {order}, is free twice");
+        self.insert(slot, order, block);
     }
 
     /// A whole chunk that this shard has beyond the one it keeps.
     fn spare(&mut self) -> Option<u32> {
-        let whole = &mut self.free[usize::from(ORDER_MAX)];
-        let page = if whole.len() > 1 { whole.pop_last() } else { None };
-        page.map(|page| page / CHUNK_PAGES)
+        if self.whole < 2 {
+            return None;
+        }
+        let slot = first(&self.slots[usize::from(ORDER_MAX)])?;
+        self.remove(slot, ORDER_MAX, 0);
+        self.unused.push(slot);
+        Some(self.chunks[slot as usize].number)
     }
+
+    fn insert(&mut self, slot: u32, order: u8, block: u32) {
+        let (word, bit) = place(block);
+        self.chunks[slot as usize].free[usize::from(order)][word] |= bit;
+        let (word, bit) = place(slot);
+        self.slots[usize::from(order)][word] |= bit;
+        self.whole += u32::from(order == ORDER_MAX);
+    }
+
+    fn remove(&mut self, slot: u32, order: u8, block: u32) {
+        let (word, bit) = place(block);
+        let free = &mut self.chunks[slot as usize].free[usize::from(order)];
+        free[word] &= !bit;
+        if first(free).is_none() {
+            let (word, bit) = place(slot);
+            self.slots[usize::from(order)][word] &= !bit;
+        }
+        self.whole -= u32::from(order == ORDER_MAX);
+    }
+}
+
+impl Chunk {
+    fn has(&self, order: u8, block: u32) -> bool {
+        let (word, bit) = place(block);
+        self.free[usize::from(order)][word] & bit != 0
+    }
+}
+
+/// The word of a bit, and the bit in it.
+fn place(number: u32) -> (usize, u64) {
+    ((number / BITS) as usize, 1 << (number % BITS))
+}
+
+/// The first bit that is set.
+fn first(words: &[u64]) -> Option<u32> {
+    let (word, bits) = (0..).zip(words).find(|(_, bits)| **bits != 0)?;
+    Some(word * BITS + bits.trailing_zeros())
 }
 
 #[cfg(test)]
@@ -195,17 +283,34 @@ mod tests {
         };
         for (number, shard) in buddy.shards.iter().enumerate() {
             let shard = shard.lock();
-            for (order, blocks) in (0u8..).zip(&shard.free) {
-                for &page in blocks {
-                    assert!(page.is_multiple_of(1 << order), "page {page} order {order} (B1)");
-                    claim(page, order);
-                    let owner = buddy.owners[(page / CHUNK_PAGES) as usize].load(Ordering::Relaxed);
-                    assert_eq!(usize::from(owner), number, "owner of page {page}");
-                    let other = page ^ (1 << order);
-                    assert!(order == ORDER_MAX || !blocks.contains(&other), "page {page} (B3)");
+            let mut whole = 0;
+            for (slot, chunk) in (0u32..).zip(&shard.chunks) {
+                let used = !shard.unused.contains(&slot);
+                for order in 0..=ORDER_MAX {
+                    let mut any = false;
+                    for block in (0..CHUNK_PAGES >> order).filter(|block| chunk.has(order, *block))
+                    {
+                        any = true;
+                        claim(chunk.number * CHUNK_PAGES + (block << order), order);
+                        let merges = order < ORDER_MAX && chunk.has(order, block ^ 1);
+                        assert!(!merges, "chunk {} order {order} block {block} (B3)", chunk.number);
+                    }
+                    let (word, bit) = place(slot);
+                    assert_eq!(shard.slots[usize::from(order)][word] & bit != 0, any);
+                    assert!(used || !any, "a slot without a chunk has free blocks");
+                    whole += u32::from(any && order == ORDER_MAX);
+                    let beyond = &chunk.free[usize::from(order)];
+                    let bits: u32 = beyond.iter().map(|bits| bits.count_ones()).sum();
+                    let inside = (0..CHUNK_PAGES >> order).filter(|block| chunk.has(order, *block));
+                    assert_eq!(bits, inside.count() as u32, "blocks beyond the chunk (B1)");
+                }
+                if used {
+                    let owner = buddy.owners[chunk.number as usize].load(Ordering::Relaxed);
+                    assert_eq!((owner as usize % SHARDS, owner / SHARDS as u32), (number, slot));
                 }
             }
-            assert!(shard.free[usize::from(ORDER_MAX)].len() <= 1, "shard {number} keeps too much");
+            assert_eq!(shard.whole, whole);
+            assert!(whole <= 1, "shard {number} keeps too much");
         }
         let pool = buddy.pool.lock();
         pool.iter().for_each(|chunk| claim(chunk * CHUNK_PAGES, ORDER_MAX));
@@ -282,7 +387,10 @@ mod tests {
         }
         let (other, _) = buddy.alloc(3, 0).unwrap();
         buddy.free(page, 3);
-        assert!(catch_unwind(AssertUnwindSafe(|| buddy.free(page, 3))).is_err(), "twice");
+        for order in 0..=3 {
+            let twice = AssertUnwindSafe(|| buddy.free(page, order));
+            assert!(catch_unwind(twice).is_err(), "twice, and merged since: order {order}");
+        }
         buddy.free(other, 3);
         assert_eq!((buddy.free_pages(), check(&buddy)), (1024, 1));
     }
