@@ -120,12 +120,13 @@ impl Arena {
     /// Makes the first use of a whole chunk cheap. Changes no bytes, so it may run beside any
     /// use of the chunk; the second call for a chunk returns at once. A refusal does no harm.
     ///
-    /// Filling 2 MiB by copying into pages that fault one by one takes 1000 to 1090 us here (2
-    /// cores at 2.9 GHz, kernel 6.18, huge pages on advice and none for shared memory), 800 when
-    /// all pages are made by one call (630 of them for that), 420 when one page is made and the
-    /// chunk is then collapsed (265 for that), and 235 when it is there already. Made and then
-    /// collapsed is the slowest, 1440 to 3190: all pages are copied. Giving the memory back
-    /// takes 5 us instead of 120 to 220.
+    /// Filling 2 MiB by copying into pages that fault one by one takes 1000 to 1300 us here (2
+    /// cores at 2.9 GHz, kernel 6.18, huge pages on advice and none for shared memory), 800 to
+    /// 1050 when all pages are made by one call (630 to 860 of them for that), 420 to 490 when one
+    /// page is made and the chunk is then collapsed (270 for that), and 235 when it is there
+    /// already. Made and then collapsed is the slowest, 1440 to 3190: all pages are copied. Where
+    /// the system has to move pages of others to find a huge one, a collapse costs about as much
+    /// as it saves, once. Giving the memory back takes 5 us instead of 120 to 330.
     pub(crate) fn prepare(&self, chunk: u32) {
         let Some(prepared) = self.prepared.get(chunk as usize) else { return };
         // Relaxed: the flag guards no bytes.

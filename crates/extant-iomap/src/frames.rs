@@ -15,10 +15,12 @@
 //!
 //! # Who does what
 //!
-//! To make a folio: allocate its pages, [`publish`](Frames::publish), put it in the index. To end
-//! one: pin, lock, [`detach`](Pin::detach), take it out of the index, [`kill`](Pin::kill). A kill
-//! fails while anybody else has a pin, if only for a moment: keep the number and try
-//! [`Frames::kill`] later. Who succeeds, and nobody else, has the pages.
+//! To make a folio: allocate its pages, then under the index's lock [`publish`](Frames::publish) and
+//! insert it: once it is live the hand of eviction can find it, and whoever detaches a folio must find
+//! it in the index. To end one: pin, lock, [`detach`](Pin::detach), take it out of the index,
+//! unlock, [`kill`](Pin::kill). A kill fails while anybody else has a pin, if only for a moment:
+//! keep its number and order and try [`Frames::kill`] later. Who succeeds, and nobody else, has
+//! the pages.
 //!
 //! A pin does not keep a folio attached: somebody may have found it just before it was detached.
 //! Who needs to know asks [`Pin::is_detached`] under its lock.

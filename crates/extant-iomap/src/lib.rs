@@ -18,6 +18,8 @@ mod file;
 mod frames;
 mod hints;
 mod mapping;
+#[cfg(test)]
+mod protocol_tests;
 mod read;
 mod readahead;
 mod seek;

@@ -100,12 +100,12 @@ const NEW: (u64, u64, u64, u8) = (2, 9, 9, 0);
 
 #[test]
 fn a_pinned_frame_stays_the_folio_that_was_asked_for() {
-    reused(5, &[OLD]);
+    reused(3, &[OLD]);
 }
 
 #[test]
 fn a_pinned_frame_has_become_the_folio_that_was_asked_for() {
-    reused(5, &[NEW]);
+    reused(3, &[NEW]);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn lookers_for_old_and_new_do_not_disturb_each_other() {
 
 #[test]
 fn a_frame_reused_for_the_same_place_is_whole_again() {
-    check(4, || {
+    check(3, || {
         let frame = Frame::live(1, 8, 0);
         let looker = thread::spawn({
             let frame = Arc::clone(&frame);
@@ -130,7 +130,7 @@ fn a_frame_reused_for_the_same_place_is_whole_again() {
 
 #[test]
 fn publishing_keeps_the_count_of_those_who_look_at_a_dead_frame() {
-    check(4, || {
+    check(3, || {
         let frame = Frame::dead();
         let lookers = [0, 1].map(|_| {
             let frame = Arc::clone(&frame);
@@ -157,7 +157,7 @@ fn publishing_keeps_the_count_of_those_who_look_at_a_dead_frame() {
 
 #[test]
 fn one_of_several_gets_the_pages() {
-    check(4, || {
+    check(3, || {
         let frame = Frame::live(1, 0, 0);
         // One with a pin of its own, one without, one who looks.
         assert!(frame.identity.pin_any());
@@ -190,7 +190,7 @@ fn one_of_several_gets_the_pages() {
 
 #[test]
 fn a_detached_folio_is_not_found_by_who_comes_later() {
-    check(5, || {
+    check(3, || {
         let frame = Frame::live(1, 0, 0);
         let looker = thread::spawn({
             let frame = Arc::clone(&frame);

@@ -190,7 +190,7 @@ fn a_pinned_folio_never_becomes_another() {
     for id in 0..FRAMES {
         assert_eq!(frames.pin_any(id).unwrap().pins(), 1, "every pin was given back");
     }
-    if !cfg!(miri) {
-        assert!(counts.iter().all(|(pinned, reused)| *pinned > 100 && *reused > 100), "{counts:?}");
-    }
+    // Of all threads: one that waits for the processor with pins in hand stops the others' kills.
+    let (pinned, reused) = counts.iter().fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+    assert!(cfg!(miri) || (pinned > 400 && reused > 400), "{counts:?}");
 }
