@@ -70,6 +70,9 @@ pub trait TreeStore {
     fn fault(&self, block: Option<FsBlock>, fault: ExtentFault) -> Self::Error;
 }
 
+/// The place behind every extent.
+const LAST: FileBlock = FileBlock(u32::MAX);
+
 /// One node on the way from the root to a leaf.
 struct Level {
     /// `None` for the root.
@@ -91,13 +94,13 @@ struct Walk {
     limit: FileBlock,
 }
 
-/// Goes to the leaf for `block` and collects up to `take` extents before it and up to `ahead`
-/// after it.
+/// Goes to the leaf for `block` and collects up to `take` extents before it, and those after it: up
+/// to `ahead`, and none behind the first that starts at `until` or later.
 fn walk<S: TreeStore>(
     store: &mut S,
     block: FileBlock,
     take: usize,
-    ahead: usize,
+    (ahead, until): (usize, FileBlock),
 ) -> Result<Walk, S::Error> {
     let mut levels = Vec::new();
     let mut next: Option<(FsBlock, Expect)> = None;
@@ -130,10 +133,17 @@ fn walk<S: TreeStore>(
             level.pos = pos;
             levels.push(level);
             let skip = pos.saturating_sub(take);
+            let mut after = Vec::new();
+            for extent in extents.clone().skip(pos).take(ahead) {
+                after.push(extent);
+                if extent.file_start >= until {
+                    break;
+                }
+            }
             return Ok(Walk {
                 levels,
-                before: extents.clone().take(pos).skip(skip).collect(),
-                after: extents.skip(pos).take(ahead).collect(),
+                before: extents.take(pos).skip(skip).collect(),
+                after,
                 limit: next.map_or(FileBlock(u32::MAX), |(_, expect)| expect.file_limit),
             });
         }
@@ -159,7 +169,7 @@ fn walk<S: TreeStore>(
 /// Reads at most six nodes and writes one, or two for each level that is full.
 pub fn insert<S: TreeStore>(store: &mut S, extent: Extent) -> Result<(), S::Error> {
     let record = encode(store, extent)?;
-    let walk = walk(store, extent.file_start, 1, 1)?;
+    let walk = walk(store, extent.file_start, 1, (1, LAST))?;
     let leaf = walk.levels.last().and_then(|level| level.at);
     let before = walk.before.last().copied();
     let after = walk.after.first().copied();
@@ -238,7 +248,7 @@ pub fn remove_step<S: TreeStore>(
     let first = FileBlock(first);
     let last = FileBlock(u32::try_from(last).unwrap_or(u32::MAX));
     let end = FileBlock(u32::try_from(end).unwrap_or(u32::MAX));
-    let walk = walk(store, last, most.max(1), 0)?;
+    let walk = walk(store, last, most.max(1), (0, LAST))?;
     let mut removed = done;
     // What stays of the records that are dropped: at most one piece at each end.
     let (mut left, mut right) = (None, None);

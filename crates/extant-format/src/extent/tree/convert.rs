@@ -61,7 +61,7 @@ pub fn convert_step<S: TreeStore>(
     let (first, limit) = (FileBlock(first), FileBlock(last));
     let most = most.max(1);
     // One extent may cover the start; one more at each end may continue what changes.
-    let walk = walk(store, first, 2, most.saturating_add(1))?;
+    let walk = walk(store, first, 2, (most.saturating_add(1), limit))?;
     let old: Vec<Extent> = walk.before.iter().chain(&walk.after).copied().collect();
     let mut new: Vec<Extent> = Vec::with_capacity(old.len().saturating_add(GROWTH_MAX));
     let (mut looked_at, mut growth) = (0usize, 0usize);
@@ -89,14 +89,12 @@ pub fn convert_step<S: TreeStore>(
             push_joined(&mut new, piece);
         }
     }
-    let leaf_is_seen = walk.after.len() <= most;
-    let left_at = match (converted.done, leaf_is_seen, seen_to) {
+    let is_passed = walk.after.last().is_some_and(|last| last.file_start >= limit);
+    let left_at = match (converted.done, is_passed, seen_to) {
+        (false, _, Some(seen_to)) => seen_to,
+        (true, true, _) => limit,
         // Nothing of the range is left in this leaf.
-        (true, true, _) => walk.limit,
-        // The range may go on behind the last extent that was looked at.
-        (_, _, Some(seen_to)) => seen_to,
-        // More extents follow, and the first of them is behind the range.
-        (_, _, None) => limit,
+        _ => walk.limit,
     };
     converted.end = u64::from(left_at.min(limit).0);
     converted.done = left_at >= limit;

@@ -11,7 +11,7 @@
 //! end, so after every step the extents are in order and the keys of the index nodes right, and
 //! nothing but the place where to go on has to be remembered.
 
-use super::{TreeStore, collapse, encode, join, replace, walk};
+use super::{LAST, TreeStore, collapse, encode, join, replace, walk};
 use crate::extent::{Extent, ExtentFault, RecordBytes};
 use alloc::vec::Vec;
 use extant_base::{BlockCount, FileBlock};
@@ -31,7 +31,7 @@ pub struct Shifted {
 ///
 /// Those of the store, and damage. The blocks that are needed are taken first.
 pub fn split_at<S: TreeStore>(store: &mut S, at: FileBlock) -> Result<bool, S::Error> {
-    let walk = walk(store, at, 1, 0)?;
+    let walk = walk(store, at, 1, (0, LAST))?;
     let Some(extent) = walk.before.last().filter(|extent| extent.file_end() > at) else {
         return Ok(false);
     };
@@ -64,7 +64,7 @@ pub fn shift_down_step<S: TreeStore>(
     if by.0 == 0 {
         return Ok(Shifted { at: end, done: true });
     }
-    let walk = walk(store, FileBlock(block), 2, usize::MAX)?;
+    let walk = walk(store, FileBlock(block), 2, (usize::MAX, LAST))?;
     let leaf = walk.levels.last().and_then(|level| level.at);
     let next = Shifted { at: u64::from(walk.limit.0), done: walk.limit.0 == u32::MAX };
     let starts_at = walk.before.last().filter(|extent| extent.file_start.0 == block);
@@ -132,7 +132,7 @@ pub fn shift_up_step<S: TreeStore>(
         return Ok(done);
     }
     let from = FileBlock(from);
-    let walk = walk(store, FileBlock(last), usize::MAX, 0)?;
+    let walk = walk(store, FileBlock(last), usize::MAX, (0, LAST))?;
     let leaf = walk.levels.last().and_then(|level| level.at);
     let stays = walk.before.partition_point(|extent| extent.file_start < from);
     let moving = walk.before.get(stays..).unwrap_or(&[]);
