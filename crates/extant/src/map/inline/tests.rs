@@ -25,10 +25,12 @@ fn write(fs: &Fs, node: &Arc<Node>, offset: u64, bytes: &[u8]) -> bool {
     write_inline(&mut txn, node, offset, bytes).unwrap()
 }
 
+/// What is stored, whatever the cache says: these tests change files below it.
 fn contents_of(file: &Inode) -> Vec<u8> {
-    let size = file.metadata().size as usize;
+    let view = file.fs().view(file.node());
+    let size = view.record().size as usize;
     let mut bytes = vec![0xa5; size + 10];
-    let read = file.read_at(0, &mut bytes).unwrap();
+    let read = view.read_range(0, &mut bytes).unwrap();
     bytes.truncate(read);
     assert_eq!(read, size);
     bytes
