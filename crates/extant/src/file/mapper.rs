@@ -254,6 +254,8 @@ impl FileMapper<'_> {
                 + PLACEMENT_CREDITS * PUBLISH_MOST as u32
                 + BASE_CREDITS;
             let mut txn = Txn::begin(self.volume(), credits)?;
+            // From the first placement on: what the map needs for data that is stored.
+            txn.publishes();
             let mut good_to = u64::MAX;
             {
                 let mut delayed = self.file.map.write();

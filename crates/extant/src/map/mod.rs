@@ -28,11 +28,8 @@ mod extent_edit;
 mod extents;
 mod indirect;
 mod indirect_edit;
-#[allow(dead_code)]
 mod inline;
-#[allow(dead_code)]
 mod lookup;
-#[allow(dead_code)]
 mod publish;
 mod restore;
 #[allow(dead_code)]
@@ -54,9 +51,7 @@ pub(crate) use edit::{
     is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
-#[allow(unused_imports)]
 pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
-#[allow(unused_imports)]
 pub(crate) use lookup::lookup;
 #[allow(unused_imports)]
 pub(crate) use publish::{
