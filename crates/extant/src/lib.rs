@@ -64,6 +64,7 @@ mod slot;
 mod supers;
 #[cfg(test)]
 mod test_images;
+mod trim;
 mod txn;
 mod volume;
 mod writer;

@@ -138,7 +138,7 @@ impl Allocator {
             }
             // Clusters that came back to a group behind the search were not missing (P54).
             let is_stale = search.is_out || self.returns.load(Ordering::Acquire) != returned;
-            if !is_stale || retries >= RETRIES_MAX {
+            if retries >= RETRIES_MAX || !(is_stale || self.held.wait()) {
                 return Err(search.obstacle.unwrap_or(no_space));
             }
             retries += 1;
@@ -404,7 +404,7 @@ pub(super) fn each_group(
 }
 
 /// The blocks of clusters; the last one may be cut short by the end of the file system.
-fn run_of(volume: &Volume, group: GroupIndex, range: Range<u32>) -> Result<Run> {
+pub(super) fn run_of(volume: &Volume, group: GroupIndex, range: Range<u32>) -> Result<Run> {
     let superblock = volume.superblock();
     let bits = superblock.cluster_bits();
     let outside = || damaged(group, "the group lies outside the file system");

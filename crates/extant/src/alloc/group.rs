@@ -55,6 +55,8 @@ pub(super) struct Blocks {
     room: u32,
     /// Clusters taken in memory only (N2).
     pub(super) pinned: u32,
+    /// Clusters on their way to be discarded (D1).
+    pub(super) held: u32,
     len: u32,
 }
 
@@ -84,10 +86,9 @@ impl GroupState {
     /// Whether it can leave memory: loaded again, it would be the same.
     pub(super) fn is_clean(&self) -> bool {
         self.dirty.descriptor.is_none()
-            && self
-                .blocks
-                .as_ref()
-                .is_none_or(|blocks| blocks.freed.is_empty() && blocks.pinned == 0)
+            && self.blocks.as_ref().is_none_or(|blocks| {
+                blocks.freed.is_empty() && blocks.pinned == 0 && blocks.held == 0
+            })
     }
 
     /// Clusters that could be given away now; as far as is known.
@@ -210,7 +211,7 @@ impl Blocks {
         let first_free = first_clear(&stored, 0, len);
         let room = stored.view().count_clear(0..len);
         let taken = stored.clone();
-        Blocks { taken, stored, freed: Vec::new(), own, first_free, room, pinned: 0, len }
+        Blocks { taken, stored, freed: Vec::new(), own, first_free, room, pinned: 0, held: 0, len }
     }
 
     /// The length of the longest free run, or more: what a look at whole words can tell.
@@ -270,6 +271,11 @@ impl Blocks {
     /// Clusters of the range that could be given away now.
     pub(super) fn count_clear(&self, range: Range<u32>) -> u32 {
         self.taken.view().count_clear(range)
+    }
+
+    /// Runs of clusters that could be given away now.
+    pub(super) fn clear_runs(&self, range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+        self.taken.view().clear_runs(range.start..range.end.min(self.len))
     }
 
     pub(super) fn is_clear(&self, bit: u32) -> bool {

@@ -12,7 +12,7 @@
 //! flex        what the groups of a flexible group have together; where their structures lie
 //! group       bitmaps and counters of one group; encoding them
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
-//! promise     totals; space for data that has no place yet
+//! promise     totals; space for data that has no place yet     trim  telling the device what is free
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
 //! ```
 //!
@@ -39,6 +39,7 @@ mod promise;
 mod spread;
 #[cfg(test)]
 mod tests;
+mod trim;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -60,6 +61,7 @@ use crate::volume::Volume;
 use flex::{Flex, Sparse};
 use group::{Blocks, GroupState, Inodes};
 use promise::Space;
+use trim::Held;
 
 /// Up to this many groups, all descriptors are looked at when mounting.
 const SCAN_MAX: u32 = 1024;
@@ -159,6 +161,7 @@ pub(crate) struct Allocator {
     space: Space,
     /// Counts up whenever clusters become available in a group.
     returns: AtomicU64,
+    held: Held,
     free_inodes: AtomicI64,
     /// On a large file system that was clean: those made since the mount.
     directories: AtomicI64,
@@ -225,6 +228,7 @@ impl Allocator {
             groups_per_flex,
             space: Space::new(superblock, free_clusters),
             returns: AtomicU64::new(0),
+            held: Held::new(),
             free_inodes: AtomicI64::new(free_inodes),
             directories: AtomicI64::new(directories),
             waiting: Mutex::new(Rank::Leaf, Vec::new()),

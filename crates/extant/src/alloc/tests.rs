@@ -1,6 +1,7 @@
 //! The allocator on images of mke2fs, against sets, e2fsck and itself after a crash.
 
 mod delayed;
+mod trim;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

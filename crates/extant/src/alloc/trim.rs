@@ -1,0 +1,183 @@
+//! Telling the device which blocks are free.
+//!
+//! # Rules
+//!
+//! - D1. While runs are on their way to the device they are taken in memory, so nobody is given blocks
+//!   that a discard may still empty; no lock is held meanwhile.
+//! - D2. They count as free all the time. Whoever finds no room because of them waits until they are
+//!   back, which needs nothing that he may hold.
+//! - D3. Runs of one group at a time. Pinned blocks and those that wait for a commit stay as they are.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use extant_base::{FsBlock, GroupIndex};
+use extant_sync::{Condvar, Mutex, Rank};
+
+use super::blocks::run_of;
+use super::{Allocator, Half};
+use crate::error::{Family, Result};
+use crate::volume::Volume;
+
+/// Runs that are taken together.
+const BATCH: usize = 64;
+
+/// Free blocks that are kept from everybody for a moment.
+pub(super) struct Held {
+    /// Batches on their way to the device.
+    batches: Mutex<u32>,
+    returned: Condvar,
+}
+
+impl Held {
+    pub(super) fn new() -> Held {
+        Held { batches: Mutex::new(Rank::Leaf, 0), returned: Condvar::new() }
+    }
+
+    /// Waits until nothing is held; false when nothing was.
+    pub(super) fn wait(&self) -> bool {
+        let mut batches = self.batches.lock();
+        let waits = *batches > 0;
+        while *batches > 0 {
+            self.returned.wait(&mut batches);
+        }
+        waits
+    }
+
+    fn begin(&self) {
+        *self.batches.lock() += 1;
+    }
+
+    fn end(&self) {
+        *self.batches.lock() -= 1;
+        self.returned.notify_all();
+    }
+}
+
+impl Allocator {
+    /// Calls `discard` for every free run of at least `min_len` blocks inside `range`, by first block and
+    /// length; with clusters, whole ones. A run that goes on in the next group is two. Returns how
+    /// many blocks that were.
+    ///
+    /// No handle is open, and none is opened. Damaged groups are passed over.
+    ///
+    /// # Errors
+    ///
+    /// Those of `discard`, which end it, and device errors.
+    pub(crate) fn trim(
+        &self,
+        volume: &Volume,
+        range: Range<u64>,
+        min_len: u64,
+        discard: &mut dyn FnMut(FsBlock, u64) -> Result<()>,
+    ) -> Result<u64> {
+        let superblock = volume.superblock();
+        let first = u64::from(superblock.first_data_block).max(range.start);
+        let end = superblock.blocks_count.min(range.end);
+        let bits = superblock.cluster_bits();
+        let min_len = min_len.div_ceil(1 << bits).max(1);
+        let mut trimmed = 0;
+        let (Some((from, _)), Ok(min_len)) =
+            (superblock.group_of_block(FsBlock(first)), u32::try_from(min_len))
+        else {
+            return Ok(0);
+        };
+        for group in (from.0..superblock.group_count).map(GroupIndex) {
+            let Some(start) = superblock.group_first_block(group) else { break };
+            if start.0 >= end || first >= end {
+                break;
+            }
+            // Offsets in the group, which has fewer than 2^32 blocks; only clusters that are inside
+            // as a whole, the last one of the file system cut short.
+            let blocks = u64::from(superblock.group_blocks(group));
+            let low = (first.saturating_sub(start.0)).div_ceil(1 << bits) as u32;
+            let high = end - start.0;
+            let high = match high >= blocks {
+                true => superblock.group_clusters(group),
+                false => (high >> bits) as u32,
+            };
+            trimmed += self.trim_group(volume, group, low..high, min_len, discard)?;
+        }
+        Ok(trimmed)
+    }
+
+    fn trim_group(
+        &self,
+        volume: &Volume,
+        group: GroupIndex,
+        mut clusters: Range<u32>,
+        min_len: u32,
+        discard: &mut dyn FnMut(FsBlock, u64) -> Result<()>,
+    ) -> Result<u64> {
+        let cell = self.cell(group)?;
+        let mut trimmed = 0;
+        while clusters.start < clusters.end {
+            if cell.is_bad(Half::Blocks) || cell.longest.load(Ordering::Acquire) < min_len {
+                break;
+            }
+            let held = match self.hold(volume, group, &mut clusters, min_len) {
+                Err(error) if error.family() == Family::Damage => break,
+                held => held?,
+            };
+            if held.is_empty() {
+                break;
+            }
+            let mut result = Ok(());
+            for range in &held {
+                result = run_of(volume, group, range.clone()).and_then(|run| {
+                    discard(run.start, u64::from(run.len))?;
+                    trimmed += u64::from(run.len);
+                    Ok(())
+                });
+                if result.is_err() {
+                    break;
+                }
+            }
+            self.let_go(volume, group, held);
+            result?;
+        }
+        Ok(trimmed)
+    }
+
+    /// Takes the next free runs of `clusters` in memory, which starts behind them afterwards.
+    fn hold(
+        &self,
+        volume: &Volume,
+        group: GroupIndex,
+        clusters: &mut Range<u32>,
+        min_len: u32,
+    ) -> Result<Vec<Range<u32>>> {
+        let mut locked = self.lock(volume, group)?;
+        let (place, state) = locked.parts()?;
+        let blocks = self.blocks_of(volume, place, state)?;
+        let runs = blocks.clear_runs(clusters.clone());
+        let held: Vec<_> = runs.filter(|run| run.end - run.start >= min_len).take(BATCH).collect();
+        clusters.start = held.last().map_or(clusters.end, |run| run.end);
+        if !held.is_empty() {
+            self.held.begin();
+        }
+        for run in &held {
+            blocks.held += run.end - run.start;
+            blocks.hide(run.clone());
+        }
+        Ok(held)
+    }
+
+    /// Gives back what [`hold`](Self::hold) took.
+    fn let_go(&self, volume: &Volume, group: GroupIndex, held: Vec<Range<u32>>) {
+        // The group is loaded, so there is nothing to fail.
+        let done = self.lock(volume, group).and_then(|mut locked| {
+            let (place, state) = locked.parts()?;
+            let blocks = self.blocks_of(volume, place, state)?;
+            for run in held {
+                blocks.held = blocks.held.saturating_sub(run.end - run.start);
+                blocks.show(run);
+            }
+            place.0.forget_longest();
+            Ok(())
+        });
+        self.returns.fetch_add(1, Ordering::Release);
+        self.held.end();
+        debug_assert!(done.is_ok(), "{done:?}");
+    }
+}
