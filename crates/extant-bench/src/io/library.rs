@@ -1,12 +1,17 @@
 //! extant in process.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Result;
 use extant::{Fs, FsError, Inode, MountOptions, NewInode};
 use extant_block::FileDevice;
+use extant_sync::threads;
 
 use super::side::{Dir, Handle, Volume};
+
+/// How often the flusher looks whether there is something to do.
+const FLUSHER_PERIOD: Duration = Duration::from_millis(5);
 
 /// A mounted image.
 pub struct Library {
@@ -21,12 +26,39 @@ impl Library {
     /// Those of opening and mounting.
     pub fn mount(image: &Path, cache_bytes: u64) -> Result<Library> {
         let device = FileDevice::open_read_write(image)?;
-        Ok(Library { fs: options(cache_bytes).read_only(false).open(device)? })
+        Ok(Library {
+            fs: MountOptions::new().read_only(false).data_cache_bytes(cache_bytes).open(device)?,
+        })
     }
 
     /// The file system.
     pub fn fs(&self) -> &Fs {
         &self.fs
+    }
+
+    /// Does `work` while a thread does what the loop of a front end does: writing back in the
+    /// background.
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`, then those of writing back.
+    pub fn with_flusher<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let flush = |end: threads::Receiver<()>| -> Result<()> {
+            while end.recv_timeout(FLUSHER_PERIOD).is_err_and(|error| error.is_timeout()) {
+                self.fs.tick()?;
+            }
+            Ok(())
+        };
+        threads::scope(|scope| {
+            let (running, end) = threads::channel(1);
+            let flusher = scope.spawn("flusher", move || flush(end))?;
+            let result = work();
+            drop(running);
+            let flushed = flusher.join()?;
+            let value = result?;
+            flushed?;
+            Ok(value)
+        })?
     }
 }
 
@@ -43,7 +75,7 @@ impl Volume for Library {
     }
 
     fn zeroing_flushes(&self) -> Option<u64> {
-        zeroing_flushes(&self.fs)
+        self.fs.io_stats().map(|stats| stats.zero_flushes)
     }
 
     fn close(self) -> Result<()> {
@@ -109,14 +141,4 @@ impl Handle for LibraryFile {
     fn sync_data(&mut self) -> Result<()> {
         Ok(self.0.sync_data()?)
     }
-}
-
-/// Options of a mount with so much memory for the contents of files.
-fn options(_cache_bytes: u64) -> MountOptions {
-    MountOptions::new()
-}
-
-/// Writes that zeroing had to wait for.
-fn zeroing_flushes(_fs: &Fs) -> Option<u64> {
-    None
 }

@@ -162,15 +162,12 @@ pub fn run(image: &Path, cache_bytes: u64, length: Duration, seed: u64) -> Resul
             let known = &mut files[random.below(FILES as u64) as usize];
             bytes += known.step(&mut random, blocks, &mut buffer, &mut wanted)?;
             operations += 1;
-            if thread == 0 && operations % 256 == 0 {
-                // What the loop of a front end does.
-                volume.fs().tick()?;
-            }
         }
         Ok((operations, bytes))
     };
     let (mut operations, mut bytes) = (0, 0);
-    for result in threads::workers("mixed", THREADS, worker)? {
+    let results = volume.with_flusher(|| Ok(threads::workers("mixed", THREADS, worker)?))?;
+    for result in results {
         let (more_operations, more_bytes) = result?;
         operations += more_operations;
         bytes += more_bytes;

@@ -115,21 +115,27 @@ impl Images<'_> {
         }
     }
 
-    /// Memory for cached contents: more than the files; so much more where nothing is to be
-    /// written back that no limit of dirty data is near.
-    fn cache_bytes(&self, writeback: Writeback) -> u64 {
-        match writeback {
-            Writeback::Off => 16 * self.settings.file_bytes,
-            Writeback::On | Writeback::Each => 2 * self.settings.file_bytes,
-        }
+    /// Does `work` on extant's image, mounted for it. Where nothing is to be written back nobody
+    /// asks for it, and the cache is so large that its limit is far.
+    fn library<T>(
+        &self,
+        writeback: Writeback,
+        work: impl FnOnce(&Library) -> Result<T>,
+    ) -> Result<T> {
+        let off = writeback == Writeback::Off;
+        let cache_bytes = self.settings.file_bytes * if off { 4 } else { 2 };
+        let library = Library::mount(&self.path(Target::Extant), cache_bytes)?;
+        let result = if off { work(&library) } else { library.with_flusher(|| work(&library)) }?;
+        library.close()?;
+        Ok(result)
     }
 
-    fn library(&self, writeback: Writeback) -> Result<Library> {
-        Library::mount(&self.path(Target::Extant), self.cache_bytes(writeback))
-    }
-
-    fn kernel(&self, target: Target) -> Result<Kernel> {
-        Kernel::mount(&self.path(target), target.name())
+    /// Does `work` on the image of one of the kernel's file systems, mounted for it.
+    fn kernel<T>(&self, target: Target, work: impl FnOnce(&Kernel) -> Result<T>) -> Result<T> {
+        let kernel = Kernel::mount(&self.path(target), target.name())?;
+        let result = work(&kernel)?;
+        kernel.close()?;
+        Ok(result)
     }
 
     /// One cell of the table, in MiB/s; `None` where a contender has nothing to compare with.
@@ -137,7 +143,7 @@ impl Images<'_> {
         let bytes = self.settings.file_bytes;
         let writeback = row.kind.writeback();
         let rate = match target {
-            Target::Extant => run_and_close(self.library(writeback)?, row, bytes)?,
+            Target::Extant => self.library(writeback, |volume| work::run(volume, row, bytes))?,
             Target::Ext4 | Target::Xfs => {
                 if writeback == Writeback::Off && row.kind.appends().is_some() {
                     kernel::ensure_no_writeback(bytes)?;
@@ -146,7 +152,7 @@ impl Images<'_> {
                     Writeback::On => Some(Dirty::background(BACKGROUND_BYTES)?),
                     Writeback::Off | Writeback::Each => None,
                 };
-                run_and_close(self.kernel(target)?, row, bytes)?
+                self.kernel(target, |volume| work::run(volume, row, bytes))?
             }
             Target::Memcpy if writeback == Writeback::Each => return Ok(None),
             Target::Memcpy => work::run_copy(row, bytes)?,
@@ -156,25 +162,21 @@ impl Images<'_> {
 
     /// One run of metamix: files per second, and writes that zeroing waited for where counted.
     fn metamix(&self, target: Target, instances: usize) -> Result<Option<(f64, Option<u64>)>> {
-        fn on(volume: impl Volume, instances: usize, seconds: f64) -> Result<(f64, Option<u64>)> {
-            let rate = metamix::run(&volume, instances, seconds, SEED)?;
-            let flushes = volume.zeroing_flushes();
-            volume.close()?;
-            Ok((rate, flushes))
+        fn on(volume: &impl Volume, count: usize, seconds: f64) -> Result<(f64, Option<u64>)> {
+            let rate = metamix::run(volume, count, seconds, SEED)?;
+            Ok((rate, volume.zeroing_flushes()))
         }
         let seconds = self.settings.seconds;
         Ok(match target {
-            Target::Extant => Some(on(self.library(Writeback::On)?, instances, seconds)?),
-            Target::Ext4 | Target::Xfs => Some(on(self.kernel(target)?, instances, seconds)?),
+            Target::Extant => {
+                Some(self.library(Writeback::On, |volume| on(volume, instances, seconds))?)
+            }
+            Target::Ext4 | Target::Xfs => {
+                Some(self.kernel(target, |volume| on(volume, instances, seconds))?)
+            }
             Target::Memcpy => None,
         })
     }
-}
-
-fn run_and_close(volume: impl Volume, row: Row, bytes: u64) -> Result<f64> {
-    let rate = work::run(&volume, row, bytes)?;
-    volume.close()?;
-    Ok(rate)
 }
 
 /// Which contenders can run here; says why the others cannot.
@@ -186,7 +188,7 @@ fn contenders(images: &Images<'_>) -> Result<Vec<Target>> {
                 let made = extant_testkit::oracle::root("mounts an image through a loop device")
                     .map_err(anyhow::Error::msg)
                     .and_then(|()| images.make(target));
-                made.and_then(|()| images.kernel(target)?.close())
+                made.and_then(|()| images.kernel(target, |_| Ok(())))
             }
             Target::Extant => images.make(target),
             Target::Memcpy => Ok(()),
@@ -282,14 +284,10 @@ pub fn io(dir: &Path, settings: &Settings) -> Result<()> {
 
 /// Writes the file that is read, on one contender's image.
 fn prepare(images: &Images<'_>, target: Target) -> Result<()> {
-    fn on(volume: impl Volume, bytes: u64) -> Result<()> {
-        work::prepare(&volume, bytes)?;
-        volume.close()
-    }
     let bytes = images.settings.file_bytes;
     match target {
-        Target::Extant => on(images.library(Writeback::On)?, bytes),
-        Target::Ext4 | Target::Xfs => on(images.kernel(target)?, bytes),
+        Target::Extant => images.library(Writeback::On, |volume| work::prepare(volume, bytes)),
+        Target::Ext4 | Target::Xfs => images.kernel(target, |volume| work::prepare(volume, bytes)),
         Target::Memcpy => Ok(()),
     }
     .with_context(|| format!("{}: writing the file to read", target.name()))
