@@ -51,7 +51,7 @@ impl Inode {
     /// Attributes of what `name` means in this directory, a symbolic link's own. As
     /// [`lookup`](Self::lookup), without a handle.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Metadata> {
-        Ok(self.lookup_node(name.as_ref())?.with(Metadata::of))
+        Ok(self.lookup_node(name.as_ref())?.metadata(self.volume()))
     }
 
     pub(crate) fn lookup_node(&self, name: &[u8]) -> Result<Arc<Node>> {
