@@ -41,12 +41,20 @@ impl FileCache {
         let size = mapper.size();
         let mut at = offset;
         while at < size {
-            let mapping = self.mapping(mapper, at..size.max(at + ASK), Intent::Report)?;
+            let ask = at..size.max(at.saturating_add(ASK));
+            let mapping = self.mapping(mapper, ask, Intent::Report)?;
             let end = mapping.end().min(size);
             let found = match mapping.kind {
                 Kind::Mapped(_) | Kind::Inline(_) | Kind::Delayed => data.then_some(at),
                 Kind::Hole => (!data).then_some(at),
-                Kind::Unwritten(_) => self.next_pending(at..end, data),
+                Kind::Unwritten(_) => {
+                    let found = self.next_pending(at..end, data);
+                    // What was waiting may have been written, and be clean when it was looked at.
+                    if !mapper.is_current(mapping.cookie) {
+                        continue;
+                    }
+                    found
+                }
             };
             if let Some(found) = found.filter(|found| *found < end) {
                 return Ok(Some(found));

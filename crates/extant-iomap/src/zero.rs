@@ -10,8 +10,10 @@
 //! | mapped | clean or absent | zeroed in the cache, dirty |
 //! | hole, delayed, unwritten | clean or absent | nothing: it reads as zeros |
 //!
-//! The lookup runs under the lock of the folio, if there is one, and only dirty blocks change
-//! their mapping without the content lock, so state and mapping belong together.
+//! Only blocks that are dirty or under writeback change their mapping without the content lock, and
+//! nothing becomes dirty or goes under writeback while the folio is locked. So the state is looked at
+//! first: what is clean then keeps the mapping that is asked for afterwards. The other way round, a
+//! block could be written, converted and evicted between the two.
 
 use std::ops::Range;
 
@@ -74,7 +76,9 @@ impl FileCache {
         M::Error: From<CacheError>,
     {
         let at = range.start;
-        let mapping = self.mapping(mapper, at..range.end.max(at + ASK), Intent::Zero)?;
+        let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
+        let ask = at..range.end.max(at.saturating_add(ASK));
+        let mapping = self.mapping(mapper, ask, Intent::Zero)?;
         let end = mapping.end().min(range.end);
         if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
             let order = crate::readahead::order_for(crate::readahead::pages_of(at, end - at));
@@ -82,7 +86,6 @@ impl FileCache {
             self.make_or_relieve(mapper, at >> PAGE_LOG2, order, true)?;
             return Ok(at);
         }
-        let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
         Ok(next.map_or(end, |next| next.max(at).min(end)))
     }
 
@@ -114,7 +117,15 @@ impl FileCache {
                 at = end;
                 continue;
             }
-            let mapping = self.mapping(mapper, at..range.end.max(at + ASK), Intent::Zero)?;
+            let rest = self.units(pin, at..range.end);
+            let base = rest.start;
+            let next = [State::Dirty, State::Writeback]
+                .into_iter()
+                .filter_map(|state| cache.states.next_run(state, rest.clone()))
+                .map(|run| run.start)
+                .min();
+            let ask = at..range.end.max(at.saturating_add(ASK));
+            let mapping = self.mapping(mapper, ask, Intent::Zero)?;
             if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
                 if at > block.start || end < block.end {
                     self.fill_locked(mapper, pin, block)?;
@@ -127,16 +138,10 @@ impl FileCache {
             }
             // Nothing to do up to the next dirty or busy unit, as far as this mapping goes.
             let clean_end = mapping.end().min(range.end);
-            let rest = self.units(pin, at..clean_end);
-            let base = rest.start;
-            let next = [State::Dirty, State::Writeback]
-                .into_iter()
-                .filter_map(|state| cache.states.next_run(state, rest.clone()))
-                .map(|run| run.start)
-                .min();
             let unit = cache.unit_log2;
             let first = at >> unit << unit;
-            at = next.map_or(clean_end, |next| (first + ((next - base) << unit)).max(at));
+            let next = next.map(|next| (first + ((next - base) << unit)).max(at));
+            at = next.map_or(clean_end, |next| next.min(clean_end));
         }
         Ok(range.end)
     }
