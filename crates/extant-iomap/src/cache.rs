@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Condvar, Mutex, Rank};
 
 use crate::arena::Arena;
 use crate::buddy::Buddy;
@@ -31,6 +31,9 @@ const SHARDS: usize = 16;
 /// Smallest cache: below, a folio of each size would not fit.
 const BYTES_MIN: u64 = 1 << 20;
 
+/// A cache has room for so many of its largest folios.
+const FOLIOS_MIN: u32 = 8;
+
 /// How large a cache is and how it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
@@ -38,7 +41,7 @@ pub struct CacheOptions {
     pub bytes: u64,
     /// Size of a block of the file system, as a power of two: 10 to 16.
     pub block_log2: u32,
-    /// Largest folio, in bytes, as a power of two: 12 to 21.
+    /// Largest folio, in bytes, as a power of two: 12 to 21; less in a cache of less than 16 MiB.
     pub folio_max_log2: u32,
     /// Above this many dirty bytes the background writer works; 0 for a tenth of `bytes`.
     pub dirty_background: u64,
@@ -86,6 +89,13 @@ pub enum CacheError {
     },
 }
 
+/// Batches of writeback of all files.
+#[derive(Default)]
+struct Batches {
+    running: u32,
+    ended: u64,
+}
+
 /// The page cache of one file system.
 pub struct Cache {
     pub(crate) arena: Arena,
@@ -106,6 +116,8 @@ pub struct Cache {
     limbo: Mutex<Vec<(u32, u8)>>,
     limbo_len: AtomicU32,
     hand: AtomicU32,
+    batches: Mutex<Batches>,
+    batch_ended: Condvar,
     pub(crate) counters: Counters,
 }
 
@@ -125,7 +137,9 @@ impl Cache {
         let unit_log2 = block_log2.min(PAGE_LOG2);
         let order_min = block_log2.saturating_sub(PAGE_LOG2) as u8;
         let order_max = options.folio_max_log2.clamp(PAGE_LOG2, PAGE_LOG2 + u32::from(ORDER_MAX));
-        let order_max = ((order_max - PAGE_LOG2) as u8).max(order_min);
+        // With a few folios for all of it, whoever has one pinned would stop everybody else.
+        let share = (pages / FOLIOS_MIN).max(1).ilog2() as u8;
+        let order_max = ((order_max - PAGE_LOG2) as u8).min(share).max(order_min);
         let mut options = CacheOptions { bytes: arena.len(), block_log2, ..options };
         if options.dirty_background == 0 {
             options.dirty_background = options.bytes / 10;
@@ -151,6 +165,8 @@ impl Cache {
             limbo: Mutex::new(Rank::Leaf, Vec::new()),
             limbo_len: AtomicU32::new(0),
             hand: AtomicU32::new(0),
+            batches: Mutex::new(Rank::Leaf, Batches::default()),
+            batch_ended: Condvar::new(),
             counters: Counters::default(),
         }))
     }
@@ -308,6 +324,18 @@ impl Cache {
         freed
     }
 
+    /// Gives up every folio that is neither dirty, nor under writeback, nor in use at this moment;
+    /// returns how many bytes that was. What is read next comes from the device.
+    pub fn drop_clean(&self) -> u64 {
+        let mut pages = self.sweep_limbo();
+        for at in 0..self.pages {
+            if let Some(pin) = self.frames.pin_any(at) {
+                pages += self.give_up(pin);
+            }
+        }
+        pages << PAGE_LOG2
+    }
+
     /// Frees one folio if it can be (C2). Returns its pages.
     fn give_up(&self, pin: Pin<'_>) -> u64 {
         let (page, order, start, file) = (pin.id(), pin.order(), pin.start(), pin.file());
@@ -323,23 +351,51 @@ impl Cache {
             return 0;
         };
         let mut index = file.index.write();
-        if index.folios.get(&start) != Some(&(page, order)) {
+        // Whoever dirties it has it pinned until it is on the list of dirty ones (F2), and
+        // writeback has it pinned: so neither happens after this look, or the kill fails.
+        if index.folios.get(&start) != Some(&(page, order)) || index.dirty.contains(&start) {
             return 0;
         }
-        drop(pin);
-        if !self.frames.kill(page) {
+        if pin.kill().is_err() {
             return 0;
         }
-        if is_busy() {
-            // Dirtied between the look and the kill.
-            drop(self.frames.publish(page, file.id, start, order));
-            return 0;
-        }
+        debug_assert!(!is_busy(), "a dirty folio of pages {start}+2^{order} was given up");
         index.folios.remove(&start);
         drop(index);
         self.counters.folios_evicted.add(1);
         self.release(page, order);
         1 << order
+    }
+
+    /// Something may be under writeback, and neither dirty nor free, until [`end_batch`](Self::end_batch).
+    pub(crate) fn begin_batch(&self) {
+        self.batches.lock().running += 1;
+    }
+
+    /// It is not any more, if there `was_any`.
+    pub(crate) fn end_batch(&self, was_any: bool) {
+        let mut batches = self.batches.lock();
+        batches.running -= 1;
+        batches.ended += u64::from(was_any);
+        self.batch_ended.notify_all();
+    }
+
+    /// How many batches of writeback have ended, for [`wait_for_batch`](Self::wait_for_batch).
+    pub(crate) fn batches_ended(&self) -> u64 {
+        self.batches.lock().ended
+    }
+
+    /// Waits until more than `seen` batches have ended. False when none is running that could. The
+    /// caller holds no folio lock, and no pins that another needs room for.
+    pub(crate) fn wait_for_batch(&self, seen: u64) -> bool {
+        let mut batches = self.batches.lock();
+        while batches.ended == seen {
+            if batches.running == 0 {
+                return false;
+            }
+            self.batch_ended.wait(&mut batches);
+        }
+        true
     }
 
     /// The error that says that there is no room.

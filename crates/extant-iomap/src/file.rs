@@ -166,6 +166,20 @@ impl FileCache {
     /// Makes a folio for `page`, of at most `2^order` pages, or finds the one that somebody else
     /// has just made. `None` when there is no room.
     pub(crate) fn make(&self, page: u64, order: u8) -> Option<Pin<'_>> {
+        // Each round but the last meets a folio that another reader has made meanwhile, here or
+        // beside, or one that was evicted again.
+        loop {
+            if let Some(pin) = self.make_once(page, order)? {
+                return Some(pin);
+            }
+            if let Some(pin) = self.find(page) {
+                return Some(pin);
+            }
+        }
+    }
+
+    /// `Some(None)` when there is a folio where the new one was to be.
+    fn make_once(&self, page: u64, order: u8) -> Option<Option<Pin<'_>>> {
         let cache = &*self.cache;
         let order = self.order_at(page, order);
         let (frame, order) = cache.allocate(order, self.inner.id)?;
@@ -178,15 +192,16 @@ impl FileCache {
             drop(index);
             drop(pin);
             self.give_away(frame, order);
-            return self.find(page);
+            return Some(None);
         }
+        // First, or who looks meanwhile takes the file for empty.
+        self.orders.fetch_or(1 << order, Ordering::Relaxed);
         index.folios.insert(start, (frame, order));
         drop(index);
-        self.orders.fetch_or(1 << order, Ordering::Relaxed);
         cache.hints.set(self.inner.id, start, order, frame);
         self.last.store(frame, Ordering::Relaxed);
         cache.counters.folios_made.add(1);
-        Some(pin)
+        Some(Some(pin))
     }
 
     /// The largest order up to `order` that a folio for `page` may have: aligned at its first page
@@ -304,7 +319,7 @@ impl FileCache {
         if let Some(last) = &*self.mapping.lock()
             && last.covers(range.start)
             && mapper.is_current(last.cookie)
-            && (intent != Intent::Write || last.kind != Kind::Hole)
+            && (intent != Intent::Write || !matches!(last.kind, Kind::Hole | Kind::Inline(_)))
         {
             return Ok(last.clone());
         }

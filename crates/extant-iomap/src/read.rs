@@ -14,6 +14,8 @@ use crate::states::State;
 
 /// How much of a file one question to the mapper is about, in bytes.
 const ASK: u64 = 64 << 20;
+/// How often room is made for a folio before others that take it are too many.
+const ROUNDS: usize = 64;
 
 impl FileCache {
     /// Fills `out` from byte `offset`; fewer only at the end of the file. Returns how many bytes.
@@ -67,18 +69,20 @@ impl FileCache {
     }
 
     /// Reads where no folio is: holes are zeros without a folio, device blocks get one. Returns
-    /// how many bytes of `out` are filled, 0 when the folios are there now.
+    /// how many bytes of `out` are filled, 0 when there is a folio now.
     fn read_absent<M: Mapper>(&self, mapper: &M, at: u64, out: &mut [u8]) -> Result<usize, M::Error>
     where
         M::Error: From<CacheError>,
     {
         let size = mapper.size();
-        let mapping = self.mapping(mapper, at..at + ASK, Intent::Read)?;
+        // Before the question: what is not cached now cannot become contents until it is answered,
+        // but what is waiting to be written can be written and evicted meanwhile.
+        let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
+        let mapping = self.mapping(mapper, at..at.saturating_add(ASK), Intent::Read)?;
         let rest = usize::try_from(mapping.end() - at).unwrap_or(usize::MAX).min(out.len());
         match &mapping.kind {
             Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
                 // Folios in the range may hold what is not written yet.
-                let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
                 let free = next.map_or(u64::MAX, |next| next.saturating_sub(at));
                 let len = usize::try_from(free).unwrap_or(usize::MAX).min(rest);
                 out[..len].fill(0);
@@ -98,17 +102,26 @@ impl FileCache {
                 let window = self.streams.window(page, pages_of(at, wanted));
                 let end = page.saturating_add(window).saturating_mul(1 << PAGE_LOG2);
                 let end = end.min(size).min(mapping.end());
-                self.fill_absent(mapper, at..end.max(at + 1))?;
-                Ok(0)
+                // More would drive out its own beginning.
+                let end = end.min(at.saturating_add(self.cache.options.bytes / 4));
+                let first = self.fill_absent(mapper, at..end.max(at + 1))?;
+                // While it is pinned: however little room there is, a read gets on.
+                first.map_or(Ok(0), |pin| self.read_folio(mapper, &pin, at, out))
             }
         }
     }
 
     /// Makes folios for the first bytes of `range`, up to the next that there is, and fills them.
-    fn fill_absent<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<(), M::Error>
+    /// Returns the first.
+    fn fill_absent<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+    ) -> Result<Option<Pin<'_>>, M::Error>
     where
         M::Error: From<CacheError>,
     {
+        let mut first = None;
         let mut page = range.start >> PAGE_LOG2;
         let end = range.end.div_ceil(1 << PAGE_LOG2);
         while page < end {
@@ -130,8 +143,9 @@ impl FileCache {
                 break;
             }
             page = folio.end >> PAGE_LOG2;
+            first.get_or_insert(pin);
         }
-        Ok(())
+        Ok(first)
     }
 
     /// A new folio; when there is no room, after something was written back. `None` when there is
@@ -146,11 +160,13 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
-        for _ in 0..8 {
+        for _ in 0..ROUNDS {
+            let ended = self.cache.batches_ended();
             if let Some(pin) = self.make(page, order) {
                 return Ok(Some(pin));
             }
-            if !needed || !mapper.relieve()? {
+            // What others are writing at this moment is nobody's to write, but about to be clean.
+            if !needed || !(mapper.relieve()? || self.cache.wait_for_batch(ended)) {
                 break;
             }
         }
@@ -189,7 +205,8 @@ impl FileCache {
                 ..folio.start + ((run.end - base) << unit);
             let mut at = missing.start;
             while at < missing.end {
-                let mapping = self.mapping(mapper, at..at.max(missing.end) + ASK, Intent::Read)?;
+                let ask = at..missing.end.saturating_add(ASK);
+                let mapping = self.mapping(mapper, ask, Intent::Read)?;
                 let end = mapping.end().min(missing.end);
                 self.fill_part(mapper, pin, at..end, &mapping)?;
                 at = end;
@@ -265,7 +282,8 @@ impl FileCache {
                 Some(pin) => pin,
                 None => {
                     let order = order_for(pages_of(at, end - at));
-                    match self.make_or_relieve(mapper, page, order, true)? {
+                    // What is pinned for this answer may be what takes the room.
+                    match self.make_or_relieve(mapper, page, order, pins.is_empty())? {
                         Some(pin) => pin,
                         None => break,
                     }

@@ -85,15 +85,23 @@ impl FileCache {
         let mut at = range.start;
         let mut written = 0;
         while written < most && !self.is_closed() {
-            let size = mapper.size();
+            self.cache.begin_batch();
             let batch = self.collect(mapper, at..range.end);
-            let Some(last) = batch.last() else { break };
-            at = last.file.end;
-            let is_all = {
-                let index = self.inner.index.read();
-                index.dirty.is_empty()
+            let Some(last) = batch.last() else {
+                self.cache.end_batch(false);
+                break;
             };
-            let size_to = if is_all { size } else { last.file.end.min(size) };
+            at = last.file.end;
+            // In this order: a writer dirties before it raises the size, so what is in front of this
+            // size was dirty before the look at what is left.
+            let size = mapper.size();
+            let first_left = self.inner.index.read().dirty.first().map(|page| page << PAGE_LOG2);
+            let size_to = match first_left {
+                None => size,
+                // A pass over a part leaves the size behind what is in front of the part.
+                Some(left) if left < range.start => last.file.end.min(size).min(left),
+                Some(_) => last.file.end.min(size),
+            };
             match self.write_batch(mapper, &batch, size_to) {
                 Ok(bytes) => written += bytes,
                 Err(error) => {
@@ -280,5 +288,6 @@ impl FileCache {
         self.end_writeback(
             batch.iter().map(|segment| self.units(&segment.pin, segment.file.clone())),
         );
+        self.cache.end_batch(true);
     }
 }
