@@ -118,6 +118,13 @@ pub enum FsError {
         /// Which argument, and what its range is.
         what: &'static str,
     },
+    /// Files of this kind cannot do that.
+    NotSupported {
+        /// The file.
+        ino: Ino,
+        /// What, and which files can.
+        what: &'static str,
+    },
     /// The handle or mount does not allow the operation.
     ReadOnly,
 
@@ -333,6 +340,7 @@ impl FsError {
             | Self::NotUtf8 { .. }
             | Self::TooLarge { .. }
             | Self::InvalidArgument { .. }
+            | Self::NotSupported { .. }
             | Self::ReadOnly
             | Self::Exists { .. }
             | Self::NotEmpty { .. }
@@ -384,6 +392,7 @@ impl FsError {
             Self::NotUtf8 { .. } => errno::EILSEQ,
             Self::TooLarge { .. } => errno::EFBIG,
             Self::InvalidArgument { .. } => errno::EINVAL,
+            Self::NotSupported { .. } => errno::EOPNOTSUPP,
             Self::ReadOnly | Self::Aborted { .. } => errno::EROFS,
             Self::Exists { .. } | Self::AttributeExists { .. } => errno::EEXIST,
             Self::NotEmpty { .. } => errno::ENOTEMPTY,
@@ -489,6 +498,7 @@ impl fmt::Display for FsError {
                  in pieces"
             ),
             Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
+            Self::NotSupported { ino, what } => write!(f, "inode {ino}: not supported: {what}"),
             Self::ReadOnly => f.write_str("the file system is open read-only"),
             Self::Exists { dir, ino } => {
                 write!(f, "the name is taken in directory inode {dir}, by inode {ino}")
@@ -688,6 +698,7 @@ mod errno {
     pub(super) const ENODATA: i32 = 61;
     pub(super) const EBADMSG: i32 = 74;
     pub(super) const EILSEQ: i32 = 84;
+    pub(super) const EOPNOTSUPP: i32 = 95;
     pub(super) const ESTALE: i32 = 116;
     pub(super) const EUCLEAN: i32 = 117;
     pub(super) const EDQUOT: i32 = 122;
@@ -777,6 +788,12 @@ mod tests {
                 Family::Refusal,
                 22,
                 "invalid argument: depth must be above 0",
+            ),
+            (
+                FsError::NotSupported { ino, what: "moving its blocks" },
+                Family::Refusal,
+                95,
+                "inode 12: not supported: moving its blocks",
             ),
             (FsError::ReadOnly, Family::Refusal, 30, "the file system is open read-only"),
             (

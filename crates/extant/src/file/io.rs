@@ -19,7 +19,7 @@ const MODE_CREDITS: u32 = 4;
 
 /// Where a write goes.
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     At(u64),
     End,
 }
@@ -139,7 +139,8 @@ impl Inode {
         })
     }
 
-    fn write_locked<'b>(
+    /// Writes while the content lock is held exclusively, without a handle.
+    pub(super) fn write_locked<'b>(
         &self,
         file: &FileState,
         place: Place,
@@ -234,7 +235,7 @@ impl Inode {
     }
 
     /// Who writes a program must not write one that runs as somebody else.
-    fn take_set_id(&self, mode: u16) -> Result<()> {
+    pub(super) fn take_set_id(&self, mode: u16) -> Result<()> {
         let mut taken = mode & 0o4000;
         // Set-gid without group execution meant mandatory locks, and stays.
         if mode & 0o010 != 0 {

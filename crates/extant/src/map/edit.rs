@@ -321,16 +321,32 @@ fn goal_after(fs: &Fs, node: &Arc<Node>, at: FileBlock) -> Result<FsBlock> {
 /// Whether the inode's block count has room for one more cluster.
 pub(super) fn check_sectors(volume: &Volume, node: &Arc<Node>) -> Result<()> {
     let more = volume.superblock().cluster_bytes() / 512;
-    let limit = match volume.features().has_ro_compat(RoCompat::HUGE_FILE) {
-        true => (1 << 48) - 1,
-        false => u64::from(u32::MAX),
-    };
+    let limit = sectors_limit(volume);
     let wanted = node.with(|data| data.record.sectors).saturating_add(more);
     if wanted > limit {
         let (bytes, limit) = (wanted.saturating_mul(512), limit * 512);
         return Err(FsError::TooLarge { ino: node.ino(), bytes, limit });
     }
     Ok(())
+}
+
+/// What a block count of an inode can say, in sectors.
+fn sectors_limit(volume: &Volume) -> u64 {
+    match volume.features().has_ro_compat(RoCompat::HUGE_FILE) {
+        true => (1 << 48) - 1,
+        false => u64::from(u32::MAX),
+    }
+}
+
+/// How many blocks more the inode's block count has room for; at least a cluster.
+///
+/// # Errors
+///
+/// [`FsError::TooLarge`].
+pub(crate) fn blocks_left(volume: &Volume, node: &Arc<Node>) -> Result<u64> {
+    check_sectors(volume, node)?;
+    let left = sectors_limit(volume).saturating_sub(node.with(|data| data.record.sectors));
+    Ok(left >> (volume.block_size().log2() - 9))
 }
 
 /// Whether a file of this kind can have `size` bytes.

@@ -47,7 +47,7 @@ use crate::inode::Inode;
 use crate::volume::Volume;
 #[allow(unused_imports)]
 pub(crate) use edit::{
-    REMOVE_STEP_CREDITS, append_block, check_size, has_blocks, implied_block, insert, insert_first,
+    REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, has_blocks, implied_block, insert, insert_first,
     is_small, remove,
 };
 pub(crate) use extents::ExtentNode;

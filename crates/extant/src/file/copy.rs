@@ -1,0 +1,188 @@
+//! Copying from file to file through their caches.
+
+use std::ops::Range;
+
+use extant_format::inode::InodeFlags;
+
+use super::io::Place;
+use super::{FileMapper, resize};
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+use crate::map;
+
+/// What is copied while the locks of both files are held.
+const STEP: u64 = 1 << 20;
+/// How long a hole is made at once in a destination that has data there.
+const HOLE_STEP: u64 = 16 << 20;
+
+/// A part of the source.
+enum Piece {
+    /// Bytes up to this length, in the buffer.
+    Data(usize),
+    /// Zeros up to this length.
+    Hole(u64),
+}
+
+impl Inode {
+    /// Copies up to `len` bytes from byte `offset` to byte `to_offset` of `to`, and returns how many
+    /// there were: fewer at the end of this file, or when an error came in the way, which the next call
+    /// meets again.
+    ///
+    /// Holes stay holes where the destination has none either, and behind its end. Each MiB is copied at one
+    /// moment; others may write between.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`]: overlapping ranges of one file. Else those of [`read_at`](Self::read_at) and
+    /// [`write_at`](Self::write_at), for the first bytes.
+    ///
+    /// # Cost
+    ///
+    /// Two copies of the data in memory. Holes cost in proportion to what they replace.
+    pub fn copy_range(&self, offset: u64, to: &Inode, to_offset: u64, len: u64) -> Result<u64> {
+        self.check_contents()?;
+        to.check_contents()?;
+        to.volume().writer()?;
+        let is_same_fs = std::ptr::eq(self.volume(), to.volume());
+        let is_same = is_same_fs && self.ino() == to.ino();
+        let end = offset.saturating_add(len);
+        let to_end = to_offset.saturating_add(len);
+        if is_same && offset < to_end && to_offset < end {
+            return Err(FsError::InvalidArgument { what: "ranges: they overlap in one file" });
+        }
+        let mut buffer = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let (at, to_at, left) = (offset + done, to_offset.saturating_add(done), len - done);
+            let step = self.copy_some(at..at.saturating_add(left), to, to_at, &mut buffer);
+            match step {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn copy_some(
+        &self,
+        range: Range<u64>,
+        to: &Inode,
+        to_at: u64,
+        buffer: &mut Vec<u8>,
+    ) -> Result<u64> {
+        let fs = to.fs();
+        fs.balance_dirty()?;
+        if !std::ptr::eq(self.volume(), to.volume()) {
+            // Of another mount, whose locks are in no order with these.
+            let piece = {
+                let _content = self.volume().is_writable().then(|| self.node().content.read());
+                self.next_piece(&range, u64::MAX, buffer)?
+            };
+            return fs.change(|| {
+                let _content = to.node().content.write();
+                to.put_piece(&piece, to_at, buffer)
+            });
+        }
+        fs.change(|| {
+            // In rising order.
+            let (node, to_node) = (self.node(), to.node());
+            let (first, last) = if node.ino() < to_node.ino() {
+                (Some(node.content.read()), None)
+            } else {
+                (None, (node.ino() > to_node.ino()).then_some(node))
+            };
+            let _to = to_node.content.write();
+            let _from = (first, last.map(|node| node.content.read()));
+            let piece = self.next_piece(&range, to.room_for_holes(to_at), buffer)?;
+            to.put_piece(&piece, to_at, buffer)
+        })
+    }
+
+    /// How many bytes of a hole can be put there under one lock.
+    fn room_for_holes(&self, at: u64) -> u64 {
+        if at >= self.node().size() { u64::MAX } else { HOLE_STEP }
+    }
+
+    /// The first bytes of a range, as far as they are alike; none at the end of the file. The content
+    /// lock is held.
+    fn next_piece(&self, range: &Range<u64>, hole_max: u64, buffer: &mut Vec<u8>) -> Result<Piece> {
+        let size = if self.volume().is_writable() { self.node().size() } else { self.size() };
+        let end = range.end.min(size);
+        let at = range.start;
+        if at >= end {
+            return Ok(Piece::Data(0));
+        }
+        let seek = |data: bool| self.seek_locked(at, data);
+        let data = seek(true)?.unwrap_or(end).min(end);
+        if data > at {
+            return Ok(Piece::Hole((data - at).min(hole_max)));
+        }
+        let hole = seek(false)?.unwrap_or(end).min(end);
+        let len = usize::try_from((hole - at).min(STEP)).unwrap_or(0);
+        buffer.resize(len, 0);
+        let read = match self.volume().is_writable() {
+            true => self.read_cached(at, buffer)?,
+            false => self.read_range(at, buffer)?,
+        };
+        Ok(Piece::Data(read))
+    }
+
+    fn seek_locked(&self, at: u64, data: bool) -> Result<Option<u64>> {
+        if !self.volume().is_writable() {
+            return if data { self.seek_data(at) } else { self.seek_hole(at) };
+        }
+        self.fs().with_mapper(self.node(), |mapper| match data {
+            true => mapper.file.cache.seek_data(mapper, at),
+            false => mapper.file.cache.seek_hole(mapper, at).map(Some),
+        })
+    }
+
+    /// Stores a piece; the content lock is held exclusively. Returns its length, or less.
+    fn put_piece(&self, piece: &Piece, at: u64, buffer: &[u8]) -> Result<u64> {
+        let file = self.fs().file(self.node())?;
+        match piece {
+            Piece::Data(0) => Ok(0),
+            Piece::Data(len) => {
+                let bytes = buffer.get(..*len).unwrap_or(buffer);
+                let (_, written) = self.write_locked(file, Place::At(at), std::iter::once(bytes))?;
+                Ok(written as u64)
+            }
+            Piece::Hole(len) => self.put_hole(at, *len),
+        }
+    }
+
+    fn put_hole(&self, at: u64, len: u64) -> Result<u64> {
+        let (fs, node) = (self.fs(), self.node());
+        let file = fs.file(node)?;
+        let (flags, mode) = node.with(|data| (data.record.flags, data.record.mode));
+        let size = file.size();
+        let is_whole = at >= size;
+        let is_inline = flags.contains(InodeFlags::INLINE_DATA);
+        let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND;
+        if is_inline || flags.intersects(frozen) || len == 0 {
+            // Few bytes, or refused there.
+            let zeros = vec![0; usize::try_from(len.min(STEP)).unwrap_or(0)];
+            let (_, written) = self.write_locked(file, Place::At(at), std::iter::once(&zeros[..]))?;
+            return Ok(written as u64);
+        }
+        let end = at.saturating_add(len);
+        if end > size {
+            node.with(|data| map::check_size(self.volume(), data, end))?;
+        }
+        if mode & 0o6000 != 0 {
+            self.take_set_id(mode)?;
+        }
+        if !is_whole {
+            let mapper = FileMapper { fs, node, file };
+            file.cache.zero(&mapper, at..end.min(size))?;
+        }
+        if end > size {
+            resize(fs, node, end)?;
+        }
+        file.touch(self.volume().writer()?.now());
+        fs.note_dirty(node, file);
+        Ok(len)
+    }
+}

@@ -1,0 +1,248 @@
+//! Where the data and the holes of a file are.
+//!
+//! On a writable mount this asks the page cache and the delayed ranges as well as the map, under the content lock,
+//! shared. On a mount for reading the map is all there is.
+
+use std::ops::Range;
+
+use extant_format::inode::FileKind;
+
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+use crate::map::{self, FILE_BLOCKS_END, MappingKind};
+
+/// Byte of an inode where its map, or the first part of inline data, is.
+const BLOCK_AREA_AT: u64 = 40;
+/// Byte of an inode where its extra fields start.
+const EXTRA_AT: u64 = 128;
+/// The first word of an attribute space in use.
+const XATTR_MAGIC: [u8; 4] = 0xea02_0000_u32.to_le_bytes();
+
+/// One run of [`Inode::fiemap`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct FiemapExtent {
+    /// First byte of the file.
+    pub logical: u64,
+    /// First byte of the device; 0 when there is none.
+    pub physical: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Allocated and reads as zeros.
+    pub is_unwritten: bool,
+    /// In memory only, no address yet.
+    pub is_delayed: bool,
+    /// In the inode itself: `physical` is the byte of the device where the inode has it.
+    pub is_inline: bool,
+    /// Nothing comes after it.
+    pub is_last: bool,
+}
+
+impl FiemapExtent {
+    fn new(logical: u64, physical: u64, len: u64) -> FiemapExtent {
+        FiemapExtent {
+            logical,
+            physical,
+            len,
+            is_unwritten: false,
+            is_delayed: false,
+            is_inline: false,
+            is_last: false,
+        }
+    }
+}
+
+impl Inode {
+    /// The first byte from `offset` on that is not in a hole; `None` when the rest is one, or when
+    /// `offset` is at or behind the end.
+    ///
+    /// Unwritten blocks are holes, unless data for them waits in the cache.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the map, device errors; as [`read_at`](Self::read_at) for what has no contents.
+    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.check_contents()?;
+        if !self.volume().is_writable() {
+            return self.seek_stored(offset, true);
+        }
+        let _content = self.node().content.read();
+        self.fs().with_mapper(self.node(), |mapper| mapper.file.cache.seek_data(mapper, offset))
+    }
+
+    /// The first byte from `offset` on that is in a hole; the size when there is none. `None` when
+    /// `offset` is at or behind the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`seek_data`](Self::seek_data).
+    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.check_contents()?;
+        if !self.volume().is_writable() {
+            return self.seek_stored(offset, false);
+        }
+        let _content = self.node().content.read();
+        self.fs().with_mapper(self.node(), |mapper| {
+            if offset >= mapper.file.size() {
+                return Ok(None);
+            }
+            mapper.file.cache.seek_hole(mapper, offset).map(Some)
+        })
+    }
+
+    fn seek_stored(&self, offset: u64, data: bool) -> Result<Option<u64>> {
+        let (size, bits) = (self.size(), self.volume().block_size().log2());
+        if offset >= size {
+            return Ok(None);
+        }
+        for run in self.map(offset >> bits..self.volume().block_size().blocks_for(size)) {
+            let run = run?;
+            let is_data = matches!(run.kind, MappingKind::Mapped(_) | MappingKind::Inline);
+            if is_data == data {
+                let at = (u64::from(run.file_start.0) << bits).max(offset);
+                return Ok(Some(at));
+            }
+        }
+        Ok((!data).then_some(size))
+    }
+
+    /// How the bytes of `range` are stored, at most `most` runs, in whole blocks; also behind the end of the
+    /// file. Holes are left out. `sync` writes the file back first, so that nothing is delayed.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the map, device errors; [`FsError::NotARegularFile`] for what is neither a file
+    /// nor a directory.
+    ///
+    /// # Cost
+    ///
+    /// In runs; one more is looked for behind those shown, to tell whether they are the last.
+    pub fn fiemap(&self, range: Range<u64>, most: usize, sync: bool) -> Result<Vec<FiemapExtent>> {
+        if !matches!(self.kind(), FileKind::Regular | FileKind::Directory) {
+            return Err(FsError::NotARegularFile { ino: self.ino() });
+        }
+        if !self.volume().is_writable() {
+            return self.list_runs(self, &range, most);
+        }
+        let node = self.node();
+        if sync && node.file_state().get().is_some() {
+            self.fs().with_mapper(node, |mapper| {
+                mapper.file.cache.write_back(mapper, 0..u64::MAX >> 1)
+            })?;
+        }
+        let _content = node.content.read();
+        self.list_runs(&self.fs().view(node), &range, most)
+    }
+
+    fn list_runs(
+        &self,
+        view: &Inode,
+        range: &Range<u64>,
+        most: usize,
+    ) -> Result<Vec<FiemapExtent>> {
+        let mut found = Vec::new();
+        if range.start >= range.end || most == 0 {
+            return Ok(found);
+        }
+        if view.is_inline() {
+            let size = self.node().size();
+            if range.start < size {
+                let at = self.place_in_inode(BLOCK_AREA_AT)?;
+                let inline = FiemapExtent::new(0, at, size);
+                found.push(FiemapExtent { is_inline: true, is_last: true, ..inline });
+            }
+            return Ok(found);
+        }
+        let bits = self.volume().block_size().log2();
+        let end = range.end.div_ceil(1 << bits).min(FILE_BLOCKS_END);
+        let mut at = range.start >> bits;
+        while at < end && found.len() < most {
+            let (run, next) = self.run_at(at, end)?;
+            found.extend(run);
+            at = next;
+        }
+        if found.is_empty() {
+            return Ok(found);
+        }
+        let mut is_last = true;
+        while at < FILE_BLOCKS_END && is_last {
+            let (run, next) = self.run_at(at, FILE_BLOCKS_END)?;
+            is_last = run.is_none();
+            at = next;
+        }
+        if let Some(last) = found.last_mut() {
+            last.is_last = is_last;
+        }
+        Ok(found)
+    }
+
+    /// What starts at a block and ends at `end` or before, if it is no hole, and where that is.
+    fn run_at(&self, at: u64, end: u64) -> Result<(Option<FiemapExtent>, u64)> {
+        let block_size = self.volume().block_size();
+        let bits = block_size.log2();
+        let run = |end: u64, physical| FiemapExtent::new(at << bits, physical, (end - at) << bits);
+        let address = |block| {
+            let what = "block past the largest device";
+            block_size.offset_of(block).ok_or(FsError::InvalidArgument { what })
+        };
+        let file = self.node().file_state().get();
+        // Held over the lookup: writeback may publish at the same time.
+        let delayed = file.map(|file| file.map.read());
+        let mut end = end;
+        if let Some(delayed) = &delayed {
+            if let Some(found) = delayed.at(at) {
+                let end = found.end.min(end);
+                return Ok((Some(FiemapExtent { is_delayed: true, ..run(end, 0) }), end));
+            }
+            end = delayed.next(at).map_or(end, |next| next.min(end));
+        }
+        let piece = map::lookup(self.fs(), self.node(), at, end)?;
+        let end = piece.file_end().min(end).max(at + 1);
+        let found = match piece.kind {
+            MappingKind::Hole | MappingKind::Inline => None,
+            MappingKind::Mapped(block) => Some(run(end, address(block)?)),
+            MappingKind::Unwritten(block) => {
+                Some(FiemapExtent { is_unwritten: true, ..run(end, address(block)?) })
+            }
+        };
+        Ok((found, end))
+    }
+
+    /// Byte of the device where byte `at` of the inode is.
+    fn place_in_inode(&self, at: u64) -> Result<u64> {
+        let (block, offset) = self.volume().inode_place(self.ino())?;
+        let start = self.volume().block_size().offset_of(block);
+        let place = start.and_then(|start| start.checked_add(offset as u64 + at));
+        place.ok_or(FsError::InvalidArgument { what: "block past the largest device" })
+    }
+
+    /// Where the extended attributes are: in the inode, in a block, or both. `logical` counts on from
+    /// the one to the other.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the inode table's place.
+    pub fn fiemap_xattrs(&self) -> Result<Vec<FiemapExtent>> {
+        self.locked(|inode| {
+            let mut found = Vec::new();
+            let space = inode.xattr_space();
+            let mut logical = 0;
+            if space.starts_with(&XATTR_MAGIC) {
+                let at = EXTRA_AT + u64::from(inode.record().extra_isize);
+                logical = space.len() as u64;
+                let run = FiemapExtent::new(0, inode.place_in_inode(at)?, logical);
+                found.push(FiemapExtent { is_inline: true, ..run });
+            }
+            let block_size = inode.volume().block_size();
+            if let Some(block) = inode.xattr_block() {
+                inode.volume().check_blocks("attribute block", inode.ino(), block, 1)?;
+                let at = block_size.offset_of(block).unwrap_or(0);
+                found.push(FiemapExtent::new(logical, at, u64::from(block_size.bytes())));
+            }
+            if let Some(last) = found.last_mut() {
+                last.is_last = true;
+            }
+            Ok(found)
+        })
+    }
+}
