@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, chattr, chmod, chown, completions, extents, extract, find, getfacl, getfattr, info,
-    ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm, rmdir, setfacl, setfattr, stat, touch,
-    tree, tune,
+    build, cat, chattr, chmod, chown, completions, cp, edit, extents, extract, fallocate, find,
+    getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm, rmdir,
+    setfacl, setfattr, stat, touch, tree, truncate, tune, write,
 };
 use crate::exit::{Exit, Result};
 
@@ -31,6 +31,11 @@ enum Command {
     Find(find::FindArgs),
     Extents(extents::ExtentsArgs),
     Extract(extract::ExtractArgs),
+    Cp(Box<cp::CpArgs>),
+    Write(write::WriteArgs),
+    Edit(edit::EditorArgs),
+    Truncate(truncate::TruncateArgs),
+    Fallocate(fallocate::FallocateArgs),
     Mkdir(mkdir::MkdirArgs),
     Rmdir(rmdir::RmdirArgs),
     Mknod(mknod::MknodArgs),
@@ -79,6 +84,11 @@ fn examples(command: &str) -> Option<&'static str> {
         "find" => find::EXAMPLES,
         "extents" => extents::EXAMPLES,
         "extract" => extract::EXAMPLES,
+        "cp" => cp::EXAMPLES,
+        "write" => write::EXAMPLES,
+        "edit" => edit::EXAMPLES,
+        "truncate" => truncate::EXAMPLES,
+        "fallocate" => fallocate::EXAMPLES,
         "mkdir" => mkdir::EXAMPLES,
         "rmdir" => rmdir::EXAMPLES,
         "mknod" => mknod::EXAMPLES,
@@ -125,6 +135,11 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Find(args) => find::run(&args),
         Command::Extents(args) => extents::run(&args),
         Command::Extract(args) => extract::run(&args),
+        Command::Cp(args) => cp::run(&args),
+        Command::Write(args) => write::run(&args),
+        Command::Edit(args) => edit::run(&args),
+        Command::Truncate(args) => truncate::run(&args),
+        Command::Fallocate(args) => fallocate::run(&args),
         Command::Mkdir(args) => mkdir::run(&args),
         Command::Rmdir(args) => rmdir::run(&args),
         Command::Mknod(args) => mknod::run(&args),

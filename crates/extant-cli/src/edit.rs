@@ -178,6 +178,13 @@ impl Tally {
         self.broken |= matches!(failure.exit, Exit::Io | Exit::BrokenPipe);
     }
 
+    /// The same for what says nothing about the others, even if reading failed.
+    pub(crate) fn failed_alone(&mut self, failure: &Failure) {
+        let broken = self.broken;
+        self.failed(failure);
+        self.broken = broken;
+    }
+
     /// One or the other.
     pub(crate) fn note(&mut self, result: Result<()>) {
         match result {
@@ -199,9 +206,14 @@ impl Tally {
         self.interrupted || self.broken
     }
 
+    /// Whether a signal has asked to stop, which [`stops`](Self::stops) will say.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        interrupt::requested()
+    }
+
     /// Success; the code of the first failure when nothing was done; else
     /// [`Exit::Partial`].
-    fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self.first {
             _ if self.interrupted => Exit::Interrupted,
             None => Exit::Success,
@@ -431,6 +443,20 @@ pub(crate) fn close(fs: Fs, name: &str) -> Result<()> {
     })
 }
 
+impl NewArgs {
+    /// Owner and group of what is made; `None` when nothing was asked for.
+    pub(crate) fn given(&self, fs: &Fs) -> Result<Option<(u32, u32)>> {
+        let Some(owner) = &self.owner else { return Ok(None) };
+        let (uid, gid) = owner.resolve(fs)?;
+        Ok(Some((uid.unwrap_or(0), gid.unwrap_or(0))))
+    }
+
+    /// Whether an owner was asked for.
+    pub(crate) fn is_given(&self) -> bool {
+        self.owner.is_some()
+    }
+}
+
 /// Options of commands that make something.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NewArgs {
@@ -449,10 +475,7 @@ impl NewArgs {
         exact: Option<u16>,
         usual: u16,
     ) -> Result<NewInode> {
-        let (uid, gid) = match &self.owner {
-            Some(owner) => owner.resolve(&session.fs)?,
-            None => (None, None),
-        };
+        let owner = self.given(&session.fs)?;
         let mut permissions = usual;
         if let Some(exact) = exact {
             permissions = exact;
@@ -460,7 +483,7 @@ impl NewArgs {
             permissions |= (usual & 0o444) >> 1;
         }
         let mut new = NewInode::root(permissions);
-        (new.uid, new.gid) = (uid.unwrap_or(0), gid.unwrap_or(0));
+        (new.uid, new.gid) = owner.unwrap_or((0, 0));
         Ok(new)
     }
 }

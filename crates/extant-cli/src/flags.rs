@@ -28,6 +28,12 @@ pub(crate) const LETTERS: [(char, InodeFlags, &str, bool); 22] = [
     ('m', InodeFlags::NOCOMPR, "Dont_Compress", true),
 ];
 
+/// All that chattr may change.
+pub(crate) fn changeable() -> InodeFlags {
+    let flags = LETTERS.iter().filter(|(.., changes)| *changes);
+    flags.fold(InodeFlags::empty(), |all, (_, flag, ..)| all | *flag)
+}
+
 /// Whether lsattr has such a letter.
 pub(crate) fn is_letter(letter: char) -> bool {
     LETTERS.iter().any(|(known, ..)| *known == letter)

@@ -103,6 +103,13 @@ pub(crate) fn split(target: &OsStr) -> (PathBuf, Vec<u8>) {
     split_target(target, |path| path.exists())
 }
 
+/// An image and the path in it, if that is what `target` means: it has `:/` in it, and is not the
+/// name of a file of the host as a whole.
+pub(crate) fn split_place(target: &OsStr) -> Option<(PathBuf, Vec<u8>)> {
+    let has_path = target.as_bytes().windows(2).any(|pair| pair == b":/");
+    (has_path && Path::new(target).symlink_metadata().is_err()).then(|| split(target))
+}
+
 /// Puts the part of the file where the file system is in place of the file.
 pub(crate) fn window(
     device: FileDevice,
@@ -248,6 +255,11 @@ impl Failures {
     pub(crate) fn report(&mut self, failure: &Failure) {
         self.0 += 1;
         complain(&failure.message);
+    }
+
+    /// Counts what another one has named.
+    pub(crate) fn add(&mut self, other: &Failures) {
+        self.0 += other.0;
     }
 
     pub(crate) fn exit(&self) -> Exit {

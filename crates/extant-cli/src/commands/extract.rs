@@ -7,28 +7,31 @@
 //! with `O_EXCL`, and attributes are set through the open file. A name that is already there as
 //! something else is an error, never followed.
 
-use std::ffi::OsString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
-use extant::{FileKind, FsError, Inode, Mapping, MappingKind, Metadata, Timestamp, WalkEntry};
+use extant::{Inode, WalkEntry};
+use extant_sync::threads::{self, Sender, ThreadError, TrySendError};
 use rustc_hash::FxHashMap;
-use rustix::fs::{
-    self, AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags, makedev,
-};
+use rustix::fs::{self, CWD, Mode};
 use rustix::io::Errno;
 
+use crate::copying::Trouble;
+use crate::copying::host::{link, make_dir, open_dir, raise_file_limit};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
-use crate::image::{Failures, Image, ImageArgs};
+use crate::image::{Image, ImageArgs};
 use crate::interrupt;
-use crate::output::complain;
-use crate::text::escape;
+use crate::restore::{Job, LARGE_BYTES, Large, Level, PART_BYTES, Shared, Worker};
 
-/// Bytes read and written at once.
-const CHUNK_BYTES: u64 = 4 << 20;
+/// Files that wait for a thread; a directory stays open for each of them.
+const QUEUE: usize = 256;
+
+/// Most threads: more only wait for each other in the kernel.
+const THREADS_MAX: usize = 8;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant extract root.img out/\n  extant extract root.img:/etc out/etc\n  extant extract root.img:/etc/passwd passwd\n  extant extract --no-same-owner root.img:/home home/\n";
@@ -64,48 +67,13 @@ pub(crate) struct ExtractArgs {
     quiet: bool,
 }
 
-/// What was left out on purpose, for the note at the end.
-#[derive(Default)]
-struct Omitted {
-    owners: u64,
-    devices: u64,
-    xattrs: u64,
-}
-
-/// A directory being filled; its attributes are set when it is full.
-struct Level {
-    dir: OwnedFd,
-    inode: Inode,
-    path: Vec<u8>,
-}
-
+/// Makes what the walk finds. Contents of files are left to whichever thread is free.
 struct Extractor<'a> {
     image: &'a Image,
-    force: bool,
-    privileged: bool,
+    worker: Worker<'a>,
+    jobs: Sender<Job>,
     /// Where inodes with several names were put first: names below the destination.
     links: FxHashMap<u32, Vec<Vec<u8>>>,
-    omitted: Omitted,
-    failures: Failures,
-    buffer: Vec<u8>,
-}
-
-/// Why one file was not restored. The others go on.
-enum Trouble {
-    /// The image.
-    Fs(FsError),
-    /// The host: what was tried.
-    Host(&'static str, Errno),
-}
-
-impl From<FsError> for Trouble {
-    fn from(error: FsError) -> Trouble {
-        Trouble::Fs(error)
-    }
-}
-
-fn host(doing: &'static str) -> impl Fn(Errno) -> Trouble {
-    move |errno| Trouble::Host(doing, errno)
 }
 
 /// Runs the command.
@@ -113,75 +81,67 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
     let image = args.image.open()?;
     let inode = image.resolve_link()?;
     interrupt::listen()?;
-    // Deep trees keep a directory open for each level.
-    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
-    // Only very deep trees notice if this is refused, and say so.
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+    raise_file_limit();
     let is_root = rustix::process::geteuid().is_root();
-    let mut extractor = Extractor {
-        image: &image,
-        force: args.force,
-        privileged: args.same_owner || (is_root && !args.no_same_owner),
-        links: FxHashMap::default(),
-        omitted: Omitted::default(),
-        failures: Failures::default(),
-        buffer: Vec::new(),
-    };
-    if inode.is_dir() {
-        extractor.tree(&args.dest)?;
-    } else {
-        extractor.single(&inode, &args.dest)?;
-    }
-    if !args.quiet {
-        extractor.omitted.note();
-    }
-    Ok(extractor.failures.exit())
-}
-
-impl Omitted {
-    fn note(&self) {
-        let parts = [
-            (self.owners, "owners (and set-id bits)"),
-            (self.devices, "devices"),
-            (self.xattrs, "privileged extended attributes"),
-        ];
-        let parts: Vec<String> = parts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
-            .collect();
-        if !parts.is_empty() {
-            complain(&format!("note: not restored, which needs root: {}", parts.join(", ")));
+    let privileged = args.same_owner || (is_root && !args.no_same_owner);
+    let shared = Shared::new(&image, args.force, privileged);
+    let (sender, receiver) = threads::channel(QUEUE);
+    let receiver = &receiver;
+    let shared = &shared;
+    let worker = threads::scope(|scope| {
+        let mut threads = Vec::new();
+        for number in 1..threads::available().min(THREADS_MAX) {
+            threads.push(scope.spawn(&format!("extract-{number}"), move || {
+                let mut worker = Worker::new(shared);
+                while let Ok(job) = receiver.recv() {
+                    worker.run(job);
+                }
+                worker
+            })?);
         }
+        let mut extractor = Extractor {
+            image: &image,
+            worker: Worker::new(shared),
+            jobs: sender,
+            links: FxHashMap::default(),
+        };
+        let result = match inode.is_dir() {
+            true => extractor.tree(&args.dest),
+            false => extractor.single(&inode, &args.dest),
+        };
+        let Extractor { mut worker, jobs, .. } = extractor;
+        // The others end when the queue is empty.
+        drop(jobs);
+        while let Ok(job) = receiver.recv() {
+            worker.run(job);
+        }
+        for thread in threads {
+            worker.add(thread.join()?);
+        }
+        Ok::<_, ThreadError>((worker, result))
+    });
+    let (worker, result) = worker
+        .map_err(ThreadError::from)
+        .and_then(|result| result)
+        .map_err(|error| Failure::caused(Exit::Internal, "", &error))?;
+    result?;
+    if interrupt::requested() {
+        return Err(interrupted(&args.dest));
     }
-}
-
-fn open_dir(dest: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    fs::openat(CWD, dest, flags, Mode::empty()).map_err(|errno| {
-        let error = std::io::Error::from(errno);
-        Failure::caused(io_exit(&error), &format!("cannot open {}", dest.display()), &error)
-    })
+    shared.result()?;
+    if !args.quiet {
+        worker.omitted.note();
+    }
+    Ok(worker.failures.exit())
 }
 
 impl Extractor<'_> {
-    fn report(&mut self, path: &[u8], trouble: Trouble) -> Result<()> {
-        let failure = match trouble {
-            Trouble::Fs(error) => self.image.failure(path, error),
-            Trouble::Host(doing, errno) => {
-                let error = std::io::Error::from(errno);
-                let what = format!("{}: cannot {doing}", self.image.label(path));
-                let failure = Failure::caused(io_exit(&error), &what, &error);
-                // With no room left, every other file fails alike.
-                if failure.exit == Exit::NoSpace {
-                    return Err(failure);
-                }
-                failure
-            }
-        };
-        self.failures.report(&failure);
-        Ok(())
+    /// Lets a thread that is free do `job`; this one, if none is.
+    fn give(&mut self, job: Job) {
+        match self.jobs.try_send(job) {
+            Ok(()) => {}
+            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => self.worker.run(job),
+        }
     }
 
     /// One file that is no directory.
@@ -197,14 +157,9 @@ impl Extractor<'_> {
                 name.ok_or_else(|| Failure::usage(format!("{}: no name", dest.display())))?;
             (parent.unwrap_or(Path::new(".")).to_owned(), name)
         };
-        let dir = open_dir(&dir)?;
+        let dir = Level::unfinished(open_dir(&dir)?);
         let path = self.image.path.clone();
-        if let Err(trouble) = self.file(&dir, &name, inode) {
-            if interrupt::requested() {
-                return Err(Failure::new(Exit::Interrupted, "interrupted"));
-            }
-            self.report(&path, trouble)?;
-        }
+        self.file(&Arc::new(dir), &name, inode, &path);
         Ok(())
     }
 
@@ -220,17 +175,18 @@ impl Extractor<'_> {
         let root = open_dir(dest)?;
         let start = self.image.path.clone();
         let walk = self.image.fs.walk(&start).map_err(|e| self.image.failure(&start, e))?;
-        let mut levels: Vec<Level> = Vec::new();
+        let mut levels: Vec<Arc<Level>> = Vec::new();
         // A directory that could not be made: what is in it is passed over.
         let mut skipped: Option<usize> = None;
         for item in walk {
-            if interrupt::requested() {
-                return Err(interrupted(dest));
+            if self.worker.stops() {
+                // What comes after stays away; the caller says why.
+                break;
             }
             let found = match item {
                 Ok(found) => found,
                 Err(error) => {
-                    self.report(&error.path, Trouble::Fs(error.error))?;
+                    self.worker.report(&error.path, Trouble::Fs(error.error));
                     continue;
                 }
             };
@@ -240,42 +196,40 @@ impl Extractor<'_> {
             }
             skipped = None;
             while levels.len() > depth {
-                self.leave(levels.pop())?;
+                self.leave(levels.pop());
             }
-            let made = self.entry(&root, &levels, &found);
-            match made {
+            match self.entry(&root, &levels, &found) {
                 Ok(Some(dir)) => {
                     let (inode, path) = (found.inode().clone(), found.path().to_vec());
-                    levels.push(Level { dir, inode, path });
+                    levels.push(Arc::new(Level::new(dir, inode, path)));
                 }
                 Ok(None) => {}
-                Err(_) if interrupt::requested() => return Err(interrupted(dest)),
                 Err(trouble) => {
                     if found.inode().is_dir() {
                         skipped = Some(depth);
                     }
-                    self.report(found.path(), trouble)?;
+                    self.worker.report(found.path(), trouble);
                 }
             }
         }
         while let Some(level) = levels.pop() {
-            self.leave(Some(level))?;
+            self.leave(Some(level));
         }
         Ok(())
     }
 
-    /// Sets the attributes of a directory that is full.
-    fn leave(&mut self, level: Option<Level>) -> Result<()> {
-        let Some(level) = level else { return Ok(()) };
-        let done = self.attributes(level.dir.as_fd(), &level.inode);
-        done.or_else(|trouble| self.report(&level.path, trouble))
+    /// A directory gets no more entries from here.
+    fn leave(&mut self, level: Option<Arc<Level>>) {
+        if let Some(level) = level {
+            self.worker.leave(level);
+        }
     }
 
     /// Makes what the walk found; gives back an open directory if it is one.
     fn entry(
         &mut self,
         root: &OwnedFd,
-        levels: &[Level],
+        levels: &[Arc<Level>],
         found: &WalkEntry,
     ) -> Result<Option<OwnedFd>, Trouble> {
         let inode = found.inode();
@@ -288,247 +242,56 @@ impl Extractor<'_> {
         };
         let name = found.name();
         if inode.is_dir() {
-            return make_dir(&parent.dir, name).map(Some);
+            return make_dir(parent.dir(), name).map(Some);
         }
         let meta = inode.metadata();
-        if meta.links > 1 {
-            let names: Vec<Vec<u8>> = found.path()[self.image.path.len()..]
-                .split(|byte| *byte == b'/')
-                .filter(|name| !name.is_empty())
-                .map(<[u8]>::to_vec)
-                .collect();
-            if let Some(first) = self.links.get(&meta.ino.0) {
-                let first = first.clone();
-                return self.link(root, &first, &parent.dir, name).map(|()| None);
-            }
-            self.file(&parent.dir, name, inode)?;
-            self.links.insert(meta.ino.0, names);
+        if meta.links <= 1 {
+            self.file(parent, name, inode, found.path());
             return Ok(None);
         }
-        self.file(&parent.dir, name, inode).map(|()| None)
+        // The other names need this one: it is made now.
+        let names: Vec<Vec<u8>> = found.path()[self.image.path.len()..]
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty())
+            .map(<[u8]>::to_vec)
+            .collect();
+        if let Some(first) = self.links.get(&meta.ino.0) {
+            self.worker.make_way(parent.dir(), name)?;
+            return link(root, first, parent.dir(), name).map(|()| None);
+        }
+        self.worker.file(parent.dir(), name, inode)?;
+        self.links.insert(meta.ino.0, names);
+        Ok(None)
     }
 
-    /// A further name for a file made before.
-    fn link(
-        &mut self,
-        root: &OwnedFd,
-        first: &[Vec<u8>],
-        dir: &OwnedFd,
-        name: &[u8],
-    ) -> Result<(), Trouble> {
-        let Some((last, above)) = first.split_last() else { return Ok(()) };
-        let mut at = root.try_clone().map_err(|_| Trouble::Host("link", Errno::MFILE))?;
-        for part in above {
-            at = open_below(&at, part).map_err(host("open the directory of its first name"))?;
+    /// A file with one name. Large ones are made in parts.
+    fn file(&mut self, level: &Arc<Level>, name: &[u8], inode: &Inode, path: &[u8]) {
+        if !inode.is_file() || inode.size() < LARGE_BYTES {
+            let level = Arc::clone(level);
+            let (name, path) = (name.to_vec(), path.to_vec());
+            self.give(Job::File { level, name, inode: inode.clone(), path });
+            return;
         }
-        self.make_way(dir, name)?;
-        fs::linkat(&at, last, dir, name, AtFlags::empty()).map_err(host("link"))
-    }
-
-    /// With `--force`, removes a file that is in the way.
-    fn make_way(&self, dir: &OwnedFd, name: &[u8]) -> Result<(), Trouble> {
-        if !self.force {
-            return Ok(());
-        }
-        match fs::unlinkat(dir, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(Trouble::Host("remove the file in its place", errno)),
-        }
-    }
-
-    /// A file that is no directory, with its attributes.
-    fn file(&mut self, dir: &OwnedFd, name: &[u8], inode: &Inode) -> Result<(), Trouble> {
-        let meta = inode.metadata();
-        let kind = match meta.kind {
-            FileKind::Regular => return self.regular(dir, name, inode),
-            FileKind::Directory => return make_dir(dir, name).map(|_| ()),
-            FileKind::Symlink => {
-                let target = inode.read_link()?;
-                self.make_way(dir, name)?;
-                fs::symlinkat(target.as_slice(), dir, name).map_err(host("create"))?;
-                return self.special_attributes(dir, name, inode);
-            }
-            FileKind::CharDevice => FileType::CharacterDevice,
-            FileKind::BlockDevice => FileType::BlockDevice,
-            FileKind::Fifo => FileType::Fifo,
-            FileKind::Socket => FileType::Socket,
-        };
-        if meta.rdev.is_some() && !self.privileged {
-            self.omitted.devices += 1;
-            return Ok(());
-        }
-        let (major, minor) = meta.rdev.unwrap_or((0, 0));
-        self.make_way(dir, name)?;
-        fs::mknodat(dir, name, kind, Mode::from(0o600), makedev(major, minor))
-            .map_err(host("create"))?;
-        self.special_attributes(dir, name, inode)
-    }
-
-    fn regular(&mut self, dir: &OwnedFd, name: &[u8], inode: &Inode) -> Result<(), Trouble> {
-        self.make_way(dir, name)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
-        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = fs::openat(dir, name, flags, Mode::from(0o600)).map_err(host("create"))?;
-        let copied = self.contents(&file, inode);
-        if copied.is_err() {
-            // A file that looks whole and is not would be worse than none.
-            let _ = fs::unlinkat(dir, name, AtFlags::empty());
-            return copied;
-        }
-        self.attributes(file.as_fd(), inode)
-    }
-
-    /// Copies what is stored; holes stay holes.
-    fn contents(&mut self, file: &OwnedFd, inode: &Inode) -> Result<(), Trouble> {
-        let size = inode.size();
-        let block = u64::from(self.image.fs.block_size().bytes());
-        if inode.is_encrypted() {
-            return Err(FsError::Encrypted { ino: inode.ino(), what: "contents" }.into());
-        }
-        for run in inode.map(0..inode.block_len()) {
-            let Mapping { file_start, len, kind } = run?;
-            if !matches!(kind, MappingKind::Mapped(_) | MappingKind::Inline) {
-                continue;
-            }
-            let mut at = u64::from(file_start.0).saturating_mul(block);
-            let end = at.saturating_add(len.saturating_mul(block)).min(size);
-            while at < end {
-                let want = (end - at).min(CHUNK_BYTES) as usize; // At most CHUNK_BYTES.
-                if self.buffer.len() < want {
-                    self.buffer.resize(want, 0);
+        match self.worker.large(level, name, inode, path) {
+            Ok(file) => {
+                let mut at = 0;
+                while at < inode.size() && !self.worker.stops() {
+                    let end = at.saturating_add(PART_BYTES).min(inode.size());
+                    self.give(Job::Part { file: Arc::clone(&file), range: at..end });
+                    at = end;
                 }
-                let read = inode.read_at(at, &mut self.buffer[..want])?;
-                if read == 0 {
-                    break;
+                if at < inode.size() {
+                    Large::give_up(&file);
                 }
-                let mut done = 0;
-                while done < read {
-                    let offset = at.saturating_add(done as u64);
-                    let wrote = rustix::io::pwrite(file, &self.buffer[done..read], offset)
-                        .map_err(host("write"))?;
-                    done += wrote;
-                }
-                at = at.saturating_add(read as u64);
-                if interrupt::requested() {
-                    return Err(Trouble::Host("finish", Errno::INTR));
-                }
+                self.worker.end_large(file);
             }
+            Err(trouble) => self.worker.report(path, trouble),
         }
-        fs::ftruncate(file, size).map_err(host("set the size"))
     }
-
-    /// Permissions as far as they may be given: without the owner, set-id bits would hand the
-    /// file's powers to somebody else.
-    fn mode(&self, meta: &Metadata) -> Mode {
-        let mask = if self.privileged { 0o7777 } else { 0o1777 };
-        Mode::from(u32::from(meta.permissions) & mask)
-    }
-
-    /// Owner, extended attributes, mode and times of an open file or directory, in the order in
-    /// which none undoes another: a change of owner drops capabilities, and both change the mode.
-    fn attributes(
-        &mut self,
-        file: std::os::fd::BorrowedFd<'_>,
-        inode: &Inode,
-    ) -> Result<(), Trouble> {
-        let meta = inode.metadata();
-        if self.privileged {
-            let (uid, gid) = owner(&meta);
-            fs::fchown(file, Some(uid), Some(gid)).map_err(host("set the owner"))?;
-        } else {
-            self.count_owner(&meta);
-        }
-        fs::fchmod(file, self.mode(&meta)).map_err(host("set the mode"))?;
-        self.xattrs(inode, |name, value| fs::fsetxattr(file, name, value, XattrFlags::empty()))?;
-        fs::futimens(file, &times(&meta)).map_err(host("set the times"))
-    }
-
-    /// The same for what is not opened: links, devices, pipes, sockets.
-    fn special_attributes(
-        &mut self,
-        dir: &OwnedFd,
-        name: &[u8],
-        inode: &Inode,
-    ) -> Result<(), Trouble> {
-        let meta = inode.metadata();
-        if self.privileged {
-            let (uid, gid) = owner(&meta);
-            fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(host("set the owner"))?;
-        } else {
-            self.count_owner(&meta);
-        }
-        if meta.kind != FileKind::Symlink {
-            // It was created just now, exclusively, by this process.
-            fs::chmodat(dir, name, self.mode(&meta), AtFlags::empty())
-                .map_err(host("set the mode"))?;
-        }
-        // The kernel offers these by path only; the directory is named by its descriptor.
-        let mut path =
-            OsString::from(format!("/proc/self/fd/{}/", std::os::fd::AsRawFd::as_raw_fd(dir)));
-        path.push(std::ffi::OsStr::from_bytes(name));
-        self.xattrs(inode, |name, value| fs::lsetxattr(&path, name, value, XattrFlags::empty()))?;
-        fs::utimensat(dir, name, &times(&meta), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(host("set the times"))
-    }
-
-    fn count_owner(&mut self, meta: &Metadata) {
-        let own = rustix::process::geteuid().as_raw() == meta.uid
-            && rustix::process::getegid().as_raw() == meta.gid;
-        self.omitted.owners += u64::from(!own);
-    }
-
-    fn xattrs(
-        &mut self,
-        inode: &Inode,
-        set: impl Fn(&[u8], &[u8]) -> Result<(), Errno>,
-    ) -> Result<(), Trouble> {
-        for xattr in inode.xattrs()? {
-            let open_to_all =
-                xattr.name.starts_with(b"user.") || xattr.name.starts_with(b"system.posix_acl");
-            if !open_to_all && !self.privileged {
-                self.omitted.xattrs += 1;
-                continue;
-            }
-            if let Err(errno) = set(&xattr.name, &xattr.value) {
-                let what = format!("inode {}: cannot set {}", inode.ino(), escape(&xattr.name));
-                let error = std::io::Error::from(errno);
-                self.failures.report(&Failure::caused(io_exit(&error), &what, &error));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn owner(meta: &Metadata) -> (fs::Uid, fs::Gid) {
-    (fs::Uid::from_raw(meta.uid), fs::Gid::from_raw(meta.gid))
-}
-
-fn times(meta: &Metadata) -> Timestamps {
-    let time = |time: Timestamp| Timespec {
-        tv_sec: time.seconds,
-        tv_nsec: i64::from(time.nanos_clamped()),
-    };
-    Timestamps { last_access: time(meta.atime), last_modification: time(meta.mtime) }
 }
 
 /// What a signal leaves behind.
 fn interrupted(dest: &Path) -> Failure {
     let dest = dest.display();
     Failure::new(Exit::Interrupted, format!("interrupted; {dest} holds what was restored so far"))
-}
-
-/// Opens a directory in `dir`; a symbolic link of that name is refused.
-fn open_below(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
-    fs::openat(dir, name, flags, Mode::empty())
-}
-
-/// A directory in `dir`, new or there already, opened.
-fn make_dir(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
-    match fs::mkdirat(dir, name, Mode::from(0o700)) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(Trouble::Host("create", errno)),
-    }
-    open_below(dir, name).map_err(host("open the directory just made"))
 }

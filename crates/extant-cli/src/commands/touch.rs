@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 
 use clap::{ArgAction, Args};
 use extant::{FsError, Inode, SetAttributes, TimeChange, Timestamp};
 
+use crate::copying::node::About;
 use crate::edit::{EditArgs, NewArgs, Session, edit_each, join, parent};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
@@ -110,7 +110,7 @@ fn touch(
 }
 
 /// Where a dangling symbolic link leads: that is what gets made.
-fn end_of_links(session: &Session<'_>, path: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn end_of_links(session: &Session<'_>, path: &[u8]) -> Result<Vec<u8>> {
     let mut path = path.to_vec();
     for _ in 0..=extant::SYMLINKS_MAX {
         let Some(link) = session.look(&path, false)?.filter(Inode::is_symlink) else {
@@ -124,33 +124,34 @@ fn end_of_links(session: &Session<'_>, path: &[u8]) -> Result<Vec<u8>> {
 
 /// Times of a file of the host, or of an image if there is no such file.
 fn reference_times(args: &TouchArgs, file: &std::ffi::OsStr) -> Result<(Timestamp, Timestamp)> {
+    let about = reference(&args.edit, file, !args.no_dereference)?;
+    Ok((about.atime, about.mtime))
+}
+
+/// Attributes of a file of the host, or of an image if there is no such file.
+pub(crate) fn reference(edit: &EditArgs, file: &std::ffi::OsStr, follow: bool) -> Result<About> {
     let failed =
         |error: &std::io::Error| Failure::caused(io_exit(error), &escape(file.as_bytes()), error);
-    let host = match args.no_dereference {
-        true => std::fs::symlink_metadata(file),
-        false => std::fs::metadata(file),
+    let host = match follow {
+        true => std::fs::metadata(file),
+        false => std::fs::symlink_metadata(file),
     };
     let error = match host {
-        Ok(meta) => {
-            let nanos = |nanos: i64| u32::try_from(nanos).unwrap_or(0);
-            let atime = Timestamp::new(meta.atime(), nanos(meta.atime_nsec()));
-            return Ok((atime, Timestamp::new(meta.mtime(), nanos(meta.mtime_nsec()))));
-        }
+        Ok(meta) => return Ok(About::on_host(&meta)),
         Err(error) => error,
     };
     let (image, path) = split(file);
     if image.as_os_str() == file || !image.exists() {
         return Err(failed(&error));
     }
-    let (fs, name) = args.edit.open_read_only(&image)?;
-    let found = if args.no_dereference { fs.resolve_link(&path) } else { fs.resolve(&path) };
-    let meta = match found {
-        Ok(inode) => inode.metadata(),
+    let (fs, name) = edit.open_read_only(&image)?;
+    let found = if follow { fs.resolve(&path) } else { fs.resolve_link(&path) };
+    match found {
+        Ok(inode) => Ok(About::in_image(0, &inode.metadata())),
         Err(FsError::NotFound { .. }) => {
             let message = format!("{}: no such file", label(&name, &path));
-            return Err(Failure::new(Exit::NotFound, message));
+            Err(Failure::new(Exit::NotFound, message))
         }
-        Err(error) => return Err(crate::image::failure(&name, &path, error)),
-    };
-    Ok((meta.atime, meta.mtime))
+        Err(error) => Err(crate::image::failure(&name, &path, error)),
+    }
 }

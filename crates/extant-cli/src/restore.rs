@@ -1,0 +1,321 @@
+//! Files of an image made on the host, by several threads.
+//!
+//! # Shape
+//!
+//! One thread walks the image, makes directories and what has several names, and hands out the rest
+//! as jobs; every thread has a [`Worker`] and does jobs. A directory gets its attributes, times
+//! among them, from whoever is done with it last: the walk and each job in it hold its [`Level`].
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use extant::{FileKind, Inode};
+use extant_sync::{Mutex, Rank};
+use rustix::fs::{self, AtFlags, Mode};
+use rustix::io::Errno;
+
+use crate::copying::content::{self, Content, Fault, Sink, Sparse};
+use crate::copying::host::{self, Made, Omitted, create, make_dir, make_special};
+use crate::copying::node::About;
+use crate::copying::{Trouble, host as on_host};
+use crate::exit::{Exit, Failure, Result};
+use crate::fault::io_exit;
+use crate::image::{Failures, Image};
+use crate::interrupt;
+use crate::text::escape;
+
+/// Files of that many bytes and more are made in parts, by all threads.
+pub(crate) const LARGE_BYTES: u64 = 16 << 20;
+
+/// Bytes of one part.
+pub(crate) const PART_BYTES: u64 = 8 << 20;
+
+/// A directory being filled.
+pub(crate) struct Level {
+    dir: OwnedFd,
+    /// What its attributes come from, and its path; `None` if they are to stay.
+    from: Option<(Inode, Vec<u8>)>,
+}
+
+impl Level {
+    /// A directory that gets the attributes of `inode` when it is full.
+    pub(crate) fn new(dir: OwnedFd, inode: Inode, path: Vec<u8>) -> Level {
+        Level { dir, from: Some((inode, path)) }
+    }
+
+    /// A directory of the user's.
+    pub(crate) fn unfinished(dir: OwnedFd) -> Level {
+        Level { dir, from: None }
+    }
+
+    pub(crate) fn dir(&self) -> &OwnedFd {
+        &self.dir
+    }
+}
+
+/// A file that is made in parts. Whoever is done with it last gives it its size and attributes, or
+/// removes it.
+pub(crate) struct Large {
+    sink: Sink,
+    level: Arc<Level>,
+    name: Vec<u8>,
+    inode: Inode,
+    path: Vec<u8>,
+    failed: AtomicBool,
+}
+
+impl Large {
+    /// Some of it will be missing.
+    pub(crate) fn give_up(file: &Arc<Large>) {
+        file.failed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a thread does at a time.
+pub(crate) enum Job {
+    /// A file with all it has.
+    File { level: Arc<Level>, name: Vec<u8>, inode: Inode, path: Vec<u8> },
+    /// A part of a file's contents.
+    Part { file: Arc<Large>, range: Range<u64> },
+}
+
+/// What the threads share.
+pub(crate) struct Shared<'a> {
+    image: &'a Image,
+    force: bool,
+    privileged: bool,
+    /// With no room left, every other file fails alike: nothing more is made.
+    stop: AtomicBool,
+    full: Mutex<Option<Failure>>,
+}
+
+impl<'a> Shared<'a> {
+    pub(crate) fn new(image: &'a Image, force: bool, privileged: bool) -> Shared<'a> {
+        let full = Mutex::new(Rank::Leaf, None);
+        Shared { image, force, privileged, stop: AtomicBool::new(false), full }
+    }
+
+    /// Why the rest was not made, if that is so.
+    pub(crate) fn result(&self) -> Result<()> {
+        self.full.lock().take().map_or(Ok(()), Err)
+    }
+}
+
+/// One thread's part.
+pub(crate) struct Worker<'a> {
+    shared: &'a Shared<'a>,
+    pub(crate) omitted: Omitted,
+    pub(crate) failures: Failures,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Worker<'a> {
+    pub(crate) fn new(shared: &'a Shared<'a>) -> Worker<'a> {
+        let (omitted, failures) = (Omitted::default(), Failures::default());
+        Worker { shared, omitted, failures, buffer: Vec::new() }
+    }
+
+    /// Adds what another thread counted.
+    pub(crate) fn add(&mut self, other: Worker<'_>) {
+        self.omitted.add(&other.omitted);
+        self.failures.add(&other.failures);
+    }
+
+    /// Whether to leave the rest.
+    pub(crate) fn stops(&self) -> bool {
+        interrupt::requested() || self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// Names what could not be done, and goes on.
+    pub(crate) fn report(&mut self, path: &[u8], trouble: Trouble) {
+        if interrupt::requested() {
+            return; // That is what is reported.
+        }
+        let label = self.shared.image.label(path);
+        let failure = match trouble {
+            Trouble::Host(doing, errno) => {
+                let error = std::io::Error::from(errno);
+                let what = format!("{label}: cannot {doing}");
+                Failure::caused(io_exit(&error), &what, &error)
+            }
+            other => other.about(Some(&self.shared.image.name), path),
+        };
+        if failure.exit == Exit::NoSpace {
+            self.shared.stop.store(true, Ordering::Relaxed);
+            self.shared.full.lock().get_or_insert(failure);
+            return;
+        }
+        self.failures.report(&failure);
+    }
+
+    pub(crate) fn run(&mut self, job: Job) {
+        match job {
+            Job::File { level, name, inode, path } => {
+                if !self.stops()
+                    && let Err(trouble) = self.file(&level.dir, &name, &inode)
+                {
+                    self.report(&path, trouble);
+                }
+                self.leave(level);
+            }
+            Job::Part { file, range } => {
+                if self.stops() {
+                    Large::give_up(&file);
+                } else if let Err(trouble) = self.part(&file, range) {
+                    // The first one is reported; the others are of the same file.
+                    if !file.failed.swap(true, Ordering::Relaxed) {
+                        self.report(&file.path, trouble);
+                    }
+                }
+                self.end_large(file);
+            }
+        }
+    }
+
+    /// This thread is done with a directory. The last one sets its attributes.
+    pub(crate) fn leave(&mut self, level: Arc<Level>) {
+        if let Some(Level { dir, from: Some((inode, path)) }) = Arc::into_inner(level)
+            && let Err(trouble) = self.attributes(&Made::Open(dir.as_fd()), &inode)
+        {
+            self.report(&path, trouble);
+        }
+    }
+
+    /// With `--force`, removes a file that is in the way.
+    pub(crate) fn make_way(&self, dir: &OwnedFd, name: &[u8]) -> Result<(), Trouble> {
+        if !self.shared.force {
+            return Ok(());
+        }
+        match fs::unlinkat(dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(Trouble::Host("remove the file in its place", errno)),
+        }
+    }
+
+    /// A file that is no directory, with its attributes.
+    pub(crate) fn file(
+        &mut self,
+        dir: &OwnedFd,
+        name: &[u8],
+        inode: &Inode,
+    ) -> Result<(), Trouble> {
+        let meta = inode.metadata();
+        match meta.kind {
+            FileKind::Regular => return self.regular(dir, name, inode),
+            FileKind::Directory => return make_dir(dir, name).map(|_| ()),
+            FileKind::Symlink => {
+                let target = inode.read_link()?;
+                self.make_way(dir, name)?;
+                fs::symlinkat(target.as_slice(), dir, name).map_err(on_host("create"))?;
+            }
+            _ if meta.rdev.is_some() && !self.shared.privileged => {
+                self.omitted.devices += 1;
+                return Ok(());
+            }
+            kind => {
+                self.make_way(dir, name)?;
+                make_special(dir, name, kind, meta.rdev, Mode::from(0o600))?;
+            }
+        }
+        self.attributes(&Made::Named(dir, name, meta.kind), inode)
+    }
+
+    fn regular(&mut self, dir: &OwnedFd, name: &[u8], inode: &Inode) -> Result<(), Trouble> {
+        self.make_way(dir, name)?;
+        let sink = Sink::Host(create(dir, name, Mode::from(0o600))?);
+        let content = Content::Image { inode: inode.clone(), writable: false };
+        let copied = content::copy(&content, &sink, Sparse::Auto, &mut self.buffer);
+        if let Err(fault) = copied {
+            remove(dir, name);
+            return Err(trouble_of(fault));
+        }
+        self.open_attributes(&sink, inode)
+    }
+
+    fn open_attributes(&mut self, sink: &Sink, inode: &Inode) -> Result<(), Trouble> {
+        match sink {
+            Sink::Host(file) => self.attributes(&Made::Open(file.as_fd()), inode),
+            Sink::Image(_) => Ok(()),
+        }
+    }
+
+    /// Makes a large file, empty.
+    pub(crate) fn large(
+        &mut self,
+        level: &Arc<Level>,
+        name: &[u8],
+        inode: &Inode,
+        path: &[u8],
+    ) -> Result<Arc<Large>, Trouble> {
+        self.make_way(&level.dir, name)?;
+        let sink = Sink::Host(create(&level.dir, name, Mode::from(0o600))?);
+        let (level, inode) = (Arc::clone(level), inode.clone());
+        let (name, path, failed) = (name.to_vec(), path.to_vec(), AtomicBool::new(false));
+        Ok(Arc::new(Large { sink, level, name, inode, path, failed }))
+    }
+
+    fn part(&mut self, file: &Large, range: Range<u64>) -> Result<(), Trouble> {
+        if file.failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let content = Content::Image { inode: file.inode.clone(), writable: false };
+        content::copy_part(&content, &file.sink, Sparse::Auto, range, &mut self.buffer)
+            .map(drop)
+            .map_err(trouble_of)
+    }
+
+    /// This thread is done with a large file.
+    pub(crate) fn end_large(&mut self, file: Arc<Large>) {
+        let Some(file) = Arc::into_inner(file) else { return };
+        let Large { sink, level, name, inode, path, failed } = file;
+        if failed.into_inner() {
+            remove(&level.dir, &name);
+        } else {
+            let done =
+                sink.set_size(inode.size()).and_then(|()| self.open_attributes(&sink, &inode));
+            if let Err(trouble) = done {
+                self.report(&path, trouble);
+            }
+        }
+        self.leave(level);
+    }
+
+    /// Owner, extended attributes, mode and times, in the order in which none undoes another: a
+    /// change of owner drops capabilities, and both change the mode.
+    fn attributes(&mut self, made: &Made<'_>, inode: &Inode) -> Result<(), Trouble> {
+        let about = About::in_image(0, &inode.metadata());
+        if self.shared.privileged {
+            made.set_owner(&about)?;
+        } else {
+            self.omitted.owner(&about);
+        }
+        made.set_mode(host::allowed_mode(about.permissions, self.shared.privileged))?;
+        for xattr in inode.xattrs()? {
+            if !host::is_open_to_all(&xattr.name) && !self.shared.privileged {
+                self.omitted.xattrs += 1;
+                continue;
+            }
+            if let Err(errno) = made.set_xattr(&xattr.name, &xattr.value) {
+                let what = format!("inode {}: cannot set {}", inode.ino(), escape(&xattr.name));
+                let error = std::io::Error::from(errno);
+                self.failures.report(&Failure::caused(io_exit(&error), &what, &error));
+            }
+        }
+        made.set_times(&about)
+    }
+}
+
+/// A file that looks whole and is not would be worse than none.
+fn remove(dir: &OwnedFd, name: &[u8]) {
+    // What went wrong before is what is reported.
+    let _ = fs::unlinkat(dir, name, AtFlags::empty());
+}
+
+fn trouble_of(fault: Fault) -> Trouble {
+    match fault {
+        Fault::From(trouble) | Fault::To(trouble) => trouble,
+        Fault::Half(fault) => trouble_of(*fault),
+    }
+}
