@@ -2,6 +2,8 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
+pub(crate) mod kernel;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
