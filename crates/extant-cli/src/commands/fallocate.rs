@@ -1,6 +1,7 @@
 //! `extant fallocate`: space of files.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::ops::Range;
 
 use clap::Args;
@@ -102,13 +103,14 @@ pub(crate) fn run(args: &FallocateArgs) -> Result<Exit> {
             let end = if args.length.is_some() { end } else { u64::MAX };
             let dug = dig(session, path, &inode, args.from..end)?;
             if args.verbose {
-                println!("{label}: {} turned into holes", human_bytes(dug));
+                writeln!(std::io::stdout(), "{label}: {} turned into holes", human_bytes(dug))?;
             }
             return Ok(());
         }
         session.at(path, inode.fallocate(args.mode(), args.from..end))?;
         if args.verbose {
-            println!("{label}: {} {}", counted(end - args.from, "byte"), args.word());
+            let bytes = counted(end - args.from, "byte");
+            writeln!(std::io::stdout(), "{label}: {bytes} {}", args.word())?;
         }
         Ok(())
     })

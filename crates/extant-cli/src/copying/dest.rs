@@ -359,10 +359,12 @@ fn finish_inode(
     if changes != SetAttributes::new() {
         inode.set_attributes(&changes)?;
     }
+    let mut result = Ok(());
     for xattr in xattrs {
-        inode.set_xattr(&xattr.name, &xattr.value, XattrMode::default())?;
+        let set = inode.set_xattr(&xattr.name, &xattr.value, XattrMode::default());
+        result = result.and(set.map_err(Trouble::from));
     }
-    Ok(())
+    result
 }
 
 fn finish_host(
@@ -394,15 +396,17 @@ fn finish_host(
             made.set_mode(about.permissions & 0o777 & !defaults.umask)?;
         }
     }
+    let mut result = Ok(());
     for xattr in xattrs {
         if !defaults.privileged && !host::is_open_to_all(&xattr.name) {
             omitted.xattrs += 1;
             continue;
         }
-        made.set_xattr(&xattr.name, &xattr.value).map_err(on_host("set an extended attribute"))?;
+        let set = made.set_xattr(&xattr.name, &xattr.value);
+        result = result.and(set.map_err(on_host("set an extended attribute")));
     }
     if what.timestamps {
         made.set_times(about)?;
     }
-    Ok(())
+    result
 }

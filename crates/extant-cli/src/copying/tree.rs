@@ -302,7 +302,10 @@ impl<'a> Copier<'a> {
         match self.file(&from, dir, name, &to_path, there) {
             Ok(()) => self.tally.done(),
             // The tally says that it was interrupted.
-            Err(_) if interrupt::requested() => {
+            Err(fault) if interrupt::requested() => {
+                if matches!(fault, Fault::Half(_)) {
+                    self.note(fault, &from, &to_path);
+                }
                 self.tally.stops();
             }
             Err(fault) => self.note(fault, &from, &to_path),
@@ -464,20 +467,19 @@ impl<'a> Copier<'a> {
             },
         };
         let sink = sink.map_err(Fault::To)?;
-        let copied = content::copy(&content, &sink, *sparse, &mut self.buffer).and_then(|()| {
-            let made = Copy::Sink(&sink);
-            made.finish(from, is_new, preserve, defaults, &mut self.omitted)
-        });
-        copied.map_err(|fault| {
+        let copied = content::copy(&content, &sink, *sparse, &mut self.buffer);
+        if let Err(fault) = copied {
             drop(sink);
-            if is_new {
-                // A file that looks whole and is not would be worse than none. What went wrong
-                // before is what counts.
-                let _ = dir.remove(name);
-                return fault;
+            if !is_new {
+                return Err(Fault::Half(Box::new(fault)));
             }
-            Fault::Half(Box::new(fault))
-        })
+            // A file that looks whole and is not would be worse than none. What went wrong before
+            // is what counts.
+            let _ = dir.remove(name);
+            return Err(fault);
+        }
+        // The contents are worth keeping without an attribute.
+        Copy::Sink(&sink).finish(from, is_new, preserve, defaults, &mut self.omitted)
     }
 }
 
