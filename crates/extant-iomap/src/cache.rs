@@ -174,11 +174,18 @@ impl Cache {
     /// What the cache did and holds.
     pub fn stats(&self) -> CacheStats {
         let free = u64::from(self.buddy.free_pages());
-        CacheStats {
+        let mut stats = CacheStats {
             dirty_bytes: self.dirty_bytes(),
             used_bytes: (u64::from(self.pages) - free) << PAGE_LOG2,
             ..self.counters.read()
+        };
+        for shard in &self.files {
+            for file in shard.lock().values().filter_map(Weak::upgrade) {
+                stats.units_touched += file.units_touched.get();
+                stats.bytes_copied += file.bytes_copied.get();
+            }
         }
+        stats
     }
 
     /// Its options, as they are after rounding.
@@ -218,8 +225,10 @@ impl Cache {
         self.shard(file.id).lock().insert(file.id, Arc::downgrade(file));
     }
 
-    pub(crate) fn unregister(&self, id: u64) {
-        self.shard(id).lock().remove(&id);
+    pub(crate) fn unregister(&self, file: &FileInner) {
+        self.shard(file.id).lock().remove(&file.id);
+        self.counters.units_touched.add(file.units_touched.get());
+        self.counters.bytes_copied.add(file.bytes_copied.get());
     }
 
     fn shard(&self, id: u64) -> &Mutex<HashMap<u64, Weak<FileInner>>> {

@@ -20,6 +20,7 @@ use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::Streams;
 use crate::states::State;
+use crate::stats::LoneCounter;
 
 /// No frame has this number.
 const NO_FRAME: u32 = u32::MAX;
@@ -44,6 +45,8 @@ impl Index {
 pub(crate) struct FileInner {
     pub(crate) id: u64,
     pub(crate) index: RwLock<Index>,
+    pub(crate) units_touched: LoneCounter,
+    pub(crate) bytes_copied: LoneCounter,
 }
 
 /// One file's part of a [`Cache`]. Dropping it forgets all that it holds, dirty or not.
@@ -75,7 +78,12 @@ impl FileCache {
     /// The empty cache of a file.
     pub fn new(cache: &Arc<Cache>) -> FileCache {
         let index = RwLock::new(Rank::Leaf, Index::default());
-        let inner = Arc::new(FileInner { id: cache.next_file(), index });
+        let inner = Arc::new(FileInner {
+            id: cache.next_file(),
+            index,
+            units_touched: LoneCounter::default(),
+            bytes_copied: LoneCounter::default(),
+        });
         cache.register(&inner);
         FileCache {
             cache: Arc::clone(cache),
@@ -397,7 +405,7 @@ impl FileCache {
 impl Drop for FileCache {
     fn drop(&mut self) {
         self.forget_all();
-        self.cache.unregister(self.inner.id);
+        self.cache.unregister(&self.inner);
     }
 }
 

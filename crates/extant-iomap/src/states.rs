@@ -57,7 +57,10 @@ impl States {
     pub(crate) fn set(&self, state: State, range: Range<u64>) -> u64 {
         let mut changed = 0;
         for (word, mask) in self.masks(state, range) {
-            changed += u64::from((!word.fetch_or(mask, Ordering::AcqRel) & mask).count_ones());
+            // Most often they are set already, and a look costs far less than a change.
+            if word.load(Ordering::Acquire) & mask != mask {
+                changed += u64::from((!word.fetch_or(mask, Ordering::AcqRel) & mask).count_ones());
+            }
         }
         changed
     }
@@ -66,7 +69,9 @@ impl States {
     pub(crate) fn clear(&self, state: State, range: Range<u64>) -> u64 {
         let mut changed = 0;
         for (word, mask) in self.masks(state, range) {
-            changed += u64::from((word.fetch_and(!mask, Ordering::AcqRel) & mask).count_ones());
+            if word.load(Ordering::Acquire) & mask != 0 {
+                changed += u64::from((word.fetch_and(!mask, Ordering::AcqRel) & mask).count_ones());
+            }
         }
         changed
     }

@@ -17,6 +17,21 @@ impl Counter {
     }
 }
 
+/// A counter that one thread at a time adds to, and any reads. It costs no locked instruction, which
+/// after a large copy would wait until the copy has left the processor.
+#[derive(Default)]
+pub(crate) struct LoneCounter(AtomicU64);
+
+impl LoneCounter {
+    pub(crate) fn add_alone(&self, more: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters of a cache since it was made.
@@ -63,7 +78,7 @@ counters! {
     device_writes,
     /// Reads from the device.
     device_reads,
-    /// Bytes copied out of or into the cache for callers.
+    /// Bytes copied into the cache for callers.
     bytes_copied,
     /// Units whose state was looked at or changed by writes: grows with the bytes written, not with the
     /// size of folios.

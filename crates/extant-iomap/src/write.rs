@@ -102,7 +102,8 @@ impl FileCache {
         let range = at..at + bytes.len() as u64;
         let blocks = self.block_of(range.clone());
         let units = self.units(pin, blocks.clone());
-        cache.counters.units_touched.add(units.end - units.start);
+        // The content lock makes this thread the only one that counts.
+        self.inner.units_touched.add_alone(units.end - units.start);
         let folio = pin.lock();
         if pin.is_detached() {
             return Ok(false);
@@ -124,7 +125,7 @@ impl FileCache {
             None => {}
         }
         cache.arena.copy_in(self.arena_at(pin, at), bytes);
-        cache.counters.bytes_copied.add(bytes.len() as u64);
+        self.inner.bytes_copied.add_alone(bytes.len() as u64);
         cache.states.set(State::Uptodate, units.clone());
         self.set_dirty(pin, units);
         if range.end > mapper.size() {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::Ino;
+use extant_format::inode::InodeFlags;
 use extant_sync::{Rank, RwLock};
 
 use crate::file::FileSlot;
@@ -24,6 +25,24 @@ use crate::inode::InodeData;
 
 /// In `handles`: being deleted, or not in use. No handle can be made.
 const DEAD: u32 = u32::MAX;
+
+/// The part of an inode that each write looks at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gist {
+    pub(crate) flags: InodeFlags,
+    pub(crate) mode: u16,
+}
+
+impl Gist {
+    fn pack(data: &InodeData) -> u64 {
+        u64::from(data.record.flags.bits()) << 16 | u64::from(data.record.mode)
+    }
+
+    fn unpack(word: u64) -> Gist {
+        // Both were put in by `pack`.
+        Gist { flags: InodeFlags::from_bits_retain((word >> 16) as u32), mode: word as u16 }
+    }
+}
 
 /// An inode in memory.
 pub(crate) struct Node {
@@ -42,6 +61,8 @@ pub(crate) struct Node {
     pub(crate) insert_hint: AtomicU64,
     /// Made without a name: it may get its first one.
     pub(crate) nameless: AtomicBool,
+    /// What every write has to know, without a lock: see [`Gist`].
+    gist: AtomicU64,
     /// Of a regular file in use: sizes, delayed blocks, cached contents.
     file: FileSlot,
 }
@@ -50,7 +71,9 @@ impl Node {
     pub(crate) fn new(data: InodeData) -> Node {
         let ino = data.ino;
         let order = u64::from(ino.0);
+        let gist = AtomicU64::new(Gist::pack(&data));
         Node {
+            gist,
             ino,
             content: RwLock::with_order(Rank::InodeContent, order, ()),
             data: RwLock::with_order(Rank::InodeMap, order, Arc::new(data)),
@@ -88,7 +111,16 @@ impl Node {
 
     /// Changes the inode. Only `Txn::update` calls this, after putting the node on the dirty list.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut InodeData) -> R) -> R {
-        change(Arc::make_mut(&mut self.data.write()))
+        let mut data = self.data.write();
+        let data = Arc::make_mut(&mut data);
+        let result = change(data);
+        self.gist.store(Gist::pack(data), Ordering::Release);
+        result
+    }
+
+    /// Flags and mode of the current version.
+    pub(crate) fn gist(&self) -> Gist {
+        Gist::unpack(self.gist.load(Ordering::Acquire))
     }
 
     /// The number came to a new inode: new contents, and alive again.
@@ -96,6 +128,7 @@ impl Node {
         if let Some(file) = self.file.get() {
             file.revive(data.record.size);
         }
+        self.gist.store(Gist::pack(&data), Ordering::Release);
         *self.data.write() = Arc::new(data);
         self.insert_hint.store(0, Ordering::Relaxed);
         self.nameless.store(false, Ordering::Relaxed);

@@ -253,7 +253,7 @@ impl Change<'_> {
         let bytes = self.bytes(&(blocks.start..blocks.end.min(FILE_BLOCKS_END)));
         let end = if blocks.end > FILE_BLOCKS_END { BYTES_END } else { bytes.end };
         self.file().cache.forget(bytes.start..end, kept_out);
-        self.file().drop_delayed(self.volume(), blocks.clone());
+        self.file().drop_delayed(self.volume(), self.node(), blocks.clone());
         self.file().mapping_changed();
     }
 

@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
+use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
 use super::{FileMapper, FileState};
@@ -11,7 +12,7 @@ use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::map;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Gist, Node};
 use crate::txn::Txn;
 
 /// Credits to take the set-id bits of an inode.
@@ -152,7 +153,7 @@ impl Inode {
             Place::At(offset) => offset,
             Place::End => file.size(),
         };
-        let (flags, mode) = node.with(|data| (data.record.flags, data.record.mode));
+        let Gist { flags, mode } = node.gist();
         let ino = node.ino();
         if flags.contains(InodeFlags::IMMUTABLE) {
             return Err(FsError::NotPermitted { ino, what: "it is immutable" });
@@ -179,6 +180,7 @@ impl Inode {
         let is_inline = flags.contains(InodeFlags::INLINE_DATA);
         // An empty file may become one. Delayed data counts: its stored size is still 0.
         let becomes = file.size() == 0
+            && self.volume().features().has_incompat(Incompat::INLINE_DATA)
             && !file.cache.is_dirty()
             && node.with(|data| map::may_be_inline(self.volume(), data));
         if is_inline || becomes {

@@ -44,9 +44,8 @@ pub(crate) struct FileState {
     /// Placements of the batch under writeback, by first file block.
     pub(crate) pins: Mutex<BTreeMap<u64, Pinned>>,
     pub(crate) cache: FileCache,
-    /// When it was written to, as far as that is not stored.
-    stamp: Mutex<Option<Timestamp>>,
-    has_stamp: AtomicBool,
+    /// When it was written to, as far as that is not stored: packed; 0 for not at all.
+    stamp: AtomicU64,
     /// Data went to the device and no commit has been asked for since.
     pub(crate) unflushed: AtomicBool,
     /// On the list of dirty files.
@@ -62,8 +61,7 @@ impl FileState {
             map: RwLock::new(Rank::FileMap, delayed),
             pins: Mutex::new(Rank::Leaf, BTreeMap::new()),
             cache: FileCache::new(cache),
-            stamp: Mutex::new(Rank::Leaf, None),
-            has_stamp: AtomicBool::new(false),
+            stamp: AtomicU64::new(0),
             unflushed: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
         }
@@ -90,21 +88,17 @@ impl FileState {
 
     /// It was written to at this time, which will be stored with the inode's next change.
     pub(crate) fn touch(&self, now: Timestamp) {
-        *self.stamp.lock() = Some(now);
-        self.has_stamp.store(true, Ordering::Release);
+        self.stamp.store(pack(now), Ordering::Release);
     }
 
     /// When it was written to, if that is not stored yet.
     pub(crate) fn stamp(&self) -> Option<Timestamp> {
-        if self.has_stamp.load(Ordering::Acquire) { *self.stamp.lock() } else { None }
+        unpack(self.stamp.load(Ordering::Acquire))
     }
 
     /// Puts times that are not stored yet into the inode that is about to be.
     pub(crate) fn store_stamp(&self, data: &mut InodeData) {
-        if !self.has_stamp.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        if let Some(now) = self.stamp.lock().take() {
+        if let Some(now) = unpack(self.stamp.swap(0, Ordering::AcqRel)) {
             data.record.mtime = now;
             data.record.ctime = now;
         }
@@ -112,9 +106,25 @@ impl FileState {
 
     /// Times were set by other means: those not stored yet do not count any more.
     pub(crate) fn drop_stamp(&self) {
-        self.has_stamp.store(false, Ordering::Release);
-        *self.stamp.lock() = None;
+        self.stamp.store(0, Ordering::Release);
     }
+}
+
+/// Bits of a packed time for nanoseconds, which are below 10^9.
+const NANOS_BITS: u32 = 30;
+/// Added to seconds, so that those before 1970 are positive; what inodes can say fits in 34 bits.
+const EPOCH_SHIFT: i64 = 1 << 31;
+
+/// A time in one word, never 0.
+fn pack(time: Timestamp) -> u64 {
+    let seconds = time.seconds.clamp(-EPOCH_SHIFT, (1 << 34) - EPOCH_SHIFT - 1) + EPOCH_SHIFT;
+    ((seconds as u64) << NANOS_BITS | u64::from(time.nanos)).max(1)
+}
+
+fn unpack(word: u64) -> Option<Timestamp> {
+    let nanos = (word & ((1 << NANOS_BITS) - 1)) as u32;
+    let seconds = (word >> NANOS_BITS) as i64 - EPOCH_SHIFT;
+    (word != 0).then_some(Timestamp { seconds, nanos })
 }
 
 impl Node {
@@ -241,3 +251,21 @@ impl Drop for Settled<'_> {
 
 /// The place of a file's state in its node.
 pub(crate) type FileSlot = OnceLock<Box<FileState>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_inodes_can_say_survive_packing() {
+        for seconds in [-(1 << 31), -1, 0, 1, 1_795_274_585, (1 << 34) - (1 << 31) - 1] {
+            for nanos in [0, 1, 999_999_999] {
+                let time = Timestamp { seconds, nanos };
+                if pack(time) > 1 {
+                    assert_eq!(unpack(pack(time)), Some(time));
+                }
+            }
+        }
+        assert_eq!(unpack(0), None);
+    }
+}
