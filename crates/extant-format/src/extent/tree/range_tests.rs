@@ -294,3 +294,35 @@ fn a_move_beyond_the_last_file_block_fails_before_it_starts() {
     assert_eq!(before, tree.snapshot());
     shift_up(&mut tree, 0, 6);
 }
+
+#[test]
+fn without_room_a_split_leaves_the_tree_as_it_was() {
+    let mut tree = Memory::new(8);
+    let mut at = 0;
+    while tree.depth() < 3 {
+        insert(&mut tree, extent(at, 1000 + u64::from(at) * 2, 3, WRITTEN)).unwrap();
+        at += 4;
+    }
+    let blocks = blocks_of(&tree.extents());
+    let mut refused = 0;
+    for block in (0..at).step_by(4) {
+        for room in 0..=usize::from(DEPTH_MAX) {
+            let before = tree.snapshot();
+            tree.room = room;
+            match split_at(&mut tree, FileBlock(block + 1)) {
+                Ok(was_split) => {
+                    assert!(was_split);
+                    break;
+                }
+                Err(error) => {
+                    assert_eq!(error, Failure::Full);
+                    assert_eq!(before, tree.snapshot(), "X5");
+                    refused += 1;
+                }
+            }
+        }
+        assert_eq!(split_at(&mut tree, FileBlock(block + 1)), Ok(false));
+    }
+    assert!(refused > 0);
+    assert_eq!(blocks_of(&tree.extents()), blocks);
+}
