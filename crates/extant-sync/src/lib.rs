@@ -14,10 +14,12 @@
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
 //!   becomes an error in the caller.
+//! - [`Background`]: a thread that works every so often until its owner is dropped.
 //! - [`host_name`]: the name of this machine, for records of who did something.
 //! - [`os_random`]: bytes from the operating system, for UUIDs and hash seeds.
 #![forbid(unsafe_code)]
 
+mod background;
 mod clock;
 mod host;
 mod lock;
@@ -25,6 +27,7 @@ mod random;
 mod rank;
 pub mod threads;
 
+pub use background::Background;
 pub use clock::{Clock, FixedClock, SystemClock};
 pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use crate::rank::{Rank, RankToken};
 
@@ -220,6 +221,11 @@ impl Condvar {
         self.inner.wait(&mut guard.guard);
     }
 
+    /// [`wait`](Self::wait) for at most `time`. Whether that has passed.
+    pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
+        self.inner.wait_for(&mut guard.guard, time).timed_out()
+    }
+
     /// Wakes all that wait.
     pub fn notify_all(&self) {
         self.inner.notify_all();
@@ -238,13 +244,15 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    const RANKS: [Rank; 12] = [
+    const RANKS: [Rank; 14] = [
         Rank::Freeze,
         Rank::Rename,
         Rank::InodeContent,
         Rank::InodeInvalidate,
+        Rank::Writeback,
         Rank::Folio,
         Rank::JournalHandle,
+        Rank::FileMap,
         Rank::InodeMap,
         Rank::MetadataBuffer,
         Rank::Group,

@@ -195,6 +195,13 @@ pub enum FsError {
     },
     /// The page cache has no room, or no memory.
     PageCache(CacheError),
+    /// Writeback of the file failed since it was opened or last synced; the data was kept.
+    WritebackFailed {
+        /// The file.
+        ino: Ino,
+        /// How often.
+        failures: u64,
+    },
     /// The attribute value is longer than this file system can hold.
     AttributeTooLarge {
         /// The inode.
@@ -354,6 +361,7 @@ impl FsError {
             | Self::AttributeExists { .. }
             | Self::AttributeTooLarge { .. }
             | Self::PageCache(_)
+            | Self::WritebackFailed { .. }
             | Self::InUse { .. }
             | Self::NotExt { .. }
             | Self::ExternalJournal { .. }
@@ -400,6 +408,7 @@ impl FsError {
             Self::NoSpace { .. } | Self::AttributeTooLarge { .. } => errno::ENOSPC,
             Self::QuotaExceeded { .. } => errno::EDQUOT,
             Self::PageCache(_) => errno::ENOMEM,
+            Self::WritebackFailed { .. } => errno::EIO,
             Self::TooManyLinks { .. } => errno::EMLINK,
             Self::NotPermitted { .. } => errno::EPERM,
             Self::InUse { .. } => errno::EBUSY,
@@ -532,6 +541,11 @@ impl fmt::Display for FsError {
                  bytes on this file system"
             ),
             Self::PageCache(error) => error.fmt(f),
+            Self::WritebackFailed { ino, failures } => write!(
+                f,
+                "writeback of inode {ino} failed {failures} times since it was last synced; nothing \
+                 was lost, and what failed was written again"
+            ),
             Self::InUse { by } => write!(f, "the file system is in use by {by}"),
             Self::Aborted { why } => {
                 write!(f, "the journal stopped, mount again to go on: {why}")

@@ -79,7 +79,7 @@ pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
 pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange, XattrMode};
 pub use orphan::OrphanSummary;
-pub use path::{DEPTH_MAX, File, SYMLINKS_MAX, Walk, WalkEntry, WalkError};
+pub use path::{DEPTH_MAX, File, OpenOptions, SYMLINKS_MAX, SyncMode, Walk, WalkEntry, WalkError};
 pub use quota::QuotaLimits;
 pub use supers::{MountErrors, Reserve, Tune};
 pub use writer::WriterStats;

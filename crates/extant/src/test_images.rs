@@ -54,7 +54,7 @@ impl Image {
 
     pub(crate) fn options(&self) -> MountOptions {
         let clock = Arc::clone(&self.clock);
-        MountOptions::new().read_only(false).clock(clock).seed(1)
+        MountOptions::new().read_only(false).clock(clock).seed(1).background(false)
     }
 
     /// Opened for writing.

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use extant_base::{Ino, Prng};
 use extant_format::time::Timestamp;
 use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Journal, JournalStats, Tid};
-use extant_sync::{Clock, Mutex, Rank};
+use extant_sync::{Background, Clock, Mutex, Rank};
 
 use crate::alloc::Allocator;
 use crate::dentry::Dentries;
@@ -65,6 +65,7 @@ pub(crate) struct Writer {
     closed: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
+    background: OnceLock<Mutex<Option<Background>>>,
     inodes_encoded: AtomicU64,
     inode_updates: [Lane; LANES],
 }
@@ -116,6 +117,7 @@ impl Writer {
             closed: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
             dirty_files: DirtyFiles::new(),
+            background: OnceLock::new(),
             inodes_encoded: AtomicU64::new(0),
             inode_updates: Default::default(),
         }
@@ -131,6 +133,26 @@ impl Writer {
 
     pub(crate) fn dirty_files(&self) -> &DirtyFiles {
         &self.dirty_files
+    }
+
+    /// The thread that writes what is due; once.
+    pub(crate) fn set_background(&self, background: Background) {
+        let _ = self.background.set(Mutex::new(Rank::Leaf, Some(background)));
+    }
+
+    /// Much is dirty: the thread need not wait for its time.
+    pub(crate) fn wake_background(&self) {
+        if let Some(slot) = self.background.get()
+            && let Some(background) = &*slot.lock()
+        {
+            background.wake();
+        }
+    }
+
+    /// Ends the thread, after what it is doing. No lock is held.
+    pub(crate) fn stop_background(&self) {
+        let background = self.background.get().and_then(|slot| slot.lock().take());
+        drop(background);
     }
 
     pub(crate) fn clock(&self) -> &dyn Clock {

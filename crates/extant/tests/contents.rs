@@ -58,7 +58,7 @@ impl World {
     fn mount(&mut self) {
         let device: SharedDevice = Arc::clone(&self.device) as SharedDevice;
         let clock = Arc::clone(&self.clock);
-        let options = MountOptions::new().read_only(false).clock(clock).seed(7);
+        let options = MountOptions::new().read_only(false).clock(clock).seed(7).background(false);
         let options = options.data_cache_bytes(self.cache).folio_bytes_max(self.folio);
         self.fs = Some(options.open_shared(device).unwrap());
     }

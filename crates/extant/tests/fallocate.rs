@@ -80,10 +80,8 @@ fn model(bytes: &mut Vec<u8>, mode: Fallocate, range: std::ops::Range<u64>, unit
             }
         }
         Fallocate::PunchHole | Fallocate::ZeroRange { .. } | Fallocate::WriteZeroes => {
-            let keeps = matches!(
-                mode,
-                Fallocate::PunchHole | Fallocate::ZeroRange { keep_size: true }
-            );
+            let keeps =
+                matches!(mode, Fallocate::PunchHole | Fallocate::ZeroRange { keep_size: true });
             if !keeps && end > size {
                 bytes.resize(end, 0);
             }

@@ -146,7 +146,8 @@ impl Inode {
             Piece::Data(0) => Ok(0),
             Piece::Data(len) => {
                 let bytes = buffer.get(..*len).unwrap_or(buffer);
-                let (_, written) = self.write_locked(file, Place::At(at), std::iter::once(bytes))?;
+                let (_, written) =
+                    self.write_locked(file, Place::At(at), std::iter::once(bytes))?;
                 Ok(written as u64)
             }
             Piece::Hole(len) => self.put_hole(at, *len),
@@ -164,7 +165,8 @@ impl Inode {
         if is_inline || flags.intersects(frozen) || len == 0 {
             // Few bytes, or refused there.
             let zeros = vec![0; usize::try_from(len.min(STEP)).unwrap_or(0)];
-            let (_, written) = self.write_locked(file, Place::At(at), std::iter::once(&zeros[..]))?;
+            let (_, written) =
+                self.write_locked(file, Place::At(at), std::iter::once(&zeros[..]))?;
             return Ok(written as u64);
         }
         let end = at.saturating_add(len);

@@ -354,9 +354,7 @@ impl Change<'_> {
                 return Ok(end);
             }
             let last = end - end % ratio;
-            if last > at
-                && last < end
-                && map::implied_block(fs, node, file_block(last)?)?.is_some()
+            if last > at && last < end && map::implied_block(fs, node, file_block(last)?)?.is_some()
             {
                 end = last;
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Background, Mutex, Rank};
 
 use super::{FileMapper, FileState};
 use crate::error::{FsError, Result};
@@ -18,6 +18,8 @@ use crate::txn::Txn;
 const EXPIRE: Duration = Duration::from_secs(30);
 /// What one caller writes for others at once, in bytes.
 const STEP: u64 = 16 << 20;
+/// How often the background thread looks what is due.
+const PERIOD: Duration = Duration::from_secs(1);
 /// Credits to store a size and times.
 const SIZE_CREDITS: u32 = 8;
 
@@ -110,10 +112,37 @@ impl Fs {
         Ok(true)
     }
 
+    /// Starts the thread that calls [`tick`](Fs::tick).
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`] when the system starts no thread.
+    pub(crate) fn start_background(&self) -> Result<()> {
+        let volume = Arc::downgrade(self.volume());
+        let work = move || {
+            let Some(volume) = volume.upgrade() else { return false };
+            if volume.writer().is_ok_and(|writer| writer.is_closed()) {
+                return false;
+            }
+            // What failed stays dirty, is counted for whoever syncs the file, and is tried again.
+            let _ = Fs::of(volume).tick();
+            true
+        };
+        let started = Background::start("extant-flush", PERIOD, work);
+        let what = "background: the system starts no thread; set it to false and call `tick`";
+        let background = started.map_err(|_| FsError::InvalidArgument { what })?;
+        self.volume().writer()?.set_background(background);
+        Ok(())
+    }
+
     /// Called before a write, without locks: when too much is dirty, whoever makes more writes some of
     /// it first.
     pub(crate) fn balance_dirty(&self) -> Result<()> {
         let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
+        if !cache.wants_writeback() {
+            return Ok(());
+        }
+        self.volume().writer()?.wake_background();
         // Each round writes a step, so this ends; when others dirty as fast, they wait as well.
         for _ in 0..64 {
             if !cache.is_over_limit() || !self.relieve()? {

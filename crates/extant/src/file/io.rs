@@ -56,6 +56,24 @@ impl Inode {
         Ok(())
     }
 
+    /// Refuses to open for writing what its flags forbid to write.
+    pub(crate) fn check_open_for_writing(&self, appends: bool) -> Result<()> {
+        let flags = self.node().gist().flags;
+        let ino = self.ino();
+        if flags.contains(InodeFlags::IMMUTABLE) {
+            return Err(FsError::NotPermitted { ino, what: "it is immutable" });
+        }
+        if flags.contains(InodeFlags::APPEND) && !appends {
+            return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
+        }
+        Ok(())
+    }
+
+    /// How many passes of writeback of its contents have failed.
+    pub(crate) fn writeback_failures(&self) -> u64 {
+        self.node().file_state().get().map_or(0, |file| file.cache.error_count())
+    }
+
     /// Writes `bytes` at byte `offset`, growing the file if need be, and returns how many were
     /// written: fewer only when an error came in the way, which the next call meets again.
     ///
@@ -80,7 +98,7 @@ impl Inode {
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let device = extant_block::FileDevice::open_writable("disk.img")?;
+    /// let device = extant_block::FileDevice::open_read_write("disk.img")?;
     /// let fs = extant::MountOptions::new().read_only(false).open(device)?;
     /// let inode = fs.resolve("/etc/motd")?;
     /// inode.write_at(0, b"hello")?;

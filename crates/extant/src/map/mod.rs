@@ -47,8 +47,8 @@ use crate::inode::Inode;
 use crate::volume::Volume;
 #[allow(unused_imports)]
 pub(crate) use edit::{
-    REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, has_blocks, implied_block, insert, insert_first,
-    is_small, remove,
+    REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, has_blocks, implied_block, insert,
+    insert_first, is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
 pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};

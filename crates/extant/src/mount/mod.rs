@@ -83,6 +83,7 @@ pub struct MountOptions {
     mutations: Mutations,
     errors: Option<MountErrors>,
     quota_limits: bool,
+    background: bool,
 }
 
 impl Default for MountOptions {
@@ -106,6 +107,7 @@ impl Default for MountOptions {
             mutations: Mutations::default(),
             errors: None,
             quota_limits: true,
+            background: true,
         }
     }
 }
@@ -165,6 +167,15 @@ impl MountOptions {
     #[must_use]
     pub fn folio_bytes_max(mut self, bytes: u64) -> MountOptions {
         self.data_cache.folio_max_log2 = bytes.clamp(1 << 12, 1 << 21).ilog2();
+        self
+    }
+
+    /// Whether a thread calls [`Fs::tick`] every second and whenever much is dirty, as it does unless
+    /// this is set to false: whoever embeds the file system calls it then, or everything waits for a
+    /// sync. The thread ends with [`Fs::unmount`] or with the last `Fs` and handle.
+    #[must_use]
+    pub fn background(mut self, background: bool) -> MountOptions {
+        self.background = background;
         self
     }
 
@@ -584,6 +595,7 @@ impl Fs {
     /// As [`sync`](Self::sync). The image then keeps its journal, and the next mount replays it.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        writer.stop_background();
         while self.reclaim() {}
         self.flush_files()?;
         writer.close();

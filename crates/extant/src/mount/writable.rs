@@ -117,6 +117,9 @@ impl MountOptions {
         let fs = Fs::build(self, Arc::clone(&device), superblock, None, replay);
         self.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
         fs.begin_writing(fast_commits.as_ref())?;
+        if self.background {
+            fs.start_background()?;
+        }
         Ok(fs)
     }
 

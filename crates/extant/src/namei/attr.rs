@@ -175,7 +175,12 @@ impl Inode {
                     changes.project.unwrap_or(data.record.project),
                 )
             });
-            self.volume().writer()?.quotas().prepare(self.volume(), owners)?;
+            let quotas = self.volume().writer()?.quotas();
+            quotas.prepare(self.volume(), owners)?;
+            if quotas.is_on() && node.with(|data| owners != Owners::of(&data.record)) {
+                // What was promised at the old owner's expense becomes his charge, and moves.
+                self.fs().flush_file(node, u64::MAX)?;
+            }
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             self.apply(&mut txn, changes)
         })

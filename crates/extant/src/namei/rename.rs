@@ -122,6 +122,14 @@ impl Inode {
                 moved: &moved,
                 target: target.as_ref(),
             };
+            // Who replaces a file by one just written wants one or the other after a crash, and
+            // often forgets to sync.
+            if let Some(target) = &target
+                && target.ino() != moved.ino()
+                && !flags.contains(RenameFlags::EXCHANGE)
+            {
+                fs.flush_file(&moved, u64::MAX)?;
+            }
             // A round that fails saw a name change hands: others got something done.
             if job.run()? {
                 return Ok(());
@@ -296,6 +304,7 @@ impl Move<'_> {
     fn replace(&self) -> Result<()> {
         let (fs, volume) = (self.fs, self.fs.volume());
         let writer = volume.writer()?;
+        let _settled = self.target.map(|target| target.settle());
         let mut txn = Txn::begin(volume, CREDITS)?;
         // All that can fail for want of space. The whiteout can be undone, growth of a directory not.
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {

@@ -1,34 +1,192 @@
 //! An open regular file: an inode and a position.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use extant_format::inode::InodeFlags;
 
 use crate::error::{FsError, Result};
-use extant_format::inode::FileKind;
+use crate::mount::Fs;
+use crate::namei::NewInode;
 
 use crate::inode::{Inode, Metadata};
 
-/// A regular file opened with [`Fs::open`](crate::Fs::open).
+/// When writes become durable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum SyncMode {
+    /// In time, or when somebody asks.
+    #[default]
+    Later,
+    /// Each write before it returns, with what is needed to read it back (`O_DSYNC`).
+    Data,
+    /// Each write before it returns, with all attributes (`O_SYNC`).
+    Full,
+}
+
+/// How a file is opened: as `std::fs::OpenOptions`.
 ///
-/// [`read_at`](Self::read_at) takes `&self` and may be called from many threads; `Read` and `Seek`
-/// share one position and take `&mut self`.
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::io::Write;
+/// let device = extant_block::FileDevice::open_read_write("disk.img")?;
+/// let fs = extant::MountOptions::new().read_only(false).open(device)?;
+/// let mut log = fs.open_options().append(true).create(true).open("/var/log/build")?;
+/// writeln!(log, "done")?;
+/// log.sync()?;
+/// fs.unmount()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is opened yet"]
+pub struct OpenOptions {
+    fs: Fs,
+    write: bool,
+    append: bool,
+    truncate: bool,
+    create: bool,
+    create_new: bool,
+    sync: SyncMode,
+    new: NewInode,
+}
+
+impl OpenOptions {
+    pub(super) fn new(fs: Fs) -> OpenOptions {
+        OpenOptions {
+            fs,
+            write: false,
+            append: false,
+            truncate: false,
+            create: false,
+            create_new: false,
+            sync: SyncMode::Later,
+            new: NewInode::root(0o644),
+        }
+    }
+
+    /// For writing as well as reading.
+    pub fn write(mut self, write: bool) -> OpenOptions {
+        self.write = write;
+        self
+    }
+
+    /// For writing, every write at the end.
+    pub fn append(mut self, append: bool) -> OpenOptions {
+        self.append = append;
+        self
+    }
+
+    /// Empties the file; needs [`write`](Self::write).
+    pub fn truncate(mut self, truncate: bool) -> OpenOptions {
+        self.truncate = truncate;
+        self
+    }
+
+    /// Makes the file if there is none; needs writing.
+    pub fn create(mut self, create: bool) -> OpenOptions {
+        self.create = create;
+        self
+    }
+
+    /// Makes the file, and fails if there is one; needs writing.
+    pub fn create_new(mut self, create_new: bool) -> OpenOptions {
+        self.create_new = create_new;
+        self
+    }
+
+    /// When writes become durable.
+    pub fn sync(mut self, sync: SyncMode) -> OpenOptions {
+        self.sync = sync;
+        self
+    }
+
+    /// Owner and permissions of a file that is made: root and 0644 unless set.
+    pub fn new_inode(mut self, new: NewInode) -> OpenOptions {
+        self.new = new;
+        self
+    }
+
+    /// Opens the file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Fs::resolve`] and [`Fs::create`]; [`FsError::Exists`] with
+    /// [`create_new`](Self::create_new); [`FsError::InvalidArgument`] for options that need writing
+    /// without it; [`FsError::NotPermitted`] by the file's flags; what has no contents.
+    pub fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        let path = path.as_ref();
+        let writes = self.write || self.append;
+        if (self.create || self.create_new || self.truncate) && !writes {
+            let what = "open: to create or truncate, the file has to be opened for writing";
+            return Err(FsError::InvalidArgument { what });
+        }
+        if self.truncate && self.append {
+            let what = "open: append and truncate exclude each other";
+            return Err(FsError::InvalidArgument { what });
+        }
+        let inode = if self.create_new {
+            self.fs.create(path, &self.new)?
+        } else {
+            match self.fs.resolve(path) {
+                Err(FsError::NotFound { .. }) if self.create => {
+                    match self.fs.create(path, &self.new) {
+                        // Somebody else was faster.
+                        Err(FsError::Exists { .. }) => self.fs.resolve(path)?,
+                        other => other?,
+                    }
+                }
+                other => other?,
+            }
+        };
+        let mut file = File::new(inode)?;
+        if writes {
+            self.fs.volume().writer()?;
+            file.inode.check_open_for_writing(self.append)?;
+            file.access = if self.append { Access::Append } else { Access::Write };
+        }
+        if self.truncate {
+            file.inode.truncate(0)?;
+        }
+        // `chattr +S` says it for every open file.
+        let always = file.inode.metadata().flags.contains(InodeFlags::SYNC);
+        file.sync = if always { SyncMode::Full } else { self.sync };
+        Ok(file)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Access {
+    Read,
+    Write,
+    Append,
+}
+
+/// A regular file opened with [`Fs::open`] or [`Fs::open_options`].
+///
+/// What takes `&self` may be called from many threads; `Read`, `Write` and `Seek` share one position
+/// and take `&mut self`. Clones are the same open file, each with a position of its own.
+///
+/// # Errors of writeback
+///
+/// Data is stored after the write has returned. When that fails it stays dirty and is tried again, and the
+/// next [`sync`](Self::sync) of each file that was open then says so, once.
 #[derive(Clone, Debug)]
 pub struct File {
     inode: Inode,
     position: u64,
+    access: Access,
+    sync: SyncMode,
+    /// Failures of writeback that this open file knows of.
+    failures: Arc<AtomicU64>,
 }
 
 impl File {
     /// Refuses what has no contents.
     pub(super) fn new(inode: Inode) -> Result<File> {
-        match inode.kind() {
-            FileKind::Regular => {}
-            FileKind::Directory => return Err(FsError::IsADirectory { ino: inode.ino() }),
-            _ => return Err(FsError::NotARegularFile { ino: inode.ino() }),
-        }
-        if inode.is_encrypted() {
-            return Err(FsError::Encrypted { ino: inode.ino(), what: "contents" });
-        }
-        Ok(File { inode, position: 0 })
+        inode.check_contents()?;
+        let failures = Arc::new(AtomicU64::new(inode.writeback_failures()));
+        Ok(File { inode, position: 0, access: Access::Read, sync: SyncMode::Later, failures })
     }
 
     /// The inode behind the file: its mapping, extended attributes and more.
@@ -48,7 +206,7 @@ impl File {
 
     /// Size in bytes.
     pub fn len(&self) -> u64 {
-        self.inode.size()
+        self.inode.metadata().size
     }
 
     /// True for a file of 0 bytes.
@@ -64,6 +222,101 @@ impl File {
     /// Those of [`Inode::read_at`].
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.inode.read_at(offset, out)
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.access == Access::Read {
+            let what = "the file was opened for reading";
+            return Err(FsError::NotPermitted { ino: self.inode.ino(), what });
+        }
+        Ok(())
+    }
+
+    /// Writes at byte `offset` (an append-only open file: at the end) and returns how many bytes were
+    /// written.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Inode::write_at`]; [`FsError::NotPermitted`] when it was opened for reading; those
+    /// of [`sync`](Self::sync) with a [`SyncMode`].
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.check_writable()?;
+        let written = match self.access {
+            Access::Append => {
+                self.inode.append(bytes)?;
+                bytes.len()
+            }
+            _ => self.inode.write_at(offset, bytes)?,
+        };
+        match self.sync {
+            SyncMode::Later => {}
+            SyncMode::Data => self.sync_data()?,
+            SyncMode::Full => self.sync()?,
+        }
+        Ok(written)
+    }
+
+    /// Sets the size; growth reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Inode::truncate`]; [`FsError::NotPermitted`] when it was opened for reading.
+    pub fn set_len(&self, size: u64) -> Result<()> {
+        self.check_writable()?;
+        self.inode.truncate(size)
+    }
+
+    /// Makes contents and attributes durable.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Inode::sync`]. [`FsError::WritebackFailed`], once, when writeback of the file failed
+    /// since it was opened or last synced, although everything is durable now.
+    pub fn sync(&self) -> Result<()> {
+        self.check_failures(self.inode.sync())
+    }
+
+    /// Makes the contents durable, and what is needed to read them back.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync).
+    pub fn sync_data(&self) -> Result<()> {
+        self.check_failures(self.inode.sync_data())
+    }
+
+    fn check_failures(&self, synced: Result<()>) -> Result<()> {
+        let failures = self.inode.writeback_failures();
+        let known = self.failures.swap(failures, Ordering::AcqRel);
+        synced?;
+        if failures != known {
+            let failures = failures.wrapping_sub(known);
+            return Err(FsError::WritebackFailed { ino: self.inode.ino(), failures });
+        }
+        Ok(())
+    }
+}
+
+impl File {
+    /// Writes at the position and moves it.
+    pub(super) fn write_next(&mut self, bytes: &[u8]) -> Result<usize> {
+        let written = self.write_at(self.position, bytes)?;
+        self.position = match self.access {
+            Access::Append => self.len(),
+            _ => self.position.saturating_add(written as u64),
+        };
+        Ok(written)
+    }
+}
+
+impl Write for File {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(self.write_next(bytes)?)
+    }
+
+    /// Nothing is held back here; to make it durable, [`sync`](File::sync).
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ mod file;
 mod resolve;
 mod walk;
 
-pub use file::File;
+pub use file::{File, OpenOptions, SyncMode};
 pub use resolve::SYMLINKS_MAX;
 pub use walk::{DEPTH_MAX, Walk, WalkEntry, WalkError};
 
@@ -73,6 +73,27 @@ impl Fs {
     /// ```
     pub fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
         File::new(self.resolve(path)?)
+    }
+
+    /// Options for opening a file, also for writing.
+    pub fn open_options(&self) -> OpenOptions {
+        OpenOptions::new(self.clone())
+    }
+
+    /// Makes `bytes` the contents of a file, which is made if there is none (root's, 0644). Not
+    /// durable before [`sync`](Self::sync).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OpenOptions::open`] and [`Inode::write_at`]; the file may be empty or hold a part.
+    pub fn write(&self, path: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> Result<()> {
+        let mut file = self.open_options().write(true).create(true).truncate(true).open(path)?;
+        let mut bytes = bytes.as_ref();
+        while !bytes.is_empty() {
+            let written = file.write_next(bytes)?;
+            bytes = bytes.get(written..).unwrap_or(&[]);
+        }
+        Ok(())
     }
 
     /// The whole contents of a regular file.

@@ -31,6 +31,7 @@ impl Extant {
             .read_only(false)
             .clock(clock)
             .seed(11)
+            .background(false)
             .cache_bytes(64 << 20)
             .mutations(self.mutations);
         if let Some(journal) = devices.get(1) {

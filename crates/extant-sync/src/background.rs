@@ -1,0 +1,112 @@
+//! A thread that does something again and again, until its owner is dropped.
+#![expect(clippy::disallowed_methods, reason = "the wrapper that the ban points to")]
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::threads::ThreadError;
+use crate::{Condvar, Mutex, Rank};
+
+#[derive(Default)]
+struct State {
+    stop: bool,
+    wake: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A named thread that calls a function every so often, or when it is woken. It ends when this is
+/// dropped, after the call that is running, or when the function says so or panics.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// use std::time::Duration;
+/// use extant_sync::Background;
+/// let count = Arc::new(AtomicU32::new(0));
+/// let counted = Arc::clone(&count);
+/// let background = Background::start("counter", Duration::from_secs(3600), move || {
+///     counted.fetch_add(1, Ordering::SeqCst) < 1
+/// })?;
+/// background.wake();
+/// while count.load(Ordering::SeqCst) == 0 {}
+/// drop(background);
+/// # Ok::<(), extant_sync::threads::ThreadError>(())
+/// ```
+#[must_use = "the thread ends when it is dropped"]
+pub struct Background {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts the thread. `work` is called after each `period`, and returns whether to go on.
+    ///
+    /// # Errors
+    ///
+    /// [`ThreadError::Spawn`].
+    pub fn start(
+        name: &str,
+        period: Duration,
+        mut work: impl FnMut() -> bool + Send + 'static,
+    ) -> Result<Background, ThreadError> {
+        let state = Mutex::new(Rank::Leaf, State::default());
+        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let inside = Arc::clone(&shared);
+        let body = move || {
+            loop {
+                {
+                    let mut state = inside.state.lock();
+                    while !state.stop && !state.wake {
+                        if inside.changed.wait_for(&mut state, period) {
+                            break;
+                        }
+                    }
+                    if state.stop {
+                        return;
+                    }
+                    state.wake = false;
+                }
+                // A panic is a bug of ours; whoever owns this goes on without the thread.
+                if !catch_unwind(AssertUnwindSafe(&mut work)).unwrap_or(false) {
+                    return;
+                }
+            }
+        };
+        let spawned = thread::Builder::new().name(name.to_owned()).spawn(body);
+        let thread =
+            spawned.map_err(|source| ThreadError::Spawn { thread: name.to_owned(), source })?;
+        Ok(Background { shared, thread: Some(thread) })
+    }
+
+    /// Lets the next call begin now, or when the running one has ended.
+    pub fn wake(&self) {
+        self.shared.state.lock().wake = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.shared.state.lock().stop = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != thread::current().id()
+        {
+            // It caught its own panics.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Background")
+    }
+}
