@@ -324,12 +324,13 @@ impl FileCache {
         range: Range<u64>,
         intent: Intent,
     ) -> Result<Mapping, M::Error> {
-        if let Some(last) = &*self.mapping.lock()
-            && last.covers(range.start)
+        let last = self.mapping.lock().as_ref().filter(|last| last.covers(range.start)).cloned();
+        // The mapper is asked without the lock, for it has its own.
+        if let Some(last) = last
             && mapper.is_current(last.cookie)
             && (intent != Intent::Write || !matches!(last.kind, Kind::Hole | Kind::Inline(_)))
         {
-            return Ok(last.clone());
+            return Ok(last);
         }
         self.cache.counters.mappings.add(1);
         let mapping = mapper.map(range, intent)?;
