@@ -192,16 +192,16 @@ impl FileCache {
         let order = self.order_at(page, order);
         let (frame, order) = cache.allocate(order, self.inner.id)?;
         let start = page >> order << order;
-        let pin = cache.frames.publish(frame, self.inner.id, start, order);
         let mut index = self.inner.index.write();
         let end = start + (1 << order);
         let is_taken = index.at(start).is_some() || index.folios.range(start..end).next().is_some();
         if is_taken {
             drop(index);
-            drop(pin);
-            self.give_away(frame, order);
+            cache.release(frame, order);
             return Some(None);
         }
+        // Not before it is known to be the only one: an old hint finds it from here on.
+        let pin = cache.frames.publish(frame, self.inner.id, start, order);
         // First, or who looks meanwhile takes the file for empty.
         self.orders.fetch_or(1 << order, Ordering::Relaxed);
         index.folios.insert(start, (frame, order));
