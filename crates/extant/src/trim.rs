@@ -8,19 +8,19 @@ use crate::error::{FsError, Result};
 use crate::mount::Fs;
 
 impl Fs {
-    /// Discards free space: every run of free blocks of at least `min_len` bytes that lies in `range`, in
-    /// bytes of the device; the range is cut at the end of the file system, and only whole blocks
-    /// inside it count. Returns how many bytes were discarded. What was freed and is not committed stays:
-    /// [`sync`](Self::sync) first to have that as well.
+    /// Discards free space: every run of free blocks of at least `min_len` bytes that lies in
+    /// `range`, in bytes of the device; the range is cut at the end of the file system, and only
+    /// whole blocks inside it count. Returns how many bytes were discarded. What was freed and is
+    /// not committed stays: [`sync`](Self::sync) first to have that as well.
     ///
-    /// Everything else goes on meanwhile. A run never lies in two block groups, so what is longer than a
-    /// group is discarded in pieces.
+    /// Everything else goes on meanwhile. A run never lies in two block groups, so what is longer
+    /// than a group is discarded in pieces.
     ///
     /// # Errors
     ///
     /// [`FsError::InvalidArgument`]: the range starts behind the file system or is shorter than a
-    /// block, or `min_len` is more than a block group has. [`FsError::ReadOnly`]. Device errors; one
-    /// that says "unsupported" when the device cannot discard.
+    /// block, or `min_len` is more than a block group has. [`FsError::ReadOnly`]. Device errors;
+    /// one that says "unsupported" when the device cannot discard.
     pub fn trim(&self, range: Range<u64>, min_len: u64) -> Result<u64> {
         let volume = self.volume();
         let writer = volume.writer()?;

@@ -133,8 +133,8 @@ impl<'v> Txn<'v> {
         self.is_single = true;
     }
 
-    /// This handle brings promised data into a map: blocks that the map needs for that may come out of
-    /// what was set aside for it. Said by [`take_pinned`](Self::take_pinned), too.
+    /// This handle brings promised data into a map: blocks that the map needs for that may come out
+    /// of what was set aside for it. Said by [`take_pinned`](Self::take_pinned), too.
     pub(crate) fn publishes(&mut self) {
         self.is_publishing = true;
     }

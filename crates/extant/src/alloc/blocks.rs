@@ -63,10 +63,10 @@ pub(super) enum Taker<'t, 'v> {
 }
 
 impl Allocator {
-    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`, out of one
-    /// group. With clusters, whole ones. What is promised to others stays (S3). `may_use_reserved`: down to
-    /// the last block, else not those reserved in the superblock. Only from groups that end at or
-    /// before block `end`.
+    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`, out of
+    /// one group. With clusters, whole ones. What is promised to others stays (S3).
+    /// `may_use_reserved`: down to the last block, else not those reserved in the superblock. Only
+    /// from groups that end at or before block `end`.
     ///
     /// # Errors
     ///

@@ -321,9 +321,9 @@ impl Allocator {
             let freed = blocks.release(is_due);
             locked.cell.forget_longest();
             drop(locked);
+            self.returns.fetch_add(1, Ordering::AcqRel); // S4
             self.space.released(freed);
         }
-        self.returns.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -523,7 +523,7 @@ impl<'a> Locked<'a> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(state) = self.guard.as_deref() {
-            self.cell.note(&state);
+            self.cell.note(state);
         }
     }
 }

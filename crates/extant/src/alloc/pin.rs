@@ -6,10 +6,10 @@
 //!
 //! # Rules
 //!
-//! - N1. Pins are made under promises: pinned blocks were promised before, and stay so until they are
-//!   taken.
-//! - N2. A pinned cluster is set in `taken` and clear in `stored`, so that nobody finds it; its group
-//!   stays in memory.
+//! - N1. Pins are made under promises: pinned blocks were promised before, and stay so until they
+//!   are taken.
+//! - N2. A pinned cluster is set in `taken` and clear in `stored`, so that nobody finds it; its
+//!   group stays in memory.
 //! - N3. Each pinned run is taken or unpinned, once, by whoever pinned it: at once or in parts of
 //!   whole clusters.
 
@@ -30,18 +30,18 @@ use crate::volume::Volume;
 /// Parts of a group where files may begin.
 const COLOURS: u32 = 16;
 
-/// Requests of so many clusters do not settle behind another file's end, where both would be in each
-/// other's way; shorter ones fill gaps.
+/// Requests of so many clusters do not settle behind another file's end, where both would be in
+/// each other's way; shorter ones fill gaps.
 const SPREAD_MIN: u32 = 16;
 
 impl Allocator {
-    /// Takes contiguous blocks in memory for promised data of `node`, near `ask.goal`: `ask.len`, up
-    /// to a whole group, in one piece if there is one near; else the longest piece found, of at least
-    /// `ask.min`. With clusters, whole ones. No transaction, no journal; one group is locked at a
-    /// time.
+    /// Takes contiguous blocks in memory for promised data of `node`, near `ask.goal`: `ask.len`,
+    /// up to a whole group, in one piece if there is one near; else the longest piece found, of at
+    /// least `ask.min`. With clusters, whole ones. No transaction, no journal; one group is locked
+    /// at a time.
     ///
-    /// The length is that of the whole range to be written, not of one piece: files that grow side by
-    /// side stay apart by it.
+    /// The length is that of the whole range to be written, not of one piece: files that grow side
+    /// by side stay apart by it.
     ///
     /// # Errors
     ///
@@ -62,17 +62,17 @@ impl Allocator {
                 blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))?;
                 blocks.unpin(range.clone());
                 place.0.forget_longest();
-                // A cluster goes back before its pin does (S2).
+                drop(locked);
+                self.returns.fetch_add(1, Ordering::AcqRel); // S4
                 self.space.unpin(range.end - range.start);
                 Ok(())
             })
         });
-        self.returns.fetch_add(1, Ordering::Release);
         debug_assert!(done.is_ok(), "{done:?}");
     }
 
-    /// Where the first block of an inode would best be: one of a few places in its group, so that files
-    /// that grow at the same time do not grow into each other.
+    /// Where the first block of an inode would best be: one of a few places in its group, so that
+    /// files that grow at the same time do not grow into each other.
     pub(crate) fn first_goal(&self, volume: &Volume, ino: Ino) -> Result<FsBlock> {
         let first = volume.goal_of(ino)?;
         let superblock = volume.superblock();
@@ -86,8 +86,8 @@ impl Allocator {
 
 /// A number that looks like chance.
 fn mixed(seed: u32) -> u32 {
-    let hash = (seed ^ seed >> 16).wrapping_mul(0x9e37_79b1);
-    (hash ^ hash >> 15).wrapping_mul(0x85eb_ca6b) >> 8
+    let hash = (seed ^ (seed >> 16)).wrapping_mul(0x9e37_79b1);
+    (hash ^ (hash >> 15)).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
 impl Txn<'_> {
@@ -97,8 +97,8 @@ impl Txn<'_> {
     ///
     /// From then on blocks for metadata may come out of the pool, in this handle.
     ///
-    /// Credits: two blocks for each group that the run lies in, the block of the inode, and one for each
-    /// kind of quota.
+    /// Credits: two blocks for each group that the run lies in, the block of the inode, and one for
+    /// each kind of quota.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl super::group::Blocks {
         // A part of the group with at least its share of what is free; there is one.
         let (group, room) = (self.len(), self.room());
         let chance = mixed(ino.0 ^ goal.rotate_left(16));
-        let (first, step) = (chance % COLOURS, chance / COLOURS | 1);
+        let (first, step) = (chance % COLOURS, (chance / COLOURS) | 1);
         let part = |at: u32| group / COLOURS * at..group / COLOURS * (at + 1);
         let parts =
             (0..COLOURS).map(|at| part(first.wrapping_add(at.wrapping_mul(step)) % COLOURS));

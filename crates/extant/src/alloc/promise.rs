@@ -20,14 +20,18 @@
 //!
 //! # Invariants
 //!
-//! - S1. At rest, spare = free − promised − pending, and the clear bits of all `taken` are
-//!   spare + promised − pinned. What claims space lowers one number, spare, before it sets a bit; what
-//!   gives space back raises it after: no two can have the same cluster, and nothing is held
-//!   back from one who could have it.
+//! - S1. At rest, spare = free − promised − pending, and the clear bits of all `taken` are spare +
+//!   promised − pinned. What claims space lowers one number, spare, before it sets a bit; what
+//!   gives space back raises it after: no two can have the same cluster, and nothing is held back
+//!   from one who could have it.
 //! - S2. No more is pinned than is promised.
-//! - S3. Promises leave a pool for the metadata that promised data will need, and the blocks that the
-//!   superblock reserves. Other data leaves the pool alone while anything is promised, other metadata half of
-//!   it. What brings promised data into the map may go below: its own blocks would be lost otherwise.
+//! - S3. Promises leave a pool for the metadata that promised data will need, and the blocks that
+//!   the superblock reserves. Other data leaves the pool alone while anything is promised, other
+//!   metadata half of it. What brings promised data into the map may go below: its own blocks would
+//!   be lost otherwise.
+//! - S4. Clusters come back in this order: the bits, with the group let go; the count of returns;
+//!   the numbers here. A search that found nothing and sees the same count before and after has
+//!   missed nothing.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -36,12 +40,17 @@ use extant_format::superblock::Superblock;
 use super::{Allocator, Purpose};
 use crate::error::{FsError, Result};
 use crate::volume::Volume;
+use crate::writer::Writer;
 
 /// The pool is this part of all clusters, but at most [`POOL_MAX`].
 const POOL_PART: u64 = 50;
 
 /// Clusters in the pool at most.
 const POOL_MAX: u64 = 4096;
+
+/// How often an operation that found no room commits, to get back what was freed lately, and tries
+/// again.
+const COMMITS_MAX: usize = 3;
 
 /// Totals of a writable mount, in clusters.
 #[derive(Debug)]
@@ -234,8 +243,9 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// [`FsError::NoSpace`], in blocks, and nothing is promised: less is free than this, what is promised
-    /// already, what the superblock reserves, and the pool (S3). See [`Self::worth_a_commit`].
+    /// [`FsError::NoSpace`], in blocks, and nothing is promised: less is free than this, what is
+    /// promised already, what the superblock reserves, and the pool (S3). See
+    /// [`Self::worth_a_commit`].
     pub(crate) fn promise(&self, volume: &Volume, clusters: u64) -> Result<()> {
         let superblock = volume.superblock();
         let bits = superblock.cluster_bits();
@@ -263,9 +273,35 @@ impl Allocator {
         self.space.promised()
     }
 
-    /// Whether a commit would make room: blocks that were freed wait for one. To be asked when there
-    /// was no space, outside of any transaction.
+    /// Whether a commit would make room: blocks that were freed wait for one. To be asked when
+    /// there was no space, outside of any transaction; [`Writer::with_commits`] does.
     pub(crate) fn worth_a_commit(&self) -> bool {
         self.free_pending() > 0
+    }
+}
+
+impl Writer {
+    /// Runs what may find no space, and again after a commit while blocks that were freed wait for
+    /// one, or when somebody else's commit brought some back meanwhile (P54). The caller holds no
+    /// handle, and what `run` does is whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// Those of `run`, and of a commit.
+    pub(crate) fn with_commits<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
+        let alloc = self.alloc();
+        let journal = self.journal();
+        for _ in 0..COMMITS_MAX {
+            let returned = alloc.returns.load(Ordering::Acquire);
+            match run() {
+                Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {
+                    journal.commit(journal.running()).map_err(FsError::from_journal)?;
+                }
+                Err(FsError::NoSpace { .. })
+                    if alloc.returns.load(Ordering::Acquire) != returned => {}
+                result => return result,
+            }
+        }
+        run()
     }
 }

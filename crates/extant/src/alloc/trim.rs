@@ -2,11 +2,12 @@
 //!
 //! # Rules
 //!
-//! - D1. While runs are on their way to the device they are taken in memory, so nobody is given blocks
-//!   that a discard may still empty; no lock is held meanwhile.
-//! - D2. They count as free all the time. Whoever finds no room because of them waits until they are
-//!   back, which needs nothing that he may hold.
-//! - D3. Runs of one group at a time. Pinned blocks and those that wait for a commit stay as they are.
+//! - D1. While runs are on their way to the device they are taken in memory, so nobody is given
+//!   blocks that a discard may still empty; no lock is held meanwhile.
+//! - D2. They count as free all the time. Whoever finds no room because of them waits until they
+//!   are back, which needs nothing that he may hold.
+//! - D3. Runs of one group at a time. Pinned blocks and those that wait for a commit stay as they
+//!   are.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -55,9 +56,9 @@ impl Held {
 }
 
 impl Allocator {
-    /// Calls `discard` for every free run of at least `min_len` blocks inside `range`, by first block and
-    /// length; with clusters, whole ones. A run that goes on in the next group is two. Returns how
-    /// many blocks that were.
+    /// Calls `discard` for every free run of at least `min_len` blocks inside `range`, by first
+    /// block and length; with clusters, whole ones. A run that goes on in the next group is two.
+    /// Returns how many blocks that were.
     ///
     /// No handle is open, and none is opened. Damaged groups are passed over.
     ///
@@ -176,7 +177,7 @@ impl Allocator {
             place.0.forget_longest();
             Ok(())
         });
-        self.returns.fetch_add(1, Ordering::Release);
+        self.returns.fetch_add(1, Ordering::AcqRel); // S4
         self.held.end();
         debug_assert!(done.is_ok(), "{done:?}");
     }

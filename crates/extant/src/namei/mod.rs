@@ -58,10 +58,6 @@ use crate::volume::Volume;
 /// The most links of a file or directory.
 pub(crate) const LINKS_MAX: u16 = 65_000;
 
-/// How often an operation that found no room commits, to get back what was freed lately, and tries
-/// again.
-const SPACE_RETRIES: usize = 2;
-
 /// A name that an entry can have.
 fn check_name(name: &[u8]) -> Result<()> {
     match name {
@@ -138,22 +134,10 @@ fn drop_subdirectory(dir: &mut InodeData) {
 impl Fs {
     /// Runs a change, again after a commit if it found no room while freed blocks were waiting for
     /// one; then deletes inodes that lost their last handle.
-    pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
+    pub(crate) fn change<R>(&self, run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
         writer.supers().check_writable()?;
-        let mut result = run();
-        for _ in 0..SPACE_RETRIES {
-            match &result {
-                Err(FsError::NoSpace { .. }) if writer.alloc().free_pending() > 0 => {
-                    writer
-                        .journal()
-                        .commit(writer.journal().running())
-                        .map_err(FsError::from_journal)?;
-                    result = run();
-                }
-                _ => break,
-            }
-        }
+        let result = writer.with_commits(run);
         self.reclaim();
         if let Err(error) = &result
             && writer.supers().report(error, writer.now().seconds)

@@ -2,8 +2,9 @@
 //!
 //! # Place
 //!
-//! Beside: `quota::promise` holds space for data in the cache. Below: `quota::tree` finds and adds records in the hidden quota files; `txn`. Above: inodes are
-//! charged by the name space, blocks by the allocator.
+//! Beside: `quota::promise` holds space for data in the cache. Below: `quota::tree` finds and adds
+//! records in the hidden quota files; `txn`. Above: inodes are charged by the name space, blocks by
+//! the allocator.
 //!
 //! # Invariants
 //!
@@ -425,8 +426,8 @@ pub struct QuotaLimits {
 }
 
 impl Fs {
-    /// What an id uses and may use; space for data that is in the cache only counts as used. `None` when the file system does not count this kind; an id
-    /// without a record uses nothing.
+    /// What an id uses and may use; space for data that is in the cache only counts as used. `None`
+    /// when the file system does not count this kind; an id without a record uses nothing.
     ///
     /// # Errors
     ///
@@ -454,8 +455,8 @@ impl Fs {
     /// # Errors
     ///
     /// [`FsError::InvalidArgument`] when the file system does not count this kind;
-    /// [`FsError::NoSpace`] for a new record; [`FsError::ReadOnly`], [`FsError::Aborted`], damage of
-    /// the quota file, device errors.
+    /// [`FsError::NoSpace`] for a new record; [`FsError::ReadOnly`], [`FsError::Aborted`], damage
+    /// of the quota file, device errors.
     pub fn set_quota_limits(&self, kind: QuotaKind, id: u32, limits: &QuotaLimits) -> Result<()> {
         let writer = self.volume().writer()?;
         let quotas = writer.quotas();

@@ -5,9 +5,9 @@
 //!
 //! # Invariants
 //!
-//! - Q4. A promise of an inode is one of its owners' for every kind, made for all kinds or none. It ends by
-//!   [`Quotas::unpromise`] or, as a charge, by [`Quotas::charge_promised`]; a change of owner moves
-//!   it.
+//! - Q4. A promise of an inode is one of its owners' for every kind, made for all kinds or none. It
+//!   ends by [`Quotas::unpromise`] or, as a charge, by [`Quotas::charge_promised`]; a change of
+//!   owner moves it.
 //! - Q5. A promise becomes a charge in one step: nobody sees both, or neither.
 
 use super::{Change, Charge, Owners, Quotas, Table, check};
@@ -21,8 +21,8 @@ impl Quotas {
     ///
     /// # Errors
     ///
-    /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), and nothing is promised; damage of
-    /// a quota file, device errors.
+    /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), and nothing is promised; damage
+    /// of a quota file, device errors.
     pub(crate) fn promise(&self, node: &Node, sectors: u64) -> Result<()> {
         let Some(owners) = self.payers(node) else { return Ok(()) };
         self.move_promise(None, Some(owners), sectors, true)
@@ -34,9 +34,10 @@ impl Quotas {
         self.table.lock().unpromise(self.ids(owners), Charge::blocks(sectors).space);
     }
 
-    /// Moves what is promised to an inode to other owners, before its record says so: first this, then the
-    /// charge, and this back without `checked` if that fails. Nothing else may promise or
-    /// charge for the inode meanwhile: its content lock is held exclusively, and writeback kept out.
+    /// Moves what is promised to an inode to other owners, before its record says so: first this,
+    /// then the charge, and this back without `checked` if that fails. Nothing else may promise or
+    /// charge for the inode meanwhile: its content lock is held exclusively, and writeback kept
+    /// out.
     ///
     /// # Errors
     ///
@@ -55,7 +56,8 @@ impl Quotas {
         self.move_promise(Some(from), Some(to), sectors, checked)
     }
 
-    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the limits say.
+    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the
+    /// limits say.
     pub(crate) fn charge_promised(
         &self,
         txn: &mut Txn<'_>,

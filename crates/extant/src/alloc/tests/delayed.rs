@@ -491,3 +491,43 @@ fn promises_pins_and_allocations_never_exceed_what_is_free() {
         mount.end(&image);
     }
 }
+
+#[test]
+fn what_was_freed_is_had_after_a_commit_whoever_made_it() {
+    let image = require!(Image::make("48M", &["-t", "ext4", "-b", "1024"], ""));
+    let mount = Mount::of(&image);
+    let writer = mount.volume().writer().unwrap();
+    let mut runs = Vec::new();
+    while let Ok(run) = mount.take(0, 4000, 1) {
+        runs.push(run);
+    }
+    let promise = || mount.promise(100);
+    assert!(!mount.alloc().worth_a_commit());
+    assert!(writer.with_commits(promise).is_err());
+    for run in runs {
+        mount.free(run.start.0, run.len).unwrap();
+    }
+    assert!(promise().is_err() && mount.alloc().worth_a_commit());
+    writer.with_commits(promise).unwrap();
+    mount.alloc().unpromise(100);
+    // Somebody else's commit between the failure and the question.
+    let mut is_first = true;
+    let tried = writer.with_commits(|| {
+        if std::mem::take(&mut is_first) {
+            let all = mount.promisable();
+            mount.promise(all).unwrap();
+            let failed = mount.promise(1);
+            mount.alloc().unpromise(all);
+            let run = mount.take(0, 10, 10).unwrap();
+            mount.free(run.start.0, run.len).unwrap();
+            mount.commit();
+            assert!(!mount.alloc().worth_a_commit());
+            return failed;
+        }
+        mount.promise(1)
+    });
+    tried.unwrap();
+    mount.alloc().unpromise(1);
+    mount.verify();
+    mount.end(&image);
+}
