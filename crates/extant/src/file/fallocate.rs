@@ -169,6 +169,11 @@ impl Change<'_> {
             map::uninline(self.mapper.fs, self.node())?;
             self.file().mapping_changed();
         }
+        // What no file can have is too large whatever the mode and the file.
+        let limit = u64::from(u32::MAX) << self.bits();
+        if mode != Fallocate::PunchHole && range.end > limit {
+            return Err(FsError::TooLarge { ino, bytes: range.end, limit });
+        }
         let is_tree = self.node().with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
         if !is_tree && mode != Fallocate::PunchHole {
             let what = "space for ranges of a file without an extent tree";
