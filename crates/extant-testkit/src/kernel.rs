@@ -5,14 +5,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path as OsPath, PathBuf};
 
 use crate::model::{
     Content, FileKind, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Special, Tree,
-    Which, XattrWrite,
+    Which, XattrWrite, written,
 };
 use rustix::fs::{
     AtFlags, CWD, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
@@ -23,6 +23,10 @@ use rustix::fs::{
 pub struct Kernel {
     root: PathBuf,
     slots: HashMap<usize, rustix::fd::OwnedFd>,
+}
+
+fn errno(error: io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
 }
 
 fn acl_name(which: Which) -> &'static str {
@@ -151,6 +155,25 @@ impl Kernel {
                 rustix::fs::ioctl_setflags(&file, others | IFlags::from_bits_retain(*flags))
             }
             Op::SetProject { .. } => Err(rustix::io::Errno::OPNOTSUPP),
+            Op::Write { path, offset, len, seed } => {
+                let file = File::from(rustix::fs::open(
+                    self.at(path),
+                    OFlags::WRONLY,
+                    Mode::empty(),
+                )?);
+                file.write_all_at(&written(*seed, *offset, *len), *offset).map_err(errno)
+            }
+            Op::Append { path, len, seed } => {
+                let flags = OFlags::WRONLY | OFlags::APPEND;
+                let mut file = File::from(rustix::fs::open(self.at(path), flags, Mode::empty())?);
+                let at = file.metadata().map_err(errno)?.len();
+                file.write_all(&written(*seed, at, *len)).map_err(errno)
+            }
+            Op::Tick { .. } => Ok(()),
+            Op::Fdatasync { path } => {
+                let file = rustix::fs::open(self.at(path), OFlags::RDONLY, Mode::empty())?;
+                rustix::fs::fdatasync(file)
+            }
             Op::Sync => {
                 rustix::fs::sync();
                 Ok(())

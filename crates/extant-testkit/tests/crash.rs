@@ -11,7 +11,7 @@ use extant_testkit::model::{FileKind, Generator, Model, Node, Op, Outcome, Profi
 use extant_testkit::proof::{Base, EPOCH, Proof, Target, record};
 use extant_testkit::sim::{Plan, run_threads, simulate};
 
-const RULES: Rules = Rules { times: true, crtime: true, project: false, full: false };
+const RULES: Rules = Rules { times: true, crtime: true, project: false, full: false, contents: false };
 const SLOT_BYTES: usize = 2048;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -64,7 +64,7 @@ fn start() -> Tree {
 fn format() -> Base {
     let device = MemoryDevice::new(16384);
     device.write_at(0, &[1]).unwrap();
-    Base { name: "toy".to_owned(), devices: vec![device], rules: RULES, kernel: false }
+    Base { name: "toy".to_owned(), devices: vec![device], rules: RULES, kernel: false, unit: 512 }
 }
 
 impl Toy {

@@ -7,7 +7,7 @@ use extant_testkit::kernel::{Kernel, snapshot, snapshot_with_times};
 use extant_testkit::model::{FileKind, Generator, Model, NodeId, Profile, Rules, Tree};
 use extant_testkit::{oracle, require, tempdir};
 
-const RULES: Rules = Rules { times: false, crtime: false, project: false, full: false };
+const RULES: Rules = Rules { times: false, crtime: false, project: false, full: false, contents: false };
 
 /// Flags of what `ioctl` does not reach are as the model says.
 fn blank_flags(tree: &mut Tree) {

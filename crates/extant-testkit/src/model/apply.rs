@@ -6,6 +6,7 @@
 use extant_format::acl::{Acl, AclEntry, Who};
 use extant_format::inode::InodeFlags;
 
+use super::content::written;
 use super::ops::{NewNode, Op, Path, RenameMode, Special, Which, XattrWrite};
 use super::tree::{FileKind, Node, NodeId, Tree};
 
@@ -63,9 +64,17 @@ pub struct Rules {
     pub project: bool,
     /// Whether space may run out. Attributes may be too large for their place in any case.
     pub full: bool,
+    /// Whether files are written, so that a cut leaves their contents, sizes and times as of another
+    /// moment than names.
+    pub contents: bool,
 }
 
 impl Rules {
+    /// What must be as after some number of operations: everything, or all but contents.
+    pub fn print(&self, tree: &Tree) -> u64 {
+        if self.contents { tree.fingerprint_of_names() } else { tree.fingerprint() }
+    }
+
     /// The flags that nodes are compared in.
     pub fn user_flags() -> u32 {
         USER_FLAGS.bits()
@@ -139,6 +148,11 @@ impl Model {
     /// The number of the last operation that changed the node at `path`; what an fsync of it covers.
     pub fn changed_by(&self, path: &Path) -> Option<usize> {
         self.find(path).ok().map(|id| self.tree.node(id).changed_by)
+    }
+
+    /// What an fdatasync of the node at `path` covers of names: what it takes to find it.
+    pub fn named_by(&self, path: &Path) -> Option<usize> {
+        self.find(path).ok().map(|id| self.tree.node(id).named_by)
     }
 
     /// The node at `path`.
@@ -249,8 +263,10 @@ impl Model {
                 node.flags = flags & USER_FLAGS.bits();
             }),
             Op::SetProject { path, project } => self.change(path, |node| node.project = *project),
-            Op::Sync | Op::Release { .. } => Ok(()),
-            Op::Fsync { path } | Op::Hold { path, .. } => self.find(path).map(drop),
+            Op::Write { path, offset, len, seed } => self.write(path, Some(*offset), *len, *seed),
+            Op::Append { path, len, seed } => self.write(path, None, *len, *seed),
+            Op::Sync | Op::Release { .. } | Op::Tick { .. } => Ok(()),
+            Op::Fsync { path } | Op::Fdatasync { path } | Op::Hold { path, .. } => self.find(path).map(drop),
         }
     }
 
@@ -264,6 +280,7 @@ impl Model {
         let node = self.tree.node_mut(id);
         node.times[2] = now;
         node.changed_by = step;
+        node.named_by = step;
     }
 
     /// Notes that a node's contents or entries changed.
@@ -332,6 +349,7 @@ impl Model {
             node.times[3] = (0, 0);
         }
         node.changed_by = self.step;
+        node.named_by = self.step;
         node.links = if kind == FileKind::Directory { 2 } else { 1 };
         finish(&mut node);
         let id = self.tree.add(node);
@@ -545,7 +563,8 @@ impl Model {
         Ok(())
     }
 
-    fn truncate(&mut self, path: &Path, size: u64) -> Outcome {
+    /// Changes contents of a regular file.
+    fn change_contents(&mut self, path: &Path, change: impl FnOnce(&mut Node)) -> Outcome {
         let id = self.find(path)?;
         let node = self.tree.node_mut(id);
         match node.kind {
@@ -553,10 +572,26 @@ impl Model {
             FileKind::Directory => return Err(EISDIR),
             _ => return Err(EINVAL),
         }
-        node.content.cut(size);
-        node.size = size;
+        let named_by = node.named_by;
+        change(node);
         self.modified(id);
+        self.tree.node_mut(id).named_by = named_by;
         Ok(())
+    }
+
+    fn truncate(&mut self, path: &Path, size: u64) -> Outcome {
+        self.change_contents(path, |node| {
+            node.content.cut(size);
+            node.size = size;
+        })
+    }
+
+    fn write(&mut self, path: &Path, offset: Option<u64>, len: u64, seed: u64) -> Outcome {
+        self.change_contents(path, |node| {
+            let offset = offset.unwrap_or(node.size);
+            node.content.write(offset, &written(seed, offset, len));
+            node.size = node.size.max(offset + len);
+        })
     }
 }
 

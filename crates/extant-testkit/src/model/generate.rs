@@ -25,6 +25,12 @@ pub struct Profile {
     pub one_dir: u64,
     /// Of 100 operations, how many change attributes instead of names.
     pub attributes: u64,
+    /// Of 100 operations, how many change contents of files.
+    pub contents: u64,
+    /// Largest size that contents grow to, in bytes.
+    pub contents_max: u64,
+    /// One operation in this many lets half a minute pass; 0 for none.
+    pub tick_one_in: u64,
     /// Longest value of an attribute, in bytes.
     pub value_max: u64,
     /// Largest size that files are set to, in bytes.
@@ -48,6 +54,9 @@ impl Default for Profile {
             entries_max: 60,
             one_dir: 0,
             attributes: 30,
+            contents: 0,
+            contents_max: 160 << 10,
+            tick_one_in: 0,
             value_max: 900,
             size_max: 1 << 20,
             project: false,
@@ -59,6 +68,19 @@ impl Default for Profile {
 }
 
 impl Profile {
+    /// Writes files more than anything else.
+    pub fn contents() -> Profile {
+        Profile {
+            contents: 70,
+            tick_one_in: 30,
+            sync_one_in: 10,
+            attributes: 10,
+            entries_max: 40,
+            size_max: 1 << 16,
+            ..Profile::default()
+        }
+    }
+
     /// Fills one directory with long names beyond a few blocks, and empties it.
     pub fn big_directory() -> Profile {
         Profile {
@@ -108,10 +130,22 @@ impl Generator {
         self.count += 1;
         let here = self.survey(model);
         if self.profile.sync_one_in > 0 && self.random.one_in(self.profile.sync_one_in) {
+            if self.profile.contents > 0 && !self.random.one_in(4) {
+                return self.sync_of_one(&here);
+            }
             return match (self.random.one_in(2), self.any(model, &here)) {
                 (true, Some((path, FileKind::Regular | FileKind::Directory))) => Op::Fsync { path },
                 _ => Op::Sync,
             };
+        }
+        if self.profile.tick_one_in > 0 && self.random.one_in(self.profile.tick_one_in) {
+            return Op::Tick { seconds: 31 };
+        }
+        if self.profile.contents > 0
+            && self.random.below(100) < self.profile.contents
+            && let Some(op) = self.contents(model, &here)
+        {
+            return op;
         }
         if self.random.below(100) < self.profile.one_dir {
             return self.one_directory(model);
@@ -122,6 +156,66 @@ impl Generator {
             return op;
         }
         self.name(model, &here)
+    }
+
+    /// A regular file, the same few more often than others, so that they are written again and again.
+    fn favourite(&mut self, here: &Here) -> Option<Path> {
+        let count = here.regular.len();
+        let at = self.below(count).min(self.below(count)).min(self.below(count));
+        here.regular.get(at).cloned()
+    }
+
+    fn sync_of_one(&mut self, here: &Here) -> Op {
+        match self.favourite(here) {
+            Some(path) if self.random.one_in(2) => Op::Fsync { path },
+            Some(path) => Op::Fdatasync { path },
+            None => Op::Sync,
+        }
+    }
+
+    /// Writes and truncates: inside, over the end, behind it; whole blocks and parts.
+    fn contents(&mut self, model: &Model, here: &Here) -> Option<Op> {
+        let path = self.favourite(here)?;
+        let size = model.tree.node(model.find(&path).ok()?).size;
+        let most = self.profile.contents_max;
+        let len = match self.random.below(8) {
+            0..3 => 1 + self.random.below(300),
+            3 => 1024 << self.random.below(5),
+            4..7 => 1 + self.random.below(12 << 10),
+            _ => 1 + self.random.below(most / 3),
+        };
+        let edge = |random: &mut Prng, at: u64| match random.below(3) {
+            0 => at,
+            1 => at / 4096 * 4096,
+            _ => at / 1024 * 1024,
+        };
+        let seed = self.count << 32 | self.random.below(1 << 32);
+        let op = match self.random.below(20) {
+            0..6 if size + len <= most => Op::Append { path, len, seed },
+            0..15 => {
+                let at = self.random.below(size.min(most) + 1);
+                let offset = edge(&mut self.random, at);
+                Op::Write { path, offset, len, seed }
+            }
+            15 | 16 => {
+                let at = size + self.random.below(30_000);
+                let offset = edge(&mut self.random, at.min(most));
+                Op::Write { path, offset, len, seed }
+            }
+            17 => {
+                let to = size + 1 + self.random.below(20_000);
+                Op::Truncate { path, size: to }
+            }
+            _ => {
+                let at = self.random.below(size + 1);
+                let to = edge(&mut self.random, at);
+                if to == size {
+                    return None;
+                }
+                Op::Truncate { path, size: to }
+            }
+        };
+        Some(op)
     }
 
     fn survey(&self, model: &Model) -> Here {

@@ -184,6 +184,26 @@ pub enum Op {
     Fsync {
         path: Path,
     },
+    Fdatasync {
+        path: Path,
+    },
+    /// Writes the [`pattern`](super::pattern) of the seed.
+    Write {
+        path: Path,
+        offset: u64,
+        len: u64,
+        seed: u64,
+    },
+    /// The same at the end of the file.
+    Append {
+        path: Path,
+        len: u64,
+        seed: u64,
+    },
+    /// Nobody does anything for so long, and then the file system may do what is due.
+    Tick {
+        seconds: u32,
+    },
     /// Keeps a handle on a file, so that it outlives its names.
     Hold {
         path: Path,
@@ -196,6 +216,39 @@ pub enum Op {
 }
 
 impl Op {
+    /// How many seconds it takes on the clock of a scenario.
+    pub fn seconds(&self) -> u32 {
+        match self {
+            Op::Tick { seconds } => *seconds,
+            _ => 1,
+        }
+    }
+
+    /// Whether it may change which names there are and whose.
+    pub fn changes_names(&self) -> bool {
+        matches!(
+            self,
+            Op::Create { .. }
+                | Op::Mkdir { .. }
+                | Op::Symlink { .. }
+                | Op::Mknod { .. }
+                | Op::Link { .. }
+                | Op::Unlink { .. }
+                | Op::Rmdir { .. }
+                | Op::Rename { .. }
+        )
+    }
+
+    /// The file whose contents it changes.
+    pub fn changes_contents_of(&self) -> Option<&Path> {
+        match self {
+            Op::Write { path, .. } | Op::Append { path, .. } | Op::Truncate { path, .. } => {
+                Some(path)
+            }
+            _ => None,
+        }
+    }
+
     /// Its name, for counters.
     pub fn name(&self) -> &'static str {
         match self {
@@ -218,6 +271,10 @@ impl Op {
             Op::SetProject { .. } => "setproject",
             Op::Sync => "sync",
             Op::Fsync { .. } => "fsync",
+            Op::Fdatasync { .. } => "fdatasync",
+            Op::Write { .. } => "write",
+            Op::Append { .. } => "append",
+            Op::Tick { .. } => "tick",
             Op::Hold { .. } => "hold",
             Op::Release { .. } => "release",
         }
@@ -235,9 +292,15 @@ impl fmt::Display for Op {
             Op::Mknod { path, special, .. } => write!(f, "{name} {path} {special:?}"),
             Op::Link { from, to } => write!(f, "{name} {from} {to}"),
             Op::Rename { from, to, mode } => write!(f, "{name} {from} {to} {mode:?}"),
-            Op::Unlink { path } | Op::Rmdir { path } | Op::Fsync { path } => {
-                write!(f, "{name} {path}")
+            Op::Unlink { path }
+            | Op::Rmdir { path }
+            | Op::Fsync { path }
+            | Op::Fdatasync { path } => write!(f, "{name} {path}"),
+            Op::Write { path, offset, len, seed } => {
+                write!(f, "{name} {path} {offset}+{len} seed {seed}")
             }
+            Op::Append { path, len, seed } => write!(f, "{name} {path} {len} seed {seed}"),
+            Op::Tick { seconds } => write!(f, "{name} {seconds}"),
             Op::Chmod { path, permissions } => write!(f, "{name} {path} {permissions:o}"),
             Op::Chown { path, uid, gid } => write!(f, "{name} {path} {uid}:{gid}"),
             Op::Utimes { path, atime, mtime } => write!(f, "{name} {path} {atime} {mtime}"),

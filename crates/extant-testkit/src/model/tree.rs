@@ -3,51 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 
 pub(super) use extant_format::inode::FileKind;
 
+use super::content::Content;
+
 /// Lines of difference that are worth reading.
 const DIFFERENCES_MAX: usize = 20;
-/// Bytes of a file that one digest stands for.
-pub(super) const CHUNK_BYTES: u64 = 1024;
 
 /// Which node of a [`Tree`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub usize);
-
-/// Contents of a file: a digest for each piece of 1 KiB that is not all zeros. Shared, because
-/// trees are copied more often than contents change.
-#[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
-pub struct Content(Arc<BTreeMap<u64, u64>>);
-
-impl Content {
-    /// Starts with nothing but zeros.
-    pub fn new() -> Content {
-        Content::default()
-    }
-
-    /// Adds bytes at `offset`, a multiple of 1024. What is after the file's end must be zero.
-    pub fn add(&mut self, offset: u64, bytes: &[u8]) {
-        let pieces = Arc::make_mut(&mut self.0);
-        for (number, piece) in bytes.chunks(CHUNK_BYTES as usize).enumerate() {
-            if piece.iter().any(|byte| *byte != 0) {
-                // Zeros at the end do not count, so a short last piece is like a long one.
-                let len = piece.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
-                let mut hasher = DefaultHasher::new();
-                piece[..len].hash(&mut hasher);
-                pieces.insert(offset / CHUNK_BYTES + number as u64, hasher.finish());
-            }
-        }
-    }
-
-    /// Forgets everything from `size` on, which is a multiple of 1024.
-    pub fn cut(&mut self, size: u64) {
-        if self.0.keys().next_back().is_some_and(|last| *last >= size / CHUNK_BYTES) {
-            Arc::make_mut(&mut self.0).retain(|piece, _| *piece < size / CHUNK_BYTES);
-        }
-    }
-}
 
 /// What a user can see of one inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -83,6 +49,8 @@ pub struct Node {
     pub entries: BTreeMap<Vec<u8>, NodeId>,
     /// Last operation that changed it; not compared.
     pub changed_by: usize,
+    /// Last operation that changed more of it than its contents; not compared.
+    pub named_by: usize,
 }
 
 impl Node {
@@ -104,6 +72,7 @@ impl Node {
             content: Content::new(),
             entries: BTreeMap::new(),
             changed_by: 0,
+            named_by: 0,
         }
     }
 
@@ -112,10 +81,12 @@ impl Node {
         self.kind == FileKind::Directory
     }
 
-    fn hash_own(&self, hasher: &mut DefaultHasher) {
-        (self.kind, self.permissions, self.uid, self.gid, self.links, self.size).hash(hasher);
-        (self.times, self.project, self.flags, self.rdev).hash(hasher);
-        (&self.target, &self.xattrs, &self.content).hash(hasher);
+    fn hash_own(&self, contents: bool, hasher: &mut DefaultHasher) {
+        (self.kind, self.permissions, self.uid, self.gid, self.links).hash(hasher);
+        (self.project, self.flags, self.rdev, &self.target, &self.xattrs).hash(hasher);
+        if contents || self.kind != FileKind::Regular {
+            (self.size, self.times, &self.content).hash(hasher);
+        }
     }
 
     /// Lists in which of its own fields it differs.
@@ -134,12 +105,9 @@ impl Node {
             let show = |target: &Option<Vec<u8>>| target.as_deref().map(show);
             out.push(format!("target: {:?} | {:?}", show(&self.target), show(&other.target)));
         }
-        if self.content != other.content {
-            let (a, b) = (&self.content.0, &other.content.0);
-            let first = a.iter().find(|(at, digest)| b.get(at) != Some(digest));
-            let first = first.or_else(|| b.iter().find(|(at, digest)| a.get(at) != Some(digest)));
-            let at = first.map_or(0, |(at, _)| at * CHUNK_BYTES);
-            out.push(format!("contents differ, first at byte {at}"));
+        if let Some(at) = self.content.first_difference(&other.content) {
+            let (a, b) = (self.content.byte(at), other.content.byte(at));
+            out.push(format!("contents differ, first at byte {at}: {a:#04x} | {b:#04x}"));
         }
         for name in self.xattrs.keys().chain(other.xattrs.keys()) {
             let (a, b) = (self.xattrs.get(name), other.xattrs.get(name));
@@ -226,6 +194,16 @@ impl Tree {
     /// A number that equal trees share, and different ones almost surely do not. Which names are one
     /// node counts; in which order nodes were added does not.
     pub fn fingerprint(&self) -> u64 {
+        self.print(true)
+    }
+
+    /// [`fingerprint`](Self::fingerprint) without what follows late when files are written: the
+    /// contents, sizes and times of regular files.
+    pub fn fingerprint_of_names(&self) -> u64 {
+        self.print(false)
+    }
+
+    fn print(&self, contents: bool) -> u64 {
         let mut hasher = DefaultHasher::new();
         let mut met: HashMap<NodeId, usize> = HashMap::new();
         let mut pending = vec![self.root];
@@ -237,7 +215,7 @@ impl Tree {
             }
             met.insert(id, number);
             let node = self.node(id);
-            node.hash_own(&mut hasher);
+            node.hash_own(contents, &mut hasher);
             node.entries.len().hash(&mut hasher);
             for (name, child) in &node.entries {
                 name.hash(&mut hasher);
@@ -245,6 +223,15 @@ impl Tree {
             }
         }
         hasher.finish()
+    }
+
+    /// Makes times of regular files zero.
+    pub fn forget_times_of_files(&mut self) {
+        for node in self.nodes.iter_mut().flatten() {
+            if node.kind == FileKind::Regular {
+                node.times = [(0, 0); 4];
+            }
+        }
     }
 
     /// Lists how `self` differs from `other`, path by path: an empty list means equal.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use extant_block::{MemoryDevice, RecordingDevice, SharedDevice};
 use extant_sync::FixedClock;
 
+use super::contents::Moment;
 use super::record::{Recorded, tail};
 use super::{EPOCH, Target};
 use crate::crash::{CrashState, Fate, History, Report, Sampling, run};
@@ -130,7 +131,7 @@ impl<'a, T: Target> Proof<'a, T> {
     pub fn prove(&self, recorded: &Recorded) -> (Report, Counts) {
         let verdict = |marks: usize, tree: &Tree| {
             let step = recorded.step_at(marks);
-            judge(recorded, step.synced..step.begun + 1, tree)
+            judge(recorded, step.synced..step.begun + 1, marks, tree)
         };
         let kernel_one_in = if recorded.kernel { self.kernel_one_in } else { 0 };
         let own = Proof { kernel_one_in, ..self.copy() };
@@ -220,6 +221,7 @@ impl<'a, T: Target> Proof<'a, T> {
             // older ones, e2fsck and extant do not. Nobody was promised anything yet.
             let torn = |(_, fate): &(usize, Fate)| !matches!(fate, Fate::Kept | Fate::Lost);
             let torn = state.fates.iter().any(torn);
+            let (found, theirs) = (comparable(&found, rules), theirs.map(|t| comparable(&t, rules)));
             if let Some(theirs) = theirs.filter(|tree| tree.fingerprint() != found.fingerprint())
                 && !(torn && verdict(state.marks, &theirs).is_ok())
             {
@@ -331,7 +333,8 @@ impl<'a, T: Target> Proof<'a, T> {
             }
             let shared: Vec<SharedDevice> =
                 files.iter().map(|file| Arc::new(image::load(file)) as SharedDevice).collect();
-            let theirs = self.recover(&shared, rules)?;
+            let theirs = comparable(&self.recover(&shared, rules)?, rules);
+            let found = comparable(found, rules);
             if theirs.fingerprint() == found.fingerprint() {
                 return Ok(());
             }
@@ -382,11 +385,40 @@ fn over(devices: &[MemoryDevice]) -> Vec<Arc<RecordingDevice>> {
     all
 }
 
+/// A tree as another's replay can be compared with: the kernel stamps files whose truncation it
+/// finishes.
+fn comparable(tree: &Tree, rules: &Rules) -> Tree {
+    let mut tree = tree.clone();
+    if rules.contents {
+        tree.forget_times_of_files();
+    }
+    tree
+}
+
 /// V1 and V2: whether the tree is what the model had after one of `allowed` operations.
-fn judge(recorded: &Recorded, allowed: Range<usize>, tree: &Tree) -> Result<(), String> {
-    let print = tree.fingerprint();
-    if allowed.clone().any(|count| recorded.prints.get(count) == Some(&print)) {
-        return Ok(());
+fn judge(
+    recorded: &Recorded,
+    allowed: Range<usize>,
+    marks: usize,
+    tree: &Tree,
+) -> Result<(), String> {
+    let print = recorded.rules.print(tree);
+    let same = |count: &usize| recorded.prints.get(*count) == Some(&print);
+    let mut wrong = None;
+    // Newest first: of operations that change contents only, most states are after all of them.
+    for count in allowed.clone().rev().filter(same) {
+        if !recorded.rules.contents {
+            return Ok(());
+        }
+        let at = Moment { names: count, begun: allowed.end - 1, marks };
+        match recorded.contents.judge(tree, at, recorded.unit) {
+            Ok(()) => return Ok(()),
+            Err(text) => wrong = wrong.or(Some(text)),
+        }
+    }
+    if let Some(text) = wrong {
+        let ops = tail(&recorded.ops, &recorded.answers, allowed.end - 1);
+        return Err(format!("{text}\n{ops}"));
     }
     let elsewhere = recorded.prints.iter().position(|other| *other == print);
     let mut text = match elsewhere {

@@ -19,17 +19,21 @@
 //! - V1. The tree is what the model had after some number of operations: each whole or not at
 //!   all, and in order.
 //! - V2. That number is at least what a sync covered that had returned, and at most what had begun.
+//!   Where files are written, that goes for names and attributes; contents, sizes and times of
+//!   files follow later, and [`contents`] says what may be there of them.
 //! - V3. After the unmount the checker finds no problem, and neither does `e2fsck -fn`.
 //! - V4. Power may fail again during the mount that recovers: the tree after that is the same.
 //! - V5. `e2fsck -fy` on the state as it was cut gives the same tree, and repairs nothing but what
 //!   a replay does. A mount by the running kernel gives the same tree, too.
 
+mod contents;
 mod judge;
 mod record;
 
 pub use judge::{Counts, Proof, explain};
 pub use record::{Base, Recorded, Step, record, record_with};
-pub(crate) use record::{Progress, recorders, time_of};
+pub use contents::Contents;
+pub(crate) use record::{Progress, recorders};
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use extant_block::{MemoryDevice, RecordingDevice, SharedDevice};
 use extant_sync::FixedClock;
 
+use super::contents::Contents;
 use super::{EPOCH, Target};
 use crate::crash::History;
 use crate::model::{Model, Op, Outcome, Rules, Tree};
@@ -22,6 +23,8 @@ pub struct Base {
     pub rules: Rules,
     /// Whether the running kernel can mount it.
     pub kernel: bool,
+    /// Bytes of a block, or of a cluster if it has some.
+    pub unit: u64,
 }
 
 impl Base {
@@ -29,7 +32,7 @@ impl Base {
     #[must_use]
     pub fn snapshot(&self) -> Base {
         let devices = self.devices.iter().map(MemoryDevice::snapshot).collect();
-        Base { name: self.name.clone(), devices, rules: self.rules, kernel: self.kernel }
+        Base { name: self.name.clone(), devices, ..*self }
     }
 }
 
@@ -61,8 +64,12 @@ pub struct Recorded {
     pub start: Tree,
     /// Fingerprints of the model: before the first, and after each.
     pub prints: Vec<u64>,
+    /// Contents of files at all times.
+    pub contents: Contents,
     /// What was known at each mark.
     pub steps: Vec<Step>,
+    /// Bytes of a block, or of a cluster if there are some.
+    pub unit: u64,
     /// What is compared.
     pub rules: Rules,
     /// Name of the layout.
@@ -81,8 +88,9 @@ impl Recorded {
     /// The model's tree after `count` operations.
     pub fn tree_after(&self, count: usize) -> Tree {
         let mut model = Model::new(self.start.clone(), self.rules);
-        for (number, (op, answer)) in self.ops.iter().zip(&self.answers).take(count).enumerate() {
-            model.now = time_of(number);
+        model.now = EPOCH;
+        for (op, answer) in self.ops.iter().zip(&self.answers).take(count) {
+            model.now += i64::from(op.seconds());
             model.follow(op, *answer).expect("as while recording");
         }
         model.tree
@@ -100,11 +108,6 @@ impl Recorded {
         }
         tally
     }
-}
-
-/// What the clock shows during operation `number`, from 0 on.
-pub(crate) fn time_of(number: usize) -> i64 {
-    EPOCH + 1 + number as i64
 }
 
 /// Mounts, does what `next` says until it says no more, compares, unmounts.
@@ -141,13 +144,14 @@ pub fn record_with<T: Target>(
         .map_err(|error| format!("{}: cannot mount the start: {error}", base.name))?;
     let start = target.snapshot(&fs, &base.rules)?;
     let mut model = Model::new(start.clone(), base.rules);
-    let mut done = Progress::new(&recorders[0], start.fingerprint());
+    model.now = EPOCH;
+    let mut done = Progress::new(&recorders[0], &start, base.rules);
     let mut slots = HashMap::new();
     // Slower, but names the operation.
     let each = std::env::var_os("EXTANT_TRACE").is_some();
     while let Some(op) = next(&model) {
-        clock.advance(Duration::from_secs(1));
-        model.now = time_of(done.ops.len());
+        clock.advance(Duration::from_secs(op.seconds().into()));
+        model.now += i64::from(op.seconds());
         done.begin();
         let answer = target.apply(&fs, &mut slots, &op);
         done.end(&mut model, op, answer).map_err(|text| format!("{}: {text}", base.name))?;
@@ -161,6 +165,7 @@ pub fn record_with<T: Target>(
         target.unmount(fs)?;
         done.step.synced = done.ops.len();
         done.note();
+        done.contents.all_synced(done.steps.len(), done.ops.len());
     } else {
         drop(fs);
     }
@@ -207,17 +212,19 @@ pub(crate) struct Progress {
     pub(crate) ops: Vec<Op>,
     answers: Vec<Outcome>,
     prints: Vec<u64>,
+    contents: Contents,
     pub(crate) step: Step,
     steps: Vec<Step>,
 }
 
 impl Progress {
-    pub(crate) fn new(recorder: &Arc<RecordingDevice>, start: u64) -> Progress {
+    pub(crate) fn new(recorder: &Arc<RecordingDevice>, start: &Tree, rules: Rules) -> Progress {
         Progress {
             recorder: Arc::clone(recorder),
             ops: Vec::new(),
             answers: Vec::new(),
-            prints: vec![start],
+            prints: vec![rules.print(start)],
+            contents: Contents::new(start),
             step: Step { begun: 0, synced: 0 },
             steps: Vec::new(),
         }
@@ -240,17 +247,21 @@ impl Progress {
         let covered = match (&op, answer) {
             (Op::Sync, Ok(())) => Some(self.ops.len() + 1),
             (Op::Fsync { path }, Ok(())) => model.changed_by(path),
+            (Op::Fdatasync { path }, Ok(())) => model.named_by(path),
             _ => None,
         };
-        self.ops.push(op);
+        let count = self.ops.len() + 1;
+        self.contents.note(model, &op, count);
+        self.ops.push(op.clone());
         self.answers.push(answer);
         followed.map_err(|wanted| {
             format!("answered {answer:?} instead of {wanted:?}:\n{}", self.tail())
         })?;
-        self.prints.push(model.tree.fingerprint());
+        self.prints.push(model.rules.print(&model.tree));
         if let Some(covered) = covered {
             self.step.synced = self.step.synced.max(covered);
             self.note();
+            self.contents.synced(model, &op, answer, (self.steps.len(), count));
         }
         Ok(())
     }
@@ -279,6 +290,8 @@ impl Progress {
             answers: self.answers,
             start,
             prints: self.prints,
+            contents: self.contents,
+            unit: base.unit,
             steps: self.steps,
             rules: base.rules,
             base: base.name.clone(),

@@ -10,7 +10,7 @@ use extant_sync::FixedClock;
 
 use crate::model::{Generator, Model, Op, Outcome, Profile, errno};
 use crate::proof::{Base, EPOCH, Recorded, Target};
-use crate::proof::{Progress, recorders, time_of};
+use crate::proof::{Progress, recorders};
 
 /// A simulated run.
 #[derive(Clone, Debug)]
@@ -66,19 +66,20 @@ pub fn simulate<T: Target>(target: &T, base: &Base, plan: &Plan) -> Result<Simul
     let fs = target.mount(&shared, Arc::clone(&clock))?;
     let start = target.snapshot(&fs, &base.rules)?;
     let mut model = Model::new(start.clone(), base.rules);
-    let mut done = Progress::new(&recorders[0], start.fingerprint());
+    model.now = EPOCH;
+    let mut done = Progress::new(&recorders[0], &start, base.rules);
     let mut clients: Vec<(Generator, HashMap<usize, T::Handle>)> = (0..plan.clients.max(1))
         .map(|_| (Generator::new(random.next_u64(), plan.profile.clone()), HashMap::new()))
         .collect();
     let mut gave_up = false;
     let mut failed_ops = 0;
     enable(true);
-    for step in 0..plan.steps {
+    for _ in 0..plan.steps {
         let next = random.below(clients.len() as u64) as usize;
         let (generator, slots) = &mut clients[next];
         let op = generator.next_op(&model);
-        clock.advance(Duration::from_secs(1));
-        model.now = time_of(step);
+        clock.advance(Duration::from_secs(op.seconds().into()));
+        model.now += i64::from(op.seconds());
         done.begin();
         let answer = target.apply(&fs, slots, &op);
         let failed = matches!(answer, Err(errno::EIO | errno::EROFS));
@@ -110,7 +111,15 @@ pub fn simulate<T: Target>(target: &T, base: &Base, plan: &Plan) -> Result<Simul
 
 /// Whether an operation changes the name space when it succeeds.
 fn changes(op: &Op) -> bool {
-    !matches!(op, Op::Sync | Op::Fsync { .. } | Op::Hold { .. } | Op::Release { .. })
+    !matches!(
+        op,
+        Op::Sync
+            | Op::Fsync { .. }
+            | Op::Fdatasync { .. }
+            | Op::Tick { .. }
+            | Op::Hold { .. }
+            | Op::Release { .. }
+    )
 }
 
 /// Whether an operation that succeeded changed nothing, such as a rename to another name of the

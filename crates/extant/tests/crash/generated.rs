@@ -6,12 +6,13 @@ use extant_testkit::proof::{Counts, Proof, env};
 
 use crate::conform;
 use crate::finish;
-use crate::layouts;
+use crate::layouts::{self, LAYOUTS, Layout, WRITTEN};
 use crate::target::Extant;
 
 /// What one seed does to each layout.
 struct Load {
     name: &'static str,
+    layouts: &'static [Layout],
     steps: usize,
     profile: Profile,
     sampling: Sampling,
@@ -22,7 +23,7 @@ fn prove(load: &Load, seeds: std::ops::Range<u64>) {
     let mut counts = Counts::default();
     for seed in seeds {
         let mut report = Report::default();
-        for layout in layouts::chosen() {
+        for layout in layouts::of(load.layouts) {
             let profile = load.profile.clone();
             let Some(recorded) = conform::generated(layout, seed, load.steps, profile) else {
                 continue;
@@ -51,6 +52,7 @@ fn generated_histories_survive_every_cut() {
         Sampling { exhaustive_max: 3, samples: 12, tears: 6, one_cut_in: 2, ..crate::states() };
     let load = Load {
         name: "generated_histories_survive_every_cut",
+        layouts: LAYOUTS,
         steps: 100,
         profile: Profile::default(),
         sampling,
@@ -64,6 +66,7 @@ fn many_generated_histories_survive_every_cut() {
     let sampling = Sampling { exhaustive_max: 4, samples: 24, tears: 12, ..crate::states() };
     let load = Load {
         name: "many_generated_histories_survive_every_cut",
+        layouts: LAYOUTS,
         steps: 150,
         profile: Profile { sync_one_in: 6, ..Profile::default() },
         sampling,
@@ -78,6 +81,7 @@ fn big_directories_survive_every_cut() {
         Sampling { exhaustive_max: 4, samples: 24, tears: 12, one_cut_in: 2, ..crate::states() };
     let load = Load {
         name: "big_directories_survive_every_cut",
+        layouts: LAYOUTS,
         steps: 900,
         profile: Profile { entries_max: 300, sync_one_in: 10, ..Profile::big_directory() },
         sampling,
@@ -92,9 +96,38 @@ fn a_log_that_wraps_survives_every_cut() {
         Sampling { exhaustive_max: 4, samples: 24, tears: 9, one_cut_in: 3, ..crate::states() };
     let load = Load {
         name: "a_log_that_wraps_survives_every_cut",
+        layouts: LAYOUTS,
         steps: 1200,
         profile: Profile { sync_one_in: 2, ..Profile::default() },
         sampling,
     };
     prove(&load, range(3000, 2));
+}
+
+#[test]
+fn contents_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 10, tears: 3, one_cut_in: 4, ..crate::states() };
+    let load = Load {
+        name: "contents_survive_every_cut",
+        layouts: WRITTEN,
+        steps: 80,
+        profile: Profile::contents(),
+        sampling,
+    };
+    prove(&load, range(4000, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 100,000 states"]
+fn many_contents_survive_every_cut() {
+    let sampling = Sampling { exhaustive_max: 4, samples: 20, tears: 9, ..crate::states() };
+    let load = Load {
+        name: "many_contents_survive_every_cut",
+        layouts: WRITTEN,
+        steps: 150,
+        profile: Profile::contents(),
+        sampling,
+    };
+    prove(&load, range(4100, 8));
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use extant_testkit::model::Rules;
+use extant_testkit::model::{Rules, written};
 use extant_testkit::oracle::{self, Tool};
 use extant_testkit::proof::Base;
 use extant_testkit::{image, tempdir};
@@ -21,6 +21,10 @@ pub(crate) struct Layout {
     pub(crate) project: bool,
     /// Longest value of an attribute that fits.
     pub(crate) value_max: u64,
+    /// Every free block holds 0xA5, so that bytes which nobody wrote are seen.
+    stale: bool,
+    /// Bytes of a block, or of a cluster if there are some.
+    unit: u64,
 }
 
 impl Layout {
@@ -29,7 +33,20 @@ impl Layout {
         size: &'static str,
         arguments: &'static [&'static str],
     ) -> Self {
-        Layout { name, size, arguments, external: false, project: false, value_max: 800 }
+        Layout {
+            name,
+            size,
+            arguments,
+            external: false,
+            project: false,
+            value_max: 800,
+            stale: false,
+            unit: 1024,
+        }
+    }
+
+    const fn stale(self, unit: u64) -> Self {
+        Layout { stale: true, unit, ..self }
     }
 }
 
@@ -118,10 +135,57 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     ),
 ];
 
+/// Layouts for histories that write files.
+pub(crate) const WRITTEN: &[Layout] = &[
+    Layout::new("blocks of 4K", "16M", &["-t", "ext4", "-b", "4096", "-N", "256"]).stale(4096),
+    Layout::new(
+        "blocks of 1K",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-g", "2048", "-N", "512", "-J", "size=1"],
+    )
+    .stale(1024),
+    Layout::new("blocks of 2K", "12M", &["-t", "ext4", "-b", "2048", "-N", "256", "-J", "size=2"])
+        .stale(2048),
+    Layout::new("blocks of 64K", "112M", &["-t", "ext4", "-b", "65536", "-N", "256"]).stale(65536),
+    Layout::new(
+        "clusters",
+        "16M",
+        &["-t", "ext4", "-b", "1024", "-C", "16384", "-N", "256", "-O", "bigalloc", "-J", "size=1"],
+    )
+    .stale(16384),
+    Layout::new(
+        "inline",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "inline_data", "-J", "size=1"],
+    )
+    .stale(1024),
+    Layout::new("indirect", "8M", &["-t", "ext3", "-b", "1024", "-N", "512", "-J", "size=1"])
+        .stale(1024),
+    Layout { external: true, ..Layout::new("journal outside", "8M", &["-t", "ext4", "-b", "1024"]) }
+        .stale(1024),
+    Layout::new(
+        "orphans in a file",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "orphan_file,fast_commit", "-J", "size=1"],
+    )
+    .stale(1024),
+    Layout {
+        project: true,
+        ..Layout::new(
+            "quotas",
+            "8M",
+            &["-t", "ext4", "-b", "1024", "-N", "512", "-J", "size=1", "-O", "quota,project"],
+        )
+    }
+    .stale(1024),
+];
+
 /// Some files of every kind of map, so that truncating and deleting has something to free.
 fn contents(root: &Path) {
     let make = |name: &str, len: usize, hole: usize| {
-        let bytes: Vec<u8> = (0..len).map(|at| (at / 7 + at % 13) as u8 | 1).collect();
+        // Each file's bytes are its own.
+        let seed = name.bytes().fold(1 << 63, |seed: u64, byte| seed.rotate_left(7) ^ u64::from(byte));
+        let bytes = written(seed, 0, len as u64);
         let mut all = vec![0; hole];
         all.extend(&bytes);
         fs::write(root.join(name), &all).unwrap();
@@ -141,7 +205,7 @@ fn contents(root: &Path) {
     }
     fs::create_dir_all(root.join("dir/sub/deep")).unwrap();
     for n in 0..12 {
-        fs::write(root.join(format!("dir/f{n}")), vec![b'f'; n * 100]).unwrap();
+        make(&format!("dir/f{n}"), n * 100, 0);
     }
     symlink("file", root.join("short-link")).unwrap();
     symlink("x".repeat(200), root.join("long-link")).unwrap();
@@ -150,8 +214,13 @@ fn contents(root: &Path) {
 
 /// All layouts, or the one that `EXTANT_LAYOUT` names.
 pub(crate) fn chosen() -> Vec<&'static Layout> {
+    of(LAYOUTS)
+}
+
+/// All of `layouts`, or the one that `EXTANT_LAYOUT` names.
+pub(crate) fn of(layouts: &'static [Layout]) -> Vec<&'static Layout> {
     let only = std::env::var("EXTANT_LAYOUT").ok();
-    LAYOUTS.iter().filter(|layout| only.as_ref().is_none_or(|only| layout.name == only)).collect()
+    layouts.iter().filter(|layout| only.as_ref().is_none_or(|only| layout.name == only)).collect()
 }
 
 /// Makes the image of a layout; the same one every time. The error is the reason to skip.
@@ -166,6 +235,12 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
     let mut arguments: Vec<&str> = layout.arguments.to_vec();
     arguments.extend(["-U", uuid, "-E", "hash_seed=77665544-3322-1100-ffee-ddccbbaa9988"]);
     arguments.extend(["-d", &source]);
+    if layout.stale {
+        // Not zeroed, and not discarded.
+        let megabytes: usize = layout.size.trim_end_matches('M').parse().expect("megabytes");
+        fs::write(&file, vec![0xa5; megabytes << 20]).unwrap();
+        arguments.push("-K");
+    }
     let journal = dir.path().join("journal");
     let mut attached = None;
     let on;
@@ -194,17 +269,18 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
         devices.push(image::load(&journal));
     }
     let crtime = !layout.arguments.contains(&"128");
-    let rules = Rules { times: true, crtime, project: layout.project, full: false };
+    let rules = Rules { times: true, crtime, project: layout.project, full: false, contents: layout.stale };
     // The kernel may have been built without quotas.
     let kernel = !layout.project;
-    Ok(Base { name: layout.name.to_owned(), devices, rules, kernel })
+    Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit })
 }
 
 /// The base of a layout, made once.
 pub(crate) fn base(layout: &Layout) -> Result<Base, String> {
-    static MADE: [OnceLock<Result<Base, String>>; LAYOUTS.len()] =
-        [const { OnceLock::new() }; LAYOUTS.len()];
-    let at = LAYOUTS.iter().position(|other| other.name == layout.name).expect("a known layout");
+    const ALL: usize = LAYOUTS.len() + WRITTEN.len();
+    static MADE: [OnceLock<Result<Base, String>>; ALL] = [const { OnceLock::new() }; ALL];
+    let at = LAYOUTS.iter().chain(WRITTEN).position(|other| other.name == layout.name);
+    let at = at.expect("a known layout");
     MADE[at].get_or_init(|| make(layout)).as_ref().map(Base::snapshot).map_err(Clone::clone)
 }
 
@@ -235,7 +311,7 @@ impl Drop for Loop {
 #[test]
 fn all_layouts_can_be_made_and_read() {
     use extant_testkit::proof::Target as _;
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.iter().chain(WRITTEN) {
         let base = match base(layout) {
             Ok(base) => base,
             Err(reason) => {

@@ -14,7 +14,7 @@ use crate::target::Extant;
 
 /// Fails unless some seed shows damage.
 fn must_find(name: &str, mutations: Mutations) {
-    let target = Extant { mutations, errors: false };
+    let target = Extant { mutations, ..Extant::default() };
     let base = require!(layouts::base(&SMALL));
     let mut states = 0;
     for seed in 0..12 {
@@ -62,7 +62,7 @@ fn skip_revokes() {
     ops.push(Op::Sync);
     let base = require!(layouts::base(&INLINE));
     let failures = |mutations| {
-        let target = Extant { mutations, errors: false };
+        let target = Extant { mutations, ..Extant::default() };
         let mut ops = ops.clone().into_iter();
         let recorded = record(&target, &base, |_| ops.next()).unwrap_or_else(|e| panic!("{e}"));
         let whole = Extant::default();

@@ -23,6 +23,8 @@ pub(crate) struct Extant {
     pub(crate) mutations: Mutations,
     /// Whether the file system may say that it saw errors.
     pub(crate) errors: bool,
+    /// Memory for contents of files; 0 for what is usual.
+    pub(crate) data_cache_bytes: u64,
 }
 
 impl Extant {
@@ -34,6 +36,9 @@ impl Extant {
             .background(false)
             .cache_bytes(64 << 20)
             .mutations(self.mutations);
+        if self.data_cache_bytes > 0 {
+            options = options.data_cache_bytes(self.data_cache_bytes);
+        }
         if let Some(journal) = devices.get(1) {
             options = options.journal_device(Arc::clone(journal));
         }
@@ -153,6 +158,25 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Result<()> {
         Op::SetProject { path, project } => change(path, SetAttributes::new().project(*project)),
         Op::Sync => fs.sync(),
         Op::Fsync { path } => find(fs, &path.0)?.sync(),
+        Op::Fdatasync { path } => find(fs, &path.0)?.sync_data(),
+        Op::Write { path, offset, len, seed } => {
+            let bytes = model::written(*seed, *offset, *len);
+            let inode = find(fs, &path.0)?;
+            let mut done = 0;
+            // The call after a short one says why.
+            while done < bytes.len() {
+                done += inode.write_at(offset + done as u64, &bytes[done..])?;
+            }
+            Ok(())
+        }
+        Op::Append { path, len, seed } => {
+            let inode = find(fs, &path.0)?;
+            let at = inode.size();
+            let bytes = model::written(*seed, at, *len);
+            assert_eq!(inode.append(&bytes)?, at, "where an append went");
+            Ok(())
+        }
+        Op::Tick { .. } => fs.tick(),
         Op::Hold { path, slot } => {
             slots.insert(*slot, find(fs, &path.0)?);
             Ok(())
@@ -189,11 +213,18 @@ fn node(inode: &Inode, rules: &Rules) -> Result<Node> {
         }
         FileKind::Regular => {
             node.size = meta.size;
-            node.content = content(inode)?;
+            node.content = if rules.contents { read(inode)? } else { content(inode)? };
         }
         _ => node.size = meta.size,
     }
     Ok(node)
+}
+
+/// Contents that need not be on the device.
+fn read(inode: &Inode) -> Result<Content> {
+    let mut content = Content::new();
+    content.add(0, &inode.read_all()?);
+    Ok(content)
 }
 
 fn content(inode: &Inode) -> Result<Content> {
