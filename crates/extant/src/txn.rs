@@ -210,6 +210,10 @@ impl<'v> Txn<'v> {
         node.changed_tid.store(tid, Ordering::Release);
         self.writer.count_update(node.ino());
         Ok(node.change(|data| {
+            // Times of writes are older than those of this change.
+            if let Some(file) = node.file_state().get() {
+                file.store_stamp(data);
+            }
             let result = change(data);
             data.record.round_times();
             result

@@ -210,10 +210,8 @@ impl FileMapper<'_> {
         if size > SIZE_OF_OLD_FILES_MAX {
             txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
         }
-        txn.update(self.node, |data| {
-            data.record.size = data.record.size.max(size);
-            self.file.store_stamp(data);
-        })
+        // Times not stored yet go with every change of the inode.
+        txn.update(self.node, |data| data.record.size = data.record.size.max(size))
     }
 
     fn unpin(&self, placements: &[Placement]) {
