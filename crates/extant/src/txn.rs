@@ -211,7 +211,7 @@ impl<'v> Txn<'v> {
         self.writer.count_update(node.ino());
         Ok(node.change(|data| {
             // Times of writes are older than those of this change.
-            if let Some(file) = node.file_state().get() {
+            if let Some(file) = node.file_in_use() {
                 file.store_stamp(data);
             }
             let result = change(data);

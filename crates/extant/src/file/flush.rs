@@ -64,7 +64,7 @@ impl Fs {
 
     /// Writes back about `most` bytes of a file, and stores its size and times when that was all.
     pub(crate) fn flush_file(&self, node: &Arc<Node>, most: u64) -> Result<()> {
-        let Some(file) = node.file_state().get() else { return Ok(()) };
+        let Some(file) = node.file_in_use() else { return Ok(()) };
         file.is_listed.store(false, Ordering::Release);
         let mapper = FileMapper { fs: self, node, file };
         let written = file.cache.write_back_some(&mapper, 0..u64::MAX >> 1, most);
@@ -211,7 +211,7 @@ impl Inode {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let node = self.node();
         let mut flushes = false;
-        if let Some(file) = node.file_state().get() {
+        if let Some(file) = node.file_in_use() {
             let mapper = FileMapper { fs: self.fs(), node, file };
             file.cache.write_back(&mapper, 0..u64::MAX >> 1)?;
             // A transaction that is opened after the data was written flushes it with its commit.
@@ -223,7 +223,7 @@ impl Inode {
             writer.journal().commit(tid).map_err(FsError::from_journal)?;
         }
         if flushes && let Err(error) = self.volume().device().flush() {
-            if let Some(file) = node.file_state().get() {
+            if let Some(file) = node.file_in_use() {
                 file.unflushed.store(true, Ordering::Release);
             }
             return Err(FsError::Device(error));

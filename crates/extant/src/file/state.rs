@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use extant_format::inode::FileKind;
 use extant_format::time::Timestamp;
 use extant_iomap::{Cache, Cookie, FileCache};
 use extant_sync::{Mutex, Rank, RwLock};
@@ -137,9 +138,16 @@ impl Node {
         self.file_state().get_or_init(make)
     }
 
+    /// The state of a regular file in use. A number that comes to an inode of another kind leaves one
+    /// behind, which says nothing about that.
+    pub(crate) fn file_in_use(&self) -> Option<&FileState> {
+        let is_regular = FileKind::from_mode(self.gist().mode) == Some(FileKind::Regular);
+        self.file_state().get().filter(|_| is_regular).map(|file| &**file)
+    }
+
     /// The size that readers see.
     pub(crate) fn size(&self) -> u64 {
-        match self.file_state().get() {
+        match self.file_in_use() {
             Some(file) => file.size(),
             None => self.with(|data| data.record.size),
         }
@@ -148,7 +156,7 @@ impl Node {
     /// The current version as callers are to see it: with what is only in memory.
     pub(crate) fn seen(&self) -> Arc<InodeData> {
         let mut data = self.data();
-        let Some(file) = self.file_state().get() else { return data };
+        let Some(file) = self.file_in_use() else { return data };
         let (size, stamp) = (file.size(), file.stamp());
         if size != data.record.size || stamp.is_some() {
             let changed = Arc::make_mut(&mut data);
@@ -164,7 +172,7 @@ impl Node {
     /// Attributes with what is only in memory.
     pub(crate) fn metadata(&self, volume: &Volume) -> Metadata {
         let mut metadata = self.with(Metadata::of);
-        let Some(file) = self.file_state().get() else { return metadata };
+        let Some(file) = self.file_in_use() else { return metadata };
         metadata.size = file.size();
         if let Some(now) = file.stamp() {
             metadata.mtime = now;

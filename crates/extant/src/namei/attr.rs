@@ -280,10 +280,6 @@ impl Inode {
             TimeChange::To(time) => time,
         };
         txn.update(node, |data: &mut InodeData| {
-            // The time of a write before this change must not be stored after it.
-            if let Some(file) = node.file_state().get() {
-                file.store_stamp(data);
-            }
             let target = &mut data.record;
             (target.uid, target.gid, target.project) = (record.uid, record.gid, record.project);
             target.mode = record.mode;
