@@ -6,8 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     build, cat, chattr, chmod, chown, completions, cp, edit, extents, extract, fallocate, find,
-    getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm, rmdir,
-    setfacl, setfattr, stat, touch, tree, truncate, tune, write,
+    fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm,
+    rmdir, setfacl, setfattr, stat, touch, tree, truncate, tune, write,
 };
 use crate::exit::{Exit, Result};
 
@@ -36,6 +36,7 @@ enum Command {
     Edit(edit::EditorArgs),
     Truncate(truncate::TruncateArgs),
     Fallocate(fallocate::FallocateArgs),
+    Fstrim(fstrim::FstrimArgs),
     Mkdir(mkdir::MkdirArgs),
     Rmdir(rmdir::RmdirArgs),
     Mknod(mknod::MknodArgs),
@@ -89,6 +90,7 @@ fn examples(command: &str) -> Option<&'static str> {
         "edit" => edit::EXAMPLES,
         "truncate" => truncate::EXAMPLES,
         "fallocate" => fallocate::EXAMPLES,
+        "fstrim" => fstrim::EXAMPLES,
         "mkdir" => mkdir::EXAMPLES,
         "rmdir" => rmdir::EXAMPLES,
         "mknod" => mknod::EXAMPLES,
@@ -140,6 +142,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Edit(args) => edit::run(&args),
         Command::Truncate(args) => truncate::run(&args),
         Command::Fallocate(args) => fallocate::run(&args),
+        Command::Fstrim(args) => fstrim::run(&args),
         Command::Mkdir(args) => mkdir::run(&args),
         Command::Rmdir(args) => rmdir::run(&args),
         Command::Mknod(args) => mknod::run(&args),

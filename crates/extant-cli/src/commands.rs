@@ -12,6 +12,7 @@ pub(crate) mod extents;
 pub(crate) mod extract;
 pub(crate) mod fallocate;
 pub(crate) mod find;
+pub(crate) mod fstrim;
 pub(crate) mod getfacl;
 pub(crate) mod getfattr;
 pub(crate) mod info;

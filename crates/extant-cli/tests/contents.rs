@@ -455,9 +455,20 @@ fn zeros_are_dug_out_as_fallocate_does() {
     let Some(place) = with_source(EXT4) else { return };
     let bytes = [vec![0; 6000], noise(5000), vec![0; 2 << 20], noise(100), vec![0; 9000]].concat();
     std::fs::write(place.path("source/zeros"), &bytes).unwrap();
-    let lines = lines(&place, &["cp HOST/zeros /a", "cp HOST/zeros /b"]);
-    let lines = [&lines[..], &["fallocate -d /a".into(), "fallocate -d -o 1M -l 64K /b".into()]];
-    same_in(&place, &lines.concat(), &["find . -type f -printf '%p %b\\n'"]);
+    let lines = lines(&place, &["cp HOST/zeros /a", "fallocate -d /a"]);
+    same_in(&place, &lines, &["find . -type f -printf '%p %b\\n'"]);
+    // And a part of a file, to the byte.
+    place.run(&["cp", "--sparse=never", "source/zeros", "a.img:/b"]).succeeds();
+    let allocated = || {
+        let stat = place.run(&["stat", "--json", "a.img:/b"]).succeeds().json();
+        stat["allocated_bytes"].as_u64().unwrap()
+    };
+    let before = allocated();
+    place.run(&["fallocate", "-d", "-o", "1M", "-l", "64K", "a.img:/b"]).succeeds();
+    assert_eq!(before - allocated(), 64 << 10);
+    place.run(&["cp", "a.img:/b", "back"]).succeeds();
+    assert!(std::fs::read(place.path("back")).unwrap() == bytes);
+    clean(&place, "a.img");
 }
 
 #[test]
@@ -483,4 +494,25 @@ fn ordinary_users_copy_what_they_may() {
     let meta = std::fs::metadata(place.path("mine/dir/set-id")).unwrap();
     assert_eq!((meta.uid(), meta.mode() & 0o7777), (4242, 0o755));
     assert!(!place.path("mine/dir/null").exists());
+}
+
+#[test]
+fn free_space_is_given_back() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(place) = made(EXT4) else { return };
+    std::fs::write(place.path("large"), noise(14 << 20)).unwrap();
+    place.run(&["cp", "large", "a.img:/gone"]).succeeds();
+    place.run(&["cp", "large", "a.img:/stays"]).succeeds();
+    place.run(&["rm", "a.img:/gone"]).succeeds();
+    let bytes = || std::fs::metadata(place.path("a.img")).unwrap().blocks() * 512;
+    let before = bytes();
+    let said = place.run(&["fstrim", "-v", "a.img"]).succeeds().out();
+    assert!(said.starts_with("a.img: ") && said.ends_with(" trimmed\n"), "{said}");
+    assert!(bytes() + (14 << 20) <= before, "{before} {}", bytes());
+    let out = place.run(&["cp", "a.img:/stays", "back"]).succeeds().err();
+    assert_eq!(out, "");
+    assert!(std::fs::read(place.path("back")).unwrap() == noise(14 << 20));
+    place.run(&["fstrim", "a.img:/stays"]).ends_with(2);
+    place.run(&["fstrim", "-o", "1T", "a.img"]).ends_with(2).complains(&["behind"]);
+    clean(&place, "a.img");
 }

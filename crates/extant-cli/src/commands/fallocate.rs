@@ -165,7 +165,7 @@ fn dig(session: &Session<'_>, path: &[u8], inode: &Inode, range: Range<u64>) -> 
 }
 
 /// The runs of whole blocks of zeros in `bytes`, which stand at byte `at` of a file. The last block
-/// counts as whole when the file ends in it.
+/// counts as whole when the file ends in it: the run then ends behind the file.
 fn zero_blocks(bytes: &[u8], at: u64, block: usize, to_end: bool) -> Vec<Range<u64>> {
     let skip = (block - (at % block as u64) as usize) % block;
     let mut runs: Vec<Range<u64>> = Vec::new();
@@ -175,9 +175,10 @@ fn zero_blocks(bytes: &[u8], at: u64, block: usize, to_end: bool) -> Vec<Range<u
         let end = start.saturating_add(part.len() as u64);
         let whole = part.len() == block || to_end;
         if whole && part.iter().all(|byte| *byte == 0) {
+            let whole_end = start.saturating_add(block as u64);
             match runs.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => runs.push(start..end),
+                Some(last) if last.end == start => last.end = whole_end,
+                _ => runs.push(start..whole_end),
             }
         }
         start = end;
@@ -195,7 +196,7 @@ mod tests {
         bytes[25] = 1;
         // Blocks of 10 from byte 5 of the file on: 10..20, 20..30, 30..40 with the 1, 40..50, 50..55.
         assert_eq!(zero_blocks(&bytes, 5, 10, false), [10..30, 40..50]);
-        assert_eq!(zero_blocks(&bytes, 5, 10, true), [10..30, 40..55]);
+        assert_eq!(zero_blocks(&bytes, 5, 10, true), [10..30, 40..60]);
         assert_eq!(zero_blocks(&bytes[..3], 5, 10, true), Vec::<Range<u64>>::new());
         assert_eq!(zero_blocks(&[0; 20], 0, 10, false).first(), Some(&(0..20)));
     }
