@@ -1,13 +1,11 @@
 //! The commands that change images: what they do, against what the kernel and its tools do.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 mod support;
 
-use support::kernel::{Mounted, clean, has_kernel, made, same_as_kernel, sorted};
-use support::{Place, is_root, text, tool};
+use support::kernel::{Mounted, clean, has_kernel, in_image, made, same_as_kernel};
+use support::{Place, text, tool};
 
 const EXT4: &[&str] = &["-t", "ext4"];
 
