@@ -11,6 +11,8 @@ use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::{order_for, pages_of};
 use crate::states::State;
 
+/// Up to this length, in bytes, a write makes ready for one like it behind it.
+const EXPECT_MAX: u64 = 8192;
 /// An append gets folios of at most this part of what is before it, as a power of two.
 const APPEND_SHARE_LOG2: u32 = 3;
 
@@ -124,10 +126,16 @@ impl FileCache {
             None if !cache.states.all(State::Dirty, units.clone()) => return Ok(false),
             None => {}
         }
-        cache.arena.copy_in(self.arena_at(pin, at), bytes);
-        self.inner.bytes_copied.add_alone(bytes.len() as u64);
+        // Set first: to change a word after the copy would wait until the copy is in memory.
         cache.states.set(State::Uptodate, units.clone());
         self.set_dirty(pin, units);
+        let to = self.arena_at(pin, at);
+        cache.arena.copy_in(to, bytes);
+        let len = bytes.len() as u64;
+        if len <= EXPECT_MAX && range.end + len <= self.bytes_of(pin).end {
+            cache.arena.expect_write(to + len, len);
+        }
+        self.inner.bytes_copied.add_alone(bytes.len() as u64);
         if range.end > mapper.size() {
             mapper.set_size(range.end);
         }

@@ -27,7 +27,11 @@ impl Library {
     pub fn mount(image: &Path, cache_bytes: u64) -> Result<Library> {
         let device = FileDevice::open_read_write(image)?;
         Ok(Library {
-            fs: MountOptions::new().read_only(false).data_cache_bytes(cache_bytes).open(device)?,
+            fs: MountOptions::new()
+                .read_only(false)
+                .data_cache_bytes(cache_bytes)
+                .background(false)
+                .open(device)?,
         })
     }
 
