@@ -65,7 +65,7 @@ pub(crate) struct Writer {
     closed: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
-    background: OnceLock<Mutex<Option<Background>>>,
+    background: OnceLock<Mutex<Option<Arc<Background>>>>,
     inodes_encoded: AtomicU64,
     inode_updates: [Lane; LANES],
 }
@@ -137,14 +137,14 @@ impl Writer {
 
     /// The thread that writes what is due; once.
     pub(crate) fn set_background(&self, background: Background) {
-        let _ = self.background.set(Mutex::new(Rank::Leaf, Some(background)));
+        let _ = self.background.set(Mutex::new(Rank::Leaf, Some(Arc::new(background))));
     }
 
     /// Much is dirty: the thread need not wait for its time.
     pub(crate) fn wake_background(&self) {
-        if let Some(slot) = self.background.get()
-            && let Some(background) = &*slot.lock()
-        {
+        // It has a lock of its own, so the slot's is let go first.
+        let background = self.background.get().and_then(|slot| slot.lock().clone());
+        if let Some(background) = background {
             background.wake();
         }
     }
