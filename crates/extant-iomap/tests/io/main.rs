@@ -2,5 +2,8 @@
 
 mod errors;
 mod model;
+mod pitfalls;
+mod small;
 mod support;
+mod together;
 mod zero_range;

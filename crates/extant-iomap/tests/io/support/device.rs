@@ -168,6 +168,11 @@ impl TestDevice {
         self.memory.read_at(at, out).unwrap();
     }
 
+    /// Stores bytes, as another system would have left them.
+    pub(crate) fn poke(&self, at: u64, bytes: &[u8]) {
+        self.memory.write_at(at, bytes).unwrap();
+    }
+
     fn error(&self, kind: OperationKind, offset: u64, len: usize) -> DeviceError {
         let fault = DeviceFault::Io(io::Error::other("injected"));
         DeviceError::new("test".into(), kind, offset, len as u64, fault)

@@ -136,6 +136,19 @@ impl TestFile {
         Ok(())
     }
 
+    /// The range reads as zeros, through the cache alone.
+    pub(crate) fn zero_in_cache(&self, range: Range<u64>) -> Result<(), Error> {
+        let _content = self.content.write();
+        self.data.zero(self, range)
+    }
+
+    /// Compares the contents.
+    #[track_caller]
+    pub(crate) fn same(self: Arc<TestFile>, wanted: &[u8]) -> Arc<TestFile> {
+        assert!(self.read_all().unwrap() == wanted);
+        self
+    }
+
     /// The range reads as zeros and has no blocks, as far as it has whole ones.
     pub(crate) fn punch(&self, range: Range<u64>) -> Result<(), Error> {
         self.clear(range, |file, blocks| file.remove(blocks))

@@ -142,7 +142,7 @@ impl TestFile {
         let map = self.map.read();
         let start = blocks.start;
         let Some(&first) = map.blocks.get(&start) else {
-            let next = map.blocks.range(start..).next().map_or(u64::MAX >> 20, |(at, _)| *at);
+            let next = map.blocks.range(start..).next().map_or(blocks.end, |(at, _)| *at);
             return self.answer(&map, start..next.min(blocks.end), Kind::Hole, false);
         };
         let limit = blocks.end.min(start + ANSWER_MAX);

@@ -20,7 +20,7 @@ use extant_iomap::{Cache, CacheError, CacheOptions};
 use extant_sync::{Condvar, Mutex, Rank};
 
 pub(crate) use device::{Fault, GARBAGE, Hooks, Point, TestDevice};
-pub(crate) use file::TestFile;
+pub(crate) use file::{Stored, TestFile};
 
 /// How writeback finds places for delayed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,75 @@
+//! What one small operation touches.
+
+use crate::support::{Alloc, Fs, Options};
+
+#[test]
+fn a_small_write_into_a_large_folio_touches_its_own_blocks_only() {
+    for block_log2 in [10, 12] {
+        for alloc in [Alloc::Pinned, Alloc::Unwritten] {
+            let fs = Fs::new(Options { block_log2, alloc, ..Options::default() });
+            let file = fs.file();
+            file.write(0, &vec![7; 2 << 20]).unwrap();
+            assert_eq!((file.data.folio_count(), fs.cache.stats().folios_made), (1, 1));
+            for clean in [false, true] {
+                if clean {
+                    file.sync().unwrap();
+                }
+                let before = fs.cache.stats();
+                for at in (0..2 << 20).step_by(64 << 10) {
+                    file.write(at, &[9; 1024]).unwrap();
+                }
+                let after = fs.cache.stats();
+                // 32 writes of 1 KiB, each in one block.
+                assert_eq!(after.units_touched - before.units_touched, 32, "2^{block_log2}");
+                assert_eq!(after.bytes_copied - before.bytes_copied, 32 << 10);
+                assert_eq!(after.folios_made, 1);
+                assert_eq!(after.device_reads, 0);
+                assert_eq!(after.stale_mappings, 0);
+                // What is dirty is known to have its space.
+                let asked = after.mappings - before.mappings;
+                assert!(asked <= if clean { 32 } else { 0 }, "{asked} questions, clean: {clean}");
+            }
+            // And writes of it are as small.
+            let before = fs.cache.stats();
+            file.sync().unwrap();
+            let after = fs.cache.stats();
+            assert_eq!(after.device_writes - before.device_writes, 32);
+            assert_eq!(after.bytes_written - before.bytes_written, 32 << block_log2);
+            drop(file);
+            fs.check_empty();
+        }
+    }
+}
+
+#[test]
+fn large_writes_make_large_folios_and_few_device_writes() {
+    for (folio_max_log2, folios) in [(12, 2048), (16, 128), (21, 4)] {
+        let fs = Fs::new(Options { folio_max_log2, cache_bytes: 32 << 20, ..Options::default() });
+        let file = fs.file();
+        file.write(0, &vec![7; 8 << 20]).unwrap();
+        assert_eq!(file.data.folio_count(), folios);
+        file.sync().unwrap();
+        let stats = fs.cache.stats();
+        assert_eq!(stats.bytes_written, 8 << 20);
+        assert!(stats.device_writes <= 8, "{} writes", stats.device_writes);
+        drop(file);
+        fs.check_empty();
+    }
+}
+
+#[test]
+fn a_read_larger_than_the_cache_ends() {
+    let fs = Fs::new(Options { cache_bytes: 1 << 20, ..Options::default() });
+    let file = fs.file();
+    let bytes: Vec<u8> = (0..9 << 20).map(|at| (at >> 9) as u8 | 1).collect();
+    file.write(0, &bytes).unwrap();
+    assert!(file.read_all().unwrap() == bytes);
+    let answer = file.data.with_cached(&*file, 0..9 << 20, |parts| {
+        parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>()
+    });
+    let answer = answer.unwrap();
+    assert!(!answer.is_empty() && answer[..] == bytes[..answer.len()]);
+    file.sync().unwrap();
+    drop(file);
+    fs.check_empty();
+}
