@@ -11,11 +11,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path as OsPath, PathBuf};
 
 use crate::model::{
-    Content, FileKind, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Special, Tree,
+    Content, FileKind, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Space, Special,
+    Tree,
     Which, XattrWrite, written,
 };
 use rustix::fs::{
-    AtFlags, CWD, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
 };
 
 /// A mounted directory in which operations are done, as root and with an umask of 0.
@@ -168,6 +169,22 @@ impl Kernel {
                 let mut file = File::from(rustix::fs::open(self.at(path), flags, Mode::empty())?);
                 let at = file.metadata().map_err(errno)?.len();
                 file.write_all(&written(*seed, at, *len)).map_err(errno)
+            }
+            Op::Fallocate { path, space, offset, len } => {
+                let keep = |keep| {
+                    if keep { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() }
+                };
+                let flags = match space {
+                    Space::Allocate { keep_size } => keep(*keep_size),
+                    Space::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    Space::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(*keep_size),
+                    // Newer than the library; it reads as the same.
+                    Space::WriteZeroes => FallocateFlags::ZERO_RANGE,
+                    Space::Collapse => FallocateFlags::COLLAPSE_RANGE,
+                    Space::Insert => FallocateFlags::INSERT_RANGE,
+                };
+                let file = rustix::fs::open(self.at(path), OFlags::RDWR, Mode::empty())?;
+                rustix::fs::fallocate(file, flags, *offset, *len)
             }
             Op::Tick { .. } => Ok(()),
             Op::Fdatasync { path } => {

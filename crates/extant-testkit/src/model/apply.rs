@@ -7,7 +7,7 @@ use extant_format::acl::{Acl, AclEntry, Who};
 use extant_format::inode::InodeFlags;
 
 use super::content::written;
-use super::ops::{NewNode, Op, Path, RenameMode, Special, Which, XattrWrite};
+use super::ops::{NewNode, Op, Path, RenameMode, Space, Special, Which, XattrWrite};
 use super::tree::{FileKind, Node, NodeId, Tree};
 
 /// Error numbers of Linux.
@@ -265,6 +265,9 @@ impl Model {
             Op::SetProject { path, project } => self.change(path, |node| node.project = *project),
             Op::Write { path, offset, len, seed } => self.write(path, Some(*offset), *len, *seed),
             Op::Append { path, len, seed } => self.write(path, None, *len, *seed),
+            Op::Fallocate { path, space, offset, len } => {
+                self.fallocate(path, *space, *offset, *len)
+            }
             Op::Sync | Op::Release { .. } | Op::Tick { .. } => Ok(()),
             Op::Fsync { path } | Op::Fdatasync { path } | Op::Hold { path, .. } => self.find(path).map(drop),
         }
@@ -583,6 +586,37 @@ impl Model {
         self.change_contents(path, |node| {
             node.content.cut(size);
             node.size = size;
+        })
+    }
+
+    /// What is asked for fits: whole blocks where they have to be, and a map that can do it.
+    fn fallocate(&mut self, path: &Path, space: Space, offset: u64, len: u64) -> Outcome {
+        self.change_contents(path, |node| {
+            let end = offset + len;
+            match space {
+                Space::Allocate { .. } => {}
+                // Of what is behind the end nothing shows, but it reads as zeros later.
+                Space::Punch | Space::Zero { .. } | Space::WriteZeroes => {
+                    node.content.zero(offset..end);
+                }
+                Space::Collapse => {
+                    node.content.shift(end, offset);
+                    node.size -= len;
+                }
+                Space::Insert => {
+                    node.content.shift(offset, end);
+                    node.size += len;
+                }
+            }
+            let grows = matches!(
+                space,
+                Space::Allocate { keep_size: false }
+                    | Space::Zero { keep_size: false }
+                    | Space::WriteZeroes
+            );
+            if grows {
+                node.size = node.size.max(end);
+            }
         })
     }
 

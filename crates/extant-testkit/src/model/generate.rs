@@ -7,7 +7,7 @@ use extant_format::acl::{Acl, AclEntry, Who};
 use extant_format::inode::InodeFlags;
 
 use super::apply::Model;
-use super::ops::{NewNode, Op, Path, RenameMode, Special, Which, XattrWrite};
+use super::ops::{NewNode, Op, Path, RenameMode, Space, Special, Which, XattrWrite};
 use super::tree::{FileKind, NodeId};
 
 /// What kind of operations.
@@ -29,6 +29,8 @@ pub struct Profile {
     pub contents: u64,
     /// Largest size that contents grow to, in bytes.
     pub contents_max: u64,
+    /// Bytes of a block or cluster, in which ranges are moved; 0 where `fallocate` can do nothing.
+    pub unit: u64,
     /// One operation in this many lets half a minute pass; 0 for none.
     pub tick_one_in: u64,
     /// Longest value of an attribute, in bytes.
@@ -56,6 +58,7 @@ impl Default for Profile {
             attributes: 30,
             contents: 0,
             contents_max: 160 << 10,
+            unit: 0,
             tick_one_in: 0,
             value_max: 900,
             size_max: 1 << 20,
@@ -72,6 +75,7 @@ impl Profile {
     pub fn contents() -> Profile {
         Profile {
             contents: 70,
+            unit: 4096,
             tick_one_in: 30,
             sync_one_in: 10,
             attributes: 10,
@@ -189,6 +193,9 @@ impl Generator {
             1 => at / 4096 * 4096,
             _ => at / 1024 * 1024,
         };
+        if self.profile.unit > 0 && self.random.one_in(5) {
+            return Some(self.space(path, size));
+        }
         let seed = self.count << 32 | self.random.below(1 << 32);
         let op = match self.random.below(20) {
             0..6 if size + len <= most => Op::Append { path, len, seed },
@@ -216,6 +223,37 @@ impl Generator {
             }
         };
         Some(op)
+    }
+
+    fn space(&mut self, path: Path, size: u64) -> Op {
+        let unit = self.profile.unit;
+        let most = self.profile.contents_max;
+        let offset = self.random.below(size.min(most) + 1);
+        let len = 1 + self.random.below(20_000);
+        let keep_size = self.random.one_in(2);
+        let blocks = size / unit;
+        let kind = self.random.below(8);
+        if kind < 2 && blocks > 2 && size <= most {
+            let offset = self.random.below(blocks - 1) * unit;
+            let len = (1 + self.random.below(2)) * unit;
+            if kind == 0 {
+                return Op::Fallocate { path, space: Space::Insert, offset, len };
+            }
+            if offset + len < size {
+                return Op::Fallocate { path, space: Space::Collapse, offset, len };
+            }
+        }
+        let space = match kind {
+            2 => Space::Allocate { keep_size },
+            3 => Space::Zero { keep_size },
+            4 => Space::WriteZeroes,
+            _ => Space::Punch,
+        };
+        let (offset, len) = match self.random.below(2) {
+            0 => (offset, len),
+            _ => (offset / unit * unit, len.next_multiple_of(unit)),
+        };
+        Op::Fallocate { path, space, offset, len }
     }
 
     fn survey(&self, model: &Model) -> Here {

@@ -25,5 +25,5 @@ pub use apply::{Model, Outcome, Rules, errno};
 pub use content::{Content, PIECE_BYTES, pattern, written};
 pub use extant_format::inode::FileKind;
 pub use generate::{Generator, Profile};
-pub use ops::{NewNode, Op, Path, RenameMode, Special, Which, XattrWrite};
+pub use ops::{NewNode, Op, Path, RenameMode, Space, Special, Which, XattrWrite};
 pub use tree::{Node, NodeId, Tree};

@@ -102,6 +102,29 @@ pub enum Which {
     Default,
 }
 
+/// What `fallocate` does with a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Space {
+    /// Gives it space; the size grows over it or stays.
+    Allocate {
+        /// The size stays.
+        keep_size: bool,
+    },
+    /// Takes the space away.
+    Punch,
+    /// Makes it zeros that have space.
+    Zero {
+        /// The size stays.
+        keep_size: bool,
+    },
+    /// Makes it zeros that are written.
+    WriteZeroes,
+    /// Takes it out.
+    Collapse,
+    /// Puts a hole there.
+    Insert,
+}
+
 /// One operation.
 #[derive(Clone, PartialEq, Debug)]
 #[expect(missing_docs, reason = "the system call of each name, and its arguments")]
@@ -200,6 +223,12 @@ pub enum Op {
         len: u64,
         seed: u64,
     },
+    Fallocate {
+        path: Path,
+        space: Space,
+        offset: u64,
+        len: u64,
+    },
     /// Nobody does anything for so long, and then the file system may do what is due.
     Tick {
         seconds: u32,
@@ -242,9 +271,10 @@ impl Op {
     /// The file whose contents it changes.
     pub fn changes_contents_of(&self) -> Option<&Path> {
         match self {
-            Op::Write { path, .. } | Op::Append { path, .. } | Op::Truncate { path, .. } => {
-                Some(path)
-            }
+            Op::Write { path, .. }
+            | Op::Append { path, .. }
+            | Op::Truncate { path, .. }
+            | Op::Fallocate { path, .. } => Some(path),
             _ => None,
         }
     }
@@ -274,6 +304,7 @@ impl Op {
             Op::Fdatasync { .. } => "fdatasync",
             Op::Write { .. } => "write",
             Op::Append { .. } => "append",
+            Op::Fallocate { .. } => "fallocate",
             Op::Tick { .. } => "tick",
             Op::Hold { .. } => "hold",
             Op::Release { .. } => "release",
@@ -300,6 +331,9 @@ impl fmt::Display for Op {
                 write!(f, "{name} {path} {offset}+{len} seed {seed}")
             }
             Op::Append { path, len, seed } => write!(f, "{name} {path} {len} seed {seed}"),
+            Op::Fallocate { path, space, offset, len } => {
+                write!(f, "{name} {path} {offset}+{len} {space:?}")
+            }
             Op::Tick { seconds } => write!(f, "{name} {seconds}"),
             Op::Chmod { path, permissions } => write!(f, "{name} {path} {permissions:o}"),
             Op::Chown { path, uid, gid } => write!(f, "{name} {path} {uid}:{gid}"),

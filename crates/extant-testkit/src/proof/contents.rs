@@ -23,8 +23,9 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::model::{Content, FileKind, Model, Node, NodeId, Op, Outcome, PIECE_BYTES, Tree};
-use crate::model::Path;
+use crate::model::{
+    Content, FileKind, Model, Node, NodeId, Op, Outcome, PIECE_BYTES, Path, Space, Tree,
+};
 
 /// The regular files of a tree by path, in the order of [`Tree::paths`].
 type Names = Vec<(Vec<Vec<u8>>, NodeId)>;
@@ -38,6 +39,10 @@ enum Change {
     Wrote,
     /// Everything from this byte on was taken away.
     Cut(u64),
+    /// Whole blocks of this range became zeros, not at once; whether their space was taken away.
+    Zeroed(u64, u64, bool),
+    /// What was behind the first byte moved to the second, at once, with all that had been written.
+    Moved(u64, u64),
 }
 
 #[derive(Clone, Debug)]
@@ -126,6 +131,13 @@ impl Contents {
         let before = versions.last().map_or(0, |version| version.size);
         let change = match op {
             Op::Truncate { size, .. } if *size <= before => Change::Cut(*size),
+            Op::Fallocate { space, offset, len, .. } => match space {
+                Space::Punch => Change::Zeroed(*offset, offset + len, true),
+                Space::Zero { .. } => Change::Zeroed(*offset, offset + len, false),
+                Space::Collapse => Change::Moved(offset + len, *offset),
+                Space::Insert => Change::Moved(*offset, offset + len),
+                Space::Allocate { .. } | Space::WriteZeroes => Change::Wrote,
+            },
             _ => Change::Wrote,
         };
         let (size, content) = (node.size, node.content.clone());
@@ -270,23 +282,40 @@ impl File<'_> {
         for version in versions.take_while(|version| version.count <= self.held()) {
             match version.change {
                 Change::Cut(size) => (low, high) = (low.min(size), high.min(size)),
+                // Everything is written back first, so it is exact.
+                Change::Moved(..) => (low, high) = (version.size, version.size),
                 _ => high = high.max(version.size),
             }
         }
         low..=high
     }
 
-    /// Numbers of operations that versions of byte `at` may have: D3, D4.
+    /// Numbers of operations that versions of these bytes may have: D3, D4.
     fn window(&self, bytes: &Range<u64>) -> Range<usize> {
         let mut window = 0..usize::MAX;
+        let up = |at: u64| at.next_multiple_of(self.unit);
         for version in self.open().iter().skip(1) {
-            let Change::Cut(size) = version.change else { continue };
-            if version.count <= self.held() {
-                if bytes.end > size {
-                    window.start = version.count;
+            let count = version.count;
+            let is_held = count <= self.held();
+            let (taken, freed) = match version.change {
+                Change::Cut(size) => (size..u64::MAX, up(size)..u64::MAX),
+                Change::Zeroed(start, end, is_freed) => {
+                    let whole = up(start)..end / self.unit * self.unit;
+                    // Until the next operation is there it may be done in part.
+                    let taken = if count < self.held() { whole.clone() } else { 0..0 };
+                    (taken, if is_freed { whole } else { 0..0 })
                 }
-            } else if bytes.end > size.next_multiple_of(self.unit) {
-                window.end = window.end.min(version.count);
+                Change::Moved(from, to) => {
+                    let all = from.min(to)..u64::MAX;
+                    (all.clone(), all)
+                }
+                Change::Begun | Change::Wrote => continue,
+            };
+            let meets = |range: Range<u64>| range.start < bytes.end && bytes.start < range.end;
+            if is_held && meets(taken) {
+                window.start = count;
+            } else if !is_held && meets(freed) {
+                window.end = window.end.min(count);
             }
         }
         window

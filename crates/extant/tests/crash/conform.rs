@@ -21,7 +21,8 @@ pub(crate) fn generated(
             return None;
         }
     };
-    let profile = Profile { project: layout.project, value_max: layout.value_max, ..profile };
+    let unit = if profile.unit > 0 && layout.has_extents() { base.unit } else { 0 };
+    let profile = Profile { project: layout.project, value_max: layout.value_max, unit, ..profile };
     let mut generator = Generator::new(seed, profile);
     let mut left = steps;
     // Too little for everything to stay in memory, on every other seed.

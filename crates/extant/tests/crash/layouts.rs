@@ -45,6 +45,10 @@ impl Layout {
         }
     }
 
+    pub(crate) fn has_extents(&self) -> bool {
+        !self.arguments.contains(&"ext3")
+    }
+
     const fn stale(self, unit: u64) -> Self {
         Layout { stale: true, unit, ..self }
     }
@@ -146,7 +150,9 @@ pub(crate) const WRITTEN: &[Layout] = &[
     .stale(1024),
     Layout::new("blocks of 2K", "12M", &["-t", "ext4", "-b", "2048", "-N", "256", "-J", "size=2"])
         .stale(2048),
-    Layout::new("blocks of 64K", "112M", &["-t", "ext4", "-b", "65536", "-N", "256"]).stale(65536),
+    // The smallest that mke2fs gives a journal.
+    Layout::new("blocks of 64K", "136M", &["-t", "ext4", "-b", "65536", "-N", "256", "-J", "size=64"])
+        .stale(65536),
     Layout::new(
         "clusters",
         "16M",
@@ -270,8 +276,8 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
     }
     let crtime = !layout.arguments.contains(&"128");
     let rules = Rules { times: true, crtime, project: layout.project, full: false, contents: layout.stale };
-    // The kernel may have been built without quotas.
-    let kernel = !layout.project;
+    // The kernel may have been built without quotas, and takes no blocks larger than a page.
+    let kernel = !layout.project && layout.unit != 65536;
     Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit })
 }
 

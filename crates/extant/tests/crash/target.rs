@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use extant::{
-    AclKind, FileKind, Fs, Inode, InodeFlags, MappingKind, MountOptions, NewInode, RenameFlags,
+    AclKind, Fallocate, FileKind, Fs, Inode, InodeFlags, MappingKind, MountOptions, NewInode, RenameFlags,
     SetAttributes, Special, TimeChange, Timestamp, XattrMode,
 };
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_jbd2::Mutations;
 use extant_sync::FixedClock;
 use extant_testkit::model::{
-    self, Content, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Tree, Which,
+    self, Content, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Space, Tree, Which,
     XattrWrite,
 };
 use extant_testkit::proof::Target;
@@ -175,6 +175,17 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Result<()> {
             let bytes = model::written(*seed, at, *len);
             assert_eq!(inode.append(&bytes)?, at, "where an append went");
             Ok(())
+        }
+        Op::Fallocate { path, space, offset, len } => {
+            let mode = match *space {
+                Space::Allocate { keep_size } => Fallocate::Allocate { keep_size },
+                Space::Punch => Fallocate::PunchHole,
+                Space::Zero { keep_size } => Fallocate::ZeroRange { keep_size },
+                Space::WriteZeroes => Fallocate::WriteZeroes,
+                Space::Collapse => Fallocate::CollapseRange,
+                Space::Insert => Fallocate::InsertRange,
+            };
+            find(fs, &path.0)?.fallocate(mode, *offset..offset + len)
         }
         Op::Tick { .. } => fs.tick(),
         Op::Hold { path, slot } => {
