@@ -3,8 +3,8 @@
 //!
 //! An instance is a directory with 16 writers; each makes one file after the other, and a file is
 //! one operation. A file gets 256 records of 4 to 260 bytes at offsets that begin below 256 KiB and
-//! reach about 1 MiB: behind each record the rest is divided by the records left, and behind every
-//! 64th the offset goes on to a page boundary. One file in 17 is synced by `fdatasync` before it is
+//! reach about 1 MiB, with random gaps between them; behind every 64th record the next begins at a
+//! page boundary. One file in 17 is synced by `fdatasync` before it is
 //! closed. Then: stat and compare the size; open for reading and `fdatasync`; `fsync` of the
 //! directory; open again, read all records in random order and compare; stat; unlink.
 //!
@@ -32,6 +32,8 @@ const FIRST_BELOW: u64 = FILE_BYTES / 4;
 /// A record has at least this, and less than 257 bytes more.
 const RECORD_LEAST: u64 = 4;
 const PAGE: u64 = 4096;
+/// Behind so many records, the next begins at a page boundary.
+const ALIGN_EACH: usize = 64;
 
 /// The records of one file.
 struct Records {
@@ -55,14 +57,11 @@ impl Records {
             let end = filled + len as usize;
             self.at.push((offset, filled..end));
             filled = end;
-            offset += len;
-            if offset > FILE_BYTES {
-                break;
-            }
-            let left = FILE_BYTES - offset;
-            offset += left / (RECORDS - index) as u64;
-            if index % (RECORDS / 4) == 0 && left > PAGE {
-                offset = offset / PAGE * PAGE + PAGE;
+            // Gaps so that the last record comes near the end, whatever the random numbers.
+            let gap = FILE_BYTES.saturating_sub(offset + len) / (RECORDS - index) as u64;
+            offset += len + gap / 2 + random.below(gap + 1);
+            if index % ALIGN_EACH == 0 {
+                offset = offset.next_multiple_of(PAGE);
             }
         }
         self.bytes.resize(filled, 0);
