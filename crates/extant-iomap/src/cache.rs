@@ -110,6 +110,8 @@ pub struct Cache {
     pub(crate) order_max: u8,
     pages: u32,
     dirty: AtomicU64,
+    /// Pages that programs have mapped.
+    mapped: AtomicU64,
     next_file: AtomicU64,
     files: Vec<Mutex<HashMap<u64, Weak<FileInner>>>>,
     /// Folios that left their file while pinned.
@@ -160,6 +162,7 @@ impl Cache {
             order_max,
             pages,
             dirty: AtomicU64::new(0),
+            mapped: AtomicU64::new(0),
             next_file: AtomicU64::new(1),
             files: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, HashMap::new())).collect(),
             limbo: Mutex::new(Rank::Leaf, Vec::new()),
@@ -214,6 +217,19 @@ impl Cache {
 
     pub(crate) fn sub_dirty(&self, units: u64) {
         self.dirty.fetch_sub(units << self.unit_log2, Ordering::Relaxed);
+    }
+
+    /// Counts pages that a program maps; false when more than half of the cache would be.
+    pub(crate) fn map(&self, pages: u64) -> bool {
+        let most = u64::from(self.pages) / 2;
+        let more = |mapped: u64| mapped.checked_add(pages).filter(|mapped| *mapped <= most);
+        self.mapped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Pages are mapped no more, and their pins are gone.
+    pub(crate) fn unmap(&self, pages: u64) {
+        self.mapped.fetch_sub(pages, Ordering::Relaxed);
+        self.sweep_limbo();
     }
 
     /// A number for a file's cache, never used twice.

@@ -354,7 +354,8 @@ impl FileCache {
             at = folio.end >> PAGE_LOG2;
             let guard = pin.lock();
             let part = range.start.max(folio.start)..range.end.min(folio.end);
-            if part == folio {
+            // One that is mapped keeps its place and is empty (Y1 of `mmap`).
+            if part == folio && pin.pins() == 1 {
                 self.clear_dirty(&pin, self.units(&pin, folio));
                 pin.detach();
                 self.inner.index.write().folios.remove(&pin.start());

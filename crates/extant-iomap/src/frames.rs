@@ -97,6 +97,13 @@ impl Frames {
         self.frames.get(id as usize).is_some_and(|frame| frame.identity.kill())
     }
 
+    /// Gives up a pin that was [kept](Pin::keep).
+    pub(crate) fn let_go(&self, id: FrameId) {
+        if let Some(frame) = self.frames.get(id as usize) {
+            frame.identity.unpin();
+        }
+    }
+
     /// How many frames there are: pages of the arena.
     pub(crate) fn len(&self) -> u32 {
         // `new` made them from a `u32`.
@@ -146,6 +153,13 @@ impl<'a> Pin<'a> {
     /// How many bytes it has.
     pub(crate) fn len(&self) -> u64 {
         PAGE << self.order()
+    }
+
+    /// Makes it a pin that no borrow limits: the caller gives it up by [`Frames::let_go`], once.
+    pub(crate) fn keep(self) -> FrameId {
+        let id = self.id;
+        std::mem::forget(self);
+        id
     }
 
     /// Takes the folio's lock. The guard does not borrow the pin, which must outlive it all the same:

@@ -18,6 +18,7 @@ mod file;
 mod frames;
 mod hints;
 mod mapping;
+mod mmap;
 #[cfg(test)]
 mod protocol_tests;
 mod read;
@@ -32,4 +33,5 @@ mod zero;
 pub use cache::{Cache, CacheError, CacheOptions};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
+pub use mmap::MappedPages;
 pub use stats::CacheStats;

@@ -73,7 +73,7 @@ mod xattr;
 pub use casefold::fold_name;
 pub use dir::{DirEntry, NAME_MAX, ReadDir};
 pub use error::{Family, Fault, FsError, Result};
-pub use file::{Fallocate, FiemapExtent};
+pub use file::{Fallocate, FiemapExtent, MappedFile};
 pub use inode::{Inode, Metadata};
 pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};

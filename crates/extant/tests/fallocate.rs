@@ -5,10 +5,12 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use extant::{Fallocate, FiemapExtent, Fs, Inode, MountOptions, NewInode};
 use extant_base::Prng;
-use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
+use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice};
+use extant_testkit::crash::{self, Fate, History, Sampling};
 use extant_testkit::oracle::{LoopMount, e2fsck, mke2fs};
 use extant_testkit::{image, require, tempdir};
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -836,5 +838,111 @@ fn fiemap_tells_delayed_unwritten_inline_and_attributes() {
         let mut bytes = vec![0; 4];
         device.read_at(run.physical, &mut bytes).unwrap();
         assert_eq!(bytes, 0xea02_0000_u32.to_le_bytes(), "{run:?}");
+    }
+}
+
+/// What a crash may leave between two contents: everything moved or nothing; otherwise, byte by byte, the
+/// one or the other.
+fn between(found: &[u8], old: &[u8], new: &[u8], mode: Fallocate) -> Result<(), String> {
+    if found == old || found == new {
+        return Ok(());
+    }
+    if matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange) {
+        return Err(format!("{mode:?}: neither old nor new, {} bytes", found.len()));
+    }
+    if found.len() < old.len().min(new.len()) || found.len() > old.len().max(new.len()) {
+        return Err(format!("{mode:?}: {} bytes", found.len()));
+    }
+    let at = |bytes: &[u8], at: usize| bytes.get(at).copied().unwrap_or(0);
+    match (0..found.len()).find(|i| found[*i] != at(old, *i) && found[*i] != at(new, *i)) {
+        None => Ok(()),
+        Some(bad) => Err(format!("{mode:?}: byte {bad} is {:#x}", found[bad])),
+    }
+}
+
+#[test]
+fn a_crash_leaves_old_or_new_bytes_and_a_whole_file_system() {
+    // With blocks of 64 KiB so small an image has no log either.
+    let has_log = |layout: &&Layout| layout.2 && layout.0 != "no log" && layout.0 != "64K";
+    for layout in LAYOUTS.iter().filter(has_log) {
+        let base = require!(make(layout, 32));
+        let device = Arc::new(RecordingDevice::over(base.snapshot()));
+        let options = MountOptions::new().read_only(false).seed(3).background(false);
+        let fs = options.open_shared(Arc::clone(&device) as SharedDevice).unwrap();
+        let unit = layout.1;
+        let inode = create(&fs, "file");
+        let mut bytes = pattern(5 * unit as usize + 777, 1);
+        // No byte of it is what the device was filled with.
+        bytes.iter_mut().for_each(|byte| *byte &= 0x7f);
+        inode.write_at(0, &bytes).unwrap();
+        fs.sync().unwrap();
+        device.mark("written");
+        let mut turns = vec![(Fallocate::Unshare, bytes.clone())];
+        for (mode, start, len) in [
+            (Fallocate::Allocate { keep_size: false }, unit, 8 * unit),
+            (Fallocate::InsertRange, 2 * unit, 3 * unit),
+            (Fallocate::ZeroRange { keep_size: false }, unit + 100, 7 * unit),
+            (Fallocate::WriteZeroes, 7 * unit, 5 * unit + 9),
+            (Fallocate::CollapseRange, unit, 4 * unit),
+            (Fallocate::PunchHole, unit / 2, 3 * unit),
+        ] {
+            // Dirty data in and behind the range.
+            let data: Vec<u8> = pattern(unit as usize, len).iter().map(|b| b & 0x7f).collect();
+            let at = (start + unit / 2) as usize;
+            inode.write_at(at as u64, &data).unwrap();
+            bytes.resize(bytes.len().max(at + data.len()), 0);
+            bytes[at..at + data.len()].copy_from_slice(&data);
+            fs.sync().unwrap();
+            device.mark("dirtied");
+            turns.push((Fallocate::ZeroRange { keep_size: true }, bytes.clone()));
+            assert!(model(&mut bytes, mode, start..start + len, unit));
+            inode.fallocate(mode, start..start + len).unwrap();
+            fs.sync().unwrap();
+            device.mark("done");
+            turns.push((mode, bytes.clone()));
+        }
+        drop(inode);
+        fs.unmount().unwrap();
+        let history = History::of(&[&device]);
+        let sampling =
+            Sampling { samples: 6, whole: 1024..2048, one_cut_in: 2, ..Sampling::default() };
+        // Nor is a larger write torn that the superblock is part of: see `Sampling::whole`.
+        let tears_superblock = |(place, fate): &(usize, Fate)| {
+            let Some(event) = history.events().get(*place) else { return false };
+            let (offset, len) = event.record.range();
+            offset < 2048 && offset + len > 1024 && !matches!(fate, Fate::Kept | Fate::Lost)
+        };
+        let checked = AtomicU32::new(0);
+        let dir = tempdir().unwrap();
+        let report = crash::run(&history, &sampling, 2, None, |state| {
+            if state.marks == 0 || state.fates.iter().any(tears_superblock) {
+                return Ok(());
+            }
+            let device = Arc::new(state.devices[0].snapshot());
+            let options = MountOptions::new().read_only(false).seed(3).background(false);
+            let shared: SharedDevice = Arc::clone(&device) as SharedDevice;
+            let fs = options.open_shared(shared).map_err(|error| error.to_string())?;
+            let file = fs.resolve("/file").map_err(|error| error.to_string())?;
+            let found = file.read_all().map_err(|error| error.to_string())?;
+            let old = &turns[state.marks - 1].1;
+            let (mode, new) = turns.get(state.marks).unwrap_or(&turns[state.marks - 1]);
+            between(&found, old, new, *mode)?;
+            drop(file);
+            fs.unmount().map_err(|error| error.to_string())?;
+            if checked.fetch_add(1, Ordering::Relaxed).is_multiple_of(40) {
+                let path = dir.path().join(state.name());
+                image::save(&device, &path);
+                let report = e2fsck(&path).unwrap();
+                fs::remove_file(&path).unwrap();
+                if !report.is_clean() {
+                    return Err(report.text);
+                }
+            }
+            Ok(())
+        });
+        assert!(report.failures.is_empty(), "{}: {}", layout.0, report.failures[0]);
+        let states = checked.into_inner();
+        println!("{}: {states} states", layout.0);
+        assert!(states > 50, "{}: only {states} states", layout.0);
     }
 }

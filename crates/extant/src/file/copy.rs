@@ -178,6 +178,7 @@ impl Inode {
         }
         if !is_whole {
             let mapper = FileMapper { fs, node, file };
+            mapper.absorb()?;
             file.cache.zero(&mapper, at..end.min(size))?;
         }
         if end > size {

@@ -186,6 +186,7 @@ impl Change<'_> {
         if bits & 0o6000 != 0 {
             self.inode.take_set_id(bits)?;
         }
+        self.mapper.absorb()?;
         let changed = match mode {
             Fallocate::Allocate { keep_size } => self.allocate(range, keep_size),
             Fallocate::PunchHole => self.punch(range),
@@ -197,7 +198,8 @@ impl Change<'_> {
         };
         // A size or times that are not stored, or zeroed edges.
         self.mapper.fs.note_dirty(self.node(), self.file());
-        changed
+        let shown = self.mapper.refresh();
+        changed.and(shown)
     }
 
     fn check_range(&self, mode: Fallocate, range: &Range<u64>) -> Result<()> {

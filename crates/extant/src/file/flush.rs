@@ -75,7 +75,7 @@ impl Fs {
         if file.unflushed.load(Ordering::Acquire) {
             self.volume().writer()?.dirty_files().unflushed.store(true, Ordering::Release);
         }
-        if file.cache.is_dirty() || file.stamp().is_some() {
+        if file.cache.is_dirty() || file.stamp().is_some() || file.is_mapped_writable() {
             self.note_dirty(node, file);
         }
         stored
@@ -159,7 +159,8 @@ impl Fs {
         for _ in 0..writer.dirty_files().len() {
             let Some(node) = writer.dirty_files().take(Duration::MAX) else { break };
             // One file's error does not keep the others from the device.
-            if let Err(error) = self.flush_file(&node, u64::MAX) {
+            let absorbed = self.absorb_maps(&node);
+            if let Err(error) = self.flush_file(&node, u64::MAX).and(absorbed) {
                 first.get_or_insert(error);
             }
         }
@@ -177,7 +178,8 @@ impl Fs {
             let Some(node) = before.and_then(|before| writer.dirty_files().take(before)) else {
                 break;
             };
-            self.flush_file(&node, u64::MAX)?;
+            let absorbed = self.absorb_maps(&node);
+            self.flush_file(&node, u64::MAX).and(absorbed)?;
         }
         Ok(())
     }
@@ -208,6 +210,12 @@ impl Inode {
 
     /// The contents of a regular file and, unless only `data` counts, its attributes.
     pub(crate) fn sync_contents(&self, data: bool) -> Result<()> {
+        self.fs().absorb_maps(self.node())?;
+        self.sync_stored(data)
+    }
+
+    /// [`sync_contents`](Self::sync_contents) without what maps may have been stored to.
+    pub(super) fn sync_stored(&self, data: bool) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let node = self.node();
         let mut flushes = false;

@@ -200,6 +200,7 @@ impl Inode {
         let becomes = file.size() == 0
             && self.volume().features().has_incompat(Incompat::INLINE_DATA)
             && !file.cache.is_dirty()
+            && !file.is_mapped()
             && node.with(|data| map::may_be_inline(self.volume(), data));
         if is_inline || becomes {
             let bytes: Vec<u8> = parts.clone().flatten().copied().collect();
@@ -208,6 +209,10 @@ impl Inode {
             }
         }
         let mapper = FileMapper { fs, node, file };
+        if offset > file.size() {
+            // Stores behind the end are no contents (P13).
+            mapper.absorb()?;
+        }
         let mut done = 0;
         for part in parts {
             let part = &part[..part.len().min((room - done) as usize)];

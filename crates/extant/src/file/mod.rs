@@ -9,7 +9,7 @@
 //! ```text
 //! io       read, write, append           resize   truncate, both ways
 //! copy     from file to file             fallocate   space for ranges, all modes
-//! query    where data and holes are
+//! query    where data and holes are      mapped   files as memory of the program
 //! flush    sync, the list of dirty files, limits
 //! mapper   what is behind a range, where delayed data goes, how it gets into the map
 //! state    both sizes, times to store    delayed  blocks without an address yet
@@ -20,6 +20,7 @@ mod delayed;
 mod fallocate;
 mod flush;
 mod io;
+mod mapped;
 mod mapper;
 mod query;
 mod resize;
@@ -27,6 +28,7 @@ mod state;
 
 pub use fallocate::Fallocate;
 pub(crate) use flush::DirtyFiles;
+pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;
 pub use query::FiemapExtent;
 pub(crate) use resize::resize;

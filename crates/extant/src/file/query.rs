@@ -125,7 +125,7 @@ impl Inode {
             return self.list_runs(self, &range, most);
         }
         let node = self.node();
-        if sync && node.file_state().get().is_some() {
+        if sync && node.file_in_use().is_some() {
             self.fs().with_mapper(node, |mapper| {
                 mapper.file.cache.write_back(mapper, 0..u64::MAX >> 1)
             })?;
@@ -185,7 +185,7 @@ impl Inode {
             let what = "block past the largest device";
             block_size.offset_of(block).ok_or(FsError::InvalidArgument { what })
         };
-        let file = self.node().file_state().get();
+        let file = self.node().file_in_use();
         // Held over the lookup: writeback may publish at the same time.
         let delayed = file.map(|file| file.map.read());
         let mut end = end;

@@ -45,7 +45,10 @@ pub(crate) fn resize(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
         file.mapping_changed();
         return Ok(());
     }
-    if size > old { grow(&mapper, size) } else { shrink(&mapper, size) }
+    mapper.absorb()?;
+    let resized = if size > old { grow(&mapper, size) } else { shrink(&mapper, size) };
+    let shown = mapper.refresh();
+    resized.and(shown)
 }
 
 fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {

@@ -13,12 +13,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use extant_format::inode::FileKind;
 use extant_format::time::Timestamp;
-use extant_iomap::{Cache, Cookie, FileCache};
+use extant_iomap::{Cache, Cookie, FileCache, MappedPages};
 use extant_sync::{Mutex, Rank, RwLock};
 
 use super::delayed::Delayed;
@@ -51,6 +51,9 @@ pub(crate) struct FileState {
     pub(crate) unflushed: AtomicBool,
     /// On the list of dirty files.
     pub(crate) is_listed: AtomicBool,
+    /// Parts that programs have mapped, and how many.
+    pub(super) maps: Mutex<Vec<Arc<MappedPages>>>,
+    pub(super) map_count: AtomicUsize,
 }
 
 impl FileState {
@@ -65,6 +68,8 @@ impl FileState {
             stamp: AtomicU64::new(0),
             unflushed: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
+            maps: Mutex::new(Rank::Leaf, Vec::new()),
+            map_count: AtomicUsize::new(0),
         }
     }
 
