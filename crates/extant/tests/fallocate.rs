@@ -91,7 +91,7 @@ fn model(bytes: &mut Vec<u8>, mode: Fallocate, range: std::ops::Range<u64>, unit
             bytes[start.min(size)..end.min(size)].fill(0);
         }
         Fallocate::CollapseRange | Fallocate::InsertRange => {
-            if range.start % unit != 0 || range.end % unit != 0 {
+            if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) {
                 return false;
             }
             if mode == Fallocate::CollapseRange {
@@ -828,7 +828,7 @@ fn fiemap_tells_delayed_unwritten_inline_and_attributes() {
     same(&stored, &pattern(4096, 1), "stored");
     assert!(inode.fiemap_xattrs().unwrap().is_empty());
     inode.set_xattr("user.a", b"some value", extant::XattrMode::Any).unwrap();
-    inode.set_xattr("user.b", &[7; 700], extant::XattrMode::Any).unwrap();
+    inode.set_xattr("user.b", [7; 700], extant::XattrMode::Any).unwrap();
     let runs = inode.fiemap_xattrs().unwrap();
     assert_eq!(runs.len(), 2, "{runs:?}");
     assert!(runs[0].is_inline && runs[1].is_last, "{runs:?}");
