@@ -35,7 +35,12 @@ fn storm(options: Options, rounds: u64) {
             s.spawn("writer", move || {
                 let _ends = Ends(ended_ref);
                 let mut prng = Prng::new(writer);
-                for _ in 0..rounds {
+                // Until the readers have had their share as well.
+                let mut round = 0;
+                while (round < rounds || reads_ref.load(Ordering::Relaxed) < rounds / 4)
+                    && !ended_ref.load(Ordering::Relaxed)
+                {
+                    round += 1;
                     let file = &files[prng.below(FILES as u64) as usize];
                     let at = prng.below(RECORDS) * RECORD;
                     match prng.below(12) {
@@ -54,6 +59,7 @@ fn storm(options: Options, rounds: u64) {
         }
         for reader in 0..2 {
             s.spawn("reader", move || {
+                let ends = Ends(ended_ref);
                 let mut prng = Prng::new(100 + reader);
                 while !ended_ref.load(Ordering::Relaxed) {
                     let file = &files[prng.below(FILES as u64) as usize];
@@ -65,6 +71,7 @@ fn storm(options: Options, rounds: u64) {
                     assert_eq!(mixed, None, "half a write in the record at {at}");
                     reads_ref.fetch_add(1, Ordering::Relaxed);
                 }
+                drop(ends);
             })
             .unwrap();
         }
@@ -90,7 +97,7 @@ fn storm(options: Options, rounds: u64) {
         .unwrap();
     })
     .unwrap();
-    assert!(reads.load(Ordering::Relaxed) > 0);
+    assert!(reads.load(Ordering::Relaxed) >= rounds / 4);
     for file in files {
         file.sync().unwrap();
         let wanted = file.read_all().unwrap();
@@ -107,7 +114,7 @@ fn storms(change: impl Fn(&mut Options)) {
         let mut options =
             Options { alloc, cache_bytes: 1 << 20, run_max: 40, ..Options::default() };
         change(&mut options);
-        storm(options, 700);
+        storm(options, 2500);
     }
 }
 
