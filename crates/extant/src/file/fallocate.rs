@@ -419,6 +419,8 @@ impl Change<'_> {
     fn punch(&self, range: &Range<u64>) -> Result<()> {
         let size = self.file().size();
         if range.start >= size {
+            // Nothing is there, but it was asked for.
+            self.file().touch(self.volume().writer()?.now());
             return Ok(());
         }
         let page = PAGE_BYTES.max(1 << self.bits());
@@ -568,6 +570,12 @@ impl Change<'_> {
         Ok(())
     }
 
+    /// Blocks have another place in the file, as of this transaction.
+    fn moved(&self, txn: &Txn<'_>) {
+        self.file().mapping_changed();
+        self.file().moved_by.store(txn.tid(), Ordering::Release);
+    }
+
     fn collapse(&self, range: &Range<u64>) -> Result<()> {
         let (by, blocks) = (self.distance(range)?, self.outer(range));
         let _kept_out = self.empty_cache(blocks.start)?;
@@ -575,13 +583,13 @@ impl Change<'_> {
         let mut txn = self.begin(REMOVE_STEP_CREDITS)?;
         let removed =
             map::remove(&mut txn, self.mapper.fs, self.node(), blocks.clone(), Purpose::Data);
-        self.file().mapping_changed();
+        self.moved(&txn);
         removed?;
         let mut at = blocks.end;
         loop {
             txn.ensure(BASE_CREDITS + SHIFT_STEP_CREDITS)?;
             let moved = map::shift_down(&mut txn, self.node(), at, by);
-            self.file().mapping_changed();
+            self.moved(&txn);
             let progress = moved?;
             if progress.done {
                 break;
@@ -609,7 +617,7 @@ impl Change<'_> {
         let mut end = FILE_BLOCKS_END;
         loop {
             let moved = map::shift_up(&mut txn, self.node(), (from, end), by);
-            self.file().mapping_changed();
+            self.moved(&txn);
             let progress = moved?;
             if end == FILE_BLOCKS_END {
                 self.set_size(&mut txn, size)?;

@@ -214,6 +214,18 @@ impl FileMapper<'_> {
         txn.update(self.node, |data| data.record.size = data.record.size.max(size))
     }
 
+    /// Makes it durable that blocks were moved, before something is written over them: it would show at
+    /// their old place after a crash.
+    fn settle_moves(&self) -> Result<()> {
+        let tid = self.file.moved_by.load(Ordering::Acquire);
+        if tid != 0 {
+            self.volume().writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
+            // Writeback is kept out while blocks are moved.
+            self.file.moved_by.store(0, Ordering::Release);
+        }
+        Ok(())
+    }
+
     fn unpin(&self, placements: &[Placement]) {
         let Ok(writer) = self.volume().writer() else { return };
         for placement in placements {
@@ -371,6 +383,7 @@ impl Mapper for FileMapper<'_> {
         let blocks = at..piece.file_end().min(end);
         Ok(match piece.kind {
             MappingKind::Mapped(block) => {
+                self.settle_moves()?;
                 self.placement(blocks, self.address(block)?, Placed::Over)
             }
             MappingKind::Unwritten(block) => {

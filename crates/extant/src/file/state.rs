@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use extant_format::inode::FileKind;
@@ -49,6 +49,9 @@ pub(crate) struct FileState {
     stamp: AtomicU64,
     /// Data went to the device and no commit has been asked for since.
     pub(crate) unflushed: AtomicBool,
+    /// The transaction that moved blocks within the file; 0 when it is durable. Until then a crash
+    /// brings them back to where they were, so nothing may be written over them.
+    pub(crate) moved_by: AtomicU32,
     /// On the list of dirty files.
     pub(crate) is_listed: AtomicBool,
     /// Parts that programs have mapped, and how many.
@@ -67,6 +70,7 @@ impl FileState {
             cache: FileCache::new(cache),
             stamp: AtomicU64::new(0),
             unflushed: AtomicBool::new(false),
+            moved_by: AtomicU32::new(0),
             is_listed: AtomicBool::new(false),
             maps: Mutex::new(Rank::Leaf, Vec::new()),
             map_count: AtomicUsize::new(0),
