@@ -49,6 +49,8 @@ pub struct CacheOptions {
     pub dirty_max: u64,
     /// For tests: zeroing writes back what is dirty first, as kernels before 6.13 did.
     pub flush_before_zero: bool,
+    /// For tests: writeback publishes first and writes the data then.
+    pub publish_before_data: bool,
 }
 
 impl CacheOptions {
@@ -61,6 +63,7 @@ impl CacheOptions {
             dirty_background: 0,
             dirty_max: 0,
             flush_before_zero: false,
+            publish_before_data: false,
         }
     }
 }

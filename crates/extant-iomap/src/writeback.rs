@@ -209,7 +209,9 @@ impl FileCache {
                         break 'runs;
                     }
                 };
-                if let Err(error) = self.send(mapper, &batch[first..end], &placement) {
+                if !self.cache.options.publish_before_data
+                    && let Err(error) = self.send(mapper, &batch[first..end], &placement)
+                {
                     mapper.give_back(&[placement]);
                     failed = Some(error);
                     break 'runs;
@@ -226,6 +228,11 @@ impl FileCache {
         };
         done.size_to = size_to.min(good_to);
         let published = if good_to == 0 { Ok(()) } else { mapper.publish(&done) };
+        if self.cache.options.publish_before_data {
+            for placement in &done.placements {
+                self.send(mapper, batch, placement)?;
+            }
+        }
         let good_to = if published.is_ok() { good_to } else { 0 };
         self.finish(batch, good_to);
         match (published, failed) {

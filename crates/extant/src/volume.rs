@@ -81,6 +81,8 @@ pub(crate) struct DataCache {
     pub(crate) folio_max_log2: u32,
     /// For tests: zeroing writes back first.
     pub(crate) flush_before_zero: bool,
+    /// For tests: what points to data is committed before the data is written.
+    pub(crate) publish_before_data: bool,
 }
 
 impl Evict for Arc<Slot> {
@@ -255,12 +257,19 @@ impl Volume {
         if let Some(cache) = self.page_cache.get() {
             return Ok(cache);
         }
-        let DataCache { bytes, folio_max_log2, flush_before_zero } = self.data_cache;
+        let DataCache { bytes, folio_max_log2, flush_before_zero, publish_before_data } =
+            self.data_cache;
         let mut options = extant_iomap::CacheOptions::new(bytes, self.block_size.log2());
         options.folio_max_log2 = folio_max_log2;
         options.flush_before_zero = flush_before_zero;
+        options.publish_before_data = publish_before_data;
         let cache = extant_iomap::Cache::new(options)?;
         Ok(self.page_cache.get_or_init(|| cache))
+    }
+
+    /// For tests: whether writeback does its steps in the wrong order.
+    pub(crate) fn publishes_before_data(&self) -> bool {
+        self.data_cache.publish_before_data
     }
 
     /// The cache of file contents, if a file has been used.

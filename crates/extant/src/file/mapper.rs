@@ -395,6 +395,11 @@ impl Mapper for FileMapper<'_> {
 
     fn publish(&self, done: &Done) -> Result<()> {
         let published = self.publish_all(done);
+        if self.volume().publishes_before_data() && published.is_ok() {
+            // As another thread's sync could at this moment.
+            let journal = self.volume().writer()?.journal();
+            journal.commit(journal.running()).map_err(FsError::from_journal)?;
+        }
         // Those that are in the map have no pin any more.
         self.unpin(&done.placements);
         published

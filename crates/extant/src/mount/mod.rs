@@ -98,6 +98,7 @@ impl Default for MountOptions {
                 bytes: 256 << 20,
                 folio_max_log2: 21,
                 flush_before_zero: false,
+                publish_before_data: false,
             },
             verify_checksums: true,
             read_limit: 1 << 30,
@@ -185,6 +186,15 @@ impl MountOptions {
     #[must_use]
     pub fn flush_before_zero(mut self, flush: bool) -> MountOptions {
         self.data_cache.flush_before_zero = flush;
+        self
+    }
+
+    /// For tests: writeback puts blocks into the map, and commits that, before their data is on the
+    /// device.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn publish_before_data(mut self, publish: bool) -> MountOptions {
+        self.data_cache.publish_before_data = publish;
         self
     }
 
