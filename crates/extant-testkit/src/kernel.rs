@@ -12,11 +12,11 @@ use std::path::{Path as OsPath, PathBuf};
 
 use crate::model::{
     Content, FileKind, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Space, Special,
-    Tree,
-    Which, XattrWrite, written,
+    Tree, Which, XattrWrite, written,
 };
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec,
+    Timestamps, XattrFlags,
 };
 
 /// A mounted directory in which operations are done, as root and with an umask of 0.
@@ -157,11 +157,8 @@ impl Kernel {
             }
             Op::SetProject { .. } => Err(rustix::io::Errno::OPNOTSUPP),
             Op::Write { path, offset, len, seed } => {
-                let file = File::from(rustix::fs::open(
-                    self.at(path),
-                    OFlags::WRONLY,
-                    Mode::empty(),
-                )?);
+                let file =
+                    File::from(rustix::fs::open(self.at(path), OFlags::WRONLY, Mode::empty())?);
                 file.write_all_at(&written(*seed, *offset, *len), *offset).map_err(errno)
             }
             Op::Append { path, len, seed } => {

@@ -11,7 +11,8 @@ use extant_testkit::model::{FileKind, Generator, Model, Node, Op, Outcome, Profi
 use extant_testkit::proof::{Base, EPOCH, Proof, Target, record};
 use extant_testkit::sim::{Plan, run_threads, simulate};
 
-const RULES: Rules = Rules { times: true, crtime: true, project: false, full: false, contents: false };
+const RULES: Rules =
+    Rules { times: true, crtime: true, project: false, full: false, contents: false };
 const SLOT_BYTES: usize = 2048;
 
 #[derive(Clone, Copy, PartialEq, Debug)]

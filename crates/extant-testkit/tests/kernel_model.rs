@@ -7,7 +7,8 @@ use extant_testkit::kernel::{Kernel, snapshot, snapshot_with_times};
 use extant_testkit::model::{FileKind, Generator, Model, NodeId, Profile, Rules, Tree};
 use extant_testkit::{oracle, require, tempdir};
 
-const RULES: Rules = Rules { times: false, crtime: false, project: false, full: false, contents: false };
+const RULES: Rules =
+    Rules { times: false, crtime: false, project: false, full: false, contents: false };
 
 /// Flags of what `ioctl` does not reach are as the model says.
 fn blank_flags(tree: &mut Tree) {
@@ -25,12 +26,13 @@ fn linux_agrees_with_the_model() {
     let image = dir.path().join("image");
     require!(oracle::mke2fs(&image, "64M", &["-t", "ext4"]));
     let mount = require!(oracle::LoopMount::read_write(&image));
-    for seed in 1..=6u64 {
+    for seed in 1..=9u64 {
         let root = mount.path().join(format!("seed{seed}"));
         fs::create_dir(&root).unwrap();
         let mut kernel = Kernel::new(root.clone());
         let mut model = Model::new(snapshot(&root), RULES);
         let profile = match seed % 3 {
+            _ if seed > 6 => Profile { sync_one_in: 0, ..Profile::contents() },
             0 => Profile { sync_one_in: 0, ..Profile::big_directory() },
             _ => Profile { sync_one_in: 0, ..Profile::default() },
         };
@@ -78,12 +80,13 @@ fn linux_changes_the_times_that_the_model_changes() {
     let image = dir.path().join("image");
     require!(oracle::mke2fs(&image, "16M", &["-t", "ext4"]));
     let mount = require!(oracle::LoopMount::read_write(&image));
-    for seed in 20..22u64 {
+    for seed in 20..24u64 {
         let root = mount.path().join(format!("seed{seed}"));
         fs::create_dir(&root).unwrap();
         let mut kernel = Kernel::new(root.clone());
         let mut model = Model::new(snapshot(&root), Rules { times: true, ..RULES });
-        let profile = Profile { sync_one_in: 0, entries_max: 25, ..Profile::default() };
+        let profile = if seed < 22 { Profile::default() } else { Profile::contents() };
+        let profile = Profile { sync_one_in: 0, entries_max: 25, ..profile };
         let mut generator = Generator::new(seed, profile);
         let mut before = times(&model.tree, &snapshot_with_times(&root));
         for step in 0..400 {

@@ -34,7 +34,8 @@ use rustix::mount::MountFlags;
 use target::{Extant, in_full};
 
 /// What is compared between two ways to replay.
-const ALL: Rules = Rules { times: true, crtime: true, project: false, full: false, contents: false };
+const ALL: Rules =
+    Rules { times: true, crtime: true, project: false, full: false, contents: false };
 /// What operations are followed by: the kernel's clock cannot be foreseen.
 const TIMELESS: Rules = Rules { times: false, ..ALL };
 /// Copies that must be tried again because something was written meanwhile.

@@ -269,7 +269,9 @@ impl Model {
                 self.fallocate(path, *space, *offset, *len)
             }
             Op::Sync | Op::Release { .. } | Op::Tick { .. } => Ok(()),
-            Op::Fsync { path } | Op::Fdatasync { path } | Op::Hold { path, .. } => self.find(path).map(drop),
+            Op::Fsync { path } | Op::Fdatasync { path } | Op::Hold { path, .. } => {
+                self.find(path).map(drop)
+            }
         }
     }
 

@@ -65,13 +65,13 @@ struct Floor {
 
 /// A moment that is judged.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     /// Operations that the names that were found are after.
-    pub(super) names: usize,
+    pub(crate) names: usize,
     /// Operations that had begun.
-    pub(super) begun: usize,
+    pub(crate) begun: usize,
     /// Marks before the cut.
-    pub(super) marks: usize,
+    pub(crate) marks: usize,
 }
 
 /// The contents of all files at all times.
@@ -115,10 +115,15 @@ impl Contents {
 
     /// Notes an operation that the model has followed, the one that makes it `count`.
     pub(crate) fn note(&mut self, model: &Model, op: &Op, count: usize) {
+        self.note_in(&model.tree, model, op, count);
+    }
+
+    /// [`note`](Self::note) where names count as `seen` has them.
+    pub(crate) fn note_in(&mut self, seen: &Tree, model: &Model, op: &Op, count: usize) {
         let Some(path) = op.changes_contents_of() else {
             match self.names.last() {
                 Some(last) if !op.changes_names() => self.names.push(Arc::clone(last)),
-                _ => self.look(&model.tree, count),
+                _ => self.look(seen, count),
             }
             return;
         };
@@ -173,7 +178,7 @@ impl Contents {
 
     /// D1 to D5 of a tree that was found, whose names are as `at` says. `unit` is the size of a block, or
     /// of a cluster if there are some.
-    pub(super) fn judge(&self, tree: &Tree, at: Moment, unit: u64) -> Result<(), String> {
+    pub(crate) fn judge(&self, tree: &Tree, at: Moment, unit: u64) -> Result<(), String> {
         let Some(wanted) = self.names.get(at.names) else {
             return Err(format!("no names after {} operations", at.names));
         };

@@ -221,7 +221,8 @@ impl<'a, T: Target> Proof<'a, T> {
             // older ones, e2fsck and extant do not. Nobody was promised anything yet.
             let torn = |(_, fate): &(usize, Fate)| !matches!(fate, Fate::Kept | Fate::Lost);
             let torn = state.fates.iter().any(torn);
-            let (found, theirs) = (comparable(&found, rules), theirs.map(|t| comparable(&t, rules)));
+            let (found, theirs) =
+                (comparable(&found, rules), theirs.map(|t| comparable(&t, rules)));
             if let Some(theirs) = theirs.filter(|tree| tree.fingerprint() != found.fingerprint())
                 && !(torn && verdict(state.marks, &theirs).is_ok())
             {
@@ -404,7 +405,7 @@ fn judge(
 ) -> Result<(), String> {
     let print = recorded.rules.print(tree);
     let same = |count: &usize| recorded.prints.get(*count) == Some(&print);
-    let mut wrong = None;
+    let mut wrong: Vec<String> = Vec::new();
     // Newest first: of operations that change contents only, most states are after all of them.
     for count in allowed.clone().rev().filter(same) {
         if !recorded.rules.contents {
@@ -413,12 +414,14 @@ fn judge(
         let at = Moment { names: count, begun: allowed.end - 1, marks };
         match recorded.contents.judge(tree, at, recorded.unit) {
             Ok(()) => return Ok(()),
-            Err(text) => wrong = wrong.or(Some(text)),
+            Err(text) => wrong.push(text),
         }
     }
-    if let Some(text) = wrong {
+    if !wrong.is_empty() {
+        // One of them is nearest to what happened.
+        wrong.truncate(4);
         let ops = tail(&recorded.ops, &recorded.answers, allowed.end - 1);
-        return Err(format!("{text}\n{ops}"));
+        return Err(format!("{}\n{ops}", wrong.join("\nor: ")));
     }
     let elsewhere = recorded.prints.iter().position(|other| *other == print);
     let mut text = match elsewhere {

@@ -30,9 +30,10 @@ mod contents;
 mod judge;
 mod record;
 
+pub use contents::Contents;
+pub(crate) use contents::Moment;
 pub use judge::{Counts, Proof, explain};
 pub use record::{Base, Recorded, Step, record, record_with};
-pub use contents::Contents;
 pub(crate) use record::{Progress, recorders};
 
 use std::collections::HashMap;

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use extant_block::{RecordingDevice, SharedDevice};
 use extant_sync::{FixedClock, threads};
 
 use crate::crash::History;
 use crate::model::{FileKind, Generator, Model, NewNode, Node, Op, Path, Profile, Rules, Tree};
-use crate::proof::{Base, EPOCH, Step, Target, recorders};
+use crate::proof::{Base, Contents, EPOCH, Moment, Step, Target, recorders};
 
 /// The directory that all clients use.
 const SHARED: &str = "shared";
@@ -18,12 +19,22 @@ const SHARED: &str = "shared";
 pub struct Concurrent {
     /// What happened to the devices.
     pub history: History,
-    /// Of each client the fingerprints of its view: before its first operation, and after each.
-    prints: Vec<Vec<u64>>,
+    /// Of each client what it should see.
+    clients: Vec<Client>,
     /// At each mark: the client, and how far it was.
     marks: Vec<(usize, Step)>,
     /// Operations of all clients.
     pub ops: usize,
+    rules: Rules,
+    unit: u64,
+}
+
+/// What one client did.
+#[derive(Clone, Debug)]
+struct Client {
+    /// Fingerprints of its view: before its first operation, and after each.
+    prints: Vec<u64>,
+    contents: Contents,
 }
 
 impl Concurrent {
@@ -37,20 +48,38 @@ impl Concurrent {
             // Their directories were only being made.
             return Ok(());
         }
-        let mut known = vec![Step { begun: 0, synced: 0 }; self.prints.len()];
+        let mut known = vec![Step { begun: 0, synced: 0 }; self.clients.len()];
+        // Marks of each client so far.
+        let mut own = vec![0; self.clients.len()];
         for (client, step) in self.marks.iter().take(marks) {
             known[*client] = *step;
+            own[*client] += 1;
         }
-        for (client, (prints, step)) in self.prints.iter().zip(known).enumerate() {
-            let print = view(tree, client).fingerprint();
-            let allowed = prints.get(step.synced..=step.begun.min(prints.len() - 1));
-            if !allowed.is_some_and(|allowed| allowed.contains(&print)) {
-                let at = prints.iter().position(|other| *other == print);
-                return Err(format!(
-                    "client {client}: {at:?} operations are there; allowed are {}..={}",
-                    step.synced, step.begun
-                ));
+        for (number, (client, step)) in self.clients.iter().zip(known).enumerate() {
+            let view = view(tree, number);
+            let print = self.rules.print(&view);
+            let prints = &client.prints;
+            let allowed = step.synced..step.begun.min(prints.len() - 1) + 1;
+            let mut wrong = None;
+            let is_there = allowed.rev().filter(|count| prints[*count] == print).any(|names| {
+                if !self.rules.contents {
+                    return true;
+                }
+                let at = Moment { names, begun: step.begun, marks: own[number] };
+                let judged = client.contents.judge(&view, at, self.unit);
+                judged.map_err(|text| wrong = wrong.take().or(Some(text))).is_ok()
+            });
+            if is_there {
+                continue;
             }
+            if let Some(text) = wrong {
+                return Err(format!("client {number}: {text}"));
+            }
+            let at = prints.iter().position(|other| *other == print);
+            return Err(format!(
+                "client {number}: {at:?} operations are there; allowed are {}..={}",
+                step.synced, step.begun
+            ));
         }
         Ok(())
     }
@@ -108,7 +137,7 @@ pub fn run_threads<T: Target>(
     let shared: Vec<SharedDevice> =
         recorders.iter().map(|r| Arc::clone(r) as SharedDevice).collect();
     let clock = Arc::new(FixedClock::at(EPOCH, 0));
-    let fs = target.mount(&shared, clock)?;
+    let fs = target.mount(&shared, Arc::clone(&clock))?;
     let new = NewNode { permissions: 0o755, uid: 0, gid: 0 };
     let mut none = HashMap::new();
     for name in std::iter::once(SHARED.to_owned()).chain((0..clients).map(own)) {
@@ -119,7 +148,7 @@ pub fn run_threads<T: Target>(
     synced.map_err(|errno| format!("the first sync: error {errno}"))?;
     let devices: Vec<&RecordingDevice> = recorders.iter().map(|r| &**r).collect();
     let start = target.snapshot(&fs, &rules)?;
-    let client = |number: usize| -> Result<Vec<u64>, String> {
+    let client = |number: usize| -> Result<Client, String> {
         let mut model = Model::new(start.clone(), rules);
         let profile = Profile {
             below: Path::of(&own(number)),
@@ -128,32 +157,44 @@ pub fn run_threads<T: Target>(
         };
         let mut generator = Generator::new(seed ^ (number as u64 + 1) << 32, profile);
         let mut slots = HashMap::new();
-        let mut prints = vec![view(&model.tree, number).fingerprint()];
+        let first = view(&model.tree, number);
+        let mut prints = vec![rules.print(&first)];
+        let mut contents = Contents::new(&first);
         let mut step = Step { begun: 0, synced: 0 };
-        let mark = |step: Step| recorders[0].mark(&format!("{number} {}", step.mark()));
+        let mut marks = 0;
+        let mut mark = |step: Step| {
+            recorders[0].mark(&format!("{number} {}", step.mark()));
+            marks += 1;
+            marks
+        };
         for at in 0..steps {
             let op = generator.next_op(&model);
+            clock.advance(Duration::from_secs(op.seconds().into()));
             step.begun = at + 1;
             mark(step);
             let answer = target.apply(&fs, &mut slots, &op);
             let covered = match (&op, answer) {
                 (Op::Sync, Ok(())) => Some(at + 1),
                 (Op::Fsync { path }, Ok(())) => model.changed_by(path),
+                (Op::Fdatasync { path }, Ok(())) => model.named_by(path),
                 _ => None,
             };
             model.follow(&op, answer).map_err(|wanted| {
                 format!("client {number}: {op}: answered {answer:?} instead of {wanted:?}")
             })?;
-            prints.push(view(&model.tree, number).fingerprint());
+            let seen = view(&model.tree, number);
+            prints.push(rules.print(&seen));
+            contents.note_in(&seen, &model, &op, at + 1);
             if let Some(covered) = covered {
                 step.synced = step.synced.max(covered);
-                mark(step);
+                let marks = mark(step);
+                contents.synced(&model, &op, answer, (marks, at + 1));
             }
         }
-        Ok(prints)
+        Ok(Client { prints, contents })
     };
     let results = threads::workers("client", clients, client).map_err(|e| e.to_string())?;
-    let prints = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let each = results.into_iter().collect::<Result<Vec<_>, _>>()?;
     let found = target.snapshot(&fs, &rules)?;
     let history = History::of(&devices);
     let parse = |text: &str| {
@@ -162,14 +203,15 @@ pub fn run_threads<T: Target>(
         (next(), Step { begun: next(), synced: next() })
     };
     let marks = history.marks().map(parse).collect();
-    let done = Concurrent { history, prints, marks, ops: clients * steps };
+    let (ops, unit) = (clients * steps, base.unit);
+    let done = Concurrent { history, clients: each, marks, ops, rules, unit };
     let mut at_end = done.marks.clone();
     at_end.extend((0..clients).map(|client| (client, Step { begun: steps, synced: steps })));
     let whole = Concurrent {
         history: History::of(&devices),
-        prints: done.prints.clone(),
+        clients: done.clients.clone(),
         marks: at_end,
-        ops: done.ops,
+        ..done
     };
     whole.judge(usize::MAX, &found).map_err(|text| format!("at the end: {text}"))?;
     Ok((done, fs))

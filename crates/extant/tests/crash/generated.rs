@@ -106,8 +106,7 @@ fn a_log_that_wraps_survives_every_cut() {
 
 #[test]
 fn contents_survive_every_cut() {
-    let sampling =
-        Sampling { exhaustive_max: 3, samples: 10, tears: 3, one_cut_in: 4, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 8, ..crate::states() };
     let load = Load {
         name: "contents_survive_every_cut",
         layouts: WRITTEN,
@@ -121,7 +120,7 @@ fn contents_survive_every_cut() {
 #[test]
 #[ignore = "takes minutes: 100,000 states"]
 fn many_contents_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 4, samples: 20, tears: 9, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 4, samples: 20, tears: 6, ..crate::states() };
     let load = Load {
         name: "many_contents_survive_every_cut",
         layouts: WRITTEN,

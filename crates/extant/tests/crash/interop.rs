@@ -21,7 +21,8 @@ use rustix::mount::MountFlags;
 use crate::layouts::Loop;
 use crate::target::Extant;
 
-const RULES: Rules = Rules { times: true, crtime: true, project: false, full: false, contents: false };
+const RULES: Rules =
+    Rules { times: true, crtime: true, project: false, full: false, contents: false };
 /// Copies that must be tried again because something was written meanwhile.
 const COPIES_MAX: usize = 50;
 

@@ -24,7 +24,7 @@ pub(crate) struct Layout {
     /// Every free block holds 0xA5, so that bytes which nobody wrote are seen.
     stale: bool,
     /// Bytes of a block, or of a cluster if there are some.
-    unit: u64,
+    pub(crate) unit: u64,
 }
 
 impl Layout {
@@ -151,8 +151,12 @@ pub(crate) const WRITTEN: &[Layout] = &[
     Layout::new("blocks of 2K", "12M", &["-t", "ext4", "-b", "2048", "-N", "256", "-J", "size=2"])
         .stale(2048),
     // The smallest that mke2fs gives a journal.
-    Layout::new("blocks of 64K", "136M", &["-t", "ext4", "-b", "65536", "-N", "256", "-J", "size=64"])
-        .stale(65536),
+    Layout::new(
+        "blocks of 64K",
+        "136M",
+        &["-t", "ext4", "-b", "65536", "-N", "256", "-J", "size=64"],
+    )
+    .stale(65536),
     Layout::new(
         "clusters",
         "16M",
@@ -167,8 +171,11 @@ pub(crate) const WRITTEN: &[Layout] = &[
     .stale(1024),
     Layout::new("indirect", "8M", &["-t", "ext3", "-b", "1024", "-N", "512", "-J", "size=1"])
         .stale(1024),
-    Layout { external: true, ..Layout::new("journal outside", "8M", &["-t", "ext4", "-b", "1024"]) }
-        .stale(1024),
+    Layout {
+        external: true,
+        ..Layout::new("journal outside", "8M", &["-t", "ext4", "-b", "1024"])
+    }
+    .stale(1024),
     Layout::new(
         "orphans in a file",
         "8M",
@@ -190,7 +197,8 @@ pub(crate) const WRITTEN: &[Layout] = &[
 fn contents(root: &Path) {
     let make = |name: &str, len: usize, hole: usize| {
         // Each file's bytes are its own.
-        let seed = name.bytes().fold(1 << 63, |seed: u64, byte| seed.rotate_left(7) ^ u64::from(byte));
+        let seed =
+            name.bytes().fold(1 << 63, |seed: u64, byte| seed.rotate_left(7) ^ u64::from(byte));
         let bytes = written(seed, 0, len as u64);
         let mut all = vec![0; hole];
         all.extend(&bytes);
@@ -275,7 +283,8 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
         devices.push(image::load(&journal));
     }
     let crtime = !layout.arguments.contains(&"128");
-    let rules = Rules { times: true, crtime, project: layout.project, full: false, contents: layout.stale };
+    let rules =
+        Rules { times: true, crtime, project: layout.project, full: false, contents: layout.stale };
     // The kernel may have been built without quotas, and takes no blocks larger than a page.
     let kernel = !layout.project && layout.unit != 65536;
     Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit })

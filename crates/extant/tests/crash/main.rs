@@ -2,6 +2,7 @@
 //!
 //! - `conform`: the operations of the model do to an image what the model says, without any cut.
 //! - `scenarios`: each operation and each pair of operations, written by hand; every cut.
+//! - `contents`: each way of changing contents of files; every cut.
 //! - `generated`: operations from a seed on every layout; sampled cuts.
 //! - `interop`: images cut off under the kernel are replayed as the kernel replays them.
 //! - `mutations`: with one step of the journal left out, the same harness finds damage.
@@ -10,10 +11,12 @@
 //! `docs/testing.md` says how to repeat a case.
 
 mod conform;
+mod contents;
 mod generated;
 mod interop;
 mod layouts;
 mod mutations;
+mod racing;
 mod scenarios;
 mod simulation;
 mod target;

@@ -1,7 +1,5 @@
-//! The harness finds what it is there to find: with one step of the journal left out, damage.
-//!
-//! Not here: `release_freed_early` harms only threads that write file data between two steps of one
-//! commit. The tests of the journal alone catch it.
+//! The harness finds what it is there to find: with one step of the journal or of writeback left out or
+//! out of order, damage.
 
 use extant_jbd2::Mutations;
 use extant_testkit::crash::Sampling;
@@ -9,7 +7,9 @@ use extant_testkit::model::{Generator, NewNode, Op, Path, Profile};
 use extant_testkit::proof::{Proof, record};
 use extant_testkit::require;
 
-use crate::layouts::{self, INLINE, SMALL};
+use crate::contents;
+use crate::layouts::{self, INLINE, SMALL, WRITTEN};
+use crate::racing::Racing;
 use crate::target::Extant;
 
 /// Fails unless some seed shows damage.
@@ -90,4 +90,56 @@ mutation! {
     bad_checksum
     commit_block_first
     tail_before_home
+}
+
+/// P57: blocks that a transaction frees are used again before it is durable. Harms only whoever writes
+/// file data between two steps of its commit: another thread.
+#[test]
+fn release_freed_early() {
+    let base = require!(layouts::base(&WRITTEN[1]));
+    let new = NewNode { permissions: 0o644, uid: 0, gid: 0 };
+    let file = Path::of("/large-a");
+    let ops = vec![
+        Op::Sync,
+        Op::Truncate { path: file.clone(), size: 1024 },
+        // So that a sync of the root has something to commit.
+        Op::Create { path: Path::of("/new"), new },
+        // Goes behind the first block, where the old blocks were.
+        Op::Append { path: file.clone(), len: 200_000, seed: 1 },
+        Op::Fsync { path: Path::default() },
+    ];
+    let failures = |mutations| {
+        let inner = Extant { mutations, ..Extant::default() };
+        let target = Racing { inner, file: file.clone() };
+        let mut ops = ops.clone().into_iter();
+        let recorded = record(&target, &base, |_| ops.next()).unwrap_or_else(|e| panic!("{e}"));
+        let whole = Extant::default();
+        let (report, counts) = Proof::new(&whole, crate::states()).prove(&recorded);
+        println!("release_freed_early: {counts}: {:?}", report.failures.first());
+        report.failures.len()
+    };
+    assert_eq!(failures(Mutations::default()), 0);
+    assert!(failures(Mutations { release_freed_early: true, ..Mutations::default() }) > 0);
+}
+
+/// Blocks get into the map, and the size over them, before their data is there.
+#[test]
+fn publish_before_data() {
+    let base = require!(layouts::base(&WRITTEN[1]));
+    let mut found = Vec::new();
+    for (what, mut ops) in contents::histories(base.unit).into_iter().take(4) {
+        ops.insert(0, Op::Sync);
+        let mut ops = ops.into_iter();
+        let target = Extant { publish_before_data: true, ..Extant::default() };
+        let recorded = record(&target, &base, |_| ops.next()).unwrap_or_else(|e| panic!("{e}"));
+        let whole = Extant::default();
+        let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 2, ..crate::states() };
+        let (report, counts) = Proof::new(&whole, sampling).prove(&recorded);
+        println!("publish_before_data, {what}: {counts}");
+        if let Some(failure) = report.failures.first() {
+            println!("{failure}");
+            found.push(what);
+        }
+    }
+    assert!(!found.is_empty());
 }

@@ -187,7 +187,7 @@ fn ops(places: &[&str], scenarios: &[(&str, Vec<Op>, Op)], sync_each: bool) -> V
 }
 
 /// Records and proves one list of operations.
-fn prove(
+pub(crate) fn prove(
     base: &extant_testkit::proof::Base,
     what: &str,
     ops: Vec<Op>,

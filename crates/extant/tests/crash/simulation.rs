@@ -8,7 +8,7 @@ use extant_testkit::require;
 use extant_testkit::sim::{Plan, run_threads, simulate};
 
 use crate::finish;
-use crate::layouts::{self, DEFAULT, SMALL};
+use crate::layouts::{self, DEFAULT, Layout, SMALL, WRITTEN};
 use crate::target::Extant;
 
 /// Simulates some seeds and proves what is left of each.
@@ -19,18 +19,31 @@ fn seeds(
     faults: impl Fn(u64) -> FaultPlan,
     sampling: Sampling,
 ) {
+    let profile = Profile { sync_one_in: 8, ..Profile::default() };
+    seeds_of(name, first, count, (&SMALL, profile), faults, sampling);
+}
+
+/// [`seeds`] of other operations on another layout.
+fn seeds_of(
+    name: &str,
+    first: u64,
+    count: u64,
+    (layout, profile): (&Layout, Profile),
+    faults: impl Fn(u64) -> FaultPlan,
+    sampling: Sampling,
+) {
     let target = Extant { errors: true, ..Extant::default() };
     let mut counts = Counts::default();
     let (mut errors, mut failed, mut gave_up) = (0, 0, 0);
     let count = if std::env::var_os("EXTANT_SEED").is_some() { 1 } else { count };
     let first = env::seed(first);
     for seed in first..first + count {
-        let base = require!(layouts::base(&SMALL));
+        let base = require!(layouts::base(layout));
         let plan = Plan {
             seed,
             clients: 5,
             steps: 120,
-            profile: Profile { sync_one_in: 8, ..Profile::default() },
+            profile: profile.clone(),
             faults: FaultPlan { whole: 1024..2048, ..faults(seed) },
         };
         let done = simulate(&target, &base, &plan).unwrap_or_else(|text| {
@@ -102,14 +115,44 @@ fn many_seeds_of_errors_leave_whole_operations() {
     seeds("many_seeds_of_errors", 5000, 200, plan, sampling(10));
 }
 
+/// Contents of files, written by several clients; completions come late and in another order.
+fn contents() -> (&'static Layout, Profile) {
+    let layout = &WRITTEN[1];
+    (layout, Profile { unit: layout.unit, contents_max: 40_000, ..Profile::contents() })
+}
+
+#[test]
+fn late_and_reordered_completions_lose_no_contents() {
+    let plan = |_| FaultPlan { reorder: true, ..FaultPlan::default() };
+    seeds_of("late_and_reordered_completions_lose_no_c", 1, 2, contents(), plan, sampling(8));
+}
+
+#[test]
+#[ignore = "takes minutes: 60 seeds"]
+fn many_late_and_reordered_completions_lose_no_contents() {
+    let plan = |_| FaultPlan { reorder: true, ..FaultPlan::default() };
+    seeds_of("many_late_and_reordered_completions_lose", 6000, 60, contents(), plan, sampling(3));
+}
+
 fn threads(name: &str, seed: u64, rounds: u64, clients: usize, steps: usize) {
+    let profile = Profile { sync_one_in: 10, ..Profile::default() };
+    threads_of(name, seed, rounds, (clients, steps), &[&DEFAULT, &SMALL], &profile);
+}
+
+fn threads_of(
+    name: &str,
+    seed: u64,
+    rounds: u64,
+    (clients, steps): (usize, usize),
+    layouts: &[&Layout],
+    profile: &Profile,
+) {
     let target = Extant::default();
     let mut counts = Counts::default();
     for seed in seed..seed + rounds {
-        for layout in [DEFAULT, SMALL] {
-            let base = require!(layouts::base(&layout));
-            let profile = Profile { sync_one_in: 10, ..Profile::default() };
-            let (done, fs) = run_threads(&target, &base, clients, steps, seed, &profile)
+        for layout in layouts {
+            let base = require!(layouts::base(layout));
+            let (done, fs) = run_threads(&target, &base, clients, steps, seed, profile)
                 .unwrap_or_else(|text| panic!("{name}, seed {seed}: {text}"));
             drop(fs);
             let sampling = Sampling { seed, ..sampling(12) };
@@ -133,4 +176,19 @@ fn threads_see_their_own_operations_in_order() {
 #[ignore = "takes minutes"]
 fn many_threads_see_their_own_operations_in_order() {
     threads("many_threads_see_their_own", env::seed(100), 10, 8, 150);
+}
+
+#[test]
+fn threads_find_their_own_contents() {
+    let (layout, profile) = contents();
+    threads_of("threads_find_their_own", env::seed(1), 1, (4, 60), &[layout], &profile);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn many_threads_find_their_own_contents() {
+    let (layout, profile) = contents();
+    let layouts = [layout, &WRITTEN[0]];
+    let profile = Profile { contents_max: 20_000, unit: 4096, ..profile };
+    threads_of("many_threads_find_their_own", env::seed(100), 10, (8, 120), &layouts, &profile);
 }

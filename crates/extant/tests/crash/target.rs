@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use extant::{
-    AclKind, Fallocate, FileKind, Fs, Inode, InodeFlags, MappingKind, MountOptions, NewInode, RenameFlags,
-    SetAttributes, Special, TimeChange, Timestamp, XattrMode,
+    AclKind, Fallocate, FileKind, Fs, Inode, InodeFlags, MappingKind, MountOptions, NewInode,
+    RenameFlags, SetAttributes, Special, TimeChange, Timestamp, XattrMode,
 };
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_jbd2::Mutations;
@@ -23,6 +23,8 @@ pub(crate) struct Extant {
     pub(crate) mutations: Mutations,
     /// Whether the file system may say that it saw errors.
     pub(crate) errors: bool,
+    /// Data is written after what points to it is committed.
+    pub(crate) publish_before_data: bool,
     /// Memory for contents of files; 0 for what is usual.
     pub(crate) data_cache_bytes: u64,
 }
@@ -35,7 +37,8 @@ impl Extant {
             .seed(11)
             .background(false)
             .cache_bytes(64 << 20)
-            .mutations(self.mutations);
+            .mutations(self.mutations)
+            .publish_before_data(self.publish_before_data);
         if self.data_cache_bytes > 0 {
             options = options.data_cache_bytes(self.data_cache_bytes);
         }
