@@ -36,7 +36,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags};
+#[cfg(test)]
+use rustix::fs::FallocateFlags;
+use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Bytes of a chunk: what one entry of the page tables can map.
@@ -112,6 +114,7 @@ impl Arena {
         self.region.len as u64
     }
 
+    #[cfg(test)]
     /// Whether files can be mapped from it.
     pub(crate) fn is_shared(&self) -> bool {
         self.memfd.is_some()
@@ -156,6 +159,7 @@ impl Arena {
         }
     }
 
+    #[cfg(test)]
     /// Gives the memory of a chunk back to the system: it reads as zeros until it is used again.
     /// The caller has the whole chunk (A3).
     ///
@@ -221,6 +225,7 @@ impl Arena {
         unsafe { ptr::write_bytes(to.as_ptr(), 0, len as usize) }
     }
 
+    #[cfg(test)]
     /// Copies `len` bytes inside the arena; the two places may overlap (A2 there, A1 here).
     pub(crate) fn copy_within(&self, from: u64, to: u64, len: u64) {
         let (from, to) = (self.check(from, len), self.check(to, len));
@@ -238,6 +243,7 @@ impl Arena {
         f(unsafe { std::slice::from_raw_parts_mut(to.as_ptr(), len as usize) })
     }
 
+    #[cfg(test)]
     /// Lets `f` read the range in place (A2).
     pub(crate) fn view<R>(&self, at: u64, len: u64, f: impl FnOnce(&[u8]) -> R) -> R {
         let from = self.check(at, len);
@@ -313,6 +319,7 @@ pub(crate) struct SharedMap {
 }
 
 impl SharedMap {
+    #[cfg(test)]
     /// Bytes mapped: a multiple of the page size.
     pub(crate) fn len(&self) -> u64 {
         self.region.len as u64
@@ -452,6 +459,7 @@ impl Region {
         unsafe { libc::madvise(to.as_ptr().cast(), len, libc::MADV_COLLAPSE) == 0 }
     }
 
+    #[cfg(test)]
     /// Drops the pages of private memory: reads as zeros afterwards.
     fn forget(&self, at: usize, len: usize) -> io::Result<()> {
         let to = self.check(at as u64, len as u64);

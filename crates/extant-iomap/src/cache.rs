@@ -185,6 +185,8 @@ impl Cache {
             used_bytes: (u64::from(self.pages) - free) << PAGE_LOG2,
             ..self.counters.read()
         };
+        let prepared = self.arena.prepared();
+        (stats.chunks_huge, stats.chunks_plain) = (prepared.collapsed, prepared.failures);
         for shard in &self.files {
             for file in shard.lock().values().filter_map(Weak::upgrade) {
                 stats.units_touched += file.units_touched.get();

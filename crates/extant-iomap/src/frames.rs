@@ -43,6 +43,7 @@ use identity::{DETACHED, Identity, LISTED, USED};
 /// The number of a folio: the page of the arena where it begins.
 pub(crate) type FrameId = u32;
 
+#[cfg(test)]
 /// Bytes of a page of the arena.
 const PAGE: u64 = 4096;
 
@@ -104,6 +105,7 @@ impl Frames {
         }
     }
 
+    #[cfg(test)]
     /// How many frames there are: pages of the arena.
     pub(crate) fn len(&self) -> u32 {
         // `new` made them from a `u32`.
@@ -125,6 +127,7 @@ impl<'a> Pin<'a> {
         self.id
     }
 
+    #[cfg(test)]
     /// Where its bytes begin in the arena.
     pub(crate) fn at(&self) -> u64 {
         u64::from(self.id) * PAGE
@@ -150,6 +153,7 @@ impl<'a> Pin<'a> {
         1 << self.order()
     }
 
+    #[cfg(test)]
     /// How many bytes it has.
     pub(crate) fn len(&self) -> u64 {
         PAGE << self.order()
@@ -169,6 +173,7 @@ impl<'a> Pin<'a> {
         self.frame.lock.lock()
     }
 
+    #[cfg(test)]
     /// Takes the folio's lock if nobody has it.
     #[track_caller]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'a, ()>> {

@@ -88,6 +88,7 @@ impl States {
         self.masks(state, range).any(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
     }
 
+    #[cfg(test)]
     /// How many bits are set in the range.
     pub(crate) fn count(&self, state: State, range: Range<u64>) -> u64 {
         self.masks(state, range)

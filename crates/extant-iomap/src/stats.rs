@@ -39,6 +39,10 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct CacheStats {
             $($(#[$doc])* pub $name: u64,)*
+            /// Pieces of 2 MiB of the cache's memory that the system made one huge page of.
+            pub chunks_huge: u64,
+            /// Pieces that were filled and stayed small pages.
+            pub chunks_plain: u64,
             /// Bytes that are dirty now.
             pub dirty_bytes: u64,
             /// Bytes of the arena in use now.

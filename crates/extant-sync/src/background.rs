@@ -1,5 +1,4 @@
 //! A thread that does something again and again, until its owner is dropped.
-#![expect(clippy::disallowed_methods, reason = "the wrapper that the ban points to")]
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -77,7 +77,7 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     let kept_out = file.cache.keep_writeback_out();
     let stored = node.with(|data| data.record.size);
     let tail = stored > size
-        && size % u64::from(block_size.bytes()) != 0
+        && !size.is_multiple_of(u64::from(block_size.bytes()))
         && matches!(map::lookup(fs, node, end_block - 1, end_block)?.kind, MappingKind::Mapped(_));
     let is_small = node.with(map::is_small);
     let set_size = |txn: &mut Txn<'_>| {

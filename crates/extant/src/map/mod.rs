@@ -32,7 +32,6 @@ mod inline;
 mod lookup;
 mod publish;
 mod restore;
-#[allow(dead_code)]
 mod shift;
 mod size;
 #[cfg(test)]
@@ -45,7 +44,6 @@ use extant_base::{FileBlock, FsBlock};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
-#[allow(unused_imports)]
 pub(crate) use edit::{
     REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, has_blocks, implied_block, insert,
     insert_first, is_small, remove,
@@ -53,12 +51,8 @@ pub(crate) use edit::{
 pub(crate) use extents::ExtentNode;
 pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
 pub(crate) use lookup::lookup;
-#[allow(unused_imports)]
-pub(crate) use publish::{
-    CONVERT_STEP_CREDITS, Progress, convert_range, insert_run, publish_credits,
-};
+pub(crate) use publish::{CONVERT_STEP_CREDITS, convert_range, insert_run, publish_credits};
 pub(crate) use restore::unmap;
-#[allow(unused_imports)]
 pub(crate) use shift::{SHIFT_STEP_CREDITS, shift_down, shift_up, split_at};
 pub(crate) use size::{finish_shrink, grow, shrink};
 

@@ -10,7 +10,7 @@
 //!   owner moves it.
 //! - Q5. A promise becomes a charge in one step: nobody sees both, or neither.
 
-use super::{Change, Charge, Owners, Quotas, Table, check};
+use super::{Change, Charge, Quotas, Table, check};
 use crate::error::Result;
 use crate::node::Node;
 use crate::txn::Txn;
@@ -25,65 +25,13 @@ impl Quotas {
     /// of a quota file, device errors.
     pub(crate) fn promise(&self, node: &Node, sectors: u64) -> Result<()> {
         let Some(owners) = self.payers(node) else { return Ok(()) };
-        self.move_promise(None, Some(owners), sectors, true)
-    }
-
-    /// Gives back what was promised and not charged. Never below zero.
-    pub(crate) fn unpromise(&self, node: &Node, sectors: u64) {
-        let Some(owners) = self.payers(node) else { return };
-        self.table.lock().unpromise(self.ids(owners), Charge::blocks(sectors).space);
-    }
-
-    /// Moves what is promised to an inode to other owners, before its record says so: first this,
-    /// then the charge, and this back without `checked` if that fails. Nothing else may promise or
-    /// charge for the inode meanwhile: its content lock is held exclusively, and writeback kept
-    /// out.
-    ///
-    /// # Errors
-    ///
-    /// As [`promise`](Self::promise), and nothing has changed; none without `checked` once records
-    /// were read.
-    pub(crate) fn transfer_promise(
-        &self,
-        node: &Node,
-        (from, to): (Owners, Owners),
-        sectors: u64,
-        checked: bool,
-    ) -> Result<()> {
-        if sectors == 0 || self.payers(node).is_none() {
-            return Ok(());
-        }
-        self.move_promise(Some(from), Some(to), sectors, checked)
-    }
-
-    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the
-    /// limits say.
-    pub(crate) fn charge_promised(
-        &self,
-        txn: &mut Txn<'_>,
-        node: &Node,
-        sectors: u64,
-        promised: u64,
-    ) -> Result<()> {
-        let Some(owners) = self.payers(node) else { return Ok(()) };
-        let (charge, promised) = (Charge::blocks(sectors), Charge::blocks(promised).space);
-        let change = Change { to: Some(owners), from: None, charge, promised, checked: false };
-        self.apply(txn, change)
-    }
-
-    fn move_promise(
-        &self,
-        from: Option<Owners>,
-        to: Option<Owners>,
-        sectors: u64,
-        checked: bool,
-    ) -> Result<()> {
         let charge = Charge::blocks(sectors);
-        let change = Change { to, from, charge, promised: 0, checked };
+        let to = Some(owners);
+        let change = Change { to, from: None, charge, promised: 0, checked: true };
         for key in self.gainers(&change) {
             self.load(key)?;
         }
-        let volume = self.volume.upgrade().filter(|_| checked && self.enforced);
+        let volume = self.volume.upgrade().filter(|_| self.enforced);
         let now = match &volume {
             Some(volume) => u64::try_from(volume.writer()?.now().seconds).unwrap_or(0),
             None => 0,
@@ -101,8 +49,28 @@ impl Quotas {
             let promised = table.promised.entry(key).or_default();
             *promised = promised.saturating_add(charge.space);
         }
-        table.unpromise(self.losers(&change), charge.space);
         Ok(())
+    }
+
+    /// Gives back what was promised and not charged. Never below zero.
+    pub(crate) fn unpromise(&self, node: &Node, sectors: u64) {
+        let Some(owners) = self.payers(node) else { return };
+        self.table.lock().unpromise(self.ids(owners), Charge::blocks(sectors).space);
+    }
+
+    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the
+    /// limits say.
+    pub(crate) fn charge_promised(
+        &self,
+        txn: &mut Txn<'_>,
+        node: &Node,
+        sectors: u64,
+        promised: u64,
+    ) -> Result<()> {
+        let Some(owners) = self.payers(node) else { return Ok(()) };
+        let (charge, promised) = (Charge::blocks(sectors), Charge::blocks(promised).space);
+        let change = Change { to: Some(owners), from: None, charge, promised, checked: false };
+        self.apply(txn, change)
     }
 
     /// Makes a record known, if there is one.

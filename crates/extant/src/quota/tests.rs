@@ -299,14 +299,6 @@ fn promises_count_for_every_check_and_become_charges_in_one_step() {
     drop(txn);
     assert_eq!(usage(&fs, QuotaKind::User, 5), (8 * 4096, 2));
     assert_eq!(quotas.table.lock().promised_to((0, 5)), 5 * 4096);
-    // A new owner takes them over, if he may.
-    let owners = |uid: u32| Owners::new(uid, 6, 0);
-    let moved = |uid: u32| quotas.transfer_promise(a.node(), (owners(5), owners(uid)), 5 * 8, true);
-    assert!(matches!(moved(7), Err(FsError::QuotaExceeded { id: 7, .. })));
-    moved(9).unwrap();
-    let promised = |kind: u8, id: u32| quotas.table.lock().promised_to((kind, id));
-    assert_eq!((promised(0, 5), promised(0, 9), promised(1, 6)), (0, 5 * 4096, 5 * 4096));
-    quotas.transfer_promise(a.node(), (owners(9), owners(5)), 5 * 8, false).unwrap();
     quotas.unpromise(a.node(), 5 * 8);
     alloc.unpromise(5);
     assert!(quotas.table.lock().promised.is_empty());

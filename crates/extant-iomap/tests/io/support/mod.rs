@@ -66,7 +66,9 @@ impl Default for Options {
 pub(crate) enum Error {
     NoSpace,
     Injected(&'static str),
+    #[expect(dead_code, reason = "shown by `unwrap`")]
     Device(DeviceError),
+    #[expect(dead_code, reason = "shown by `unwrap`")]
     Cache(CacheError),
 }
 
