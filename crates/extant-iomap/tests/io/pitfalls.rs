@@ -335,7 +335,7 @@ fn with_a_dirty_tail(options: Options) -> (Arc<Fs>, Arc<TestFile>) {
 #[test]
 fn p13_garbage_behind_the_end_never_becomes_contents() {
     sizes(|options| {
-        for cached in [false, true] {
+        for (cached, ahead) in [(false, false), (false, true), (true, false), (true, true)] {
             type Grow = fn(&TestFile) -> Result<(), Error>;
             let ways: [Grow; 4] = [
                 |file| file.truncate(8192),
@@ -344,7 +344,7 @@ fn p13_garbage_behind_the_end_never_becomes_contents() {
                 |file| file.zero_range(3000..8192, false),
             ];
             for grow in ways {
-                let (fs, file) = with_a_dirty_tail(options);
+                let (fs, file) = with_a_dirty_tail(Options { ahead, ..options });
                 if cached {
                     file.read(0, 10).unwrap();
                 }
