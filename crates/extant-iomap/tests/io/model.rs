@@ -81,7 +81,9 @@ impl Pair {
                     self.bytes.resize((at + len) as usize, 0);
                 }
             }
-            10 => drop(self.file.write_back(at..at + len)?),
+            10 => {
+                self.file.write_back(at..at + len)?;
+            }
             11 => self.file.sync()?,
             12 => self.file.trim(),
             _ => self.look(at, len as usize)?,

@@ -67,7 +67,9 @@ fn p01_a_mapping_that_writeback_made_old_is_not_written_with() {
 fn p01_the_cookie_is_compared_under_the_folio_lock() {
     let (fs, file, _) = over_unwritten(Options::default(), &[9]);
     let other = Arc::clone(&file);
-    fs.hooks.once(Point::Mapped, move || drop(other.write_back(0..u64::MAX >> 1).unwrap()));
+    fs.hooks.once(Point::Mapped, move || {
+        other.write_back(0..u64::MAX >> 1).unwrap();
+    });
     let before = fs.cache.stats().stale_mappings;
     file.write(100, b"part of a block").unwrap();
     assert_eq!(fs.cache.stats().stale_mappings, before + 1);
@@ -517,7 +519,7 @@ fn p26_what_was_punched_is_not_written_into_the_hole() {
         file.write(0, &[7; 64 << 10]).unwrap();
         file.punch(4 * BLOCK..8 * BLOCK).unwrap();
         file.sync().unwrap();
-        for block in 4 * BLOCK >> options.block_log2..8 * BLOCK >> options.block_log2 {
+        for block in (4 * BLOCK) >> options.block_log2..(8 * BLOCK) >> options.block_log2 {
             assert_eq!(file.stored(block), None, "block {block}");
         }
         assert_eq!(fs.seen.nowhere.load(Ordering::Relaxed), 0);
@@ -551,7 +553,9 @@ fn p29_a_promise_that_was_not_used_goes_back() {
         file.write(64 << 10, &[7; 4096]).unwrap();
         // The answer to the next write is old at once, so its promise is not used.
         let other = Arc::clone(&file);
-        fs.hooks.once(Point::Mapped, move || drop(other.write_back(0..u64::MAX >> 1).unwrap()));
+        fs.hooks.once(Point::Mapped, move || {
+            other.write_back(0..u64::MAX >> 1).unwrap();
+        });
         file.write(0, &[9; 10]).unwrap();
         assert!(fs.cache.stats().stale_mappings > 0);
         assert_eq!(fs.promised(), 1, "one block is dirty");

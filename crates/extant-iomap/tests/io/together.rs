@@ -82,7 +82,9 @@ fn storm(options: Options, rounds: u64) {
                 let at = prng.below(RECORDS) * RECORD;
                 match prng.below(4) {
                     0 => file.sync().unwrap(),
-                    _ => drop(file.write_back(at..at + 4 * RECORD).unwrap()),
+                    _ => {
+                        file.write_back(at..at + 4 * RECORD).unwrap();
+                    }
                 }
                 std::thread::yield_now();
             }

@@ -200,7 +200,8 @@ impl TestFile {
             let kept_out = self.data.keep_writeback_out();
             let mut map = self.map.write();
             for block in range.start >> self.log2()..range.end.div_ceil(self.block()) {
-                if !map.blocks.contains_key(&block) {
+                let is_hole = !map.blocks.contains_key(&block);
+                if is_hole {
                     if self.fs.promise(1) == 0 {
                         return Err(Error::NoSpace);
                     }

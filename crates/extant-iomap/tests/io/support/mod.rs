@@ -63,6 +63,7 @@ impl Default for Options {
 
 /// What operations of the test file system fail with.
 #[derive(Debug)]
+#[expect(dead_code, reason = "shown by a test that fails")]
 pub(crate) enum Error {
     NoSpace,
     Injected(&'static str),
