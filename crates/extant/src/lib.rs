@@ -1,4 +1,4 @@
-//! ext4 in user space: open an image or a disk, walk it, read it.
+//! ext4 in user space: open an image or a disk, walk it, read it, change it.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,8 +16,8 @@
 //!
 //! # Place
 //!
-//! Below: `extant-format` turns bytes into checked values, `extant-jbd2` finds out what the
-//! journal promises, `extant-block` reads devices. Above: the command, the image builder, front
+//! Below: `extant-format` turns bytes into checked values, `extant-jbd2` is the journal,
+//! `extant-iomap` caches contents of files, `extant-block` is devices. Above: the command, the image builder, front
 //! ends. They translate requests; what ext4 means is decided here.
 //!
 //! # Shape
@@ -26,6 +26,8 @@
 //! path    std::fs-like: resolve, read, read_dir, metadata, walk, File
 //! inode   handles: attributes, link targets     dir    list, look up
 //! read    contents of files                     xattr  attributes, access control lists
+//! file    writing contents, sizes, allocation   namei  create, link, rename, attributes, remove
+//! txn     one change, whole or not at all       alloc  free blocks and inodes, promises, pins
 //! map     which blocks hold which part of a file
 //! volume  blocks, group descriptors, caches     mount  superblock, features, journal
 //! error   what can go wrong, and its errno
@@ -33,8 +35,10 @@
 //!
 //! # Promises
 //!
-//! - Nothing is ever written. An image that was not unmounted is shown as it would be after its
-//!   journal is replayed, fast commits included.
+//! - A mount for reading writes nothing. An image that was not unmounted is shown as it would be
+//!   after its journal is replayed, fast commits included.
+//! - On a writable mount each change of names, attributes and sizes survives a crash whole or not at
+//!   all, what was synced is there, and no file ever shows bytes that it does not own.
 //! - Images are hostile: nothing in one makes this crate panic, loop without bound, or take memory
 //!   beyond its cache and a small multiple of what the caller asked for.
 //! - Damage is local. What is intact stays readable beside it, and every error names the

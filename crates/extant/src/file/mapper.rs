@@ -21,6 +21,9 @@ use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
+/// Blocks that a mapping is looked up for at least.
+const LOOK_AHEAD: u64 = 16384;
+
 /// Longer files need a feature.
 const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 
@@ -318,13 +321,16 @@ impl Mapper for FileMapper<'_> {
         let bits = self.bits();
         let at = range.start >> bits;
         let end = (range.end.div_ceil(1 << bits)).clamp(at + 1, FILE_BLOCKS_END.max(at + 1));
+        // What is there already is worth telling at once; holes are filled only as far as asked.
+        let far = end.max(at.saturating_add(LOOK_AHEAD).min(FILE_BLOCKS_END));
         let found = {
             let delayed = self.file.map.read();
             let cookie = self.file.cookie();
             if let Some(run) = delayed.at(at) {
                 return Ok(self.answer(at..run.end, Kind::Delayed, cookie, false));
             }
-            let end = delayed.next(at).map_or(end, |next| end.min(next));
+            let far = delayed.next(at).map_or(far, |next| far.min(next));
+            let end = end.min(far);
             let is_inline =
                 self.node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA));
             if is_inline {
@@ -334,13 +340,15 @@ impl Mapper for FileMapper<'_> {
             if at >= FILE_BLOCKS_END {
                 return Ok(self.answer(at..at + 1, Kind::Hole, cookie, false));
             }
-            let piece = map::lookup(self.fs, self.node, at, end)?;
-            let blocks = at..piece.file_end().min(end).max(at + 1);
+            let piece = map::lookup(self.fs, self.node, at, far)?;
             let kind = match piece.kind {
                 MappingKind::Mapped(block) => Kind::Mapped(self.address(block)?),
                 MappingKind::Unwritten(block) => Kind::Unwritten(self.address(block)?),
                 MappingKind::Hole | MappingKind::Inline => Kind::Hole,
             };
+            let fills = kind == Kind::Hole && intent == Intent::Write;
+            let limit = if fills { end } else { far };
+            let blocks = at..piece.file_end().min(limit).max(at + 1);
             if kind != Kind::Hole || intent != Intent::Write {
                 return Ok(self.answer(blocks, kind, cookie, false));
             }
