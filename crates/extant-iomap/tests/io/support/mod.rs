@@ -67,10 +67,8 @@ impl Default for Options {
 pub(crate) enum Error {
     NoSpace,
     Injected(&'static str),
-    #[expect(dead_code, reason = "shown by `unwrap`")]
-    Device(DeviceError),
-    #[expect(dead_code, reason = "shown by `unwrap`")]
-    Cache(CacheError),
+        Device(DeviceError),
+        Cache(CacheError),
 }
 
 impl From<DeviceError> for Error {
