@@ -67,8 +67,8 @@ impl Default for Options {
 pub(crate) enum Error {
     NoSpace,
     Injected(&'static str),
-        Device(DeviceError),
-        Cache(CacheError),
+    Device(DeviceError),
+    Cache(CacheError),
 }
 
 impl From<DeviceError> for Error {
