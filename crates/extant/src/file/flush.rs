@@ -1,10 +1,11 @@
 //! Bringing dirty files to the device: on request, in time, and when too much is dirty.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use extant_base::Ino;
 use extant_sync::{Background, Mutex, Rank};
 
 use super::{FileMapper, FileState};
@@ -23,49 +24,97 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Credits to store a size and times.
 const SIZE_CREDITS: u32 = 8;
 
-/// Files with something to store, in the order in which they became dirty.
+/// Shards of the list of dirty files.
+const SHARDS: usize = 16;
+
+/// When a file became dirty, since the clock's start, and its number.
+type Place = (Duration, Ino);
+
+/// Files with something to store, by the time at which they became dirty.
 pub(crate) struct DirtyFiles {
-    queue: Mutex<VecDeque<(Arc<Node>, Duration)>>,
+    /// By inode number.
+    shards: Vec<Mutex<BTreeMap<Place, Arc<Node>>>>,
     /// Data was written over blocks in place and the device was not flushed since.
     unflushed: AtomicBool,
 }
 
 impl DirtyFiles {
     pub(crate) fn new() -> DirtyFiles {
-        let queue = Mutex::new(Rank::Leaf, VecDeque::new());
-        DirtyFiles { queue, unflushed: AtomicBool::new(false) }
+        let shard = |_| Mutex::new(Rank::Leaf, BTreeMap::new());
+        DirtyFiles { shards: (0..SHARDS).map(shard).collect(), unflushed: AtomicBool::new(false) }
     }
 
-    /// Takes the oldest file, if it has been dirty since `before`.
-    fn take(&self, before: Duration) -> Option<Arc<Node>> {
-        let mut queue = self.queue.lock();
-        if queue.front().is_none_or(|(_, since)| *since > before) {
-            return None;
+    fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Place, Arc<Node>>> {
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    fn insert(&self, node: &Arc<Node>, file: &FileState, since: Duration) {
+        let mut shard = self.shard(node.ino()).lock();
+        // Decided under the lock: a file is listed once.
+        if file.listed_since().is_none() {
+            file.set_listed_since(Some(since));
+            shard.insert((since, node.ino()), Arc::clone(node));
         }
-        queue.pop_front().map(|(node, _)| node)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.queue.lock().len()
+    /// Takes a file off the list.
+    pub(super) fn remove(&self, node: &Node, file: &FileState) {
+        let mut shard = self.shard(node.ino()).lock();
+        let since = file.listed_since();
+        file.set_listed_since(None);
+        let taken = since.and_then(|since| shard.remove(&(since, node.ino())));
+        drop(shard);
+        // Perhaps the last reference, and with it the file's cache.
+        drop(taken);
+    }
+
+    /// The file that has been dirty longest, if since `before`. It stays on the list.
+    fn oldest(&self, before: Duration) -> Option<Arc<Node>> {
+        let first = |shard: &Mutex<BTreeMap<Place, Arc<Node>>>| {
+            shard.lock().first_key_value().map(|(place, node)| (*place, Arc::clone(node)))
+        };
+        let oldest = self.shards.iter().filter_map(first).min_by_key(|(place, _)| *place)?;
+        (oldest.0.0 <= before).then_some(oldest.1)
+    }
+
+    /// All of them, oldest first.
+    fn all(&self) -> Vec<Arc<Node>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            all.extend(shard.iter().map(|(place, node)| (*place, Arc::clone(node))));
+        }
+        all.sort_unstable_by_key(|(place, _)| *place);
+        all.into_iter().map(|(_, node)| node).collect()
     }
 }
 
 impl Fs {
     /// The file has something to store from now on.
     pub(crate) fn note_dirty(&self, node: &Arc<Node>, file: &FileState) {
-        if file.is_listed.load(Ordering::Acquire) || file.is_listed.swap(true, Ordering::AcqRel) {
+        if file.listed_since().is_some() {
             return;
         }
         if let Ok(writer) = self.volume().writer() {
             let since = writer.clock().monotonic();
-            writer.dirty_files().queue.lock().push_back((Arc::clone(node), since));
+            writer.dirty_files().insert(node, file, since);
+        }
+    }
+
+    /// The file has nothing to store any more, or so it seems: looks again after taking it off the
+    /// list, because a writer may have come in between.
+    pub(crate) fn note_clean(&self, node: &Arc<Node>, file: &FileState) {
+        if let Ok(writer) = self.volume().writer() {
+            writer.dirty_files().remove(node, file);
+            if file.has_to_store() {
+                self.note_dirty(node, file);
+            }
         }
     }
 
     /// Writes back about `most` bytes of a file, and stores its size and times when that was all.
     pub(crate) fn flush_file(&self, node: &Arc<Node>, most: u64) -> Result<()> {
         let Some(file) = node.file_in_use() else { return Ok(()) };
-        file.is_listed.store(false, Ordering::Release);
         let mapper = FileMapper { fs: self, node, file };
         let written = file.cache.write_back_some(&mapper, 0..u64::MAX >> 1, most);
         let stored = match written {
@@ -75,9 +124,8 @@ impl Fs {
         if file.unflushed.load(Ordering::Acquire) {
             self.volume().writer()?.dirty_files().unflushed.store(true, Ordering::Release);
         }
-        if file.cache.is_dirty() || file.stamp().is_some() || file.is_mapped_writable() {
-            self.note_dirty(node, file);
-        }
+        // Listed anew when it is still dirty: others have their turn first.
+        self.note_clean(node, file);
         stored
     }
 
@@ -107,7 +155,7 @@ impl Fs {
     /// Writes back something of the file that has been dirty longest. `false` when none is.
     pub(crate) fn relieve(&self) -> Result<bool> {
         let Ok(writer) = self.volume().writer() else { return Ok(false) };
-        let Some(node) = writer.dirty_files().take(Duration::MAX) else { return Ok(false) };
+        let Some(node) = writer.dirty_files().oldest(Duration::MAX) else { return Ok(false) };
         self.flush_file(&node, STEP)?;
         Ok(true)
     }
@@ -156,8 +204,7 @@ impl Fs {
     pub(crate) fn flush_files(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let mut first = None;
-        for _ in 0..writer.dirty_files().len() {
-            let Some(node) = writer.dirty_files().take(Duration::MAX) else { break };
+        for node in writer.dirty_files().all() {
             // One file's error does not keep the others from the device.
             let absorbed = self.absorb_maps(&node);
             if let Err(error) = self.flush_file(&node, u64::MAX).and(absorbed) {
@@ -171,17 +218,20 @@ impl Fs {
     pub(crate) fn flush_due(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let now = writer.clock().monotonic();
-        for _ in 0..writer.dirty_files().len() {
-            let wants =
-                self.volume().page_cache_made().is_some_and(|cache| cache.wants_writeback());
-            let before = if wants { Some(Duration::MAX) } else { now.checked_sub(EXPIRE) };
-            let Some(node) = before.and_then(|before| writer.dirty_files().take(before)) else {
-                break;
-            };
+        let wants = || self.volume().page_cache_made().is_some_and(|cache| cache.wants_writeback());
+        let mut first = None;
+        for node in writer.dirty_files().all() {
+            let since = node.file_in_use().and_then(FileState::listed_since);
+            let is_due = since.is_some_and(|since| now.saturating_sub(since) >= EXPIRE);
+            if !is_due && !wants() {
+                break; // Those that follow are younger.
+            }
             let absorbed = self.absorb_maps(&node);
-            self.flush_file(&node, u64::MAX).and(absorbed)?;
+            if let Err(error) = self.flush_file(&node, u64::MAX).and(absorbed) {
+                first.get_or_insert(error);
+            }
         }
-        Ok(())
+        first.map_or(Ok(()), Err)
     }
 
     /// Makes data durable that was written in place and that no commit has covered since.
@@ -235,6 +285,11 @@ impl Inode {
                 file.unflushed.store(true, Ordering::Release);
             }
             return Err(FsError::Device(error));
+        }
+        if let Some(file) = node.file_in_use()
+            && !file.has_to_store()
+        {
+            self.fs().note_clean(node, file);
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use extant_format::inode::FileKind;
 use extant_format::time::Timestamp;
@@ -52,8 +53,9 @@ pub(crate) struct FileState {
     /// The transaction that moved blocks within the file; 0 when it is durable. Until then a crash
     /// brings them back to where they were, so nothing may be written over them.
     pub(crate) moved_by: AtomicU32,
-    /// On the list of dirty files.
-    pub(crate) is_listed: AtomicBool,
+    /// Since when it is on the list of dirty files, in nanoseconds and one more; 0 when it is not.
+    /// Changed under the lock of the list.
+    listed: AtomicU64,
     /// Parts that programs have mapped, and how many.
     pub(super) maps: Mutex<Vec<Arc<MappedPages>>>,
     pub(super) map_count: AtomicUsize,
@@ -71,7 +73,7 @@ impl FileState {
             stamp: AtomicU64::new(0),
             unflushed: AtomicBool::new(false),
             moved_by: AtomicU32::new(0),
-            is_listed: AtomicBool::new(false),
+            listed: AtomicU64::new(0),
             maps: Mutex::new(Rank::Leaf, Vec::new()),
             map_count: AtomicUsize::new(0),
         }
@@ -94,6 +96,23 @@ impl FileState {
     /// A mapping has changed (S3).
     pub(crate) fn mapping_changed(&self) {
         self.cookie.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Since when it is on the list of dirty files.
+    pub(crate) fn listed_since(&self) -> Option<Duration> {
+        let listed = self.listed.load(Ordering::Acquire);
+        listed.checked_sub(1).map(Duration::from_nanos)
+    }
+
+    /// Only for whoever holds the lock of the list.
+    pub(super) fn set_listed_since(&self, since: Option<Duration>) {
+        let nanos = |since: Duration| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX - 1);
+        self.listed.store(since.map_or(0, |since| nanos(since) + 1), Ordering::Release);
+    }
+
+    /// Whether something of the file is only in memory.
+    pub(crate) fn has_to_store(&self) -> bool {
+        self.cache.is_dirty() || self.stamp().is_some() || self.is_mapped_writable()
     }
 
     /// It was written to at this time, which will be stored with the inode's next change.
@@ -215,6 +234,9 @@ impl Node {
         file.drop_delayed(volume, self, 0..u64::MAX);
         file.drop_stamp();
         file.set_size(0);
+        if let Ok(writer) = volume.writer() {
+            writer.dirty_files().remove(self, file);
+        }
     }
 }
 
