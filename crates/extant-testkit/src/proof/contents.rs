@@ -133,6 +133,10 @@ impl Contents {
         let Ok(id) = model.find(path) else { return };
         let node = model.tree.node(id);
         let Some(versions) = self.files.get_mut(&id) else { return };
+        // After an error nothing is new.
+        if versions.last().is_some_and(|v| v.size == node.size && v.content == node.content) {
+            return;
+        }
         let before = versions.last().map_or(0, |version| version.size);
         let change = match op {
             Op::Truncate { size, .. } if *size <= before => Change::Cut(*size),

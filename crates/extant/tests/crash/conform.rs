@@ -23,10 +23,11 @@ pub(crate) fn generated(
     };
     let unit = if profile.unit > 0 && layout.has_extents() { base.unit } else { 0 };
     let profile = Profile { project: layout.project, value_max: layout.value_max, unit, ..profile };
+    let writes = profile.contents > 0;
     let mut generator = Generator::new(seed, profile);
     let mut left = steps;
     // Too little for everything to stay in memory, on every other seed.
-    let data_cache_bytes = if seed % 2 == 1 && base.rules.contents { 2 << 20 } else { 0 };
+    let data_cache_bytes = if seed % 2 == 1 && writes { 2 << 20 } else { 0 };
     let target = Extant { data_cache_bytes, ..Extant::default() };
     let recorded = record(&target, &base, |model| {
         left = left.checked_sub(1)?;

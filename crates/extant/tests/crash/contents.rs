@@ -214,6 +214,6 @@ fn each_change_of_contents_leaves_old_or_new() {
 #[ignore = "takes minutes: all layouts"]
 fn each_change_of_contents_on_every_layout_leaves_old_or_new() {
     let seed = env::seed(1);
-    let sampling = Sampling { seed, samples: 16, tears: 6, ..crate::states() };
+    let sampling = Sampling { seed, samples: 12, one_cut_in: 2, ..crate::states() };
     prove("each_change_of_contents_on_every_layout", &sampling, &layouts::of(WRITTEN));
 }

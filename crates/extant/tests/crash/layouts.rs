@@ -55,8 +55,10 @@ impl Layout {
 }
 
 /// What mke2fs makes by default, but small.
-pub(crate) const DEFAULT: Layout =
-    Layout::new("default", "16M", &["-t", "ext4", "-b", "4096", "-N", "512"]);
+pub(crate) const DEFAULT: Layout = Layout {
+    unit: 4096,
+    ..Layout::new("default", "16M", &["-t", "ext4", "-b", "4096", "-N", "512"])
+};
 /// Several groups, and a log of 1 MiB that wraps soon.
 pub(crate) const SMALL: Layout = Layout::new(
     "small",
@@ -283,8 +285,7 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
         devices.push(image::load(&journal));
     }
     let crtime = !layout.arguments.contains(&"128");
-    let rules =
-        Rules { times: true, crtime, project: layout.project, full: false, contents: layout.stale };
+    let rules = Rules { times: true, crtime, project: layout.project, full: false, contents: true };
     // The kernel may have been built without quotas, and takes no blocks larger than a page.
     let kernel = !layout.project && layout.unit != 65536;
     Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit })

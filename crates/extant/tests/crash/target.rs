@@ -237,7 +237,14 @@ fn node(inode: &Inode, rules: &Rules) -> Result<Node> {
 /// Contents that need not be on the device.
 fn read(inode: &Inode) -> Result<Content> {
     let mut content = Content::new();
-    content.add(0, &inode.read_all()?);
+    let mut at = 0;
+    while let Some(start) = inode.seek_data(at)? {
+        let end = inode.seek_hole(start)?.unwrap_or(inode.size());
+        let mut bytes = vec![0; end.saturating_sub(start) as usize];
+        inode.read_at(start, &mut bytes)?;
+        content.add(start, &bytes);
+        at = end;
+    }
     Ok(content)
 }
 
