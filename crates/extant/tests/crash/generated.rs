@@ -128,5 +128,5 @@ fn many_contents_survive_every_cut() {
         profile: Profile::contents(),
         sampling,
     };
-    prove(&load, range(4100, 2));
+    prove(&load, range(4100, 3));
 }
