@@ -68,6 +68,15 @@ pub struct FileCache {
     closed: AtomicBool,
 }
 
+/// Where a new folio may begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fit {
+    /// At the page it is for, except that it has to have whole blocks.
+    From,
+    /// Anywhere before it: others will need the pages around.
+    Around,
+}
+
 /// While it is held, nothing of the file is under writeback and no writeback begins.
 #[must_use = "writeback goes on when it is dropped"]
 pub struct KeptOut<'a> {
@@ -173,11 +182,11 @@ impl FileCache {
 
     /// Makes a folio for `page`, of at most `2^order` pages, or finds the one that somebody else
     /// has just made. `None` when there is no room.
-    pub(crate) fn make(&self, page: u64, order: u8) -> Option<Pin<'_>> {
+    pub(crate) fn make(&self, page: u64, order: u8, fit: Fit) -> Option<Pin<'_>> {
         // Each round but the last meets a folio that another reader has made meanwhile, here or
         // beside, or one that was evicted again.
         loop {
-            if let Some(pin) = self.make_once(page, order)? {
+            if let Some(pin) = self.make_once(page, order, fit)? {
                 return Some(pin);
             }
             if let Some(pin) = self.find(page) {
@@ -187,9 +196,9 @@ impl FileCache {
     }
 
     /// `Some(None)` when there is a folio where the new one was to be.
-    fn make_once(&self, page: u64, order: u8) -> Option<Option<Pin<'_>>> {
+    fn make_once(&self, page: u64, order: u8, fit: Fit) -> Option<Option<Pin<'_>>> {
         let cache = &*self.cache;
-        let order = self.order_at(page, order);
+        let order = self.order_at(page, order, fit);
         let (frame, order) = cache.allocate(order, self.inner.id)?;
         let start = page >> order << order;
         let mut index = self.inner.index.write();
@@ -212,11 +221,14 @@ impl FileCache {
         Some(Some(pin))
     }
 
-    /// The largest order up to `order` that a folio for `page` may have: aligned at its first page
-    /// when above the smallest, and apart from the folios there are.
-    fn order_at(&self, page: u64, order: u8) -> u8 {
+    /// The largest order up to `order` that a folio for `page` may have, apart from the folios there
+    /// are.
+    fn order_at(&self, page: u64, order: u8, fit: Fit) -> u8 {
         let min = self.cache.order_min;
-        let aligned = u8::try_from(page.trailing_zeros()).unwrap_or(64);
+        let aligned = match fit {
+            Fit::From => u8::try_from(page.trailing_zeros()).unwrap_or(64),
+            Fit::Around => u8::MAX,
+        };
         let mut order = order.min(aligned).clamp(min, self.cache.order_max);
         let index = self.inner.index.read();
         while order > min {

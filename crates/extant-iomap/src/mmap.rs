@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use crate::arena::SharedMap;
 use crate::cache::{Cache, CacheError, PAGE_LOG2};
-use crate::file::FileCache;
+use crate::file::{FileCache, Fit};
 use crate::frames::{FrameId, Pin};
 use crate::mapping::{Intent, Kind, Mapper};
 use crate::readahead::order_for;
@@ -151,7 +151,7 @@ impl FileCache {
                 Some(pin) => pin,
                 None => {
                     let order = order_for((end - at) >> PAGE_LOG2);
-                    match self.make_or_relieve(mapper, page, order, true)? {
+                    match self.make_or_relieve(mapper, page, (order, Fit::From), true)? {
                         Some(pin) => pin,
                         None => continue,
                     }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::cache::{CacheError, PAGE_LOG2};
-use crate::file::FileCache;
+use crate::file::{FileCache, Fit};
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::{order_for, pages_of};
@@ -129,7 +129,8 @@ impl FileCache {
             if !is_first && self.next_cached(page) == Some(page) {
                 break;
             }
-            let Some(pin) = self.make_or_relieve(mapper, page, order_for(end - page), is_first)?
+            let Some(pin) =
+                self.make_or_relieve(mapper, page, (order_for(end - page), Fit::From), is_first)?
             else {
                 break;
             };
@@ -154,7 +155,7 @@ impl FileCache {
         &self,
         mapper: &M,
         page: u64,
-        order: u8,
+        (order, fit): (u8, Fit),
         needed: bool,
     ) -> Result<Option<Pin<'_>>, M::Error>
     where
@@ -162,7 +163,7 @@ impl FileCache {
     {
         for _ in 0..ROUNDS {
             let ended = self.cache.batches_ended();
-            if let Some(pin) = self.make(page, order) {
+            if let Some(pin) = self.make(page, order, fit) {
                 return Ok(Some(pin));
             }
             // What others are writing at this moment is nobody's to write, but about to be clean.
@@ -283,7 +284,7 @@ impl FileCache {
                 None => {
                     let order = order_for(pages_of(at, end - at));
                     // What is pinned for this answer may be what takes the room.
-                    match self.make_or_relieve(mapper, page, order, pins.is_empty())? {
+                    match self.make_or_relieve(mapper, page, (order, Fit::From), pins.is_empty())? {
                         Some(pin) => pin,
                         None => break,
                     }

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use crate::cache::{CacheError, PAGE_LOG2};
-use crate::file::FileCache;
+use crate::file::{FileCache, Fit};
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::{order_for, pages_of};
@@ -13,6 +13,9 @@ use crate::states::State;
 
 /// Up to this length, in bytes, a write makes ready for one like it behind it.
 const EXPECT_MAX: u64 = 8192;
+/// A write so many bytes behind the end still counts as an append: with gaps, as NFS servers and some
+/// linkers write.
+const APPEND_GAP: u64 = 64 << 10;
 /// An append gets folios of at most this part of what is before it, as a power of two.
 const APPEND_SHARE_LOG2: u32 = 3;
 
@@ -58,8 +61,8 @@ impl FileCache {
         let pin = match found {
             Some(pin) => pin,
             None => {
-                let order = self.order_for_write(mapper, at, bytes.len() as u64);
-                match self.make_or_relieve(mapper, page, order, true)? {
+                let place = self.place_for_write(mapper, at, bytes.len() as u64);
+                match self.make_or_relieve(mapper, page, place, true)? {
                     Some(pin) => pin,
                     None => return Ok(0),
                 }
@@ -191,14 +194,15 @@ impl FileCache {
         Ok(())
     }
 
-    /// How large a folio for a write should be: as large as the write; for an append also as a
-    /// part of what the file has already, so that small appends share folios and waste little.
-    fn order_for_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> u8 {
+    /// How large a folio for a write should be, and where: as large as the write; for an append also
+    /// as a part of what the file has already, so that small appends share folios and waste little.
+    fn place_for_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> (u8, Fit) {
         let wanted = order_for(pages_of(at, len));
         let size = mapper.size();
-        if at < size || at - size > 1 << PAGE_LOG2 {
-            return wanted;
+        let shared = order_for(at >> PAGE_LOG2 >> APPEND_SHARE_LOG2);
+        if at < size || at - size > APPEND_GAP || shared <= wanted {
+            return (wanted, Fit::From);
         }
-        wanted.max(order_for(at >> PAGE_LOG2 >> APPEND_SHARE_LOG2))
+        (shared, Fit::Around)
     }
 }

@@ -18,7 +18,7 @@
 use std::ops::Range;
 
 use crate::cache::{CacheError, PAGE_LOG2};
-use crate::file::FileCache;
+use crate::file::{FileCache, Fit};
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper};
 use crate::states::State;
@@ -83,7 +83,7 @@ impl FileCache {
         if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
             let order = crate::readahead::order_for(crate::readahead::pages_of(at, end - at));
             // Zeroed by the next round, which finds the folio.
-            self.make_or_relieve(mapper, at >> PAGE_LOG2, order, true)?;
+            self.make_or_relieve(mapper, at >> PAGE_LOG2, (order, Fit::From), true)?;
             return Ok(at);
         }
         Ok(next.map_or(end, |next| next.max(at).min(end)))

@@ -361,7 +361,6 @@ impl FsError {
             | Self::AttributeExists { .. }
             | Self::AttributeTooLarge { .. }
             | Self::PageCache(_)
-            | Self::WritebackFailed { .. }
             | Self::InUse { .. }
             | Self::NotExt { .. }
             | Self::ExternalJournal { .. }
@@ -375,7 +374,7 @@ impl FsError {
                 _ => Family::Refusal,
             },
             Self::Corrupt { .. } | Self::CutShort { .. } => Family::Damage,
-            Self::Device(_) | Self::Aborted { .. } => Family::Device,
+            Self::Device(_) | Self::Aborted { .. } | Self::WritebackFailed { .. } => Family::Device,
         }
     }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use extant::{Fs, Ino, MountOptions, NewInode};
 use extant_base::Prng;
-use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
+use extant_block::{BlockDevice, FaultDevice, FaultPlan, MemoryDevice, SharedDevice};
 use extant_sync::FixedClock;
-use extant_testkit::oracle::{LoopMount, e2fsck, mke2fs, root};
+use extant_testkit::oracle::{LoopMount, debugfs, e2fsck, mke2fs, root};
 use extant_testkit::{image, require, tempdir};
 use rustix::mount::MountFlags;
 
@@ -232,4 +232,75 @@ fn contents_match_a_model_on_every_layout() {
 #[ignore = "takes minutes"]
 fn contents_match_a_model_over_many_seeds() {
     all(10..40, 2000);
+}
+
+#[test]
+fn contents_sealed_by_verity_are_not_changed() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(mke2fs(&path, "16M", &["-t", "ext4", "-O", "verity"]));
+    let open = || {
+        let device = extant_block::FileDevice::open_read_write(&path).unwrap();
+        MountOptions::new().read_only(false).open(device).unwrap()
+    };
+    let fs = open();
+    fs.write("/sealed", "as it was").unwrap();
+    fs.unmount().unwrap();
+    // EXTENTS and VERITY, as `ioctl(FS_IOC_ENABLE_VERITY)` leaves them.
+    require!(debugfs(&path, true, "sif /sealed flags 0x180000"));
+    let fs = open();
+    let inode = fs.resolve("/sealed").unwrap();
+    let refusals = [
+        inode.write_at(0, b"x").map(drop),
+        inode.append(b"x").map(drop),
+        inode.truncate(1),
+        inode.fallocate(extant::Fallocate::PunchHole, 0..4096),
+        inode.map_shared(0..4096, true).map(drop),
+        fs.open_options().write(true).open("/sealed").map(drop),
+    ];
+    for refusal in refusals {
+        let error = refusal.unwrap_err();
+        assert!(matches!(error, extant::FsError::NotPermitted { .. }), "{error}");
+        assert!(error.to_string().contains("verity"), "{error}");
+    }
+    assert_eq!(fs.read_to_string("/sealed").unwrap(), "as it was");
+    fs.unmount().unwrap();
+}
+
+#[test]
+fn an_open_file_hears_once_of_failed_writeback_and_nothing_is_lost() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(mke2fs(&path, "16M", &["-t", "ext4"]));
+    let memory = Arc::new(image::load(&path));
+    let plan = FaultPlan { write_one_in: 1, ..FaultPlan::default() };
+    let device = Arc::new(FaultDevice::new(Arc::clone(&memory), plan));
+    device.set_enabled(false);
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = MountOptions::new().read_only(false).background(false).seed(1);
+    let options = options.clock(Arc::clone(&clock) as Arc<_>);
+    let fs = options.open_shared(Arc::clone(&device) as SharedDevice).unwrap();
+    fs.write("/file", "first").unwrap();
+    fs.sync().unwrap();
+    let open = || fs.open_options().write(true).open("/file").unwrap();
+    let (one, other) = (open(), open());
+    one.write_at(0, b"later").unwrap();
+    // Nothing but the data is to be written: the journal must not meet the fault.
+    device.set_enabled(true);
+    clock.advance(Duration::from_secs(40));
+    fs.tick().unwrap_err();
+    assert!(device.failed() > 0);
+    device.set_enabled(false);
+    let late = open();
+    for file in [&one, &other] {
+        let error = file.sync().unwrap_err();
+        assert!(matches!(error, extant::FsError::WritebackFailed { failures: 1, .. }), "{error}");
+        file.sync().unwrap();
+    }
+    late.sync().unwrap();
+    drop((one, other, late));
+    fs.unmount().unwrap();
+    let device: SharedDevice = memory;
+    let fs = MountOptions::new().open_shared(device).unwrap();
+    assert_eq!(fs.read_to_string("/file").unwrap(), "later");
 }

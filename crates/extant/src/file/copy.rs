@@ -161,7 +161,7 @@ impl Inode {
         let size = file.size();
         let is_whole = at >= size;
         let is_inline = flags.contains(InodeFlags::INLINE_DATA);
-        let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND;
+        let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND | InodeFlags::VERITY;
         if is_inline || flags.intersects(frozen) || len == 0 {
             // Few bytes, or refused there.
             let zeros = vec![0; usize::try_from(len.min(STEP)).unwrap_or(0)];

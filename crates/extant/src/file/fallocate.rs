@@ -158,9 +158,7 @@ impl Change<'_> {
     fn run(&self, mode: Fallocate, range: &Range<u64>) -> Result<()> {
         let ino = self.node().ino();
         let (flags, bits) = self.node().with(|data| (data.record.flags, data.record.mode));
-        if flags.contains(InodeFlags::IMMUTABLE) {
-            return Err(FsError::NotPermitted { ino, what: "it is immutable" });
-        }
+        super::check_changeable(ino, flags)?;
         let is_plain = matches!(mode, Fallocate::Allocate { .. });
         if flags.contains(InodeFlags::APPEND) && !is_plain {
             return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });

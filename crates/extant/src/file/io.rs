@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
+use extant_base::Ino;
 use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
@@ -42,6 +43,21 @@ impl Fs {
     }
 }
 
+/// Refuses to change contents that must stay as they are.
+///
+/// # Errors
+///
+/// [`FsError::NotPermitted`]: immutable files, and those whose contents are sealed by fs-verity.
+pub(crate) fn check_changeable(ino: Ino, flags: InodeFlags) -> Result<()> {
+    if flags.contains(InodeFlags::IMMUTABLE) {
+        return Err(FsError::NotPermitted { ino, what: "it is immutable" });
+    }
+    if flags.contains(InodeFlags::VERITY) {
+        return Err(FsError::NotPermitted { ino, what: "its contents are sealed by fs-verity" });
+    }
+    Ok(())
+}
+
 impl Inode {
     /// Refuses what has no contents, or none that can be read.
     pub(crate) fn check_contents(&self) -> Result<()> {
@@ -60,9 +76,7 @@ impl Inode {
     pub(crate) fn check_open_for_writing(&self, appends: bool) -> Result<()> {
         let flags = self.node().gist().flags;
         let ino = self.ino();
-        if flags.contains(InodeFlags::IMMUTABLE) {
-            return Err(FsError::NotPermitted { ino, what: "it is immutable" });
-        }
+        check_changeable(ino, flags)?;
         if flags.contains(InodeFlags::APPEND) && !appends {
             return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
         }
@@ -173,9 +187,7 @@ impl Inode {
         };
         let Gist { flags, mode } = node.gist();
         let ino = node.ino();
-        if flags.contains(InodeFlags::IMMUTABLE) {
-            return Err(FsError::NotPermitted { ino, what: "it is immutable" });
-        }
+        check_changeable(ino, flags)?;
         if flags.contains(InodeFlags::APPEND) && offset != file.size() {
             return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
         }

@@ -120,8 +120,11 @@ impl Inode {
         let pages = fs.change(|| {
             let _content = node.content.write();
             let flags = node.with(|data| data.record.flags);
-            if writable && flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
-                let what = "it is immutable, or can only be appended to";
+            if writable {
+                super::check_changeable(node.ino(), flags)?;
+            }
+            if writable && flags.contains(InodeFlags::APPEND) {
+                let what = "it can only be appended to";
                 return Err(FsError::NotPermitted { ino: node.ino(), what });
             }
             if flags.contains(InodeFlags::INLINE_DATA) {

@@ -236,6 +236,7 @@ impl Inode {
             return Err(FsError::NotPermitted { ino, what });
         }
         if changes.size.is_some() {
+            crate::file::check_changeable(ino, data.record.flags)?;
             match data.kind {
                 FileKind::Regular => {}
                 FileKind::Directory => return Err(FsError::IsADirectory { ino }),
