@@ -179,6 +179,19 @@ pub struct LoopMount {
     mounted: Option<tempfile::TempDir>,
 }
 
+/// Copies that must be made again because something was written meanwhile.
+const COPIES_MAX: usize = 50;
+
+/// [`LoopMount::writes`] of any block device, by its path.
+pub fn device_writes(device: &str) -> String {
+    let name = device.trim_start_matches("/dev/");
+    let text = std::fs::read_to_string(format!("/sys/block/{name}/stat"))
+        .unwrap_or_else(|error| panic!("the statistics of {device}: {error}"));
+    // Requests and sectors written, requests in flight.
+    let words: Vec<&str> = text.split_whitespace().collect();
+    [words[4], words[6], words[8]].join(" ")
+}
+
 impl LoopMount {
     /// Mounts by the kernel's ext4, reading only and without touching the image; a journal that
     /// needs recovery is left alone (`noload`).
@@ -224,6 +237,33 @@ impl LoopMount {
     /// Where it is mounted.
     pub fn path(&self) -> &Path {
         self.mounted.as_ref().expect("mounted until dropped").path()
+    }
+
+    /// What the device has been asked to write so far, and how much is on its way: two equal answers
+    /// mean that nothing was written in between, so that a copy of the file made meanwhile is what
+    /// a power cut would have left.
+    pub fn writes(&self) -> String {
+        device_writes(&self.device)
+    }
+
+    /// Copies `image`, the file behind this mount, as a power cut would leave it at one moment. The
+    /// file system is not asked to do anything; what the loop device holds back is written first.
+    ///
+    /// # Panics
+    ///
+    /// When the kernel never stops writing.
+    pub fn copy_as_cut(&self, image: &Path, copy: &Path) {
+        for _ in 0..COPIES_MAX {
+            let flushed = std::fs::File::open(&self.device).and_then(|device| device.sync_all());
+            flushed.unwrap_or_else(|error| panic!("{}: {error}", self.device));
+            let before = self.writes();
+            std::fs::copy(image, copy).unwrap_or_else(|error| panic!("{copy:?}: {error}"));
+            // The kernel writes when it likes: a copy made meanwhile is no state of the device.
+            if self.writes() == before {
+                return;
+            }
+        }
+        panic!("the kernel never stopped writing to {}", self.device);
     }
 
     /// The loop device, such as `/dev/loop0`.

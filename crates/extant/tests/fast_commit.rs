@@ -16,13 +16,6 @@ use extant_testkit::oracle::{LoopMount, e2fsck, mke2fs, root};
 use extant_testkit::require;
 use rustix::fs::FallocateFlags;
 
-/// Copies the image of a mounted file system as a power failure would leave it.
-fn crash_copy(mount: &LoopMount, image: &Path, copy: &Path) {
-    let device = File::open(mount.device()).unwrap();
-    device.sync_all().unwrap();
-    fs::copy(image, copy).unwrap();
-}
-
 /// Opens for writing, and unmounts.
 fn replay(image: &Path) -> u32 {
     let device = FileDevice::open_read_write(image).unwrap();
@@ -130,7 +123,7 @@ fn fast_commits_are_applied_as_the_kernel_does() {
                 step += 1;
             }
             let ours = dir.path().join("ours.img");
-            crash_copy(&mount, &image, &ours);
+            mount.copy_as_cut(&image, &ours);
             let theirs = dir.path().join("theirs.img");
             fs::copy(&ours, &theirs).unwrap();
             fast_commits += replay(&ours);
@@ -190,7 +183,7 @@ fn applying_fast_commits_survives_power_cuts() {
         change(&tree, 1);
         change(&tree, 2);
         let copy = dir.path().join("copy");
-        crash_copy(&mount, &image, &copy);
+        mount.copy_as_cut(&image, &copy);
         drop((gone, top, mount));
 
         let device = Arc::new(RecordingDevice::over(extant_testkit::image::load(&copy)));

@@ -133,14 +133,6 @@ fn compare_statfs(path: &Path, fs: &extant::Fs, name: &str) {
     assert_eq!(ours.blocks, theirs.f_blocks, "{name}");
 }
 
-/// A copy of the backing file of a mounted file system: what a crash leaves.
-fn crash_copy(mount: &LoopMount, image: &Path, copy: &Path) {
-    // The loop device's own cache first; the file system is not asked to do anything.
-    let device = File::open(mount.device()).unwrap();
-    device.sync_all().unwrap();
-    fs::copy(image, copy).unwrap();
-}
-
 /// Goal: an image copied while it is mounted is shown as the kernel shows another copy after
 /// mounting it; nothing is written; fast commits count.
 #[test]
@@ -171,7 +163,7 @@ fn unclean_images_look_as_after_a_mount() {
             // Things that are lost: not synced at all.
             fs::write(tree.join(format!("lost-{round}")), "x").unwrap();
             let copy = dir.path().join("copy.img");
-            crash_copy(&mount, &image, &copy);
+            mount.copy_as_cut(&image, &copy);
             let before = fs::read(&copy).unwrap();
             let shown = open(&copy);
             let summary = shown.replayed().expect("a dirty journal").clone();
@@ -200,7 +192,7 @@ fn unclean_images_look_as_after_a_mount() {
         assert_eq!(fast_commits > 0, wants_fast, "{name}: {fast_commits} fast commits");
         // Without the journal, the image is what the last checkpoint left, and says nothing.
         let copy = dir.path().join("copy.img");
-        crash_copy(&mount, &image, &copy);
+        mount.copy_as_cut(&image, &copy);
         let device = extant_block::FileDevice::open_read_only(&copy).unwrap();
         let shown = MountOptions::new().ignore_journal(true).open(device).unwrap();
         assert_eq!(shown.replayed(), None);

@@ -24,9 +24,9 @@ pub(crate) struct TruncateArgs {
     edit: EditArgs,
     #[command(flatten)]
     new: NewArgs,
-    /// The size; +N and -N change it by N bytes, <N makes it at most and >N at least N, /N rounds
-    /// down and %N up to a multiple
-    #[arg(short = 's', long, value_name = "[+-<>/%]SIZE", value_parser = SizeChange::parse,
+    // Not a doc comment: rustdoc takes the less-than sign for markup.
+    #[arg(short = 's', long, help = "The size; +N and -N change it by N bytes, <N makes it at most \
+          and >N at least N, /N rounds down and %N up to a multiple", value_name = "[+-<>/%]SIZE", value_parser = SizeChange::parse,
           allow_hyphen_values = true, required_unless_present = "reference")]
     size: Option<SizeChange>,
     /// The size of this file, of the host or of an image (IMG:/PATH); -s then changes that

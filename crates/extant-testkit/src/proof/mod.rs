@@ -20,7 +20,7 @@
 //!   all, and in order.
 //! - V2. That number is at least what a sync covered that had returned, and at most what had begun.
 //!   Where files are written, that goes for names and attributes; contents, sizes and times of
-//!   files follow later, and [`contents`] says what may be there of them.
+//!   files follow later, and `contents` says what may be there of them.
 //! - V3. After the unmount the checker finds no problem, and neither does `e2fsck -fn`.
 //! - V4. Power may fail again during the mount that recovers: the tree after that is the same.
 //! - V5. `e2fsck -fy` on the state as it was cut gives the same tree, and repairs nothing but what

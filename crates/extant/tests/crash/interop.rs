@@ -13,7 +13,7 @@ use extant_testkit::kernel::{Kernel, snapshot};
 use extant_testkit::model::{
     Generator, Model, NewNode, Op, Path, Profile, RenameMode, Rules, Tree,
 };
-use extant_testkit::oracle::{LoopMount, e2fsck_with, mke2fs, print_skip, root};
+use extant_testkit::oracle::{LoopMount, device_writes, e2fsck_with, mke2fs, print_skip, root};
 use extant_testkit::proof::{EPOCH, Target as _, env};
 use extant_testkit::{image, require, tempdir};
 use rustix::mount::MountFlags;
@@ -108,18 +108,9 @@ struct Work {
     fast_commits: u64,
 }
 
-/// Writes that a loop device has done.
-fn writes(device: &str) -> String {
-    let name = device.trim_start_matches("/dev/");
-    let text = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
-    // Requests and sectors written, requests in flight.
-    let words: Vec<&str> = text.split_whitespace().collect();
-    [words[4], words[6], words[8]].join(" ")
-}
-
 /// Copies the files of a mounted image as they are at one moment.
 fn cut(mount: &LoopMount, journal: Option<&Loop>, from: &Files, to: &Files) -> Result<(), String> {
-    let look = || (writes(mount.device()), journal.map(|journal| writes(&journal.0)));
+    let look = || (mount.writes(), journal.map(|journal| device_writes(&journal.0)));
     for _ in 0..COPIES_MAX {
         let before = look();
         from.copy_to(to);
