@@ -49,6 +49,19 @@ macro_rules! counters {
             pub used_bytes: u64,
         }
 
+        impl CacheStats {
+            /// Every counter with its name, for whoever shows them.
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![
+                    $((stringify!($name), self.$name),)*
+                    ("chunks_huge", self.chunks_huge),
+                    ("chunks_plain", self.chunks_plain),
+                    ("dirty_bytes", self.dirty_bytes),
+                    ("used_bytes", self.used_bytes),
+                ]
+            }
+        }
+
         #[derive(Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: Counter,)*

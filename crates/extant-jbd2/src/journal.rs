@@ -508,6 +508,18 @@ impl Journal {
         }
     }
 
+    /// Stops the journal as a power cut does: as [`abort`](Self::abort), and nothing is written, not
+    /// even that it stopped. A commit whose writes are under way ends as it can.
+    pub fn cut(&self, why: &str) {
+        let reason = AbortReason { errno: EIO, why: why.to_owned() };
+        if self.reason.set(reason).is_err() {
+            return;
+        }
+        self.stopped.store(true, Ordering::Release);
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+
     /// Why the journal stopped, if it did.
     pub fn abort_reason(&self) -> Option<&AbortReason> {
         self.reason.get()

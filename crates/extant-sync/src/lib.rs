@@ -11,6 +11,7 @@
 //!
 //! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks that know their place; the table is in
 //!   `docs/locking.md`.
+//! - [`lock_waits`]: how often, and how long, somebody waited for a lock of each rank.
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
 //!   becomes an error in the caller.
@@ -26,6 +27,7 @@ mod lock;
 mod random;
 mod rank;
 pub mod threads;
+mod waits;
 
 pub use background::Background;
 pub use clock::{Clock, FixedClock, SystemClock};
@@ -33,3 +35,4 @@ pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use random::{RandomError, os_random};
 pub use rank::Rank;
+pub use waits::{LockWaits, lock_waits};

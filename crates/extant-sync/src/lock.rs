@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use crate::rank::{Rank, RankToken};
+use crate::waits::waited;
 
 macro_rules! guard {
     ($(#[$doc:meta])* $name:ident, $inner:ident $(, $mutable:ident)?) => {
@@ -95,7 +96,9 @@ impl<T: ?Sized> Mutex<T> {
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order, self.id());
-        MutexGuard { guard: self.inner.lock(), _token: token }
+        let free = self.inner.try_lock();
+        let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.lock()));
+        MutexGuard { guard, _token: token }
     }
 
     /// Takes the lock if nobody has it. Checked like [`lock`](Self::lock), although it cannot
@@ -156,7 +159,9 @@ impl<T: ?Sized> RwLock<T> {
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order, self.id());
-        RwLockReadGuard { guard: self.inner.read(), _token: token }
+        let free = self.inner.try_read();
+        let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.read()));
+        RwLockReadGuard { guard, _token: token }
     }
 
     /// Waits for exclusive access.
@@ -167,7 +172,9 @@ impl<T: ?Sized> RwLock<T> {
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order, self.id());
-        RwLockWriteGuard { guard: self.inner.write(), _token: token }
+        let free = self.inner.try_write();
+        let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.write()));
+        RwLockWriteGuard { guard, _token: token }
     }
 
     /// Shared access if it is free now; checked like [`read`](Self::read).

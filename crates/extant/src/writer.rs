@@ -63,6 +63,8 @@ pub(crate) struct Writer {
     reclaim_waits: AtomicBool,
     /// The mount has ended.
     closed: AtomicBool,
+    /// Ended without warning: see [`Fs::shutdown`](crate::Fs::shutdown).
+    shut_down: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
     background: OnceLock<Mutex<Option<Arc<Background>>>>,
@@ -82,6 +84,29 @@ pub struct WriterStats {
     pub groups_encoded: u64,
     /// The journal's counters.
     pub journal: JournalStats,
+}
+
+impl WriterStats {
+    /// Every counter with its name, for whoever shows them.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        let journal = &self.journal;
+        vec![
+            ("inode_updates", self.inode_updates),
+            ("inodes_encoded", self.inodes_encoded),
+            ("groups_encoded", self.groups_encoded),
+            ("commits", journal.commits),
+            ("handles", journal.handles),
+            ("blocks_logged", journal.blocks_logged),
+            ("log_blocks", journal.log_blocks),
+            ("revokes", journal.revokes),
+            ("flushes", journal.flushes),
+            ("fua_writes", journal.fua_writes),
+            ("checkpoints", journal.checkpoints),
+            ("home_writes", journal.home_writes),
+            ("batched", journal.batched),
+            ("waits", journal.waits),
+        ]
+    }
 }
 
 /// The parts that a mount puts together.
@@ -115,6 +140,7 @@ impl Writer {
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            shut_down: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
             dirty_files: DirtyFiles::new(),
             background: OnceLock::new(),
@@ -232,6 +258,16 @@ impl Writer {
     /// Stops writing for good: nothing of the open transaction reaches the device.
     pub(crate) fn abort(&self, error: &FsError) {
         self.journal.abort(error.errno(), &error.to_string());
+    }
+
+    /// Ends all writing as a power cut does.
+    pub(crate) fn shut_down(&self) {
+        self.shut_down.store(true, Ordering::Release);
+        self.journal.cut("the file system was shut down");
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
     }
 
     /// A node without links lost its last handle.

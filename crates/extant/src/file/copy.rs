@@ -5,7 +5,7 @@ use std::ops::Range;
 use extant_format::inode::InodeFlags;
 
 use super::io::Place;
-use super::{FileMapper, resize};
+use super::{FileMapper, WriteBy, resize};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::map;
@@ -146,8 +146,12 @@ impl Inode {
             Piece::Data(0) => Ok(0),
             Piece::Data(len) => {
                 let bytes = buffer.get(..*len).unwrap_or(buffer);
-                let (_, written) =
-                    self.write_locked(file, Place::At(at), std::iter::once(bytes))?;
+                let (_, written) = self.write_locked(
+                    file,
+                    Place::At(at),
+                    WriteBy::Program,
+                    std::iter::once(bytes),
+                )?;
                 Ok(written as u64)
             }
             Piece::Hole(len) => self.put_hole(at, *len),
@@ -165,8 +169,12 @@ impl Inode {
         if is_inline || flags.intersects(frozen) || len == 0 {
             // Few bytes, or refused there.
             let zeros = vec![0; usize::try_from(len.min(STEP)).unwrap_or(0)];
-            let (_, written) =
-                self.write_locked(file, Place::At(at), std::iter::once(&zeros[..]))?;
+            let (_, written) = self.write_locked(
+                file,
+                Place::At(at),
+                WriteBy::Program,
+                std::iter::once(&zeros[..]),
+            )?;
             return Ok(written as u64);
         }
         let end = at.saturating_add(len);

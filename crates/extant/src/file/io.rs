@@ -19,6 +19,21 @@ use crate::txn::Txn;
 /// Credits to take the set-id bits of an inode.
 const MODE_CREDITS: u32 = 4;
 
+/// On whose behalf a file is written to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum WriteBy {
+    /// A program: set-id bits go, times are now, flags of the inode count. What
+    /// [`Inode::write_at`] does.
+    #[default]
+    Program,
+    /// A program that may keep set-id bits: on Linux, one with `CAP_FSETID`.
+    Privileged,
+    /// Another cache in front of this one, which brings what programs wrote to it before. It keeps
+    /// their times ([`Inode::store_write_times`]) and has checked whether they may, so neither is
+    /// done here.
+    Cache,
+}
+
 /// Where a write goes.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
@@ -72,8 +87,13 @@ impl Inode {
         Ok(())
     }
 
-    /// Refuses to open for writing what its flags forbid to write.
-    pub(crate) fn check_open_for_writing(&self, appends: bool) -> Result<()> {
+    /// Refuses to open for writing what its flags forbid to write; `appends` when the writer can
+    /// only append.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotPermitted`]: immutable, sealed by fs-verity, or append-only.
+    pub fn check_open_for_writing(&self, appends: bool) -> Result<()> {
         let flags = self.node().gist().flags;
         let ino = self.ino();
         check_changeable(ino, flags)?;
@@ -83,8 +103,9 @@ impl Inode {
         Ok(())
     }
 
-    /// How many passes of writeback of its contents have failed.
-    pub(crate) fn writeback_failures(&self) -> u64 {
+    /// How many passes of writeback of its contents have failed since it came into use: who
+    /// compares with the number of before knows that data was lost or late.
+    pub fn writeback_failures(&self) -> u64 {
         self.node().file_state().get().map_or(0, |file| file.cache.error_count())
     }
 
@@ -125,6 +146,16 @@ impl Inode {
         self.write_to(Place::At(offset), bytes).map(|(_, written)| written)
     }
 
+    /// [`write_at`](Self::write_at) for a front end that knows on whose behalf.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let parts = std::iter::once(bytes);
+        self.write_parts(Place::At(offset), by, parts).map(|(_, written)| written)
+    }
+
     /// [`write_at`](Self::write_at) of several pieces, one after the other, as one write.
     ///
     /// # Errors
@@ -134,7 +165,7 @@ impl Inode {
         if let [one] = parts {
             return self.write_at(offset, one);
         }
-        self.write_parts(Place::At(offset), parts.iter().map(|part| &**part))
+        self.write_parts(Place::At(offset), WriteBy::Program, parts.iter().map(|part| &**part))
             .map(|(_, written)| written)
     }
 
@@ -153,12 +184,13 @@ impl Inode {
     }
 
     fn write_to(&self, place: Place, bytes: &[u8]) -> Result<(u64, usize)> {
-        self.write_parts(place, std::iter::once(bytes))
+        self.write_parts(place, WriteBy::Program, std::iter::once(bytes))
     }
 
     fn write_parts<'b>(
         &self,
         place: Place,
+        by: WriteBy,
         parts: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<(u64, usize)> {
         self.check_contents()?;
@@ -168,7 +200,7 @@ impl Inode {
         fs.balance_dirty()?;
         fs.change(|| {
             let _content = node.content.write();
-            self.write_locked(file, place, parts.clone())
+            self.write_locked(file, place, by, parts.clone())
         })
     }
 
@@ -177,6 +209,7 @@ impl Inode {
         &self,
         file: &FileState,
         place: Place,
+        by: WriteBy,
         parts: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<(u64, usize)> {
         let (fs, node) = (self.fs(), self.node());
@@ -187,9 +220,11 @@ impl Inode {
         };
         let Gist { flags, mode } = node.gist();
         let ino = node.ino();
-        check_changeable(ino, flags)?;
-        if flags.contains(InodeFlags::APPEND) && offset != file.size() {
-            return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
+        if by != WriteBy::Cache {
+            check_changeable(ino, flags)?;
+            if flags.contains(InodeFlags::APPEND) && offset != file.size() {
+                return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
+            }
         }
         if wanted == 0 {
             return Ok((offset, 0));
@@ -203,7 +238,7 @@ impl Inode {
                 other => other?,
             }
         }
-        if mode & 0o6000 != 0 {
+        if mode & 0o6000 != 0 && by == WriteBy::Program {
             self.take_set_id(mode)?;
         }
         let now = self.volume().writer()?.now();
@@ -241,7 +276,9 @@ impl Inode {
                 break;
             }
         }
-        file.touch(now);
+        if by != WriteBy::Cache {
+            file.touch(now);
+        }
         fs.note_dirty(node, file);
         Ok((offset, done as usize))
     }
@@ -272,7 +309,7 @@ impl Inode {
     }
 
     /// Who writes a program must not write one that runs as somebody else.
-    pub(super) fn take_set_id(&self, mode: u16) -> Result<()> {
+    pub(crate) fn take_set_id(&self, mode: u16) -> Result<()> {
         let mut taken = mode & 0o4000;
         // Set-gid without group execution meant mandatory locks, and stays.
         if mode & 0o010 != 0 {

@@ -372,6 +372,9 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn place(&self, range: Range<u64>) -> Result<Placement> {
+        if let Some(reason) = self.volume().writer()?.journal().abort_reason() {
+            return Err(FsError::Aborted { why: reason.why.as_str().into() });
+        }
         let bits = self.bits();
         let (at, end) = (range.start >> bits, range.end >> bits);
         let piece = {

@@ -28,6 +28,7 @@ mod state;
 
 pub use fallocate::Fallocate;
 pub(crate) use flush::DirtyFiles;
+pub use io::WriteBy;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;

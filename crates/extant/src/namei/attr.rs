@@ -55,6 +55,11 @@ pub struct SetAttributes {
     pub atime: Option<TimeChange>,
     /// Last change of contents.
     pub mtime: Option<TimeChange>,
+    /// Last change of attributes; the time of the operation when it is not given. Linux has no call
+    /// for it: it is for copies and for caches in front of this one.
+    pub ctime: Option<Timestamp>,
+    /// Whether set-id bits go, as they do when somebody else than a privileged user changes the size.
+    pub takes_set_id: bool,
     /// Creation time; Linux has no call for it.
     pub crtime: Option<Timestamp>,
     /// Flags, as `chattr` sets them: only those that users can change may differ.
@@ -257,10 +262,10 @@ impl Inode {
         record.uid = changes.uid.unwrap_or(record.uid);
         record.gid = changes.gid.unwrap_or(record.gid);
         record.project = changes.project.unwrap_or(record.project);
+        let takes_set_id = changes.uid.is_some() || changes.gid.is_some() || changes.takes_set_id;
         if let Some(bits) = changes.permissions {
             record.mode = (record.mode & !0o7777) | bits;
-        } else if (changes.uid.is_some() || changes.gid.is_some()) && old.kind == FileKind::Regular
-        {
+        } else if takes_set_id && old.kind == FileKind::Regular {
             record.mode &= !0o4000;
             // Set-gid without group execution meant mandatory locks, and stays.
             if record.mode & 0o010 != 0 {
@@ -290,7 +295,7 @@ impl Inode {
                 target.crtime = Some(time);
             }
             target.flags = changes.flags.unwrap_or(target.flags);
-            target.ctime = now;
+            target.ctime = changes.ctime.unwrap_or(now);
             target.version = target.version.wrapping_add(1);
         })
     }

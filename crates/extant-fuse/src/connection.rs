@@ -1,0 +1,166 @@
+//! The descriptor that requests come from and replies go to.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno as Os;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::abi::{InHeader, InvalInodeOut, OutHeader, SetxattrIn};
+use crate::operations::Errno;
+
+/// An open `/dev/fuse` that belongs to a mount.
+pub(crate) struct Connection {
+    device: OwnedFd,
+}
+
+/// Codes of messages that nobody asked for.
+const NOTIFY_INVAL_INODE: i32 = 2;
+
+impl Connection {
+    pub(crate) fn new(device: OwnedFd) -> Connection {
+        Connection { device }
+    }
+
+    /// Waits for a request; its length, or `None` when the mount is gone.
+    ///
+    /// # Errors
+    ///
+    /// What the system says beyond that; the connection is of no use then.
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match rustix::io::read(&self.device, &mut *buffer) {
+                Ok(len) => return Ok(Some(len)),
+                // ENOENT: the request was taken back before it could be handed out.
+                Err(Os::INTR | Os::AGAIN | Os::NOENT) => {}
+                Err(Os::NODEV | Os::CONNABORTED) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Answers a request with `parts`, one behind the other.
+    ///
+    /// # Errors
+    ///
+    /// What the system says. That nobody waits any more is none.
+    pub(crate) fn reply(&self, unique: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let header = OutHeader { unique, ..OutHeader::default() };
+        self.send(header, parts)
+    }
+
+    /// Answers a request with an error.
+    pub(crate) fn fail(&self, unique: u64, error: Errno) -> io::Result<()> {
+        // The kernel refuses what is no error number, and the caller would wait for ever.
+        let number = if (1..512).contains(&error.0) { error.0 } else { Errno::EIO.0 };
+        self.send(OutHeader { unique, error: -number, ..OutHeader::default() }, &[])
+    }
+
+    /// Tells the kernel to write back and drop what it has cached of a node's contents from `offset` on.
+    /// Other threads must be free to take the writes.
+    pub(crate) fn drop_cached(&self, node: u64, offset: i64) -> io::Result<()> {
+        let message = InvalInodeOut { ino: node, off: offset, len: 0 };
+        let header = OutHeader { error: NOTIFY_INVAL_INODE, ..OutHeader::default() };
+        self.send(header, &[IoSlice::new(message.as_bytes())])
+    }
+
+    fn send(&self, mut header: OutHeader, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let body: usize = parts.iter().map(|part| part.len()).sum();
+        let len = size_of::<OutHeader>().saturating_add(body);
+        header.len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let sent = match parts {
+            [] => rustix::io::write(&self.device, header.as_bytes()),
+            [one] => {
+                let all = [IoSlice::new(header.as_bytes()), IoSlice::new(one)];
+                rustix::io::writev(&self.device, &all)
+            }
+            _ => {
+                let mut all = Vec::with_capacity(parts.len() + 1);
+                all.push(IoSlice::new(header.as_bytes()));
+                all.extend(parts.iter().map(|part| IoSlice::new(part)));
+                rustix::io::writev(&self.device, &all)
+            }
+        };
+        match sent {
+            // ENOENT: interrupted, or forgotten with its connection. ENODEV: unmounted.
+            Ok(_) | Err(Os::NOENT | Os::NODEV) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A request as it came.
+pub(crate) struct Request<'a> {
+    pub(crate) header: InHeader,
+    body: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// `None` when there is less than the header says: not from a kernel.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Request<'a>> {
+        let (header, body) = InHeader::read_from_prefix(bytes).ok()?;
+        let whole = header.len as usize;
+        let extensions = usize::from(header.total_extlen) * 8;
+        let end = whole.checked_sub(size_of::<InHeader>())?.checked_sub(extensions)?;
+        Some(Request { header, body: body.get(..end)? })
+    }
+
+    /// Whether this sets an attribute with that name.
+    pub(crate) fn is_for_attribute(&self, name: &[u8]) -> bool {
+        let text = self.body.get(size_of::<SetxattrIn>()..).unwrap_or(&[]);
+        text.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
+    }
+
+    /// The next fixed part of the body.
+    pub(crate) fn take<T: FromBytes>(&mut self) -> Result<T, Errno> {
+        let (value, rest) = T::read_from_prefix(self.body).map_err(|_| Errno::EINVAL)?;
+        self.body = rest;
+        Ok(value)
+    }
+
+    /// The next text, which ends with a zero byte.
+    pub(crate) fn name(&mut self) -> Result<&'a [u8], Errno> {
+        let end = self.body.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
+        let (name, rest) = self.body.split_at(end);
+        self.body = &rest[1..];
+        Ok(name)
+    }
+
+    /// The next `len` bytes.
+    pub(crate) fn bytes(&mut self, len: u32) -> Result<&'a [u8], Errno> {
+        let (bytes, rest) = self.body.split_at_checked(len as usize).ok_or(Errno::EINVAL)?;
+        self.body = rest;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(body: &[u8], claimed: u32, extlen: u16) -> Vec<u8> {
+        let header = InHeader { len: claimed, total_extlen: extlen, ..InHeader::default() };
+        [header.as_bytes(), body].concat()
+    }
+
+    #[test]
+    fn what_is_shorter_than_it_says_is_no_request() {
+        assert!(Request::parse(&[0; 39]).is_none());
+        assert!(Request::parse(&request(b"abc", 44, 0)).is_none());
+        assert!(Request::parse(&request(b"abc", 39, 0)).is_none());
+        assert!(Request::parse(&request(b"abc", 43, 1)).is_none(), "more extensions than body");
+        assert!(Request::parse(&request(b"abc", 43, 0)).is_some());
+    }
+
+    #[test]
+    fn parts_are_taken_in_order_and_never_beyond_the_end() {
+        let bytes = request(b"\x01\0\0\0name\0tail", 53, 0);
+        let mut request = Request::parse(&bytes).unwrap();
+        assert_eq!(request.take::<u32>().unwrap(), 1);
+        assert_eq!(request.name().unwrap(), b"name");
+        assert_eq!(request.name(), Err(Errno::EINVAL), "no zero byte");
+        assert_eq!(request.bytes(5), Err(Errno::EINVAL));
+        assert_eq!(request.bytes(4).unwrap(), b"tail");
+        assert_eq!(request.take::<u32>(), Err(Errno::EINVAL));
+    }
+}

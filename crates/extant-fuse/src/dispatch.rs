@@ -1,0 +1,566 @@
+//! From a request's bytes to a call, and from its result to the reply.
+
+use std::io::{self, IoSlice};
+
+use zerocopy::IntoBytes;
+
+use crate::abi::{self, SetattrValid, op};
+use crate::connection::{Connection, Request};
+use crate::operations::{
+    Attributes, Caller, DirAnswer, Entry, Errno, Ioctl, New, Opened, Operations, ReadAnswer, Reply,
+    SetAttr, SetTime, Time, WriteHow,
+};
+use crate::stats::Lane;
+
+/// Seconds that the kernel may trust what it was told: this server is the only way to the file system.
+const FOR_EVER: u64 = 1 << 30;
+/// Seconds that the kernel may trust attributes when they change without it.
+const NOT_AT_ALL: u64 = 0;
+/// The largest listing that is answered at once, whatever is asked for.
+const LISTING_MAX: u32 = 1 << 20;
+/// The largest value or list of extended attributes: the kernel's own bound.
+const XATTR_MAX: usize = 64 << 10;
+
+/// What a thread needs to answer.
+pub(crate) struct Desk<'a> {
+    pub(crate) operations: &'a dyn Operations,
+    pub(crate) connection: &'a Connection,
+    pub(crate) lane: &'a Lane,
+}
+
+/// The body of a reply.
+enum Body {
+    Nothing,
+    Bytes(Vec<u8>),
+    /// It is on its way already.
+    Sent,
+}
+
+impl Desk<'_> {
+    /// Answers one request; `false` when the answer is an error.
+    ///
+    /// # Errors
+    ///
+    /// The connection is of no use any more.
+    pub(crate) fn answer(&self, mut request: Request<'_>) -> io::Result<bool> {
+        let header = request.header;
+        match header.opcode {
+            op::FORGET => {
+                if let Ok(forget) = request.take::<abi::ForgetIn>() {
+                    self.operations.forget(header.nodeid, forget.nlookup);
+                }
+                return Ok(true);
+            }
+            op::BATCH_FORGET => {
+                self.forget_many(&mut request);
+                return Ok(true);
+            }
+            // What is under way is finished: no operation waits for anything but devices.
+            op::INTERRUPT => return Ok(true),
+            _ => {}
+        }
+        match self.run(&mut request) {
+            Ok(Body::Sent) => Ok(true),
+            Ok(Body::Nothing) => {
+                self.connection.reply(header.unique, &[])?;
+                Ok(true)
+            }
+            Ok(Body::Bytes(bytes)) => {
+                self.connection.reply(header.unique, &[IoSlice::new(&bytes)])?;
+                Ok(true)
+            }
+            Err(error) => {
+                self.connection.fail(header.unique, error)?;
+                Ok(false)
+            }
+        }
+    }
+
+    fn forget_many(&self, request: &mut Request<'_>) {
+        let Ok(head) = request.take::<abi::BatchForgetIn>() else { return };
+        for _ in 0..head.count {
+            let Ok(one) = request.take::<abi::ForgetOne>() else { return };
+            self.operations.forget(one.nodeid, one.nlookup);
+        }
+    }
+
+    fn run(&self, request: &mut Request<'_>) -> Reply<Body> {
+        let header = request.header;
+        let node = header.nodeid;
+        let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
+        let ops = self.operations;
+        match header.opcode {
+            op::LOOKUP => entry(&ops.lookup(caller, node, request.name()?)?),
+            op::GETATTR => attributes(&ops.attributes(node)?),
+            op::SETATTR => {
+                let changes = set_attr(&request.take()?);
+                attributes(&ops.set_attributes(caller, node, &changes)?)
+            }
+            op::STATX => statx(&ops.attributes(node)?),
+            op::READLINK => Ok(Body::Bytes(ops.read_link(node)?)),
+            op::SYMLINK => {
+                let name = request.name()?;
+                entry(&ops.symlink(caller, node, name, request.name()?)?)
+            }
+            op::MKNOD => {
+                let wanted: abi::MknodIn = request.take()?;
+                let rdev = device(wanted.rdev);
+                let new = New { mode: wanted.mode, umask: wanted.umask, rdev };
+                entry(&ops.mknod(caller, node, request.name()?, &new)?)
+            }
+            op::MKDIR => {
+                let wanted: abi::MkdirIn = request.take()?;
+                let new = New { mode: wanted.mode, umask: wanted.umask, rdev: (0, 0) };
+                entry(&ops.mkdir(caller, node, request.name()?, &new)?)
+            }
+            op::UNLINK => nothing(ops.unlink(caller, node, request.name()?)),
+            op::RMDIR => nothing(ops.rmdir(caller, node, request.name()?)),
+            op::RENAME => {
+                let to: abi::RenameIn = request.take()?;
+                let name = request.name()?;
+                nothing(ops.rename(caller, node, name, to.newdir, request.name()?, 0))
+            }
+            op::RENAME2 => {
+                let to: abi::Rename2In = request.take()?;
+                let name = request.name()?;
+                nothing(ops.rename(caller, node, name, to.newdir, request.name()?, to.flags))
+            }
+            op::LINK => {
+                let from: abi::LinkIn = request.take()?;
+                entry(&ops.link(caller, from.oldnodeid, node, request.name()?)?)
+            }
+            op::OPEN => {
+                let wanted: abi::OpenIn = request.take()?;
+                let opened = ops.open(caller, node, wanted.flags)?;
+                bytes(&open_out(opened, abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH))
+            }
+            op::CREATE | op::TMPFILE => {
+                let wanted: abi::CreateIn = request.take()?;
+                let name = request.name()?;
+                let new = New { mode: wanted.mode, umask: wanted.umask, rdev: (0, 0) };
+                let (made, opened) = match header.opcode {
+                    op::CREATE => ops.create(caller, node, name, &new, wanted.flags)?,
+                    _ => ops.tmpfile(caller, node, &new, wanted.flags)?,
+                };
+                let mut out = Vec::with_capacity(144);
+                out.extend_from_slice(entry_out(&made).as_bytes());
+                let flags = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
+                out.extend_from_slice(open_out(opened, flags).as_bytes());
+                Ok(Body::Bytes(out))
+            }
+            op::READ => self.read(node, request),
+            op::WRITE => {
+                let wanted: abi::WriteIn = request.take()?;
+                let contents = request.bytes(wanted.size)?;
+                let how = WriteHow {
+                    from_cache: wanted.write_flags & abi::WRITE_CACHE != 0,
+                    take_set_id: wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+                };
+                let size = ops.write(node, wanted.fh, wanted.offset, contents, how)?;
+                self.lane.count_written(u64::from(size));
+                bytes(&abi::WriteOut { size, padding: 0 })
+            }
+            op::STATFS => statfs(ops),
+            op::RELEASE => {
+                let open: u64 = request.take()?;
+                ops.release(node, open);
+                Ok(Body::Nothing)
+            }
+            op::RELEASEDIR => Ok(Body::Nothing),
+            op::FSYNC | op::FSYNCDIR => {
+                let wanted: abi::FsyncIn = request.take()?;
+                let data_only = wanted.fsync_flags & abi::FSYNC_DATA != 0;
+                nothing(ops.sync(node, wanted.fh, data_only))
+            }
+            op::SYNCFS => nothing(ops.sync_all()),
+            op::SETXATTR => {
+                let wanted: abi::SetxattrIn = request.take()?;
+                let name = request.name()?;
+                let value = request.bytes(wanted.size)?;
+                let take = wanted.setxattr_flags & abi::SETXATTR_ACL_KILL_SGID != 0;
+                nothing(ops.set_xattr(caller, node, name, value, wanted.flags, take))
+            }
+            op::GETXATTR => {
+                let wanted: abi::GetxattrIn = request.take()?;
+                sized(ops.xattr(caller, node, request.name()?)?, wanted.size)
+            }
+            op::LISTXATTR => {
+                let wanted: abi::GetxattrIn = request.take()?;
+                sized(ops.xattr_names(caller, node)?, wanted.size)
+            }
+            op::REMOVEXATTR => nothing(ops.remove_xattr(caller, node, request.name()?)),
+            op::OPENDIR => {
+                let opened = ops.open_dir(caller, node)?;
+                bytes(&open_out(opened, abi::FOPEN_KEEP_CACHE | abi::FOPEN_CACHE_DIR))
+            }
+            op::READDIR | op::READDIRPLUS => {
+                let wanted: abi::ReadIn = request.take()?;
+                let mut listing = Listing {
+                    out: Vec::new(),
+                    limit: wanted.size.min(LISTING_MAX) as usize,
+                    plus: header.opcode == op::READDIRPLUS,
+                };
+                ops.read_dir(node, wanted.offset, &mut listing)?;
+                Ok(Body::Bytes(listing.out))
+            }
+            op::IOCTL => ioctl(ops, caller, node, request),
+            op::FALLOCATE => {
+                let wanted: abi::FallocateIn = request.take()?;
+                nothing(ops.fallocate(node, wanted.mode, wanted.offset, wanted.length))
+            }
+            op::LSEEK => {
+                let wanted: abi::LseekIn = request.take()?;
+                let offset = ops.seek(node, wanted.offset, wanted.whence)?;
+                bytes(&abi::LseekOut { offset })
+            }
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
+                let wanted: abi::CopyFileRangeIn = request.take()?;
+                // The older reply has 32 bits, of which the caller takes all for a length.
+                let most = match header.opcode {
+                    op::COPY_FILE_RANGE => wanted.len.min(1 << 30),
+                    _ => wanted.len,
+                };
+                let (from, to) = (wanted.off_in, wanted.off_out);
+                let copied = ops.copy_range(node, from, wanted.nodeid_out, to, most)?;
+                match header.opcode {
+                    op::COPY_FILE_RANGE => {
+                        let size = u32::try_from(copied).unwrap_or(u32::MAX);
+                        bytes(&abi::WriteOut { size, padding: 0 })
+                    }
+                    _ => bytes(&abi::CopyFileRangeOut { bytes_copied: copied }),
+                }
+            }
+            op::DESTROY => Ok(Body::Nothing),
+            // FLUSH: a close has nothing to do here, writes have reported their errors. ACCESS: the kernel
+            // checks. Locks: the kernel keeps them, it is the only client.
+            _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    fn read(&self, node: u64, request: &mut Request<'_>) -> Reply<Body> {
+        let wanted: abi::ReadIn = request.take()?;
+        let mut answer = Contents {
+            connection: self.connection,
+            unique: request.header.unique,
+            limit: wanted.size as usize,
+            sent: None,
+        };
+        self.operations.read(node, wanted.fh, wanted.offset, wanted.size, &mut answer)?;
+        match answer.sent {
+            Some(bytes) => {
+                self.lane.count_read(bytes);
+                Ok(Body::Sent)
+            }
+            None => Ok(Body::Nothing), // The end of the file.
+        }
+    }
+}
+
+/// The reply to a read: sent where the bytes lie.
+struct Contents<'a> {
+    connection: &'a Connection,
+    unique: u64,
+    limit: usize,
+    sent: Option<u64>,
+}
+
+impl ReadAnswer for Contents<'_> {
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        debug_assert!(
+            self.sent.is_none() && len <= self.limit,
+            "one answer, of what was asked for"
+        );
+        self.sent = Some(len as u64);
+        self.connection.reply(self.unique, parts)
+    }
+}
+
+/// The reply to a listing.
+struct Listing {
+    out: Vec<u8>,
+    limit: usize,
+    plus: bool,
+}
+
+impl Listing {
+    fn record_len(&self, name: &[u8]) -> usize {
+        let entry = if self.plus { size_of::<abi::EntryOut>() } else { 0 };
+        (entry + size_of::<abi::Dirent>() + name.len()).next_multiple_of(8)
+    }
+}
+
+impl DirAnswer for Listing {
+    fn wants_attributes(&self) -> bool {
+        self.plus
+    }
+
+    fn has_room_for(&self, name: &[u8]) -> bool {
+        self.out.len() + self.record_len(name) <= self.limit
+    }
+
+    fn add(&mut self, name: &[u8], ino: u64, kind: u8, cookie: u64, known: Option<&Entry>) -> bool {
+        if !self.has_room_for(name) {
+            return false;
+        }
+        let end = self.out.len() + self.record_len(name);
+        if self.plus {
+            // A node of 0 says that nothing is said about it.
+            let out = known.map_or_else(abi::EntryOut::default, entry_out);
+            self.out.extend_from_slice(out.as_bytes());
+        }
+        let head =
+            abi::Dirent { ino, off: cookie, namelen: name.len() as u32, kind: u32::from(kind) };
+        self.out.extend_from_slice(head.as_bytes());
+        self.out.extend_from_slice(name);
+        self.out.resize(end, 0);
+        true
+    }
+}
+
+fn nothing(result: Reply<()>) -> Reply<Body> {
+    result.map(|()| Body::Nothing)
+}
+
+fn bytes(out: &(impl IntoBytes + zerocopy::Immutable)) -> Reply<Body> {
+    Ok(Body::Bytes(out.as_bytes().to_vec()))
+}
+
+/// The value of an attribute, or its size when 0 bytes are asked for.
+fn sized(value: Vec<u8>, wanted: u32) -> Reply<Body> {
+    let size = value.len();
+    if size > XATTR_MAX {
+        return Err(Errno(7)); // E2BIG: more than any caller can take.
+    }
+    match wanted {
+        0 => bytes(&abi::GetxattrOut { size: size as u32, padding: 0 }),
+        wanted if size > wanted as usize => Err(Errno::ERANGE),
+        _ => Ok(Body::Bytes(value)),
+    }
+}
+
+fn device(rdev: u32) -> (u32, u32) {
+    // 12 bits of major between 8 and 12 low bits of minor.
+    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
+}
+
+fn encode_device((major, minor): (u32, u32)) -> u32 {
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xfff00) << 12)
+}
+
+fn attr(of: &Attributes) -> abi::Attr {
+    abi::Attr {
+        ino: of.ino,
+        size: of.size,
+        blocks: of.blocks,
+        // Seconds before 1970 go as they are.
+        atime: of.atime.seconds as u64,
+        mtime: of.mtime.seconds as u64,
+        ctime: of.ctime.seconds as u64,
+        atimensec: of.atime.nanos,
+        mtimensec: of.mtime.nanos,
+        ctimensec: of.ctime.nanos,
+        mode: of.mode,
+        nlink: of.nlink,
+        uid: of.uid,
+        gid: of.gid,
+        rdev: encode_device(of.rdev),
+        blksize: of.blksize,
+        flags: 0,
+    }
+}
+
+fn attributes(of: &Attributes) -> Reply<Body> {
+    bytes(&abi::AttrOut { attr_valid: FOR_EVER, attr: attr(of), ..Default::default() })
+}
+
+fn entry_out(of: &Entry) -> abi::EntryOut {
+    abi::EntryOut {
+        nodeid: of.node,
+        generation: of.generation,
+        entry_valid: if of.keep_name { FOR_EVER } else { NOT_AT_ALL },
+        attr_valid: if of.node == 0 { NOT_AT_ALL } else { FOR_EVER },
+        attr: attr(&of.attributes),
+        ..Default::default()
+    }
+}
+
+fn entry(of: &Entry) -> Reply<Body> {
+    bytes(&entry_out(of))
+}
+
+fn open_out(opened: Opened, keep: u32) -> abi::OpenOut {
+    let mut open_flags = keep;
+    if !opened.keep_cache {
+        open_flags &= !abi::FOPEN_KEEP_CACHE;
+    }
+    abi::OpenOut { fh: opened.handle, open_flags, backing_id: 0 }
+}
+
+fn statx(of: &Attributes) -> Reply<Body> {
+    /// Basic fields and the time of creation.
+    const BASIC: u32 = 0x7ff;
+    const BTIME: u32 = 0x800;
+    /// Compressed, immutable, append, nodump, encrypted, verity.
+    const KNOWN: u64 = 0x4 | 0x10 | 0x20 | 0x40 | 0x800 | 0x10_0000;
+    let time = |time: Time| abi::SxTime { tv_sec: time.seconds, tv_nsec: time.nanos, reserved: 0 };
+    let stat = abi::Statx {
+        mask: if of.btime.is_some() { BASIC | BTIME } else { BASIC },
+        blksize: of.blksize,
+        attributes: of.statx_attributes,
+        nlink: of.nlink,
+        uid: of.uid,
+        gid: of.gid,
+        mode: of.mode as u16,
+        ino: of.ino,
+        size: of.size,
+        blocks: of.blocks,
+        attributes_mask: KNOWN,
+        atime: time(of.atime),
+        btime: of.btime.map(time).unwrap_or_default(),
+        ctime: time(of.ctime),
+        mtime: time(of.mtime),
+        rdev_major: of.rdev.0,
+        rdev_minor: of.rdev.1,
+        ..Default::default()
+    };
+    bytes(&abi::StatxOut { attr_valid: FOR_EVER, stat, ..Default::default() })
+}
+
+fn set_attr(wanted: &abi::SetattrIn) -> SetAttr {
+    let valid = SetattrValid::from_bits_truncate(wanted.valid);
+    let given = |flag: SetattrValid| valid.contains(flag);
+    let time = |seconds: u64, nanos: u32| Time { seconds: seconds as i64, nanos };
+    let changed = |set: SetattrValid, now: SetattrValid, to: Time| match () {
+        () if given(now) => Some(SetTime::Now),
+        () if given(set) => Some(SetTime::To(to)),
+        () => None,
+    };
+    SetAttr {
+        mode: given(SetattrValid::MODE).then_some(wanted.mode),
+        uid: given(SetattrValid::UID).then_some(wanted.uid),
+        gid: given(SetattrValid::GID).then_some(wanted.gid),
+        size: given(SetattrValid::SIZE).then_some(wanted.size),
+        atime: changed(
+            SetattrValid::ATIME,
+            SetattrValid::ATIME_NOW,
+            time(wanted.atime, wanted.atimensec),
+        ),
+        mtime: changed(
+            SetattrValid::MTIME,
+            SetattrValid::MTIME_NOW,
+            time(wanted.mtime, wanted.mtimensec),
+        ),
+        ctime: given(SetattrValid::CTIME).then(|| time(wanted.ctime, wanted.ctimensec)),
+        take_set_id: given(SetattrValid::KILL_SUIDGID),
+    }
+}
+
+fn statfs(ops: &dyn Operations) -> Reply<Body> {
+    let totals = ops.totals()?;
+    bytes(&abi::StatfsOut {
+        blocks: totals.blocks,
+        bfree: totals.blocks_free,
+        bavail: totals.blocks_available,
+        files: totals.files,
+        ffree: totals.files_free,
+        bsize: totals.block_bytes,
+        namelen: totals.name_max,
+        frsize: totals.block_bytes,
+        ..Default::default()
+    })
+}
+
+fn ioctl(
+    ops: &dyn Operations,
+    caller: Caller,
+    node: u64,
+    request: &mut Request<'_>,
+) -> Reply<Body> {
+    const COMPAT: u32 = 1 << 0;
+    let wanted: abi::IoctlIn = request.take()?;
+    let input = request.bytes(wanted.in_size)?;
+    let asked = Ioctl {
+        command: wanted.cmd,
+        argument: wanted.arg,
+        input,
+        output_max: wanted.out_size,
+        is_compat: wanted.flags & COMPAT != 0,
+    };
+    let answer = ops.ioctl(caller, node, &asked)?;
+    if answer.len() > wanted.out_size as usize {
+        return Err(Errno::EINVAL);
+    }
+    let mut out = abi::IoctlOut::default().as_bytes().to_vec();
+    out.extend_from_slice(&answer);
+    Ok(Body::Bytes(out))
+}
+
+/// What the kernel offers at the start, or why it cannot be spoken to.
+pub(crate) fn init_in(request: &mut Request<'_>) -> Result<(abi::InitIn, abi::InitFlags), Errno> {
+    let init: abi::InitIn = request.take()?;
+    let mut flags = u64::from(init.flags);
+    if flags & abi::InitFlags::INIT_EXT.bits() != 0
+        && let Ok(more) = request.take::<abi::InitInExt>()
+    {
+        flags |= u64::from(more.flags2) << 32;
+    }
+    Ok((init, abi::InitFlags::from_bits_retain(flags)))
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromBytes;
+
+    use super::*;
+
+    #[test]
+    fn device_numbers_come_back() {
+        for pair in [(0, 0), (8, 1), (259, 0xfffff), (0xfff, 0x12345)] {
+            assert_eq!(device(encode_device(pair)), pair);
+        }
+    }
+
+    #[test]
+    fn a_listing_stops_before_what_does_not_fit() {
+        let mut listing = Listing { out: Vec::new(), limit: 64, plus: false };
+        assert!(listing.add(b"12345678", 5, 8, 1, None));
+        assert_eq!(listing.out.len(), 32);
+        assert!(listing.add(b"1", 5, 8, 2, None));
+        assert_eq!(listing.out.len(), 64);
+        assert!(!listing.add(b"1", 5, 8, 3, None));
+        assert_eq!(listing.out.len(), 64);
+    }
+
+    #[test]
+    fn times_and_their_now_are_told_apart() {
+        let valid = SetattrValid::ATIME | SetattrValid::ATIME_NOW | SetattrValid::MTIME;
+        let wanted = abi::SetattrIn {
+            valid: valid.bits(),
+            mtime: (-1i64) as u64,
+            mtimensec: 7,
+            ..Default::default()
+        };
+        let changes = set_attr(&wanted);
+        assert_eq!(changes.atime, Some(SetTime::Now));
+        assert_eq!(changes.mtime, Some(SetTime::To(Time { seconds: -1, nanos: 7 })));
+        assert_eq!((changes.ctime, changes.mode, changes.size), (None, None, None));
+    }
+
+    #[test]
+    fn a_value_is_asked_for_by_size_first() {
+        assert!(matches!(sized(vec![1; 9], 0), Ok(Body::Bytes(out)) if out[0] == 9));
+        assert!(matches!(sized(vec![1; 9], 8), Err(Errno::ERANGE)));
+        assert!(matches!(sized(vec![1; 9], 9), Ok(Body::Bytes(out)) if out.len() == 9));
+    }
+
+    #[test]
+    fn old_kernels_say_less_at_the_start() {
+        let header = abi::InHeader { len: 56, opcode: op::INIT, ..Default::default() };
+        let init = abi::InitIn { major: 7, minor: 31, max_readahead: 4096, flags: 1 };
+        let bytes = [header.as_bytes(), init.as_bytes()].concat();
+        let (init, flags) = init_in(&mut Request::parse(&bytes).unwrap()).unwrap();
+        assert_eq!((init.minor, flags), (31, abi::InitFlags::ASYNC_READ));
+        let _ = abi::InHeader::read_from_bytes(header.as_bytes()).unwrap();
+    }
+}

@@ -1,0 +1,238 @@
+//! Contents of files.
+
+use std::cell::RefCell;
+use std::io::IoSlice;
+use std::sync::atomic::Ordering;
+
+use extant::{Fallocate, FileKind, FsError, Inode, WriteBy};
+use extant_format::features::Incompat;
+
+use super::{Ext4, node_of};
+use crate::operations::{Errno, Opened, ReadAnswer, Reply, WriteHow};
+
+const O_ACCMODE: u32 = 0o3;
+const O_APPEND: u32 = 0o2000;
+const O_TRUNC: u32 = 0o1000;
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+bitflags::bitflags! {
+    /// Modes of `fallocate`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Mode: u32 {
+        const KEEP_SIZE = 0x01;
+        const PUNCH_HOLE = 0x02;
+        const COLLAPSE_RANGE = 0x08;
+        const ZERO_RANGE = 0x10;
+        const INSERT_RANGE = 0x20;
+        const UNSHARE_RANGE = 0x40;
+        const WRITE_ZEROES = 0x80;
+    }
+}
+
+/// What a mode asks for; `None` for what cannot be combined or is not known.
+fn mode_of(bits: u32) -> Option<Fallocate> {
+    let mode = Mode::from_bits(bits)?;
+    let keep_size = mode.contains(Mode::KEEP_SIZE);
+    Some(match mode.difference(Mode::KEEP_SIZE) {
+        rest if rest.is_empty() => Fallocate::Allocate { keep_size },
+        Mode::PUNCH_HOLE if keep_size => Fallocate::PunchHole,
+        Mode::ZERO_RANGE => Fallocate::ZeroRange { keep_size },
+        Mode::COLLAPSE_RANGE if !keep_size => Fallocate::CollapseRange,
+        Mode::INSERT_RANGE if !keep_size => Fallocate::InsertRange,
+        Mode::UNSHARE_RANGE => Fallocate::Unshare,
+        Mode::WRITE_ZEROES if !keep_size => Fallocate::WriteZeroes,
+        _ => return None,
+    })
+}
+
+thread_local! {
+    /// For reads that cannot be answered where the bytes lie.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Ext4<'_> {
+    pub(super) fn open_file(&self, node: u64, flags: u32) -> Reply<Opened> {
+        if self.opens_for_nothing() {
+            return Err(Errno::ENOSYS);
+        }
+        let inode = self.inode(node)?;
+        if inode.is_encrypted() && inode.kind() == FileKind::Regular {
+            let error = FsError::Encrypted { ino: inode.ino(), what: "contents" };
+            return Err(Errno::from(&error));
+        }
+        if writes(flags) {
+            self.check_change()?;
+            if self.fs.stopped_because().is_some() {
+                return Err(Errno::EROFS);
+            }
+            self.said(inode.check_open_for_writing(flags & O_APPEND != 0 && flags & O_TRUNC == 0))?;
+        }
+        Ok(self.opened(&inode, node, flags))
+    }
+
+    /// Whether opening a file can never fail or change anything: nobody can write, and everything
+    /// can be read.
+    fn opens_for_nothing(&self) -> bool {
+        let encrypts = self.fs.features().has_incompat(Incompat::ENCRYPT);
+        !super::is_writable(&self.fs) && !encrypts
+    }
+
+    /// An open file of an inode that may be opened.
+    pub(super) fn opened(&self, inode: &Inode, node: u64, flags: u32) -> Opened {
+        let handle = if writes(flags) {
+            self.nodes.count_writer(node, true);
+            self.opens.add(inode.writeback_failures())
+        } else {
+            0
+        };
+        Opened { handle, keep_cache: true }
+    }
+
+    pub(super) fn close_file(&self, node: u64, handle: u64) {
+        if handle != 0 {
+            self.opens.remove(handle);
+            self.nodes.count_writer(node, false);
+        }
+    }
+
+    pub(super) fn read_file(
+        &self,
+        node: u64,
+        offset: u64,
+        size: u32,
+        answer: &mut dyn ReadAnswer,
+    ) -> Reply<()> {
+        let inode = self.inode(node)?;
+        let end = offset.saturating_add(u64::from(size)).min(inode.metadata().size);
+        if offset >= end {
+            return Ok(());
+        }
+        let wanted = (end - offset) as usize;
+        // A short answer means the end of the file to the kernel: all of it, or as a copy.
+        let mut whole = false;
+        if super::is_writable(&self.fs) {
+            self.said(inode.with_cached(offset..end, |parts: &[IoSlice<'_>]| {
+                whole = parts.iter().map(|part| part.len()).sum::<usize>() == wanted;
+                if whole {
+                    // Nobody waits any more if this fails.
+                    let _ = answer.send(parts);
+                }
+            }))?;
+        }
+        if !whole {
+            BUFFER.with_borrow_mut(|buffer| {
+                buffer.resize(wanted, 0);
+                let read = self.said(inode.read_at(offset, buffer))?;
+                if read > 0 {
+                    let _ = answer.send(&[IoSlice::new(&buffer[..read])]);
+                }
+                Reply::Ok(())
+            })?;
+        }
+        self.accessed(&inode);
+        Ok(())
+    }
+
+    pub(super) fn write_file(
+        &self,
+        node: u64,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Reply<u32> {
+        let inode = self.inode(node)?;
+        let by = match () {
+            () if how.take_set_id => WriteBy::Program,
+            () if how.from_cache => WriteBy::Cache,
+            () => WriteBy::Privileged,
+        };
+        if !how.from_cache {
+            self.take_capabilities(&inode)?;
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            match inode.write_by(by, offset.saturating_add(done as u64), &bytes[done..]) {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                Err(error) if done == 0 => return Err(self.errno(&error)),
+                Err(_) => break,
+            }
+        }
+        Ok(done as u32)
+    }
+
+    pub(super) fn sync_file(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {
+        let inode = self.inode(node)?;
+        let failures = inode.writeback_failures();
+        let synced = match data_only && inode.kind() == FileKind::Regular {
+            true => inode.sync_data(),
+            false => inode.sync(),
+        };
+        let failed_before = handle != 0 && self.opens.has_new_failures(handle, failures);
+        self.said(synced)?;
+        // What failed once was written again, but its owner must hear that it was late.
+        if failed_before { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    pub(super) fn allocate(&self, node: u64, bits: u32, offset: u64, length: u64) -> Reply<()> {
+        let mode = mode_of(bits).ok_or(Errno::EOPNOTSUPP)?;
+        let end = offset.checked_add(length).ok_or(Errno(27))?; // EFBIG
+        let inode = self.inode(node)?;
+        self.said(inode.fallocate(mode, offset..end))
+    }
+
+    pub(super) fn seek_file(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {
+        let inode = self.inode(node)?;
+        if self.holds_writes_back && self.nodes.has_writers(node) {
+            self.bring_back(node_of(inode.ino()))?;
+        }
+        let size = inode.metadata().size;
+        if offset >= size {
+            return Err(Errno::ENXIO);
+        }
+        match whence {
+            SEEK_DATA => self.said(inode.seek_data(offset))?.ok_or(Errno::ENXIO),
+            SEEK_HOLE => self.said(inode.seek_hole(offset))?.ok_or(Errno::ENXIO),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It
+    /// does that with writes that other threads take: one thread less than there are may wait here.
+    fn bring_back(&self, node: u64) -> Reply<()> {
+        let most = self.settings.threads.clamp(1, 64) as u32 - 1;
+        let waiting = self.drops.fetch_add(1, Ordering::AcqRel);
+        let result = match waiting < most {
+            true => self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO),
+            // Asked to do without, the kernel takes everything for data, which is never wrong.
+            false => Err(Errno(11)), // EAGAIN
+        };
+        self.drops.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+}
+
+fn writes(flags: u32) -> bool {
+    flags & O_ACCMODE != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_those_of_linux_and_their_combinations() {
+        assert_eq!(mode_of(0), Some(Fallocate::Allocate { keep_size: false }));
+        assert_eq!(mode_of(1), Some(Fallocate::Allocate { keep_size: true }));
+        assert_eq!(mode_of(2), None, "a hole does not change the size");
+        assert_eq!(mode_of(3), Some(Fallocate::PunchHole));
+        assert_eq!(mode_of(0x10), Some(Fallocate::ZeroRange { keep_size: false }));
+        assert_eq!(mode_of(0x11), Some(Fallocate::ZeroRange { keep_size: true }));
+        assert_eq!(mode_of(0x8), Some(Fallocate::CollapseRange));
+        assert_eq!(mode_of(0x20), Some(Fallocate::InsertRange));
+        for bits in [0x4, 0x9, 0x12, 0x18, 0x100] {
+            assert_eq!(mode_of(bits), None, "{bits:#x}");
+        }
+    }
+}

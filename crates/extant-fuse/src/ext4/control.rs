@@ -1,0 +1,388 @@
+//! Control operations of programs, orders to the server, and what it tells about itself.
+//!
+//! Orders and questions are extended attributes with names of our own, on any inode of the mount: they
+//! need no special call and go through every tool that can get or set one.
+
+use std::io::{Read, Seek, SeekFrom};
+use std::sync::atomic::Ordering;
+
+use extant::{FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
+use serde_json::{Map, Value, json};
+
+use super::{Ext4, is_writable};
+use crate::operations::{Caller, Errno, Ioctl, Reply};
+use crate::session::Level;
+
+/// Attribute with what happened since the mount, as JSON.
+pub const STATS: &[u8] = b"extant.stats";
+/// Attribute with what is mounted and how, as JSON.
+pub const INFO: &[u8] = b"extant.info";
+/// Attribute that takes orders: `sync`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
+/// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`.
+pub const CONTROL: &[u8] = b"extant.control";
+
+/// Numbers of control operations, as Linux has them for 64-bit programs.
+mod number {
+    pub(super) const GETFLAGS: u32 = 0x8008_6601;
+    pub(super) const SETFLAGS: u32 = 0x4008_6602;
+    pub(super) const GETFLAGS_32: u32 = 0x8004_6601;
+    pub(super) const SETFLAGS_32: u32 = 0x4004_6602;
+    pub(super) const GETVERSION: u32 = 0x8008_7601;
+    pub(super) const GETVERSION_32: u32 = 0x8004_7601;
+    pub(super) const EXT4_GETVERSION: u32 = 0x8008_6603;
+    pub(super) const FSGETXATTR: u32 = 0x801c_581f;
+    pub(super) const FSSETXATTR: u32 = 0x401c_5820;
+    pub(super) const FITRIM: u32 = 0xc018_5879;
+    pub(super) const SHUTDOWN: u32 = 0x8004_587d;
+    pub(super) const GETFSLABEL: u32 = 0x8100_9431;
+    pub(super) const SETFSLABEL: u32 = 0x4100_9432;
+    pub(super) const EXT4_ALLOC_DA_BLKS: u32 = 0x660c;
+    pub(super) const EXT4_PRECACHE_EXTENTS: u32 = 0x6612;
+}
+
+/// Flags of inodes that programs are shown, and that they may set.
+const VISIBLE: u32 = 0x725b_dfff;
+const SETTABLE: u32 = 0x6203_c0ff;
+
+/// `fsx_xflags` for flags of inodes.
+const XFLAGS: [(u32, InodeFlags); 7] = [
+    (0x8, InodeFlags::IMMUTABLE),
+    (0x10, InodeFlags::APPEND),
+    (0x20, InodeFlags::SYNC),
+    (0x40, InodeFlags::NOATIME),
+    (0x80, InodeFlags::NODUMP),
+    (0x200, InodeFlags::PROJINHERIT),
+    (0x8000, InodeFlags::DAX),
+];
+/// Bytes of `struct fsxattr`.
+const FSXATTR: usize = 28;
+/// Bytes that a label takes in the call, and in the superblock.
+const LABEL_CALL: usize = 256;
+const LABEL_MAX: usize = 16;
+
+fn u32_at(bytes: &[u8], at: usize) -> Reply<u32> {
+    let part = bytes.get(at..at + 4).and_then(|part| part.try_into().ok());
+    part.map(u32::from_ne_bytes).ok_or(Errno::EINVAL)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Reply<u64> {
+    let part = bytes.get(at..at + 8).and_then(|part| part.try_into().ok());
+    part.map(u64::from_ne_bytes).ok_or(Errno::EINVAL)
+}
+
+impl Ext4<'_> {
+    /// Whether `caller` may do what needs `CAP_SYS_ADMIN` elsewhere: root, or who runs the server.
+    fn is_operator(&self, caller: Caller) -> bool {
+        caller.uid == 0 || caller.uid == self.settings.operator
+    }
+
+    fn check_operator(&self, caller: Caller) -> Reply<()> {
+        if self.is_operator(caller) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    pub(super) fn control(&self, caller: Caller, node: u64, asked: &Ioctl<'_>) -> Reply<Vec<u8>> {
+        use number as n;
+        let inode = self.inode(node)?;
+        match asked.command {
+            n::GETFLAGS | n::GETFLAGS_32 => {
+                let flags = inode.metadata().flags.bits() & VISIBLE;
+                Ok(flags.to_ne_bytes().to_vec())
+            }
+            n::SETFLAGS | n::SETFLAGS_32 => {
+                self.check_change()?;
+                self.set_flags(&inode, u32_at(asked.input, 0)?)?;
+                Ok(Vec::new())
+            }
+            n::GETVERSION | n::GETVERSION_32 | n::EXT4_GETVERSION => {
+                let generation = inode.metadata().generation;
+                let mut out = generation.to_ne_bytes().to_vec();
+                out.resize((asked.output_max as usize).clamp(4, 8), 0);
+                Ok(out)
+            }
+            n::FSGETXATTR => Ok(fsxattr(&inode)),
+            n::FSSETXATTR => {
+                self.check_change()?;
+                self.set_fsxattr(&inode, asked.input)?;
+                Ok(Vec::new())
+            }
+            n::FITRIM => {
+                self.check_operator(caller)?;
+                self.check_change()?;
+                self.trim(asked.input)
+            }
+            n::GETFSLABEL => {
+                let mut label = self.label.lock().clone();
+                label.resize(LABEL_CALL, 0);
+                Ok(label)
+            }
+            n::SETFSLABEL => {
+                self.check_operator(caller)?;
+                self.check_change()?;
+                let label = asked.input.split(|byte| *byte == 0).next().unwrap_or(&[]);
+                if label.len() > LABEL_MAX {
+                    return Err(Errno::EINVAL);
+                }
+                self.said(self.fs.tune(&Tune::new().label(label)))?;
+                *self.label.lock() = label.to_vec();
+                Ok(Vec::new())
+            }
+            n::SHUTDOWN => {
+                self.check_operator(caller)?;
+                let how = match word_of_caller(caller.pid, asked.argument)? {
+                    0 => Shutdown::Sync,
+                    1 => Shutdown::LogFlush,
+                    2 => Shutdown::Now,
+                    _ => return Err(Errno::EINVAL),
+                };
+                self.shut_down(how)?;
+                Ok(Vec::new())
+            }
+            n::EXT4_ALLOC_DA_BLKS => {
+                self.check_change()?;
+                self.said(inode.sync_data())?;
+                Ok(Vec::new())
+            }
+            // The map is cached as it is used; there is nothing to hurry.
+            n::EXT4_PRECACHE_EXTENTS => Ok(Vec::new()),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn set_flags(&self, inode: &Inode, asked: u32) -> Reply<()> {
+        if asked & !VISIBLE != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let old = inode.metadata().flags;
+        // Moving a file between its two kinds of map is not offered.
+        if (asked ^ old.bits()) & InodeFlags::EXTENTS.bits() != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let bits = (asked & SETTABLE) | (old.bits() & !SETTABLE);
+        let flags = InodeFlags::from_bits_retain(bits);
+        if flags == old {
+            return Ok(());
+        }
+        self.said(inode.set_attributes(&SetAttributes::new().flags(flags)))
+    }
+
+    fn set_fsxattr(&self, inode: &Inode, input: &[u8]) -> Reply<()> {
+        if input.len() < FSXATTR {
+            return Err(Errno::EINVAL);
+        }
+        let (xflags, project) = (u32_at(input, 0)?, u32_at(input, 12)?);
+        let known = XFLAGS.iter().fold(0, |all, (bit, _)| all | bit);
+        if xflags & !known != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let now = inode.metadata();
+        let mut flags = now.flags;
+        for (bit, flag) in XFLAGS {
+            flags.set(flag, xflags & bit != 0);
+        }
+        let mut changes = SetAttributes::new();
+        if flags != now.flags {
+            changes = changes.flags(flags);
+        }
+        if project != now.project {
+            changes = changes.project(project);
+        }
+        if changes == SetAttributes::new() {
+            return Ok(());
+        }
+        self.said(inode.set_attributes(&changes))
+    }
+
+    fn trim(&self, input: &[u8]) -> Reply<Vec<u8>> {
+        let (start, len, least) = (u64_at(input, 0)?, u64_at(input, 8)?, u64_at(input, 16)?);
+        let range = start..start.saturating_add(len);
+        let trimmed = match self.fs.trim(range, least) {
+            Ok(trimmed) => trimmed,
+            // As the kernel says it of a device that cannot.
+            Err(FsError::Device(error)) if error.is_unsupported() => {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            Err(error) => return Err(self.errno(&error)),
+        };
+        Ok([start, trimmed, least].iter().flat_map(|word| word.to_ne_bytes()).collect())
+    }
+
+    fn shut_down(&self, how: Shutdown) -> Reply<()> {
+        self.events.log(Level::Warning, &format!("shut down on request ({how:?})"));
+        if !is_writable(&self.fs) {
+            return Err(Errno::EROFS);
+        }
+        // What is lost is what was asked for.
+        let _ = self.fs.shutdown(how);
+        Ok(())
+    }
+
+    /// An order to the server.
+    pub(super) fn order(&self, caller: Caller, order: &[u8]) -> Reply<()> {
+        self.check_operator(caller)?;
+        let order = std::str::from_utf8(order).map_err(|_| Errno::EINVAL)?;
+        match order {
+            "sync" => {
+                self.check()?;
+                self.said(self.fs.sync())
+            }
+            "freeze" => {
+                self.check()?;
+                if !self.gate.freeze(&*self.clock) {
+                    return Err(Errno(16)); // EBUSY: frozen already.
+                }
+                if let Err(error) = self.fs.sync() {
+                    self.gate.thaw();
+                    return Err(self.errno(&error));
+                }
+                self.events.log(Level::Info, "frozen");
+                Ok(())
+            }
+            "thaw" => {
+                if !self.gate.thaw() {
+                    return Err(Errno::EINVAL);
+                }
+                self.events.log(Level::Info, "thawed");
+                Ok(())
+            }
+            "remount,ro" => {
+                self.check()?;
+                self.read_only.store(true, Ordering::Release);
+                self.said(self.fs.sync())
+            }
+            "remount,rw" => {
+                self.check()?;
+                if !is_writable(&self.fs) || self.fs.stopped_because().is_some() {
+                    return Err(Errno::EROFS);
+                }
+                self.read_only.store(false, Ordering::Release);
+                Ok(())
+            }
+            "shutdown=default" => self.shut_down(Shutdown::Sync),
+            "shutdown=logflush" => self.shut_down(Shutdown::LogFlush),
+            "shutdown=nologflush" => self.shut_down(Shutdown::Now),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// The answer to a question to the server; `None` when it is none.
+    pub(super) fn ask(&self, caller: Caller, name: &[u8]) -> Option<Reply<Vec<u8>>> {
+        let answer = match name {
+            STATS => self.stats(),
+            INFO => self.info(),
+            _ => return None,
+        };
+        Some(self.check_operator(caller).map(|()| answer.to_string().into_bytes()))
+    }
+
+    fn info(&self) -> Value {
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "device": &*self.fs.device().describe(),
+            "label": String::from_utf8_lossy(&self.label.lock()),
+            "read_only": self.read_only.load(Ordering::Relaxed),
+            "frozen": self.gate.is_frozen(),
+            "shut_down": self.fs.is_shut_down(),
+            "stopped_because": self.fs.stopped_because(),
+            "threads": self.settings.threads,
+            "writeback_cache": self.settings.writeback_cache,
+            "access_times": format!("{:?}", self.settings.access_times).to_lowercase(),
+            "identity_ids": self.settings.ids.is_identity(),
+        })
+    }
+
+    fn stats(&self) -> Value {
+        let mut all = Map::new();
+        all.insert("requests".into(), self.requests.to_json());
+        all.insert("nodes".into(), json!(self.nodes.len()));
+        all.insert("open_for_writing".into(), json!(self.opens.len()));
+        all.insert("damage_reports".into(), json!(self.complaints.load(Ordering::Relaxed)));
+        if let Some(cache) = self.fs.io_stats() {
+            all.insert("cache".into(), named(&cache.named()));
+        }
+        if let Some(writer) = self.fs.writer_stats() {
+            all.insert("writer".into(), named(&writer.named()));
+        }
+        if let Ok(totals) = self.fs.statfs() {
+            let space = json!({
+                "block_bytes": totals.block_bytes,
+                "blocks": totals.blocks,
+                "blocks_free": totals.blocks_free,
+                "inodes": totals.files,
+                "inodes_free": totals.files_free,
+            });
+            all.insert("space".into(), space);
+        }
+        let waits: Map<String, Value> = extant_sync::lock_waits()
+            .into_iter()
+            .map(|one| {
+                let nanos = u64::try_from(one.time.as_nanos()).unwrap_or(u64::MAX);
+                (format!("{:?}", one.rank), json!({ "waits": one.waits, "total_ns": nanos }))
+            })
+            .collect();
+        all.insert("lock_waits".into(), Value::Object(waits));
+        Value::Object(all)
+    }
+}
+
+fn named(counters: &[(&str, u64)]) -> Value {
+    counters
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), json!(value)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn fsxattr(inode: &Inode) -> Vec<u8> {
+    let of = inode.metadata();
+    let xflags = XFLAGS
+        .iter()
+        .filter(|(_, flag)| of.flags.contains(*flag))
+        .fold(0, |all, (bit, _)| all | bit);
+    let verity = if of.flags.contains(InodeFlags::VERITY) { 0x2_0000u32 } else { 0 };
+    let mut out = Vec::with_capacity(FSXATTR);
+    for word in [xflags | verity, 0, 0, of.project, 0, 0, 0] {
+        out.extend_from_slice(&word.to_ne_bytes());
+    }
+    out
+}
+
+/// A word in the memory of a caller that waits for us. The number of the operation says that the kernel
+/// passes nothing in, although the operation reads it.
+///
+/// # Errors
+///
+/// `EACCES` where this process may not look: `extant.control` is the way then.
+fn word_of_caller(pid: u32, address: u64) -> Reply<u32> {
+    let memory = || -> std::io::Result<u32> {
+        let mut file = std::fs::File::open(format!("/proc/{pid}/mem"))?;
+        file.seek(SeekFrom::Start(address))?;
+        let mut word = [0; 4];
+        file.read_exact(&mut word)?;
+        Ok(u32::from_ne_bytes(word))
+    };
+    memory().map_err(|_| Errno::EACCES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_in_memory_is_found() {
+        let word: u32 = 0x1234_5678;
+        let address = (&raw const word).addr() as u64;
+        let read = word_of_caller(std::process::id(), address);
+        // Where looking is forbidden, even at ourselves, it says so.
+        assert!(matches!(read, Ok(0x1234_5678) | Err(Errno::EACCES)), "{read:?}");
+        assert_eq!(word_of_caller(0, 0), Err(Errno::EACCES));
+        assert_eq!(std::hint::black_box(word), 0x1234_5678);
+    }
+
+    #[test]
+    fn what_can_be_set_can_be_seen() {
+        assert_eq!(SETTABLE & !VISIBLE, SETTABLE & InodeFlags::DAX.bits() & !VISIBLE);
+        let known = XFLAGS.iter().fold(InodeFlags::empty(), |all, (_, flag)| all | *flag);
+        assert_eq!(known.bits() & !SETTABLE, 0);
+    }
+}

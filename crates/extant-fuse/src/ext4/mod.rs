@@ -1,0 +1,428 @@
+//! The requests of the kernel, answered by ext4.
+//!
+//! # Shape
+//!
+//! ```text
+//! nodes     which inodes the kernel knows      attributes  of nodes: shown and set
+//! names     looked up, made, moved, removed    contents    read, written, allocated
+//! listing   directories                        xattrs      attributes with names, ACLs
+//! control   ioctl, orders to the server, statistics
+//! ```
+//!
+//! # Invariants
+//!
+//! - E1. A node that the kernel knows has a handle here, so its inode is not deleted and its number is
+//!   not used again until it is forgotten.
+//! - E2. Nothing is changed after a shutdown, or while it was made read-only; requests of other kinds
+//!   fail after a shutdown as well.
+
+mod attributes;
+mod contents;
+mod control;
+mod listing;
+mod names;
+mod nodes;
+mod xattrs;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use extant::{AccessRule, Family, Fs, FsError, Ino, Inode};
+use extant_sync::{Clock, Mutex, Rank, SystemClock};
+
+pub use control::{CONTROL, INFO, STATS};
+
+use crate::abi::{InitFlags, ROOT};
+use crate::connection::Connection;
+use crate::gate::Gate;
+use crate::operations::{
+    Attributes, Caller, DirAnswer, Entry, Errno, Ioctl, New, Opened, Operations, ReadAnswer, Reply,
+    SetAttr, Totals, WriteHow,
+};
+use crate::session::{Events, Level, ServeError, Session};
+use crate::settings::{AccessTimes, Settings};
+use crate::stats::RequestStats;
+use nodes::{Nodes, Opens};
+
+/// After so many messages about damage only every so many is logged.
+const LOG_ALL: u32 = 100;
+/// The fewest that are left out in a row then.
+const LOG_STEP: u32 = 1000;
+
+/// Serves a mount until it is unmounted, then ends `fs`: everything is written and the image is clean.
+///
+/// `device` is an open `/dev/fuse` that the mount belongs to. `events` hears when the mount is usable,
+/// and of damage and failures.
+///
+/// # Errors
+///
+/// [`ServeError`]; in every case the file system was ended as well as it can be.
+pub fn serve(
+    device: OwnedFd,
+    fs: Fs,
+    settings: &Settings,
+    events: &dyn Events,
+) -> Result<(), ServeError> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let session = Session::new(device, settings.threads.clamp(1, 64), Arc::clone(&clock));
+    let served = session.greet(settings).and_then(|agreed| {
+        let server = Ext4 {
+            fs: fs.clone(),
+            nodes: Nodes::new(),
+            opens: Opens::new(),
+            settings,
+            holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
+            read_only: AtomicBool::new(!is_writable(&fs)),
+            gate: Gate::new(settings.threads.clamp(1, 64)),
+            connection: Arc::clone(&session.connection),
+            requests: Arc::clone(&session.stats),
+            clock,
+            events,
+            complaints: AtomicU32::new(0),
+            label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
+            drops: AtomicU32::new(0),
+        };
+        events.ready();
+        session.run(&server, agreed, settings, events)
+    });
+    let ended = if fs.is_shut_down() { Ok(()) } else { fs.unmount() };
+    served?;
+    Ok(ended?)
+}
+
+fn is_writable(fs: &Fs) -> bool {
+    fs.writer_stats().is_some()
+}
+
+/// One mounted file system.
+struct Ext4<'a> {
+    fs: Fs,
+    nodes: Nodes,
+    opens: Opens,
+    settings: &'a Settings,
+    /// The kernel keeps what programs write, sizes and times included, until it writes back.
+    holds_writes_back: bool,
+    /// Changes are refused: mounted so, or made so.
+    read_only: AtomicBool,
+    gate: Gate,
+    connection: Arc<Connection>,
+    requests: Arc<RequestStats>,
+    clock: Arc<dyn Clock>,
+    events: &'a dyn Events,
+    complaints: AtomicU32,
+    /// The label as it is now; the superblock of the mount is the one from its start.
+    label: Mutex<Vec<u8>>,
+    /// Threads that wait for the kernel to write back, which needs other threads.
+    drops: AtomicU32,
+}
+
+impl Ext4<'_> {
+    /// Refuses everything after a shutdown.
+    fn check(&self) -> Reply<()> {
+        if self.fs.is_shut_down() { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    /// Refuses changes where there are to be none.
+    fn check_change(&self) -> Reply<()> {
+        self.check()?;
+        if self.read_only.load(Ordering::Acquire) { Err(Errno::EROFS) } else { Ok(()) }
+    }
+
+    /// The inode of a node that the kernel knows.
+    fn inode(&self, node: u64) -> Reply<Inode> {
+        if let Some(inode) = self.nodes.get(node) {
+            return Ok(inode);
+        }
+        if node == ROOT {
+            return self.said(self.fs.root());
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// Turns a result into an answer; damage and failures of devices are logged, and noted in the file
+    /// system.
+    fn said<T>(&self, result: extant::Result<T>) -> Reply<T> {
+        result.map_err(|error| self.errno(&error))
+    }
+
+    fn errno(&self, error: &FsError) -> Errno {
+        if self.fs.is_shut_down() {
+            return Errno::EIO;
+        }
+        match error.family() {
+            Family::Refusal => {}
+            Family::Damage => {
+                let refuses = self.fs.report_damage(error);
+                let more = match refuses && !self.read_only.load(Ordering::Acquire) {
+                    true => "; changes are refused from now on (errors=remount-ro)",
+                    false => "",
+                };
+                self.complain(&format!("{error}{more}"));
+            }
+            Family::Device => self.complain(&error.to_string()),
+        }
+        Errno::from(error)
+    }
+
+    /// Logs what a hostile image could make us say very often.
+    fn complain(&self, text: &str) {
+        let before = self.complaints.fetch_add(1, Ordering::Relaxed);
+        if before < LOG_ALL {
+            self.events.log(Level::Error, text);
+        } else if before.is_multiple_of(LOG_STEP) {
+            let text = format!("{text} (one of {LOG_STEP} such messages; {before} so far)");
+            self.events.log(Level::Error, &text);
+        }
+    }
+
+    /// Notes that somebody read an inode, as far as the mount keeps access times. Never fails a read.
+    fn accessed(&self, inode: &Inode) {
+        let rule = match self.settings.access_times {
+            AccessTimes::Never => return,
+            AccessTimes::Relative => AccessRule::Relative,
+            AccessTimes::Strict => AccessRule::Strict,
+        };
+        if self.read_only.load(Ordering::Relaxed)
+            || self.gate.is_frozen()
+            || (inode.is_dir() && !self.settings.directory_access_times)
+        {
+            return;
+        }
+        if let Err(error) = inode.note_access(rule) {
+            // A full journal or a stopped one; who changes something hears of it.
+            let _ = self.errno(&error);
+        }
+    }
+}
+
+/// The kernel's number for an inode.
+fn node_of(ino: Ino) -> u64 {
+    if ino == Ino::ROOT { ROOT } else { u64::from(ino.0) }
+}
+
+impl Operations for Ext4<'_> {
+    fn lookup(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<Entry> {
+        self.check()?;
+        self.look_up(parent, name)
+    }
+
+    fn forget(&self, node: u64, count: u64) {
+        self.nodes.forget(node, count);
+    }
+
+    fn attributes(&self, node: u64) -> Reply<Attributes> {
+        self.check()?;
+        Ok(self.shown(&self.inode(node)?))
+    }
+
+    fn set_attributes(&self, _: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes> {
+        self.check_change()?;
+        self.change_attributes(node, changes)
+    }
+
+    fn read_link(&self, node: u64) -> Reply<Vec<u8>> {
+        self.check()?;
+        let inode = self.inode(node)?;
+        let target = self.said(inode.read_link())?;
+        self.accessed(&inode);
+        Ok(target)
+    }
+
+    fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> Reply<Entry> {
+        self.check_change()?;
+        self.make_symlink(caller, parent, name, target)
+    }
+
+    fn mknod(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry> {
+        self.check_change()?;
+        self.make_node(caller, parent, name, new)
+    }
+
+    fn mkdir(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry> {
+        self.check_change()?;
+        self.make_dir(caller, parent, name, new)
+    }
+
+    fn unlink(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
+        self.check_change()?;
+        let dir = self.inode(parent)?;
+        self.said(dir.unlink(name))
+    }
+
+    fn rmdir(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
+        self.check_change()?;
+        let dir = self.inode(parent)?;
+        self.said(dir.rmdir(name))
+    }
+
+    fn rename(
+        &self,
+        _: Caller,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Reply<()> {
+        self.check_change()?;
+        self.move_name((parent, name), (new_parent, new_name), flags)
+    }
+
+    fn link(&self, _: Caller, node: u64, parent: u64, name: &[u8]) -> Reply<Entry> {
+        self.check_change()?;
+        let (dir, inode) = (self.inode(parent)?, self.inode(node)?);
+        self.said(dir.link(name, &inode))?;
+        self.entry(&dir, inode)
+    }
+
+    fn open(&self, _: Caller, node: u64, flags: u32) -> Reply<Opened> {
+        self.check()?;
+        self.open_file(node, flags)
+    }
+
+    fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New,
+        flags: u32,
+    ) -> Reply<(Entry, Opened)> {
+        self.check_change()?;
+        self.make_file(caller, parent, name, new, flags)
+    }
+
+    fn tmpfile(
+        &self,
+        caller: Caller,
+        parent: u64,
+        new: &New,
+        flags: u32,
+    ) -> Reply<(Entry, Opened)> {
+        self.check_change()?;
+        self.make_nameless(caller, parent, new, flags)
+    }
+
+    fn release(&self, node: u64, handle: u64) {
+        self.close_file(node, handle);
+    }
+
+    fn read(
+        &self,
+        node: u64,
+        _: u64,
+        offset: u64,
+        size: u32,
+        answer: &mut dyn ReadAnswer,
+    ) -> Reply<()> {
+        self.check()?;
+        self.read_file(node, offset, size, answer)
+    }
+
+    fn write(&self, node: u64, _: u64, offset: u64, bytes: &[u8], how: WriteHow) -> Reply<u32> {
+        self.check_change()?;
+        self.write_file(node, offset, bytes, how)
+    }
+
+    fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {
+        self.check()?;
+        self.sync_file(node, handle, data_only)
+    }
+
+    fn sync_all(&self) -> Reply<()> {
+        self.check()?;
+        self.said(self.fs.sync())
+    }
+
+    fn totals(&self) -> Reply<Totals> {
+        self.check()?;
+        let totals = self.said(self.fs.statfs())?;
+        Ok(Totals {
+            block_bytes: totals.block_bytes,
+            blocks: totals.blocks,
+            blocks_free: totals.blocks_free,
+            blocks_available: totals.blocks_available,
+            files: totals.files,
+            files_free: totals.files_free,
+            name_max: totals.name_max,
+        })
+    }
+
+    fn set_xattr(
+        &self,
+        caller: Caller,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        take_set_gid: bool,
+    ) -> Reply<()> {
+        if name == CONTROL {
+            return self.order(caller, value);
+        }
+        self.check_change()?;
+        self.put_xattr(node, name, value, flags, take_set_gid)
+    }
+
+    fn xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
+        if let Some(answer) = self.ask(caller, name) {
+            return answer;
+        }
+        self.check()?;
+        self.get_xattr(node, name)
+    }
+
+    fn xattr_names(&self, caller: Caller, node: u64) -> Reply<Vec<u8>> {
+        self.check()?;
+        self.list_xattrs(caller, node)
+    }
+
+    fn remove_xattr(&self, _: Caller, node: u64, name: &[u8]) -> Reply<()> {
+        self.check_change()?;
+        let inode = self.inode(node)?;
+        self.said(inode.remove_xattr(name))
+    }
+
+    fn open_dir(&self, _: Caller, node: u64) -> Reply<Opened> {
+        self.check()?;
+        self.open_directory(node)
+    }
+
+    fn read_dir(&self, node: u64, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()> {
+        self.check()?;
+        self.list(node, cookie, answer)
+    }
+
+    fn fallocate(&self, node: u64, mode: u32, offset: u64, length: u64) -> Reply<()> {
+        self.check_change()?;
+        self.allocate(node, mode, offset, length)
+    }
+
+    fn seek(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {
+        self.check()?;
+        self.seek_file(node, offset, whence)
+    }
+
+    fn copy_range(
+        &self,
+        node: u64,
+        offset: u64,
+        to: u64,
+        to_offset: u64,
+        length: u64,
+    ) -> Reply<u64> {
+        self.check_change()?;
+        let (from, to) = (self.inode(node)?, self.inode(to)?);
+        self.said(from.copy_range(offset, &to, to_offset, length))
+    }
+
+    fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>> {
+        self.check()?;
+        self.control(caller, node, request)
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.gate
+    }
+}

@@ -1,0 +1,214 @@
+//! Names: looked up, made, moved. What the kernel is told of it counts as a lookup (E1).
+
+use extant::{AclKind, FileKind, FsError, Ino, Inode, InodeFlags, NewInode, RenameFlags, Special};
+
+use super::{Ext4, node_of};
+use crate::abi::ROOT;
+use crate::operations::{Attributes, Caller, Entry, Errno, New, Opened, Reply, Time};
+
+/// File type bits of a mode.
+const TYPE: u32 = 0o170_000;
+const O_EXCL: u32 = 0o200;
+
+impl Ext4<'_> {
+    pub(super) fn look_up(&self, parent: u64, name: &[u8]) -> Reply<Entry> {
+        if name == b"." {
+            return self.look_up_again(parent);
+        }
+        let dir = self.inode(parent)?;
+        match dir.lookup(name) {
+            Ok(inode) => self.entry(&dir, inode),
+            // A name that is known not to exist need not be asked for again, if nothing but this name
+            // can make it exist.
+            Err(FsError::NotFound { .. }) if keeps_names(&dir) => Ok(NO_ENTRY),
+            Err(error) => Err(self.errno(&error)),
+        }
+    }
+
+    /// A node by its number: somebody kept a file handle, and the kernel has forgotten the node.
+    fn look_up_again(&self, node: u64) -> Reply<Entry> {
+        if let Ok(inode) = self.inode(node) {
+            return self.entry(&inode.clone(), inode);
+        }
+        let ino = u32::try_from(node).map_err(|_| Errno::ESTALE)?;
+        let inode = self.fs.inode(Ino(ino)).map_err(|_| Errno::ESTALE)?;
+        self.entry(&inode.clone(), inode)
+    }
+
+    /// The kernel knows `inode` once more, by a name in `dir`.
+    pub(super) fn entry(&self, dir: &Inode, inode: Inode) -> Reply<Entry> {
+        let ino = inode.ino();
+        // Names of what the file system keeps for itself are damage.
+        if ino != Ino::ROOT && ino < self.fs.superblock().first_inode {
+            self.complain(&format!(
+                "directory {}: an entry names inode {}, which belongs to the file system itself",
+                dir.ino().0,
+                ino.0
+            ));
+            return Err(Errno::EUCLEAN);
+        }
+        let entry = Entry {
+            node: node_of(ino),
+            generation: u64::from(inode.metadata().generation),
+            keep_name: keeps_names(dir),
+            attributes: self.shown(&inode),
+        };
+        self.nodes.learn(entry.node, inode);
+        Ok(entry)
+    }
+
+    /// Owner and mode for something new in `dir`.
+    fn new_inode(&self, dir: &Inode, caller: Caller, new: &New) -> Reply<NewInode> {
+        let ids = &self.settings.ids;
+        // A default ACL takes the place of the umask.
+        let has_default = self.said(dir.acl(AclKind::Default))?.is_some();
+        let umask = if has_default { 0 } else { new.umask & 0o777 };
+        Ok(NewInode {
+            permissions: (new.mode & 0o7777 & !umask) as u16,
+            uid: ids.user_inside(caller.uid).ok_or(Errno::EOVERFLOW)?,
+            gid: ids.group_inside(caller.gid).ok_or(Errno::EOVERFLOW)?,
+        })
+    }
+
+    pub(super) fn make_symlink(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        target: &[u8],
+    ) -> Reply<Entry> {
+        let dir = self.inode(parent)?;
+        let new = New { mode: 0o777, umask: 0, rdev: (0, 0) };
+        let new = self.new_inode(&dir, caller, &new)?;
+        let inode = self.said(dir.symlink(name, target, &new))?;
+        self.entry(&dir, inode)
+    }
+
+    pub(super) fn make_node(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New,
+    ) -> Reply<Entry> {
+        let dir = self.inode(parent)?;
+        let inode_of = self.new_inode(&dir, caller, new)?;
+        let (major, minor) = new.rdev;
+        let special = match new.mode & TYPE {
+            0 | 0o100_000 => {
+                let inode = self.said(dir.create(name, &inode_of))?;
+                return self.entry(&dir, inode);
+            }
+            0o010_000 => Special::Fifo,
+            0o140_000 => Special::Socket,
+            0o020_000 => Special::CharDevice { major, minor },
+            0o060_000 => Special::BlockDevice { major, minor },
+            _ => return Err(Errno::EINVAL),
+        };
+        let inode = self.said(dir.mknod(name, special, &inode_of))?;
+        self.entry(&dir, inode)
+    }
+
+    pub(super) fn make_dir(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New,
+    ) -> Reply<Entry> {
+        let dir = self.inode(parent)?;
+        let new = self.new_inode(&dir, caller, new)?;
+        let inode = self.said(dir.mkdir(name, &new))?;
+        self.entry(&dir, inode)
+    }
+
+    pub(super) fn make_file(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New,
+        flags: u32,
+    ) -> Reply<(Entry, Opened)> {
+        let dir = self.inode(parent)?;
+        let inode_of = self.new_inode(&dir, caller, new)?;
+        let inode = match dir.create(name, &inode_of) {
+            Ok(inode) => inode,
+            // The kernel did not know of it: other spellings of a name that folds case.
+            Err(FsError::Exists { .. }) if flags & O_EXCL == 0 => {
+                let found = self.said(dir.lookup(name))?;
+                if found.kind() != FileKind::Regular {
+                    return Err(Errno::ESTALE); // Makes the kernel look again.
+                }
+                let entry = self.entry(&dir, found)?;
+                return match self.open_file(entry.node, flags) {
+                    Ok(opened) => Ok((entry, opened)),
+                    Err(error) => {
+                        self.nodes.forget(entry.node, 1);
+                        Err(error)
+                    }
+                };
+            }
+            Err(error) => return Err(self.errno(&error)),
+        };
+        let entry = self.entry(&dir, inode.clone())?;
+        Ok((entry, self.opened(&inode, entry.node, flags)))
+    }
+
+    pub(super) fn make_nameless(
+        &self,
+        caller: Caller,
+        parent: u64,
+        new: &New,
+        flags: u32,
+    ) -> Reply<(Entry, Opened)> {
+        let dir = self.inode(parent)?;
+        let new = self.new_inode(&dir, caller, new)?;
+        let inode = self.said(dir.tmpfile(&new))?;
+        let entry = self.entry(&dir, inode.clone())?;
+        Ok((entry, self.opened(&inode, entry.node, flags)))
+    }
+
+    pub(super) fn move_name(
+        &self,
+        (parent, name): (u64, &[u8]),
+        (new_parent, new_name): (u64, &[u8]),
+        flags: u32,
+    ) -> Reply<()> {
+        let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
+        let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
+        self.said(dir.rename(name, &new_dir, new_name, flags))
+    }
+}
+
+/// Whether a name in `dir` means itself only, so that the kernel may remember what it stands for.
+fn keeps_names(dir: &Inode) -> bool {
+    !dir.metadata().flags.intersects(InodeFlags::CASEFOLD | InodeFlags::ENCRYPT)
+}
+
+const EPOCH: Time = Time { seconds: 0, nanos: 0 };
+
+/// The answer that there is no such name.
+const NO_ENTRY: Entry = Entry {
+    node: 0,
+    generation: 0,
+    keep_name: true,
+    attributes: Attributes {
+        ino: 0,
+        size: 0,
+        blocks: 0,
+        atime: EPOCH,
+        mtime: EPOCH,
+        ctime: EPOCH,
+        btime: None,
+        mode: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: (0, 0),
+        blksize: 0,
+        statx_attributes: 0,
+    },
+};
+
+const _: () = assert!(ROOT != 0 && NO_ENTRY.node == 0);

@@ -1,0 +1,136 @@
+//! Which inodes the kernel knows, and which files it has open for writing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use extant::Inode;
+use extant_sync::{Mutex, Rank};
+use rustc_hash::FxHashMap;
+
+/// Parts of each table, each with a lock of its own.
+const SHARDS: usize = 64;
+
+struct Known {
+    inode: Inode,
+    /// Lookups that were answered and not forgotten.
+    lookups: u64,
+    /// Times it is open for writing.
+    writers: u32,
+}
+
+/// The nodes that the kernel knows, by number. Memory follows the kernel's cache of inodes.
+pub(super) struct Nodes {
+    shards: Vec<Mutex<FxHashMap<u64, Known>>>,
+}
+
+impl Nodes {
+    pub(super) fn new() -> Nodes {
+        Nodes { shards: shards() }
+    }
+
+    fn shard(&self, node: u64) -> &Mutex<FxHashMap<u64, Known>> {
+        &self.shards[node as usize % SHARDS]
+    }
+
+    /// The inode of a node that is known.
+    pub(super) fn get(&self, node: u64) -> Option<Inode> {
+        self.shard(node).lock().get(&node).map(|known| known.inode.clone())
+    }
+
+    /// The kernel knows `node` once more.
+    pub(super) fn learn(&self, node: u64, inode: Inode) {
+        let mut shard = self.shard(node).lock();
+        let known = shard.entry(node).or_insert(Known { inode, lookups: 0, writers: 0 });
+        known.lookups = known.lookups.saturating_add(1);
+    }
+
+    /// The kernel knows `node` so many times less.
+    pub(super) fn forget(&self, node: u64, count: u64) {
+        let mut shard = self.shard(node).lock();
+        let Some(known) = shard.get_mut(&node) else { return };
+        known.lookups = known.lookups.saturating_sub(count);
+        if known.lookups == 0 {
+            let gone = shard.remove(&node);
+            drop(shard);
+            // The last handle may go with it, which takes other locks.
+            drop(gone);
+        }
+    }
+
+    /// It is open for writing once more, or once less.
+    pub(super) fn count_writer(&self, node: u64, opened: bool) {
+        if let Some(known) = self.shard(node).lock().get_mut(&node) {
+            known.writers = match opened {
+                true => known.writers.saturating_add(1),
+                false => known.writers.saturating_sub(1),
+            };
+        }
+    }
+
+    /// Whether somebody has it open for writing, so that the kernel may hold contents back.
+    pub(super) fn has_writers(&self, node: u64) -> bool {
+        self.shard(node).lock().get(&node).is_some_and(|known| known.writers > 0)
+    }
+
+    /// How many nodes are known.
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+}
+
+/// Files that are open for writing: how many passes of writeback had failed when somebody last asked.
+pub(super) struct Opens {
+    next: AtomicU64,
+    shards: Vec<Mutex<FxHashMap<u64, u64>>>,
+}
+
+impl Opens {
+    pub(super) fn new() -> Opens {
+        Opens { next: AtomicU64::new(1), shards: shards() }
+    }
+
+    /// A new open file; never 0.
+    pub(super) fn add(&self, failures: u64) -> u64 {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        self.shards[handle as usize % SHARDS].lock().insert(handle, failures);
+        handle
+    }
+
+    pub(super) fn remove(&self, handle: u64) {
+        self.shards[handle as usize % SHARDS].lock().remove(&handle);
+    }
+
+    /// Whether passes of writeback failed since this open file last asked.
+    pub(super) fn has_new_failures(&self, handle: u64, failures: u64) -> bool {
+        let mut shard = self.shards[handle as usize % SHARDS].lock();
+        match shard.get_mut(&handle) {
+            Some(known) => std::mem::replace(known, failures) != failures,
+            None => false,
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+}
+
+fn shards<V>() -> Vec<Mutex<FxHashMap<u64, V>>> {
+    (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, FxHashMap::default())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_hears_of_each_failure_once() {
+        let opens = Opens::new();
+        let (a, b) = (opens.add(0), opens.add(1));
+        assert!(a != 0 && a != b);
+        assert!(opens.has_new_failures(a, 1) && !opens.has_new_failures(a, 1));
+        assert!(!opens.has_new_failures(b, 1) && opens.has_new_failures(b, 2));
+        opens.remove(b);
+        assert_eq!(opens.len(), 1);
+        assert!(!opens.has_new_failures(b, 3) && !opens.has_new_failures(0, 3));
+    }
+}

@@ -1,0 +1,112 @@
+//! Extended attributes and access control lists.
+
+use extant::{Acl, FsError, Inode, XattrMode};
+use extant_format::acl::{AclEntry, Who};
+
+use super::Ext4;
+use crate::operations::{Caller, Errno, Reply};
+
+const CREATE: u32 = 1;
+const REPLACE: u32 = 2;
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+/// Capabilities of a program.
+const CAPABILITY: &[u8] = b"security.capability";
+
+impl Ext4<'_> {
+    pub(super) fn get_xattr(&self, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
+        let inode = self.inode(node)?;
+        let value = match inode.xattr(name) {
+            Ok(value) => value,
+            // The kernel asks for these of its own accord: no such namespace is no such attribute.
+            Err(FsError::InvalidName { .. }) => return Err(Errno::ENODATA),
+            Err(error) => return Err(self.errno(&error)),
+        };
+        if is_acl(name) && !self.settings.ids.is_identity() {
+            let ids = &self.settings.ids;
+            let user = |id| Some(ids.user_outside(id));
+            return translate(&value, &user, &|id| Some(ids.group_outside(id)));
+        }
+        Ok(value)
+    }
+
+    pub(super) fn put_xattr(
+        &self,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        take_set_gid: bool,
+    ) -> Reply<()> {
+        let inode = self.inode(node)?;
+        let mode = match flags & (CREATE | REPLACE) {
+            0 => XattrMode::Any,
+            CREATE => XattrMode::Create,
+            REPLACE => XattrMode::Replace,
+            _ => return Err(Errno::EINVAL),
+        };
+        let ids = &self.settings.ids;
+        let value = match is_acl(name) && !ids.is_identity() && !value.is_empty() {
+            true => translate(value, &|id| ids.user_inside(id), &|id| ids.group_inside(id))?,
+            false => value.to_vec(),
+        };
+        self.said(inode.set_xattr(name, &value, mode))?;
+        if take_set_gid && name == ACCESS_ACL {
+            let permissions = inode.metadata().permissions;
+            if permissions & 0o2000 != 0 {
+                let changes = extant::SetAttributes::new().permissions(permissions & !0o2000);
+                self.said(inode.set_attributes(&changes))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn list_xattrs(&self, caller: Caller, node: u64) -> Reply<Vec<u8>> {
+        let inode = self.inode(node)?;
+        let mut list = Vec::new();
+        for name in self.said(inode.xattr_names())? {
+            // Only who could read them sees that they are there.
+            if name.starts_with(b"trusted.") && caller.uid != 0 {
+                continue;
+            }
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    /// A file that is changed loses the capabilities that it had as a program.
+    pub(super) fn take_capabilities(&self, inode: &Inode) -> Reply<()> {
+        match inode.xattr(CAPABILITY) {
+            Ok(_) => self.said(inode.remove_xattr(CAPABILITY)),
+            Err(_) => Ok(()), // None there, or none to be had.
+        }
+    }
+}
+
+fn is_acl(name: &[u8]) -> bool {
+    name == ACCESS_ACL || name == DEFAULT_ACL
+}
+
+/// An ACL with other ids.
+fn translate(
+    value: &[u8],
+    user: &dyn Fn(u32) -> Option<u32>,
+    group: &dyn Fn(u32) -> Option<u32>,
+) -> Reply<Vec<u8>> {
+    let acl = Acl::decode_xattr(value).map_err(|_| Errno::EINVAL)?;
+    let entries: Option<Vec<AclEntry>> = acl
+        .entries()
+        .iter()
+        .map(|entry| {
+            let who = match entry.who {
+                Who::User(id) => Who::User(user(id)?),
+                Who::Group(id) => Who::Group(group(id)?),
+                other => other,
+            };
+            Some(AclEntry { who, perm: entry.perm })
+        })
+        .collect();
+    let acl = Acl::new(entries.ok_or(Errno::EINVAL)?).map_err(|_| Errno::EINVAL)?;
+    Ok(acl.encode_xattr())
+}

@@ -1,0 +1,63 @@
+//! Mounts ext4: a server for the kernel's FUSE that answers with `extant`.
+//!
+//! # Place
+//!
+//! A front end: it translates requests and decides nothing about ext4. Below: `extant`. Above: the
+//! command `extant mount`, and programs that mount by themselves.
+//!
+//! # Shape
+//!
+//! ```text
+//! mount        how the kernel comes to have a mount, and how it loses it
+//! session      the first request, threads, what both sides agree on
+//! connection   bytes in, bytes out             abi        the records in them
+//! dispatch     from a request to a call        operations what can be called, whatever the transport
+//! ext4         the calls, answered             gate       freezing
+//! ids          owners here and there           stats      what was asked, and how long it took
+//! ```
+//!
+//! The kernel is the only way to the file system while it is mounted, so it may keep names, attributes
+//! and contents for as long as it likes, and locks of programs stay with it.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use extant_fuse::{Events, Level, Settings};
+//! struct Log;
+//! impl Events for Log {
+//!     fn ready(&self) {}
+//!     fn log(&self, _: Level, text: &str) {
+//!         eprintln!("{text}");
+//!     }
+//! }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # fn mounted(dir: &str) -> std::io::Result<std::os::fd::OwnedFd> { unimplemented!() }
+//! let device = extant_block::FileDevice::open_read_write("disk.img")?;
+//! let fs = extant::MountOptions::new().read_only(false).open(device)?;
+//! let connection = mounted("/mnt")?;
+//! extant_fuse::serve(connection, fs, &Settings::default(), &Log)?; // Until it is unmounted.
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod abi;
+mod connection;
+mod dispatch;
+mod ext4;
+mod gate;
+mod ids;
+mod operations;
+mod session;
+mod settings;
+mod stats;
+
+pub use ext4::{CONTROL, INFO, STATS, serve};
+pub use gate::Gate;
+pub use ids::{IdMap, UNMAPPED};
+pub use operations::{
+    Attributes, Caller, DirAnswer, Entry, Errno, Ioctl, New, Opened, Operations, ReadAnswer, Reply,
+    SetAttr, SetTime, Time, Totals, WriteHow,
+};
+pub use session::{Events, Level, ServeError};
+pub use settings::{AccessTimes, Settings};

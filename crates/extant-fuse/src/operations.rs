@@ -1,0 +1,352 @@
+//! What a file system answers, whatever carries the questions.
+//!
+//! # Place
+//!
+//! Above: a transport (`connection`, `dispatch`) turns requests of the kernel into these calls and their
+//! results into replies. Below: `ext4` answers them. Nothing here knows of bytes on the wire.
+//!
+//! Nodes are named by numbers: the root is 1, others have the number that the answer to a lookup
+//! gave them, and are known until as many lookups are forgotten as were answered.
+
+use std::io::{self, IoSlice};
+
+use crate::gate::Gate;
+
+/// Why a request failed: an error number of Linux, positive.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// No such operation: the kernel does not ask again, where it can do without.
+    pub const ENOSYS: Errno = Errno(38);
+    /// Not permitted, whoever asks or for this caller.
+    pub const EPERM: Errno = Errno(1);
+    /// Nothing has this name.
+    pub const ENOENT: Errno = Errno(2);
+    /// A device failed, or the file system was shut down.
+    pub const EIO: Errno = Errno(5);
+    /// No such address, or no more data behind an offset.
+    pub const ENXIO: Errno = Errno(6);
+    /// No changes here.
+    pub const EROFS: Errno = Errno(30);
+    /// The file system is damaged.
+    pub const EUCLEAN: Errno = Errno(117);
+    /// The permissions forbid it.
+    pub const EACCES: Errno = Errno(13);
+    /// Arguments make no sense.
+    pub const EINVAL: Errno = Errno(22);
+    /// No such control operation.
+    pub const ENOTTY: Errno = Errno(25);
+    /// The result does not fit.
+    pub const ERANGE: Errno = Errno(34);
+    /// No such attribute.
+    pub const ENODATA: Errno = Errno(61);
+    /// A number does not fit its field; an owner that cannot be stored.
+    pub const EOVERFLOW: Errno = Errno(75);
+    /// The operation is known and not for this.
+    pub const EOPNOTSUPP: Errno = Errno(95);
+    /// The inode is gone.
+    pub const ESTALE: Errno = Errno(116);
+}
+
+impl From<&extant::FsError> for Errno {
+    fn from(error: &extant::FsError) -> Errno {
+        Errno(error.errno())
+    }
+}
+
+/// The result of a request.
+pub type Reply<T> = Result<T, Errno>;
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// The user for file-system access.
+    pub uid: u32,
+    /// The group for file-system access.
+    pub gid: u32,
+    /// The thread that called; 0 when the kernel asks on its own account, or the caller lives in a PID
+    /// name space that is not visible here.
+    pub pid: u32,
+}
+
+/// A moment: seconds since 1970 and nanoseconds below 10^9 after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Time {
+    /// Seconds.
+    pub seconds: i64,
+    /// Nanoseconds.
+    pub nanos: u32,
+}
+
+/// Attributes of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// Inode number to show.
+    pub ino: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Space in units of 512 bytes.
+    pub blocks: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of contents.
+    pub mtime: Time,
+    /// Last change of attributes.
+    pub ctime: Time,
+    /// Creation, where it is known.
+    pub btime: Option<Time>,
+    /// Type and permissions, as `st_mode`.
+    pub mode: u32,
+    /// Names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device numbers, of a device.
+    pub rdev: (u32, u32),
+    /// Preferred size of I/O.
+    pub blksize: u32,
+    /// `STATX_ATTR_*`: compressed, immutable, append-only, no dump, encrypted, verity.
+    pub statx_attributes: u64,
+}
+
+/// The answer to a lookup: the kernel knows the node once more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The node's number; 0 for a name that is known not to exist.
+    pub node: u64,
+    /// Tells nodes apart that had the number one after the other.
+    pub generation: u64,
+    /// Whether the kernel may keep the name: not where several spellings mean one name.
+    pub keep_name: bool,
+    /// Its attributes.
+    pub attributes: Attributes,
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Opened {
+    /// Comes back with each request about it.
+    pub handle: u64,
+    /// The kernel keeps what it has cached of the contents (or of the listing).
+    pub keep_cache: bool,
+}
+
+/// A new value for a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    /// The time of the request.
+    Now,
+    /// This time.
+    To(Time),
+}
+
+/// Changes of attributes that come together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttr {
+    /// Permissions, with or without the type.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last change of contents.
+    pub mtime: Option<SetTime>,
+    /// Last change of attributes, when the kernel keeps it.
+    pub ctime: Option<Time>,
+    /// Set-id bits go.
+    pub take_set_id: bool,
+}
+
+/// What a new node is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct New {
+    /// Type and permissions.
+    pub mode: u32,
+    /// What the caller's umask takes away, unless an ACL says instead.
+    pub umask: u32,
+    /// Device numbers, of a device.
+    pub rdev: (u32, u32),
+}
+
+/// How a write is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WriteHow {
+    /// The kernel's cache brings what was written before.
+    pub from_cache: bool,
+    /// Set-id bits go.
+    pub take_set_id: bool,
+}
+
+/// Takes the bytes of a read, once.
+pub trait ReadAnswer {
+    /// Sends them.
+    ///
+    /// # Errors
+    ///
+    /// The kernel did not take them; nobody waits for them any more.
+    fn send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<()>;
+}
+
+/// Takes the entries of a directory until it is full.
+pub trait DirAnswer {
+    /// Whether attributes are wanted with the names.
+    fn wants_attributes(&self) -> bool;
+
+    /// Adds an entry; `cookie` is where the listing goes on behind it, `kind` as `d_type`. With an
+    /// `entry` the kernel knows the node once more. `false`: full, and this one is not in it.
+    fn add(&mut self, name: &[u8], ino: u64, kind: u8, cookie: u64, entry: Option<&Entry>) -> bool;
+
+    /// Whether an entry with such a name would fit.
+    fn has_room_for(&self, name: &[u8]) -> bool;
+}
+
+/// Totals of a file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Totals {
+    /// Size of a block in bytes.
+    pub block_bytes: u32,
+    /// Blocks.
+    pub blocks: u64,
+    /// Free ones.
+    pub blocks_free: u64,
+    /// Free ones for ordinary users.
+    pub blocks_available: u64,
+    /// Inodes.
+    pub files: u64,
+    /// Free ones.
+    pub files_free: u64,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// A control operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Ioctl<'a> {
+    /// Its number.
+    pub command: u32,
+    /// The caller's argument, often an address in its memory.
+    pub argument: u64,
+    /// What the kernel copied from there.
+    pub input: &'a [u8],
+    /// Most bytes that it copies back.
+    pub output_max: u32,
+    /// The caller is a 32-bit program.
+    pub is_compat: bool,
+}
+
+/// What a file system does. Each method may be called by several threads at once.
+///
+/// The kernel has checked permissions before (`default_permissions`), except where noted.
+pub trait Operations: Send + Sync {
+    /// The node of `name` in directory `parent`.
+    fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<Entry>;
+    /// The kernel forgets `count` lookups of a node.
+    fn forget(&self, node: u64, count: u64);
+    /// Attributes of a node.
+    fn attributes(&self, node: u64) -> Reply<Attributes>;
+    /// Changes attributes; the new ones.
+    fn set_attributes(&self, caller: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes>;
+    /// The target of a symbolic link.
+    fn read_link(&self, node: u64) -> Reply<Vec<u8>>;
+    /// Makes a symbolic link.
+    fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> Reply<Entry>;
+    /// Makes a file that is no directory and no link.
+    fn mknod(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry>;
+    /// Makes a directory.
+    fn mkdir(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry>;
+    /// Removes a name of what is no directory.
+    fn unlink(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<()>;
+    /// Moves a name; `flags` as `renameat2`.
+    fn rename(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Reply<()>;
+    /// Another name for a node.
+    fn link(&self, caller: Caller, node: u64, parent: u64, name: &[u8]) -> Reply<Entry>;
+    /// Opens a file; `flags` as `open`. [`Errno::ENOSYS`]: opening needs no request.
+    fn open(&self, caller: Caller, node: u64, flags: u32) -> Reply<Opened>;
+    /// Makes a file and opens it.
+    fn create(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &[u8],
+        new: &New,
+        flags: u32,
+    ) -> Reply<(Entry, Opened)>;
+    /// Makes a file without a name and opens it.
+    fn tmpfile(&self, caller: Caller, parent: u64, new: &New, flags: u32)
+    -> Reply<(Entry, Opened)>;
+    /// The last use of an open file ended.
+    fn release(&self, node: u64, handle: u64);
+    /// Reads up to `size` bytes; sends them and returns `Ok`, or returns an error without sending.
+    fn read(
+        &self,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        size: u32,
+        answer: &mut dyn ReadAnswer,
+    ) -> Reply<()>;
+    /// Writes; how many bytes.
+    fn write(&self, node: u64, handle: u64, offset: u64, bytes: &[u8], how: WriteHow)
+    -> Reply<u32>;
+    /// Makes a file or directory durable; contents alone with `data_only`.
+    fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()>;
+    /// Makes everything durable.
+    fn sync_all(&self) -> Reply<()>;
+    /// Totals.
+    fn totals(&self) -> Reply<Totals>;
+    /// Sets an extended attribute; `flags` as `setxattr`. `take_set_gid`: the caller may not keep
+    /// the set-gid bit.
+    fn set_xattr(
+        &self,
+        caller: Caller,
+        node: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        take_set_gid: bool,
+    ) -> Reply<()>;
+    /// An extended attribute.
+    fn xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<Vec<u8>>;
+    /// Names of extended attributes, each with a zero byte behind it.
+    fn xattr_names(&self, caller: Caller, node: u64) -> Reply<Vec<u8>>;
+    /// Removes an extended attribute.
+    fn remove_xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<()>;
+    /// Opens a directory.
+    fn open_dir(&self, caller: Caller, node: u64) -> Reply<Opened>;
+    /// Lists a directory behind `cookie`, 0 for the start.
+    fn read_dir(&self, node: u64, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()>;
+    /// Space for a range of a file; `mode` as `fallocate`.
+    fn fallocate(&self, node: u64, mode: u32, offset: u64, length: u64) -> Reply<()>;
+    /// The next data or hole; `whence` is `SEEK_DATA` (3) or `SEEK_HOLE` (4).
+    fn seek(&self, node: u64, offset: u64, whence: u32) -> Reply<u64>;
+    /// Copies inside the file system; how many bytes.
+    fn copy_range(
+        &self,
+        node: u64,
+        offset: u64,
+        to: u64,
+        to_offset: u64,
+        length: u64,
+    ) -> Reply<u64>;
+    /// A control operation: its output, and what the call returns.
+    fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>>;
+    /// Who lets changes pass, or holds them back for a while.
+    fn gate(&self) -> &Gate;
+}

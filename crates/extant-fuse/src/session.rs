@@ -1,0 +1,307 @@
+//! One mount from its first request to its last.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use extant_sync::threads::{self, ThreadError};
+use extant_sync::{Clock, Mutex, Rank};
+use zerocopy::IntoBytes;
+
+use crate::abi::{self, InitFlags, op};
+use crate::connection::{Connection, Request};
+use crate::dispatch::{Desk, init_in};
+use crate::ext4::CONTROL;
+use crate::operations::{Errno, Operations};
+use crate::settings::Settings;
+use crate::stats::RequestStats;
+
+/// What the owner of a mount is told while it lasts.
+pub trait Events: Send + Sync {
+    /// The file system can be used.
+    fn ready(&self);
+
+    /// Something for the log.
+    fn log(&self, level: Level, text: &str);
+}
+
+/// How much a message matters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Level {
+    /// Data may be at risk, or a request failed for a reason that is not the caller's.
+    Error,
+    /// Something is not as good as it could be.
+    Warning,
+    /// What goes on.
+    Info,
+}
+
+/// Why a mount ended other than by unmounting.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The connection to the kernel failed.
+    #[error("the connection to the kernel failed: {0}")]
+    Connection(#[from] io::Error),
+    /// The kernel speaks another protocol.
+    #[error("the kernel speaks FUSE {major}.{minor}; this needs 7.{} or newer", abi::OLDEST_MINOR)]
+    Protocol {
+        /// Its major version.
+        major: u32,
+        /// Its minor version.
+        minor: u32,
+    },
+    /// It was unmounted before it was used.
+    #[error("unmounted before the first request")]
+    Unmounted,
+    /// A thread could not be started, or ended by a bug of ours.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    /// The file system could not be ended cleanly: the next mount replays the journal.
+    #[error("ending the file system: {0}")]
+    End(#[from] extant::FsError),
+}
+
+impl From<threads::WorkerPanic> for ServeError {
+    fn from(panic: threads::WorkerPanic) -> ServeError {
+        ServeError::Thread(panic.into())
+    }
+}
+
+/// Bytes in front of the contents in a write.
+const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+/// The smallest buffer that the kernel accepts.
+const BUFFER_MIN: usize = 8192;
+/// Page size of the protocol's counts.
+const PAGE: u32 = 4096;
+
+/// What both sides agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreed {
+    pub(crate) flags: InitFlags,
+    pub(crate) write_max: u32,
+}
+
+/// A connected mount.
+pub(crate) struct Session {
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) stats: Arc<RequestStats>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl Session {
+    pub(crate) fn new(device: OwnedFd, threads: usize, clock: Arc<dyn Clock>) -> Session {
+        Session {
+            connection: Arc::new(Connection::new(device)),
+            stats: Arc::new(RequestStats::new(threads)),
+            clock,
+        }
+    }
+
+    /// Answers the first request, which says who the kernel is.
+    pub(crate) fn greet(&self, settings: &Settings) -> Result<Agreed, ServeError> {
+        let mut buffer = vec![0; BUFFER_MIN + WRITE_HEAD + PAGE as usize];
+        loop {
+            let Some(len) = self.connection.receive(&mut buffer)? else {
+                return Err(ServeError::Unmounted);
+            };
+            let broken = || io::Error::new(io::ErrorKind::InvalidData, "a malformed first request");
+            let mut request = Request::parse(&buffer[..len]).ok_or_else(broken)?;
+            let unique = request.header.unique;
+            if request.header.opcode != op::INIT {
+                self.connection.fail(unique, Errno::EIO)?;
+                continue;
+            }
+            let (init, offered) = init_in(&mut request).map_err(|_| broken())?;
+            if init.major > abi::MAJOR {
+                // It will ask again in the version that it is told.
+                let out = abi::InitOut {
+                    major: abi::MAJOR,
+                    minor: abi::MINOR,
+                    ..abi::InitOut::default()
+                };
+                self.connection.reply(unique, &[IoSlice::new(out.as_bytes())])?;
+                continue;
+            }
+            if init.major < abi::MAJOR || init.minor < abi::OLDEST_MINOR {
+                self.connection.fail(unique, Errno(71))?; // EPROTO
+                return Err(ServeError::Protocol { major: init.major, minor: init.minor });
+            }
+            let (agreed, out) = agree(settings, &init, offered);
+            self.connection.reply(unique, &[IoSlice::new(out.as_bytes())])?;
+            return Ok(agreed);
+        }
+    }
+
+    /// Answers requests until the mount is gone.
+    pub(crate) fn run(
+        &self,
+        operations: &dyn Operations,
+        agreed: Agreed,
+        settings: &Settings,
+        events: &dyn Events,
+    ) -> Result<(), ServeError> {
+        let count = settings.threads.clamp(1, 64);
+        let first_error = Mutex::new(Rank::Leaf, None);
+        threads::workers("fuse", count, |index| {
+            if let Err(error) = self.work(index, operations, agreed, events) {
+                first_error.lock().get_or_insert(error);
+            }
+        })?;
+        first_error.into_inner().map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// One thread's share.
+    fn work(
+        &self,
+        index: usize,
+        operations: &dyn Operations,
+        agreed: Agreed,
+        events: &dyn Events,
+    ) -> io::Result<()> {
+        let len = (agreed.write_max as usize + WRITE_HEAD).max(BUFFER_MIN);
+        let mut buffer = vec![0; len.next_multiple_of(PAGE as usize)];
+        let lane = self.stats.lane(index);
+        let desk = Desk { operations, connection: &self.connection, lane };
+        let gate = operations.gate();
+        while let Some(len) = self.connection.receive(&mut buffer)? {
+            let Some(request) = Request::parse(&buffer[..len]) else {
+                events.log(Level::Error, "a malformed request was dropped");
+                continue;
+            };
+            let changes = changes(&request);
+            if changes && !gate.enter(index, &buffer[..len]) {
+                continue; // Held back until the file system is thawed.
+            }
+            let done = self.serve(&desk, request, events);
+            if changes {
+                gate.leave(index);
+            }
+            done?;
+            while let Some(held) = gate.take_released() {
+                if let Some(request) = Request::parse(&held) {
+                    self.serve(&desk, request, events)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers one request and counts it.
+    fn serve(&self, desk: &Desk<'_>, request: Request<'_>, events: &dyn Events) -> io::Result<()> {
+        let (opcode, unique) = (request.header.opcode, request.header.unique);
+        let began = self.clock.monotonic();
+        // A bug of ours must not leave a caller waiting, nor take the other threads down.
+        let answered = catch_unwind(AssertUnwindSafe(|| desk.answer(request)));
+        let failed = match answered {
+            Ok(answered) => !answered?,
+            Err(_) => {
+                let text = format!(
+                    "a bug in extant ended request {opcode}; its caller got EIO, others go on. \
+                     Please report it with the lines before this one"
+                );
+                events.log(Level::Error, &text);
+                self.connection.fail(unique, Errno::EIO)?;
+                true
+            }
+        };
+        desk.lane.count(opcode, self.clock.monotonic().saturating_sub(began), failed);
+        Ok(())
+    }
+}
+
+/// Whether a request changes the file system, so that it waits while that is frozen. Orders to the
+/// server itself never wait: one of them ends the freeze.
+fn changes(request: &Request<'_>) -> bool {
+    match request.header.opcode {
+        op::SETXATTR => !request.is_for_attribute(CONTROL),
+        op::SETATTR
+        | op::SYMLINK
+        | op::MKNOD
+        | op::MKDIR
+        | op::UNLINK
+        | op::RMDIR
+        | op::RENAME
+        | op::RENAME2
+        | op::LINK
+        | op::WRITE
+        | op::CREATE
+        | op::TMPFILE
+        | op::REMOVEXATTR
+        | op::FALLOCATE
+        | op::COPY_FILE_RANGE
+        | op::COPY_FILE_RANGE_64
+        | op::IOCTL => true,
+        _ => false,
+    }
+}
+
+/// What is wanted here of what the kernel can do.
+fn agree(settings: &Settings, init: &abi::InitIn, offered: InitFlags) -> (Agreed, abi::InitOut) {
+    let mut wanted = InitFlags::ASYNC_READ
+        | InitFlags::BIG_WRITES
+        | InitFlags::EXPORT_SUPPORT
+        | InitFlags::DONT_MASK
+        | InitFlags::HAS_IOCTL_DIR
+        | InitFlags::DO_READDIRPLUS
+        | InitFlags::READDIRPLUS_AUTO
+        | InitFlags::ASYNC_DIO
+        | InitFlags::PARALLEL_DIROPS
+        | InitFlags::POSIX_ACL
+        | InitFlags::MAX_PAGES
+        | InitFlags::CACHE_SYMLINKS
+        | InitFlags::EXPLICIT_INVAL_DATA
+        | InitFlags::NO_OPEN_SUPPORT
+        | InitFlags::NO_OPENDIR_SUPPORT
+        | InitFlags::HANDLE_KILLPRIV_V2
+        | InitFlags::SETXATTR_EXT
+        | InitFlags::INIT_EXT;
+    if settings.writeback_cache {
+        wanted |= InitFlags::WRITEBACK_CACHE;
+    }
+    let flags = wanted & offered;
+    let write_max = settings.write_bytes_max.clamp(PAGE, 1 << 20) / PAGE * PAGE;
+    // Without MAX_PAGES the kernel sends 32 pages at most, whatever it is told.
+    let out = abi::InitOut {
+        major: abi::MAJOR,
+        minor: abi::MINOR,
+        max_readahead: init.max_readahead,
+        flags: flags.bits() as u32,
+        flags2: (flags.bits() >> 32) as u32,
+        max_background: 64,
+        congestion_threshold: 48,
+        max_write: write_max,
+        time_gran: 1,
+        max_pages: (write_max / PAGE) as u16,
+        ..abi::InitOut::default()
+    };
+    (Agreed { flags, write_max }, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_agreed_on_that_was_not_offered() {
+        let init = abi::InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: 0 };
+        let offered = InitFlags::ASYNC_READ | InitFlags::WRITEBACK_CACHE | InitFlags::INIT_EXT;
+        let (agreed, out) = agree(&Settings::default(), &init, offered);
+        assert_eq!(agreed.flags, offered);
+        assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, offered.bits());
+        let plain = Settings { writeback_cache: false, ..Settings::default() };
+        let (agreed, _) = agree(&plain, &init, offered);
+        assert!(!agreed.flags.contains(InitFlags::WRITEBACK_CACHE));
+    }
+
+    #[test]
+    fn sizes_stay_in_what_the_protocol_can_say() {
+        let init = abi::InitIn::default();
+        for (asked, got) in [(0, 4096), (5000, 4096), (1 << 20, 1 << 20), (u32::MAX, 1 << 20)] {
+            let settings = Settings { write_bytes_max: asked, ..Settings::default() };
+            let (agreed, out) = agree(&settings, &init, InitFlags::all());
+            assert_eq!((agreed.write_max, u32::from(out.max_pages) * PAGE), (got, got));
+        }
+    }
+}

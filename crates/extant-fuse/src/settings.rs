@@ -1,0 +1,49 @@
+//! What a mount is asked to do, beyond what the file system itself decides.
+
+use crate::ids::IdMap;
+
+/// When reading changes the access time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum AccessTimes {
+    /// At each read that reaches the server.
+    Strict,
+    /// When it is older than the last change, or older than a day.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+}
+
+/// How the server answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Threads that answer requests, 1 to 64.
+    pub threads: usize,
+    /// Whether the kernel collects writes before it sends them. Off, each write of a program is one request.
+    pub writeback_cache: bool,
+    /// Access times.
+    pub access_times: AccessTimes,
+    /// Whether directories have access times of their own rule: `false` is `nodiratime`.
+    pub directory_access_times: bool,
+    /// Whose inodes are whose outside.
+    pub ids: IdMap,
+    /// Who may see statistics and give orders beside root: the user that the server runs as.
+    pub operator: u32,
+    /// Most bytes in one write, 4 KiB to 1 MiB: the kernel gives no more.
+    pub write_bytes_max: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            threads: (extant_sync::threads::available() * 2).clamp(4, 16),
+            writeback_cache: true,
+            access_times: AccessTimes::default(),
+            directory_access_times: true,
+            ids: IdMap::default(),
+            operator: rustix::process::geteuid().as_raw(),
+            write_bytes_max: 1 << 20,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! How often somebody had to wait for a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::rank::Rank;
+use crate::{Clock, SystemClock};
+
+/// All ranks, in their order.
+const RANKS: [Rank; 14] = [
+    Rank::Freeze,
+    Rank::Rename,
+    Rank::InodeContent,
+    Rank::InodeInvalidate,
+    Rank::Writeback,
+    Rank::Folio,
+    Rank::JournalHandle,
+    Rank::FileMap,
+    Rank::InodeMap,
+    Rank::Group,
+    Rank::MetadataBuffer,
+    Rank::JournalState,
+    Rank::Device,
+    Rank::Leaf,
+];
+
+struct Count {
+    waits: AtomicU64,
+    nanos: AtomicU64,
+}
+
+/// Of the whole process: locks of one rank are alike, whichever file system they belong to.
+static COUNTS: [Count; RANKS.len() + 1] =
+    [const { Count { waits: AtomicU64::new(0), nanos: AtomicU64::new(0) } }; RANKS.len() + 1];
+
+/// Waits for locks of one rank since the process began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockWaits {
+    /// The rank.
+    pub rank: Rank,
+    /// How often a lock was not free at once.
+    pub waits: u64,
+    /// How long all of these took together.
+    pub time: Duration,
+}
+
+/// Waits for locks of this process, by rank. A lock that is free costs nothing to count.
+///
+/// ```
+/// use extant_sync::{Mutex, Rank, lock_waits};
+/// let lock = Mutex::new(Rank::Group, ());
+/// let _free = lock.lock();
+/// assert_eq!(lock_waits().len(), 14);
+/// ```
+pub fn lock_waits() -> Vec<LockWaits> {
+    let of = |rank: &Rank| {
+        let count = &COUNTS[*rank as usize];
+        LockWaits {
+            rank: *rank,
+            waits: count.waits.load(Ordering::Relaxed),
+            time: Duration::from_nanos(count.nanos.load(Ordering::Relaxed)),
+        }
+    };
+    RANKS.iter().map(of).collect()
+}
+
+/// Counts and times the wait that `lock` is.
+#[cold]
+pub(crate) fn waited<G>(rank: Rank, lock: impl FnOnce() -> G) -> G {
+    let began = SystemClock.monotonic();
+    let guard = lock();
+    let nanos = SystemClock.monotonic().saturating_sub(began).as_nanos();
+    let count = &COUNTS[rank as usize];
+    count.waits.fetch_add(1, Ordering::Relaxed);
+    count.nanos.fetch_add(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+    guard
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mutex, threads};
+
+    fn waits_of(rank: Rank) -> u64 {
+        lock_waits().iter().find(|one| one.rank == rank).unwrap().waits
+    }
+
+    #[test]
+    fn every_rank_has_a_place() {
+        for (at, rank) in RANKS.iter().enumerate() {
+            assert_eq!(*rank as usize, at + 1);
+        }
+    }
+
+    #[test]
+    fn a_wait_is_counted_and_a_free_lock_is_not() {
+        // A rank that no other test of this crate waits for.
+        let lock = Mutex::new(Rank::FileMap, ());
+        let before = waits_of(Rank::FileMap);
+        drop(lock.lock());
+        assert_eq!(waits_of(Rank::FileMap), before);
+        let held = lock.lock();
+        threads::scope(|s| {
+            let waiter = s.spawn("waiter", || drop(lock.lock())).unwrap();
+            // Long enough for it to come to the lock; if it does not, the test says so below.
+            SystemClock.sleep(Duration::from_millis(50));
+            drop(held);
+            waiter.join().unwrap();
+        })
+        .unwrap();
+        assert_eq!(waits_of(Rank::FileMap), before + 1);
+    }
+}
