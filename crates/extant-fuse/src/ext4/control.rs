@@ -19,7 +19,13 @@ pub const STATS: &[u8] = b"extant.stats";
 pub const INFO: &[u8] = b"extant.info";
 /// Attribute that takes orders: `sync`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
 /// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`.
+///
+/// Setting an attribute waits for others who change the inode. While the file system is frozen these
+/// wait in turn, so `thaw` may never arrive that way: *getting* the attribute named
+/// [`ORDER_PREFIX`] and the order does the same and waits for nobody; its value is `done`.
 pub const CONTROL: &[u8] = b"extant.control";
+/// See [`CONTROL`]: `extant.order.thaw`.
+pub const ORDER_PREFIX: &[u8] = b"extant.order.";
 
 /// Numbers of control operations, as Linux has them for 64-bit programs.
 mod number {
@@ -269,7 +275,10 @@ impl Ext4<'_> {
         let answer = match name {
             STATS => self.stats(),
             INFO => self.info(),
-            _ => return None,
+            _ => {
+                let order = name.strip_prefix(ORDER_PREFIX)?;
+                return Some(self.order(caller, order).map(|()| b"done".to_vec()));
+            }
         };
         Some(self.check_operator(caller).map(|()| answer.to_string().into_bytes()))
     }
