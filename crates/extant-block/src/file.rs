@@ -182,6 +182,21 @@ impl FileDevice {
         })
     }
 
+    /// Keeps writers of this crate, and others who ask for the same lock, away from what is open for
+    /// reading, as long as this lives. Other readers may do so too.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Locked`] while somebody writes; [`OpenError::Io`].
+    pub fn exclude_writers(&self) -> Result<(), OpenError> {
+        if !self.is_read_only {
+            return Ok(());
+        }
+        let path = Path::new(&*self.name);
+        let failed = |source| io_error("lock", path, source);
+        judge_lock(self.file.try_lock_shared(), &self.file.metadata().map_err(failed)?, path)
+    }
+
     /// Whether it is a block device and not a regular file.
     pub fn is_block_device(&self) -> bool {
         self.is_block_device
@@ -258,7 +273,15 @@ fn not_a_device(metadata: &Metadata) -> Option<&'static str> {
 }
 
 fn lock(file: &File, metadata: &Metadata, path: &Path) -> Result<(), OpenError> {
-    match file.try_lock() {
+    judge_lock(file.try_lock(), metadata, path)
+}
+
+fn judge_lock(
+    result: Result<(), TryLockError>,
+    metadata: &Metadata,
+    path: &Path,
+) -> Result<(), OpenError> {
+    match result {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             Err(OpenError::Locked { path: path.to_owned(), holder: lock_holder(metadata) })

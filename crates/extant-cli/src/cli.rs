@@ -6,8 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     build, cat, chattr, chmod, chown, completions, cp, edit, extents, extract, fallocate, find,
-    fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mv, replay, rm,
-    rmdir, setfacl, setfattr, stat, touch, tree, truncate, tune, write,
+    fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount, mv, replay,
+    rm, rmdir, setfacl, setfattr, stat, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Result};
 
@@ -54,6 +54,8 @@ enum Command {
     Lsattr(lsattr::LsattrArgs),
     Tune(Box<tune::TuneArgs>),
     Replay(replay::ReplayArgs),
+    Mount(Box<mount::MountArgs>),
+    Umount(umount::UmountArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
@@ -108,6 +110,8 @@ fn examples(command: &str) -> Option<&'static str> {
         "lsattr" => lsattr::EXAMPLES,
         "tune" => tune::EXAMPLES,
         "replay" => replay::EXAMPLES,
+        "mount" => mount::EXAMPLES,
+        "umount" => umount::EXAMPLES,
         _ => return None,
     })
 }
@@ -160,6 +164,8 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Lsattr(args) => lsattr::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Mount(args) => mount::run(&args),
+        Command::Umount(args) => umount::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

@@ -83,7 +83,7 @@ impl EditArgs {
 
 /// The loop device that the kernel has over `file`. Nothing locks the file for it, and what it
 /// keeps in memory would be written over our changes.
-fn loop_device_of(file: &Path) -> Option<String> {
+pub(crate) fn loop_device_of(file: &Path) -> Option<String> {
     let ours = std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
     for device in std::fs::read_dir("/sys/block").ok()?.flatten() {
         let Ok(backing) = std::fs::read(device.path().join("loop/backing_file")) else { continue };

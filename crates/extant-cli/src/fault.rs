@@ -3,6 +3,7 @@
 use extant::{Family, FsError};
 use extant_block::partition::PartitionError;
 use extant_block::{DeviceError, DeviceFault, OpenError, WindowError};
+use extant_fuse::mount::MountError;
 use extant_image::geometry::GeometryError;
 use extant_image::plan::PlanError;
 use extant_image::source::SourceError;
@@ -220,5 +221,36 @@ impl From<WriteError> for Failure {
                     .hint("please report this with the command and extant --version")
             }
         }
+    }
+}
+
+impl From<MountError> for Failure {
+    fn from(error: MountError) -> Failure {
+        let exit = match &error {
+            _ if error.is_busy() => Exit::Refused,
+            MountError::Helper { .. } => Exit::Refused,
+            MountError::System { source, .. }
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Exit::Refused
+            }
+            _ => Exit::Io,
+        };
+        let hint = match &error {
+            MountError::Device(source) if source.kind() == std::io::ErrorKind::NotFound => {
+                Some("this kernel has no FUSE, or it is not loaded: modprobe fuse")
+            }
+            MountError::NoHelper(_) => Some("install fuse3, or mount as root"),
+            MountError::Helper { said } if said.contains("user_allow_other") => {
+                Some("without root, allow_other needs a line user_allow_other in /etc/fuse.conf")
+            }
+            MountError::Helper { said } if said.contains("no write access") => {
+                Some("an ordinary user mounts on a directory of his own")
+            }
+            _ => None,
+        };
+        let mut failure = Failure::caused(exit, "", &error);
+        failure.hint = hint.map(str::to_owned);
+        failure
     }
 }

@@ -19,6 +19,7 @@ mod interrupt;
 mod mkfs_args;
 mod mode;
 mod moment;
+mod mounting;
 mod output;
 mod progress;
 mod replace;
@@ -33,6 +34,9 @@ use std::process::ExitCode;
 use exit::Exit;
 
 fn main() -> ExitCode {
+    if let Some(code) = mounting::helper::run() {
+        return code;
+    }
     let exit = match cli::run() {
         Ok(exit) => exit,
         Err(failure) => {

@@ -47,6 +47,7 @@ mod dispatch;
 mod ext4;
 mod gate;
 mod ids;
+pub mod mount;
 mod operations;
 mod session;
 mod settings;

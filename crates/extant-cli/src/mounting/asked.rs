@@ -1,0 +1,46 @@
+//! What a mount answers about itself, and the orders that it takes: extended attributes with names of
+//! our own, on any file of it.
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::io::Errno;
+use serde_json::Value;
+
+/// Longest answer.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Who serves the mount at `dir`, and what it is.
+pub(crate) fn info(dir: &Path) -> io::Result<Value> {
+    answer(dir, extant_fuse::INFO)
+}
+
+/// What the server of the mount at `dir` has counted.
+pub(crate) fn stats(dir: &Path) -> io::Result<Value> {
+    answer(dir, extant_fuse::STATS)
+}
+
+/// Gives the server an order.
+pub(crate) fn order(dir: &Path, order: &str) -> io::Result<()> {
+    setxattr(dir, extant_fuse::CONTROL, order.as_bytes(), XattrFlags::empty())?;
+    Ok(())
+}
+
+fn answer(dir: &Path, name: &[u8]) -> io::Result<Value> {
+    let mut bytes = vec![0; 1 << 16];
+    let count = loop {
+        match getxattr(dir, name, bytes.as_mut_slice()) {
+            Ok(count) => break count,
+            Err(Errno::RANGE) if bytes.len() < ANSWER_BYTES_MAX => {
+                let longer = bytes.len().saturating_mul(2);
+                bytes.resize(longer, 0);
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    };
+    let answer = bytes.get(..count).unwrap_or(&[]);
+    serde_json::from_slice(answer)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}

@@ -1,0 +1,386 @@
+//! The keeper: has the server opened, mounts, waits for whatever ends the mount, and ends it in the
+//! right order.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+
+use extant_fuse::mount::{hand_over_writes, open_and_mount, unmount};
+use extant_sync::threads;
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::mounting::launcher::{Request, start_server};
+use crate::mounting::link::{Link, Word};
+use crate::mounting::log::{ERROR, INFO, Log, WARNING};
+use crate::mounting::options::source_name;
+use crate::mounting::table::Entry;
+use crate::mounting::{busy, notify, table};
+use crate::text::escape;
+
+/// Keeps a mount for the terminal that it was called from.
+pub(crate) fn foreground(request: &Request) -> Result<Exit> {
+    let mut keeper = Keeper::start(request, None)?;
+    notify::tell("READY=1");
+    let exit = keeper.keep();
+    notify::tell("STOPPING=1");
+    exit
+}
+
+/// Keeps a mount for a launcher, which hears how the start went.
+pub(crate) fn daemon(request: &Request) -> Result<Exit> {
+    let launcher = Link::inherited()
+        .map_err(|error| Failure::caused(Exit::Usage, "nobody launched this keeper", &error))?;
+    // A session of its own: the terminal may go.
+    let _ = rustix::process::setsid();
+    let mut keeper = match Keeper::start(request, Some(&launcher)) {
+        Ok(keeper) => keeper,
+        Err(failure) => {
+            let exit = failure.exit;
+            // Without a launcher nobody is interested.
+            let _ = launcher.say(&Word::Failed(failure));
+            return Ok(exit);
+        }
+    };
+    if launcher.say(&Word::Ready).is_err() {
+        // Whoever wanted the mount is gone, and does not know of it.
+        keeper.log.add(WARNING, "whoever called the mount is gone: unmounting");
+        keeper.ask_to_end()?;
+    }
+    drop(launcher);
+    keeper.keep().or_else(|failure| {
+        keeper.log.add(ERROR, &failure.message);
+        Ok(failure.exit)
+    })
+}
+
+/// A mount and its server.
+struct Keeper {
+    /// Where it is mounted, without symbolic links.
+    dir: PathBuf,
+    /// As messages name image and directory.
+    name: String,
+    /// The mount as the kernel lists it.
+    entry: Option<Entry>,
+    server: Child,
+    link: Link,
+    /// Gets a byte for each signal, and for nothing else.
+    signals: UnixStream,
+    /// The other end of it.
+    signalled: UnixStream,
+    log: Log,
+    /// Said by the server at its end.
+    failed: Option<Failure>,
+}
+
+fn internal(what: &'static str) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::caused(Exit::Internal, what, &error)
+}
+
+/// What may come while the keeper waits.
+#[derive(Clone, Copy, Default)]
+struct Came {
+    word: bool,
+    signal: bool,
+    third: bool,
+}
+
+impl Keeper {
+    /// Everything up to the moment when the mount can be used.
+    fn start(request: &Request, launcher: Option<&Link>) -> Result<Keeper> {
+        let choices = &request.choices;
+        let dir = mount_point(&request.dir)?;
+        let log = Log::open(choices.foreground, choices.log.as_deref())?;
+        let source = source_name(&request.image, choices);
+        let (signals, signalled) = UnixStream::pair().map_err(internal("cannot make a socket"))?;
+        signals.set_nonblocking(true).map_err(internal("cannot make a socket"))?;
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            let end = signalled.try_clone().map_err(internal("cannot handle signals"))?;
+            signal_hook::low_level::pipe::register(signal, end)
+                .map_err(internal("cannot handle signals"))?;
+        }
+        let (link, theirs) = Link::pair().map_err(internal("cannot make a socket"))?;
+        let server = start_server(theirs)?;
+        let bytes = |path: &Path| escape(path.as_os_str().as_bytes());
+        let name = format!("{} on {}", escape(source.as_bytes()), bytes(&dir));
+        let entry = None;
+        let failed = None;
+        let mut keeper = Keeper { dir, name, entry, server, link, signals, signalled, log, failed };
+        // What is relative has been looked up by the server when it says that it is ready.
+        let read_only = match keeper.next_word(launcher)? {
+            Word::Opened { read_only } => read_only,
+            word => return Err(keeper.strange(&word)),
+        };
+        let kernel = choices.kernel(&source);
+        let device = open_and_mount(&keeper.dir, &kernel).inspect_err(|_| keeper.let_go())?;
+        keeper.entry = table::made_at(&keeper.dir);
+        let sent = keeper.link.say(&Word::Serve(device));
+        let ready = sent.map_err(internal("the server is gone")).and_then(|()| {
+            // The kernel notices the death of the server when nobody else has the connection.
+            match keeper.next_word(launcher)? {
+                Word::Ready => Ok(()),
+                word => Err(keeper.strange(&word)),
+            }
+        });
+        if let Err(failure) = ready {
+            keeper.take_away();
+            return Err(failure);
+        }
+        let _ = std::env::set_current_dir("/");
+        if launcher.is_some() {
+            forget_terminal()?;
+        }
+        let how = if read_only { "for reading" } else { "for reading and writing" };
+        keeper.log.add(INFO, &format!("{} mounted {how}", keeper.name));
+        Ok(keeper)
+    }
+
+    /// Waits for the server's next word that is not for the log. A signal, or the end of the launcher,
+    /// ends the start.
+    fn next_word(&mut self, launcher: Option<&Link>) -> Result<Word> {
+        loop {
+            let came = self.wait(launcher.map(AsFd::as_fd))?;
+            if came.signal || (came.third && launcher.is_some()) {
+                // An image that is being opened stays as it is after a crash: replayed, or still to be.
+                let _ = self.server.kill();
+                let _ = self.server.wait();
+                return Err(Failure::new(Exit::Interrupted, "interrupted: nothing is mounted"));
+            }
+            if !came.word {
+                continue;
+            }
+            match self.link.hear().map_err(internal("cannot hear the server"))? {
+                Some(Word::Log { level, text }) => self.log.add(level, &text),
+                Some(Word::Failed(failure)) => {
+                    let _ = self.server.wait();
+                    return Err(failure);
+                }
+                Some(word) => return Ok(word),
+                None => {
+                    let status = self.server.wait().map_err(internal("cannot wait"))?;
+                    let message = format!("the server ended too early: {}", ending(status));
+                    return Err(Failure::new(Exit::Internal, message));
+                }
+            }
+        }
+    }
+
+    fn strange(&mut self, word: &Word) -> Failure {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        Failure::new(Exit::Internal, format!("the server said something strange: {word:?}"))
+    }
+
+    /// Nothing was mounted: the server ends when it hears so.
+    fn let_go(&mut self) {
+        if let Ok((nobody, _)) = Link::pair() {
+            self.link = nobody;
+        }
+        let _ = self.server.wait();
+    }
+
+    /// Waits for a word of the server, a signal, or something on a third descriptor.
+    fn wait(&self, third: Option<std::os::fd::BorrowedFd<'_>>) -> Result<Came> {
+        let mut wanted = vec![
+            PollFd::from_borrowed_fd(self.link.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+        ];
+        wanted.extend(third.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        rustix::io::retry_on_intr(|| poll(&mut wanted, None))
+            .map_err(|errno| internal("cannot wait")(errno.into()))?;
+        let came = |index: usize| wanted.get(index).is_some_and(|fd| !fd.revents().is_empty());
+        let came = Came { word: came(0), signal: came(1), third: came(2) };
+        if came.signal {
+            let mut bytes = [0; 64];
+            let _ = (&self.signals).read(&mut bytes);
+        }
+        Ok(came)
+    }
+
+    /// What a signal does.
+    fn ask_to_end(&self) -> Result<()> {
+        (&self.signalled).write_all(b"X").map_err(internal("cannot end the mount"))
+    }
+
+    /// Waits for the end of the mount, whoever ends it.
+    fn keep(&mut self) -> Result<Exit> {
+        let ended = threads::scope(|scope| -> Result<()> {
+            let (mut asked, mut worker): (bool, Option<Link>) = (false, None);
+            loop {
+                let came = self.wait(worker.as_ref().map(AsFd::as_fd))?;
+                let mut wants_end = came.signal;
+                if came.word {
+                    match self.hear() {
+                        Heard::End => return Ok(()),
+                        Heard::Terminate => wants_end = true,
+                        Heard::Nothing => {}
+                    }
+                }
+                if came.third
+                    && let Some(link) = &worker
+                {
+                    match link.hear() {
+                        Ok(Some(Word::Log { level, text })) => self.log.add(level, &text),
+                        Ok(Some(Word::Failed(failure))) => {
+                            self.log.add(ERROR, &failure.message);
+                            asked = false;
+                        }
+                        // What is still open in a mount that was taken away goes on.
+                        Ok(Some(word)) => drop(self.link.say(&word)),
+                        Ok(None) | Err(_) => worker = None,
+                    }
+                }
+                if !wants_end {
+                    continue;
+                }
+                if asked {
+                    self.log.add(WARNING, &self.what_lasts());
+                    continue;
+                }
+                asked = true;
+                self.log.add(INFO, &format!("{}: asked to end: unmounting", self.name));
+                let (ours, theirs) = Link::pair().map_err(internal("cannot make a socket"))?;
+                worker = Some(ours);
+                let (dir, entry) = (self.dir.clone(), self.entry.clone());
+                let work = move || take_apart(&dir, entry.as_ref(), &Link::from(theirs));
+                scope
+                    .spawn("unmount", work)
+                    .map_err(|error| Failure::caused(Exit::Internal, "", &error))?;
+            }
+        });
+        ended.map_err(|panic| Failure::caused(Exit::Internal, "", &panic))??;
+        self.end()
+    }
+
+    /// The server's next word after the start.
+    fn hear(&mut self) -> Heard {
+        match self.link.hear() {
+            Ok(Some(Word::Log { level, text })) => self.log.add(level, &text),
+            Ok(Some(Word::Failed(failure))) => self.failed = Some(failure),
+            Ok(Some(Word::Terminate)) => return Heard::Terminate,
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return Heard::End,
+        }
+        Heard::Nothing
+    }
+
+    /// Why it takes so long.
+    fn what_lasts(&self) -> String {
+        let Keeper { name, entry, .. } = self;
+        let users = entry.as_ref().map(busy::users).unwrap_or_default();
+        let what = match users.is_empty() {
+            true => "what programs wrote is still being written to the image".to_owned(),
+            false => format!("in use by {}", users.join(", ")),
+        };
+        format!("{name}: still ending: {what}; nothing written so far is given up")
+    }
+
+    /// The server has ended, or is about to.
+    fn end(&mut self) -> Result<Exit> {
+        let status = self.server.wait().map_err(internal("cannot wait for the server"))?;
+        if status.success() {
+            return Ok(Exit::Success);
+        }
+        self.take_away();
+        let name = &self.name;
+        Err(match self.failed.take() {
+            Some(failure) => failure.about(name),
+            None => Failure::new(
+                if status.signal().is_some() { Exit::Internal } else { Exit::Io },
+                format!(
+                    "{name}: the server ended without unmounting ({}); what programs had not synced \
+                     may be lost, and the next mount replays the journal",
+                    ending(status)
+                ),
+            ),
+        })
+    }
+
+    /// Takes a mount without server away, so that the directory can be used again.
+    fn take_away(&self) {
+        let Some(entry) = &self.entry else { return };
+        let mut left = table::all().unwrap_or_default().into_iter();
+        if !left.any(|other| other.id == entry.id && other.device == entry.device) {
+            return;
+        }
+        if let Err(error) = unmount(&self.dir, true) {
+            self.log.add(ERROR, &Failure::from(error).message);
+        }
+    }
+}
+
+/// What the server's word means for the keeper.
+#[derive(PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    Terminate,
+    End,
+}
+
+/// Unmounts while the keeper listens. What takes long, or goes wrong, is said over `link`.
+fn take_apart(dir: &Path, entry: Option<&Entry>, link: &Link) {
+    let tell = |level, text: String| drop(link.say(&Word::Log { level, text }));
+    if let Err(error) = hand_over_writes(dir) {
+        tell(ERROR, Failure::from(error).message);
+    }
+    let error = match unmount(dir, false) {
+        Ok(()) => return,
+        Err(error) => error,
+    };
+    if error.is_not_mounted() {
+        return;
+    }
+    if error.is_busy() {
+        let by = entry.map_or_else(|| "another process".to_owned(), busy::users_text);
+        let dir = escape(dir.as_os_str().as_bytes());
+        tell(WARNING, format!("{dir} is in use by {by}: it goes on for them until they end"));
+    }
+    match unmount(dir, true) {
+        Ok(()) => drop(link.say(&Word::Sync)),
+        Err(error) => drop(link.say(&Word::Failed(error.into()))),
+    }
+}
+
+/// How a process ended, in words.
+fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}
+
+/// The directory to mount on, without symbolic links.
+fn mount_point(dir: &Path) -> Result<PathBuf> {
+    let name = escape(dir.as_os_str().as_bytes());
+    let real = dir.canonicalize().map_err(|error| {
+        let failure = Failure::caused(Exit::Io, &format!("cannot mount on {name}"), &error);
+        match error.kind() {
+            io::ErrorKind::NotFound => failure.hint("the directory must exist: mkdir it"),
+            io::ErrorKind::NotConnected => {
+                failure.hint(format!("a mount without server is there: extant umount {name}"))
+            }
+            _ => failure,
+        }
+    })?;
+    match real.is_dir() {
+        true => Ok(real),
+        false => Err(Failure::new(Exit::Io, format!("cannot mount on {name}: not a directory"))),
+    }
+}
+
+/// Whoever reads the launcher's output waits for the end of it.
+fn forget_terminal() -> Result<()> {
+    let forget = || -> io::Result<()> {
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        Ok(())
+    };
+    forget().map_err(internal("cannot leave the terminal"))
+}

@@ -1,0 +1,75 @@
+//! What the user called: starts the keeper, and waits until the mount can be used.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::mounting::link::{Link, Word};
+use crate::mounting::options::MountChoices;
+use crate::mounting::{keeper, server};
+
+/// Tells a child which part it plays.
+const ROLE: &str = "EXTANT_MOUNT_ROLE";
+const KEEPER: &str = "keeper";
+const SERVER: &str = "server";
+
+/// A mount to be made.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) image: PathBuf,
+    pub(crate) dir: PathBuf,
+    pub(crate) choices: MountChoices,
+}
+
+/// Makes the mount, or plays the part in that that this process was started for.
+pub(crate) fn run(request: &Request) -> Result<Exit> {
+    match std::env::var_os(ROLE) {
+        Some(role) if role == SERVER => server::run(request),
+        Some(role) if role == KEEPER => keeper::daemon(request),
+        Some(role) => Err(Failure::usage(format!("{ROLE} is set to {}", role.display()))),
+        None if request.choices.foreground => keeper::foreground(request),
+        None => launch(),
+    }
+}
+
+fn launch() -> Result<Exit> {
+    let (link, theirs) = Link::pair().map_err(|error| no_child(&error))?;
+    let mut keeper = child(KEEPER).stdin(theirs).spawn().map_err(|error| no_child(&error))?;
+    match link.hear() {
+        Ok(Some(Word::Ready)) => Ok(Exit::Success),
+        Ok(Some(Word::Failed(failure))) => {
+            // It has said all; what is left is its end.
+            let _ = keeper.wait();
+            Err(failure)
+        }
+        Ok(_) => {
+            let status = keeper.wait().map_err(|error| no_child(&error))?;
+            let message = format!("the process that keeps the mount ended too early: {status}");
+            Err(Failure::new(Exit::Internal, message))
+        }
+        Err(error) => Err(Failure::caused(Exit::Internal, "", &error)),
+    }
+}
+
+/// Starts the server for a keeper, with `link` as its standard input.
+pub(crate) fn start_server(link: impl Into<Stdio>) -> Result<std::process::Child> {
+    child(SERVER).stdin(link).spawn().map_err(|error| no_child(&error))
+}
+
+fn no_child(error: &io::Error) -> Failure {
+    Failure::caused(Exit::Internal, "cannot start a process for the mount", error)
+}
+
+/// This program with its arguments again, in another part.
+fn child(role: &str) -> Command {
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_else(|| OsString::from("extant"));
+    // By its name where it still has one: so it is called in the list of processes.
+    let program = std::env::current_exe().ok().filter(|path| path.exists());
+    let mut command = Command::new(program.unwrap_or_else(|| PathBuf::from("/proc/self/exe")));
+    command.arg0(name).args(args).env(ROLE, role);
+    command
+}

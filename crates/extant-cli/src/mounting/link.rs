@@ -1,0 +1,250 @@
+//! What the processes of a mount say to each other: JSON in packets over a socket, now and then with
+//! a descriptor.
+//!
+//! # Invariants
+//!
+//! - K1. A child gets its end as standard input, so that nothing but its own program inherits it.
+//! - K2. The end of one side ends the other: a packet of nothing is the end.
+//! - K3. Saying something never waits for the other side to listen.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure};
+
+/// Longest packet; what is longer is cut where it is made.
+const PACKET_BYTES_MAX: usize = 1 << 16;
+
+/// Longest text inside one.
+const TEXT_BYTES_MAX: usize = 4 << 10;
+
+/// One end of a conversation.
+#[derive(Debug)]
+pub(crate) struct Link(OwnedFd);
+
+/// What is said.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// Server: the file system is open. Keeper: mount it.
+    Opened {
+        /// It cannot be changed.
+        read_only: bool,
+    },
+    /// Keeper: serve the descriptor that comes along.
+    Serve(OwnedFd),
+    /// Server, and keeper to launcher: programs can use the mount.
+    Ready,
+    /// It went wrong.
+    Failed(Failure),
+    /// For the log.
+    Log {
+        /// Importance as syslog counts: 3 error, 4 warning, 6 information.
+        level: u8,
+        text: String,
+    },
+    /// Server: somebody asked me to end.
+    Terminate,
+    /// Keeper: make everything durable.
+    Sync,
+}
+
+impl Link {
+    /// Two ends.
+    pub(crate) fn pair() -> io::Result<(Link, OwnedFd)> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Link(ours), theirs))
+    }
+
+    /// The end that this process was started with, taken from standard input.
+    pub(crate) fn inherited() -> io::Result<Link> {
+        let link = Link(io::stdin().as_fd().try_clone_to_owned()?);
+        let nothing = std::fs::File::open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&nothing)?;
+        // Whoever set the variable by hand has no socket there.
+        rustix::net::getpeername(&link.0)?;
+        Ok(link)
+    }
+
+    /// The same end once more.
+    pub(crate) fn try_clone(&self) -> io::Result<Link> {
+        self.0.try_clone().map(Link)
+    }
+
+    /// Says `word`.
+    pub(crate) fn say(&self, word: &Word) -> io::Result<()> {
+        let descriptor = match word {
+            Word::Serve(descriptor) => Some(descriptor.as_fd()),
+            _ => None,
+        };
+        let text = encode(word).to_string();
+        self.send(text.as_bytes(), descriptor)
+    }
+
+    fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = descriptor.map(|descriptor| [descriptor]);
+        if let Some(descriptors) = &descriptors {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let parts = [IoSlice::new(bytes)];
+        rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut control, flags))?;
+        Ok(())
+    }
+
+    /// Waits for the next word; `None` at the end.
+    pub(crate) fn hear(&self) -> io::Result<Option<Word>> {
+        let mut bytes = vec![0; PACKET_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received =
+            rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut control, flags));
+        let count = match received {
+            Ok(received) => received.bytes,
+            Err(Errno::CONNRESET) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        let descriptor = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        let Some(packet) = bytes.get(..count).filter(|packet| !packet.is_empty()) else {
+            return Ok(None);
+        };
+        let strange = || io::Error::new(io::ErrorKind::InvalidData, "a strange message");
+        let value: Value = serde_json::from_slice(packet).map_err(|_| strange())?;
+        decode(&value, descriptor).ok_or_else(strange).map(Some)
+    }
+}
+
+impl From<OwnedFd> for Link {
+    fn from(end: OwnedFd) -> Link {
+        Link(end)
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn encode(word: &Word) -> Value {
+    match word {
+        Word::Opened { read_only } => json!({"word": "opened", "read_only": read_only}),
+        Word::Serve(_) => json!({"word": "serve"}),
+        Word::Ready => json!({"word": "ready"}),
+        Word::Failed(failure) => json!({
+            "word": "failed",
+            "exit": failure.exit.code(),
+            "message": cut(&failure.message),
+            "hint": failure.hint.as_deref().map(cut),
+        }),
+        Word::Log { level, text } => json!({"word": "log", "level": level, "text": cut(text)}),
+        Word::Terminate => json!({"word": "terminate"}),
+        Word::Sync => json!({"word": "sync"}),
+    }
+}
+
+fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
+    let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+    Some(match text("word")?.as_str() {
+        "opened" => Word::Opened { read_only: value.get("read_only")?.as_bool()? },
+        "serve" => Word::Serve(descriptor?),
+        "ready" => Word::Ready,
+        "failed" => {
+            let code = value.get("exit")?.as_u64()?;
+            let exit = Exit::ALL.into_iter().find(|exit| u64::from(exit.code()) == code)?;
+            Word::Failed(Failure { exit, message: text("message")?, hint: text("hint") })
+        }
+        "log" => {
+            let level = u8::try_from(value.get("level")?.as_u64()?).ok()?;
+            Word::Log { level, text: text("text")? }
+        }
+        "terminate" => Word::Terminate,
+        "sync" => Word::Sync,
+        _ => return None,
+    })
+}
+
+/// A text that fits into a packet whatever JSON makes of it.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+
+    use super::*;
+
+    fn ends() -> (Link, Link) {
+        let (a, b) = Link::pair().unwrap();
+        (a, Link(b))
+    }
+
+    #[test]
+    fn a_failure_arrives_as_it_was_said() {
+        let (a, b) = ends();
+        let failure = Failure::new(Exit::Refused, "in \"use\"\n").hint("wait");
+        a.say(&Word::Failed(failure)).unwrap();
+        a.say(&Word::Ready).unwrap();
+        let Some(Word::Failed(failure)) = b.hear().unwrap() else { panic!("another word") };
+        assert_eq!((failure.exit, failure.message.as_str()), (Exit::Refused, "in \"use\"\n"));
+        assert_eq!(failure.hint.as_deref(), Some("wait"));
+        assert!(matches!(b.hear().unwrap(), Some(Word::Ready)));
+        drop(a);
+        assert!(b.hear().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_descriptor_comes_along() {
+        let (a, b) = ends();
+        let place = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(place.path(), "through").unwrap();
+        a.say(&Word::Serve(File::open(place.path()).unwrap().into())).unwrap();
+        let Some(Word::Serve(descriptor)) = b.hear().unwrap() else { panic!("another word") };
+        let mut text = String::new();
+        File::from(descriptor).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+    }
+
+    #[test]
+    fn long_texts_are_cut_and_full_sockets_do_not_wait() {
+        let (a, b) = ends();
+        let text = "\u{1}".repeat(1 << 20);
+        a.say(&Word::Log { level: 4, text }).unwrap();
+        let Some(Word::Log { level: 4, text }) = b.hear().unwrap() else { panic!("another word") };
+        assert_eq!(text.len(), TEXT_BYTES_MAX);
+        let full = (0..10_000)
+            .map(|_| a.say(&Word::Log { level: 6, text: "x".repeat(4096) }))
+            .find(Result::is_err);
+        assert_eq!(full.unwrap().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn what_is_no_word_is_an_error() {
+        let (a, b) = ends();
+        for packet in ["{}", "[1", "{\"word\":\"serve\"}", "{\"word\":\"dance\"}"] {
+            a.send(packet.as_bytes(), None).unwrap();
+            assert!(b.hear().is_err(), "{packet}");
+        }
+    }
+}

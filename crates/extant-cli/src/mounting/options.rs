@@ -1,0 +1,406 @@
+//! What a mount was asked to be, and what follows from it for each process that takes part.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use extant::{MountErrors, MountOptions};
+use extant_fuse::mount::{AtimeFlag, KernelOptions};
+use extant_fuse::{AccessTimes, IdMap, Settings};
+use rustix::process::{getegid, geteuid};
+
+use crate::exit::{Failure, Result};
+use crate::mounting::words;
+use crate::size::parse_bytes;
+
+const IMAGE: &str = "Image";
+const PROCESS: &str = "Process";
+
+/// Options of `extant mount`.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct MountSet {
+    /// Mount options as mount(8) takes them: ro,noatime,errors=remount-ro,…
+    ///
+    /// ext4's names with ext4's meaning, the words of fstab, and extant's own. An option that is not
+    /// known is an error. docs/mounting.md lists all.
+    #[arg(short = 'o', long = "options", value_name = "LIST", action = clap::ArgAction::Append)]
+    pub(crate) lists: Vec<String>,
+    /// No changes through this mount; the same as -o ro
+    #[arg(short = 'r', long)]
+    pub(crate) read_only: bool,
+    /// Other users may use the mount too; the default for root
+    #[arg(long)]
+    pub(crate) allow_other: bool,
+    /// Files of root in the image belong to you outside, and what you make to root inside
+    #[arg(long)]
+    pub(crate) map_root: bool,
+    /// COUNT users (u), groups (g) or both (b) from IMAGE on are HOST and following outside
+    #[arg(long, value_name = "u:IMAGE:HOST:COUNT", value_parser = IdRange::parse)]
+    pub(crate) id_map: Vec<IdRange>,
+    /// The file system begins that many bytes into the file
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = IMAGE)]
+    pub(crate) offset: Option<u64>,
+    /// The file system is in partition N of the file (GPT or MBR)
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = IMAGE)]
+    pub(crate) partition: Option<u32>,
+    /// Device or file with the journal, for an image whose journal is not inside it
+    #[arg(long, value_name = "FILE", help_heading = IMAGE)]
+    pub(crate) journal_device: Option<PathBuf>,
+    /// Do not verify checksums of metadata; needs --read-only
+    #[arg(long, help_heading = IMAGE)]
+    pub(crate) no_checksums: bool,
+    /// Stay in the foreground; ^C unmounts
+    #[arg(short = 'f', long, help_heading = PROCESS)]
+    pub(crate) foreground: bool,
+    /// File that messages are added to; without it the system's log
+    #[arg(long, value_name = "FILE", help_heading = PROCESS)]
+    pub(crate) log: Option<PathBuf>,
+    /// Whether the server gives up what it does not need: on, as far as this kernel can; require, or
+    /// not at all; off
+    #[arg(long, value_name = "MODE", value_parser = SandboxMode::parse, help_heading = PROCESS)]
+    pub(crate) sandbox: Option<SandboxMode>,
+    /// Threads that answer, 1 to 64
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64),
+          help_heading = PROCESS)]
+    pub(crate) threads: Option<u64>,
+    /// Memory for contents of files: 256M unless given, at least 2M
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, help_heading = PROCESS)]
+    pub(crate) cache: Option<u64>,
+    /// Say what happens
+    #[arg(short = 'v', long, help_heading = PROCESS)]
+    pub(crate) verbose: bool,
+}
+
+/// Whether the server gives up rights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum SandboxMode {
+    /// As far as the kernel can.
+    #[default]
+    On,
+    /// Altogether, or there is no mount.
+    Require,
+    /// Not.
+    Off,
+}
+
+impl SandboxMode {
+    /// Reads `on`, `require` or `off`.
+    pub(crate) fn parse(text: &str) -> Result<SandboxMode, String> {
+        match text {
+            "on" => Ok(SandboxMode::On),
+            "require" => Ok(SandboxMode::Require),
+            "off" => Ok(SandboxMode::Off),
+            _ => Err("on, require or off".to_owned()),
+        }
+    }
+}
+
+/// Whose ids a range is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Users,
+    Groups,
+    Both,
+}
+
+/// `count` ids from `image` on in the image are `host` and following outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct IdRange {
+    pub(crate) kind: Kind,
+    pub(crate) image: u32,
+    pub(crate) host: u32,
+    pub(crate) count: u32,
+}
+
+/// Everything that was asked for, from words and options alike.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct MountChoices {
+    pub(crate) read_only: bool,
+    pub(crate) remount: bool,
+    pub(crate) access_times: AccessTimes,
+    pub(crate) nodiratime: bool,
+    pub(crate) nosuid: bool,
+    pub(crate) nodev: bool,
+    pub(crate) noexec: bool,
+    pub(crate) errors: Option<MountErrors>,
+    pub(crate) commit_seconds: Option<u64>,
+    pub(crate) no_replay: bool,
+    pub(crate) no_checksums: bool,
+    /// A backup superblock, in KiB from the start, as ext4 counts.
+    pub(crate) superblock_kib: Option<u64>,
+    pub(crate) quota_limits: bool,
+    /// The image must have the quota feature.
+    pub(crate) needs_quota: bool,
+    /// The image must have checksums in its journal.
+    pub(crate) needs_journal_checksums: bool,
+    pub(crate) allow_other: Option<bool>,
+    pub(crate) map_root: bool,
+    pub(crate) id_map: Vec<IdRange>,
+    pub(crate) offset: Option<u64>,
+    pub(crate) partition: Option<u32>,
+    pub(crate) journal_device: Option<PathBuf>,
+    pub(crate) threads: Option<usize>,
+    pub(crate) cache_bytes: Option<u64>,
+    pub(crate) max_read: Option<u32>,
+    pub(crate) writeback_cache: bool,
+    pub(crate) foreground: bool,
+    pub(crate) log: Option<PathBuf>,
+    pub(crate) sandbox: SandboxMode,
+    pub(crate) verbose: bool,
+}
+
+impl Default for MountChoices {
+    fn default() -> MountChoices {
+        MountChoices {
+            read_only: false,
+            remount: false,
+            access_times: AccessTimes::Relative,
+            nodiratime: false,
+            nosuid: false,
+            nodev: false,
+            noexec: false,
+            errors: None,
+            commit_seconds: None,
+            no_replay: false,
+            no_checksums: false,
+            superblock_kib: None,
+            quota_limits: true,
+            needs_quota: false,
+            needs_journal_checksums: false,
+            allow_other: None,
+            map_root: false,
+            id_map: Vec::new(),
+            offset: None,
+            partition: None,
+            journal_device: None,
+            threads: None,
+            cache_bytes: None,
+            max_read: None,
+            writeback_cache: true,
+            foreground: false,
+            log: None,
+            sandbox: SandboxMode::On,
+            verbose: false,
+        }
+    }
+}
+
+impl MountSet {
+    /// The words of `-o` and the options, which count more.
+    pub(crate) fn choices(&self) -> Result<MountChoices> {
+        let mut choices = MountChoices::default();
+        for list in &self.lists {
+            words::apply_list(list, &mut choices)?;
+        }
+        choices.read_only |= self.read_only;
+        choices.no_checksums |= self.no_checksums;
+        choices.map_root |= self.map_root;
+        choices.foreground |= self.foreground;
+        choices.verbose |= self.verbose;
+        choices.id_map.extend(&self.id_map);
+        if self.allow_other {
+            choices.allow_other = Some(true);
+        }
+        if self.offset.is_some() || self.partition.is_some() {
+            (choices.offset, choices.partition) = (self.offset, self.partition);
+        }
+        choices.journal_device = self.journal_device.clone().or(choices.journal_device);
+        choices.log = self.log.clone().or(choices.log);
+        choices.sandbox = self.sandbox.unwrap_or(choices.sandbox);
+        choices.threads = self.threads.map(|count| count as usize).or(choices.threads);
+        choices.cache_bytes = self.cache.or(choices.cache_bytes);
+        choices.check()?;
+        Ok(choices)
+    }
+}
+
+impl MountChoices {
+    /// Refuses what contradicts itself.
+    pub(crate) fn check(&self) -> Result<()> {
+        let only_reading = [
+            (self.superblock_kib.is_some(), "sb=: a backup superblock is for reading"),
+            (self.no_replay, "noload: an image is read without its journal, never written"),
+            (self.no_checksums, "--no-checksums is for reading"),
+        ];
+        if let Some((_, what)) = only_reading.iter().find(|(on, _)| *on && !self.read_only) {
+            return Err(Failure::usage(format!("{what}; add ro")));
+        }
+        if self.offset.is_some() && self.partition.is_some() {
+            return Err(Failure::usage("offset and partition exclude each other"));
+        }
+        if self.cache_bytes.is_some_and(|bytes| bytes < 2 << 20) {
+            return Err(Failure::usage("--cache: at least 2M"));
+        }
+        Ok(())
+    }
+
+    /// What the file system is asked for, without devices.
+    pub(crate) fn file_system(&self) -> MountOptions {
+        let mut options = MountOptions::new()
+            .read_only(self.read_only)
+            .ignore_journal(self.no_replay)
+            .verify_checksums(!self.no_checksums)
+            .quota_limits(self.quota_limits);
+        if let Some(seconds) = self.commit_seconds {
+            options = options.commit_interval(Duration::from_secs(seconds));
+        }
+        if let Some(errors) = self.errors {
+            options = options.errors(errors);
+        }
+        if let Some(bytes) = self.cache_bytes {
+            options = options.data_cache_bytes(bytes);
+        }
+        options
+    }
+
+    /// What the server is asked for.
+    pub(crate) fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        if let Some(threads) = self.threads {
+            settings.threads = threads;
+        }
+        settings.writeback_cache = self.writeback_cache;
+        settings.access_times = self.access_times;
+        settings.directory_access_times = !self.nodiratime;
+        settings.ids = self.ids();
+        settings
+    }
+
+    /// What the kernel is asked for, with `source` as the device that it shows.
+    pub(crate) fn kernel(&self, source: &OsStr) -> KernelOptions {
+        let mut options = KernelOptions::new(source);
+        options.read_only = self.read_only;
+        // As other file systems of root; the kernel checks permissions.
+        options.allow_other = self.allow_other.unwrap_or_else(|| geteuid().is_root());
+        options.nosuid = self.nosuid;
+        options.nodev = self.nodev;
+        options.noexec = self.noexec;
+        options.atime = match self.access_times {
+            AccessTimes::Strict => AtimeFlag::Strict,
+            AccessTimes::Relative => AtimeFlag::Relative,
+            AccessTimes::Never => AtimeFlag::Never,
+        };
+        options.nodiratime = self.nodiratime;
+        options.max_read = self.max_read;
+        options
+    }
+
+    /// Whose inodes are whose.
+    fn ids(&self) -> IdMap {
+        let mut ids = IdMap::new();
+        for range in &self.id_map {
+            let IdRange { kind, image, host, count } = *range;
+            if kind != Kind::Groups {
+                ids = ids.map_users(image, host, count);
+            }
+            if kind != Kind::Users {
+                ids = ids.map_groups(image, host, count);
+            }
+        }
+        if self.map_root {
+            let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+            for (image, host, count) in root_map(user) {
+                ids = ids.map_users(image, host, count);
+            }
+            for (image, host, count) in root_map(group) {
+                ids = ids.map_groups(image, host, count);
+            }
+        }
+        ids
+    }
+
+    /// Whether the image is read in a part of the file only.
+    pub(crate) fn is_windowed(&self) -> bool {
+        self.offset.is_some() || self.partition.is_some()
+    }
+}
+
+/// Root of the image is `id` outside, and everybody else himself. Who is `id` inside is nobody
+/// outside: two cannot be the same.
+fn root_map(id: u32) -> Vec<(u32, u32, u32)> {
+    if id == 0 {
+        return vec![(0, 0, u32::MAX)];
+    }
+    let below = (1, 1, id - 1);
+    let above = (id.saturating_add(1), id.saturating_add(1), u32::MAX - id.saturating_add(1));
+    [(0, id, 1), below, above].into_iter().filter(|(_, _, count)| *count > 0).collect()
+}
+
+/// `path` from the root of the host, without asking what is there.
+pub(crate) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The name of the image in the list of mounts: absolute; with the part of it that is mounted.
+pub(crate) fn source_name(image: &Path, choices: &MountChoices) -> OsString {
+    let real = image.canonicalize().unwrap_or_else(|_| absolute(image));
+    let mut name = real.into_os_string();
+    if let Some(number) = choices.partition {
+        name.push(format!("#{number}"));
+    } else if let Some(offset) = choices.offset {
+        name.push(format!("@{offset}"));
+    }
+    // The kernel's list escapes blanks and the like itself.
+    if name.as_bytes().contains(&0) { OsString::from("extant") } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choices(lists: &[&str]) -> Result<MountChoices> {
+        let lists = lists.iter().map(|list| (*list).to_owned()).collect();
+        MountSet { lists, ..MountSet::default() }.choices()
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for list in ["sb=8193", "noload", "offset=1M,partition=2,ro"] {
+            assert!(choices(&[list]).is_err(), "{list}");
+        }
+        assert!(choices(&["sb=8193", "ro,noload"]).is_ok());
+    }
+
+    #[test]
+    fn root_of_the_image_becomes_the_user_and_nobody_else_does() {
+        for id in [1, 1000, u32::MAX - 1] {
+            let mut ids = IdMap::new();
+            for (image, host, count) in root_map(id) {
+                ids = ids.map_users(image, host, count);
+            }
+            assert_eq!(ids.user_outside(0), id);
+            assert_eq!(ids.user_inside(id), Some(0));
+            assert_ne!(ids.user_outside(id), id, "{id} is taken");
+            assert_eq!(ids.user_inside(0), None);
+            for other in [2, 999, 1001, 4_000_000_000] {
+                assert_eq!((ids.user_outside(other), ids.user_inside(other)), (other, Some(other)));
+            }
+        }
+    }
+
+    #[test]
+    fn options_count_more_than_words() {
+        let set = MountSet {
+            lists: vec!["rw,sandbox=off,max_threads=3,cache=8M".into()],
+            read_only: true,
+            sandbox: Some(SandboxMode::Require),
+            threads: Some(7),
+            ..MountSet::default()
+        };
+        let choices = set.choices().unwrap();
+        assert!(choices.read_only);
+        assert_eq!(choices.sandbox, SandboxMode::Require);
+        assert_eq!((choices.threads, choices.cache_bytes), (Some(7), Some(8 << 20)));
+        assert_eq!(choices.settings().threads, 7);
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_what_the_words_say() {
+        let kernel = choices(&["ro,nosuid,noatime,max_read=65536,allow_other"]).unwrap();
+        let kernel = kernel.kernel(OsStr::new("/a.img"));
+        assert!(kernel.read_only && kernel.nosuid && kernel.allow_other && !kernel.nodev);
+        assert_eq!((kernel.atime, kernel.max_read), (AtimeFlag::Never, Some(65536)));
+    }
+}

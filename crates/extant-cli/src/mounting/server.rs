@@ -1,0 +1,410 @@
+//! The server: opens the image, gives up its rights, answers the kernel until it is unmounted.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use extant::{BlockSize, Fs, FsError, MountOptions};
+use extant_block::{FileDevice, OpenError, SharedDevice};
+use extant_format::features::RoCompat;
+use extant_fuse::{Events, Level, Settings};
+use extant_sync::{Clock, SystemClock, threads};
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::edit::loop_device_of;
+use crate::exit::{Exit, Failure, Result};
+use crate::image::{mount_failure, note_journal_error, window};
+use crate::mounting::launcher::Request;
+use crate::mounting::link::{Link, Word};
+use crate::mounting::log::{ERROR, INFO, Log, WARNING};
+use crate::mounting::options::{MountChoices, SandboxMode, source_name};
+use crate::mounting::{sandbox, table};
+use crate::output::complain;
+use crate::text::escape;
+
+/// Longest wait for the server before us, whose mount has gone and who still writes.
+const HANDOVER: Duration = Duration::from_secs(10);
+const HANDOVER_STEP: Duration = Duration::from_millis(50);
+
+/// Runs the server from opening to unmounting.
+pub(crate) fn run(request: &Request) -> Result<Exit> {
+    let link = Link::inherited()
+        .map_err(|error| Failure::caused(Exit::Usage, "nobody keeps this server", &error))?;
+    match serve(request, &link) {
+        Ok(()) => Ok(Exit::Success),
+        Err(failure) => {
+            let exit = failure.exit;
+            if let Err(Word::Failed(failure)) = said(&link, Word::Failed(failure)) {
+                return Err(failure);
+            }
+            Ok(exit)
+        }
+    }
+}
+
+/// Says `word`, or gives it back.
+fn said(link: &Link, word: Word) -> Result<(), Word> {
+    link.say(&word).map_err(|_| word)
+}
+
+fn internal(what: &str) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::caused(Exit::Internal, what, &error)
+}
+
+fn serve(request: &Request, link: &Link) -> Result<()> {
+    let choices = &request.choices;
+    // A terminal's ^C is for the keeper alone.
+    let _ = rustix::process::setsid();
+    let signals = signals().map_err(internal("cannot handle signals"))?;
+    let end = UnixStream::pair().map_err(internal("cannot make a socket"))?;
+    let null = File::options().read(true).write(true).open("/dev/null");
+    let null = null.map_err(internal("cannot open /dev/null"))?;
+    let log = Log::open(choices.foreground, choices.log.as_deref())?;
+    let settings = choices.settings();
+    let dir = request.dir.canonicalize().unwrap_or_else(|_| request.dir.clone());
+    let devices = Devices::open(request)?;
+    let _ = std::env::set_current_dir("/");
+    for missing in sandbox::enter(choices.sandbox)? {
+        if choices.verbose {
+            complain(&format!("sandbox without {missing}"));
+        }
+    }
+    let fs = devices.mount(choices)?;
+    link.say(&Word::Opened { read_only: choices.read_only }).map_err(internal("no keeper"))?;
+    let Some(Word::Serve(device)) = link.hear().map_err(internal("no keeper"))? else {
+        // There is no mount after all.
+        return Ok(fs.unmount()?);
+    };
+    let server = Server { link, log, null, foreground: choices.foreground, dir };
+    server.catch_panics(choices.foreground)?;
+    let answer = server.answer(device, fs, &settings, &signals, end, choices);
+    answer.inspect(|()| server.tell(INFO, "unmounted; everything is written"))
+}
+
+/// A socket that gets a byte when the process is asked to end. Other signals have no effect.
+fn signals() -> io::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(SIGTERM, theirs)?;
+    for signal in [SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::default())?;
+    }
+    Ok(ours)
+}
+
+/// The files of an image, open and locked, and not yet looked at.
+struct Devices {
+    name: String,
+    image: FileDevice,
+    journal: Option<FileDevice>,
+}
+
+impl Devices {
+    fn open(request: &Request) -> Result<Devices> {
+        let choices = &request.choices;
+        let path = request.image.as_path();
+        let name = escape(path.as_os_str().as_bytes());
+        if let Some(holder) = loop_device_of(path)
+            && !(choices.read_only && is_read_only_device(&holder))
+        {
+            let message = format!("{name} is in use: the kernel has it as {holder}");
+            return Err(Failure::new(Exit::Refused, message).hint(format!(
+                "unmount it and detach it (losetup -d {holder}), or mount {holder} itself"
+            )));
+        }
+        let image = open_patiently(path, choices)?;
+        let journal = choices.journal_device.as_deref().map(|path| open(path, choices.read_only));
+        let journal = journal.transpose()?;
+        Ok(Devices { name, image, journal })
+    }
+
+    /// Opens the file system. From here on, bytes of the image are looked at.
+    fn mount(self, choices: &MountChoices) -> Result<Fs> {
+        let Devices { name, image, journal } = self;
+        let device = window(image, choices.offset, choices.partition)?;
+        let mut options = choices.file_system();
+        if let Some(journal) = journal {
+            options = options.journal_device(journal);
+        }
+        let at_start = !choices.is_windowed();
+        let fs = open_at(&options, choices.superblock_kib, &device)
+            .map_err(|error| opening_failed(error, &name, &device, at_start))?;
+        note_journal_error(&fs, &name);
+        if fs.recovered_orphans().is_some_and(|orphans| orphans.list_ignored || orphans.damaged > 0)
+        {
+            complain(&format!(
+                "{name}: note: what a crash left without a name could not all be removed; \
+                 e2fsck -f does that"
+            ));
+        }
+        let wanted = [
+            (choices.needs_quota, fs.features().has_ro_compat(RoCompat::QUOTA), "quota", "quota"),
+            (
+                choices.needs_journal_checksums,
+                fs.features().has_ro_compat(RoCompat::METADATA_CSUM),
+                "journal_checksum",
+                "metadata_csum",
+            ),
+        ];
+        for (asked, there, word, feature) in wanted {
+            if asked && !there {
+                let message = format!("-o {word}: {name} has not the feature {feature}");
+                fs.unmount()?;
+                return Err(Failure::new(Exit::Unsupported, message));
+            }
+        }
+        Ok(fs)
+    }
+}
+
+fn opening_failed(error: FsError, name: &str, device: &SharedDevice, at_start: bool) -> Failure {
+    let hint = match &error {
+        FsError::JournalDeviceMissing { .. } => "pass the device or file with --journal-device",
+        FsError::Unsupported { wanted: "write", .. } => "-o ro mounts it for reading",
+        FsError::Journal(_) => "-o ro,noload mounts it without its journal, in an older state",
+        _ => return mount_failure(error, name, device, at_start),
+    };
+    mount_failure(error, name, device, at_start).hint(hint)
+}
+
+/// Opens with the superblock at `kib` KiB, if one is given: its block number follows from the size of
+/// blocks, which is found by trying.
+fn open_at(options: &MountOptions, kib: Option<u64>, device: &SharedDevice) -> Result<Fs, FsError> {
+    let Some(kib) = kib else { return options.open_shared(Arc::clone(device)) };
+    let bytes = kib.saturating_mul(1024);
+    let mut failed = None;
+    for size in [4096, 1024, 2048, 65_536, 8192, 16_384, 32_768] {
+        let Ok(block_size) = BlockSize::new(size) else { continue };
+        if bytes % size != 0 {
+            continue;
+        }
+        match options.clone().superblock(bytes / size, block_size).open_shared(Arc::clone(device)) {
+            Ok(fs) => return Ok(fs),
+            // The most telling answer is that of a size at which there was something.
+            Err(error) => match (&failed, &error) {
+                (Some(_), FsError::NotExt { .. } | FsError::InvalidArgument { .. }) => {}
+                _ => failed = Some(error),
+            },
+        }
+    }
+    Err(failed.unwrap_or(FsError::NotExt { offset: bytes, magic: None }))
+}
+
+/// Whether nothing can be written through a loop device.
+fn is_read_only_device(device: &str) -> bool {
+    let name = device.trim_start_matches("/dev/");
+    std::fs::read(format!("/sys/block/{name}/ro")).is_ok_and(|text| text.starts_with(b"1"))
+}
+
+/// Opens and locks the image. If the one who holds it is a server of ours whose mount is gone, it is
+/// about to end: `umount` returns before everything is written.
+fn open_patiently(path: &Path, choices: &MountChoices) -> Result<FileDevice> {
+    let source = source_name(path, choices);
+    let clock = SystemClock;
+    let until = clock.monotonic() + HANDOVER;
+    loop {
+        let error = match open_locked(path, choices.read_only) {
+            Ok(device) => return Ok(device),
+            Err(error) => error,
+        };
+        let OpenError::Locked { holder, .. } = &error else { return Err(opening(error, path)) };
+        let holder = holder.clone();
+        let mounts = table::mounts_of(&source);
+        if let Some(dir) = mounts.first() {
+            let dir = escape(dir.as_os_str().as_bytes());
+            let failure = Failure::from(error);
+            return Err(failure.hint(format!("it is mounted on {dir}: extant umount {dir}")));
+        }
+        let is_ours = holder.is_some_and(|holder| holder.starts_with("extant"));
+        if !is_ours || clock.monotonic() >= until {
+            return Err(error.into());
+        }
+        clock.sleep(HANDOVER_STEP);
+    }
+}
+
+fn open(path: &Path, read_only: bool) -> Result<FileDevice> {
+    open_locked(path, read_only).map_err(|error| opening(error, path))
+}
+
+fn open_locked(path: &Path, read_only: bool) -> Result<FileDevice, OpenError> {
+    if !read_only {
+        return FileDevice::open_read_write(path);
+    }
+    let device = FileDevice::open_read_only(path)?;
+    device.exclude_writers()?;
+    Ok(device)
+}
+
+fn opening(error: OpenError, path: &Path) -> Failure {
+    let is_readable = File::open(path).is_ok();
+    let failure = Failure::from(error);
+    match is_readable && failure.exit == Exit::Io {
+        true => failure.hint("-o ro mounts it for reading"),
+        false => failure,
+    }
+}
+
+/// A server with a mount.
+struct Server<'a> {
+    link: &'a Link,
+    log: Log,
+    null: File,
+    foreground: bool,
+    /// Where it is mounted.
+    dir: PathBuf,
+}
+
+impl Server<'_> {
+    /// Something for the log: the keeper's, or our own when it is gone.
+    fn tell(&self, level: u8, text: &str) {
+        let word = Word::Log { level, text: text.to_owned() };
+        if self.link.say(&word).is_err() {
+            self.log.add(level, text);
+        }
+    }
+
+    /// A panic is a fault of ours. Nobody sees standard error.
+    fn catch_panics(&self, foreground: bool) -> Result<()> {
+        if foreground {
+            return Ok(());
+        }
+        let link = self.link.try_clone().map_err(internal("cannot watch for faults"))?;
+        std::panic::set_hook(Box::new(move |fault| {
+            let text = format!("a fault in extant, please report it: {fault}");
+            let _ = link.say(&Word::Log { level: ERROR, text });
+        }));
+        Ok(())
+    }
+
+    fn answer(
+        &self,
+        device: std::os::fd::OwnedFd,
+        fs: Fs,
+        settings: &Settings,
+        signals: &UnixStream,
+        end: (UnixStream, UnixStream),
+        choices: &MountChoices,
+    ) -> Result<()> {
+        let (ended, end) = end;
+        let orders = Orders { server: self, fs: fs.clone(), signals, ended: &ended, choices };
+        let served = threads::scope(|scope| {
+            let waiting = scope.spawn("orders", move || orders.obey());
+            let served = waiting.map(|_| extant_fuse::serve(device, fs, settings, self));
+            drop(end);
+            served
+        });
+        let served = served.map_err(|panic| Failure::caused(Exit::Internal, "", &panic))?;
+        let served = served.map_err(|error| Failure::caused(Exit::Internal, "", &error))?;
+        served.map_err(|error| Failure::caused(Exit::Io, "the mount ended badly", &error))
+    }
+}
+
+impl Events for Server<'_> {
+    fn ready(&self) {
+        if !self.foreground {
+            // Whoever reads what the launcher says waits for the end of it.
+            let _ = rustix::stdio::dup2_stdout(&self.null);
+            let _ = rustix::stdio::dup2_stderr(&self.null);
+        }
+        // Without a keeper nobody waits for it.
+        let _ = self.link.say(&Word::Ready);
+    }
+
+    fn log(&self, level: Level, text: &str) {
+        let level = match level {
+            Level::Error => ERROR,
+            Level::Warning => WARNING,
+            Level::Info => INFO,
+        };
+        self.tell(level, text);
+    }
+}
+
+/// Signals and the keeper's words, while others answer the kernel.
+struct Orders<'a> {
+    server: &'a Server<'a>,
+    fs: Fs,
+    signals: &'a UnixStream,
+    /// Ends when there is no more mount.
+    ended: &'a UnixStream,
+    choices: &'a MountChoices,
+}
+
+impl Orders<'_> {
+    fn obey(&self) {
+        let mut has_keeper = true;
+        loop {
+            let mut wanted = vec![
+                PollFd::from_borrowed_fd(self.ended.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
+            ];
+            if has_keeper {
+                wanted.push(PollFd::from_borrowed_fd(self.server.link.as_fd(), PollFlags::IN));
+            }
+            if rustix::io::retry_on_intr(|| poll(&mut wanted, None)).is_err() {
+                return;
+            }
+            let came = |index: usize| wanted.get(index).is_some_and(|fd| !fd.revents().is_empty());
+            let (ended, signal, word) = (came(0), came(1), came(2));
+            if ended {
+                return;
+            }
+            if signal {
+                let mut bytes = [0; 16];
+                let mut signals = self.signals;
+                let _ = signals.read(&mut bytes);
+                self.terminate(&mut has_keeper);
+            }
+            if word {
+                match self.server.link.hear() {
+                    Ok(Some(Word::Sync)) => self.sync(),
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => {
+                        has_keeper = false;
+                        self.server.tell(
+                            WARNING,
+                            "the process that keeps this mount is gone; the mount goes on, and is \
+                             ended by unmounting it",
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    fn terminate(&self, has_keeper: &mut bool) {
+        if *has_keeper && self.server.link.say(&Word::Terminate).is_ok() {
+            return;
+        }
+        *has_keeper = false;
+        self.sync();
+        if self.choices.sandbox != SandboxMode::Off {
+            let text = "asked to end, without a keeper, which alone may unmount: everything so far is \
+                        durable; extant umount ends the mount";
+            return self.server.tell(WARNING, text);
+        }
+        // The other threads answer meanwhile.
+        let dir = &self.server.dir;
+        let _ = extant_fuse::mount::hand_over_writes(dir);
+        let unmounted = extant_fuse::mount::unmount(dir, false)
+            .or_else(|_| extant_fuse::mount::unmount(dir, true));
+        if let Err(error) = unmounted {
+            let failure = Failure::caused(Exit::Io, "", &error);
+            self.server.tell(ERROR, &failure.message);
+        }
+    }
+
+    fn sync(&self) {
+        if let Err(error) = self.fs.sync() {
+            let failure = Failure::from(error);
+            self.server
+                .tell(ERROR, &format!("cannot make everything durable: {}", failure.message));
+        }
+    }
+}

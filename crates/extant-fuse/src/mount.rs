@@ -1,0 +1,274 @@
+//! Getting a mounted `/dev/fuse`, and unmounting.
+//!
+//! # Place
+//!
+//! Below: mount(2) for root, the set-user-ID program `fusermount3` for everybody else. Above: a
+//! process that is not the server, so that unmounting can wait for the server. Requests are the
+//! affair of `session`.
+//!
+//! # Invariants
+//!
+//! - M1. Every descriptor made here closes on exec.
+//! - M2. The kernel checks permissions (`default_permissions`), for every mount.
+//! - M3. A directory that was mounted by [`open_and_mount`] is known to [`unmount`] by its path only:
+//!   the path must be absolute and without symbolic links when the working directory changes.
+
+mod helper;
+
+use std::ffi::{CString, OsString};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{getegid, geteuid};
+
+/// The kind of file system that the kernel shows: `fuse.` and the subtype.
+pub const FILE_SYSTEM_TYPE: &str = "fuse.extant";
+const SUBTYPE: &str = "extant";
+
+/// What the kernel is told about a mount.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct KernelOptions {
+    /// What the list of mounts shows as the device.
+    pub source: OsString,
+    /// No changes through this mount.
+    pub read_only: bool,
+    /// Other users than the one who mounts may use it. Without root only where `/etc/fuse.conf` has
+    /// `user_allow_other`.
+    pub allow_other: bool,
+    /// Set-user-ID and set-group-ID bits and file capabilities have no effect. Always so without root.
+    pub nosuid: bool,
+    /// Device files cannot be opened. Always so without root.
+    pub nodev: bool,
+    /// Programs cannot be executed.
+    pub noexec: bool,
+    /// Rule of access times, for the list of mounts only: the server keeps them.
+    pub atime: AtimeFlag,
+    /// The same for directories alone.
+    pub nodiratime: bool,
+    /// Most bytes in one read request; the kernel's own limit when `None`.
+    pub max_read: Option<u32>,
+}
+
+/// The rule of access times as the list of mounts shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AtimeFlag {
+    /// `relatime`.
+    #[default]
+    Relative,
+    /// `noatime`.
+    Never,
+    /// Neither: every read.
+    Strict,
+}
+
+impl KernelOptions {
+    /// Options for a mount that shows `source` as its device, and the defaults of mount(8).
+    pub fn new(source: impl Into<OsString>) -> KernelOptions {
+        KernelOptions { source: source.into(), ..KernelOptions::default() }
+    }
+
+    fn flags(&self) -> MountFlags {
+        let mut flags = match self.atime {
+            AtimeFlag::Relative => MountFlags::RELATIME,
+            AtimeFlag::Never => MountFlags::NOATIME,
+            AtimeFlag::Strict => MountFlags::STRICTATIME,
+        };
+        flags.set(MountFlags::RDONLY, self.read_only);
+        flags.set(MountFlags::NOSUID, self.nosuid);
+        flags.set(MountFlags::NODEV, self.nodev);
+        flags.set(MountFlags::NOEXEC, self.noexec);
+        flags.set(MountFlags::NODIRATIME, self.nodiratime);
+        flags
+    }
+
+    /// The options of the file system itself, for mount(2).
+    fn data(&self, device: &OwnedFd) -> String {
+        let mut data = format!(
+            "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+            device.as_raw_fd(),
+            geteuid().as_raw(),
+            getegid().as_raw(),
+        );
+        if self.allow_other {
+            data.push_str(",allow_other");
+        }
+        if let Some(bytes) = self.max_read {
+            // Writing to a string does not fail.
+            let _ = write!(data, ",max_read={bytes}");
+        }
+        data
+    }
+}
+
+/// Why a directory could not be mounted on or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// `/dev/fuse` cannot be opened.
+    #[error("cannot open /dev/fuse")]
+    Device(#[source] io::Error),
+    /// The kernel refuses.
+    #[error("cannot {action} {}", dir.display())]
+    System {
+        /// What was being done, as a verb.
+        action: &'static str,
+        /// The directory.
+        dir: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// `fusermount3` cannot be run.
+    #[error("cannot run fusermount3, which mounts for ordinary users")]
+    NoHelper(#[source] io::Error),
+    /// `fusermount3` refuses.
+    #[error("{said}")]
+    Helper {
+        /// What it said, on one line.
+        said: String,
+    },
+    /// `fusermount3` ended well and gave no descriptor.
+    #[error("fusermount3 mounted {} and did not hand over the connection", dir.display())]
+    NoDescriptor {
+        /// The directory.
+        dir: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl MountError {
+    /// Whether the directory cannot be unmounted because something in it is in use.
+    pub fn is_busy(&self) -> bool {
+        match self {
+            MountError::System { source, .. } => source.kind() == io::ErrorKind::ResourceBusy,
+            MountError::Helper { said } => said.contains("busy"),
+            _ => false,
+        }
+    }
+
+    /// Whether the directory is not there or not mounted.
+    pub fn is_not_mounted(&self) -> bool {
+        match self {
+            MountError::System { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound)
+            }
+            MountError::Helper { said } => {
+                said.contains("not found in") || said.contains("Invalid argument")
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Mounts on the directory `dir` and returns the connection, which the kernel has said nothing on
+/// yet. Dropping all of its copies leaves a dead mount, which [`unmount`] removes.
+///
+/// # Errors
+///
+/// [`MountError`]. Nothing is mounted then.
+pub fn open_and_mount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
+    if !geteuid().is_root() {
+        return helper::mount(dir, options);
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())
+        .map_err(|errno| MountError::Device(errno.into()))?;
+    let data = CString::new(options.data(&device)).unwrap_or_default();
+    rustix::mount::mount(
+        options.source.as_bytes(),
+        dir,
+        FILE_SYSTEM_TYPE,
+        options.flags(),
+        data.as_c_str(),
+    )
+    .map_err(|errno| system("mount on", dir, errno))?;
+    Ok(device)
+}
+
+/// Takes the mount at `dir` away. With `lazy`, also when something in it is in use: the mount goes on
+/// for whoever has it open, and ends with the last of them.
+///
+/// # Errors
+///
+/// [`MountError`]; [`MountError::is_busy`] tells whether `lazy` would help.
+pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
+    if !geteuid().is_root() {
+        return helper::unmount(dir, lazy);
+    }
+    let mut flags = UnmountFlags::NOFOLLOW;
+    flags.set(UnmountFlags::DETACH, lazy);
+    rustix::mount::unmount(dir, flags).map_err(|errno| system("unmount", dir, errno))
+}
+
+/// Switches the kernel's side of the mount at `dir` to reading only or back, with what else `options`
+/// say. What programs wrote before is handed to the server first. Needs root.
+///
+/// # Errors
+///
+/// [`MountError::System`]: `EBUSY` while files are open for writing.
+pub fn remount(dir: &Path, options: &KernelOptions) -> Result<(), MountError> {
+    rustix::mount::mount_remount(dir, options.flags(), c"")
+        .map_err(|errno| system("remount", dir, errno))
+}
+
+/// Hands what programs have written to the mount at `dir`, and the kernel still keeps, to the server.
+///
+/// # Errors
+///
+/// [`MountError::System`] when a write failed, or the directory cannot be opened.
+pub fn hand_over_writes(dir: &Path) -> Result<(), MountError> {
+    let failed = |source| MountError::System { action: "sync", dir: dir.to_owned(), source };
+    let file = File::open(dir).map_err(failed)?;
+    rustix::fs::syncfs(&file).map_err(|errno| failed(errno.into()))
+}
+
+fn system(action: &'static str, dir: &Path, errno: Errno) -> MountError {
+    MountError::System { action, dir: dir.to_owned(), source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_told_all_that_was_asked_for() {
+        let device: OwnedFd = File::open("/dev/null").unwrap().into();
+        let mut options = KernelOptions::new("/a,b.img");
+        let fd = device.as_raw_fd();
+        let plain = options.data(&device);
+        assert!(plain.starts_with(&format!("fd={fd},rootmode=40000,user_id=")), "{plain}");
+        assert!(plain.ends_with(",default_permissions"), "{plain}");
+        assert_eq!(options.flags(), MountFlags::RELATIME);
+        options.allow_other = true;
+        options.max_read = Some(131_072);
+        options.read_only = true;
+        options.atime = AtimeFlag::Never;
+        options.nosuid = true;
+        let full = options.data(&device);
+        assert!(full.ends_with(",default_permissions,allow_other,max_read=131072"), "{full}");
+        let flags = MountFlags::RDONLY | MountFlags::NOATIME | MountFlags::NOSUID;
+        assert_eq!(options.flags(), flags);
+    }
+
+    #[test]
+    fn what_is_not_mounted_is_told_from_what_is_busy() {
+        let dir = Path::new("/");
+        assert!(system("unmount", dir, Errno::BUSY).is_busy());
+        assert!(!system("unmount", dir, Errno::BUSY).is_not_mounted());
+        assert!(system("unmount", dir, Errno::INVAL).is_not_mounted());
+        let said = "fusermount3: failed to unmount /m: Device or resource busy".to_owned();
+        assert!(MountError::Helper { said }.is_busy());
+        let said = "fusermount3: entry for /m not found in /etc/mtab".to_owned();
+        assert!(MountError::Helper { said }.is_not_mounted());
+    }
+}
