@@ -26,10 +26,12 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
+	@scripts/deps fuse3 || true
 	$(CARGO) test --workspace
 
 test-long: ## all tests and those that take minutes
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
+	@scripts/deps fuse3 || true
 	$(CARGO) test --workspace --release -- --include-ignored
 
 bench: bench-build bench-mkfs bench-read bench-namespace bench-io ## all benchmarks
@@ -59,12 +61,15 @@ bench-io-memory: ## memory of ten minutes with four times as much data as cache 
 	@scripts/deps e2fsprogs
 	$(CARGO) run --release -q -p extant-bench -- io-memory --minutes $(or $(MINUTES),10)
 
-install: build ## command, manual pages, completions (PREFIX, DESTDIR)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/man/man1 \
+install: build ## command, mount helpers, manual pages, completions (PREFIX, DESTDIR)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	install -m 755 $(EXTANT) $(DESTDIR)$(PREFIX)/bin/extant
+	@# mount -t fuse.extant looks for these in /sbin: PREFIX=/usr puts them there.
+	ln -sf ../bin/extant $(DESTDIR)$(PREFIX)/sbin/mount.fuse.extant
+	ln -sf ../bin/extant $(DESTDIR)$(PREFIX)/sbin/umount.fuse.extant
 	$(EXTANT) man $(DESTDIR)$(PREFIX)/share/man/man1
 	$(EXTANT) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/extant
 	$(EXTANT) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_extant

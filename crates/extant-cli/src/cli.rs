@@ -7,7 +7,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::commands::{
     build, cat, chattr, chmod, chown, completions, cp, edit, extents, extract, fallocate, find,
     fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount, mv, replay,
-    rm, rmdir, setfacl, setfattr, stat, touch, tree, truncate, tune, umount, write,
+    rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Result};
 
@@ -56,6 +56,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     Mount(Box<mount::MountArgs>),
     Umount(umount::UmountArgs),
+    Stats(stats::StatsArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
@@ -112,6 +113,7 @@ fn examples(command: &str) -> Option<&'static str> {
         "replay" => replay::EXAMPLES,
         "mount" => mount::EXAMPLES,
         "umount" => umount::EXAMPLES,
+        "stats" => stats::EXAMPLES,
         _ => return None,
     })
 }
@@ -166,6 +168,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Replay(args) => replay::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
+        Command::Stats(args) => stats::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

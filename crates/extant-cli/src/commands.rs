@@ -31,6 +31,7 @@ pub(crate) mod rmdir;
 pub(crate) mod setfacl;
 pub(crate) mod setfattr;
 pub(crate) mod stat;
+pub(crate) mod stats;
 pub(crate) mod touch;
 pub(crate) mod tree;
 pub(crate) mod truncate;

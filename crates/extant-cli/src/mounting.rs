@@ -23,6 +23,7 @@
 
 pub(crate) mod asked;
 pub(crate) mod busy;
+pub(crate) mod figures;
 pub(crate) mod helper;
 pub(crate) mod keeper;
 pub(crate) mod launcher;
@@ -30,6 +31,7 @@ pub(crate) mod link;
 pub(crate) mod log;
 pub(crate) mod notify;
 pub(crate) mod options;
+pub(crate) mod remount;
 pub(crate) mod sandbox;
 pub(crate) mod server;
 mod syscalls;

@@ -53,7 +53,7 @@ mod session;
 mod settings;
 mod stats;
 
-pub use ext4::{CONTROL, INFO, ORDER_PREFIX, STATS, serve};
+pub use ext4::{CONTROL, INFO, ORDER, STATS, serve};
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
 pub use operations::{

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::Path;
 
-use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::fs::getxattr;
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -21,9 +21,12 @@ pub(crate) fn stats(dir: &Path) -> io::Result<Value> {
     answer(dir, extant_fuse::STATS)
 }
 
-/// Gives the server an order.
+/// Gives the server an order: those of `extant.control`, as a question, so that a mount for reading
+/// takes it too.
 pub(crate) fn order(dir: &Path, order: &str) -> io::Result<()> {
-    setxattr(dir, extant_fuse::CONTROL, order.as_bytes(), XattrFlags::empty())?;
+    let name = [extant_fuse::ORDER, order.as_bytes()].concat();
+    let mut answer = [0; 16];
+    rustix::io::retry_on_intr(|| getxattr(dir, name.as_slice(), &mut answer[..]))?;
     Ok(())
 }
 

@@ -21,6 +21,8 @@ pub(crate) fn users(mount: &Entry) -> Vec<String> {
     let mut pids: Vec<u32> = processes
         .flatten()
         .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
+        // What this process inherited ends with it.
+        .filter(|pid| *pid != std::process::id())
         .collect();
     pids.sort_unstable();
     let used = |pid: &u32| {

@@ -11,7 +11,7 @@ use crate::commands::umount;
 use crate::exit::{Exit, Failure, Result};
 use crate::mounting::launcher::{self, Request};
 use crate::mounting::options::MountChoices;
-use crate::mounting::words;
+use crate::mounting::{remount, words};
 use crate::output::{complain, report};
 
 /// What the program is called as.
@@ -142,6 +142,13 @@ fn mount(arguments: Arguments) -> Result<Exit> {
     };
     if arguments.fake {
         return Ok(Exit::Success);
+    }
+    if choices.remount {
+        let read_only = arguments.read_only.then(|| "ro".to_owned());
+        return remount::run(
+            dir,
+            &arguments.lists.into_iter().chain(read_only).collect::<Vec<_>>(),
+        );
     }
     launcher::run(&Request { image: image.clone(), dir: dir.clone(), choices })
 }

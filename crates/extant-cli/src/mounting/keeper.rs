@@ -274,7 +274,7 @@ impl Keeper {
         let Keeper { name, entry, .. } = self;
         let users = entry.as_ref().map(busy::users).unwrap_or_default();
         let what = match users.is_empty() {
-            true => "what programs wrote is still being written to the image".to_owned(),
+            true => "waiting for who still has something open, and for the last writes".to_owned(),
             false => format!("in use by {}", users.join(", ")),
         };
         format!("{name}: still ending: {what}; nothing written so far is given up")

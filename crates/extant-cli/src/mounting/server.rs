@@ -220,7 +220,8 @@ fn open_patiently(path: &Path, choices: &MountChoices) -> Result<FileDevice> {
             let failure = Failure::from(error);
             return Err(failure.hint(format!("it is mounted on {dir}: extant umount {dir}")));
         }
-        let is_ours = holder.is_some_and(|holder| holder.starts_with("extant"));
+        // Without a name it was about to end when it was looked up.
+        let is_ours = holder.is_none_or(|holder| holder.starts_with("extant"));
         if !is_ours || clock.monotonic() >= until {
             return Err(error.into());
         }

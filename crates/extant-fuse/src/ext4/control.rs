@@ -22,10 +22,11 @@ pub const INFO: &[u8] = b"extant.info";
 ///
 /// Setting an attribute waits for others who change the inode. While the file system is frozen these
 /// wait in turn, so `thaw` may never arrive that way: *getting* the attribute named
-/// [`ORDER_PREFIX`] and the order does the same and waits for nobody; its value is `done`.
+/// [`ORDER`] and the order does the same and waits for nobody; its value is `done`.
 pub const CONTROL: &[u8] = b"extant.control";
-/// See [`CONTROL`]: `extant.order.thaw`.
-pub const ORDER_PREFIX: &[u8] = b"extant.order.";
+/// In front of an order, the name of an attribute: asking for it gives the order too, as
+/// `extant.order.thaw`. See [`CONTROL`]; and a mount for reading lets no attribute be set.
+pub const ORDER: &[u8] = b"extant.order.";
 
 /// Numbers of control operations, as Linux has them for 64-bit programs.
 mod number {
@@ -276,7 +277,7 @@ impl Ext4<'_> {
             STATS => self.stats(),
             INFO => self.info(),
             _ => {
-                let order = name.strip_prefix(ORDER_PREFIX)?;
+                let order = name.strip_prefix(ORDER)?;
                 return Some(self.order(caller, order).map(|()| b"done".to_vec()));
             }
         };

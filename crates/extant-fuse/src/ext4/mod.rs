@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use extant::{AccessRule, Family, Fs, FsError, Ino, Inode};
 use extant_sync::{Clock, Mutex, Rank, SystemClock};
 
-pub use control::{CONTROL, INFO, ORDER_PREFIX, STATS};
+pub use control::{CONTROL, INFO, ORDER, STATS};
 
 use crate::abi::{InitFlags, ROOT};
 use crate::connection::Connection;

@@ -1,0 +1,111 @@
+//! A mount that becomes read-only, or writable again.
+//!
+//! The kernel comes first on the way to read-only, because it knows who has files open for writing and
+//! what it still keeps; the server comes first on the way back. An order to the server is a question
+//! here, since no attribute can be set on what is read-only.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use extant_fuse::mount::{hand_over_writes, remount};
+use rustix::process::geteuid;
+
+use crate::exit::{Exit, Failure, Result};
+use crate::mounting::options::MountChoices;
+use crate::mounting::{asked, table, words};
+use crate::text::escape;
+
+/// Words in the list of mounts that a remount keeps unless it says otherwise.
+const KEPT: &[&str] =
+    &["ro", "rw", "nosuid", "nodev", "noexec", "noatime", "relatime", "nodiratime"];
+
+/// Changes the mount at `dir` to what `lists` say.
+pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
+    let name = escape(dir.as_os_str().as_bytes());
+    let failed = |error| Failure::caused(Exit::Io, &format!("cannot find {name}"), &error);
+    let entry = table::at(dir).map_err(failed)?.filter(table::Entry::is_ours);
+    let Some(entry) = entry else {
+        return Err(Failure::new(Exit::Refused, format!("{name} is not mounted by extant")));
+    };
+    let kept: Vec<&str> = entry.options.split(',').filter(|word| KEPT.contains(word)).collect();
+    let mut before = MountChoices::default();
+    // The mount's own word stands before that of the file system, and counts.
+    words::apply_list(&kept.join(","), &mut before)?;
+    before.read_only = entry.options.split(',').any(|word| word == "ro");
+    let mut choices = before.clone();
+    lists.iter().try_for_each(|list| words::apply_list(list, &mut choices))?;
+    refuse_the_rest(&before, &choices)?;
+    let point = entry.point.as_path();
+    let kernel = choices.kernel(&entry.source);
+    let order = |order| {
+        asked::order(point, order).map_err(|error| {
+            let failure = Failure::caused(Exit::Refused, &format!("{name}: {order}"), &error);
+            match error.kind() {
+                std::io::ErrorKind::ReadOnlyFilesystem => failure
+                    .hint("it was mounted for reading, or stopped after damage: mount it again"),
+                std::io::ErrorKind::PermissionDenied => {
+                    failure.hint("only root and who mounted it may")
+                }
+                _ => failure,
+            }
+        })
+    };
+    let is_root = geteuid().is_root();
+    if !choices.read_only {
+        order("remount,rw")?;
+        if is_root {
+            remount(point, &kernel)?;
+        }
+        return Ok(Exit::Success);
+    }
+    if is_root {
+        remount(point, &kernel)?;
+    } else {
+        // Without root, only the server refuses; what the kernel keeps must be there before.
+        hand_over_writes(point)?;
+    }
+    order("remount,ro")?;
+    Ok(Exit::Success)
+}
+
+/// Only what the kernel keeps, and read-only, can change while it is mounted.
+fn refuse_the_rest(before: &MountChoices, after: &MountChoices) -> Result<()> {
+    let same = MountChoices {
+        remount: after.remount,
+        read_only: after.read_only,
+        nosuid: after.nosuid,
+        nodev: after.nodev,
+        noexec: after.noexec,
+        allow_other: after.allow_other,
+        verbose: after.verbose,
+        ..before.clone()
+    };
+    match same == *after {
+        true => Ok(()),
+        false => Err(Failure::new(
+            Exit::Unsupported,
+            "a remount changes ro, rw, suid, dev and exec; for other options mount again",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_change_is_refused() {
+        let before = MountChoices::default();
+        for (list, can) in [
+            ("remount,ro,nosuid", true),
+            ("remount,rw,relatime,user_id=0,group_id=0,default_permissions,allow_other", true),
+            ("remount,noatime", false),
+            ("remount,errors=continue", false),
+            ("remount,commit=9", false),
+        ] {
+            let mut after = before.clone();
+            words::apply_list(list, &mut after).unwrap();
+            assert_eq!(refuse_the_rest(&before, &after).is_ok(), can, "{list}");
+        }
+    }
+}

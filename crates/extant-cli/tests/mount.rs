@@ -1,0 +1,651 @@
+//! Mounts, as users and the system's tools meet them.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use support::{EXTANT, Place, Ran, is_root, kernel, text, tool};
+
+/// An ordinary user.
+const USER: u32 = 65_533;
+
+/// A place where things are mounted: nothing is left of it.
+struct Mounts {
+    place: Place,
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        for _ in 0..4 {
+            let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let here = self.place.0.path().to_string_lossy().into_owned();
+            let left = table.lines().filter_map(|line| line.split(' ').nth(4));
+            for point in left.filter(|point| point.starts_with(&here)) {
+                let _ = Command::new("umount").args(["-l", point]).status();
+            }
+        }
+    }
+}
+
+/// Why no mount can be tested here.
+fn mounts() -> Option<Mounts> {
+    if !is_root() || fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        println!("skipped: needs root and /dev/fuse");
+        return None;
+    }
+    let place = kernel::made(&["-O", "^metadata_csum_seed"])?;
+    fs::create_dir(place.path("m")).unwrap();
+    Some(Mounts { place })
+}
+
+impl Mounts {
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path(name)
+    }
+
+    /// What is in the mount.
+    fn inside(&self, name: &str) -> PathBuf {
+        self.place.path("m").join(name)
+    }
+
+    #[track_caller]
+    fn mount(&self, options: &[&str]) -> Ran {
+        self.place.run(&[&["mount"], options, &["--log", "log", "a.img", "m"]].concat())
+    }
+
+    #[track_caller]
+    fn umount(&self) {
+        self.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+        self.clean();
+    }
+
+    #[track_caller]
+    fn clean(&self) {
+        kernel::clean(&self.place, "a.img");
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// The line of the list of mounts, if it is there.
+    fn listed(&self) -> Option<String> {
+        let point = self.path("m").canonicalize().unwrap_or_else(|_| self.path("m"));
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let of = |line: &&str| line.split(' ').nth(4) == point.to_str();
+        table.lines().find(of).map(str::to_owned)
+    }
+
+    /// The processes of the mount: keeper and server.
+    fn processes(&self) -> (i32, i32) {
+        let info: serde_json::Value = serde_json::from_slice(&self.asked("extant.info")).unwrap();
+        let server = i32::try_from(info["pid"].as_i64().unwrap()).unwrap();
+        let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:\t")).unwrap();
+        (parent.parse().unwrap(), server)
+    }
+
+    fn asked(&self, name: &str) -> Vec<u8> {
+        let mut answer = vec![0; 1 << 16];
+        let count = rustix::fs::getxattr(self.path("m"), name, &mut answer[..]).unwrap();
+        answer.truncate(count);
+        answer
+    }
+}
+
+/// Waits for something that another process is about to do.
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let clock = extant_sync::SystemClock;
+    let start = extant_sync::Clock::monotonic(&clock);
+    while !holds() {
+        let waited = extant_sync::Clock::monotonic(&clock).saturating_sub(start);
+        assert!(waited < Duration::from_secs(60), "{what}");
+        extant_sync::Clock::sleep(&clock, Duration::from_millis(10));
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    // A zombie is nobody's business any more.
+    let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !status.is_empty() && !status.contains(") Z ")
+}
+
+fn signal(pid: i32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+use rustix::process::Signal;
+
+#[test]
+fn a_mount_can_be_used_when_the_command_ends_and_the_image_when_umount_does() {
+    let Some(mounts) = mounts() else { return };
+    for round in 0..5 {
+        mounts.mount(&[]).succeeds();
+        fs::write(mounts.inside(&format!("file{round}")), vec![round; 300_000]).unwrap();
+        mounts.umount();
+        let read = mounts.place.run(&["cat", &format!("a.img:/file{round}")]).succeeds();
+        assert!(read.output.stdout == vec![round; 300_000]);
+    }
+    assert!(mounts.log().contains("mounted for reading and writing"), "{}", mounts.log());
+}
+
+#[test]
+fn the_list_of_mounts_shows_image_and_kind() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&["-o", "noatime,nosuid,noexec,allow_other"]).succeeds();
+    let line = mounts.listed().unwrap();
+    let image = mounts.path("a.img").canonicalize().unwrap();
+    for word in ["noatime", "nosuid", "noexec", " - fuse.extant ", image.to_str().unwrap()] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    assert!(!line.contains("nodev"), "{line}");
+    if let Some(found) = tool("findmnt", &["-n", "-o", "FSTYPE,SOURCE", "m"], mounts.place.0.path())
+    {
+        assert!(text(&found).starts_with("fuse.extant "), "{}", text(&found));
+    }
+    mounts.umount();
+}
+
+#[test]
+fn an_image_in_use_is_refused_with_who_and_where() {
+    let Some(mounts) = mounts() else { return };
+    fs::create_dir(mounts.path("n")).unwrap();
+    mounts.mount(&[]).succeeds();
+    let (_, server) = mounts.processes();
+    for options in [&["a.img", "n"][..], &["-r", "a.img", "n"]] {
+        let again = mounts.place.run(&[&["mount"], options].concat()).ends_with(7);
+        again.complains(&["in use", &format!("process {server}")]).hints("extant umount");
+    }
+    mounts.place.run(&["touch", "a.img:/x"]).ends_with(7).complains(&["in use"]);
+    mounts.umount();
+    // Readers together, and no writer beside them.
+    mounts.mount(&["-r"]).succeeds();
+    mounts.place.run(&["mount", "-r", "a.img", "n"]).succeeds();
+    mounts.place.run(&["touch", "a.img:/x"]).ends_with(7);
+    mounts.place.run(&["umount", "n", "m"]).succeeds();
+    mounts.place.run(&["touch", "a.img:/x"]).succeeds();
+}
+
+#[test]
+fn an_image_that_the_kernel_has_is_refused() {
+    let Some(mounts) = mounts() else { return };
+    let kernel = kernel::Mounted::of(&mounts.place, "a.img");
+    mounts.mount(&[]).ends_with(7).complains(&["in use", "/dev/loop"]);
+    mounts.mount(&["-r"]).ends_with(7).complains(&["in use", "/dev/loop"]);
+    drop(kernel);
+}
+
+#[test]
+fn what_cannot_be_mounted_is_said_by_the_command_that_was_called() {
+    let Some(mounts) = mounts() else { return };
+    let run = |args: &[&str]| mounts.place.run(args);
+    fs::write(mounts.path("zeros"), vec![0; 1 << 20]).unwrap();
+    run(&["mount", "zeros", "m"]).ends_with(4).complains(&["zeros", "magic"]);
+    run(&["mount", "none", "m"]).ends_with(8).complains(&["none"]);
+    run(&["mount", "a.img", "none"]).ends_with(8).complains(&["none"]).hints("mkdir");
+    run(&["mount", "a.img", "zeros"]).ends_with(8).complains(&["not a directory"]);
+    run(&["mount", "a.img"]).ends_with(2).complains(&["directory"]);
+    run(&["mount", "-o", "noatim", "a.img", "m"])
+        .ends_with(2)
+        .complains(&["noatim"])
+        .hints("noatime");
+    run(&["mount", "-o", "data=journal", "a.img", "m"]).ends_with(2).complains(&["data=journal"]);
+    run(&["mount", "-o", "dirsync", "a.img", "m"]).ends_with(5).complains(&["dirsync", "fsync"]);
+    run(&["mount", "-o", "usrquota", "a.img", "m"]).ends_with(5).complains(&["quota"]);
+    run(&["mount", "-o", "sb=8193", "a.img", "m"]).ends_with(2).complains(&["ro"]);
+    run(&["mount", "--log", "/proc/no/log", "a.img", "m"])
+        .ends_with(8)
+        .complains(&["/proc/no/log"]);
+    assert!(mounts.listed().is_none());
+    // Nothing of it is left that would be in the way.
+    mounts.mount(&[]).succeeds();
+    mounts.umount();
+}
+
+#[test]
+fn a_signal_ends_a_mount_like_unmounting() {
+    let Some(mounts) = mounts() else { return };
+    for (round, which) in
+        [Signal::TERM, Signal::INT, Signal::HUP, Signal::TERM].into_iter().enumerate()
+    {
+        mounts.mount(&[]).succeeds();
+        // Still in the kernel: nothing synced.
+        fs::write(mounts.inside("fresh"), format!("round {round}")).unwrap();
+        let (keeper, server) = mounts.processes();
+        // The last time the server is asked, as when the machine goes down.
+        signal(if round == 3 { server } else { keeper }, which);
+        until("the keeper ends", || !is_alive(keeper));
+        assert!(!is_alive(server) && mounts.listed().is_none());
+        mounts.clean();
+        let read = mounts.place.run(&["cat", "a.img:/fresh"]).succeeds();
+        assert_eq!(read.out(), format!("round {round}"));
+    }
+}
+
+#[test]
+fn a_signal_while_files_are_open_lets_their_users_finish() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let (keeper, server) = mounts.processes();
+    let mut file = fs::File::create(mounts.inside("open")).unwrap();
+    signal(keeper, Signal::TERM);
+    until("it is taken out of the list", || mounts.listed().is_none());
+    signal(keeper, Signal::TERM);
+    until("the second is answered", || mounts.log().contains("still ending"));
+    std::io::Write::write_all(&mut file, b"after the signals").unwrap();
+    assert!(is_alive(server), "it has a user");
+    let users = format!("process {}", std::process::id());
+    assert!(mounts.log().contains(&users), "{}", mounts.log());
+    drop(file);
+    until("the keeper ends", || !is_alive(keeper));
+    mounts.clean();
+    let read = mounts.place.run(&["cat", "a.img:/open"]).succeeds();
+    assert_eq!(read.out(), "after the signals");
+}
+
+#[test]
+fn a_dead_server_leaves_no_dead_mount() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let kept = fs::File::create(mounts.inside("synced")).unwrap();
+    std::io::Write::write_all(&mut &kept, b"durable").unwrap();
+    kept.sync_all().unwrap();
+    let (keeper, server) = mounts.processes();
+    signal(server, Signal::KILL);
+    until("the keeper ends", || !is_alive(keeper));
+    drop(kept);
+    assert!(mounts.listed().is_none());
+    assert_eq!(fs::read_dir(mounts.path("m")).unwrap().count(), 0);
+    assert!(mounts.log().contains("signal 9"), "{}", mounts.log());
+    mounts.mount(&[]).succeeds();
+    assert_eq!(fs::read(mounts.inside("synced")).unwrap(), b"durable");
+    mounts.umount();
+}
+
+#[test]
+fn a_mount_without_keeper_goes_on_until_it_is_unmounted() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let (keeper, server) = mounts.processes();
+    signal(keeper, Signal::KILL);
+    until("the server notices", || mounts.log().contains("is gone"));
+    fs::write(mounts.inside("orphaned"), "still served").unwrap();
+    signal(server, Signal::TERM);
+    until("the server answers", || mounts.log().contains("durable"));
+    assert_eq!(fs::read(mounts.inside("orphaned")).unwrap(), b"still served");
+    mounts.umount();
+    assert!(!is_alive(server));
+    // Without a sandbox it can unmount by itself.
+    mounts.mount(&["--sandbox=off"]).succeeds();
+    let (keeper, server) = mounts.processes();
+    fs::write(mounts.inside("alone"), "x").unwrap();
+    signal(keeper, Signal::KILL);
+    until("the keeper ends", || !is_alive(keeper));
+    signal(server, Signal::TERM);
+    until("the server ends", || !is_alive(server));
+    assert!(mounts.listed().is_none());
+    mounts.clean();
+    mounts.place.run(&["cat", "a.img:/alone"]).succeeds();
+}
+
+#[test]
+fn in_the_foreground_the_command_is_the_mount() {
+    let Some(mounts) = mounts() else { return };
+    let mut command = mounts.place.command(&["mount", "--foreground", "a.img", "m"]);
+    let manager = std::os::unix::net::UnixDatagram::bind(mounts.path("notify")).unwrap();
+    command.env("NOTIFY_SOCKET", mounts.path("notify")).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let mut heard = [0; 32];
+    let count = manager.recv(&mut heard).unwrap();
+    assert_eq!(&heard[..count], b"READY=1");
+    fs::write(mounts.inside("x"), "y").unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    assert_eq!(mounts.processes().0, pid);
+    signal(pid, Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("mounted for reading and writing") && said.contains("unmounted"),
+        "{said}"
+    );
+    mounts.clean();
+    // A server that dies is a failure, and is said.
+    let mut command = mounts.place.command(&["mount", "-f", "a.img", "m"]);
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    until("it is mounted", || mounts.listed().is_some() && fs::read_dir(mounts.path("m")).is_ok());
+    signal(mounts.processes().1, Signal::KILL);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(70));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("replays the journal"));
+    assert!(mounts.listed().is_none());
+}
+
+#[test]
+fn umount_names_who_is_in_the_way() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let mut sleeper =
+        Command::new("sleep").arg("60").current_dir(mounts.path("m")).spawn().unwrap();
+    let who = format!("(process {}: working directory)", sleeper.id());
+    let umount = mounts.place.run(&["umount", "m"]).ends_with(7);
+    umount.complains(&["in use", &who]).hints("-l");
+    let (keeper, _) = mounts.processes();
+    mounts.place.run(&["umount", "-l", "m"]).succeeds();
+    assert!(mounts.listed().is_none());
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    until("the keeper ends", || !is_alive(keeper));
+    mounts.place.run(&["umount", "m"]).ends_with(7).complains(&["not mounted"]);
+    mounts.place.run(&["umount", "/proc"]).ends_with(7).complains(&["proc", "not by extant"]);
+    mounts.clean();
+}
+
+#[test]
+fn other_ways_to_unmount_end_the_server_and_a_new_mount_waits_for_it() {
+    let Some(mounts) = mounts() else { return };
+    for round in 0..10 {
+        mounts.mount(&[]).succeeds();
+        fs::write(mounts.inside("many"), vec![round; 5 << 20]).unwrap();
+        let (keeper, _) = mounts.processes();
+        let Some(umount) = tool("umount", &["m"], mounts.place.0.path()) else { return };
+        assert!(umount.status.success());
+        mounts.mount(&["-r"]).succeeds();
+        assert!(fs::read(mounts.inside("many")).unwrap() == vec![round; 5 << 20]);
+        mounts.place.run(&["umount", "m"]).succeeds();
+        until("the keeper ends", || !is_alive(keeper));
+    }
+    mounts.clean();
+}
+
+#[test]
+fn remounting_switches_between_reading_and_writing() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&["-o", "nosuid"]).succeeds();
+    fs::write(mounts.inside("before"), "kept by the kernel").unwrap();
+    let open = fs::File::create(mounts.inside("open")).unwrap();
+    mounts.place.run(&["mount", "-o", "remount,ro", "m"]).ends_with(7).complains(&["busy"]);
+    drop(open);
+    mounts.place.run(&["mount", "-o", "remount,ro", "m"]).succeeds();
+    assert!(mounts.listed().unwrap().contains(" ro,nosuid"), "{:?}", mounts.listed());
+    let error = fs::write(mounts.inside("after"), "x").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(fs::read(mounts.inside("before")).unwrap(), b"kept by the kernel");
+    let info: serde_json::Value = serde_json::from_slice(&mounts.asked("extant.info")).unwrap();
+    assert_eq!(info["read_only"], true);
+    mounts.place.run(&["mount", "-o", "remount,rw", "m"]).succeeds();
+    fs::write(mounts.inside("after"), "x").unwrap();
+    mounts.place.run(&["mount", "-o", "remount,noatime", "m"]).ends_with(5).complains(&["remount"]);
+    mounts.umount();
+    mounts.mount(&["-r"]).succeeds();
+    mounts.place.run(&["mount", "-o", "remount,rw", "m"]).ends_with(7).complains(&["remount,rw"]);
+    mounts.place.run(&["umount", "m"]).succeeds();
+}
+
+#[test]
+fn partitions_and_offsets_are_mounted_in_place() {
+    let Some(mounts) = mounts() else { return };
+    let disk = fs::File::create(mounts.path("disk")).unwrap();
+    disk.set_len(96 << 20).unwrap();
+    let image = fs::read(mounts.path("a.img")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&disk, &image, 4 << 20).unwrap();
+    let run = |args: &[&str]| mounts.place.run(args);
+    run(&["mount", "disk", "m"]).ends_with(4);
+    for how in [&["--offset", "4M"][..], &["-o", "offset=4194304"]] {
+        run(&[&["mount"], how, &["disk", "m"]].concat()).succeeds();
+        assert!(mounts.listed().unwrap().contains("disk@4194304"));
+        fs::write(mounts.inside("there"), "x").unwrap();
+        run(&["umount", "m"]).succeeds();
+        run(&["cat", "--offset", "4M", "disk:/there"]).succeeds();
+    }
+}
+
+#[test]
+fn the_sandbox_can_be_required_and_left_out() {
+    let Some(mounts) = mounts() else { return };
+    let status = |pid: i32, key: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
+        line.split_ascii_whitespace().nth(1).unwrap().to_owned()
+    };
+    let required = mounts.mount(&["--sandbox=require"]);
+    if required.output.status.code() == Some(5) {
+        println!("skipped: {}", required.err());
+    } else {
+        required.succeeds();
+        let (keeper, server) = mounts.processes();
+        assert_eq!(status(server, "Seccomp:"), "2");
+        assert_eq!(status(server, "NoNewPrivs:"), "1");
+        assert_eq!(status(server, "CapEff:"), "0000000000000000");
+        assert_eq!(status(keeper, "Seccomp:"), "0", "it must run fusermount3");
+        let limits = fs::read_to_string(format!("/proc/{server}/limits")).unwrap();
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+        assert!(core.split_whitespace().nth(4) == Some("0"), "{core}");
+        everything_works(&mounts.path("m"));
+        mounts.umount();
+    }
+    mounts.mount(&["--sandbox=off"]).succeeds();
+    assert_eq!(status(mounts.processes().1, "Seccomp:"), "0");
+    mounts.umount();
+}
+
+/// A bit of each kind of request.
+fn everything_works(dir: &Path) {
+    let run = |line: &str| {
+        let output = Command::new("sh").args(["-ec", line]).current_dir(dir).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(
+        "mkdir -p d/e; echo x > d/f; ln d/f d/g; ln -s f d/h; mkfifo d/p; mknod d/n c 1 3; mv d/e d/i",
+    );
+    run(
+        "dd if=/dev/urandom of=big bs=1M count=20 status=none; cp big copy; cmp big copy; sync big",
+    );
+    run("fallocate -l 1M room; fallocate -p -o 4096 -l 8192 room; truncate -s 123 room; rm room");
+    run(
+        "cp /bin/true prog; ./prog; chmod 4755 prog; chown 1:2 d/f; touch -d 2001-01-01 d/f; df . >/dev/null",
+    );
+    run(
+        "ls -lR . >/dev/null; rm -r d copy; dd if=big bs=64k iflag=direct status=none | md5sum >/dev/null",
+    );
+    run("flock big true; stat -f . >/dev/null; find . -xdev >/dev/null");
+}
+
+#[test]
+fn statistics_come_as_text_json_and_for_prometheus() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    everything_works(&mounts.path("m"));
+    let stats = mounts.place.run(&["stats", "--json", "m"]).succeeds().json();
+    assert!(stats["requests"]["ops"]["mkdir"]["count"].as_u64() >= Some(2), "{stats}");
+    assert_eq!(stats["mount"]["pid"], mounts.processes().1);
+    let said = mounts.place.run(&["stats", "m/big"]).succeeds().out();
+    for word in ["Requests:", "mkdir", "p99", "Cache:", "Journal:", "Space:", "Locks:", "free"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let said = mounts.place.run(&["stats", "--prometheus", "m"]).succeeds().out();
+    assert!(
+        said.contains("extant_request_duration_seconds_count{mount=\"m\",op=\"mkdir\"}"),
+        "{said}"
+    );
+    let mut watch = mounts.place.command(&["stats", "--watch", "1", "m"]);
+    let child = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let clock = extant_sync::SystemClock;
+    extant_sync::Clock::sleep(&clock, Duration::from_millis(1500));
+    signal(i32::try_from(child.id()).unwrap(), Signal::INT);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && text(&output).contains("per second"), "{}", text(&output));
+    mounts.place.run(&["stats", "."]).ends_with(7).complains(&["not mounted by extant"]);
+    mounts.umount();
+}
+
+/// Runs `line` in a shell that sees helpers of mount(8) in its search path for them: `/sbin` holds
+/// links to this program, and nothing of the host changes.
+fn with_helpers(mounts: &Mounts, line: &str) -> Option<Output> {
+    let dir = mounts.path("sbin");
+    fs::create_dir_all(dir.join("upper")).unwrap();
+    fs::create_dir_all(dir.join("work")).unwrap();
+    for name in ["mount.fuse.extant", "umount.fuse.extant"] {
+        let _ = symlink(EXTANT, dir.join("upper").join(name));
+    }
+    let real = fs::canonicalize("/sbin").unwrap();
+    let (real, dir) = (real.display(), dir.display());
+    let prepare = format!(
+        "mount -t tmpfs none {dir}/work && mkdir {dir}/work/u {dir}/work/w && \
+         cp -P {dir}/upper/* {dir}/work/u && mount -t overlay none {real} \
+         -o lowerdir={real},upperdir={dir}/work/u,workdir={dir}/work/w"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "slave", "sh", "-c"]);
+    command.arg(format!("{prepare} || exit 77; set -ex; {line}"));
+    command.current_dir(mounts.place.0.path()).env("LC_ALL", "C").stdin(Stdio::null());
+    let output = command.output().ok().filter(|output| output.status.code() != Some(77));
+    if output.is_none() {
+        println!("skipped: no private /sbin can be made");
+    }
+    output
+}
+
+#[track_caller]
+fn succeeded(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{said}", text(output));
+    text(output)
+}
+
+#[test]
+fn mount_and_umount_of_the_system_use_it_as_their_helper() {
+    let Some(mounts) = mounts() else { return };
+    let lines = "mount -t fuse.extant -o noatime,nodev,x-systemd.automount,nofail a.img m; \
+                 echo hello > m/file; findmnt -n -o FSTYPE,OPTIONS m; umount m; \
+                 e2fsck -fn a.img >/dev/null 2>&1 || test $? = 127; \
+                 mount -o ro -t fuse.extant a.img m; cat m/file; umount m; \
+                 mount -t fuse.extant a.img m; mount -o remount,ro m; ! touch m/x; \
+                 mount -o remount,rw m; touch m/x; umount m; \
+                 echo \"$PWD/a.img $PWD/m fuse.extant rw,noauto,nofail,_netdev,noatime 0 0\" > fstab; \
+                 mount -T fstab m; umount m";
+    let Some(output) = with_helpers(&mounts, lines) else { return };
+    let said = succeeded(&output);
+    assert!(
+        said.contains("fuse.extant") && said.contains("noatime") && said.contains("nodev"),
+        "{said}"
+    );
+    assert!(said.contains("hello"), "{said}");
+    mounts.clean();
+    let Some(output) = with_helpers(&mounts, "mount -t fuse.extant -o noatim a.img m") else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(1), "the code of mount(8) for wrong options");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("noatim: no such mount option"));
+    let Some(output) = with_helpers(&mounts, "mount -t fuse.extant none.img m") else { return };
+    assert_eq!(output.status.code(), Some(32));
+}
+
+/// Runs `line` as an ordinary user in a directory of his own with the image, where `/dev/fuse` is for
+/// everybody, as distributions have it.
+fn as_user(mounts: &Mounts, line: &str) -> Option<Output> {
+    let own = mounts.path("own");
+    fs::create_dir_all(own.join("m")).unwrap();
+    fs::set_permissions(mounts.place.0.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    if !own.join("a.img").exists() {
+        fs::copy(mounts.path("a.img"), own.join("a.img")).unwrap();
+    }
+    fs::copy(EXTANT, own.join("extant")).unwrap();
+    for name in ["", "m", "a.img", "extant"] {
+        std::os::unix::fs::chown(own.join(name), Some(USER), Some(USER)).unwrap();
+    }
+    let device = mounts.path("fuse");
+    let prepare = format!(
+        "[ -e {0} ] || mknod {0} c 10 229; chmod 666 {0}; mount --bind {0} /dev/fuse || exit 77; \
+         command -v setpriv fusermount3 >/dev/null || exit 77; \
+         exec setpriv --reuid {USER} --regid {USER} --clear-groups sh -exc \"$LINE\"",
+        device.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-c", &prepare]).env("LINE", line);
+    command.env("HOME", &own).env("LC_ALL", "C").current_dir(&own).stdin(Stdio::null());
+    let output = command.output().ok().filter(|output| output.status.code() != Some(77));
+    if output.is_none() {
+        println!("skipped: needs unshare, setpriv, fusermount3");
+    }
+    output
+}
+
+#[test]
+fn an_ordinary_user_mounts_and_edits_what_is_roots() {
+    let Some(mounts) = mounts() else { return };
+    let lines = "./extant mount --map-root --log log a.img m; stat -c %u m; mkdir m/dir; echo x > m/dir/f; \
+                 stat -c %u:%g m/dir/f; grep ' fuse.extant ' /proc/self/mountinfo; \
+                 ./extant stats m >/dev/null; ./extant umount m; \
+                 ./extant stat --json a.img:/dir/f; \
+                 ./extant mount --log log a.img m; stat -c %u m; ! mkdir m/other; fusermount3 -u m; \
+                 ./extant mount --log log -r a.img m; ! touch m/x; ./extant umount m; \
+                 ./extant mount -f --log log a.img m & P=$!; \
+                 until grep -q fuse.extant /proc/self/mountinfo; do sleep 0.05; done; \
+                 kill $P; wait $P";
+    let Some(output) = as_user(&mounts, lines) else { return };
+    let said = succeeded(&output);
+    let rows: Vec<&str> = said.lines().collect();
+    assert_eq!(rows[0], USER.to_string(), "root of the image is the user");
+    assert_eq!(rows[1], format!("{USER}:{USER}"));
+    assert!(rows[2].contains("nosuid,nodev"), "{said}");
+    assert!(said.contains("\"uid\": 0"), "stored as root's: {said}");
+    assert!(said.lines().any(|line| line == "0"), "without the map it is root's: {said}");
+    let image = mounts.path("own/a.img");
+    assert_eq!(fs::metadata(&image).unwrap().uid(), USER);
+    if let Some(check) = tool("e2fsck", &["-fn", image.to_str().unwrap()], Path::new("/")) {
+        assert!(check.status.success(), "{}", text(&check));
+    }
+}
+
+#[test]
+fn what_an_ordinary_user_may_not_is_explained() {
+    let Some(mounts) = mounts() else { return };
+    let lines = "set +e; ./extant mount a.img /usr; echo $?; \
+                 ./extant mount --allow-other a.img m; echo $?; \
+                 ./extant mount /dev/null m; echo $?; PATH=/nowhere ./extant umount m; echo $?";
+    let Some(output) = as_user(&mounts, lines) else { return };
+    let said = succeeded(&output);
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.starts_with("7\n"), "{said}{complaints}");
+    assert!(complaints.contains("directory of his own"), "{complaints}");
+    if !fs::read_to_string("/etc/fuse.conf")
+        .unwrap_or_default()
+        .lines()
+        .any(|l| l == "user_allow_other")
+    {
+        assert!(complaints.contains("user_allow_other"), "{complaints}");
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_no_mount() {
+    let Some(mounts) = mounts() else { return };
+    // Somebody else's wait, in which the launcher ends: another host's protection takes seconds.
+    let Some(tuned) = tool("tune2fs", &["-O", "mmp", "a.img"], mounts.place.0.path()) else {
+        return;
+    };
+    assert!(tuned.status.success());
+    let fresh = mounts.mount(&[]);
+    fresh.succeeds();
+    let server = mounts.processes().1;
+    signal(server, Signal::KILL);
+    until("it is gone", || mounts.listed().is_none());
+    // Not ended cleanly: the next one waits for the other host to show itself.
+    let mut command = mounts.place.command(&["mount", "--log", "log", "a.img", "m"]);
+    let mut launcher: Child = command.process_group(0).spawn().unwrap();
+    extant_sync::Clock::sleep(&extant_sync::SystemClock, Duration::from_millis(700));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let lock = || fs::File::open(mounts.path("a.img")).unwrap().try_lock().is_ok();
+    until("the image is free", lock);
+    assert!(mounts.listed().is_none());
+}
