@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod io;
+pub mod mount;
 pub mod namespace;
 pub mod read;
 pub mod report;

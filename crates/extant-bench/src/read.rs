@@ -38,7 +38,7 @@ pub fn write_tar(path: &Path, entries: u32) -> Result<()> {
 }
 
 /// A ustar header.
-fn header(name: &str, kind: u8, size: u64) -> Result<[u8; 512]> {
+pub(crate) fn header(name: &str, kind: u8, size: u64) -> Result<[u8; 512]> {
     let mut block = [0; 512];
     let mut put = |at: usize, bytes: &[u8]| {
         block[at..at + bytes.len()].copy_from_slice(bytes);

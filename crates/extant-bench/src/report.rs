@@ -68,8 +68,9 @@ impl Series {
 ///
 /// When the file cannot be written.
 pub fn report(name: &str, base: &str, all: &[Series]) -> Result<()> {
+    let width = all.iter().map(|series| series.row.len()).max().unwrap_or(0).max(12);
     println!(
-        "\n{:<12} {:<12} {:>11} {:>11} {:>11} {:<5} {:>5} {:>10}",
+        "\n{:<width$} {:<12} {:>11} {:>11} {:>11} {:<7} {:>5} {:>10}",
         "row",
         "target",
         "median",
@@ -84,7 +85,7 @@ pub fn report(name: &str, base: &str, all: &[Series]) -> Result<()> {
         let of_base = all.iter().find(|other| other.row == series.row && other.target == base);
         let ratio = of_base.map_or(f64::NAN, |other| line.median / other.median());
         println!(
-            "{:<12} {:<12} {:>11.3} {:>11.3} {:>11.3} {:<5} {:>5} {:>10.2}",
+            "{:<width$} {:<12} {:>11.3} {:>11.3} {:>11.3} {:<7} {:>5} {:>10.2}",
             line.row, line.target, line.median, line.min, line.max, line.unit, line.runs, ratio
         );
     }

@@ -18,7 +18,7 @@ use crate::run::find;
 /// Runs a tool of the administrator and returns what it printed.
 ///
 /// In a process group of its own: a ^C must not end it between making something and telling what.
-fn tool(name: &str, args: &[&str]) -> Result<String> {
+pub(crate) fn tool(name: &str, args: &[&str]) -> Result<String> {
     let path = find(name).with_context(|| format!("{name} is not installed"))?;
     let output = Command::new(path)
         .args(args)
