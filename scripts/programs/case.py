@@ -166,7 +166,8 @@ class Case:
         """Ends the server, then everyone who worked on it, then the mount."""
         self.mount.kill()
         self.note("the server was ended")
-        left = end_descendants(seconds=60)
+        keeper = {self.mount.server.pid} if self.mount.server else ()
+        left = end_descendants(but=keeper, seconds=60)
         if left:
             raise Failure(f"processes {left} do not end on a dead mount")
         self.mount.clear()

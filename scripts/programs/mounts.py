@@ -11,7 +11,7 @@ import struct
 import subprocess
 import time
 
-from .processes import Failure, descendants, find, kill, mounts_below, need
+from .processes import Failure, Skip, descendants, find, kill, mounts_below, need
 
 # _IOR('X', 125, __u32), and its argument: stop at once, write nothing.
 EXT4_IOC_SHUTDOWN = 0x8004587D
@@ -31,6 +31,7 @@ class Mount:
     def __init__(self, image, place, log):
         self.image, self.place, self.log = image, place, log
         self.server = None
+        self.kills = 0
 
     def start(self):
         """Mounts."""
@@ -105,19 +106,42 @@ class Extant(Mount):
     name = "extant"
 
     def start(self):
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            raise Skip("/dev/fuse is not there, or not for this user")
+        if os.getuid() != 0:
+            need("fusermount3")
         command = os.environ.get("EXTANT", "target/release/extant")
         options = "allow_other" if os.getuid() == 0 else "rw"
         self.serve([command, "mount", "--foreground", "-o", options, self.image, self.place])
 
     def kill(self):
-        self.kill_server()
+        """Both of its processes at once, or only the one that serves."""
+        if self.server.poll() is not None:
+            raise Failure(f"the server had ended by itself, with {self.server.returncode}")
+        serving = descendants(self.server.pid)
+        self.kills += 1
+        if self.kills % 2 == 1 or not serving:
+            self.kill_server()
+        for pid in serving:
+            kill(pid)
 
     def unmount(self):
         self.umount()
         self.end_server()
 
     def clear(self):
-        self.umount()
+        if self.server is None:
+            return self.umount()
+        # The one that is left takes the mount away, and does not say that all is well.
+        try:
+            status = self.server.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise Failure(f"the keeper runs {WAIT_SECONDS} s after its server was killed") from error
+        self.server = None
+        if status == 0:
+            raise Failure("the keeper ended with 0 after its server was killed")
+        if self.is_mounted():
+            raise Failure("the keeper left the mount of its killed server behind")
 
 
 class Fuse2fs(Mount):

@@ -47,7 +47,7 @@ def need(*tools):
 
 
 def parents():
-    """Process id -> id of its parent, of all processes."""
+    """Process id -> id of its parent, of all processes that run."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -58,12 +58,13 @@ def parents():
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        found[int(name)] = int(fields[1])
+        if fields[0] != b"Z":
+            found[int(name)] = int(fields[1])
     return found
 
 
 def descendants(root):
-    """Ids of all processes below `root`."""
+    """Ids of all processes below `root` that have not ended."""
     of = parents()
     below = []
     for pid in of:
@@ -82,15 +83,15 @@ def kill(pid, number=signal.SIGKILL):
         pass
 
 
-def end_descendants(root=None, seconds=10.0):
-    """Kills all that is below `root` (this process if not said); returns who is left."""
-    root = root or os.getpid()
+def end_descendants(but=(), seconds=10.0):
+    """Kills all that is below this process, but for some; returns who is left."""
     end = time.monotonic() + seconds
     while True:
-        left = descendants(root)
+        left = [pid for pid in descendants(os.getpid()) if pid not in but]
         for pid in left:
             kill(pid)
-        reap()
+        if not but:
+            reap()
         if not left or time.monotonic() > end:
             return left
         time.sleep(0.02)
