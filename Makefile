@@ -11,7 +11,7 @@ EXTANT := $(TARGET)/release/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo test test-long bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo test test-long test-programs bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,15 +26,20 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps fuse3 || true
+	@scripts/deps python3 fuse3 git || true
 	$(CARGO) test --workspace
 
-test-long: ## all tests and those that take minutes
+test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps fuse3 || true
 	$(CARGO) test --workspace --release -- --include-ignored
+	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
+	EXTANT=$(EXTANT) scripts/real-programs
 
-bench: bench-build bench-mkfs bench-read bench-namespace bench-io ## all benchmarks
+test-programs: build ## real programs on a mount, each also with the server killed (PROGRAMS="git tar")
+	@scripts/deps e2fsprogs acl attr libcap tar python3 fuse3 git rsync fio stress-ng postgresql || true
+	EXTANT=$(EXTANT) scripts/real-programs $(PROGRAMS)
+
+bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-mount ## all benchmarks
 
 bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
@@ -60,6 +65,11 @@ bench-io: ## contents of files against the kernel's ext4 and XFS and memcpy (roo
 bench-io-memory: ## memory of ten minutes with four times as much data as cache (MINUTES=)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --release -q -p extant-bench -- io-memory --minutes $(or $(MINUTES),10)
+
+bench-mount: build ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= ROUNDS= SIZE= FILES=)
+	@scripts/deps e2fsprogs tar
+	@scripts/deps fuse2fs fuse3 || true
+	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mount
 
 install: build ## command, mount helpers, manual pages, completions (PREFIX, DESTDIR)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 \
