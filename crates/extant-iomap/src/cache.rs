@@ -266,16 +266,28 @@ impl Cache {
     /// Memory for a folio of at most `2^order` pages: smaller ones when there is no room for such,
     /// given up folios when there is none at all.
     pub(crate) fn allocate(&self, order: u8, shard: u64) -> Option<(u32, u8)> {
+        let (page, order, fresh) = self.allocate_raw(order, shard)?;
+        self.prepare(page, order, fresh);
+        Some((page, order))
+    }
+
+    /// Makes the first use of memory cheap, if it is from a `fresh` chunk and large.
+    pub(crate) fn prepare(&self, page: u32, order: u8, fresh: bool) {
+        if fresh && order >= 4 {
+            self.arena.prepare(page >> ORDER_MAX);
+        }
+    }
+
+    /// [`allocate`](Self::allocate) without [`prepare`](Self::prepare), which takes long; also
+    /// whether the chunk is fresh.
+    pub(crate) fn allocate_raw(&self, order: u8, shard: u64) -> Option<(u32, u8, bool)> {
         let shard = shard as usize;
         let order = order.clamp(self.order_min, self.order_max);
         for attempt in 0..4 {
             let mut smaller = order;
             loop {
                 if let Some((page, fresh)) = self.buddy.alloc(smaller, shard) {
-                    if fresh && smaller >= 4 {
-                        self.arena.prepare(page >> ORDER_MAX);
-                    }
-                    return Some((page, smaller));
+                    return Some((page, smaller, fresh));
                 }
                 // A smaller one at once only if room cannot be made, or was made already.
                 if smaller == self.order_min || attempt == 0 {

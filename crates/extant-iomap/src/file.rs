@@ -77,6 +77,16 @@ pub(crate) enum Fit {
     Around,
 }
 
+/// What became of a folio to be made for a reader that has not come yet.
+pub(crate) enum MadeAhead<'a> {
+    /// New, and locked.
+    Made(Pin<'a>, MutexGuard<'a, ()>),
+    /// Somebody else made one there.
+    Taken,
+    /// There is no memory for it.
+    NoRoom,
+}
+
 /// While it is held, nothing of the file is under writeback and no writeback begins.
 #[must_use = "writeback goes on when it is dropped"]
 pub struct KeptOut<'a> {
@@ -100,7 +110,7 @@ impl FileCache {
             orders: AtomicU16::new(0),
             last: AtomicU32::new(NO_FRAME),
             mapping: Mutex::new(Rank::Leaf, None),
-            streams: Streams::default(),
+            streams: Streams::new(cache.options.bytes >> PAGE_LOG2),
             writeback: Mutex::new(Rank::Writeback, ()),
             passes: Mutex::new(Rank::Leaf, 0),
             pass_ended: Condvar::new(),
@@ -176,7 +186,9 @@ impl FileCache {
 
     /// Somebody came back to a folio: it is worth keeping for another round.
     fn note_use(&self, pin: &Pin<'_>) {
-        pin.mark_used();
+        if !pin.is_ahead() {
+            pin.mark_used();
+        }
         self.last.store(pin.id(), Ordering::Relaxed);
     }
 
@@ -200,25 +212,12 @@ impl FileCache {
         let cache = &*self.cache;
         let order = self.order_at(page, order, fit);
         let (frame, order) = cache.allocate(order, self.inner.id)?;
-        let start = page >> order << order;
-        let mut index = self.inner.index.write();
-        let end = start + (1 << order);
-        let is_taken = index.at(start).is_some() || index.folios.range(start..end).next().is_some();
-        if is_taken {
-            drop(index);
-            cache.release(frame, order);
-            return Some(None);
+        let made = self.insert(frame, page >> order << order, order, false);
+        match &made {
+            Some(_) => self.last.store(frame, Ordering::Relaxed),
+            None => cache.release(frame, order),
         }
-        // Not before it is known to be the only one: an old hint finds it from here on.
-        let pin = cache.frames.publish(frame, self.inner.id, start, order);
-        // First, or who looks meanwhile takes the file for empty.
-        self.orders.fetch_or(1 << order, Ordering::Relaxed);
-        index.folios.insert(start, (frame, order));
-        drop(index);
-        cache.hints.set(self.inner.id, start, order, frame);
-        self.last.store(frame, Ordering::Relaxed);
-        cache.counters.folios_made.add(1);
-        Some(Some(pin))
+        Some(made)
     }
 
     /// The largest order up to `order` that a folio for `page` may have, apart from the folios there
@@ -243,6 +242,46 @@ impl FileCache {
         order
     }
 
+    /// Makes a folio for `page` that a reader will want, of at most `2^order` pages, and locks it
+    /// before anybody can find it: whoever comes waits until it is filled.
+    pub(crate) fn make_ahead(&self, page: u64, order: u8, ahead: bool) -> MadeAhead<'_> {
+        let cache = &*self.cache;
+        let order = self.order_at(page, order, Fit::From);
+        let Some((frame, order, fresh)) = cache.allocate_raw(order, self.inner.id) else {
+            return MadeAhead::NoRoom;
+        };
+        let guard = cache.frames.lock(frame);
+        let Some(pin) = self.insert(frame, page >> order << order, order, ahead) else {
+            drop(guard);
+            cache.release(frame, order);
+            return MadeAhead::Taken;
+        };
+        cache.prepare(frame, order, fresh);
+        MadeAhead::Made(pin, guard)
+    }
+
+    /// Puts a new folio into the index; `None` when there is one already.
+    fn insert(&self, frame: u32, start: u64, order: u8, ahead: bool) -> Option<Pin<'_>> {
+        let cache = &*self.cache;
+        let mut index = self.inner.index.write();
+        let end = start + (1 << order);
+        if index.at(start).is_some() || index.folios.range(start..end).next().is_some() {
+            return None;
+        }
+        // Not before it is known to be the only one: an old hint finds it from here on.
+        let pin = cache.frames.publish(frame, self.inner.id, start, order);
+        if ahead {
+            pin.set_ahead();
+        }
+        // First, or who looks meanwhile takes the file for empty.
+        self.orders.fetch_or(1 << order, Ordering::Relaxed);
+        index.folios.insert(start, (frame, order));
+        drop(index);
+        cache.hints.set(self.inner.id, start, order, frame);
+        cache.counters.folios_made.add(1);
+        Some(pin)
+    }
+
     /// Frees a folio that is in no index; later, if somebody has it pinned for a moment.
     pub(crate) fn give_away(&self, frame: u32, order: u8) {
         if self.cache.frames.kill(frame) {
@@ -259,6 +298,12 @@ impl FileCache {
             return Some(page);
         }
         index.folios.range(page..).next().map(|(&start, _)| start)
+    }
+
+    /// Where the folio that has `page` ends, if one has.
+    pub(crate) fn cached_to(&self, page: u64) -> Option<u64> {
+        let index = self.inner.index.read();
+        index.at(page).map(|(start, _, order)| start + (1 << order))
     }
 
     /// Units of bytes `range` of the file in a folio, rounded outward.

@@ -38,7 +38,7 @@ use std::fmt;
 
 use extant_sync::{Mutex, MutexGuard, Rank};
 
-use identity::{DETACHED, Identity, LISTED, USED};
+use identity::{AHEAD, DETACHED, Identity, LISTED, USED};
 
 /// The number of a folio: the page of the arena where it begins.
 pub(crate) type FrameId = u32;
@@ -84,6 +84,13 @@ impl Frames {
     pub(crate) fn pin(&self, id: FrameId, file: u64, page: u64) -> Option<Pin<'_>> {
         let frame = self.frames.get(id as usize)?;
         frame.identity.pin(file, page).then(|| Pin { frame, id })
+    }
+
+    /// The lock of a folio that will begin there, before it is [published](Self::publish). The caller
+    /// has the pages, so nobody else holds it.
+    #[track_caller]
+    pub(crate) fn lock(&self, id: FrameId) -> MutexGuard<'_, ()> {
+        self.frames[id as usize].lock.lock()
     }
 
     /// Whatever folio begins at that page of the arena, detached or not.
@@ -173,7 +180,6 @@ impl<'a> Pin<'a> {
         self.frame.lock.lock()
     }
 
-    #[cfg(test)]
     /// Takes the folio's lock if nobody has it.
     #[track_caller]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'a, ()>> {
@@ -207,6 +213,22 @@ impl<'a> Pin<'a> {
             true => !self.frame.identity.set(LISTED),
             false => self.frame.identity.take(LISTED),
         }
+    }
+
+    /// Notes that the reader for whom it was made has not come yet.
+    pub(crate) fn set_ahead(&self) {
+        self.frame.identity.set(AHEAD);
+    }
+
+    /// Whether it is so.
+    #[inline]
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.frame.identity.has(AHEAD)
+    }
+
+    /// Whether it was so until now.
+    pub(crate) fn take_ahead(&self) -> bool {
+        self.frame.identity.take(AHEAD)
     }
 
     /// How many pins it has, this one and those of passing lookers included.

@@ -152,6 +152,11 @@ pub trait Mapper {
     /// Those of that writeback.
     fn relieve(&self) -> Result<bool, Self::Error>;
 
+    /// A reader will want more than is cached: if there is a thread to spare, let it call
+    /// [`FileCache::fetch_next`](crate::FileCache::fetch_next) until that is false. Called with the
+    /// content lock and pins held; waits for nothing.
+    fn read_ahead(&self) {}
+
     /// Raises the size in memory, after the bytes are in the cache. The caller holds the content
     /// lock exclusively and the lock of the folio that has the new end.
     fn set_size(&self, size: u64);

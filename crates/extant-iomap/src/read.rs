@@ -57,12 +57,19 @@ impl FileCache {
         pin: &Pin<'_>,
         at: u64,
         out: &mut [u8],
-    ) -> Result<usize, M::Error> {
+    ) -> Result<usize, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
         let folio = self.bytes_of(pin);
         let len = usize::try_from(folio.end - at).unwrap_or(usize::MAX).min(out.len());
         let range = at..at + len as u64;
+        if pin.is_ahead() && pin.take_ahead() {
+            self.arrive(mapper, at >> PAGE_LOG2);
+        }
         if !self.cache.states.all(State::Uptodate, self.units(pin, range.clone())) {
-            self.fill(mapper, pin, range)?;
+            let _folio = self.lock_to_fill(mapper, pin);
+            self.fill_locked(mapper, pin, range)?;
         }
         self.cache.arena.copy_out(self.arena_at(pin, at), &mut out[..len]);
         Ok(len)
@@ -98,21 +105,26 @@ impl FileCache {
                 Ok(rest)
             }
             Kind::Mapped(_) => {
-                let (page, wanted) = (at >> PAGE_LOG2, out.len() as u64);
-                let window = self.streams.window(page, pages_of(at, wanted));
-                let end = page.saturating_add(window).saturating_mul(1 << PAGE_LOG2);
-                let end = end.min(size).min(mapping.end());
+                let page = at >> PAGE_LOG2;
                 // More would drive out its own beginning.
-                let end = end.min(at.saturating_add(self.cache.options.bytes / 4));
-                let first = self.fill_absent(mapper, at..end.max(at + 1))?;
+                let most = size.min(at.saturating_add(self.cache.options.bytes / 4));
+                let wanted = (out.len() as u64).min(most - at);
+                let window = self.streams.miss(page, pages_of(at, wanted));
+                if window.goes_on {
+                    self.arrive(mapper, page);
+                }
+                let end = window.pages.end.saturating_mul(1 << PAGE_LOG2).min(most);
+                let pin = self.fill_absent(mapper, at..end.min(mapping.end()).max(at + 1))?;
+                let Some(pin) = pin else { return Ok(0) };
+                let rest = self.bytes_of(&pin).end >> PAGE_LOG2..end.div_ceil(1 << PAGE_LOG2);
+                self.fetch(mapper, rest, window.goes_on);
                 // While it is pinned: however little room there is, a read gets on.
-                first.map_or(Ok(0), |pin| self.read_folio(mapper, &pin, at, out))
+                self.read_folio(mapper, &pin, at, out)
             }
         }
     }
 
-    /// Makes folios for the first bytes of `range`, up to the next that there is, and fills them.
-    /// Returns the first.
+    /// Makes a folio for the first bytes of `range` and fills it.
     fn fill_absent<M: Mapper>(
         &self,
         mapper: &M,
@@ -121,32 +133,15 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
-        let mut first = None;
-        let mut page = range.start >> PAGE_LOG2;
-        let end = range.end.div_ceil(1 << PAGE_LOG2);
-        while page < end {
-            let is_first = page == range.start >> PAGE_LOG2;
-            if !is_first && self.next_cached(page) == Some(page) {
-                break;
-            }
-            let Some(pin) =
-                self.make_or_relieve(mapper, page, (order_for(end - page), Fit::From), is_first)?
-            else {
-                break;
-            };
-            let folio = self.bytes_of(&pin);
-            let part = folio.start..folio.end.min(range.end.max(folio.start + 1));
-            // Only what was asked for may fail the caller.
-            if let Err(error) = self.fill(mapper, &pin, part) {
-                if is_first {
-                    return Err(error);
-                }
-                break;
-            }
-            page = folio.end >> PAGE_LOG2;
-            first.get_or_insert(pin);
-        }
-        Ok(first)
+        let page = range.start >> PAGE_LOG2;
+        let order = order_for(pages_of(range.start, range.end - range.start));
+        let Some(pin) = self.make_or_relieve(mapper, page, (order, Fit::From), true)? else {
+            return Ok(None);
+        };
+        let folio = self.bytes_of(&pin);
+        let part = folio.start..folio.end.min(range.end.max(folio.start + 1));
+        self.fill(mapper, &pin, part)?;
+        Ok(Some(pin))
     }
 
     /// A new folio; when there is no room, after something was written back. `None` when there is

@@ -95,6 +95,12 @@ counters! {
     device_writes,
     /// Reads from the device.
     device_reads,
+    /// Windows that a thread has fetched before a reader came.
+    ahead_fetched,
+    /// Windows that a reader has fetched while another thread filled the one it needed.
+    ahead_helped,
+    /// Waits of a reader for a folio that another thread filled.
+    fill_waits,
     /// Bytes copied into the cache for callers.
     bytes_copied,
     /// Units whose state was looked at or changed by writes: grows with the bytes written, not with the

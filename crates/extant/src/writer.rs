@@ -20,7 +20,7 @@ use extant_sync::{Background, Clock, Mutex, Rank};
 use crate::alloc::Allocator;
 use crate::dentry::Dentries;
 use crate::error::{FsError, Result};
-use crate::file::DirtyFiles;
+use crate::file::{DirtyFiles, ReadAhead};
 use crate::mmp::MmpGuard;
 use crate::node::Node;
 use crate::orphan::{OrphanSummary, Orphans};
@@ -67,6 +67,7 @@ pub(crate) struct Writer {
     shut_down: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
+    read_ahead: ReadAhead,
     background: OnceLock<Mutex<Option<Arc<Background>>>>,
     inodes_encoded: AtomicU64,
     inode_updates: [Lane; LANES],
@@ -143,6 +144,7 @@ impl Writer {
             shut_down: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
             dirty_files: DirtyFiles::new(),
+            read_ahead: ReadAhead::new(),
             background: OnceLock::new(),
             inodes_encoded: AtomicU64::new(0),
             inode_updates: Default::default(),
@@ -161,6 +163,10 @@ impl Writer {
         &self.dirty_files
     }
 
+    pub(crate) fn read_ahead(&self) -> &ReadAhead {
+        &self.read_ahead
+    }
+
     /// The thread that writes what is due; once.
     pub(crate) fn set_background(&self, background: Background) {
         let _ = self.background.set(Mutex::new(Rank::Leaf, Some(Arc::new(background))));
@@ -175,8 +181,9 @@ impl Writer {
         }
     }
 
-    /// Ends the thread, after what it is doing. No lock is held.
+    /// Ends the threads, after what they are doing. No lock is held.
     pub(crate) fn stop_background(&self) {
+        self.read_ahead.stop();
         let background = self.background.get().and_then(|slot| slot.lock().take());
         drop(background);
     }

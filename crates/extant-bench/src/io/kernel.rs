@@ -247,6 +247,10 @@ impl Handle for KernelFile {
         Ok(rustix::fs::ftruncate(&self.fd, len)?)
     }
 
+    fn forget(&mut self) -> Result<()> {
+        Ok(rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed)?)
+    }
+
     fn sync(&mut self) -> Result<()> {
         Ok(rustix::fs::fsync(&self.fd)?)
     }

@@ -19,18 +19,19 @@ pub struct Library {
 }
 
 impl Library {
-    /// Mounts `image` for reading and writing, with `cache_bytes` for the contents of files.
+    /// Mounts `image` for reading and writing, with `cache_bytes` for the contents of files, and with
+    /// threads in the `background` or none.
     ///
     /// # Errors
     ///
     /// Those of opening and mounting.
-    pub fn mount(image: &Path, cache_bytes: u64) -> Result<Library> {
+    pub fn mount(image: &Path, cache_bytes: u64, background: bool) -> Result<Library> {
         let device = FileDevice::open_read_write(image)?;
         Ok(Library {
             fs: MountOptions::new()
                 .read_only(false)
                 .data_cache_bytes(cache_bytes)
-                .background(false)
+                .background(background)
                 .open(device)?,
         })
     }
@@ -136,6 +137,11 @@ impl Handle for LibraryFile {
 
     fn set_len(&mut self, len: u64) -> Result<()> {
         Ok(self.0.truncate(len)?)
+    }
+
+    fn forget(&mut self) -> Result<()> {
+        self.0.fs().drop_cached();
+        Ok(())
     }
 
     fn sync(&mut self) -> Result<()> {

@@ -140,7 +140,7 @@ impl<F: Handle> Known<F> {
 ///
 /// Errors of the library; contents that are not what was written.
 pub fn run(image: &Path, cache_bytes: u64, length: Duration, seed: u64) -> Result<Outcome> {
-    let volume = Library::mount(image, cache_bytes)?;
+    let volume = Library::mount(image, cache_bytes, false)?;
     let dir = volume.dir("memory")?;
     let blocks = cache_bytes * DATA_PER_CACHE / BLOCK as u64 / (FILES * THREADS) as u64;
     ensure!(blocks > 2 * MOST_BLOCKS, "the cache is too small: {cache_bytes} bytes");

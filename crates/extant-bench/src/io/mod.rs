@@ -120,11 +120,12 @@ impl Images<'_> {
     fn library<T>(
         &self,
         writeback: Writeback,
+        background: bool,
         work: impl FnOnce(&Library) -> Result<T>,
     ) -> Result<T> {
         let off = writeback == Writeback::Off;
         let cache_bytes = self.settings.file_bytes * if off { 4 } else { 2 };
-        let library = Library::mount(&self.path(Target::Extant), cache_bytes)?;
+        let library = Library::mount(&self.path(Target::Extant), cache_bytes, background)?;
         let result = if off { work(&library) } else { library.with_flusher(|| work(&library)) }?;
         library.close()?;
         Ok(result)
@@ -143,7 +144,11 @@ impl Images<'_> {
         let bytes = self.settings.file_bytes;
         let writeback = row.kind.writeback();
         let rate = match target {
-            Target::Extant => self.library(writeback, |volume| work::run(volume, row, bytes))?,
+            Target::Extant => {
+                // Readers have the thread that reads ahead; writers have the flusher instead.
+                let reads = row.kind.appends().is_none();
+                self.library(writeback, reads, |volume| work::run(volume, row, bytes))?
+            }
             Target::Ext4 | Target::Xfs => {
                 if writeback == Writeback::Off && row.kind.appends().is_some() {
                     kernel::ensure_no_writeback(bytes)?;
@@ -169,7 +174,7 @@ impl Images<'_> {
         let seconds = self.settings.seconds;
         Ok(match target {
             Target::Extant => {
-                Some(self.library(Writeback::On, |volume| on(volume, instances, seconds))?)
+                Some(self.library(Writeback::On, false, |volume| on(volume, instances, seconds))?)
             }
             Target::Ext4 | Target::Xfs => {
                 Some(self.kernel(target, |volume| on(volume, instances, seconds))?)
@@ -286,7 +291,9 @@ pub fn io(dir: &Path, settings: &Settings) -> Result<()> {
 fn prepare(images: &Images<'_>, target: Target) -> Result<()> {
     let bytes = images.settings.file_bytes;
     match target {
-        Target::Extant => images.library(Writeback::On, |volume| work::prepare(volume, bytes)),
+        Target::Extant => {
+            images.library(Writeback::On, false, |volume| work::prepare(volume, bytes))
+        }
         Target::Ext4 | Target::Xfs => images.kernel(target, |volume| work::prepare(volume, bytes)),
         Target::Memcpy => Ok(()),
     }

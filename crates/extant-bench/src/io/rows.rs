@@ -11,6 +11,8 @@ pub enum Kind {
     ReadMemory,
     /// A file with data is read that was not read since the mount.
     ReadDisk,
+    /// The same, but the cache has been full once: its memory is not the system's any more.
+    ReadWarm,
     /// A new file is written; nothing is written back.
     AppendCache,
     /// A file that is cached and clean is written over; nothing is written back.
@@ -37,10 +39,11 @@ pub enum Writeback {
 }
 
 impl Kind {
-    const ALL: [Kind; 9] = [
+    const ALL: [Kind; 10] = [
         Kind::ReadHole,
         Kind::ReadMemory,
         Kind::ReadDisk,
+        Kind::ReadWarm,
         Kind::AppendCache,
         Kind::OverwriteCache,
         Kind::AppendWriteback,
@@ -54,6 +57,7 @@ impl Kind {
             Kind::ReadHole => "read hole",
             Kind::ReadMemory => "read memory",
             Kind::ReadDisk => "read disk",
+            Kind::ReadWarm => "read warm",
             Kind::AppendCache => "append cache",
             Kind::OverwriteCache => "overwrite cache",
             Kind::AppendWriteback => "append writeback",
@@ -66,7 +70,7 @@ impl Kind {
     /// Whether a new file is written, an old one, or (`None`) none.
     pub fn appends(self) -> Option<bool> {
         match self {
-            Kind::ReadHole | Kind::ReadMemory | Kind::ReadDisk => None,
+            Kind::ReadHole | Kind::ReadMemory | Kind::ReadDisk | Kind::ReadWarm => None,
             Kind::AppendCache | Kind::AppendWriteback | Kind::AppendFsync => Some(true),
             Kind::OverwriteCache | Kind::OverwriteWriteback | Kind::OverwriteFsync => Some(false),
         }
@@ -158,9 +162,9 @@ mod tests {
     #[test]
     fn the_table_has_each_kind_with_three_sizes() {
         let names: Vec<String> = Row::all().iter().map(Row::to_string).collect();
-        assert_eq!(names.len(), 27);
+        assert_eq!(names.len(), 30);
         assert_eq!(names[0], "read hole 4K");
-        assert_eq!(names[26], "overwrite fsync 1M");
+        assert_eq!(names[29], "overwrite fsync 1M");
         let cached = Row { kind: Kind::ReadMemory, block_bytes: 1 << 20 };
         assert_eq!(cached.bars(), [Bar::new("ext4", 4.0), Bar::new("memcpy", 0.85)]);
     }

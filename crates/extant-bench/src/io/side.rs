@@ -13,6 +13,8 @@ pub trait Handle {
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize>;
     /// Sets the size in bytes.
     fn set_len(&mut self, len: u64) -> Result<()>;
+    /// Its contents, all clean, leave the cache. Where the cache has memory of its own it keeps that.
+    fn forget(&mut self) -> Result<()>;
     /// Makes contents and attributes durable (`fsync`).
     fn sync(&mut self) -> Result<()>;
     /// Makes the contents durable (`fdatasync`).
@@ -97,6 +99,10 @@ impl Handle for Region {
 
     fn set_len(&mut self, _len: u64) -> Result<()> {
         anyhow::bail!("memory keeps its size")
+    }
+
+    fn forget(&mut self) -> Result<()> {
+        Ok(())
     }
 
     fn sync(&mut self) -> Result<()> {

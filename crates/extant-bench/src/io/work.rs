@@ -172,6 +172,14 @@ pub fn run(volume: &impl Volume, row: Row, file_bytes: u64) -> Result<f64> {
             verify(&mut file, len)?;
             Ok(rate(len, 1, elapsed))
         }
+        Kind::ReadWarm => {
+            let mut file = dir.open_to_read("data")?;
+            verify(&mut file, len)?;
+            file.forget()?;
+            let elapsed = read_pass(&mut file, len, &mut buffer)?;
+            verify(&mut file, len)?;
+            Ok(rate(len, 1, elapsed))
+        }
         Kind::ReadMemory => {
             let mut file = data_file(&dir, "data", len)?;
             verify(&mut file, len)?;

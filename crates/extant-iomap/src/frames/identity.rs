@@ -33,6 +33,8 @@ pub(super) const USED: u8 = 1;
 pub(super) const DETACHED: u8 = 2;
 /// On its file's list of dirty folios.
 pub(super) const LISTED: u8 = 4;
+/// Made for a reader that has not come yet.
+pub(super) const AHEAD: u8 = 8;
 
 /// The part of a frame that lookers race for.
 pub(super) struct Identity {

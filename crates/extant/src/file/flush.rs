@@ -160,7 +160,7 @@ impl Fs {
         Ok(true)
     }
 
-    /// Starts the thread that calls [`tick`](Fs::tick).
+    /// Starts the thread that calls [`tick`](Fs::tick), and allows the one that reads ahead.
     ///
     /// # Errors
     ///
@@ -179,7 +179,9 @@ impl Fs {
         let started = Background::start("extant-flush", PERIOD, work);
         let what = "background: the system starts no thread; set it to false and call `tick`";
         let background = started.map_err(|_| FsError::InvalidArgument { what })?;
-        self.volume().writer()?.set_background(background);
+        let writer = self.volume().writer()?;
+        writer.set_background(background);
+        writer.read_ahead().allow();
         Ok(())
     }
 

@@ -317,6 +317,10 @@ impl Mapper for FileMapper<'_> {
         self.fs.relieve()
     }
 
+    fn read_ahead(&self) {
+        self.queue_read_ahead();
+    }
+
     fn map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping> {
         let bits = self.bits();
         let at = range.start >> bits;

@@ -10,11 +10,13 @@
 //! io       read, write, append           resize   truncate, both ways
 //! copy     from file to file             fallocate   space for ranges, all modes
 //! query    where data and holes are      mapped   files as memory of the program
+//! ahead    the thread that fetches what readers will want
 //! flush    sync, the list of dirty files, limits
 //! mapper   what is behind a range, where delayed data goes, how it gets into the map
 //! state    both sizes, times to store    delayed  blocks without an address yet
 //! ```
 
+mod ahead;
 mod copy;
 mod delayed;
 mod fallocate;
@@ -26,6 +28,7 @@ mod query;
 mod resize;
 mod state;
 
+pub(crate) use ahead::ReadAhead;
 pub use fallocate::Fallocate;
 pub(crate) use flush::DirtyFiles;
 pub use io::WriteBy;

@@ -56,6 +56,8 @@ pub(crate) struct FileState {
     /// Since when it is on the list of dirty files, in nanoseconds and one more; 0 when it is not.
     /// Changed under the lock of the list.
     listed: AtomicU64,
+    /// It is in the queue of the thread that reads ahead.
+    pub(super) awaits_thread: AtomicBool,
     /// Parts that programs have mapped, and how many.
     pub(super) maps: Mutex<Vec<Arc<MappedPages>>>,
     pub(super) map_count: AtomicUsize,
@@ -74,6 +76,7 @@ impl FileState {
             unflushed: AtomicBool::new(false),
             moved_by: AtomicU32::new(0),
             listed: AtomicU64::new(0),
+            awaits_thread: AtomicBool::new(false),
             maps: Mutex::new(Rank::Leaf, Vec::new()),
             map_count: AtomicUsize::new(0),
         }

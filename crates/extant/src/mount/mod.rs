@@ -644,6 +644,12 @@ impl Fs {
         self.volume().page_cache_made().map(|cache| cache.stats())
     }
 
+    /// Lets go of all contents of files that are cached and neither dirty nor in use, and returns how
+    /// many bytes that was: what is read next comes from the device. The memory stays the cache's.
+    pub fn drop_cached(&self) -> u64 {
+        self.volume().page_cache_made().map_or(0, |cache| cache.drop_clean())
+    }
+
     /// What the writing side did since the mount; `None` on a mount for reading.
     pub fn writer_stats(&self) -> Option<WriterStats> {
         self.volume().writer().ok().map(Writer::stats)
