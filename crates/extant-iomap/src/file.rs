@@ -57,6 +57,8 @@ pub struct FileCache {
     orders: AtomicU16,
     /// The frame used last.
     last: AtomicU32,
+    /// Where the last small read ended.
+    read_end: AtomicU64,
     /// The mapping used last, trusted while its cookie is current.
     mapping: Mutex<Option<Mapping>>,
     pub(crate) streams: Streams,
@@ -109,6 +111,7 @@ impl FileCache {
             inner,
             orders: AtomicU16::new(0),
             last: AtomicU32::new(NO_FRAME),
+            read_end: AtomicU64::new(u64::MAX),
             mapping: Mutex::new(Rank::Leaf, None),
             streams: Streams::new(cache.options.bytes >> PAGE_LOG2),
             writeback: Mutex::new(Rank::Writeback, ()),
@@ -182,6 +185,14 @@ impl FileCache {
         self.note_use(&pin);
         cache.counters.index_finds.add(1);
         Some(pin)
+    }
+
+    /// Whether a read of `len` bytes at `offset` begins where the last one ended. A guess.
+    #[inline]
+    pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
+        let goes_on = self.read_end.load(Ordering::Relaxed) == offset;
+        self.read_end.store(offset + len, Ordering::Relaxed);
+        goes_on
     }
 
     /// Somebody came back to a folio: it is worth keeping for another round.

@@ -16,6 +16,8 @@ use crate::states::State;
 const ASK: u64 = 64 << 20;
 /// How often room is made for a folio before others that take it are too many.
 const ROUNDS: usize = 64;
+/// Up to this length, in bytes, a read where the last one ended makes ready for one like it.
+const EXPECT_MAX: u64 = 8192;
 
 impl FileCache {
     /// Fills `out` from byte `offset`; fewer only at the end of the file. Returns how many bytes.
@@ -38,12 +40,20 @@ impl FileCache {
     {
         let left = mapper.size().saturating_sub(offset);
         let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        let goes_on = wanted as u64 <= EXPECT_MAX && self.goes_on(offset, wanted as u64);
         let mut done = 0;
         while done < wanted {
             let at = offset + done as u64;
             let rest = &mut out[done..wanted];
             done += match self.find(at >> PAGE_LOG2) {
-                Some(pin) => self.read_folio(mapper, &pin, at, rest)?,
+                Some(pin) => {
+                    let len = self.read_folio(mapper, &pin, at, rest)?;
+                    let behind = at + len as u64;
+                    if goes_on && behind + len as u64 <= self.bytes_of(&pin).end {
+                        self.cache.arena.expect_read(self.arena_at(&pin, behind), len as u64);
+                    }
+                    len
+                }
                 None => self.read_absent(mapper, at, rest)?,
             };
         }
