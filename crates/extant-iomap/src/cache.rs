@@ -211,6 +211,12 @@ impl Cache {
         self.dirty_bytes() > self.options.dirty_background
     }
 
+    /// Whether the background writer, once it works, should go on: it makes some room, so that it
+    /// begins again with much to write.
+    pub fn wants_more_writeback(&self) -> bool {
+        self.dirty_bytes() > self.options.dirty_background / 2
+    }
+
     /// Whether writers have to write back before they dirty more.
     pub fn is_over_limit(&self) -> bool {
         self.dirty_bytes() > self.options.dirty_max

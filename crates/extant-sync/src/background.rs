@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ struct State {
 }
 
 struct Shared {
+    /// Somebody has woken it since the last call began: who comes now need not.
+    awake: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -56,7 +59,8 @@ impl Background {
         mut work: impl FnMut() -> bool + Send + 'static,
     ) -> Result<Background, ThreadError> {
         let state = Mutex::new(Rank::Leaf, State::default());
-        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let shared =
+            Arc::new(Shared { awake: AtomicBool::new(false), state, changed: Condvar::new() });
         let inside = Arc::clone(&shared);
         let body = move || {
             loop {
@@ -71,6 +75,8 @@ impl Background {
                         return;
                     }
                     state.wake = false;
+                    // Under the lock, before the call: who asks from now on wants another.
+                    inside.awake.store(false, Ordering::SeqCst);
                 }
                 // A panic is a bug of ours; whoever owns this goes on without the thread.
                 if !catch_unwind(AssertUnwindSafe(&mut work)).unwrap_or(false) {
@@ -84,8 +90,12 @@ impl Background {
         Ok(Background { shared, thread: Some(thread) })
     }
 
-    /// Lets the next call begin now, or when the running one has ended.
+    /// Lets the next call begin now, or when the running one has ended. Cheap when that has been
+    /// asked for already.
     pub fn wake(&self) {
+        if self.shared.awake.swap(true, Ordering::SeqCst) {
+            return;
+        }
         self.shared.state.lock().wake = true;
         self.shared.changed.notify_all();
     }

@@ -79,6 +79,8 @@ pub(crate) struct DataCache {
     pub(crate) bytes: u64,
     /// Largest folio, as a power of two.
     pub(crate) folio_max_log2: u32,
+    /// Dirty bytes above which the background writes; 0 for the cache's choice.
+    pub(crate) dirty_background: u64,
     /// For tests: zeroing writes back first.
     pub(crate) flush_before_zero: bool,
     /// For tests: what points to data is committed before the data is written.
@@ -257,10 +259,16 @@ impl Volume {
         if let Some(cache) = self.page_cache.get() {
             return Ok(cache);
         }
-        let DataCache { bytes, folio_max_log2, flush_before_zero, publish_before_data } =
-            self.data_cache;
+        let DataCache {
+            bytes,
+            folio_max_log2,
+            dirty_background,
+            flush_before_zero,
+            publish_before_data,
+        } = self.data_cache;
         let mut options = extant_iomap::CacheOptions::new(bytes, self.block_size.log2());
         options.folio_max_log2 = folio_max_log2;
+        options.dirty_background = dirty_background;
         options.flush_before_zero = flush_before_zero;
         options.publish_before_data = publish_before_data;
         let cache = extant_iomap::Cache::new(options)?;

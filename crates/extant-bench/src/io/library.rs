@@ -1,17 +1,13 @@
 //! extant in process.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Result;
 use extant::{Fs, FsError, Inode, MountOptions, NewInode};
 use extant_block::FileDevice;
-use extant_sync::threads;
 
+use super::BACKGROUND_BYTES;
 use super::side::{Dir, Handle, Volume};
-
-/// How often the flusher looks whether there is something to do.
-const FLUSHER_PERIOD: Duration = Duration::from_millis(5);
 
 /// A mounted image.
 pub struct Library {
@@ -32,6 +28,7 @@ impl Library {
                 .read_only(false)
                 .data_cache_bytes(cache_bytes)
                 .background(background)
+                .dirty_background_bytes(if background { BACKGROUND_BYTES } else { u64::MAX })
                 .open(device)?,
         })
     }
@@ -39,31 +36,6 @@ impl Library {
     /// The file system.
     pub fn fs(&self) -> &Fs {
         &self.fs
-    }
-
-    /// Does `work` while a thread does what the loop of a front end does: writing back in the
-    /// background.
-    ///
-    /// # Errors
-    ///
-    /// Those of `work`, then those of writing back.
-    pub fn with_flusher<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let flush = |end: threads::Receiver<()>| -> Result<()> {
-            while end.recv_timeout(FLUSHER_PERIOD).is_err_and(|error| error.is_timeout()) {
-                self.fs.tick()?;
-            }
-            Ok(())
-        };
-        threads::scope(|scope| {
-            let (running, end) = threads::channel(1);
-            let flusher = scope.spawn("flusher", move || flush(end))?;
-            let result = work();
-            drop(running);
-            let flushed = flusher.join()?;
-            let value = result?;
-            flushed?;
-            Ok(value)
-        })?
     }
 }
 

@@ -140,7 +140,7 @@ impl<F: Handle> Known<F> {
 ///
 /// Errors of the library; contents that are not what was written.
 pub fn run(image: &Path, cache_bytes: u64, length: Duration, seed: u64) -> Result<Outcome> {
-    let volume = Library::mount(image, cache_bytes, false)?;
+    let volume = Library::mount(image, cache_bytes, true)?;
     let dir = volume.dir("memory")?;
     let blocks = cache_bytes * DATA_PER_CACHE / BLOCK as u64 / (FILES * THREADS) as u64;
     ensure!(blocks > 2 * MOST_BLOCKS, "the cache is too small: {cache_bytes} bytes");
@@ -166,7 +166,7 @@ pub fn run(image: &Path, cache_bytes: u64, length: Duration, seed: u64) -> Resul
         Ok((operations, bytes))
     };
     let (mut operations, mut bytes) = (0, 0);
-    let results = volume.with_flusher(|| Ok(threads::workers("mixed", THREADS, worker)?))?;
+    let results = threads::workers("mixed", THREADS, worker)?;
     for result in results {
         let (more_operations, more_bytes) = result?;
         operations += more_operations;

@@ -34,7 +34,7 @@ const INSTANCES: [usize; 3] = [1, 2, 8];
 const METAMIX_TIMES: f64 = 8.0;
 /// Room on an image besides two files: the rows that sync, journals, metadata.
 const ROOM_BYTES: u64 = 288 << 20;
-/// With writeback on, the kernel begins to write at this many dirty bytes.
+/// With writeback on, everybody begins to write at this many dirty bytes.
 const BACKGROUND_BYTES: u64 = 32 << 20;
 /// Seed of everything random.
 const SEED: u64 = 4;
@@ -126,7 +126,7 @@ impl Images<'_> {
         let off = writeback == Writeback::Off;
         let cache_bytes = self.settings.file_bytes * if off { 4 } else { 2 };
         let library = Library::mount(&self.path(Target::Extant), cache_bytes, background)?;
-        let result = if off { work(&library) } else { library.with_flusher(|| work(&library)) }?;
+        let result = work(&library)?;
         library.close()?;
         Ok(result)
     }
@@ -145,9 +145,8 @@ impl Images<'_> {
         let writeback = row.kind.writeback();
         let rate = match target {
             Target::Extant => {
-                // Readers have the thread that reads ahead; writers have the flusher instead.
-                let reads = row.kind.appends().is_none();
-                self.library(writeback, reads, |volume| work::run(volume, row, bytes))?
+                let background = row.kind.appends().is_none() || writeback != Writeback::Off;
+                self.library(writeback, background, |volume| work::run(volume, row, bytes))?
             }
             Target::Ext4 | Target::Xfs => {
                 if writeback == Writeback::Off && row.kind.appends().is_some() {
@@ -174,7 +173,7 @@ impl Images<'_> {
         let seconds = self.settings.seconds;
         Ok(match target {
             Target::Extant => {
-                Some(self.library(Writeback::On, false, |volume| on(volume, instances, seconds))?)
+                Some(self.library(Writeback::On, true, |volume| on(volume, instances, seconds))?)
             }
             Target::Ext4 | Target::Xfs => {
                 Some(self.kernel(target, |volume| on(volume, instances, seconds))?)
@@ -292,7 +291,7 @@ fn prepare(images: &Images<'_>, target: Target) -> Result<()> {
     let bytes = images.settings.file_bytes;
     match target {
         Target::Extant => {
-            images.library(Writeback::On, false, |volume| work::prepare(volume, bytes))
+            images.library(Writeback::On, true, |volume| work::prepare(volume, bytes))
         }
         Target::Ext4 | Target::Xfs => images.kernel(target, |volume| work::prepare(volume, bytes)),
         Target::Memcpy => Ok(()),

@@ -19,6 +19,8 @@ use crate::txn::Txn;
 const EXPIRE: Duration = Duration::from_secs(30);
 /// What one caller writes for others at once, in bytes.
 const STEP: u64 = 16 << 20;
+/// Steps for one file before others have their turn.
+const STEPS_MOST: u32 = 64;
 /// How often the background thread looks what is due.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Credits to store a size and times.
@@ -220,16 +222,29 @@ impl Fs {
     pub(crate) fn flush_due(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let now = writer.clock().monotonic();
-        let wants = || self.volume().page_cache_made().is_some_and(|cache| cache.wants_writeback());
+        let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
+        let mut much = cache.wants_writeback();
         let mut first = None;
         for node in writer.dirty_files().all() {
             let since = node.file_in_use().and_then(FileState::listed_since);
             let is_due = since.is_some_and(|since| now.saturating_sub(since) >= EXPIRE);
-            if !is_due && !wants() {
+            if !is_due && !much {
                 break; // Those that follow are younger.
             }
-            let absorbed = self.absorb_maps(&node);
-            if let Err(error) = self.flush_file(&node, u64::MAX).and(absorbed) {
+            let mut flushed = self.absorb_maps(&node);
+            if is_due {
+                flushed = self.flush_file(&node, u64::MAX).and(flushed);
+            }
+            // In large pieces: to be on the heels of somebody who writes is slow for both.
+            for _ in 0..STEPS_MOST {
+                much = much && cache.wants_more_writeback();
+                let is_dirty = node.file_in_use().is_some_and(|file| file.cache.is_dirty());
+                if !much || !is_dirty || flushed.is_err() {
+                    break;
+                }
+                flushed = self.flush_file(&node, STEP).and(flushed);
+            }
+            if let Err(error) = flushed {
                 first.get_or_insert(error);
             }
         }

@@ -97,6 +97,7 @@ impl Default for MountOptions {
             data_cache: DataCache {
                 bytes: 256 << 20,
                 folio_max_log2: 21,
+                dirty_background: 0,
                 flush_before_zero: false,
                 publish_before_data: false,
             },
@@ -171,9 +172,17 @@ impl MountOptions {
         self
     }
 
+    /// How many bytes may be changed in memory before the background writes some of them: a tenth of
+    /// the [data cache](Self::data_cache_bytes) unless set. More than two fifths of it never may.
+    #[must_use]
+    pub fn dirty_background_bytes(mut self, bytes: u64) -> MountOptions {
+        self.data_cache.dirty_background = bytes.max(1);
+        self
+    }
+
     /// Whether a thread calls [`Fs::tick`] every second and whenever much is dirty, as it does unless
     /// this is set to false: whoever embeds the file system calls it then, or everything waits for a
-    /// sync. The thread ends with [`Fs::unmount`] or with the last `Fs` and handle.
+    /// sync. Another thread reads ahead for sequential readers then. They end with [`Fs::unmount`] or with the last `Fs` and handle.
     #[must_use]
     pub fn background(mut self, background: bool) -> MountOptions {
         self.background = background;
