@@ -1,5 +1,6 @@
 //! The cache over a file system that is not ext4: `support` says which.
 
+mod ahead;
 mod errors;
 mod model;
 mod pitfalls;

@@ -73,6 +73,12 @@ impl TestFile {
         Ok(out)
     }
 
+    /// What a thread that reads ahead does.
+    pub(crate) fn fetch_next(&self) -> bool {
+        let _content = self.content.read();
+        self.data.fetch_next(self)
+    }
+
     pub(crate) fn read_all(&self) -> Result<Vec<u8>, Error> {
         self.read(0, self.size() as usize)
     }

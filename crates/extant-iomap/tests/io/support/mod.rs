@@ -106,6 +106,8 @@ pub(crate) struct Seen {
     pub(crate) converted: AtomicU64,
     pub(crate) pinned: AtomicU64,
     pub(crate) over: AtomicU64,
+    /// Times that a reader wanted windows fetched ahead.
+    pub(crate) asked: AtomicU64,
     /// Promises behind an end that zeroing made unwritten.
     pub(crate) zeroed_ahead: AtomicU64,
 }
