@@ -57,7 +57,7 @@ impl Kernel {
         rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Does one operation. A project cannot be set.
+    /// Does one operation. A project cannot be set, and nothing mapped.
     pub fn apply(&mut self, op: &Op) -> Outcome {
         self.run(op).map_err(|errno| errno.raw_os_error())
     }
@@ -155,7 +155,9 @@ impl Kernel {
                 let others = rustix::fs::ioctl_getflags(&file)?.difference(own);
                 rustix::fs::ioctl_setflags(&file, others | IFlags::from_bits_retain(*flags))
             }
-            Op::SetProject { .. } => Err(rustix::io::Errno::OPNOTSUPP),
+            Op::SetProject { .. } | Op::Map { .. } | Op::Store { .. } => {
+                Err(rustix::io::Errno::OPNOTSUPP)
+            }
             Op::Write { path, offset, len, seed } => {
                 let file =
                     File::from(rustix::fs::open(self.at(path), OFlags::WRONLY, Mode::empty())?);

@@ -6,6 +6,9 @@
 use extant_format::acl::{Acl, AclEntry, Who};
 use extant_format::inode::InodeFlags;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use super::content::written;
 use super::ops::{NewNode, Op, Path, RenameMode, Space, Special, Which, XattrWrite};
 use super::tree::{FileKind, Node, NodeId, Tree};
@@ -95,6 +98,14 @@ pub struct Model {
     pub rules: Rules,
     /// Number of the next operation, from 1 on.
     step: usize,
+    /// Pages of files that are mapped, by slot.
+    maps: BTreeMap<usize, (NodeId, Range<u64>)>,
+}
+
+/// Bytes of the pages in which a range is; maps are of whole pages.
+pub fn pages(offset: u64, len: u64) -> Range<u64> {
+    const PAGE_BYTES: u64 = 4096;
+    offset / PAGE_BYTES * PAGE_BYTES..(offset + len).next_multiple_of(PAGE_BYTES)
 }
 
 /// Where a name is, or would be.
@@ -107,7 +118,7 @@ struct Place {
 impl Model {
     /// A model that begins with what a file system has.
     pub fn new(tree: Tree, rules: Rules) -> Model {
-        Model { tree, now: 0, rules, step: 0 }
+        Model { tree, now: 0, rules, step: 0, maps: BTreeMap::new() }
     }
 
     /// Does an operation which the file system answered with `answer`.
@@ -268,7 +279,34 @@ impl Model {
             Op::Fallocate { path, space, offset, len } => {
                 self.fallocate(path, *space, *offset, *len)
             }
-            Op::Sync | Op::Release { .. } | Op::Tick { .. } => Ok(()),
+            Op::Map { path, slot, offset, len } => {
+                let id = self.find(path)?;
+                self.maps.insert(*slot, (id, pages(*offset, *len)));
+                Ok(())
+            }
+            Op::Store { path, slot, offset, len, seed } => {
+                let id = self.find(path)?;
+                let node = self.tree.node_mut(id);
+                let end = pages(*offset, *len).end.min(node.size);
+                if *offset < end {
+                    node.content.write(*offset, &written(*seed, *offset, end - offset));
+                }
+                // Of a map that stays, times change when it is released.
+                if slot.is_none() {
+                    self.stored(id);
+                }
+                Ok(())
+            }
+            Op::Release { slot } => {
+                // Whether anything was stored is not known then.
+                if let Some((id, _)) = self.maps.remove(slot)
+                    && self.tree.has(id)
+                {
+                    self.stored(id);
+                }
+                Ok(())
+            }
+            Op::Sync | Op::Tick { .. } => Ok(()),
             Op::Fsync { path } | Op::Fdatasync { path } | Op::Hold { path, .. } => {
                 self.find(path).map(drop)
             }
@@ -577,11 +615,22 @@ impl Model {
             FileKind::Directory => return Err(EISDIR),
             _ => return Err(EINVAL),
         }
-        let named_by = node.named_by;
         change(node);
+        self.stored(id);
+        Ok(())
+    }
+
+    /// Notes that contents of a regular file changed.
+    fn stored(&mut self, id: NodeId) {
+        let named_by = self.tree.node(id).named_by;
         self.modified(id);
         self.tree.node_mut(id).named_by = named_by;
-        Ok(())
+    }
+
+    /// Whether the map of a slot is of this file and has these pages.
+    pub fn is_mapped(&self, slot: usize, id: NodeId, pages: &Range<u64>) -> bool {
+        let has = |map: &Range<u64>| map.start <= pages.start && pages.end <= map.end;
+        self.maps.get(&slot).is_some_and(|(of, map)| *of == id && has(map))
     }
 
     fn truncate(&mut self, path: &Path, size: u64) -> Outcome {

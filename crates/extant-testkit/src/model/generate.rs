@@ -6,7 +6,7 @@ use extant_base::Prng;
 use extant_format::acl::{Acl, AclEntry, Who};
 use extant_format::inode::InodeFlags;
 
-use super::apply::Model;
+use super::apply::{Model, pages};
 use super::ops::{NewNode, Op, Path, RenameMode, Space, Special, Which, XattrWrite};
 use super::tree::{FileKind, NodeId};
 
@@ -31,6 +31,8 @@ pub struct Profile {
     pub contents_max: u64,
     /// Bytes of a block or cluster, in which ranges are moved; 0 where `fallocate` can do nothing.
     pub unit: u64,
+    /// Of 100 operations that change contents, how many go through maps.
+    pub maps: u64,
     /// One operation in this many lets half a minute pass; 0 for none.
     pub tick_one_in: u64,
     /// Longest value of an attribute, in bytes.
@@ -59,6 +61,7 @@ impl Default for Profile {
             contents: 0,
             contents_max: 160 << 10,
             unit: 0,
+            maps: 0,
             tick_one_in: 0,
             value_max: 900,
             size_max: 1 << 20,
@@ -106,6 +109,7 @@ pub struct Generator {
     filling: bool,
     count: u64,
     held: BTreeSet<usize>,
+    mapped: Vec<usize>,
 }
 
 /// What is there.
@@ -126,6 +130,7 @@ impl Generator {
             filling: true,
             count: 0,
             held: BTreeSet::new(),
+            mapped: Vec::new(),
         }
     }
 
@@ -193,6 +198,9 @@ impl Generator {
             1 => at / 4096 * 4096,
             _ => at / 1024 * 1024,
         };
+        if self.profile.maps > 0 && self.random.below(100) < self.profile.maps {
+            return self.through_a_map(model, path, size.min(most), len);
+        }
         if self.profile.unit > 0 && self.random.one_in(5) {
             return Some(self.space(path, size));
         }
@@ -223,6 +231,28 @@ impl Generator {
             }
         };
         Some(op)
+    }
+
+    fn through_a_map(&mut self, model: &Model, path: Path, size: u64, len: u64) -> Option<Op> {
+        if self.random.one_in(4) {
+            if self.mapped.len() > self.below(3) {
+                let at = self.below(self.mapped.len());
+                return Some(Op::Release { slot: self.mapped.swap_remove(at) });
+            }
+            // Clients of one model do not share numbers.
+            let slot = 16 + self.random.below(1 << 48) as usize;
+            self.mapped.push(slot);
+            let offset = self.random.below(size + 1) / 4096 * 4096;
+            let len = 1 + self.random.below(60_000);
+            return Some(Op::Map { path, slot, offset, len });
+        }
+        // Behind the end there is nothing to store to.
+        let offset = self.random.below(size.max(1));
+        let seed = self.count << 32 | self.random.below(1 << 32);
+        let id = model.find(&path).ok()?;
+        let pages = pages(offset, len);
+        let slot = self.mapped.iter().find(|slot| model.is_mapped(**slot, id, &pages)).copied();
+        (size > 0).then_some(Op::Store { path, slot, offset, len, seed })
     }
 
     fn space(&mut self, path: Path, size: u64) -> Op {

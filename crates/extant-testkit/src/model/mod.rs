@@ -21,7 +21,7 @@ mod generate;
 mod ops;
 mod tree;
 
-pub use apply::{Model, Outcome, Rules, errno};
+pub use apply::{Model, Outcome, Rules, errno, pages};
 pub use content::{Content, PIECE_BYTES, pattern, written};
 pub use extant_format::inode::FileKind;
 pub use generate::{Generator, Profile};

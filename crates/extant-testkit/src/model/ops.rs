@@ -229,6 +229,23 @@ pub enum Op {
         offset: u64,
         len: u64,
     },
+    /// Maps whole pages of a file for writing, until the slot is released. Not of Linux: that takes
+    /// unsafe code.
+    Map {
+        path: Path,
+        slot: usize,
+        offset: u64,
+        len: u64,
+    },
+    /// Stores through the map of a slot, or through one that ends with the operation. What is behind the
+    /// range in its last page is stored to as well, and what is behind the end of the file shows nowhere.
+    Store {
+        path: Path,
+        slot: Option<usize>,
+        offset: u64,
+        len: u64,
+        seed: u64,
+    },
     /// Nobody does anything for so long, and then the file system may do what is due.
     Tick {
         seconds: u32,
@@ -238,7 +255,7 @@ pub enum Op {
         path: Path,
         slot: usize,
     },
-    /// Gives the handle of a slot up.
+    /// Gives the handle or the map of a slot up.
     Release {
         slot: usize,
     },
@@ -272,6 +289,7 @@ impl Op {
     pub fn changes_contents_of(&self) -> Option<&Path> {
         match self {
             Op::Write { path, .. }
+            | Op::Store { path, .. }
             | Op::Append { path, .. }
             | Op::Truncate { path, .. }
             | Op::Fallocate { path, .. } => Some(path),
@@ -305,6 +323,8 @@ impl Op {
             Op::Write { .. } => "write",
             Op::Append { .. } => "append",
             Op::Fallocate { .. } => "fallocate",
+            Op::Map { .. } => "map",
+            Op::Store { .. } => "store",
             Op::Tick { .. } => "tick",
             Op::Hold { .. } => "hold",
             Op::Release { .. } => "release",
@@ -327,6 +347,12 @@ impl fmt::Display for Op {
             | Op::Rmdir { path }
             | Op::Fsync { path }
             | Op::Fdatasync { path } => write!(f, "{name} {path}"),
+            Op::Map { path, slot, offset, len } => {
+                write!(f, "{name} {path} {offset}+{len} in slot {slot}")
+            }
+            Op::Store { path, slot, offset, len, seed } => {
+                write!(f, "{name} {path} {offset}+{len} seed {seed} ({slot:?})")
+            }
             Op::Write { path, offset, len, seed } => {
                 write!(f, "{name} {path} {offset}+{len} seed {seed}")
             }

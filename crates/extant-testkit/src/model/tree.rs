@@ -166,6 +166,11 @@ impl Tree {
         self.nodes[id.0].as_ref().expect("a node that is there")
     }
 
+    /// Whether the node was not removed.
+    pub fn has(&self, id: NodeId) -> bool {
+        self.nodes.get(id.0).is_some_and(Option::is_some)
+    }
+
     /// The node, to be changed.
     pub fn node_mut(&mut self, id: NodeId) -> &mut Node {
         self.nodes[id.0].as_mut().expect("a node that is there")

@@ -117,6 +117,7 @@ fn changes(op: &Op) -> bool {
             | Op::Fsync { .. }
             | Op::Fdatasync { .. }
             | Op::Tick { .. }
+            | Op::Map { .. }
             | Op::Hold { .. }
             | Op::Release { .. }
     )

@@ -75,5 +75,6 @@ fn a_directory_that_grows_and_shrinks_is_as_the_model_says() {
 fn contents_are_as_the_model_says() {
     for seed in env::seed(3)..env::seed(3) + 2 {
         conform(WRITTEN, seed, 300, &Profile::contents());
+        conform(WRITTEN, seed, 200, &Profile { maps: 33, ..Profile::contents() });
     }
 }

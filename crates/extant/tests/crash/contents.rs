@@ -41,6 +41,14 @@ fn space(path: &str, space: Space, offset: u64, len: u64) -> Op {
     Op::Fallocate { path: Path::of(path), space, offset, len }
 }
 
+fn map(path: &str, slot: usize, offset: u64, len: u64) -> Op {
+    Op::Map { path: Path::of(path), slot, offset, len }
+}
+
+fn store(path: &str, slot: Option<usize>, offset: u64, len: u64, seed: u64) -> Op {
+    Op::Store { path: Path::of(path), slot, offset, len, seed }
+}
+
 const LATER: Op = Op::Tick { seconds: 31 };
 
 /// Histories by name; `unit` is what space is taken in. `/file` has 20,000 bytes from the start.
@@ -161,6 +169,88 @@ pub(crate) fn histories(unit: u64) -> Vec<(&'static str, Vec<Op>)> {
     ]
 }
 
+/// Stores through maps: found by a sync, by time, and by the end of the map. What is stored behind the
+/// end of the file never shows, whatever the file becomes.
+fn mapped(unit: u64) -> Vec<(&'static str, Vec<Op>)> {
+    vec![
+        (
+            "stores through a map that stays",
+            vec![
+                map("/file", 1, 0, 30_000),
+                store("/file", Some(1), 5000, 9000, 1),
+                fdatasync("/file"),
+                store("/file", Some(1), 0, 19_000, 2),
+                LATER,
+                append("/file", 500, 3),
+                store("/file", Some(1), 20_100, 10, 4),
+                truncate("/file", 26_000),
+                fsync("/file"),
+                Op::Release { slot: 1 },
+                LATER,
+            ],
+        ),
+        (
+            "stores into holes, and under a map that shrinks",
+            vec![
+                map("/sparse5", 1, 0, 60_000),
+                store("/sparse5", Some(1), 9000, 20_000, 1),
+                Op::Sync,
+                truncate("/sparse5", 6000),
+                store("/sparse5", Some(1), 5000, 1000, 2),
+                write("/sparse5", 40_000, 100, 3),
+                LATER,
+                store("/sparse5", None, 20_000, 5000, 4),
+                fsync("/sparse5"),
+                truncate("/sparse5", 0),
+                truncate("/sparse5", 9000),
+                LATER,
+            ],
+        ),
+        (
+            "space that is taken and moved under a map",
+            vec![
+                map("/large-a", 1, 0, 160_000),
+                store("/large-a", Some(1), 3000, 100_000, 1),
+                space("/large-a", Space::Punch, 2000, 2 * unit),
+                fdatasync("/large-a"),
+                store("/large-a", Some(1), unit, unit, 2),
+                space("/large-a", Space::Collapse, unit, unit),
+                store("/large-a", Some(1), 100, 8000, 3),
+                space("/large-a", Space::Insert, 2 * unit, unit),
+                LATER,
+            ],
+        ),
+        (
+            "a mapped file that is deleted",
+            vec![
+                map("/large-a", 1, 0, 90_000),
+                store("/large-a", Some(1), 0, 90_000, 1),
+                Op::Unlink { path: Path::of("/large-a") },
+                create("/b"),
+                append("/b", 90_000, 2),
+                fsync("/b"),
+                Op::Release { slot: 1 },
+                append("/b", 90_000, 3),
+                LATER,
+            ],
+        ),
+        (
+            "a map of a small file",
+            vec![
+                create("/a"),
+                append("/a", 20, 1),
+                fsync("/a"),
+                store("/a", None, 3, 9, 2),
+                truncate("/a", 5000),
+                fsync("/a"),
+                store("/small3", None, 0, 50, 3),
+                append("/small3", 6000, 4),
+                LATER,
+            ],
+        ),
+    ]
+}
+
 /// P57: files are deleted, and others written before that is committed.
 fn reused() -> Vec<Op> {
     let names = ["/large-a", "/large-b", "/file", "/dir/other-name"];
@@ -186,7 +276,8 @@ fn prove(name: &str, sampling: &Sampling, layouts: &[&Layout]) {
                 continue;
             }
         };
-        for (what, mut ops) in histories(base.unit) {
+        let mapped = mapped(base.unit);
+        for (what, mut ops) in histories(base.unit).into_iter().chain(mapped) {
             ops.retain(|op| layout.has_extents() || !matches!(op, Op::Fallocate { .. }));
             // Everything is known to be there, and then in doubt again.
             ops.insert(0, Op::Sync);

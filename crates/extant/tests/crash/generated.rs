@@ -117,6 +117,39 @@ fn contents_survive_every_cut() {
     prove(&load, range(4000, 1));
 }
 
+/// A third of all changes go through maps, some of which stay for long.
+fn mapped() -> Profile {
+    Profile { maps: 33, ..Profile::contents() }
+}
+
+#[test]
+fn mapped_contents_survive_every_cut() {
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 16, ..crate::states() };
+    let load = Load {
+        name: "mapped_contents_survive_every_cut",
+        layouts: WRITTEN,
+        steps: 60,
+        profile: mapped(),
+        sampling,
+    };
+    prove(&load, range(4200, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 40,000 states"]
+fn many_mapped_contents_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 4, samples: 20, tears: 6, one_cut_in: 4, ..crate::states() };
+    let load = Load {
+        name: "many_mapped_contents_survive_every_cut",
+        layouts: WRITTEN,
+        steps: 150,
+        profile: mapped(),
+        sampling,
+    };
+    prove(&load, range(4300, 4));
+}
+
 #[test]
 #[ignore = "takes minutes: 100,000 states"]
 fn many_contents_survive_every_cut() {

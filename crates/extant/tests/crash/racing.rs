@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use extant::{Fs, Inode};
+use extant::Fs;
 use extant_block::{
     BlockDevice, DeviceError, MemoryDevice, Operation, OperationKind, Pending, SharedDevice,
 };
@@ -12,7 +12,7 @@ use extant_sync::{FixedClock, Mutex, Rank, threads};
 use extant_testkit::model::{Op, Outcome, Path, Rules, Tree};
 use extant_testkit::proof::Target;
 
-use crate::target::Extant;
+use crate::target::{Extant, Held};
 
 /// What one flush does.
 struct Meeting {
@@ -89,7 +89,7 @@ pub(crate) struct Racing {
 
 impl Target for Racing {
     type Fs = (Fs, Arc<Door>);
-    type Handle = Inode;
+    type Handle = Held;
 
     fn mount(&self, devices: &[SharedDevice], clock: Arc<FixedClock>) -> Result<Self::Fs, String> {
         let door = Arc::new(Door {
@@ -103,7 +103,7 @@ impl Target for Racing {
         Ok((self.inner.mount(&devices, clock)?, door))
     }
 
-    fn apply(&self, (fs, door): &Self::Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Outcome {
+    fn apply(&self, (fs, door): &Self::Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Outcome {
         if !matches!(op, Op::Fsync { path } if path.0.is_empty()) {
             return self.inner.apply(fs, slots, op);
         }

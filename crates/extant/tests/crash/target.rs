@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use extant::{
-    AclKind, Fallocate, FileKind, Fs, Inode, InodeFlags, MappingKind, MountOptions, NewInode,
-    RenameFlags, SetAttributes, Special, TimeChange, Timestamp, XattrMode,
+    AclKind, Fallocate, FileKind, Fs, Inode, InodeFlags, MappedFile, MappingKind, MountOptions,
+    NewInode, RenameFlags, SetAttributes, Special, TimeChange, Timestamp, XattrMode,
 };
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_jbd2::Mutations;
@@ -49,6 +49,12 @@ impl Extant {
     }
 }
 
+/// What a client keeps of a file.
+pub(crate) enum Held {
+    File(#[expect(dead_code, reason = "that it is there is enough")] Inode),
+    Map(MappedFile),
+}
+
 type Result<T> = extant::Result<T>;
 
 fn new(node: &NewNode) -> NewInode {
@@ -80,7 +86,7 @@ fn acl_kind(which: Which) -> AclKind {
     }
 }
 
-fn run(fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Result<()> {
+fn run(fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Result<()> {
     let change = |path: &Path, changes: SetAttributes| find(fs, &path.0)?.set_attributes(&changes);
     match op {
         Op::Create { path, new: node } => {
@@ -190,9 +196,23 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Result<()> {
             };
             find(fs, &path.0)?.fallocate(mode, *offset..offset + len)
         }
+        Op::Map { path, slot, offset, len } => {
+            let map = find(fs, &path.0)?.map_shared(model::pages(*offset, *len), true)?;
+            slots.insert(*slot, Held::Map(map));
+            Ok(())
+        }
+        Op::Store { path, slot, offset, len, seed } => {
+            let pages = model::pages(*offset, *len);
+            let bytes = model::written(*seed, *offset, pages.end - offset);
+            let store = |map: &MappedFile| map.write(offset - map.range().start, &bytes);
+            match slot.and_then(|slot| slots.get(&slot)) {
+                Some(Held::Map(map)) => store(map),
+                _ => store(&find(fs, &path.0)?.map_shared(pages, true)?),
+            }
+        }
         Op::Tick { .. } => fs.tick(),
         Op::Hold { path, slot } => {
-            slots.insert(*slot, find(fs, &path.0)?);
+            slots.insert(*slot, Held::File(find(fs, &path.0)?));
             Ok(())
         }
         Op::Release { slot } => {
@@ -309,7 +329,7 @@ fn snapshot(fs: &Fs, rules: &Rules) -> std::result::Result<Tree, String> {
 
 impl Target for Extant {
     type Fs = Fs;
-    type Handle = Inode;
+    type Handle = Held;
 
     fn mount(
         &self,
@@ -320,7 +340,7 @@ impl Target for Extant {
         options.open_shared(Arc::clone(&devices[0])).map_err(|error| in_full(&error))
     }
 
-    fn apply(&self, fs: &Fs, slots: &mut HashMap<usize, Inode>, op: &Op) -> Outcome {
+    fn apply(&self, fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Outcome {
         run(fs, slots, op).map_err(|error| {
             if std::env::var_os("EXTANT_TRACE").is_some() {
                 eprintln!("{op}: {}", in_full(&error));
