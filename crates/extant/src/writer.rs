@@ -277,6 +277,14 @@ impl Writer {
         self.shut_down.load(Ordering::Acquire)
     }
 
+    /// Fails after an abort.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        match self.journal.abort_reason() {
+            None => Ok(()),
+            Some(reason) => Err(FsError::Aborted { why: reason.why.as_str().into() }),
+        }
+    }
+
     /// A node without links lost its last handle.
     pub(crate) fn reclaim_later(&self, node: Arc<Node>) {
         self.reclaim.lock().push(node);

@@ -529,9 +529,9 @@ impl Change<'_> {
             }
             at = end;
         }
-        self.file().unflushed.store(true, Ordering::Release);
+        volume.writer()?.dirty_files().wrote_in_place(self.file());
         if !volume.features().has_compat(Compat::HAS_JOURNAL) {
-            volume.device().flush().map_err(|error| volume.read_error(error))?;
+            volume.flush_in_place(self.file().in_place.load(Ordering::Acquire))?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use extant_base::Ino;
@@ -14,6 +14,7 @@ use crate::inode::Inode;
 use crate::mount::Fs;
 use crate::node::Node;
 use crate::txn::Txn;
+use crate::volume::Volume;
 
 /// How long data may be dirty before [`Fs::tick`] writes it.
 const EXPIRE: Duration = Duration::from_secs(30);
@@ -36,14 +37,39 @@ type Place = (Duration, Ino);
 pub(crate) struct DirtyFiles {
     /// By inode number.
     shards: Vec<Mutex<BTreeMap<Place, Arc<Node>>>>,
-    /// Data was written over blocks in place and the device was not flushed since.
-    unflushed: AtomicBool,
+    /// Number of the last write of data in place, which no commit need ever follow.
+    in_place: AtomicU64,
+    /// Held over a flush: whoever comes meanwhile waits, and may find that its data was in it.
+    flushed: Mutex<Flushed>,
+}
+
+struct Flushed {
+    /// Number of the last write in place that is durable.
+    upto: u64,
+    /// A flush failed. What had been written by then is in doubt, and no later flush changes that.
+    failed: bool,
 }
 
 impl DirtyFiles {
     pub(crate) fn new() -> DirtyFiles {
         let shard = |_| Mutex::new(Rank::Leaf, BTreeMap::new());
-        DirtyFiles { shards: (0..SHARDS).map(shard).collect(), unflushed: AtomicBool::new(false) }
+        DirtyFiles {
+            shards: (0..SHARDS).map(shard).collect(),
+            in_place: AtomicU64::new(0),
+            flushed: Mutex::new(Rank::JournalState, Flushed { upto: 0, failed: false }),
+        }
+    }
+
+    /// Notes that data of the file was written in place.
+    pub(super) fn wrote_in_place(&self, file: &FileState) {
+        let number = self.in_place.fetch_add(1, Ordering::AcqRel) + 1;
+        file.in_place.fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// Notes that a commit which began after write `number` is durable, and that write with it.
+    fn note_flushed(&self, number: u64) {
+        let mut flushed = self.flushed.lock();
+        flushed.upto = flushed.upto.max(number);
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Place, Arc<Node>>> {
@@ -123,9 +149,6 @@ impl Fs {
             Ok(_) => self.store_pending(&mapper, false).map(drop),
             Err(error) => Err(error),
         };
-        if file.unflushed.load(Ordering::Acquire) {
-            self.volume().writer()?.dirty_files().unflushed.store(true, Ordering::Release);
-        }
         // Listed anew when it is still dirty: others have their turn first.
         self.note_clean(node, file);
         stored
@@ -251,17 +274,40 @@ impl Fs {
         first.map_or(Ok(()), Err)
     }
 
-    /// Makes data durable that was written in place and that no commit has covered since.
+    /// Makes data durable that was written in place.
     pub(crate) fn flush_device(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let unflushed = &writer.dirty_files().unflushed;
-        if unflushed.swap(false, Ordering::AcqRel)
-            && let Err(error) = self.volume().device().flush()
-        {
-            unflushed.store(true, Ordering::Release);
-            return Err(FsError::Device(error));
+        self.volume().flush_in_place(writer.dirty_files().in_place.load(Ordering::Acquire))
+    }
+}
+
+impl Volume {
+    /// Makes the writes in place up to number `upto` durable, or all with a larger number. When the device fails to, the mount is
+    /// over for writers: its data is in doubt, and a flush that succeeds later would not say so.
+    pub(crate) fn flush_in_place(&self, upto: u64) -> Result<()> {
+        let writer = self.writer()?;
+        let files = writer.dirty_files();
+        let mut flushed = files.flushed.lock();
+        if flushed.upto >= upto {
+            return Ok(());
         }
-        Ok(())
+        if flushed.failed {
+            return Err(FsError::Aborted { why: "a flush of data failed before".into() });
+        }
+        let now = files.in_place.load(Ordering::Acquire);
+        match self.device().flush() {
+            Ok(()) => flushed.upto = now,
+            Err(error) => {
+                flushed.failed = true;
+                drop(flushed);
+                let error = FsError::Device(error);
+                writer.abort(&error);
+                return Err(error);
+            }
+        }
+        drop(flushed);
+        // A commit may have met a failing flush just before ours.
+        writer.check_running()
     }
 }
 
@@ -285,23 +331,23 @@ impl Inode {
     pub(super) fn sync_stored(&self, data: bool) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let node = self.node();
-        let mut flushes = false;
+        let (mut in_place, mut covered) = (0, false);
         if let Some(file) = node.file_in_use() {
             let mapper = FileMapper { fs: self.fs(), node, file };
             file.cache.write_back(&mapper, 0..u64::MAX >> 1)?;
+            in_place = file.in_place.load(Ordering::Acquire);
             // A transaction that is opened after the data was written flushes it with its commit.
-            let covered = self.fs().store_pending(&mapper, data)?;
-            flushes = file.unflushed.swap(false, Ordering::AcqRel) && !covered;
+            covered = self.fs().store_pending(&mapper, data)?;
         }
         let tid = node.changed_tid.load(Ordering::Acquire);
         if tid != 0 {
             writer.journal().commit(tid).map_err(FsError::from_journal)?;
         }
-        if flushes && let Err(error) = self.volume().device().flush() {
-            if let Some(file) = node.file_in_use() {
-                file.unflushed.store(true, Ordering::Release);
+        if in_place > 0 {
+            if covered && tid != 0 {
+                writer.dirty_files().note_flushed(in_place);
             }
-            return Err(FsError::Device(error));
+            self.volume().flush_in_place(in_place)?;
         }
         if let Some(file) = node.file_in_use()
             && !file.has_to_store()

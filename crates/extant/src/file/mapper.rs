@@ -251,7 +251,7 @@ impl FileMapper<'_> {
             .all(|placement| matches!(placement.placed, Placed::Over | Placed::Nowhere))
             && done.size_to.min(self.file.size()) <= stored;
         if is_quiet {
-            self.file.unflushed.store(true, Ordering::Release);
+            self.volume().writer()?.dirty_files().wrote_in_place(self.file);
             return Ok(());
         }
         let changes =
@@ -376,9 +376,9 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn place(&self, range: Range<u64>) -> Result<Placement> {
-        if let Some(reason) = self.volume().writer()?.journal().abort_reason() {
-            return Err(FsError::Aborted { why: reason.why.as_str().into() });
-        }
+        // Memory may be ahead of what is ever committed: a file that was being cut off when the journal
+        // stopped has its old size on the device, and zeros must not get there.
+        self.volume().writer()?.check_running()?;
         let bits = self.bits();
         let (at, end) = (range.start >> bits, range.end >> bits);
         let piece = {

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ pub(crate) struct FileState {
     pub(crate) cache: FileCache,
     /// When it was written to, as far as that is not stored: packed; 0 for not at all.
     stamp: AtomicU64,
-    /// Data went to the device and no commit has been asked for since.
-    pub(crate) unflushed: AtomicBool,
+    /// Number of its last write in place, among those of all files.
+    pub(super) in_place: AtomicU64,
     /// The transaction that moved blocks within the file; 0 when it is durable. Until then a crash
     /// brings them back to where they were, so nothing may be written over them.
     pub(crate) moved_by: AtomicU32,
@@ -73,7 +73,7 @@ impl FileState {
             pins: Mutex::new(Rank::Leaf, BTreeMap::new()),
             cache: FileCache::new(cache),
             stamp: AtomicU64::new(0),
-            unflushed: AtomicBool::new(false),
+            in_place: AtomicU64::new(0),
             moved_by: AtomicU32::new(0),
             listed: AtomicU64::new(0),
             awaits_thread: AtomicBool::new(false),

@@ -213,10 +213,9 @@ fn store_in_block(txn: &mut Txn<'_>, node: &Arc<Node>, mut bytes: Vec<u8>) -> Re
     let written = at
         .ok_or(FsError::InvalidArgument { what: "block past the largest device" })
         .and_then(|at| {
-            let device = volume.device();
-            let written = device.write_at(at, &bytes);
-            let written = if has_log { written } else { written.and_then(|()| device.flush()) };
-            written.map_err(|error| volume.read_error(error))
+            let written = volume.device().write_at(at, &bytes);
+            written.map_err(|error| volume.read_error(error))?;
+            if has_log { Ok(()) } else { volume.flush_in_place(u64::MAX) }
         });
     match written {
         Ok(()) => Ok(run.start),

@@ -640,9 +640,7 @@ impl Fs {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         self.reclaim();
         self.tick_protection(writer)?;
-        if let Some(reason) = writer.journal().abort_reason() {
-            return Err(FsError::Aborted { why: reason.why.as_str().into() });
-        }
+        writer.check_running()?;
         let flushed = self.flush_due();
         writer.journal().commit_if_due().map_err(FsError::from_journal)?;
         flushed

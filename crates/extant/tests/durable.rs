@@ -1,0 +1,178 @@
+//! What a sync that returned may be believed: flushes that fail, flushes that several wait for, and an
+//! abort amid a truncation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use extant::{Fs, FsError, MountOptions};
+use extant_block::{
+    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind, Pending,
+    SharedDevice,
+};
+use extant_sync::{Clock as _, FixedClock, Mutex, Rank, SystemClock, threads};
+use extant_testkit::oracle::mke2fs;
+use extant_testkit::{image, require, tempdir};
+
+const LAYOUTS: &[&[&str]] = &[&["-t", "ext4", "-b", "1024"], &["-t", "ext2", "-b", "1024"]];
+
+fn make(arguments: &[&str]) -> Result<MemoryDevice, String> {
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    mke2fs(&path, "16M", arguments)?;
+    Ok(image::load(&path))
+}
+
+fn mount(device: SharedDevice) -> Fs {
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
+    options.open_shared(device).unwrap()
+}
+
+/// Whether the file system has given up.
+fn has_stopped(error: &FsError) -> bool {
+    matches!(error, FsError::Aborted { .. })
+}
+
+#[test]
+fn after_a_flush_of_data_failed_no_sync_succeeds() {
+    for layout in LAYOUTS {
+        for sync in [|fs: &Fs| fs.resolve("/file")?.sync_data(), |fs: &Fs| fs.sync()] {
+            let memory = Arc::new(require!(make(layout)));
+            let plan = FaultPlan { flush_one_in: 1, ..FaultPlan::default() };
+            let device = Arc::new(FaultDevice::new(Arc::clone(&memory), plan));
+            device.set_enabled(false);
+            let fs = mount(Arc::clone(&device) as SharedDevice);
+            fs.write("/file", "first").unwrap();
+            fs.write("/other", "first").unwrap();
+            fs.sync().unwrap();
+            // Over what is there, at the same second: no transaction has to follow.
+            for name in ["/file", "/other"] {
+                let file = fs.open_options().write(true).open(name).unwrap();
+                file.write_at(0, b"later").unwrap();
+            }
+            fs.resolve("/file").unwrap().sync_data().unwrap();
+            let file = fs.resolve("/file").unwrap();
+            file.write_at(0, b"again").unwrap();
+            device.set_enabled(true);
+            let error = sync(&fs).unwrap_err();
+            assert!(device.failed() > 0, "{layout:?}: {error}");
+            device.set_enabled(false);
+            // The next flush succeeds, and says nothing about what was written before.
+            for _ in 0..2 {
+                assert!(has_stopped(&sync(&fs).unwrap_err()), "{layout:?}");
+                assert!(has_stopped(&fs.sync().unwrap_err()), "{layout:?}");
+                assert!(has_stopped(&fs.resolve("/other").unwrap().sync().unwrap_err()));
+            }
+            assert_eq!(fs.write("/new", "more").unwrap_err().errno(), 30);
+            assert_eq!(fs.read("/file").unwrap(), b"again");
+            fs.unmount().unwrap_err();
+        }
+    }
+}
+
+/// A device at which flushes wait to be let through.
+struct Door {
+    below: MemoryDevice,
+    is_shut: AtomicBool,
+    /// Told of each flush that waits.
+    waits: Mutex<threads::Sender<()>>,
+    open: Mutex<threads::Receiver<()>>,
+    flushed: AtomicU64,
+}
+
+impl BlockDevice for Door {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        let flushes = batch.iter().any(|operation| operation.kind() == OperationKind::Flush);
+        if flushes && self.is_shut.load(Ordering::Acquire) {
+            let waits = self.waits.lock().clone();
+            waits.send(()).unwrap();
+            self.open.lock().recv().unwrap();
+        }
+        let pending = self.below.submit(batch);
+        self.flushed.fetch_add(u64::from(flushes), Ordering::AcqRel);
+        pending
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> Arc<str> {
+        self.below.describe()
+    }
+}
+
+#[test]
+fn a_sync_beside_another_one_waits_for_the_flush_that_has_its_data() {
+    type Sync = fn(&Fs) -> extant::Result<()>;
+    let one: Sync = |fs| fs.resolve("/file")?.sync_data();
+    let all: Sync = |fs| fs.sync();
+    for (first, second) in [(one, one), (one, all), (all, one), (all, all)] {
+        let (waits, waiting) = threads::channel(4);
+        let (opens, open) = threads::channel(4);
+        let door = Arc::new(Door {
+            below: require!(make(LAYOUTS[0])),
+            is_shut: AtomicBool::new(false),
+            waits: Mutex::new(Rank::Leaf, waits),
+            open: Mutex::new(Rank::Leaf, open),
+            flushed: AtomicU64::new(0),
+        });
+        let fs = mount(Arc::clone(&door) as SharedDevice);
+        fs.write("/file", "first").unwrap();
+        fs.sync().unwrap();
+        let file = fs.resolve("/file").unwrap();
+        file.write_at(0, b"later").unwrap();
+        file.sync().unwrap(); // The times are stored: only data is new from here on.
+        file.write_at(0, b"again").unwrap();
+        let before = door.flushed.load(Ordering::Acquire);
+        door.is_shut.store(true, Ordering::Release);
+        threads::scope(|scope| {
+            scope.spawn("first", || first(&fs).unwrap()).unwrap();
+            waiting.recv().unwrap();
+            let other = || {
+                second(&fs).unwrap();
+                assert!(door.flushed.load(Ordering::Acquire) > before, "returned without a flush");
+            };
+            scope.spawn("second", other).unwrap();
+            // Time enough to return too early; a second flush of its own would wait as well.
+            SystemClock.sleep(Duration::from_millis(100));
+            door.is_shut.store(false, Ordering::Release);
+            opens.send(()).unwrap();
+            opens.send(()).unwrap();
+        })
+        .unwrap();
+        drop(file);
+        fs.unmount().unwrap();
+    }
+}
+
+#[test]
+fn a_truncation_that_an_abort_stops_zeroes_nothing() {
+    let memory = Arc::new(require!(make(LAYOUTS[0])));
+    let device = Arc::new(FaultDevice::new(
+        Arc::clone(&memory),
+        FaultPlan { flush_one_in: 1, ..FaultPlan::default() },
+    ));
+    device.set_enabled(false);
+    let fs = mount(Arc::clone(&device) as SharedDevice);
+    fs.write("/file", [7; 700]).unwrap();
+    fs.sync().unwrap();
+    let file = fs.resolve("/file").unwrap();
+    file.write_at(0, &[8; 100]).unwrap();
+    device.set_enabled(true);
+    file.truncate(300).unwrap_err();
+    device.set_enabled(false);
+    // The new size will never be there, so the zeros behind it must not.
+    assert!(has_stopped(&file.sync_data().unwrap_err()));
+    assert!(has_stopped(&fs.sync().unwrap_err()));
+    drop((file, fs));
+    let fs = mount(Arc::new(memory.snapshot()));
+    let bytes = fs.read("/file").unwrap();
+    assert_eq!(bytes.len(), 700);
+    assert!(bytes[100..].iter().all(|byte| *byte == 7), "{:?}", &bytes[290..310]);
+}
