@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(super) use extant_format::inode::FileKind;
 
 use super::content::Content;
+use super::ops::Path;
 
 /// Lines of difference that are worth reading.
 const DIFFERENCES_MAX: usize = 20;
@@ -153,6 +154,12 @@ impl Tree {
     /// The root.
     pub fn root(&self) -> NodeId {
         self.root
+    }
+
+    /// The node at `path`.
+    pub fn find(&self, path: &Path) -> Option<&Node> {
+        let next = |at: NodeId, name: &Vec<u8>| self.node(at).entries.get(name).copied();
+        path.0.iter().try_fold(self.root, next).map(|id| self.node(id))
     }
 
     /// Adds a node that has no name yet.

@@ -43,6 +43,8 @@ enum Change {
     Zeroed(u64, u64, bool),
     /// What was behind the first byte moved to the second, at once, with all that had been written.
     Moved(u64, u64),
+    /// Something failed, and may be done in part; this is what was found then.
+    Failed,
 }
 
 #[derive(Clone, Debug)]
@@ -151,6 +153,16 @@ impl Contents {
         };
         let (size, content) = (node.size, node.content.clone());
         versions.push(Version { count, size, content, change });
+    }
+
+    /// Notes what a file was found to be after an operation on it failed, the one that makes it `count`.
+    pub(crate) fn failed(&mut self, id: NodeId, node: &Node, count: usize) {
+        let Some(versions) = self.files.get_mut(&id) else { return };
+        if versions.last().is_some_and(|v| v.size == node.size && v.content == node.content) {
+            return;
+        }
+        let (size, content) = (node.size, node.content.clone());
+        versions.push(Version { count, size, content, change: Change::Failed });
     }
 
     /// Notes what a sync that returned covers, if it was one; `marks` marks were made before that.
@@ -293,6 +305,7 @@ impl File<'_> {
                 Change::Cut(size) => (low, high) = (low.min(size), high.min(size)),
                 // Everything is written back first, so it is exact.
                 Change::Moved(..) => (low, high) = (version.size, version.size),
+                Change::Failed => (low, high) = (low.min(version.size), high.max(version.size)),
                 _ => high = high.max(version.size),
             }
         }
@@ -318,7 +331,7 @@ impl File<'_> {
                     let all = from.min(to)..u64::MAX;
                     (all.clone(), all)
                 }
-                Change::Begun | Change::Wrote => continue,
+                Change::Begun | Change::Wrote | Change::Failed => continue,
             };
             let meets = |range: Range<u64>| range.start < bytes.end && bytes.start < range.end;
             if is_held && meets(taken) {

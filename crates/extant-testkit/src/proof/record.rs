@@ -155,6 +155,9 @@ pub fn record_with<T: Target>(
         done.begin();
         let answer = target.apply(&fs, &mut slots, &op);
         done.end(&mut model, op, answer).map_err(|text| format!("{}: {text}", base.name))?;
+        if done.may_be_half() {
+            done.look_again(&mut model, &target.snapshot(&fs, &base.rules)?);
+        }
         if each {
             compare(target, &fs, &model, &done, base)?;
         }
@@ -264,6 +267,26 @@ impl Progress {
             self.contents.synced(model, &op, answer, (self.steps.len(), count));
         }
         Ok(())
+    }
+
+    /// Whether the last operation failed and may have changed contents all the same: a write of which
+    /// only a part had space.
+    pub(crate) fn may_be_half(&self) -> bool {
+        let last = self.ops.last().zip(self.answers.last());
+        last.is_some_and(|(op, answer)| answer.is_err() && op.changes_contents_of().is_some())
+    }
+
+    /// Takes over what became of the file of the last operation.
+    pub(crate) fn look_again(&mut self, model: &mut Model, found: &Tree) {
+        let path = self.ops.last().and_then(Op::changes_contents_of);
+        let Some((path, id)) = path.and_then(|path| Some((path, model.find(path).ok()?))) else {
+            return;
+        };
+        let Some(found) = found.find(path) else { return };
+        let node = model.tree.node_mut(id);
+        (node.size, node.times) = (found.size, found.times);
+        node.content = found.content.clone();
+        self.contents.failed(id, node, self.ops.len());
     }
 
     /// Whether the last operation left the model as it was.

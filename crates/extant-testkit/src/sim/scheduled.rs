@@ -89,6 +89,11 @@ pub fn simulate<T: Target>(target: &T, base: &Base, plan: &Plan) -> Result<Simul
         gave_up |= answer == Err(errno::EROFS);
         let text = op.to_string();
         done.end(&mut model, op, answer)?;
+        if done.may_be_half() {
+            enable(false);
+            done.look_again(&mut model, &target.snapshot(&fs, &base.rules)?);
+            enable(true);
+        }
         if still && !is_no_op(answer, &done) {
             return Err(format!("S2: {text} succeeded after the file system gave up"));
         }

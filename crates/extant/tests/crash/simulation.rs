@@ -134,6 +134,40 @@ fn many_late_and_reordered_completions_lose_no_contents() {
     seeds_of("many_late_and_reordered_completions_lose", 6000, 60, contents(), plan, sampling(3));
 }
 
+/// What a sync said to be there is there, whatever failed before it and after it.
+fn errors(seed: u64) -> FaultPlan {
+    FaultPlan {
+        read_one_in: 100 * (seed % 2),
+        write_one_in: 40 * (seed / 2 % 2),
+        flush_one_in: 8 * (seed / 4 % 2),
+        streak_max: 1 + seed % 3,
+        reorder: seed % 5 != 0,
+        ..FaultPlan::default()
+    }
+}
+
+#[test]
+fn errors_of_the_device_lose_no_synced_contents() {
+    seeds_of("errors_of_the_device_lose_no_synced", 1, 8, contents(), errors, sampling(8));
+}
+
+#[test]
+#[ignore = "takes minutes: 200 seeds"]
+fn many_errors_of_the_device_lose_no_synced_contents() {
+    seeds_of("many_errors_of_the_device_lose_no_s", 7000, 200, contents(), errors, sampling(8));
+}
+
+#[test]
+#[ignore = "takes minutes: each write and flush of a run fails once"]
+fn each_single_error_loses_no_synced_contents() {
+    let plan = |seed: u64| {
+        let kinds = [OperationKind::Write, OperationKind::Flush, OperationKind::Read];
+        let kind = kinds[(seed % 3) as usize];
+        FaultPlan { exactly: vec![(kind, seed / 3, 1)], ..FaultPlan::default() }
+    };
+    seeds_of("each_single_error_loses_no_synced", 0, 300, contents(), plan, sampling(16));
+}
+
 fn threads(name: &str, seed: u64, rounds: u64, clients: usize, steps: usize) {
     let profile = Profile { sync_one_in: 10, ..Profile::default() };
     threads_of(name, seed, rounds, (clients, steps), &[&DEFAULT, &SMALL], &profile);
