@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path as OsPath, PathBuf};
 use std::sync::Arc;
 
-use extant::{FileKind, Fs, Inode, MountOptions, Statfs};
+use extant::{FileKind, Fs, MountOptions, Statfs};
 use extant_base::Prng;
 use extant_block::{MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_sync::{Clock, FixedClock, SystemClock};
@@ -31,7 +31,7 @@ use extant_testkit::proof::{EPOCH, Target as _, env};
 use extant_testkit::{image, require, tempdir};
 use rustix::mount::MountFlags;
 
-use target::{Extant, in_full};
+use target::{Extant, Held, in_full};
 
 /// What is compared between two ways to replay.
 const ALL: Rules =
@@ -592,7 +592,7 @@ fn cut_kernel(kind: &Kind, seed: u64, cuts: usize) -> Result<Work, String> {
 struct Recorded {
     devices: Vec<Arc<RecordingDevice>>,
     /// Files that are held: those without a name are orphans.
-    slots: HashMap<usize, Inode>,
+    slots: HashMap<usize, Held>,
     fs: Fs,
 }
 

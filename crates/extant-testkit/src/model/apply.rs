@@ -127,9 +127,12 @@ impl Model {
     /// that gave up) mean that nothing changed. `Err` is the answer that should have been given.
     pub fn follow(&mut self, op: &Op, answer: Outcome) -> Result<(), Outcome> {
         let attribute = matches!(op, Op::SetXattr { .. } | Op::SetAcl { .. });
+        // What was taken has its space.
+        let stores =
+            matches!(op, Op::Sync | Op::Fsync { .. } | Op::Fdatasync { .. } | Op::Tick { .. });
         let unforeseen = match answer {
-            Err(ENOSPC) => self.rules.full || attribute,
-            Err(EDQUOT) => self.rules.full,
+            Err(ENOSPC) => (self.rules.full && !stores) || attribute,
+            Err(EDQUOT) => self.rules.full && !stores,
             Err(EIO | EROFS) => true,
             _ => false,
         };

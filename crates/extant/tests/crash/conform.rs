@@ -7,7 +7,7 @@ use extant_testkit::proof::{Recorded, Target as _, env, record};
 use crate::layouts::{self, LAYOUTS, Layout, WRITTEN};
 use crate::target::Extant;
 
-/// The operations of one seed on one layout.
+/// The operations of one seed on one layout. Space may run out where files may become large.
 pub(crate) fn generated(
     layout: &Layout,
     seed: u64,
@@ -15,7 +15,10 @@ pub(crate) fn generated(
     profile: Profile,
 ) -> Option<Recorded> {
     let base = match layouts::base(layout) {
-        Ok(base) => base,
+        Ok(mut base) => {
+            base.rules.full = profile.contents_max > 1 << 20;
+            base
+        }
         Err(reason) => {
             oracle::print_skip(module_path!(), line!(), &format!("{}: {reason}", layout.name));
             return None;

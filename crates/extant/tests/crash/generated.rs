@@ -1,7 +1,7 @@
 //! Operations from a seed on every layout, and sampled cuts.
 
 use extant_testkit::crash::{Report, Sampling};
-use extant_testkit::model::Profile;
+use extant_testkit::model::{Profile, errno};
 use extant_testkit::proof::{Counts, Proof, env};
 
 use crate::conform;
@@ -21,13 +21,19 @@ struct Load {
 fn prove(load: &Load, seeds: std::ops::Range<u64>) {
     let target = Extant::default();
     let mut counts = Counts::default();
+    let mut full = 0;
     for seed in seeds {
         let mut report = Report::default();
         for layout in layouts::of(load.layouts) {
             let profile = load.profile.clone();
+            let may_fill = profile.contents_max > 1 << 20;
+            if may_fill && layout.unit != 1024 {
+                continue; // Larger images.
+            }
             let Some(recorded) = conform::generated(layout, seed, load.steps, profile) else {
                 continue;
             };
+            full += recorded.answers.iter().filter(|answer| **answer == Err(errno::ENOSPC)).count();
             let sampling = Sampling { seed, ..load.sampling.clone() };
             let (found, counted) = Proof::new(&target, sampling).prove(&recorded);
             report.add(found);
@@ -37,6 +43,9 @@ fn prove(load: &Load, seeds: std::ops::Range<u64>) {
             }
         }
         finish(load.name, seed, &report, &counts);
+    }
+    if full > 0 {
+        println!("{}: no space for {full} operations", load.name);
     }
 }
 
@@ -148,6 +157,28 @@ fn many_mapped_contents_survive_every_cut() {
         sampling,
     };
     prove(&load, range(4300, 4));
+}
+
+/// Files that become larger than there is space for.
+fn filling(name: &'static str, one_cut_in: u64) -> Load {
+    Load {
+        name,
+        layouts: WRITTEN,
+        steps: 200,
+        profile: Profile { contents_max: 6 << 20, sync_one_in: 8, ..Profile::contents() },
+        sampling: Sampling { exhaustive_max: 3, samples: 8, one_cut_in, ..crate::states() },
+    }
+}
+
+#[test]
+fn contents_survive_every_cut_when_space_runs_out() {
+    prove(&filling("contents_survive_every_cut_when_space_runs_out", 32), range(4500, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 40,000 states"]
+fn many_contents_survive_every_cut_when_space_runs_out() {
+    prove(&filling("many_contents_survive_every_cut_when_space_runs_out", 8), range(4600, 4));
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn errors(seed: u64) -> FaultPlan {
         write_one_in: 40 * (seed / 2 % 2),
         flush_one_in: 8 * (seed / 4 % 2),
         streak_max: 1 + seed % 3,
-        reorder: seed % 5 != 0,
+        reorder: !seed.is_multiple_of(5),
         ..FaultPlan::default()
     }
 }
