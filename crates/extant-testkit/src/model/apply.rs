@@ -30,6 +30,7 @@ pub mod errno {
     pub const ENOTEMPTY: i32 = 39;
     pub const ENODATA: i32 = 61;
     pub const EACCES: i32 = 13;
+    pub const ESTALE: i32 = 116;
     pub const EDQUOT: i32 = 122;
 }
 use errno::*;
