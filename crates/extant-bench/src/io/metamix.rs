@@ -193,6 +193,9 @@ mod tests {
         fn set_len(&mut self, len: u64) -> Result<()> {
             self.0.set_len(len)
         }
+        fn forget(&mut self) -> Result<()> {
+            self.0.forget()
+        }
         fn sync(&mut self) -> Result<()> {
             self.0.sync()
         }
