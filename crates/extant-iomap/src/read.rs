@@ -171,12 +171,16 @@ impl FileCache {
             if let Some(pin) = self.make(page, order, fit) {
                 return Ok(Some(pin));
             }
+            if !needed {
+                return Ok(None);
+            }
             // What others are writing at this moment is nobody's to write, but about to be clean.
-            if !needed || !(mapper.relieve()? || self.cache.wait_for_batch(ended)) {
-                break;
+            if !mapper.relieve()? && !self.cache.wait_for_batch(ended) {
+                // Then others have it pinned, or were faster to take what was free.
+                std::thread::yield_now();
             }
         }
-        if needed { Err(self.cache.full().into()) } else { Ok(None) }
+        Err(self.cache.full().into())
     }
 
     /// Brings the blocks of `range`, which is inside the folio, into the cache. Device blocks are
