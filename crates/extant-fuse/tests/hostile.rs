@@ -1,0 +1,215 @@
+//! Damaged images, mounted and walked by programs: no panic, no hang, bounded memory; and reading goes
+//! on beside the damage.
+//!
+//! `EXTANT_MUTANTS` asks for more mutants of each image, `EXTANT_SEED` for others, `EXTANT_KIND` for one
+//! image, `EXTANT_MUTANT` for one mutant, whose damage is printed. The long form mounts a thousand.
+
+#[path = "../../extant/tests/common/damage.rs"]
+mod damage;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use damage::{damage, places};
+use extant::MountOptions;
+use extant_base::Prng;
+use extant_block::{MemoryDevice, SharedDevice};
+use extant_fuse::mount::{KernelOptions, open_and_mount, unmount};
+use extant_fuse::{Events, Level, Settings, serve};
+use extant_sync::{Clock, SystemClock, threads};
+use extant_testkit::oracle::mke2fs;
+use extant_testkit::{require, skip};
+
+const LAYOUTS: &[(&str, &[&str])] = &[
+    ("journal", &["-t", "ext4", "-O", "^metadata_csum", "-J", "size=1"]),
+    ("checksums", &["-t", "ext4", "-J", "size=1"]),
+    ("ext2", &["-t", "ext2"]),
+    ("inline data", &["-t", "ext4", "-O", "^has_journal,^metadata_csum,inline_data"]),
+    ("bigalloc", &["-t", "ext4", "-O", "^has_journal,^metadata_csum,bigalloc"]),
+    ("large attributes", &["-t", "ext4", "-O", "^has_journal,^metadata_csum,ea_inode,quota"]),
+];
+/// Mutants of each layout in the short form: with these, about a minute.
+const FEW: u64 = 6;
+/// Seconds after which a program that walks has hung.
+const LIMIT: u64 = 10;
+/// Most memory that the whole test may use, in KiB.
+const MEMORY_MAX_KIB: u64 = 512 << 10;
+
+/// What programs do: list, stat, read, attributes; then change what they can, and remove it.
+const WALK: &str = r#"
+exec 2> /dev/null
+cd "$1" || exit 0
+find . -printf '%p %s %i %n %m %T@ %l\n' > /dev/null
+find . -type f -exec head -c 2000000 {} + > /dev/null
+find . -exec getfattr -h -d -m - {} + > /dev/null
+ls -lR . > /dev/null
+df . > /dev/null
+mkdir new
+for name in 1 2 3 4 5 6 7 8; do head -c 70000 /dev/zero > "new/$name"; done
+mv new/1 a/moved
+ln a/large new/link
+truncate -s 10000 a/large
+setfattr -n user.test -v value a/small
+sync -f .
+rm -rf big a/b
+sync -f .
+exit 0
+"#;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok())
+}
+
+fn source() -> extant_testkit::TempDir {
+    let dir = extant_testkit::tempdir().unwrap();
+    let root = dir.path().join("source");
+    std::fs::create_dir_all(root.join("a/b/c")).unwrap();
+    std::fs::create_dir_all(root.join("big")).unwrap();
+    for index in 0..90 {
+        std::fs::write(root.join(format!("big/a file with a long name, number {index}")), "x")
+            .unwrap();
+    }
+    for (name, len) in [("tiny", 20), ("small", 130), ("block", 1024), ("large", 300_000)] {
+        std::fs::write(root.join("a").join(name), vec![7u8; len]).unwrap();
+    }
+    let sparse = std::fs::File::create(root.join("a/b/sparse")).unwrap();
+    for at in 0..40u64 {
+        std::os::unix::fs::FileExt::write_all_at(&sparse, &[9; 1000], at * 50_000).unwrap();
+    }
+    std::os::unix::fs::symlink("y".repeat(200), root.join("a/long-link")).unwrap();
+    dir
+}
+
+/// What the server said while a mutant was mounted.
+#[derive(Default)]
+struct Heard {
+    ready: AtomicBool,
+    errors: AtomicU32,
+    bugs: AtomicU32,
+}
+
+impl Events for Heard {
+    fn ready(&self) {
+        self.ready.store(true, Ordering::SeqCst);
+    }
+
+    fn log(&self, level: Level, text: &str) {
+        if level == Level::Error {
+            self.errors.fetch_add(1, Ordering::SeqCst);
+        }
+        if text.contains("bug in extant") {
+            self.bugs.fetch_add(1, Ordering::SeqCst);
+            println!("{text}");
+        }
+    }
+}
+
+/// Mounts the image, lets programs walk it, unmounts. Whether it could be mounted.
+fn walk(device: SharedDevice, dir: &Path, heard: &Heard, what: &str) -> bool {
+    let options = MountOptions::new().read_only(false).cache_bytes(1 << 20);
+    let Ok(fs) = options.data_cache_bytes(8 << 20).open_shared(device) else { return false };
+    let mut kernel = KernelOptions::new(what);
+    kernel.nosuid = true;
+    kernel.nodev = true;
+    let connection = open_and_mount(dir, &kernel).unwrap();
+    let settings = Settings::default();
+    threads::scope(|s| {
+        let server = s.spawn("server", || serve(connection, fs, &settings, heard)).unwrap();
+        let walked = Command::new("timeout")
+            .args(["--signal=KILL", &LIMIT.to_string(), "sh", "-c", WALK, "walk"])
+            .arg(dir)
+            .stdin(Stdio::null())
+            .status()
+            .unwrap();
+        // Lazily: what hung may still be in it, and this must end all the same.
+        unmount(dir, !walked.success()).unwrap();
+        let _damaged = server.join().unwrap();
+        assert!(walked.success(), "{what}: programs hung ({walked})");
+    })
+    .unwrap();
+    assert!(heard.ready.load(Ordering::SeqCst), "{what}: never ready");
+    assert_eq!(heard.bugs.load(Ordering::SeqCst), 0, "{what}: a panic");
+    true
+}
+
+fn try_layouts(mutants: u64) {
+    if !extant_testkit::oracle::is_root() {
+        skip!("needs root: mounts");
+    }
+    if !Path::new("/dev/fuse").exists() {
+        skip!("needs /dev/fuse");
+    }
+    let seed = number("EXTANT_SEED").unwrap_or(1);
+    let mutants = number("EXTANT_MUTANTS").unwrap_or(mutants);
+    let chosen = number("EXTANT_MUTANT");
+    let kind = std::env::var("EXTANT_KIND").ok();
+    let tree = source();
+    let mount_at = tree.path().join("mount");
+    std::fs::create_dir(&mount_at).unwrap();
+    let source = tree.path().join("source");
+    for (name, options) in LAYOUTS {
+        if kind.as_deref().is_some_and(|kind| kind != *name) {
+            continue;
+        }
+        let image = tree.path().join("image");
+        let mut arguments = options.to_vec();
+        arguments.extend(["-b", "1024", "-N", "256", "-d", source.to_str().unwrap()]);
+        require!(mke2fs(&image, "6M", &arguments));
+        let whole: MemoryDevice = extant_testkit::image::load(&image);
+        let all = places(&whole, &BTreeSet::new());
+        let (mut mounted, mut met, mut slowest) = (0, 0, Duration::ZERO);
+        // Mutant 0 is the image itself.
+        for mutant in 0..=mutants {
+            if chosen.is_some_and(|chosen| chosen != mutant) {
+                continue;
+            }
+            let mut random = Prng::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(mutant));
+            let device = Arc::new(whole.snapshot());
+            let mut story = String::new();
+            for _ in 0..(1 + random.below(6)) * u64::from(mutant > 0) {
+                story += &damage(&device, &all, &mut random);
+                story += "\n";
+            }
+            let what = format!("{name}, seed {seed}, mutant {mutant}");
+            if chosen.is_some() {
+                println!("{what}:\n{story}");
+            }
+            let heard = Heard::default();
+            let began = SystemClock.monotonic();
+            let is_mounted = walk(device, &mount_at, &heard, &what);
+            mounted += u64::from(is_mounted && mutant > 0);
+            slowest = slowest.max(SystemClock.monotonic().saturating_sub(began));
+            let errors = heard.errors.load(Ordering::SeqCst);
+            assert!(mutant > 0 || errors == 0, "{name}: the image itself has damage");
+            met += u64::from(errors > 0);
+        }
+        println!(
+            "{name}, seed {seed}: {mounted} of {mutants} mounted, {met} met damage; the \
+             slowest took {slowest:?}"
+        );
+        assert!(chosen.is_some() || mounted > mutants / 4, "{name}: little is tested");
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.and_then(|text| text.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    if let Some(kib) = peak {
+        println!("peak memory {kib} KiB");
+        assert!(kib < MEMORY_MAX_KIB, "{kib} KiB of memory were used");
+    }
+}
+
+#[test]
+fn programs_on_damaged_images_end_in_answers_or_errors() {
+    try_layouts(FEW);
+}
+
+/// A thousand mutants; minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn programs_on_a_thousand_damaged_images_end_in_answers_or_errors() {
+    try_layouts(1002 / LAYOUTS.len() as u64);
+}
