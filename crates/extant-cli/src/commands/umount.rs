@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::mounting::{asked, busy, table};
-use crate::output::complain;
+use crate::output::{complain, report};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
@@ -32,14 +32,24 @@ pub(crate) struct UmountArgs {
     /// Seconds to wait for the server; without end if not given
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// Directory of the mount
+    /// Directories of mounts; those that cannot be unmounted are named, the others are
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
 }
 
 pub(crate) fn run(args: &UmountArgs) -> Result<Exit> {
     let timeout = args.timeout.map(Duration::from_secs);
-    args.dirs.iter().try_fold(Exit::Success, |_, dir| take_down(dir, args.lazy, timeout))
+    let mut first = Exit::Success;
+    for dir in &args.dirs {
+        let exit = take_down(dir, args.lazy, timeout).unwrap_or_else(|failure| {
+            report(&failure);
+            failure.exit
+        });
+        if first == Exit::Success {
+            first = exit;
+        }
+    }
+    Ok(first)
 }
 
 /// Unmounts `dir`, and unless `lazy` waits for the server's end.

@@ -310,8 +310,11 @@ impl Events for Server<'_> {
     fn ready(&self) {
         if !self.foreground {
             // Whoever reads what the launcher says waits for the end of it.
-            let _ = rustix::stdio::dup2_stdout(&self.null);
-            let _ = rustix::stdio::dup2_stderr(&self.null);
+            let forgotten = rustix::stdio::dup2_stdout(&self.null)
+                .and_then(|()| rustix::stdio::dup2_stderr(&self.null));
+            if let Err(errno) = forgotten {
+                self.tell(WARNING, &format!("cannot leave the terminal: {errno}"));
+            }
         }
         // Without a keeper nobody waits for it.
         let _ = self.link.say(&Word::Ready);

@@ -98,6 +98,7 @@ mod filter {
         libc::SYS_rseq,
         libc::SYS_sched_yield,
         libc::SYS_sched_getaffinity,
+        libc::SYS_sched_setaffinity,
         libc::SYS_getcpu,
         libc::SYS_exit,
         libc::SYS_exit_group,
@@ -126,6 +127,8 @@ mod filter {
         libc::SYS_getegid,
         // Answered by the other filter.
         libc::SYS_clone3,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2,
         #[cfg(target_arch = "x86_64")]
         libc::SYS_poll,
         #[cfg(target_arch = "x86_64")]
