@@ -25,7 +25,13 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> (i64, u32) {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        // What Linux stamps files with, moved by its tick: times that the kernel keeps of a mounted
+        // file and times that are given here must not come in another order than they were taken.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let id = rustix::time::ClockId::RealtimeCoarse;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        let id = rustix::time::ClockId::Realtime;
+        let time = rustix::time::clock_gettime(id);
         // The kernel promises 0..10^9; anything else would be clamped rather than wrap.
         (time.tv_sec, u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999))
     }
