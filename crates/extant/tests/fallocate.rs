@@ -763,6 +763,57 @@ fn set_id_bits_go_and_flags_are_respected() {
 }
 
 #[test]
+fn what_can_only_be_appended_to_can_be_touched_and_no_more() {
+    use extant::{InodeFlags, SetAttributes, TimeChange, Timestamp};
+    let device = require!(make(&LAYOUTS[1], 32));
+    let fs = mount(&device);
+    let inode = create(&fs, "file");
+    let set = |flags| SetAttributes::new().flags(inode.flags() | flags);
+    let at = TimeChange::To(Timestamp { seconds: 7, nanos: 0 });
+    let touch = SetAttributes::new().times(Some(TimeChange::Now), Some(TimeChange::Now));
+    let mut cached = SetAttributes::new().times(Some(TimeChange::Now), Some(at));
+    cached.ctime = Some(Timestamp { seconds: 7, nanos: 0 });
+    inode.set_attributes(&set(InodeFlags::APPEND)).unwrap();
+    inode.set_attributes(&touch).unwrap();
+    inode.set_attributes(&cached).unwrap();
+    assert_eq!(inode.metadata().mtime.seconds, 7);
+    for refused in [
+        SetAttributes::new().times(Some(TimeChange::Now), Some(at)),
+        SetAttributes::new().times(None, Some(TimeChange::Now)),
+        touch.permissions(0o600),
+        touch.size(0),
+    ] {
+        assert_eq!(inode.set_attributes(&refused).unwrap_err().errno(), 1, "{refused:?}");
+    }
+    inode.set_attributes(&set(InodeFlags::IMMUTABLE)).unwrap();
+    assert_eq!(inode.set_attributes(&touch).unwrap_err().errno(), 1);
+}
+
+#[test]
+fn the_same_size_again_frees_what_is_kept_behind_it() {
+    for layout in LAYOUTS.iter().filter(|layout| layout.2) {
+        let device = require!(make(layout, 32));
+        let fs = mount(&device);
+        let (inode, plain) = (create(&fs, "file"), create(&fs, "plain"));
+        for inode in [&inode, &plain] {
+            inode.write_at(0, &pattern(300, 1)).unwrap();
+        }
+        inode.fallocate(Fallocate::Allocate { keep_size: true }, 0..600_000).unwrap();
+        fs.sync().unwrap();
+        assert!(inode.metadata().blocks > 1000, "{}", layout.0);
+        inode.truncate(300).unwrap();
+        fs.sync().unwrap();
+        // A file that was inline once takes blocks when space is kept for it.
+        let most = plain.metadata().blocks.max(layout.1 / 512);
+        assert!(inode.metadata().blocks <= most, "{}", layout.0);
+        same(&inode.read_all().unwrap(), &pattern(300, 1), layout.0);
+        drop((inode, plain));
+        fs.unmount().unwrap();
+        check(&device, layout.0);
+    }
+}
+
+#[test]
 fn copies_keep_holes_and_overlaps_are_refused() {
     let device = require!(make(&LAYOUTS[1], 32));
     let fs = mount(&device);

@@ -121,6 +121,18 @@ impl SetAttributes {
     fn is_only_flags(&self) -> bool {
         SetAttributes { flags: None, ..*self } == SetAttributes::default()
     }
+
+    /// Access and modification become now, and nothing else changes. A cache that keeps the times of
+    /// writes says so with its own now, as modification and as change.
+    fn is_touch(&self) -> bool {
+        let times = SetAttributes { atime: None, mtime: None, ctime: None, ..*self };
+        let is_now = match self.mtime {
+            Some(TimeChange::Now) => true,
+            Some(TimeChange::To(time)) => self.ctime == Some(time),
+            None => false,
+        };
+        times == SetAttributes::default() && self.atime == Some(TimeChange::Now) && is_now
+    }
 }
 
 /// Flags that `chattr` may change.
@@ -153,7 +165,7 @@ impl Inode {
     /// # Errors
     ///
     /// - [`FsError::NotPermitted`]: the inode is immutable or append-only and more than its flags
-    ///   is to change; a flag that nobody can change.
+    ///   is to change, except for both times of the latter becoming now; a flag that nobody can change.
     /// - [`FsError::InvalidArgument`]: permissions above `0o7777`, a project without the feature,
     ///   case folding on what is no empty directory or without the feature, a size of what is no
     ///   regular file.
@@ -233,8 +245,10 @@ impl Inode {
             return invalid("project: the file system has no `project` feature");
         }
         let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND;
-        if data.record.flags.intersects(frozen) && !changes.is_only_flags() {
-            let what = match data.record.flags.contains(InodeFlags::IMMUTABLE) {
+        let is_immutable = data.record.flags.contains(InodeFlags::IMMUTABLE);
+        let may = changes.is_only_flags() || (!is_immutable && changes.is_touch());
+        if data.record.flags.intersects(frozen) && !may {
+            let what = match is_immutable {
                 true => "it is immutable",
                 false => "it can only be appended to",
             };
@@ -303,12 +317,25 @@ impl Inode {
     /// The part of a change that concerns the map. The caller holds the content lock.
     fn resize(&self, size: u64) -> Result<()> {
         let (fs, node) = (self.fs(), self.node());
-        if size == node.size() {
+        if size == node.size() && !self.has_blocks_behind(size)? {
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             return self.stamp(&mut txn, node);
         }
         map::check_size(self.volume(), &node.data(), size)?;
         crate::file::resize(fs, node, size)
+    }
+
+    /// Whether there may be blocks behind `size`, kept by `fallocate`: setting the same size frees them.
+    fn has_blocks_behind(&self, size: u64) -> Result<bool> {
+        let (fs, node) = (self.fs(), self.node());
+        let first = self.volume().block_size().blocks_for(size);
+        if first >= map::FILE_BLOCKS_END
+            || node.data().record.flags.contains(InodeFlags::INLINE_DATA)
+        {
+            return Ok(false);
+        }
+        let behind = map::lookup(fs, node, first, map::FILE_BLOCKS_END)?;
+        Ok(behind.kind != map::MappingKind::Hole || behind.file_end() < map::FILE_BLOCKS_END)
     }
 
     fn stamp(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
