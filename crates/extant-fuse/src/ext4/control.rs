@@ -6,7 +6,8 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::atomic::Ordering;
 
-use extant::{FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
+use extant::{FileKind, FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
+use extant_format::features::RoCompat;
 use serde_json::{Map, Value, json};
 
 use super::{Ext4, is_writable};
@@ -75,6 +76,14 @@ fn u32_at(bytes: &[u8], at: usize) -> Reply<u32> {
 fn u64_at(bytes: &[u8], at: usize) -> Reply<u64> {
     let part = bytes.get(at..at + 8).and_then(|part| part.try_into().ok());
     part.map(u64::from_ne_bytes).ok_or(Errno::EINVAL)
+}
+
+/// What is immutable and stays so takes no other flag.
+fn check_frozen(old: InodeFlags, new: InodeFlags) -> Reply<()> {
+    match (old & new).contains(InodeFlags::IMMUTABLE) && old != new {
+        true => Err(Errno::EPERM),
+        false => Ok(()),
+    }
 }
 
 impl Ext4<'_> {
@@ -160,6 +169,14 @@ impl Ext4<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         let old = inode.metadata().flags;
+        let others = InodeFlags::DIRSYNC
+            | InodeFlags::TOPDIR
+            | InodeFlags::CASEFOLD
+            | InodeFlags::PROJINHERIT;
+        if inode.kind() != FileKind::Directory && asked & others.bits() != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        check_frozen(old, InodeFlags::from_bits_retain(asked))?;
         // Moving a file between its two kinds of map is not offered.
         if (asked ^ old.bits()) & InodeFlags::EXTENTS.bits() != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -186,6 +203,10 @@ impl Ext4<'_> {
         for (bit, flag) in XFLAGS {
             flags.set(flag, xflags & bit != 0);
         }
+        if project != now.project && !self.fs.features().has_ro_compat(RoCompat::PROJECT) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        check_frozen(now.flags, flags)?;
         let mut changes = SetAttributes::new();
         if flags != now.flags {
             changes = changes.flags(flags);
@@ -387,6 +408,16 @@ mod tests {
         assert!(matches!(read, Ok(0x1234_5678) | Err(Errno::EACCES)), "{read:?}");
         assert_eq!(word_of_caller(0, 0), Err(Errno::EACCES));
         assert_eq!(std::hint::black_box(word), 0x1234_5678);
+    }
+
+    #[test]
+    fn what_stays_immutable_takes_no_other_flag() {
+        let (frozen, other) = (InodeFlags::IMMUTABLE, InodeFlags::NODUMP);
+        assert_eq!(check_frozen(frozen, frozen | other), Err(Errno::EPERM));
+        assert_eq!(check_frozen(frozen | other, frozen), Err(Errno::EPERM));
+        assert_eq!(check_frozen(frozen, frozen), Ok(()));
+        assert_eq!(check_frozen(frozen, other), Ok(()));
+        assert_eq!(check_frozen(other, frozen), Ok(()));
     }
 
     #[test]

@@ -380,8 +380,7 @@ impl Operations for Ext4<'_> {
 
     fn remove_xattr(&self, _: Caller, node: u64, name: &[u8]) -> Reply<()> {
         self.check_change()?;
-        let inode = self.inode(node)?;
-        self.said(inode.remove_xattr(name))
+        self.take_xattr(node, name)
     }
 
     fn open_dir(&self, _: Caller, node: u64) -> Reply<Opened> {

@@ -16,12 +16,8 @@ const CAPABILITY: &[u8] = b"security.capability";
 impl Ext4<'_> {
     pub(super) fn get_xattr(&self, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
         let inode = self.inode(node)?;
-        let value = match inode.xattr(name) {
-            Ok(value) => value,
-            // The kernel asks for these of its own accord: no such namespace is no such attribute.
-            Err(FsError::InvalidName { .. }) => return Err(Errno::ENODATA),
-            Err(error) => return Err(self.errno(&error)),
-        };
+        check_namespace(name)?;
+        let value = self.said(inode.xattr(name))?;
         if is_acl(name) && !self.settings.ids.is_identity() {
             let ids = &self.settings.ids;
             let user = |id| Some(ids.user_outside(id));
@@ -39,18 +35,23 @@ impl Ext4<'_> {
         take_set_gid: bool,
     ) -> Reply<()> {
         let inode = self.inode(node)?;
+        check_namespace(name)?;
         let mode = match flags & (CREATE | REPLACE) {
             0 => XattrMode::Any,
             CREATE => XattrMode::Create,
             REPLACE => XattrMode::Replace,
-            _ => return Err(Errno::EINVAL),
+            // Nothing can be both; which of the two refuses is Linux's answer too.
+            _ if inode.xattr(name).is_ok() => XattrMode::Create,
+            _ => XattrMode::Replace,
         };
         let ids = &self.settings.ids;
         let value = match is_acl(name) && !ids.is_identity() && !value.is_empty() {
             true => translate(value, &|id| ids.user_inside(id), &|id| ids.group_inside(id))?,
             false => value.to_vec(),
         };
+        let blocks = inode.metadata().blocks;
         self.said(inode.set_xattr(name, &value, mode))?;
+        self.tell_blocks(&inode, node, blocks);
         if take_set_gid && name == ACCESS_ACL {
             let permissions = inode.metadata().permissions;
             if permissions & 0o2000 != 0 {
@@ -59,6 +60,28 @@ impl Ext4<'_> {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn take_xattr(&self, node: u64, name: &[u8]) -> Reply<()> {
+        let inode = self.inode(node)?;
+        check_namespace(name)?;
+        let blocks = inode.metadata().blocks;
+        let removed = inode.remove_xattr(name);
+        self.tell_blocks(&inode, node, blocks);
+        match removed {
+            // Without a list the permissions are all there is, and that is what was asked for.
+            Err(FsError::NoAttribute { .. }) if is_acl(name) => Ok(()),
+            result => self.said(result),
+        }
+    }
+
+    /// The kernel asks again for attributes of a file whose attribute block came or went: it does not
+    /// expect that.
+    fn tell_blocks(&self, inode: &Inode, node: u64, before: u64) {
+        if inode.metadata().blocks != before {
+            // Nobody waits for it; at worst the old number is shown for longer.
+            let _ = self.connection.drop_cached(node, -1);
+        }
     }
 
     pub(super) fn list_xattrs(&self, caller: Caller, node: u64) -> Reply<Vec<u8>> {
@@ -81,6 +104,15 @@ impl Ext4<'_> {
             Ok(_) => self.said(inode.remove_xattr(CAPABILITY)),
             Err(_) => Ok(()), // None there, or none to be had.
         }
+    }
+}
+
+/// Linux knows these namespaces, and of `system.` the two lists.
+fn check_namespace(name: &[u8]) -> Reply<()> {
+    let spaces: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"gnu."];
+    match is_acl(name) || spaces.iter().any(|space| name.starts_with(space)) {
+        true => Ok(()),
+        false => Err(Errno::EOPNOTSUPP),
     }
 }
 
@@ -109,4 +141,19 @@ fn translate(
         .collect();
     let acl = Acl::new(entries.ok_or(Errno::EINVAL)?).map_err(|_| Errno::EINVAL)?;
     Ok(acl.encode_xattr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_namespaces_of_linux_are_known() {
+        for name in ["user.a", "trusted.a", "security.a", "system.posix_acl_access"] {
+            assert_eq!(check_namespace(name.as_bytes()), Ok(()), "{name}");
+        }
+        for name in ["user", "bad.a", "USER.a", "system.data", "system.", ""] {
+            assert_eq!(check_namespace(name.as_bytes()), Err(Errno::EOPNOTSUPP), "{name}");
+        }
+    }
 }
