@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use extant::{Fs, Inode, MountOptions, NewInode};
+use extant::{Fallocate, Fs, Inode, MountOptions, NewInode};
 use extant_base::Prng;
 use extant_block::{
     BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending,
@@ -281,6 +281,92 @@ fn a_file_that_is_deleted_meanwhile_is_deleted_all_the_same() {
         fs.sync().unwrap();
         fs.statfs().unwrap().blocks_free >= before + LEN as u64 / 4096
     });
+    fs.unmount().unwrap();
+    world.check();
+}
+
+/// Sets the flag when it is dropped, also by a panic: the others end.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn readers_see_whole_writes_whatever_the_threads_fetch_and_flush() {
+    const RECORD: usize = 64 << 10;
+    let world = require!(World::new());
+    let options = MountOptions::new().read_only(false).dirty_background_bytes(1 << 20);
+    let device = Arc::clone(&world.device) as SharedDevice;
+    let fs = options.data_cache_bytes(8 << 20).open_shared(device).unwrap();
+    let file = fs.resolve("/f").unwrap();
+    let records = (LEN / RECORD) as u64;
+    for record in 0..records {
+        file.write_at(record * RECORD as u64, &[record as u8; RECORD]).unwrap();
+    }
+    let ended = AtomicBool::new(false);
+    let passes = AtomicU64::new(0);
+    threads::scope(|s| {
+        let (fs, file, ended, passes) = (&fs, &file, &ended, &passes);
+        s.spawn("writer", move || {
+            let _ends = Ends(ended);
+            let mut prng = Prng::new(1);
+            let mut round = 0;
+            while (round < 600 || passes.load(Ordering::SeqCst) < 12)
+                && !ended.load(Ordering::SeqCst)
+            {
+                round += 1;
+                let at = prng.below(records) * RECORD as u64;
+                let part = at..at + RECORD as u64;
+                match prng.below(16) {
+                    0 => file.fallocate(Fallocate::PunchHole, part).unwrap(),
+                    1 => file.fallocate(Fallocate::ZeroRange { keep_size: false }, part).unwrap(),
+                    2 => {
+                        file.truncate(at).unwrap();
+                        file.truncate(LEN as u64).unwrap();
+                    }
+                    3 => file.sync_data().unwrap(),
+                    _ => {
+                        let bytes = [prng.below(256) as u8; RECORD];
+                        assert_eq!(file.write_at(at, &bytes).unwrap(), RECORD);
+                    }
+                }
+                // Readers get the lock as well.
+                SystemClock.sleep(Duration::from_micros(200));
+            }
+        })
+        .unwrap();
+        for step in [RECORD, 4096] {
+            s.spawn("reader", move || {
+                let _ends = Ends(ended);
+                let mut out = vec![0; step];
+                while !ended.load(Ordering::SeqCst) {
+                    for at in (0..LEN).step_by(step) {
+                        let got = file.read_at(at as u64, &mut out).unwrap();
+                        let mixed = out[..got].iter().position(|byte| *byte != out[0]);
+                        assert_eq!(mixed, None, "half a write at {at}");
+                        assert!(got == step || got == 0, "{got} bytes at {at}");
+                    }
+                    passes.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+            .unwrap();
+        }
+        s.spawn("forgetter", move || {
+            let _ends = Ends(ended);
+            while !ended.load(Ordering::SeqCst) {
+                fs.drop_cached();
+                SystemClock.sleep(Duration::from_millis(2));
+            }
+        })
+        .unwrap();
+    })
+    .unwrap();
+    let stats = fs.io_stats().unwrap();
+    assert!(stats.ahead_fetched > 0, "{stats:?}");
+    drop(file);
     fs.unmount().unwrap();
     world.check();
 }
