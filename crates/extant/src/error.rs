@@ -171,6 +171,13 @@ pub enum FsError {
         /// The most there can be.
         limit: u32,
     },
+    /// Its permissions do not let a user do that.
+    AccessDenied {
+        /// The inode.
+        ino: Ino,
+        /// The user.
+        uid: u32,
+    },
     /// A flag of the inode, or its kind, forbids the change.
     NotPermitted {
         /// The inode.
@@ -355,6 +362,7 @@ impl FsError {
             | Self::NoSpace { .. }
             | Self::QuotaExceeded { .. }
             | Self::TooManyLinks { .. }
+            | Self::AccessDenied { .. }
             | Self::NotPermitted { .. }
             | Self::OtherProject { .. }
             | Self::IntoItself { .. }
@@ -409,6 +417,7 @@ impl FsError {
             Self::PageCache(_) => errno::ENOMEM,
             Self::WritebackFailed { .. } => errno::EIO,
             Self::TooManyLinks { .. } => errno::EMLINK,
+            Self::AccessDenied { .. } => errno::EACCES,
             Self::NotPermitted { .. } => errno::EPERM,
             Self::InUse { .. } => errno::EBUSY,
             Self::OtherProject { .. } => errno::EXDEV,
@@ -521,6 +530,9 @@ impl fmt::Display for FsError {
             }
             Self::TooManyLinks { ino, limit } => {
                 write!(f, "inode {ino} has {limit} links, and there can be no more")
+            }
+            Self::AccessDenied { ino, uid } => {
+                write!(f, "the permissions of inode {ino} do not let user {uid} do that")
             }
             Self::NotPermitted { ino, what } => {
                 write!(f, "inode {ino} cannot be changed so: {what}")
@@ -694,6 +706,7 @@ impl fmt::Display for Uuid<'_> {
 mod errno {
     pub(super) const ENOENT: i32 = 2;
     pub(super) const EPERM: i32 = 1;
+    pub(super) const EACCES: i32 = 13;
     pub(super) const EIO: i32 = 5;
     pub(super) const EBUSY: i32 = 16;
     pub(super) const EEXIST: i32 = 17;

@@ -27,6 +27,7 @@
 //! inode   handles: attributes, link targets     dir    list, look up
 //! read    contents of files                     xattr  attributes, access control lists
 //! file    writing contents, sizes, allocation   namei  create, link, rename, attributes, remove
+//! access  who may do what                       front  what a mount needs beyond that
 //! txn     one change, whole or not at all       alloc  free blocks and inodes, promises, pins
 //! map     which blocks hold which part of a file
 //! volume  blocks, group descriptors, caches     mount  superblock, features, journal
@@ -46,6 +47,7 @@
 //! - [`Fs`] is `Send + Sync`, cheap to clone, and every method takes `&self`.
 #![forbid(unsafe_code)]
 
+mod access;
 mod alloc;
 mod cache;
 mod casefold;
@@ -75,6 +77,7 @@ mod volume;
 mod writer;
 mod xattr;
 
+pub use access::{Access, Credentials};
 pub use casefold::fold_name;
 pub use dir::{DirEntry, NAME_MAX, ReadDir};
 pub use error::{Family, Fault, FsError, Result};

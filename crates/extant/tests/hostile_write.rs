@@ -314,7 +314,8 @@ fn kept_of(whole: &MemoryDevice) -> BTreeSet<u32> {
 fn try_mutants(name: &str, whole: &MemoryDevice, mutants: u64) {
     let seed = number("EXTANT_SEED").unwrap_or(1);
     let all = places(whole, &kept_of(whole));
-    let local: Vec<Place> = places(whole, &kept_of(whole)).into_iter().filter(|place| place.is_local).collect();
+    let local: Vec<Place> =
+        places(whole, &kept_of(whole)).into_iter().filter(|place| place.is_local).collect();
     let sound = MountOptions::new().open(whole.snapshot()).unwrap();
     let kept = kept_inos(&sound);
     let mut sum = Outcome::default();

@@ -50,6 +50,15 @@ impl Fs {
         resolve(self, path.as_ref(), Last::Keep).map(|found| found.inode)
     }
 
+    /// [`resolve`](Self::resolve), asking `may_search` of each directory on the way.
+    pub(crate) fn resolve_checked(
+        &self,
+        path: &[u8],
+        may_search: impl Fn(&Inode) -> Result<()>,
+    ) -> Result<Inode> {
+        resolve::resolve_checked(self, path, Last::Follow, may_search).map(|found| found.inode)
+    }
+
     /// Opens a regular file for reading.
     ///
     /// # Errors

@@ -41,6 +41,16 @@ impl Resolved {
 /// Work is bounded by the length of the path and of at most [`SYMLINKS_MAX`] link targets, each at
 /// most one block.
 pub(super) fn resolve(fs: &Fs, path: &[u8], last: Last) -> Result<Resolved> {
+    resolve_checked(fs, path, last, |_| Ok(()))
+}
+
+/// [`resolve`], asking `may_search` before each name that is looked up in a directory.
+pub(super) fn resolve_checked(
+    fs: &Fs,
+    path: &[u8],
+    last: Last,
+    may_search: impl Fn(&Inode) -> Result<()>,
+) -> Result<Resolved> {
     let root = fs.root()?;
     if path.is_empty() {
         return Err(FsError::NotFound { dir: root.ino() });
@@ -64,11 +74,15 @@ pub(super) fn resolve(fs: &Fs, path: &[u8], last: Last) -> Result<Resolved> {
             b"." | b".." if !dir.is_dir() => {
                 return Err(FsError::NotADirectory { ino: dir.ino() });
             }
-            b"." => {}
+            b"." => may_search(dir)?,
             b".." => {
+                may_search(dir)?;
                 way.pop();
             }
             _ => {
+                if dir.is_dir() {
+                    may_search(dir)?;
+                }
                 let child = dir.lookup(name)?;
                 let is_last = end == rest.len();
                 if child.is_symlink() && (!is_last || last == Last::Follow) {

@@ -1,0 +1,264 @@
+//! Who may do what: permission bits, access control lists, sticky directories.
+//!
+//! # Place
+//!
+//! Beside the operations, which check no permissions: whoever calls them decides on whose behalf. A
+//! mount has the kernel check; a program that embeds the file system and acts for users asks here.
+//!
+//! # Source
+//!
+//! POSIX.1-2024 for the bits, POSIX.1e draft 17 for the order of a list's entries, Linux for what
+//! user 0 may do.
+
+use bitflags::bitflags;
+use extant_format::acl::{Acl, Who};
+
+use crate::error::{FsError, Result};
+use crate::inode::{Inode, Metadata};
+use crate::mount::Fs;
+use crate::xattr::AclKind;
+
+bitflags! {
+    /// What somebody wants to do with an inode: the bits of one class of a mode.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct Access: u8 {
+        /// Read contents; list a directory.
+        const READ = 4;
+        /// Change contents; change the entries of a directory.
+        const WRITE = 2;
+        /// Run a program; look names up in a directory.
+        const EXECUTE = 1;
+    }
+}
+
+/// On whose behalf something is done. User 0 has all rights that Linux gives to root.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Credentials {
+    /// The user.
+    pub uid: u32,
+    /// The first group: the one that new inodes get.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
+impl Credentials {
+    /// A user with one group.
+    pub fn new(uid: u32, gid: u32) -> Credentials {
+        Credentials { uid, gid, groups: Vec::new() }
+    }
+
+    /// A user with further groups.
+    #[must_use]
+    pub fn with_groups(mut self, groups: impl Into<Vec<u32>>) -> Credentials {
+        self.groups = groups.into();
+        self
+    }
+
+    /// Whether it may override permissions.
+    pub fn is_root(&self) -> bool {
+        self.uid == 0
+    }
+
+    fn is_in(&self, group: u32) -> bool {
+        self.gid == group || self.groups.contains(&group)
+    }
+}
+
+/// Whether an inode with these attributes and this list grants all of `wanted` to `who`.
+fn grants(who: &Credentials, of: &Metadata, acl: Option<&Acl>, wanted: Access) -> bool {
+    let class = |shift: u16| Access::from_bits_truncate((of.permissions >> shift) as u8);
+    if who.is_root() {
+        // Only what is no program at all cannot be run.
+        return !wanted.contains(Access::EXECUTE) || of.is_dir() || of.permissions & 0o111 != 0;
+    }
+    if who.uid == of.uid {
+        return class(6).contains(wanted);
+    }
+    let Some(acl) = acl else {
+        let of_class = if who.is_in(of.gid) { class(3) } else { class(0) };
+        return of_class.contains(wanted);
+    };
+    let entry_of = |wanted: Who| acl.entries().iter().find(|entry| entry.who == wanted);
+    let mask = entry_of(Who::Mask).map_or(Access::all(), |entry| rights(entry.perm));
+    if let Some(user) = entry_of(Who::User(who.uid)) {
+        return (rights(user.perm) & mask).contains(wanted);
+    }
+    // One of several groups must grant all of it; members of none are others.
+    let mut groups = acl
+        .entries()
+        .iter()
+        .filter(|entry| match entry.who {
+            Who::OwningGroup => who.is_in(of.gid),
+            Who::Group(group) => who.is_in(group),
+            _ => false,
+        })
+        .map(|entry| rights(entry.perm) & mask)
+        .peekable();
+    match groups.peek() {
+        Some(_) => groups.any(|granted| granted.contains(wanted)),
+        None => class(0).contains(wanted),
+    }
+}
+
+fn rights(perm: u8) -> Access {
+    Access::from_bits_truncate(perm)
+}
+
+/// # Permissions
+impl Inode {
+    /// Refuses what `who` may not do with this inode. No operation asks by itself.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::AccessDenied`]; damage of the attributes, when there may be a list.
+    ///
+    /// # Cost
+    ///
+    /// None for user 0 and the owner; else a look for an access control list.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use extant::{Access, Credentials};
+    /// let device = extant_block::FileDevice::open_read_only("disk.img")?;
+    /// let fs = extant::MountOptions::new().open(device)?;
+    /// let who = Credentials::new(1000, 1000).with_groups([27]);
+    /// let file = fs.resolve_for(&who, "/etc/shadow")?;
+    /// assert!(file.check_access(&who, Access::READ).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn check_access(&self, who: &Credentials, wanted: Access) -> Result<()> {
+        let of = self.metadata();
+        let acl = match who.is_root() || who.uid == of.uid || self.is_symlink() {
+            true => None,
+            false => self.acl(AclKind::Access)?,
+        };
+        if self.is_symlink() || grants(who, &of, acl.as_ref(), wanted) {
+            return Ok(()); // Links have no permissions: what they lead to does.
+        }
+        Err(FsError::AccessDenied { ino: self.ino(), uid: who.uid })
+    }
+
+    /// Refuses what only the owner may do: set permissions, times, attributes.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotPermitted`].
+    pub fn check_owner(&self, who: &Credentials) -> Result<()> {
+        if who.is_root() || self.metadata().uid == who.uid {
+            return Ok(());
+        }
+        Err(FsError::NotPermitted { ino: self.ino(), what: "it belongs to somebody else" })
+    }
+
+    /// Refuses to let `who` remove or replace `victim`, or rename it, in this directory: it needs
+    /// the right to change the directory, and in a sticky one to own either of both.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::AccessDenied`], [`FsError::NotPermitted`]; as [`check_access`](Self::check_access).
+    pub fn check_removal(&self, who: &Credentials, victim: &Inode) -> Result<()> {
+        self.check_access(who, Access::WRITE | Access::EXECUTE)?;
+        let dir = self.metadata();
+        let is_sticky = dir.permissions & 0o1000 != 0;
+        if is_sticky && !who.is_root() && dir.uid != who.uid && victim.metadata().uid != who.uid {
+            let what = "the directory is sticky, and neither belongs to the user";
+            return Err(FsError::NotPermitted { ino: victim.ino(), what });
+        }
+        Ok(())
+    }
+}
+
+/// # Permissions
+impl Fs {
+    /// The inode at `path`, symbolic links followed, if `who` may look names up in every directory
+    /// on the way.
+    ///
+    /// # Errors
+    ///
+    /// As [`resolve`](Self::resolve); [`FsError::AccessDenied`] names the directory that does not
+    /// let pass.
+    pub fn resolve_for(&self, who: &Credentials, path: impl AsRef<[u8]>) -> Result<Inode> {
+        self.resolve_checked(path.as_ref(), |dir| dir.check_access(who, Access::EXECUTE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use extant_format::acl::AclEntry;
+    use extant_testkit::require;
+
+    use super::*;
+    use crate::namei::{NewInode, SetAttributes};
+    use crate::test_images::Image;
+
+    fn list(entries: &[(Who, u8)]) -> Acl {
+        let entry = |&(who, perm): &(Who, u8)| AclEntry { who, perm };
+        Acl::new(entries.iter().map(entry).collect()).unwrap()
+    }
+
+    #[test]
+    fn one_class_decides_and_a_list_goes_in_order() {
+        let image = require!(Image::make("8M", &[], ""));
+        let fs = image.open();
+        let root = fs.root().unwrap();
+        let new = NewInode { permissions: 0o604, uid: 10, gid: 20 };
+        let file = root.create("file", &new).unwrap();
+        let may = |uid, groups: &[u32], wanted| {
+            let who = Credentials::new(uid, 1).with_groups(groups);
+            file.check_access(&who, wanted).is_ok()
+        };
+        let (r, w, x) = (Access::READ, Access::WRITE, Access::EXECUTE);
+        assert!(may(10, &[], r | w) && !may(10, &[], x));
+        assert!(!may(11, &[20], r), "a member of the group is not one of the others");
+        assert!(may(11, &[], r) && !may(11, &[], w));
+        assert!(may(0, &[], r | w) && !may(0, &[], x), "what is no program cannot be run");
+        let error = file.check_access(&Credentials::new(11, 20), r).unwrap_err();
+        assert_eq!(error.errno(), 13);
+
+        let acl = list(&[
+            (Who::Owner, 6),
+            (Who::User(11), 7),
+            (Who::OwningGroup, 4),
+            (Who::Group(30), 2),
+            (Who::Mask, 6),
+            (Who::Others, 1),
+        ]);
+        file.set_acl(AclKind::Access, Some(&acl)).unwrap();
+        assert!(may(11, &[], r | w) && !may(11, &[], x), "the mask limits named users");
+        assert!(may(12, &[20], r) && may(12, &[30], w));
+        assert!(!may(12, &[20, 30], r | w), "one group must grant all of it");
+        assert!(!may(12, &[30], x) && may(12, &[], x), "others are in no group of the list");
+        assert!(may(10, &[30], r | w), "the owner's bits are not masked");
+    }
+
+    #[test]
+    fn ways_and_sticky_directories() {
+        let image = require!(Image::make("8M", &[], ""));
+        let fs = image.open();
+        let root = fs.root().unwrap();
+        root.set_attributes(&SetAttributes::new().permissions(0o755)).unwrap();
+        let dir = root.mkdir("dir", &NewInode { permissions: 0o711, uid: 10, gid: 10 }).unwrap();
+        let shut = dir.mkdir("shut", &NewInode { permissions: 0o700, uid: 10, gid: 10 }).unwrap();
+        shut.create("file", &NewInode { permissions: 0o666, uid: 10, gid: 10 }).unwrap();
+        dir.symlink("link", "shut/file", &NewInode::root(0o777)).unwrap();
+        let (owner, other) = (Credentials::new(10, 10), Credentials::new(11, 11));
+        assert!(fs.resolve_for(&owner, "/dir/shut/file").is_ok());
+        assert!(fs.resolve_for(&other, "/dir/shut").is_ok(), "search is enough");
+        for path in ["/dir/shut/file", "/dir/link", "/dir/shut/.", "/dir/shut/.."] {
+            let error = fs.resolve_for(&other, path).unwrap_err();
+            assert!(matches!(error, FsError::AccessDenied { uid: 11, .. }), "{path}: {error}");
+        }
+
+        let shared = root.mkdir("tmp", &NewInode::root(0o1777)).unwrap();
+        let file = shared.create("a", &NewInode { permissions: 0o666, uid: 10, gid: 10 }).unwrap();
+        assert!(shared.check_removal(&owner, &file).is_ok());
+        assert_eq!(shared.check_removal(&other, &file).unwrap_err().errno(), 1);
+        assert_eq!(dir.check_removal(&other, &shut).unwrap_err().errno(), 13);
+        assert!(shared.check_removal(&Credentials::new(0, 0), &file).is_ok());
+        assert!(file.check_owner(&owner).is_ok() && file.check_owner(&other).is_err());
+    }
+}
