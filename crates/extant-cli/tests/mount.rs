@@ -446,7 +446,7 @@ fn everything_works(dir: &Path) {
         "mkdir -p d/e; echo x > d/f; ln d/f d/g; ln -s f d/h; mkfifo d/p; mknod d/n c 1 3; mv d/e d/i",
     );
     run(
-        "dd if=/dev/urandom of=big bs=1M count=20 status=none; cp big copy; cmp big copy; sync big",
+        "dd if=/dev/urandom of=big bs=1M count=10 status=none; cp big copy; cmp big copy; sync big",
     );
     run("fallocate -l 1M room; fallocate -p -o 4096 -l 8192 room; truncate -s 123 room; rm room");
     run(
@@ -491,16 +491,16 @@ fn statistics_come_as_text_json_and_for_prometheus() {
 fn with_helpers(mounts: &Mounts, line: &str) -> Option<Output> {
     let dir = mounts.path("sbin");
     fs::create_dir_all(dir.join("upper")).unwrap();
-    fs::create_dir_all(dir.join("work")).unwrap();
+    fs::create_dir_all(dir.join("scratch")).unwrap();
     for name in ["mount.fuse.extant", "umount.fuse.extant"] {
         let _ = symlink(EXTANT, dir.join("upper").join(name));
     }
     let real = fs::canonicalize("/sbin").unwrap();
     let (real, dir) = (real.display(), dir.display());
     let prepare = format!(
-        "mount -t tmpfs none {dir}/work && mkdir {dir}/work/u {dir}/work/w && \
-         cp -P {dir}/upper/* {dir}/work/u && mount -t overlay none {real} \
-         -o lowerdir={real},upperdir={dir}/work/u,workdir={dir}/work/w"
+        "mount -t tmpfs none {dir}/scratch && mkdir {dir}/scratch/u {dir}/scratch/w && \
+         cp -P {dir}/upper/* {dir}/scratch/u && mount -t overlay none {real} \
+         -o lowerdir={real},upperdir={dir}/scratch/u,workdir={dir}/scratch/w"
     );
     let mut command = Command::new("unshare");
     command.args(["-m", "--propagation", "slave", "sh", "-c"]);
@@ -583,13 +583,13 @@ fn as_user(mounts: &Mounts, line: &str) -> Option<Output> {
 fn an_ordinary_user_mounts_and_edits_what_is_roots() {
     let Some(mounts) = mounts() else { return };
     let lines = "./extant mount --map-root --log log a.img m; stat -c %u m; mkdir m/dir; echo x > m/dir/f; \
-                 stat -c %u:%g m/dir/f; grep ' fuse.extant ' /proc/self/mountinfo; \
+                 stat -c %u:%g m/dir/f; grep \"$PWD/m \" /proc/self/mountinfo; \
                  ./extant stats m >/dev/null; ./extant umount m; \
                  ./extant stat --json a.img:/dir/f; \
                  ./extant mount --log log a.img m; stat -c %u m; ! mkdir m/other; fusermount3 -u m; \
                  ./extant mount --log log -r a.img m; ! touch m/x; ./extant umount m; \
                  ./extant mount -f --log log a.img m & P=$!; \
-                 until grep -q fuse.extant /proc/self/mountinfo; do sleep 0.05; done; \
+                 until grep -q \"$PWD/m \" /proc/self/mountinfo; do sleep 0.05; done; \
                  kill $P; wait $P";
     let Some(output) = as_user(&mounts, lines) else { return };
     let said = succeeded(&output);
