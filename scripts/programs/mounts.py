@@ -66,6 +66,8 @@ class Mount:
             if time.monotonic() > end:
                 raise Failure(f"{' '.join(command)}: not mounted after {WAIT_SECONDS} s")
             time.sleep(0.01)
+        # Answered only when the server serves.
+        os.statvfs(self.place)
 
     def kill_server(self):
         status = self.server.poll()

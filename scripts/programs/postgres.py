@@ -156,9 +156,12 @@ class Postgres(Program):
 
     def normal(self, place):
         self.start_server()
-        for client in self.start_load(8)[:1]:
-            if client.wait(60) != 0:
-                raise Failure(f"pgbench ended with {client.returncode}")
+        bench, *clients = self.start_load(8)
+        if bench.wait(60) != 0:
+            raise Failure(f"pgbench ended with {bench.returncode}")
+        for client in clients:
+            client.kill()
+            client.wait()
         # All its processes are killed in the middle of work.
         self.start_load(100)
         time.sleep(4)

@@ -44,7 +44,8 @@ class Sqlite(Program):
             for _ in range(ROUNDS):
                 running = [self.client(place, mode, "write", n) for n in range(CLIENTS)]
                 running.append(self.client(place, mode, "read", CLIENTS))
-                time.sleep(0.5 + self.random.random())
+                self.await_commits(mode)
+                time.sleep(self.random.random())
                 for client in running:
                     if client.poll() is not None:
                         raise Failure(f"a client ended with {client.returncode} ({mode})")
@@ -54,6 +55,15 @@ class Sqlite(Program):
                     client.wait()
                 self.check(place, mode)
 
+    def await_commits(self, mode):
+        """Until each client has committed something: nobody promises them turns."""
+        ledgers = [self.case.outside(f"ledger-{mode}-{number}") for number in range(CLIENTS)]
+        for _ in range(600):
+            if all(os.path.exists(path) and os.path.getsize(path) for path in ledgers):
+                return
+            time.sleep(0.05)
+        raise Failure(f"not every client has committed something after 30 s ({mode})")
+
     def persisted(self, place):
         for mode in MODES:
             self.check(place, mode)
@@ -62,6 +72,8 @@ class Sqlite(Program):
         for mode in MODES:
             for number in range(CLIENTS):
                 self.client(place, mode, "write", number)
+        for mode in MODES:
+            self.await_commits(mode)
 
     def recovered(self, place):
         for mode in MODES:
