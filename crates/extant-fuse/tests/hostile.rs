@@ -4,6 +4,7 @@
 //! `EXTANT_MUTANTS` asks for more mutants of each image, `EXTANT_SEED` for others, `EXTANT_KIND` for one
 //! image, `EXTANT_MUTANT` for one mutant, whose damage is printed. The long form mounts a thousand.
 
+mod common;
 #[path = "../../extant/tests/common/damage.rs"]
 mod damage;
 
@@ -11,16 +12,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use common::{Heard, obstacle, with_mount};
 use damage::{damage, places};
 use extant::MountOptions;
 use extant_base::Prng;
 use extant_block::{MemoryDevice, SharedDevice};
-use extant_fuse::mount::{KernelOptions, open_and_mount, unmount};
-use extant_fuse::{Events, Level, Settings, serve};
-use extant_sync::{Clock, SystemClock, threads};
+use extant_fuse::Settings;
+use extant_sync::{Clock, SystemClock};
 use extant_testkit::oracle::mke2fs;
 use extant_testkit::{require, skip};
 
@@ -84,64 +85,27 @@ fn source() -> extant_testkit::TempDir {
     dir
 }
 
-/// What the server said while a mutant was mounted.
-#[derive(Default)]
-struct Heard {
-    ready: AtomicBool,
-    errors: AtomicU32,
-    bugs: AtomicU32,
-}
-
-impl Events for Heard {
-    fn ready(&self) {
-        self.ready.store(true, Ordering::SeqCst);
-    }
-
-    fn log(&self, level: Level, text: &str) {
-        if level == Level::Error {
-            self.errors.fetch_add(1, Ordering::SeqCst);
-        }
-        if text.contains("bug in extant") {
-            self.bugs.fetch_add(1, Ordering::SeqCst);
-            println!("{text}");
-        }
-    }
-}
-
 /// Mounts the image, lets programs walk it, unmounts. Whether it could be mounted.
 fn walk(device: SharedDevice, dir: &Path, heard: &Heard, what: &str) -> bool {
     let options = MountOptions::new().read_only(false).cache_bytes(1 << 20);
     let Ok(fs) = options.data_cache_bytes(8 << 20).open_shared(device) else { return false };
-    let mut kernel = KernelOptions::new(what);
-    kernel.nosuid = true;
-    kernel.nodev = true;
-    let connection = open_and_mount(dir, &kernel).unwrap();
-    let settings = Settings::default();
-    threads::scope(|s| {
-        let server = s.spawn("server", || serve(connection, fs, &settings, heard)).unwrap();
-        let walked = Command::new("timeout")
+    let (_damaged, walked) = with_mount(fs, dir, &Settings::default(), heard, |dir| {
+        Command::new("timeout")
             .args(["--signal=KILL", &LIMIT.to_string(), "sh", "-c", WALK, "walk"])
             .arg(dir)
             .stdin(Stdio::null())
             .status()
-            .unwrap();
-        // Lazily: what hung may still be in it, and this must end all the same.
-        unmount(dir, !walked.success()).unwrap();
-        let _damaged = server.join().unwrap();
-        assert!(walked.success(), "{what}: programs hung ({walked})");
-    })
-    .unwrap();
+            .unwrap()
+    });
+    assert!(walked.success(), "{what}: programs hung ({walked})");
     assert!(heard.ready.load(Ordering::SeqCst), "{what}: never ready");
     assert_eq!(heard.bugs.load(Ordering::SeqCst), 0, "{what}: a panic");
     true
 }
 
 fn try_layouts(mutants: u64) {
-    if !extant_testkit::oracle::is_root() {
-        skip!("needs root: mounts");
-    }
-    if !Path::new("/dev/fuse").exists() {
-        skip!("needs /dev/fuse");
+    if let Some(obstacle) = obstacle() {
+        skip!("{obstacle}");
     }
     let seed = number("EXTANT_SEED").unwrap_or(1);
     let mutants = number("EXTANT_MUTANTS").unwrap_or(mutants);
@@ -178,7 +142,7 @@ fn try_layouts(mutants: u64) {
             if chosen.is_some() {
                 println!("{what}:\n{story}");
             }
-            let heard = Heard::default();
+            let heard = Heard::new();
             let began = SystemClock.monotonic();
             let is_mounted = walk(device, &mount_at, &heard, &what);
             mounted += u64::from(is_mounted && mutant > 0);

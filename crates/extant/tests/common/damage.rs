@@ -8,6 +8,7 @@ use extant_base::Prng;
 use extant_block::{BlockDevice, MemoryDevice};
 
 /// A range of bytes that holds one kind of metadata.
+#[allow(dead_code, reason = "each test binary uses a part")]
 pub(crate) struct Place {
     pub(crate) what: &'static str,
     pub(crate) at: u64,

@@ -1,0 +1,280 @@
+//! What only a server can do: freezing, shutting down, orders, damage while mounted, and what the kernel
+//! holds back.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{Heard, obstacle, with_mount};
+use extant::{FileBlock, MappingKind, MountErrors, MountOptions};
+use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
+use extant_fuse::Settings;
+use extant_sync::{Clock, SystemClock, threads};
+use extant_testkit::oracle::{e2fsck, mke2fs};
+use extant_testkit::{require, skip};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom, XattrFlags, copy_file_range, fallocate,
+    getxattr, linkat, openat, seek, setxattr,
+};
+
+macro_rules! mountable {
+    () => {
+        if let Some(obstacle) = obstacle() {
+            skip!("{obstacle}");
+        }
+    };
+}
+
+/// An image in memory, and a directory to mount it at.
+fn image(options: &[&str]) -> Result<(extant_testkit::TempDir, Arc<MemoryDevice>), String> {
+    let dir = extant_testkit::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mke2fs(&path, "32M", &[&["-t", "ext4"], options].concat())?;
+    fs::create_dir(dir.path().join("mount")).unwrap();
+    Ok((dir, Arc::new(extant_testkit::image::load(&path))))
+}
+
+fn open(device: &Arc<MemoryDevice>) -> extant::Fs {
+    let shared = Arc::clone(device) as SharedDevice;
+    MountOptions::new().read_only(false).open_shared(shared).unwrap()
+}
+
+fn order(dir: &Path, order: &str) -> Result<(), rustix::io::Errno> {
+    let mut answer = [0u8; 16];
+    getxattr(dir, format!("extant.order.{order}"), &mut answer).map(drop)
+}
+
+/// The image is clean, after its journal is replayed.
+fn check(dir: &Path, device: &MemoryDevice) {
+    let path = dir.join("check");
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    fs::write(&path, bytes).unwrap();
+    let replayed = std::process::Command::new("e2fsck").args(["-p"]).arg(&path).output().unwrap();
+    assert!(replayed.status.code().is_some_and(|code| code < 2), "{replayed:?}");
+    let report = e2fsck(&path).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+}
+
+#[test]
+fn what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let heard = Heard::new();
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &heard, |at| {
+        fs::write(at.join("before"), "x").unwrap();
+        order(at, "freeze").unwrap();
+        assert_eq!(order(at, "freeze"), Err(rustix::io::Errno::BUSY));
+        let done = AtomicU32::new(0);
+        threads::scope(|s| {
+            // More than there are threads, and each holds the directory in the kernel.
+            for index in 0..20 {
+                let done = &done;
+                s.spawn(&format!("writer-{index}"), move || {
+                    fs::write(at.join(format!("new{index}")), "y").unwrap();
+                    done.fetch_add(1, Ordering::SeqCst);
+                })
+                .unwrap();
+            }
+            SystemClock.sleep(Duration::from_millis(300));
+            assert_eq!(done.load(Ordering::SeqCst), 0);
+            assert_eq!(fs::read(at.join("before")).unwrap(), b"x", "reading goes on");
+            // What is on the device now is a whole file system.
+            let copy = device.snapshot();
+            let frozen = MountOptions::new().open(copy).unwrap();
+            assert_eq!(frozen.read("/before").unwrap(), b"x");
+            assert!(!frozen.exists("/new0").unwrap());
+            order(at, "thaw").unwrap();
+        })
+        .unwrap();
+        assert_eq!(done.load(Ordering::SeqCst), 20);
+        assert_eq!(order(at, "thaw"), Err(rustix::io::Errno::INVAL));
+        for index in 0..20 {
+            assert_eq!(fs::read(at.join(format!("new{index}"))).unwrap(), b"y");
+        }
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+#[test]
+fn a_shutdown_keeps_what_its_mode_says() {
+    mountable!();
+    for (mode, keeps_unsynced) in [("default", true), ("logflush", true), ("nologflush", false)] {
+        let (dir, device) = require!(image(&[]));
+        let heard = Heard::new();
+        let at = dir.path().join("mount");
+        let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &heard, |at| {
+            fs::write(at.join("synced"), "kept").unwrap();
+            File::open(at.join("synced")).unwrap().sync_all().unwrap();
+            fs::create_dir(at.join("unsynced")).unwrap();
+            order(at, &format!("shutdown={mode}")).unwrap();
+            let refused = fs::create_dir(at.join("later")).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(5), "{mode}: EIO");
+            assert_eq!(fs::metadata(at.join("nothing")).unwrap_err().raw_os_error(), Some(5));
+        });
+        served.unwrap();
+        let left = MountOptions::new().open(device.snapshot()).unwrap();
+        assert_eq!(left.read("/synced").unwrap(), b"kept", "{mode}");
+        assert_eq!(left.exists("/unsynced").unwrap(), keeps_unsynced, "{mode}");
+        assert!(!left.exists("/later").unwrap());
+        check(dir.path(), &device);
+    }
+}
+
+#[test]
+fn orders_are_for_root_and_who_runs_the_server_and_must_be_known() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        assert_eq!(order(at, "dance"), Err(rustix::io::Errno::INVAL));
+        let set = |value: &[u8]| setxattr(at, "extant.control", value, XattrFlags::empty());
+        set(b"sync").unwrap();
+        set(b"remount,ro").unwrap();
+        assert_eq!(fs::write(at.join("a"), "").unwrap_err().raw_os_error(), Some(30));
+        set(b"remount,rw").unwrap();
+        fs::write(at.join("a"), "").unwrap();
+        let mut info = vec![0u8; 65536];
+        let len = getxattr(at, "extant.info", &mut info).unwrap();
+        let info: serde_json::Value = serde_json::from_slice(&info[..len]).unwrap();
+        assert_eq!((&info["read_only"], &info["frozen"]), (&false.into(), &false.into()));
+        let mut stats = vec![0u8; 65536];
+        let len = getxattr(at, "extant.stats", &mut stats).unwrap();
+        let stats: serde_json::Value = serde_json::from_slice(&stats[..len]).unwrap();
+        assert!(stats["requests"]["ops"]["create"]["count"].as_u64() >= Some(1), "{stats}");
+    });
+    served.unwrap();
+}
+
+#[test]
+fn data_that_the_kernel_holds_back_is_found_by_seeking() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(at.join("sparse"))
+            .unwrap();
+        file.write_all_at(b"x", 1 << 20).unwrap();
+        file.write_all_at(b"y", 5 << 20).unwrap();
+        assert_eq!(seek(&file, SeekFrom::Data(0)), Ok(1 << 20));
+        assert_eq!(seek(&file, SeekFrom::Hole(1 << 20)), Ok((1 << 20) + 4096));
+        assert_eq!(seek(&file, SeekFrom::Data(2 << 20)), Ok(5 << 20));
+        assert_eq!(seek(&file, SeekFrom::Data(6 << 20)), Err(rustix::io::Errno::NXIO));
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 5 << 20).unwrap();
+        assert_eq!(&byte, b"y");
+        // Many at once: none may keep the others' writes from being taken.
+        threads::workers("seeker", 16, |index| {
+            let name = at.join(format!("sparse{index}"));
+            let file = File::create_new(&name).unwrap();
+            for round in 0..20u64 {
+                file.write_all_at(b"z", (round + 1) << 20).unwrap();
+                let found = seek(&file, SeekFrom::Data((round << 20) + 4096));
+                // EAGAIN: all others wait already. Never a hang, never a wrong answer.
+                assert!(
+                    matches!(found, Ok(at) if at == (round + 1) << 20)
+                        || found == Err(rustix::io::Errno::AGAIN),
+                    "{found:?}"
+                );
+            }
+        })
+        .unwrap();
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+#[test]
+fn files_without_a_name_ranges_and_copies() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let nameless = openat(CWD, at, flags, Mode::from(0o600)).unwrap();
+        rustix::io::write(&nameless, b"named later").unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&nameless));
+        linkat(CWD, path, CWD, at.join("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+        assert_eq!(fs::read(at.join("named")).unwrap(), b"named later");
+        let lost = openat(CWD, at, flags, Mode::from(0o600)).unwrap();
+        rustix::io::write(&lost, b"gone").unwrap();
+        drop(lost);
+
+        let a = File::options().read(true).write(true).create_new(true).open(at.join("a"));
+        let (a, b) = (a.unwrap(), File::create_new(at.join("b")).unwrap());
+        a.write_all_at(&[7; 100_000], 0).unwrap();
+        fallocate(&a, FallocateFlags::empty(), 0, 1 << 20).unwrap();
+        fallocate(&a, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 4096, 4096).unwrap();
+        let copied = copy_file_range(a.as_fd(), Some(&mut 0), b.as_fd(), None, 1 << 20).unwrap();
+        assert_eq!(copied, 1 << 20);
+        let bytes = fs::read(at.join("b")).unwrap();
+        assert_eq!(bytes.len(), 1 << 20);
+        assert!(bytes[4096..8192].iter().all(|byte| *byte == 0));
+        assert!(bytes[8192..100_000].iter().all(|byte| *byte == 7));
+        assert!(bytes[100_000..].iter().all(|byte| *byte == 0));
+        // In use without a name.
+        fs::remove_file(at.join("a")).unwrap();
+        let mut byte = [0];
+        a.read_exact_at(&mut byte, 99_999).unwrap();
+        assert_eq!(byte, [7]);
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+    let left = MountOptions::new().open(device.snapshot()).unwrap();
+    assert!(left.exists("/named").unwrap() && !left.exists("/a").unwrap());
+}
+
+#[test]
+fn damage_makes_it_read_only_and_reading_goes_on() {
+    mountable!();
+    let (dir, device) = require!(image(&["-O", "metadata_csum"]));
+    {
+        let fs = open(&device);
+        let root = fs.root().unwrap();
+        let new = extant::NewInode::root(0o755);
+        let bad = root.mkdir("bad", &new).unwrap();
+        bad.create("inside", &new).unwrap();
+        fs.write("/good", "good").unwrap();
+        let place = bad.map(0..1).next().unwrap().unwrap();
+        let MappingKind::Mapped(block) = place.kind else { panic!("{place:?}") };
+        assert_eq!(place.file_start, FileBlock(0));
+        let offset = fs.block_size().offset_of(block).unwrap();
+        fs.unmount().unwrap();
+        device.write_at(offset + 30, &[0xff; 16]).unwrap();
+    }
+    let shared = Arc::clone(&device) as SharedDevice;
+    let options = MountOptions::new().read_only(false).errors(MountErrors::RemountReadOnly);
+    let heard = Heard::new();
+    let at = dir.path().join("mount");
+    let fs = options.open_shared(shared).unwrap();
+    let (_, ()) = with_mount(fs, &at, &Settings::default(), &heard, |at| {
+        fs::write(at.join("new"), "new").unwrap();
+        assert_eq!(
+            fs::metadata(at.join("bad/inside")).unwrap_err().raw_os_error(),
+            Some(74),
+            "EBADMSG: a checksum"
+        );
+        let refused = fs::write(at.join("later"), "later").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(30), "EROFS");
+        let refused = OpenOptions::new().write(true).open(at.join("good")).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(30), "EROFS");
+        assert_eq!(fs::read(at.join("good")).unwrap(), b"good");
+        assert_eq!(fs::read(at.join("new")).unwrap(), b"new");
+    });
+    assert!(heard.says("errors=remount-ro"), "{:?}", heard.lines.lock());
+    let state = MountOptions::new().open(device.snapshot()).unwrap().superblock().state;
+    assert!(state.contains(extant_format::features::State::ERROR), "{state:?}");
+}
