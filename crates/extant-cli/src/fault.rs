@@ -240,7 +240,16 @@ impl From<MountError> for Failure {
             MountError::Device(source) if source.kind() == std::io::ErrorKind::NotFound => {
                 Some("this kernel has no FUSE, or it is not loaded: modprobe fuse")
             }
+            MountError::Device(_) => Some("a container needs it passed in: --device /dev/fuse"),
+            MountError::System { action: "mount on", source, .. }
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Some("root of a container needs CAP_SYS_ADMIN to mount; other users need fuse3")
+            }
             MountError::NoHelper(_) => Some("install fuse3, or mount as root"),
+            MountError::Helper { said } if said.contains("open /dev/fuse") => {
+                Some("/dev/fuse is not for everybody here; distributions have it with mode 666")
+            }
             MountError::Helper { said } if said.contains("user_allow_other") => {
                 Some("without root, allow_other needs a line user_allow_other in /etc/fuse.conf")
             }

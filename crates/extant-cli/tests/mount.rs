@@ -471,10 +471,9 @@ fn statistics_come_as_text_json_and_for_prometheus() {
         assert!(said.contains(word), "{word}: {said}");
     }
     let said = mounts.place.run(&["stats", "--prometheus", "m"]).succeeds().out();
-    assert!(
-        said.contains("extant_request_duration_seconds_count{mount=\"m\",op=\"mkdir\"}"),
-        "{said}"
-    );
+    let mount = mounts.path("m");
+    let row = format!("duration_seconds_count{{mount=\"{}\",op=\"mkdir\"}}", mount.display());
+    assert!(said.contains(&row), "{said}");
     let mut watch = mounts.place.command(&["stats", "--watch", "1", "m"]);
     let child = watch.stdout(Stdio::piped()).spawn().unwrap();
     let clock = extant_sync::SystemClock;
@@ -484,6 +483,46 @@ fn statistics_come_as_text_json_and_for_prometheus() {
     assert!(output.status.success() && text(&output).contains("per second"), "{}", text(&output));
     mounts.place.run(&["stats", "."]).ends_with(7).complains(&["not mounted by extant"]);
     mounts.umount();
+}
+
+#[test]
+fn a_dead_mount_is_taken_away_by_umount() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let (keeper, server) = mounts.processes();
+    signal(keeper, Signal::KILL);
+    signal(server, Signal::KILL);
+    until("both are gone", || !is_alive(keeper) && !is_alive(server));
+    until("the mount is dead", || fs::read_dir(mounts.path("m")).is_err());
+    mounts.mount(&[]).ends_with(8).complains(&["cannot mount on m"]).hints("extant umount");
+    mounts.place.run(&["stats", "m"]).ends_with(8).complains(&["the server is gone"]);
+    mounts.place.run(&["umount", "m"]).succeeds().complains(&["the server is gone"]);
+    assert!(mounts.listed().is_none());
+    mounts.mount(&[]).succeeds();
+    // By the image too.
+    mounts.place.run(&["umount", "a.img"]).succeeds();
+    mounts.clean();
+}
+
+#[test]
+fn a_frozen_mount_can_be_ended() {
+    let Some(mounts) = mounts() else { return };
+    for by_signal in [true, false] {
+        mounts.mount(&[]).succeeds();
+        let (keeper, _) = mounts.processes();
+        fs::write(mounts.inside("kept"), vec![7; 100_000]).unwrap();
+        assert_eq!(mounts.asked("extant.order.freeze"), b"done");
+        if by_signal {
+            signal(keeper, Signal::TERM);
+        } else {
+            mounts.place.run(&["umount", "m"]).succeeds().complains(&["frozen"]);
+        }
+        until("the keeper ends", || !is_alive(keeper));
+        assert!(mounts.listed().is_none());
+        mounts.clean();
+        let read = mounts.place.run(&["cat", "a.img:/kept"]).succeeds();
+        assert!(read.output.stdout == vec![7; 100_000]);
+    }
 }
 
 /// Runs `line` in a shell that sees helpers of mount(8) in its search path for them: `/sbin` holds

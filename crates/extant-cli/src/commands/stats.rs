@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
+use crate::mounting::options::absolute;
 use crate::mounting::{asked, figures, table};
 use crate::output::Out;
 use crate::text::escape;
@@ -51,7 +52,9 @@ pub(crate) fn run(args: &StatsArgs) -> Result<Exit> {
         }
         out.json_pretty(&object)?;
     } else if args.prometheus {
-        let mount = escape(std::os::unix::ffi::OsStrExt::as_bytes(args.dir.as_os_str()));
+        // As long as it is mounted there, the same label wherever this is called from.
+        let mount = absolute(&args.dir);
+        let mount = escape(std::os::unix::ffi::OsStrExt::as_bytes(mount.as_os_str()));
         out.write_all(figures::prometheus(&stats, &info, &mount).as_bytes())?;
     } else {
         out.write_all(figures::text(&stats, None, &info).as_bytes())?;

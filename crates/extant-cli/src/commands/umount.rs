@@ -1,8 +1,10 @@
 //! `extant umount`.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,8 +12,10 @@ use clap::Args;
 use extant_fuse::mount::{hand_over_writes, unmount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::Value;
 
 use crate::exit::{Exit, Failure, Result};
+use crate::mounting::table::Entry;
 use crate::mounting::{asked, busy, table};
 use crate::output::{complain, report};
 use crate::text::escape;
@@ -32,7 +36,8 @@ pub(crate) struct UmountArgs {
     /// Seconds to wait for the server; without end if not given
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// Directories of mounts; those that cannot be unmounted are named, the others are
+    /// Directories of mounts, or their images; those that cannot be unmounted are named, the others are
+    /// unmounted
     #[arg(value_name = "DIR", required = true)]
     dirs: Vec<PathBuf>,
 }
@@ -55,7 +60,7 @@ pub(crate) fn run(args: &UmountArgs) -> Result<Exit> {
 /// Unmounts `dir`, and unless `lazy` waits for the server's end.
 pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Result<Exit> {
     let name = escape(dir.as_os_str().as_bytes());
-    let entry = table::at(dir)
+    let entry = find(dir)
         .map_err(|error| Failure::caused(Exit::Io, &format!("cannot find {name}"), &error))?;
     let Some(entry) = entry else {
         return Err(Failure::new(Exit::Refused, format!("{name} is not mounted")));
@@ -66,14 +71,22 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
     }
     let point = entry.point.as_path();
     let server = match asked::info(point) {
-        Ok(info) => server(&info),
+        Ok(info) => {
+            if info.get("frozen").and_then(Value::as_bool) == Some(true) {
+                // What the kernel still keeps could not be written.
+                complain(&format!("{name} was frozen: thawing it"));
+                let _ = asked::order(point, "thaw");
+            }
+            info.get("pid").and_then(Value::as_i64)
+        }
         Err(error) if error.raw_os_error() == Some(NOT_CONNECTED) => {
             complain(&format!("{name}: the server is gone; taking the mount away"));
             return unmount(point, true).map(|()| Exit::Success).map_err(Failure::from);
         }
-        // Somebody else's: the kernel decides.
-        Err(_) => None,
+        // Somebody else's, who may keep even root out.
+        Err(_) => holder(&entry.source),
     };
+    let server = server.and_then(process);
     if lazy {
         // What can be in the image shall be there.
         let _ = hand_over_writes(point);
@@ -96,28 +109,98 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
     }
 }
 
+/// Wait before something is said.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// `ENOTCONN`: nobody answers any more.
 const NOT_CONNECTED: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
 
-/// The process that serves a mount, so that its end can be seen.
-fn server(info: &serde_json::Value) -> Option<OwnedFd> {
-    let pid = info.get("pid")?.as_i64()?;
+/// A process, so that its end can be seen.
+fn process(pid: i64) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
+/// The mount at `dir`, or of the image `dir`.
+fn find(dir: &Path) -> io::Result<Option<Entry>> {
+    if let Some(entry) = table::at(dir)? {
+        return Ok(Some(entry));
+    }
+    let image = dir.canonicalize()?;
+    let ours = table::all()?.into_iter().rev().filter(Entry::is_ours);
+    Ok(ours.into_iter().find(|entry| image_of(&entry.source) == image))
+}
+
+/// The file of a mount's source, which may name a part of it.
+fn image_of(source: &OsStr) -> PathBuf {
+    let bytes = source.as_bytes();
+    let end = bytes.iter().rposition(|byte| !byte.is_ascii_digit());
+    let part = end.filter(|end| matches!(bytes.get(*end), Some(b'#' | b'@')));
+    let whole = Path::new(source);
+    let file = part.and_then(|end| bytes.get(..end)).map(|file| Path::new(OsStr::from_bytes(file)));
+    file.filter(|_| !whole.exists()).unwrap_or(whole).to_owned()
+}
+
+/// The process that has the lock of an image, as `/proc/locks` tells: `1: FLOCK  ADVISORY  WRITE 4711
+/// 08:02:1234 0 EOF`.
+fn holder(source: &OsStr) -> Option<i64> {
+    let image = std::fs::metadata(image_of(source)).ok()?;
+    let (major, minor) = (rustix::fs::major(image.dev()), rustix::fs::minor(image.dev()));
+    let wanted = format!("{major:02x}:{minor:02x}:{}", image.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_it = words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&wanted.as_str());
+        is_it.then(|| words.get(4)?.parse().ok())?
+    })
+}
+
 fn wait(server: &OwnedFd, name: &str, timeout: Option<Duration>) -> Result<Exit> {
-    let timespec = timeout.map(|timeout| Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: 0,
-    });
-    let mut wanted = [PollFd::new(server, PollFlags::IN)];
-    let came = rustix::io::retry_on_intr(|| poll(&mut wanted, timespec.as_ref()))
-        .map_err(|errno| Failure::caused(Exit::Io, "cannot wait", &io::Error::from(errno)))?;
-    if came > 0 {
+    let soon = timeout.map_or(PATIENCE, |timeout| timeout.min(PATIENCE));
+    if has_ended(server, Some(soon))? {
         return Ok(Exit::Success);
+    }
+    let rest = timeout.map(|timeout| timeout.saturating_sub(soon));
+    if rest.is_none_or(|rest| !rest.is_zero()) {
+        complain(&format!("{name} is unmounted; waiting for the server to write everything"));
+        if has_ended(server, rest)? {
+            return Ok(Exit::Success);
+        }
     }
     let seconds = timeout.unwrap_or_default().as_secs();
     let message = format!("{name} is unmounted, but the server still writes after {seconds} s");
     Err(Failure::new(Exit::Refused, message).hint("the image is free when the process has ended"))
+}
+
+/// Waits for the end of a process.
+fn has_ended(process: &OwnedFd, within: Option<Duration>) -> Result<bool> {
+    let within = within.map(|within| Timespec {
+        tv_sec: i64::try_from(within.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: within.subsec_nanos().into(),
+    });
+    let mut wanted = [PollFd::new(process, PollFlags::IN)];
+    let came = rustix::io::retry_on_intr(|| poll(&mut wanted, within.as_ref()))
+        .map_err(|errno| Failure::caused(Exit::Io, "cannot wait", &io::Error::from(errno)))?;
+    Ok(came > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_source_is_found_with_its_part_or_without() {
+        let of = |source: &str| image_of(OsStr::new(source));
+        assert_eq!(of("/no/a.img"), Path::new("/no/a.img"));
+        assert_eq!(of("/no/a.img#2"), Path::new("/no/a.img"));
+        assert_eq!(of("/no/a.img@4096"), Path::new("/no/a.img"));
+        assert_eq!(of("/no/a#b.img"), Path::new("/no/a#b.img"));
+        let place = tempfile::tempdir().unwrap();
+        let odd = place.path().join("a#1");
+        std::fs::write(&odd, "").unwrap();
+        assert_eq!(image_of(odd.as_os_str()), odd, "that is its name");
+        let file = std::fs::File::open(&odd).unwrap();
+        file.lock().unwrap();
+        assert_eq!(holder(odd.as_os_str()), Some(i64::from(std::process::id())));
+    }
 }

@@ -20,7 +20,7 @@ use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
 use crate::mounting::options::source_name;
 use crate::mounting::table::Entry;
-use crate::mounting::{busy, notify, table};
+use crate::mounting::{asked, busy, notify, table};
 use crate::text::escape;
 
 /// Keeps a mount for the terminal that it was called from.
@@ -325,6 +325,10 @@ enum Heard {
 /// Unmounts while the keeper listens. What takes long, or goes wrong, is said over `link`.
 fn take_apart(dir: &Path, entry: Option<&Entry>, link: &Link) {
     let tell = |level, text: String| drop(link.say(&Word::Log { level, text }));
+    // Writes would wait for ever.
+    if asked::order(dir, "thaw").is_ok() {
+        tell(WARNING, "thawed, to be unmounted".to_owned());
+    }
     if let Err(error) = hand_over_writes(dir) {
         tell(ERROR, Failure::from(error).message);
     }
@@ -358,7 +362,8 @@ fn ending(status: ExitStatus) -> String {
 /// The directory to mount on, without symbolic links.
 fn mount_point(dir: &Path) -> Result<PathBuf> {
     let name = escape(dir.as_os_str().as_bytes());
-    let real = dir.canonicalize().map_err(|error| {
+    let looked = dir.canonicalize().and_then(|real| Ok((std::fs::metadata(&real)?, real)));
+    let (metadata, real) = looked.map_err(|error| {
         let failure = Failure::caused(Exit::Io, &format!("cannot mount on {name}"), &error);
         match error.kind() {
             io::ErrorKind::NotFound => failure.hint("the directory must exist: mkdir it"),
@@ -368,7 +373,7 @@ fn mount_point(dir: &Path) -> Result<PathBuf> {
             _ => failure,
         }
     })?;
-    match real.is_dir() {
+    match metadata.is_dir() {
         true => Ok(real),
         false => Err(Failure::new(Exit::Io, format!("cannot mount on {name}: not a directory"))),
     }

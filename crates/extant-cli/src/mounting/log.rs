@@ -49,7 +49,7 @@ impl Log {
         if foreground {
             return Ok(Log::Terminal);
         }
-        if let Ok(socket) = system_log() {
+        if let Ok(socket) = system_log(Path::new(SYSTEM_LOG)) {
             return Ok(Log::System(socket));
         }
         Ok(own_file().and_then(|path| append(&path)).map_or(Log::Terminal, Log::File))
@@ -72,7 +72,7 @@ impl Log {
                 let line = format!("<{priority}>extant[{pid}]: {text}");
                 socket.send(line.as_bytes()).map(|_| ()).or_else(|_| {
                     // The log's service was started anew.
-                    system_log()?.send(line.as_bytes()).map(|_| ())
+                    system_log(Path::new(SYSTEM_LOG))?.send(line.as_bytes()).map(|_| ())
                 })
             }
         };
@@ -82,9 +82,9 @@ impl Log {
     }
 }
 
-fn system_log() -> io::Result<UnixDatagram> {
+fn system_log(path: &Path) -> io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
-    socket.connect(SYSTEM_LOG)?;
+    socket.connect(path)?;
     // A log that hangs must not hang the mount.
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -123,6 +123,18 @@ mod tests {
         assert_eq!(lines.len(), 2, "{text}");
         assert!(lines[0].ends_with("]: first") && lines[0].contains(" extant["), "{text}");
         assert!(lines[1].contains("second\\nline"), "{text}");
+    }
+
+    #[test]
+    fn the_systems_log_gets_importance_and_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let system = UnixDatagram::bind(&path).unwrap();
+        Log::System(system_log(&path).unwrap()).add(WARNING, "two\nlines");
+        let mut heard = [0; 128];
+        let count = system.recv(&mut heard).unwrap();
+        let wanted = format!("<28>extant[{}]: two\\nlines", std::process::id());
+        assert_eq!(String::from_utf8_lossy(&heard[..count]), wanted);
     }
 
     #[test]
