@@ -74,15 +74,30 @@ impl FileCache {
         let folio = self.bytes_of(pin);
         let len = usize::try_from(folio.end - at).unwrap_or(usize::MAX).min(out.len());
         let range = at..at + len as u64;
+        self.make_ready(mapper, pin, range)?;
+        self.cache.arena.copy_out(self.arena_at(pin, at), &mut out[..len]);
+        Ok(len)
+    }
+
+    /// A reader has come to `range`, which is inside the folio: fills what is missing of it.
+    #[inline]
+    fn make_ready<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+    ) -> Result<(), M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
         if pin.is_ahead() && pin.take_ahead() {
-            self.arrive(mapper, at >> PAGE_LOG2);
+            self.arrive(mapper, range.start >> PAGE_LOG2);
         }
         if !self.cache.states.all(State::Uptodate, self.units(pin, range.clone())) {
             let _folio = self.lock_to_fill(mapper, pin);
             self.fill_locked(mapper, pin, range)?;
         }
-        self.cache.arena.copy_out(self.arena_at(pin, at), &mut out[..len]);
-        Ok(len)
+        Ok(())
     }
 
     /// Reads where no folio is: holes are zeros without a folio, device blocks get one. Returns
@@ -91,7 +106,6 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
-        let size = mapper.size();
         // Before the question: what is not cached now cannot become contents until it is answered,
         // but what is waiting to be written can be written and evicted meanwhile.
         let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
@@ -115,23 +129,39 @@ impl FileCache {
                 Ok(rest)
             }
             Kind::Mapped(_) => {
-                let page = at >> PAGE_LOG2;
-                // More would drive out its own beginning.
-                let most = size.min(at.saturating_add(self.cache.options.bytes / 4));
-                let wanted = (out.len() as u64).min(most - at);
-                let window = self.streams.miss(page, pages_of(at, wanted));
-                if window.goes_on {
-                    self.arrive(mapper, page);
-                }
-                let end = window.pages.end.saturating_mul(1 << PAGE_LOG2).min(most);
-                let pin = self.fill_absent(mapper, at..end.min(mapping.end()).max(at + 1))?;
-                let Some(pin) = pin else { return Ok(0) };
-                let rest = self.bytes_of(&pin).end >> PAGE_LOG2..end.div_ceil(1 << PAGE_LOG2);
-                self.fetch(mapper, rest, window.goes_on);
+                let pin = self.read_window(mapper, at, out.len() as u64, mapping.end())?;
                 // While it is pinned: however little room there is, a read gets on.
-                self.read_folio(mapper, &pin, at, out)
+                pin.map_or(Ok(0), |pin| self.read_folio(mapper, &pin, at, out))
             }
         }
+    }
+
+    /// Reads where the device has something and no folio is, up to byte `mapped` at least: the window of
+    /// a reader that wants `len` bytes at `at`, which is in front of the end. Returns the first folio.
+    fn read_window<M: Mapper>(
+        &self,
+        mapper: &M,
+        at: u64,
+        len: u64,
+        mapped: u64,
+    ) -> Result<Option<Pin<'_>>, M::Error>
+    where
+        M::Error: From<CacheError>,
+    {
+        let page = at >> PAGE_LOG2;
+        // More would drive out its own beginning.
+        let most = mapper.size().min(at.saturating_add(self.cache.options.bytes / 4));
+        let window = self.streams.miss(page, pages_of(at, len.min(most.saturating_sub(at))));
+        if window.goes_on {
+            self.arrive(mapper, page);
+        }
+        let end = window.pages.end.saturating_mul(1 << PAGE_LOG2).min(most);
+        let pin = self.fill_absent(mapper, at..end.min(mapped).max(at + 1))?;
+        if let Some(pin) = &pin {
+            let rest = self.bytes_of(pin).end >> PAGE_LOG2..end.div_ceil(1 << PAGE_LOG2);
+            self.fetch(mapper, rest, window.goes_on);
+        }
+        Ok(pin)
     }
 
     /// Makes a folio for the first bytes of `range` and fills it.
@@ -288,21 +318,23 @@ impl FileCache {
         let (mut pins, mut parts) = (Vec::new(), Vec::new());
         while at < end {
             let page = at >> PAGE_LOG2;
-            let pin = match self.find(page) {
-                Some(pin) => pin,
+            let found = match self.find(page) {
+                Some(pin) => Some(pin),
                 None => {
-                    let order = order_for(pages_of(at, end - at));
-                    // What is pinned for this answer may be what takes the room.
-                    match self.make_or_relieve(mapper, page, (order, Fit::From), pins.is_empty())? {
-                        Some(pin) => pin,
-                        None => break,
+                    let mapping = self.mapping(mapper, at..at.saturating_add(ASK), Intent::Read)?;
+                    if pins.is_empty() && matches!(mapping.kind, Kind::Mapped(_)) {
+                        self.read_window(mapper, at, end - at, mapping.end())?
+                    } else {
+                        let order = order_for(pages_of(at, end - at));
+                        // What is pinned for this answer may be what takes the room.
+                        let needed = pins.is_empty();
+                        self.make_or_relieve(mapper, page, (order, Fit::From), needed)?
                     }
                 }
             };
+            let Some(pin) = found else { break };
             let part = at..self.bytes_of(&pin).end.min(end);
-            if !self.cache.states.all(State::Uptodate, self.units(&pin, part.clone())) {
-                self.fill(mapper, &pin, part.clone())?;
-            }
+            self.make_ready(mapper, &pin, part.clone())?;
             parts.push((self.arena_at(&pin, at), part.end - at));
             at = part.end;
             pins.push(pin);

@@ -78,6 +78,31 @@ fn a_reader_that_goes_on_reads_each_byte_once_with_a_thread_or_without() {
 }
 
 #[test]
+fn looking_at_bytes_in_place_reads_ahead_as_copying_them_does() {
+    for step in [4096, 128 << 10, 1 << 20] {
+        let fs = Fs::new(options());
+        let (file, bytes) = stored(&fs, LEN);
+        let before = fs.cache.stats();
+        let mut at = 0;
+        while at < LEN {
+            at += file.look(at as u64, step, |parts| {
+                let mut done = at;
+                for part in parts {
+                    assert!(part[..] == bytes[done..done + part.len()], "at {done}");
+                    done += part.len();
+                }
+                done - at
+            });
+            while file.fetch_next() {}
+        }
+        let stats = fs.cache.stats();
+        assert_eq!(stats.bytes_filled - before.bytes_filled, LEN as u64, "step {step}");
+        assert!(stats.ahead_fetched > 0);
+        assert!(stats.device_reads - before.device_reads <= 20, "{stats:?}");
+    }
+}
+
+#[test]
 fn windows_are_fetched_before_the_reader_comes_and_not_far() {
     let fs = Fs::new(options());
     let (file, bytes) = stored(&fs, LEN);

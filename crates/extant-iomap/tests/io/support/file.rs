@@ -79,6 +79,17 @@ impl TestFile {
         self.data.fetch_next(self)
     }
 
+    /// Lets `look` see bytes in place.
+    pub(crate) fn look<R>(
+        &self,
+        at: u64,
+        len: usize,
+        look: impl FnOnce(&[std::io::IoSlice<'_>]) -> R,
+    ) -> R {
+        let _content = self.content.read();
+        self.data.with_cached(self, at..at + len as u64, look).unwrap()
+    }
+
     pub(crate) fn read_all(&self) -> Result<Vec<u8>, Error> {
         self.read(0, self.size() as usize)
     }
