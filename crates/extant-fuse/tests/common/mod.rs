@@ -3,11 +3,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use extant::Fs;
 use extant_fuse::mount::{KernelOptions, open_and_mount, unmount};
 use extant_fuse::{Events, Level, ServeError, Settings, serve};
-use extant_sync::{Mutex, Rank, threads};
+use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 
 /// Why nothing can be mounted here; `None` when it can.
 pub(crate) fn obstacle() -> Option<&'static str> {
@@ -91,9 +92,19 @@ pub(crate) fn with_mount<R>(
         let mut mounted = Unmounter(dir.to_owned(), true);
         let server = s.spawn("server", || serve(connection, fs, settings, heard)).unwrap();
         let result = use_it(dir);
-        mounted.1 = false;
-        unmount(dir, false).unwrap();
-        (server.join().unwrap(), result)
+        // What a killed program has open may take a moment to be closed.
+        let unmounted = (0..100).find_map(|_| match unmount(dir, false) {
+            Err(error) if error.is_busy() => {
+                SystemClock.sleep(Duration::from_millis(50));
+                None
+            }
+            other => Some(other),
+        });
+        mounted.1 = !matches!(unmounted, Some(Ok(())));
+        drop(mounted);
+        let served = server.join().unwrap();
+        unmounted.expect("still in use after 5 seconds").unwrap();
+        (served, result)
     })
     .unwrap()
 }
