@@ -11,6 +11,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use extant_base::{Ino, Prng};
 use extant_format::time::Timestamp;
@@ -121,6 +122,7 @@ pub(crate) struct WriterParts {
     pub(crate) orphans: Orphans,
     pub(crate) quotas: Quotas,
     pub(crate) mmp: Option<MmpGuard>,
+    pub(crate) expire: Duration,
 }
 
 impl Writer {
@@ -143,7 +145,7 @@ impl Writer {
             closed: AtomicBool::new(false),
             shut_down: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
-            dirty_files: DirtyFiles::new(),
+            dirty_files: DirtyFiles::new(parts.expire),
             read_ahead: ReadAhead::new(),
             background: OnceLock::new(),
             inodes_encoded: AtomicU64::new(0),

@@ -20,9 +20,8 @@ use std::time::Duration;
 use common::read_everything;
 use damage::{Place, damage, places};
 use extant::{
-    Acl, AclKind, Family, FileKind, Fs, GroupIndex, Ino, Inode, InodeFlags, MappingKind,
-    MountErrors, MountOptions, NewInode, RenameFlags, Reserve, SetAttributes, Special, TimeChange,
-    Timestamp, Tune, XattrMode,
+    Acl, AclKind, Family, Fs, Inode, InodeFlags, MappingKind, MountErrors, MountOptions, NewInode,
+    RenameFlags, Reserve, SetAttributes, Special, TimeChange, Timestamp, Tune, XattrMode,
 };
 use extant_base::Prng;
 use extant_block::{BlockDevice, MemoryDevice, SharedDevice};

@@ -243,9 +243,12 @@ impl MountChoices {
             .ignore_journal(self.no_replay)
             .verify_checksums(!self.no_checksums)
             .quota_limits(self.quota_limits);
-        if let Some(seconds) = self.commit_seconds {
-            options = options.commit_interval(Duration::from_secs(seconds));
-        }
+        // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
+        // becomes durable as soon as names do.
+        let seconds = self.commit_seconds.unwrap_or(5);
+        options = options
+            .commit_interval(Duration::from_secs(seconds))
+            .write_back_after(Duration::from_secs(seconds));
         if let Some(errors) = self.errors {
             options = options.errors(errors);
         }

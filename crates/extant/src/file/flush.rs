@@ -16,8 +16,8 @@ use crate::node::Node;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-/// How long data may be dirty before [`Fs::tick`] writes it.
-const EXPIRE: Duration = Duration::from_secs(30);
+/// How long data may be dirty before [`Fs::tick`] writes it, unless a mount says otherwise.
+pub(crate) const EXPIRE: Duration = Duration::from_secs(30);
 /// What one caller writes for others at once, in bytes.
 const STEP: u64 = 16 << 20;
 /// Steps for one file before others have their turn.
@@ -35,6 +35,8 @@ type Place = (Duration, Ino);
 
 /// Files with something to store, by the time at which they became dirty.
 pub(crate) struct DirtyFiles {
+    /// How long data may be dirty before it is written without being asked for.
+    expire: Duration,
     /// By inode number.
     shards: Vec<Mutex<BTreeMap<Place, Arc<Node>>>>,
     /// Number of the last write of data in place, which no commit need ever follow.
@@ -51,9 +53,10 @@ struct Flushed {
 }
 
 impl DirtyFiles {
-    pub(crate) fn new() -> DirtyFiles {
+    pub(crate) fn new(expire: Duration) -> DirtyFiles {
         let shard = |_| Mutex::new(Rank::Leaf, BTreeMap::new());
         DirtyFiles {
+            expire,
             shards: (0..SHARDS).map(shard).collect(),
             in_place: AtomicU64::new(0),
             flushed: Mutex::new(Rank::JournalState, Flushed { upto: 0, failed: false }),
@@ -244,13 +247,13 @@ impl Fs {
     /// Writes what has been dirty for long, or some when much is.
     pub(crate) fn flush_due(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let now = writer.clock().monotonic();
+        let (now, expire) = (writer.clock().monotonic(), writer.dirty_files().expire);
         let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
         let mut much = cache.wants_writeback();
         let mut first = None;
         for node in writer.dirty_files().all() {
             let since = node.file_in_use().and_then(FileState::listed_since);
-            let is_due = since.is_some_and(|since| now.saturating_sub(since) >= EXPIRE);
+            let is_due = since.is_some_and(|since| now.saturating_sub(since) >= expire);
             if !is_due && !much {
                 break; // Those that follow are younger.
             }

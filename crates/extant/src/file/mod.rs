@@ -30,7 +30,7 @@ mod state;
 
 pub(crate) use ahead::ReadAhead;
 pub use fallocate::Fallocate;
-pub(crate) use flush::DirtyFiles;
+pub(crate) use flush::{DirtyFiles, EXPIRE};
 pub use io::WriteBy;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;

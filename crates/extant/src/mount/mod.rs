@@ -34,6 +34,7 @@ use extant_jbd2::{
 use extant_sync::{Clock, SystemClock};
 
 use crate::error::{Fault, FsError, Result};
+use crate::file::EXPIRE;
 use crate::inode::Inode;
 use crate::map::MappingKind;
 use crate::supers::MountErrors;
@@ -80,6 +81,7 @@ pub struct MountOptions {
     clock: Arc<dyn Clock>,
     seed: Option<u64>,
     commit_interval: Duration,
+    write_back_after: Duration,
     mutations: Mutations,
     errors: Option<MountErrors>,
     quota_limits: bool,
@@ -106,6 +108,7 @@ impl Default for MountOptions {
             clock: Arc::new(SystemClock),
             seed: None,
             commit_interval: Duration::from_secs(5),
+            write_back_after: EXPIRE,
             mutations: Mutations::default(),
             errors: None,
             quota_limits: true,
@@ -251,6 +254,15 @@ impl MountOptions {
     #[must_use]
     pub fn commit_interval(mut self, interval: Duration) -> MountOptions {
         self.commit_interval = interval;
+        self
+    }
+
+    /// The longest that written contents stay in memory alone before [`Fs::tick`] writes them and
+    /// allocates their blocks; 30 seconds unless set. A sync does not wait for it, and when much is
+    /// dirty they go earlier.
+    #[must_use]
+    pub fn write_back_after(mut self, time: Duration) -> MountOptions {
+        self.write_back_after = time;
         self
     }
 

@@ -231,8 +231,19 @@ impl MountOptions {
         }
         let clock = Arc::clone(&self.clock);
         let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
-        let parts =
-            WriterParts { journal, alloc, clock, seed, dentries, supers, orphans, quotas, mmp };
+        let expire = self.write_back_after;
+        let parts = WriterParts {
+            expire,
+            journal,
+            alloc,
+            clock,
+            seed,
+            dentries,
+            supers,
+            orphans,
+            quotas,
+            mmp,
+        };
         volume.set_writer(Writer::new(parts));
         Ok(())
     }
