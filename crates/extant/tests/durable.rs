@@ -176,3 +176,30 @@ fn a_truncation_that_an_abort_stops_zeroes_nothing() {
     assert_eq!(bytes.len(), 700);
     assert!(bytes[100..].iter().all(|byte| *byte == 7), "{:?}", &bytes[290..310]);
 }
+
+#[test]
+fn contents_are_written_when_they_have_waited_as_long_as_the_mount_lets_them() {
+    let memory = Arc::new(require!(make(LAYOUTS[0])));
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let time = Arc::clone(&clock);
+    let options = MountOptions::new().read_only(false).background(false).clock(clock);
+    let options = options.commit_interval(Duration::from_secs(2));
+    let fs = options
+        .write_back_after(Duration::from_secs(4))
+        .open_shared(Arc::clone(&memory) as SharedDevice)
+        .unwrap();
+    fs.write("/file", vec![7; 3000]).unwrap();
+    let there = || {
+        let after_a_crash = MountOptions::new().open(memory.snapshot()).unwrap();
+        after_a_crash.read("/file").ok()
+    };
+    assert_eq!(there(), None);
+    time.advance(Duration::from_millis(2100));
+    fs.tick().unwrap();
+    assert_eq!(there().as_deref(), Some(&b""[..]), "the name is due, the contents are not");
+    time.advance(Duration::from_secs(2));
+    fs.tick().unwrap();
+    time.advance(Duration::from_millis(2100));
+    fs.tick().unwrap();
+    assert_eq!(there(), Some(vec![7; 3000]));
+}
