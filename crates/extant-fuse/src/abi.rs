@@ -86,6 +86,7 @@ bitflags::bitflags! {
         const HANDLE_KILLPRIV_V2 = 1 << 28;
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
+        const DIRECT_IO_ALLOW_MMAP = 1 << 36;
     }
 
     /// Which fields of a SETATTR count.
@@ -112,12 +113,16 @@ pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// In `FsyncIn::fsync_flags`: contents only.
 pub(crate) const FSYNC_DATA: u32 = 1 << 0;
+/// In `OpenOut::open_flags`: requests of this open file pass the kernel's cache.
+pub(crate) const FOPEN_DIRECT_IO: u32 = 1 << 0;
 /// In `OpenOut::open_flags`: what the kernel has cached stays good.
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// In `OpenOut::open_flags`: the kernel may keep the listing of the directory.
 pub(crate) const FOPEN_CACHE_DIR: u32 = 1 << 3;
 /// In `OpenOut::open_flags`: nothing to be told about a close.
 pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
+/// In `OpenOut::open_flags`, with [`FOPEN_DIRECT_IO`]: writes below the size go side by side.
+pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 macro_rules! records {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* } = $size:literal)*) => {$(

@@ -26,6 +26,8 @@ pub(crate) struct Desk<'a> {
     pub(crate) operations: &'a dyn Operations,
     pub(crate) connection: &'a Connection,
     pub(crate) lane: &'a Lane,
+    /// The kernel keeps mappings of files right that are open past its cache.
+    pub(crate) direct_in_parallel: bool,
 }
 
 /// The body of a reply.
@@ -74,6 +76,17 @@ impl Desk<'_> {
                 Ok(false)
             }
         }
+    }
+
+    /// What the kernel is told of a file that a program opened with `flags`. With `O_DIRECT` alone it
+    /// would hold the inode for itself during each write.
+    fn how_open(&self, flags: u32) -> u32 {
+        let is_direct = flags & rustix::fs::OFlags::DIRECT.bits() != 0;
+        let mut how = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
+        if is_direct && self.direct_in_parallel {
+            how |= abi::FOPEN_DIRECT_IO | abi::FOPEN_PARALLEL_DIRECT_WRITES;
+        }
+        how
     }
 
     fn forget_many(&self, request: &mut Request<'_>) {
@@ -132,7 +145,7 @@ impl Desk<'_> {
             op::OPEN => {
                 let wanted: abi::OpenIn = request.take()?;
                 let opened = ops.open(caller, node, wanted.flags)?;
-                bytes(&open_out(opened, abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH))
+                bytes(&open_out(opened, self.how_open(wanted.flags)))
             }
             op::CREATE | op::TMPFILE => {
                 let wanted: abi::CreateIn = request.take()?;
@@ -144,8 +157,8 @@ impl Desk<'_> {
                 };
                 let mut out = Vec::with_capacity(144);
                 out.extend_from_slice(entry_out(&made).as_bytes());
-                let flags = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
-                out.extend_from_slice(open_out(opened, flags).as_bytes());
+                let how = self.how_open(wanted.flags);
+                out.extend_from_slice(open_out(opened, how).as_bytes());
                 Ok(Body::Bytes(out))
             }
             op::READ => self.read(node, request),

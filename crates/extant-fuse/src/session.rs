@@ -163,7 +163,8 @@ impl Session {
         let len = (agreed.write_max as usize + WRITE_HEAD).max(BUFFER_MIN);
         let mut buffer = vec![0; len.next_multiple_of(PAGE as usize)];
         let lane = self.stats.lane(index);
-        let desk = Desk { operations, connection: &self.connection, lane };
+        let direct_in_parallel = agreed.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP);
+        let desk = Desk { operations, connection: &self.connection, lane, direct_in_parallel };
         let gate = operations.gate();
         while let Some(len) = self.connection.receive(&mut buffer)? {
             let Some(request) = Request::parse(&buffer[..len]) else {
@@ -256,7 +257,8 @@ fn agree(settings: &Settings, init: &abi::InitIn, offered: InitFlags) -> (Agreed
         | InitFlags::NO_OPENDIR_SUPPORT
         | InitFlags::HANDLE_KILLPRIV_V2
         | InitFlags::SETXATTR_EXT
-        | InitFlags::INIT_EXT;
+        | InitFlags::INIT_EXT
+        | InitFlags::DIRECT_IO_ALLOW_MMAP;
     if settings.writeback_cache {
         wanted |= InitFlags::WRITEBACK_CACHE;
     }
