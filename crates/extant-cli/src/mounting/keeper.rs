@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 
-use extant_fuse::mount::{hand_over_writes, open_and_mount, unmount};
+use extant_fuse::mount::{cache_freely, hand_over_writes, open_and_mount, unmount};
 use extant_sync::threads;
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -130,6 +130,9 @@ impl Keeper {
         if let Err(failure) = ready {
             keeper.take_away();
             return Err(failure);
+        }
+        if let Some(entry) = &keeper.entry {
+            cache_freely(&entry.device);
         }
         let _ = std::env::set_current_dir("/");
         if launcher.is_some() {
