@@ -10,12 +10,12 @@ pub const DIRECT_BYTES: usize = 4096;
 /// What is measured on one mount. All rows are rates: more is better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Session {
-    /// A new file is written from its first byte to its last; with one fsync at the end, or none.
+    /// A new file is written from its first byte to its last.
     Write {
         /// Bytes per call.
         block_bytes: usize,
-        /// Whether the time ends with an fsync.
-        is_synced: bool,
+        /// What ends the time.
+        until: Until,
     },
     /// A file is read from its first byte to its last: just after mounting, with the kernel's caches
     /// dropped, or for the second time.
@@ -38,6 +38,17 @@ pub enum Session {
     Tree,
 }
 
+/// What ends the time of a file that is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// The last write.
+    Written,
+    /// Closing the file, when the kernel hands over to a server what it had kept.
+    Closed,
+    /// One fsync, and closing the file.
+    Synced,
+}
+
 /// The rows of [`Session::Tree`].
 pub const UNTAR: &str = "untar";
 /// [`UNTAR`] and the unmount behind it.
@@ -53,12 +64,13 @@ impl Session {
     /// All of them, in the order of the table.
     pub fn all() -> Vec<Session> {
         let sizes = [4 << 10, 1 << 20];
-        let write = |is_synced| sizes.map(|block_bytes| Session::Write { block_bytes, is_synced });
+        let write = |until| sizes.map(|block_bytes| Session::Write { block_bytes, until });
         let read = |is_cold| sizes.map(|block_bytes| Session::Read { block_bytes, is_cold });
         let direct = |is_write| [1, 8].map(|threads| Session::Direct { is_write, threads });
         let mut all = Vec::new();
-        all.extend(write(false));
-        all.extend(write(true));
+        all.extend(write(Until::Written));
+        all.extend(write(Until::Closed));
+        all.extend(write(Until::Synced));
         all.extend(read(true));
         all.extend(read(false));
         all.extend(direct(false));
@@ -99,6 +111,7 @@ pub fn bars(row: &str) -> Vec<Bar> {
     match row {
         UNTAR => vec![Bar::new("fuse2fs", 4.0), Bar::new("ext4", 0.3)],
         FIND_WARM => vec![Bar::new("ext4", 0.5)],
+        _ if starts("write close") => Vec::new(),
         _ if starts("write") || starts("read") => vec![Bar::new("ext4", 0.9)],
         _ if starts("direct") => vec![Bar::new("ext4", 1.0)],
         _ => Vec::new(),
@@ -109,8 +122,13 @@ impl fmt::Display for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = |bytes: usize| if bytes == 1 << 20 { "1M" } else { "4K" };
         match *self {
-            Session::Write { block_bytes, is_synced } => {
-                write!(f, "write{} {}", if is_synced { " fsync" } else { "" }, size(block_bytes))
+            Session::Write { block_bytes, until } => {
+                let until = match until {
+                    Until::Written => "",
+                    Until::Closed => " close",
+                    Until::Synced => " fsync",
+                };
+                write!(f, "write{until} {}", size(block_bytes))
             }
             Session::Read { block_bytes, is_cold } => {
                 write!(f, "read {} {}", if is_cold { "cold" } else { "warm" }, size(block_bytes))
@@ -132,7 +150,7 @@ mod tests {
     fn each_row_belongs_to_one_session_and_bars_to_rows() {
         let mut rows: Vec<String> = Session::all().into_iter().flat_map(Session::rows).collect();
         let count = rows.len();
-        assert_eq!(rows[..3], ["write 4K", "write 1M", "write fsync 4K"]);
+        assert_eq!(rows[..3], ["write 4K", "write 1M", "write close 4K"]);
         assert_eq!(rows.iter().filter(|row| !bars(row).is_empty()).count(), 14);
         rows.sort();
         rows.dedup();

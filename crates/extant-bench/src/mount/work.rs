@@ -13,7 +13,7 @@ use extant_base::Prng;
 use extant_sync::{Clock, SystemClock, threads};
 use rustix::fs::OFlags;
 
-use super::rows::DIRECT_BYTES;
+use super::rows::{DIRECT_BYTES, Until};
 use crate::stop;
 
 /// Bytes that one client writes into a file, in as many calls.
@@ -39,14 +39,15 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Writes a new file of `bytes` and returns MiB/s. Closing it is within the time.
+/// Writes a new file of `bytes` and returns MiB/s.
 ///
 /// # Errors
 ///
 /// Those of the calls.
-pub fn write(path: &Path, bytes: u64, block_bytes: usize, is_synced: bool) -> Result<f64> {
+pub fn write(path: &Path, bytes: u64, block_bytes: usize, until: Until) -> Result<f64> {
     let mut buffer = vec![0; block_bytes];
     Prng::new(1).fill(&mut buffer);
+    let mut kept = None;
     let seconds = timed(|| {
         let mut file = File::create_new(path)?;
         let mut at = 0_u64;
@@ -55,11 +56,14 @@ pub fn write(path: &Path, bytes: u64, block_bytes: usize, is_synced: bool) -> Re
             file.write_all(&buffer)?;
             at += block_bytes as u64;
         }
-        if is_synced {
-            file.sync_all()?;
+        match until {
+            Until::Written => kept = Some(file),
+            Until::Closed => drop(file),
+            Until::Synced => file.sync_all()?,
         }
         Ok(())
     })?;
+    drop(kept);
     ensure!(std::fs::metadata(path)?.len() == bytes, "{} is not complete", path.display());
     Ok(mib(bytes) / seconds)
 }
@@ -245,8 +249,8 @@ mod tests {
     fn what_was_written_is_read_and_other_contents_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        assert!(write(&path, LEN, 4096, true).unwrap() > 0.0);
-        assert!(write(&path, LEN, 4096, true).is_err(), "the file is there");
+        assert!(write(&path, LEN, 4096, Until::Synced).unwrap() > 0.0);
+        assert!(write(&path, LEN, 4096, Until::Synced).is_err(), "the file is there");
         for block_bytes in [4096, 1 << 20] {
             assert!(read(&path, block_bytes, 4096).unwrap() > 0.0);
         }
