@@ -407,6 +407,9 @@ fn open_out(opened: Opened, keep: u32) -> abi::OpenOut {
     if !opened.keep_cache {
         open_flags &= !abi::FOPEN_KEEP_CACHE;
     }
+    if opened.direct {
+        open_flags |= abi::FOPEN_DIRECT_IO;
+    }
     abi::OpenOut { fh: opened.handle, open_flags, backing_id: 0 }
 }
 

@@ -132,6 +132,8 @@ pub struct Opened {
     pub handle: u64,
     /// The kernel keeps what it has cached of the contents (or of the listing).
     pub keep_cache: bool,
+    /// The kernel caches nothing: each read and write through this file is a request.
+    pub direct: bool,
 }
 
 /// A new value for a time.

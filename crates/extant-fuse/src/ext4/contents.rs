@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 
-use extant::{Fallocate, FileKind, FsError, Inode, WriteBy};
+use extant::{Fallocate, FileKind, FsError, Inode, InodeFlags, WriteBy};
 use extant_format::features::Incompat;
 
 use super::{Ext4, node_of};
@@ -86,7 +86,9 @@ impl Ext4<'_> {
         } else {
             0
         };
-        Opened { handle, keep_cache: true }
+        // The kernel does not know the flag and lets programs take O_APPEND back: each write is looked at.
+        let direct = writes(flags) && inode.metadata().flags.contains(InodeFlags::APPEND);
+        Opened { handle, keep_cache: true, direct }
     }
 
     pub(super) fn close_file(&self, node: u64, handle: u64) {
