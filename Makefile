@@ -11,7 +11,7 @@ EXTANT := $(TARGET)/release/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo test test-long test-programs bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo test test-long test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,10 @@ test-long: build ## all tests and those that take minutes, and real programs on 
 test-programs: build ## real programs on a mount, each also with the server killed (PROGRAMS="git tar")
 	@scripts/deps e2fsprogs acl attr libcap tar python3 fuse3 git rsync fio stress-ng postgresql || true
 	EXTANT=$(EXTANT) scripts/real-programs $(PROGRAMS)
+
+posix: build ## system calls on a mount and on the kernel's ext4, side by side (root; FUSE2FS=1 KEEP=DIR)
+	@scripts/deps e2fsprogs perl
+	EXTANT=$(EXTANT) scripts/posix-suite
 
 bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-mount ## all benchmarks
 

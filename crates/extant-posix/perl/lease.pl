@@ -4,6 +4,6 @@ my ($path, $how, $kind) = @ARGV;
 my $flags = $how eq "r" ? O_RDONLY : $how eq "w" ? O_WRONLY : O_RDWR;
 sysopen(my $file, $path, $flags) or die "open: $!";
 my $set = fcntl($file, 1024, $kind eq "READ" ? F_RDLCK : F_WRLCK);
-if (!$set) { my ($number) = grep { $_ ne "EWOULDBLOCK" && $!{$_} } keys %!; print $number; exit; }
+if (!$set) { my ($number) = grep { $_ !~ /^(EWOULDBLOCK|ENOTSUP)$/ && $!{$_} } keys %!; print $number; exit; }
 my $have = fcntl($file, 1025, 0);
 print "lease ", $have == F_WRLCK ? "WRITE" : $have == F_RDLCK ? "READ" : "none";

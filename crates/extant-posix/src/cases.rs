@@ -53,6 +53,6 @@ mod tests {
                 assert!(crate::users::user(&step.who).is_some(), "{}: {}", case.name, step.show());
             }
         }
-        assert!(cases.len() > 400, "{} cases", cases.len());
+        assert!(cases.len() > 800, "{} cases", cases.len());
     }
 }

@@ -5,16 +5,18 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use extant_posix::record::{compare, parse};
+use extant_posix::record::{KNOWN, both_ran, compare, parse, unknown};
 use extant_posix::run::{Options, agent, run};
 
 const USAGE: &str = "usage: extant-posix run DIR [--short] [--only PART]... > RESULTS
-       extant-posix compare RESULTS RESULTS
+       extant-posix compare [--known] RESULTS RESULTS
        extant-posix list
 
 `run` makes directories below DIR, runs each case in one, removes it, and prints a line of JSON for each case. It
 ends with 1 if a case gave something else than the tables ask for; those go to standard error.
-`compare` prints every step that differs between two runs and ends with 1 if there is one.";
+`compare` prints every step that differs between two runs and ends with 1 if there is one. With --known it leaves
+out where a mount by extant, the second run, is known to differ from the kernel's ext4, and names what does not
+differ any more.";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -22,7 +24,8 @@ fn main() -> ExitCode {
     let result = match words.as_slice() {
         ["agent", who] => agent(who).map(|()| true),
         ["run", dir, options @ ..] => run_command(Path::new(dir), options),
-        ["compare", a, b] => compare_command(a, b),
+        ["compare", "--known", a, b] => compare_command(a, b, true),
+        ["compare", a, b] => compare_command(a, b, false),
         ["list"] => list(),
         _ => Err(USAGE.to_owned()),
     };
@@ -76,15 +79,25 @@ fn run_command(dir: &Path, words: &[&str]) -> Result<bool, String> {
     Ok(wrong == 0)
 }
 
-fn compare_command(a: &str, b: &str) -> Result<bool, String> {
+fn compare_command(a: &str, b: &str, leave_known: bool) -> Result<bool, String> {
     let read = |path: &str| {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
         parse(&text).map_err(|error| format!("{path}: {error}"))
     };
-    let differences = compare(&read(a)?, &read(b)?);
+    let (a, b) = (read(a)?, read(b)?);
+    let mut differences = compare(&a, &b);
+    let mut gone = Vec::new();
+    if leave_known {
+        let all = differences.len();
+        (differences, gone) = unknown(differences, KNOWN, &both_ran(&a, &b));
+        eprintln!("{} known differences", all - differences.len());
+    }
     for difference in &differences {
         println!("{difference}");
     }
+    for line in &gone {
+        println!("no difference any more: {line}");
+    }
     eprintln!("{} differences", differences.len());
-    Ok(differences.is_empty())
+    Ok(differences.is_empty() && gone.is_empty())
 }

@@ -116,6 +116,49 @@ pub fn compare(a: &[Record], b: &[Record]) -> Vec<Difference> {
     out
 }
 
+/// Names of the cases that both runs did.
+pub fn both_ran(a: &[Record], b: &[Record]) -> BTreeSet<String> {
+    let names = |run: &[Record]| -> BTreeSet<String> {
+        let done = run.iter().filter(|record| record.skipped.is_none());
+        done.map(|record| record.name.clone()).collect()
+    };
+    names(a).intersection(&names(b)).cloned().collect()
+}
+
+/// Where a mount by extant differs from the kernel's ext4, and why.
+pub const KNOWN: &str = include_str!("../differences.txt");
+
+/// Takes out of `differences` those that `known` lists, and says which of its lines did not happen although
+/// their case ran, by the names in `ran`.
+///
+/// A line is `case: user: step = result`, with the result of the second run; lines that start with `#`
+/// say why.
+pub fn unknown(
+    differences: Vec<Difference>,
+    known: &str,
+    ran: &BTreeSet<String>,
+) -> (Vec<Difference>, Vec<String>) {
+    let mut lines: BTreeMap<&str, bool> = known
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| (line, false))
+        .collect();
+    let new = differences
+        .into_iter()
+        .filter(|difference| {
+            let line = format!("{}: {} = {}", difference.name, difference.step, difference.got.1);
+            lines.get_mut(line.as_str()).is_none_or(|happened| {
+                *happened = true;
+                false
+            })
+        })
+        .collect();
+    let gone = lines.into_iter().filter(|(line, happened)| {
+        !happened && line.split_once(": ").is_some_and(|(name, _)| ran.contains(name))
+    });
+    (new, gone.map(|(line, _)| line.to_owned()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,6 +181,31 @@ mod tests {
         let names: Vec<_> = found.iter().map(|d| (d.name.as_str(), d.got.1.as_str())).collect();
         assert_eq!(names, [("a", "3"), ("b", "not run"), ("c", "run")]);
         assert!(compare(&a, &a).is_empty());
+    }
+
+    #[test]
+    fn what_is_written_down_is_no_news() {
+        let differences = compare(&[record("a", &["1", "2"])], &[record("a", &["1", "3"])]);
+        let ran = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+        let known = "# why\na: root: x = 3\nb: root: x = 4\nc: root: x = 5\n";
+        let (new, gone) = unknown(differences.clone(), known, &ran);
+        assert!(new.is_empty());
+        assert_eq!(gone, ["b: root: x = 4"], "c did not run");
+        assert_eq!(unknown(differences.clone(), "a: root: x = 4", &ran).0, differences);
+    }
+
+    #[test]
+    fn each_line_of_the_list_names_a_step() {
+        let cases = crate::cases::all().unwrap();
+        for line in KNOWN.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let found = cases.iter().any(|case| {
+                let own = line.strip_prefix(&case.name).and_then(|rest| rest.strip_prefix(": "));
+                own.is_some_and(|own| {
+                    case.steps.iter().any(|step| own.starts_with(&format!("{} = ", step.show())))
+                })
+            });
+            assert!(found, "{line}");
+        }
     }
 
     #[test]

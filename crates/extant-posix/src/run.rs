@@ -90,16 +90,16 @@ fn installed(tool: &str) -> bool {
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(tool).exists())
 }
 
-/// Removes a tree, also where flags forbid it.
+/// Removes a tree, also where flags or modes forbid it.
 fn clean(dir: &Path) -> std::io::Result<()> {
     if std::fs::remove_dir_all(dir).is_ok() {
         return Ok(());
     }
-    unflag(dir);
+    open_up(dir);
     std::fs::remove_dir_all(dir)
 }
 
-fn unflag(path: &Path) {
+fn open_up(path: &Path) {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(kind) = path.symlink_metadata().map(|meta| meta.file_type()) else { return };
     if !kind.is_dir() && !kind.is_file() {
@@ -111,8 +111,9 @@ fn unflag(path: &Path) {
         let _ = rustix::fs::ioctl_setflags(&file, old - IFlags::IMMUTABLE - IFlags::APPEND);
     }
     if kind.is_dir() {
+        let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700));
         for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
-            unflag(&entry.path());
+            open_up(&entry.path());
         }
     }
 }

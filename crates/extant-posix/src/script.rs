@@ -26,9 +26,10 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// All steps are by `alice` alone: whoever runs the case can be her.
+    /// All steps are by alice, and about nobody else: whoever runs the case can be her.
     pub(crate) fn is_for_one_user(&self) -> bool {
-        self.steps.iter().all(|step| step.who.starts_with("alice"))
+        let alone = |step: &Step| !step.words.iter().any(|word| crate::users::names_others(word));
+        self.steps.iter().all(|step| step.who.starts_with("alice") && alone(step))
     }
 }
 

@@ -3,6 +3,8 @@
 //! Their numbers need no entry in any database. A digit at the end of a name means another
 //! process of the same user: `alice2` is alice.
 
+use std::sync::OnceLock;
+
 use rustix::process::{Gid, Uid};
 
 /// A user with its groups.
@@ -30,6 +32,23 @@ pub const USERS: [User; 5] = [
     User { name: "nobody", uid: 65_534, gid: 65_534, groups: &[] },
 ];
 
+/// User and group that are called alice, where this process is not root and so is she.
+static OWN: OnceLock<(u32, u32)> = OnceLock::new();
+
+/// Calls whoever this process is alice, for a run without root.
+pub fn be_alice() {
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    OWN.get_or_init(|| own);
+}
+
+/// Whether a word of a step names somebody but alice, or a group beside her own.
+pub(crate) fn names_others(word: &str) -> bool {
+    let names = USERS.iter().map(|user| user.name).chain(GROUPS.iter().map(|group| group.0));
+    let mut parts = word.split(|c: char| !c.is_ascii_alphanumeric());
+    let others: Vec<&str> = names.filter(|name| *name != "alice").collect();
+    parts.any(|part| others.contains(&part))
+}
+
 /// The user that a process of a case runs as: `bob2` is bob.
 pub fn user(process: &str) -> Option<User> {
     let name = process.trim_end_matches(|c: char| c.is_ascii_digit());
@@ -38,6 +57,11 @@ pub fn user(process: &str) -> Option<User> {
 
 /// Number of a user or group: a name, or digits; `-` keeps it as it is.
 pub(crate) fn id(text: &str) -> Option<u32> {
+    if text == "alice"
+        && let Some((uid, _)) = OWN.get()
+    {
+        return Some(*uid);
+    }
     user(text)
         .map(|user| user.uid)
         .or_else(|| GROUPS.iter().find(|(name, _)| *name == text).map(|(_, number)| *number))
@@ -46,6 +70,9 @@ pub(crate) fn id(text: &str) -> Option<u32> {
 
 /// A number as results show it.
 pub(crate) fn name_of(id: u32) -> String {
+    if OWN.get().is_some_and(|(uid, gid)| id == *uid || id == *gid) {
+        return "alice".to_owned();
+    }
     let user = USERS.iter().find(|user| user.uid == id).map(|user| user.name);
     let group = GROUPS.iter().find(|(_, number)| *number == id).map(|(name, _)| *name);
     user.or(group).map_or_else(|| id.to_string(), str::to_owned)

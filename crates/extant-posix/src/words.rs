@@ -71,6 +71,9 @@ fn repetition(text: &str) -> Option<(Vec<u8>, &str)> {
 /// A number: terms with `+` and `-` between them, each decimal or `0x…`, with K, M, G, T or P. At most
 /// 2^64 - 1, at least -2^63.
 pub(crate) fn number(text: &str) -> Option<i128> {
+    if text.is_empty() {
+        return None;
+    }
     let mut sum = 0_i128;
     let mut sign = 1;
     let mut start = 0;

@@ -30,13 +30,16 @@ use crate::errno::{self, Answer, Fail};
 use crate::users::{self, User};
 use crate::words;
 
-/// Runs as `user` until standard input ends. `keep` leaves the rights of this process as they are.
+/// Runs as `user` until standard input ends. `keep` leaves this process whose it is: without root, that is
+/// alice.
 ///
 /// # Errors
 ///
 /// When the process cannot become that user, or loses its input or output.
 pub fn serve(user: User, keep: bool) -> std::io::Result<()> {
-    if !keep {
+    if keep {
+        users::be_alice();
+    } else {
         users::become_user(user)?;
     }
     rustix::process::umask(rustix::fs::Mode::empty());
