@@ -26,7 +26,7 @@ pub(crate) struct Desk<'a> {
     pub(crate) operations: &'a dyn Operations,
     pub(crate) connection: &'a Connection,
     pub(crate) lane: &'a Lane,
-    /// The kernel keeps mappings of files right that are open past its cache.
+    /// The kernel keeps mappings and times of files right that are open past its cache.
     pub(crate) direct_in_parallel: bool,
 }
 

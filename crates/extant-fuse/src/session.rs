@@ -163,7 +163,9 @@ impl Session {
         let len = (agreed.write_max as usize + WRITE_HEAD).max(BUFFER_MIN);
         let mut buffer = vec![0; len.next_multiple_of(PAGE as usize)];
         let lane = self.stats.lane(index);
-        let direct_in_parallel = agreed.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP);
+        // While the kernel keeps times of files, it forgets to change them in writes of this kind.
+        let direct_in_parallel = agreed.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP)
+            && !agreed.flags.contains(InitFlags::WRITEBACK_CACHE);
         let desk = Desk { operations, connection: &self.connection, lane, direct_in_parallel };
         let gate = operations.gate();
         while let Some(len) = self.connection.receive(&mut buffer)? {

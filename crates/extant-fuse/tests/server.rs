@@ -278,3 +278,31 @@ fn damage_makes_it_read_only_and_reading_goes_on() {
     let state = MountOptions::new().open(device.snapshot()).unwrap().superblock().state;
     assert!(state.contains(extant_format::features::State::ERROR), "{state:?}");
 }
+
+#[test]
+fn direct_writes_move_the_times_with_and_without_the_kernels_cache() {
+    mountable!();
+    for writeback_cache in [true, false] {
+        let (dir, device) = require!(image(&[]));
+        let at = dir.path().join("mount");
+        let mut settings = Settings::default();
+        settings.writeback_cache = writeback_cache;
+        let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
+            let path = at.join("file");
+            fs::write(&path, vec![1; 8192]).unwrap();
+            let old = fs::metadata(&path).unwrap().modified().unwrap();
+            SystemClock.sleep(Duration::from_millis(30));
+            let flags = OFlags::DIRECT | OFlags::RDWR;
+            let direct = File::from(openat(CWD, &path, flags, Mode::empty()).unwrap());
+            direct.write_all_at(&[2; 4096], 0).unwrap();
+            let new = fs::metadata(&path).unwrap().modified().unwrap();
+            assert!(new > old, "writeback cache {writeback_cache}: {old:?} {new:?}");
+            let mut bytes = [0; 2];
+            File::open(&path).unwrap().read_exact_at(&mut bytes, 4095).unwrap();
+            assert_eq!(bytes, [2, 1]);
+        });
+        served.unwrap();
+        let left = MountOptions::new().open(device.snapshot()).unwrap();
+        assert_eq!(left.read("/file").unwrap()[4094..4098], [2, 2, 1, 1]);
+    }
+}
