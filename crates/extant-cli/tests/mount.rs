@@ -588,8 +588,8 @@ fn mount_and_umount_of_the_system_use_it_as_their_helper() {
 }
 
 /// Runs `line` as an ordinary user in a directory of his own with the image, where `/dev/fuse` is for
-/// everybody, as distributions have it.
-fn as_user(mounts: &Mounts, line: &str) -> Option<Output> {
+/// everybody, as distributions have it; then `after` as root.
+fn as_user(mounts: &Mounts, line: &str, after: &str) -> Option<Output> {
     let own = mounts.path("own");
     fs::create_dir_all(own.join("m")).unwrap();
     fs::set_permissions(mounts.place.0.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
@@ -605,11 +605,13 @@ fn as_user(mounts: &Mounts, line: &str) -> Option<Output> {
     let prepare = format!(
         "[ -e {0} ] || mknod {0} c 10 229; chmod 666 {0}; mount --bind {0} /dev/fuse || exit 77; \
          command -v setpriv fusermount3 >/dev/null || exit 77; \
-         exec setpriv --reuid {USER} --regid {USER} --clear-groups sh -exc \"$LINE\"",
+         setpriv --reuid {USER} --regid {USER} --clear-groups sh -exc \"$LINE\" && \
+         sh -exc \"$AFTER\"",
         device.display()
     );
     let mut command = Command::new("unshare");
     command.args(["-m", "--propagation", "private", "sh", "-c", &prepare]).env("LINE", line);
+    command.env("AFTER", after);
     command.env("HOME", &own).env("LC_ALL", "C").current_dir(&own).stdin(Stdio::null());
     let output = command.output().ok().filter(|output| output.status.code() != Some(77));
     if output.is_none() {
@@ -630,7 +632,7 @@ fn an_ordinary_user_mounts_and_edits_what_is_roots() {
                  ./extant mount -f --log log a.img m & P=$!; \
                  until grep -q \"$PWD/m \" /proc/self/mountinfo; do sleep 0.05; done; \
                  kill $P; wait $P";
-    let Some(output) = as_user(&mounts, lines) else { return };
+    let Some(output) = as_user(&mounts, lines, ":") else { return };
     let said = succeeded(&output);
     let rows: Vec<&str> = said.lines().collect();
     assert_eq!(rows[0], USER.to_string(), "root of the image is the user");
@@ -646,12 +648,22 @@ fn an_ordinary_user_mounts_and_edits_what_is_roots() {
 }
 
 #[test]
+fn root_unmounts_what_keeps_root_out_and_waits_for_it_too() {
+    let Some(mounts) = mounts() else { return };
+    let lines =
+        "./extant mount --map-root --log log a.img m; head -c 3000000 /dev/urandom > m/data";
+    let after = "! ls m; ./extant umount m; flock -n a.img true; ./extant ls a.img";
+    let Some(output) = as_user(&mounts, lines, after) else { return };
+    assert!(succeeded(&output).contains("data"));
+}
+
+#[test]
 fn what_an_ordinary_user_may_not_is_explained() {
     let Some(mounts) = mounts() else { return };
     let lines = "set +e; ./extant mount a.img /usr; echo $?; \
                  ./extant mount --allow-other a.img m; echo $?; \
                  ./extant mount /dev/null m; echo $?; PATH=/nowhere ./extant umount m; echo $?";
-    let Some(output) = as_user(&mounts, lines) else { return };
+    let Some(output) = as_user(&mounts, lines, ":") else { return };
     let said = succeeded(&output);
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.starts_with("7\n"), "{said}{complaints}");
