@@ -177,16 +177,17 @@ impl Ext4<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         check_frozen(old, InodeFlags::from_bits_retain(asked))?;
-        // Moving a file between its two kinds of map is not offered.
+        let bits = (asked & SETTABLE) | (old.bits() & !SETTABLE);
+        let flags = InodeFlags::from_bits_retain(bits);
+        if flags != old {
+            self.said(inode.set_attributes(&SetAttributes::new().flags(flags)))?;
+        }
+        // Moving a file between its two kinds of map is not offered; where Linux cannot do it either,
+        // the other flags are set all the same.
         if (asked ^ old.bits()) & InodeFlags::EXTENTS.bits() != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        let bits = (asked & SETTABLE) | (old.bits() & !SETTABLE);
-        let flags = InodeFlags::from_bits_retain(bits);
-        if flags == old {
-            return Ok(());
-        }
-        self.said(inode.set_attributes(&SetAttributes::new().flags(flags)))
+        Ok(())
     }
 
     fn set_fsxattr(&self, inode: &Inode, input: &[u8]) -> Reply<()> {
