@@ -175,10 +175,10 @@ impl Inode {
     ///
     /// As [`write_at`](Self::write_at). A part may be written.
     pub fn append(&self, bytes: &[u8]) -> Result<u64> {
-        let (at, written) = self.write_to(Place::End, bytes)?;
-        if written < bytes.len() {
-            // The error that came in the way.
-            self.write_to(Place::At(at + written as u64), &bytes[written..])?;
+        let (at, mut written) = self.write_to(Place::End, bytes)?;
+        while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
+            // The error that came in the way, or another part: space became free meanwhile.
+            written += self.write_to(Place::At(at + written as u64), rest)?.1;
         }
         Ok(at)
     }
