@@ -31,6 +31,7 @@ pub(crate) mod link;
 pub(crate) mod log;
 pub(crate) mod notify;
 pub(crate) mod options;
+mod peek;
 pub(crate) mod remount;
 pub(crate) mod sandbox;
 pub(crate) mod server;

@@ -436,6 +436,40 @@ fn the_sandbox_can_be_required_and_left_out() {
     mounts.umount();
 }
 
+/// The control operation whose argument a sandboxed server cannot see.
+#[test]
+fn programs_shut_a_mount_down_in_three_ways() {
+    let Some(mounts) = mounts() else { return };
+    let shut_down = |kind: u32| {
+        let program = "import ctypes, os, sys\n\
+                       kind = ctypes.c_uint32(int(sys.argv[2]))\n\
+                       root = os.open(sys.argv[1], os.O_RDONLY)\n\
+                       libc = ctypes.CDLL(None, use_errno=True)\n\
+                       code = libc.ioctl(root, ctypes.c_ulong(0x8004587d), ctypes.byref(kind))\n\
+                       sys.exit(ctypes.get_errno() if code else 0)";
+        let mut command = std::process::Command::new("python3");
+        command.args(["-c", program]).arg(mounts.path("m")).arg(kind.to_string()).status().ok()
+    };
+    for (kind, keeps) in [(0, true), (1, true), (2, false)] {
+        mounts.mount(&[]).succeeds();
+        fs::create_dir(mounts.inside(&format!("made{kind}"))).unwrap();
+        let Some(status) = shut_down(kind) else {
+            println!("skipped: needs python3");
+            return mounts.umount();
+        };
+        assert_eq!(status.code(), Some(0), "kind {kind}: {}", mounts.log());
+        let refused = fs::create_dir(mounts.inside("later")).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(5), "EIO");
+        mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+        mounts.mount(&[]).succeeds();
+        assert_eq!(mounts.inside(&format!("made{kind}")).exists(), keeps, "kind {kind}");
+        mounts.umount();
+    }
+    mounts.mount(&[]).succeeds();
+    assert_eq!(shut_down(9).unwrap().code(), Some(22), "EINVAL");
+    mounts.umount();
+}
+
 /// A bit of each kind of request.
 fn everything_works(dir: &Path) {
     let run = |line: &str| {

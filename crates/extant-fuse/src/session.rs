@@ -24,6 +24,13 @@ pub trait Events: Send + Sync {
 
     /// Something for the log.
     fn log(&self, level: Level, text: &str);
+
+    /// What thread `thread` of some program, which is waiting in the control operation that shuts a file
+    /// system down, has given as its argument. Asked when the server may not look by itself.
+    fn shutdown_argument(&self, thread: u32) -> Option<u32> {
+        let _ = thread;
+        None
+    }
 }
 
 /// How much a message matters.

@@ -20,7 +20,7 @@ use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
 use crate::mounting::options::source_name;
 use crate::mounting::table::Entry;
-use crate::mounting::{asked, busy, notify, table};
+use crate::mounting::{asked, busy, notify, peek, table};
 use crate::text::escape;
 
 /// Keeps a mount for the terminal that it was called from.
@@ -266,6 +266,9 @@ impl Keeper {
             Ok(Some(Word::Log { level, text })) => self.log.add(level, &text),
             Ok(Some(Word::Failed(failure))) => self.failed = Some(failure),
             Ok(Some(Word::Terminate)) => return Heard::Terminate,
+            Ok(Some(Word::AskEnd { thread })) => {
+                let _ = self.link.say(&Word::AskedEnd(peek::shutdown_argument(thread)));
+            }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return Heard::End,
         }

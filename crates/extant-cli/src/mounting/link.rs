@@ -54,6 +54,13 @@ pub(crate) enum Word {
     Terminate,
     /// Keeper: make everything durable.
     Sync,
+    /// Server: which kind of end does this thread of a program ask for?
+    AskEnd {
+        /// The thread.
+        thread: u32,
+    },
+    /// Keeper: this one; `None` when it asks for none.
+    AskedEnd(Option<u32>),
 }
 
 impl Link {
@@ -155,6 +162,8 @@ fn encode(word: &Word) -> Value {
         Word::Log { level, text } => json!({"word": "log", "level": level, "text": cut(text)}),
         Word::Terminate => json!({"word": "terminate"}),
         Word::Sync => json!({"word": "sync"}),
+        Word::AskEnd { thread } => json!({"word": "ask end", "thread": thread}),
+        Word::AskedEnd(kind) => json!({"word": "asked end", "kind": kind}),
     }
 }
 
@@ -175,6 +184,12 @@ fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
         }
         "terminate" => Word::Terminate,
         "sync" => Word::Sync,
+        "ask end" => Word::AskEnd { thread: u32::try_from(value.get("thread")?.as_u64()?).ok()? },
+        "asked end" => {
+            let kind = value.get("kind")?;
+            let number = kind.as_u64().and_then(|kind| u32::try_from(kind).ok());
+            Word::AskedEnd(number)
+        }
         _ => return None,
     })
 }

@@ -13,7 +13,8 @@ use extant::{BlockSize, Fs, FsError, MountOptions};
 use extant_block::{FileDevice, OpenError, SharedDevice};
 use extant_format::features::RoCompat;
 use extant_fuse::{Events, Level, Settings};
-use extant_sync::{Clock, SystemClock, threads};
+use extant_sync::threads::{Receiver, Sender};
+use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -81,7 +82,9 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
         // There is no mount after all.
         return Ok(fs.unmount()?);
     };
-    let server = Server { link, log, null, foreground: choices.foreground, dir };
+    let (answers, asking) = (threads::channel(1), Mutex::new(Rank::Leaf, ()));
+    let foreground = choices.foreground;
+    let server = Server { link, log, null, foreground, dir, answers, asking };
     server.catch_panics(choices.foreground)?;
     let answer = server.answer(device, fs, &settings, &signals, end, choices);
     answer.inspect(|()| server.tell(INFO, "unmounted; everything is written"))
@@ -251,6 +254,9 @@ fn opening(error: OpenError, path: &Path) -> Failure {
     }
 }
 
+/// How long the keeper has to look into a program.
+const KEEPER_ANSWERS: Duration = Duration::from_secs(2);
+
 /// A server with a mount.
 struct Server<'a> {
     link: &'a Link,
@@ -259,6 +265,10 @@ struct Server<'a> {
     foreground: bool,
     /// Where it is mounted.
     dir: PathBuf,
+    /// The keeper's answers to [`Word::AskEnd`].
+    answers: (Sender<Option<u32>>, Receiver<Option<u32>>),
+    /// Held by who waits for one.
+    asking: Mutex<()>,
 }
 
 impl Server<'_> {
@@ -320,6 +330,14 @@ impl Events for Server<'_> {
         let _ = self.link.say(&Word::Ready);
     }
 
+    fn shutdown_argument(&self, thread: u32) -> Option<u32> {
+        let _asking = self.asking.lock();
+        // An answer that came too late for who asked before.
+        while self.answers.1.try_recv().is_ok() {}
+        self.link.say(&Word::AskEnd { thread }).ok()?;
+        self.answers.1.recv_timeout(KEEPER_ANSWERS).ok()?
+    }
+
     fn log(&self, level: Level, text: &str) {
         let level = match level {
             Level::Error => ERROR,
@@ -368,6 +386,7 @@ impl Orders<'_> {
             if word {
                 match self.server.link.hear() {
                     Ok(Some(Word::Sync)) => self.sync(),
+                    Ok(Some(Word::AskedEnd(kind))) => drop(self.server.answers.0.try_send(kind)),
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => {
                         has_keeper = false;

@@ -144,7 +144,9 @@ impl Ext4<'_> {
             }
             n::SHUTDOWN => {
                 self.check_operator(caller)?;
-                let how = match word_of_caller(caller.pid, asked.argument)? {
+                let argument = word_of_caller(caller.pid, asked.argument)
+                    .or_else(|error| self.events.shutdown_argument(caller.pid).ok_or(error))?;
+                let how = match argument {
                     0 => Shutdown::Sync,
                     1 => Shutdown::LogFlush,
                     2 => Shutdown::Now,
