@@ -8,7 +8,7 @@ from .processes import Failure
 
 # A tree of ordinary files, and a part of it for short tests.
 TREE = os.environ.get("TREE", "/usr/share")
-SHORT_TREE = "/usr/share/doc"
+SHORT_TREE = "/usr/share/zoneinfo"
 
 
 class Copies(Program):

@@ -37,10 +37,10 @@ def make_zoo(place, seed=1):
     write(os.fsencode(place) + b"/not \xff\xfe utf-8", b"")
     write(at("empty"), b"")
     with open(at("sparse"), "wb") as file:
-        for offset in (0, 1 << 20, 123456789):
+        for offset in (0, 1 << 20, 43456789):
             file.seek(offset)
             file.write(choose.randbytes(5000))
-        file.truncate(200 << 20)
+        file.truncate(64 << 20)
     write(at("set"), b"#!/bin/sh\n")
     os.chmod(at("set"), 0o6755)
     os.mkdir(at("sticky"))
