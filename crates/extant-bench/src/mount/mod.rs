@@ -11,6 +11,7 @@ pub mod target;
 pub mod tree;
 pub mod work;
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,6 +65,8 @@ struct Bench<'a> {
     dir: &'a Path,
     settings: &'a Settings,
     contents: Option<Contents>,
+    /// What extant counted of waits for locks, while most clients were at work.
+    lock_waits: RefCell<Option<String>>,
 }
 
 type Cells = Vec<(String, f64)>;
@@ -118,7 +121,11 @@ impl Bench<'_> {
                 work::direct(&mounted.path(FILE), is_write, threads, self.settings.length)?
             }
             Session::Clients(count) => {
-                work::clients(&mounted.path(""), count, self.settings.length)?
+                let rate = work::clients(&mounted.path(""), count, self.settings.length)?;
+                if target == Target::Extant {
+                    self.lock_waits.replace(mounted.lock_waits());
+                }
+                rate
             }
         };
         mounted.close()?;
@@ -209,7 +216,7 @@ pub fn mount(dir: &Path, settings: &Settings) -> Result<()> {
     );
     let sessions = settings.sessions();
     ensure!(!sessions.is_empty(), "no row is called {}", settings.rows.join(" or "));
-    let mut bench = Bench { dir, settings, contents: None };
+    let mut bench = Bench { dir, settings, contents: None, lock_waits: RefCell::default() };
     if sessions.contains(&Session::Tree) {
         let contents = tree::write_archive(&dir.join(ARCHIVE), settings.tree_files)?;
         println!("the tree: {} files, {} MiB", contents.files, contents.bytes >> 20);
@@ -246,6 +253,9 @@ pub fn mount(dir: &Path, settings: &Settings) -> Result<()> {
     all.retain(|series| settings.has_row(&series.row));
     report("mount", Target::Ext4.name(), &all)?;
     print_bars(&all);
+    if let Some(waits) = bench.lock_waits.take() {
+        println!("extant, clients, last run: {waits}");
+    }
     Ok(())
 }
 
@@ -287,7 +297,8 @@ pub fn one(dir: &Path, settings: &Settings, wanted: &str) -> Result<()> {
     let settings = Settings { rows: Vec::new(), ..settings.clone() };
     let session = Session::all().into_iter().find(|session| session.to_string() == wanted);
     let session = session.with_context(|| format!("no session is called {wanted}"))?;
-    let mut bench = Bench { dir, settings: &settings, contents: None };
+    let mut bench =
+        Bench { dir, settings: &settings, contents: None, lock_waits: RefCell::default() };
     if session == Session::Tree {
         bench.contents = Some(tree::write_archive(&dir.join(ARCHIVE), settings.tree_files)?);
     }

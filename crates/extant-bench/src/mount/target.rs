@@ -124,6 +124,15 @@ impl Mounted {
         self.at.as_ref().expect("mounted until closed").path().join(name)
     }
 
+    /// What `extant stats` says of waits for locks; nothing where it cannot be asked.
+    pub fn lock_waits(&self) -> Option<String> {
+        let own = std::env::var("EXTANT").unwrap_or("target/release/extant".into());
+        let output = Command::new(find(&own)?).arg("stats").arg(self.path("")).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().map(str::trim).find(|line| line.starts_with("Locks:"))?;
+        Some(line.to_owned())
+    }
+
     /// Unmounts; returns when the image is closed.
     ///
     /// # Errors
