@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as Os;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -20,6 +21,14 @@ const NOTIFY_INVAL_INODE: i32 = 2;
 impl Connection {
     pub(crate) fn new(device: OwnedFd) -> Connection {
         Connection { device }
+    }
+
+    /// Whether a request waits. Never blocks.
+    pub(crate) fn has_request(&self) -> bool {
+        let mut wanted = [PollFd::new(&self.device, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Gone, or anything else: the next read says what it is.
+        poll(&mut wanted, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits for a request; its length, or `None` when the mount is gone.

@@ -14,6 +14,7 @@
 //! dispatch     from a request to a call        operations what can be called, whatever the transport
 //! ext4         the calls, answered             gate       freezing
 //! ids          owners here and there           stats      what was asked, and how long it took
+//! patience     looking for the next request before sleeping
 //! ```
 //!
 //! The kernel is the only way to the file system while it is mounted, so it may keep names, attributes
@@ -49,6 +50,7 @@ mod gate;
 mod ids;
 pub mod mount;
 mod operations;
+mod patience;
 mod session;
 mod settings;
 mod stats;

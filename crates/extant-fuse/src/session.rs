@@ -14,6 +14,7 @@ use crate::connection::{Connection, Request};
 use crate::dispatch::{Desk, init_in};
 use crate::ext4::CONTROL;
 use crate::operations::{Errno, Operations};
+use crate::patience::{Experience, Patience};
 use crate::settings::Settings;
 use crate::stats::RequestStats;
 
@@ -95,6 +96,7 @@ pub(crate) struct Session {
     pub(crate) connection: Arc<Connection>,
     pub(crate) stats: Arc<RequestStats>,
     pub(crate) clock: Arc<dyn Clock>,
+    patience: Patience,
 }
 
 impl Session {
@@ -103,6 +105,7 @@ impl Session {
             connection: Arc::new(Connection::new(device)),
             stats: Arc::new(RequestStats::new(threads)),
             clock,
+            patience: Patience::new(threads::available()),
         }
     }
 
@@ -175,6 +178,7 @@ impl Session {
             && !agreed.flags.contains(InitFlags::WRITEBACK_CACHE);
         let desk = Desk { operations, connection: &self.connection, lane, direct_in_parallel };
         let gate = operations.gate();
+        let mut experience = Experience::default();
         while let Some(len) = self.connection.receive(&mut buffer)? {
             let Some(request) = Request::parse(&buffer[..len]) else {
                 events.log(Level::Error, "a malformed request was dropped");
@@ -194,6 +198,7 @@ impl Session {
                     self.serve(&desk, request, events)?;
                 }
             }
+            self.patience.look(&mut experience, &*self.clock, &self.connection);
         }
         Ok(())
     }
