@@ -68,7 +68,7 @@ pub fn write(path: &Path, bytes: u64, block_bytes: usize, until: Until) -> Resul
     Ok(mib(bytes) / seconds)
 }
 
-/// Reads a file that [`write`] made and returns MiB/s.
+/// Reads a file that [`write()`] made and returns MiB/s.
 ///
 /// # Errors
 ///
@@ -103,7 +103,7 @@ fn aligned() -> (Vec<u8>, usize) {
 }
 
 /// Reads or writes blocks at random places past the kernel's cache; operations per second of all
-/// threads together. Each block keeps the place at its beginning that [`write`] put there.
+/// threads together. Each block keeps the place at its beginning that [`write()`] put there.
 ///
 /// # Errors
 ///
