@@ -33,7 +33,7 @@ const INSTANCES: [usize; 3] = [1, 2, 8];
 /// What metamix must reach, against each file system of the kernel.
 const METAMIX_TIMES: f64 = 8.0;
 /// Room on an image besides two files: the rows that sync, journals, metadata.
-const ROOM_BYTES: u64 = 288 << 20;
+const ROOM_BYTES: u64 = 800 << 20;
 /// With writeback on, everybody begins to write at this many dirty bytes.
 const BACKGROUND_BYTES: u64 = 32 << 20;
 /// Seed of everything random.
