@@ -194,8 +194,13 @@ impl Session {
             }
             done?;
             while let Some(held) = gate.take_released() {
-                if let Some(request) = Request::parse(&held) {
-                    self.serve(&desk, request, events)?;
+                // Through the gate as any other: it may be frozen again by now.
+                if let Some(request) = Request::parse(&held)
+                    && gate.enter(index, &held)
+                {
+                    let done = self.serve(&desk, request, events);
+                    gate.leave(index);
+                    done?;
                 }
             }
             self.patience.look(&mut experience, &*self.clock, &self.connection);

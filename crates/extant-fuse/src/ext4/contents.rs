@@ -75,7 +75,7 @@ impl Ext4<'_> {
     /// can be read.
     fn opens_for_nothing(&self) -> bool {
         let encrypts = self.fs.features().has_incompat(Incompat::ENCRYPT);
-        !super::is_writable(&self.fs) && !encrypts
+        !self.is_writable && !encrypts
     }
 
     /// An open file of an inode that may be opened.
@@ -113,7 +113,7 @@ impl Ext4<'_> {
         let wanted = (end - offset) as usize;
         // A short answer means the end of the file to the kernel: all of it, or as a copy.
         let mut whole = false;
-        if super::is_writable(&self.fs) {
+        if self.is_writable {
             self.said(inode.with_cached(offset..end, |parts: &[IoSlice<'_>]| {
                 whole = parts.iter().map(|part| part.len()).sum::<usize>() == wanted;
                 if whole {

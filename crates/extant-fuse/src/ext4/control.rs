@@ -10,7 +10,7 @@ use extant::{FileKind, FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune
 use extant_format::features::RoCompat;
 use serde_json::{Map, Value, json};
 
-use super::{Ext4, is_writable};
+use super::Ext4;
 use crate::operations::{Caller, Errno, Ioctl, Reply};
 use crate::session::Level;
 
@@ -239,7 +239,7 @@ impl Ext4<'_> {
 
     fn shut_down(&self, how: Shutdown) -> Reply<()> {
         self.events.log(Level::Warning, &format!("shut down on request ({how:?})"));
-        if !is_writable(&self.fs) {
+        if !self.is_writable {
             return Err(Errno::EROFS);
         }
         // What is lost is what was asked for.
@@ -282,7 +282,7 @@ impl Ext4<'_> {
             }
             "remount,rw" => {
                 self.check()?;
-                if !is_writable(&self.fs) || self.fs.stopped_because().is_some() {
+                if !self.is_writable || self.fs.stopped_because().is_some() {
                     return Err(Errno::EROFS);
                 }
                 self.read_only.store(false, Ordering::Release);

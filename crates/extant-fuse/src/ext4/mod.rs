@@ -73,6 +73,7 @@ pub fn serve(
             opens: Opens::new(),
             settings,
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
+            is_writable: is_writable(&fs),
             read_only: AtomicBool::new(!is_writable(&fs)),
             gate: Gate::new(settings.threads.clamp(1, 64)),
             connection: Arc::clone(&session.connection),
@@ -103,6 +104,8 @@ struct Ext4<'a> {
     settings: &'a Settings,
     /// The kernel keeps what programs write, sizes and times included, until it writes back.
     holds_writes_back: bool,
+    /// The file system was opened for writing.
+    is_writable: bool,
     /// Changes are refused: mounted so, or made so.
     read_only: AtomicBool,
     gate: Gate,

@@ -30,8 +30,11 @@ impl Ext4<'_> {
         if let Ok(inode) = self.inode(node) {
             return self.entry(&inode.clone(), inode);
         }
-        let ino = u32::try_from(node).map_err(|_| Errno::ESTALE)?;
-        let inode = self.fs.inode(Ino(ino)).map_err(|_| Errno::ESTALE)?;
+        let ino = u32::try_from(node).map(Ino).map_err(|_| Errno::ESTALE)?;
+        if ino < self.fs.superblock().first_inode {
+            return Err(Errno::ESTALE); // What the file system keeps for itself has no handles.
+        }
+        let inode = self.fs.inode(ino).map_err(|_| Errno::ESTALE)?;
         self.entry(&inode.clone(), inode)
     }
 
