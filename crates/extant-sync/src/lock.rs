@@ -251,23 +251,6 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    const RANKS: [Rank; 14] = [
-        Rank::Freeze,
-        Rank::Rename,
-        Rank::InodeContent,
-        Rank::InodeInvalidate,
-        Rank::Writeback,
-        Rank::Folio,
-        Rank::JournalHandle,
-        Rank::FileMap,
-        Rank::InodeMap,
-        Rank::MetadataBuffer,
-        Rank::Group,
-        Rank::JournalState,
-        Rank::Device,
-        Rank::Leaf,
-    ];
-
     fn panics(f: impl FnOnce()) -> bool {
         catch_unwind(AssertUnwindSafe(f)).is_err()
     }
@@ -275,8 +258,8 @@ mod tests {
     #[test]
     #[cfg_attr(not(debug_assertions), ignore = "ranks are checked in debug builds only")]
     fn every_pair_of_ranks_is_allowed_only_upwards() {
-        for first in RANKS {
-            for second in RANKS {
+        for first in Rank::ALL {
+            for second in Rank::ALL {
                 let (a, b) = (Mutex::new(first, ()), RwLock::new(second, ()));
                 let wrong = panics(|| {
                     let _a = a.lock();

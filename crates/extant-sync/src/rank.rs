@@ -50,6 +50,26 @@ pub enum Rank {
     Leaf = 14,
 }
 
+impl Rank {
+    /// All of them, in their order.
+    pub(crate) const ALL: [Rank; 14] = [
+        Rank::Freeze,
+        Rank::Rename,
+        Rank::InodeContent,
+        Rank::InodeInvalidate,
+        Rank::Writeback,
+        Rank::Folio,
+        Rank::JournalHandle,
+        Rank::FileMap,
+        Rank::InodeMap,
+        Rank::Group,
+        Rank::MetadataBuffer,
+        Rank::JournalState,
+        Rank::Device,
+        Rank::Leaf,
+    ];
+}
+
 /// A held lock, as the check sees it.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug)]

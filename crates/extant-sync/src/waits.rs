@@ -6,32 +6,14 @@ use std::time::Duration;
 use crate::rank::Rank;
 use crate::{Clock, SystemClock};
 
-/// All ranks, in their order.
-const RANKS: [Rank; 14] = [
-    Rank::Freeze,
-    Rank::Rename,
-    Rank::InodeContent,
-    Rank::InodeInvalidate,
-    Rank::Writeback,
-    Rank::Folio,
-    Rank::JournalHandle,
-    Rank::FileMap,
-    Rank::InodeMap,
-    Rank::Group,
-    Rank::MetadataBuffer,
-    Rank::JournalState,
-    Rank::Device,
-    Rank::Leaf,
-];
-
 struct Count {
     waits: AtomicU64,
     nanos: AtomicU64,
 }
 
 /// Of the whole process: locks of one rank are alike, whichever file system they belong to.
-static COUNTS: [Count; RANKS.len() + 1] =
-    [const { Count { waits: AtomicU64::new(0), nanos: AtomicU64::new(0) } }; RANKS.len() + 1];
+static COUNTS: [Count; Rank::ALL.len() + 1] =
+    [const { Count { waits: AtomicU64::new(0), nanos: AtomicU64::new(0) } }; Rank::ALL.len() + 1];
 
 /// Waits for locks of one rank since the process began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +43,7 @@ pub fn lock_waits() -> Vec<LockWaits> {
             time: Duration::from_nanos(count.nanos.load(Ordering::Relaxed)),
         }
     };
-    RANKS.iter().map(of).collect()
+    Rank::ALL.iter().map(of).collect()
 }
 
 /// Counts and times the wait that `lock` is.
@@ -87,7 +69,7 @@ mod tests {
 
     #[test]
     fn every_rank_has_a_place() {
-        for (at, rank) in RANKS.iter().enumerate() {
+        for (at, rank) in Rank::ALL.iter().enumerate() {
             assert_eq!(*rank as usize, at + 1);
         }
     }
