@@ -62,6 +62,20 @@ impl Series {
     }
 }
 
+/// Adds a value to the series of a row and a target, which begins with the first one.
+pub fn add(all: &mut Vec<Series>, row: &str, target: &str, unit: &'static str, value: f64) {
+    let same = |series: &&mut Series| series.row == row && series.target == target;
+    match all.iter_mut().find(same) {
+        Some(series) => series.values.push(value),
+        None => all.push(Series {
+            row: row.to_owned(),
+            target: target.to_owned(),
+            unit,
+            values: vec![value],
+        }),
+    }
+}
+
 /// Prints a table with ratios to `base` and writes `target/bench/NAME.json`.
 ///
 /// # Errors

@@ -25,7 +25,7 @@ use self::kernel::{Dirty, Kernel};
 use self::library::Library;
 use self::rows::{Bar, Row, Writeback};
 use self::side::Volume;
-use crate::report::{self, Series};
+use crate::report::{self, Series, add};
 use crate::stop;
 
 /// Instances of metamix.
@@ -209,19 +209,6 @@ fn contenders(images: &Images<'_>) -> Result<Vec<Target>> {
     Ok(here)
 }
 
-fn add(all: &mut Vec<Series>, row: &str, target: Target, unit: &'static str, value: f64) {
-    let same = |series: &&mut Series| series.row == row && series.target == target.name();
-    match all.iter_mut().find(same) {
-        Some(series) => series.values.push(value),
-        None => all.push(Series {
-            row: row.to_owned(),
-            target: target.name().to_owned(),
-            unit,
-            values: vec![value],
-        }),
-    }
-}
-
 /// Contenders in the order of a round: each begins once.
 fn turn(targets: &[Target], round: u32) -> impl Iterator<Item = Target> + '_ {
     let from = round as usize % targets.len().max(1);
@@ -268,7 +255,7 @@ pub fn io(dir: &Path, settings: &Settings) -> Result<()> {
                         images.cell(target, *row).with_context(|| format!("{name}, {row}"))?;
                     let Some(rate) = rate else { continue };
                     print!("  {name} {rate:.0}");
-                    add(&mut all, &row.to_string(), target, "MiB/s", rate);
+                    add(&mut all, &row.to_string(), target.name(), "MiB/s", rate);
                 }
                 println!();
             }
@@ -334,7 +321,7 @@ fn metamix_rounds(
                     continue;
                 };
                 print!("  {name} {rate:.0}");
-                add(all, row, target, "files/s", rate);
+                add(all, row, target.name(), "files/s", rate);
                 if let Some(count) = counted {
                     match flushes.iter_mut().find(|(of, _)| of == row) {
                         Some((_, sum)) => *sum += count,

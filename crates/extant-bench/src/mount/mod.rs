@@ -22,7 +22,7 @@ use self::rows::{DIRECT_BYTES, Session, Until, bars};
 use self::target::{Mounted, Target, drop_caches};
 use self::tree::Contents;
 use crate::io::kernel;
-use crate::report::{Series, report};
+use crate::report::{Series, add, report};
 use crate::stop;
 
 /// Room on an image besides two files: the tree, the journal, metadata.
@@ -188,19 +188,6 @@ fn contenders(bench: &Bench<'_>) -> Result<Vec<Target>> {
     Ok(here)
 }
 
-fn add(all: &mut Vec<Series>, row: &str, target: Target, unit: &'static str, value: f64) {
-    let same = |series: &&mut Series| series.row == row && series.target == target.name();
-    match all.iter_mut().find(same) {
-        Some(series) => series.values.push(value),
-        None => all.push(Series {
-            row: row.to_owned(),
-            target: target.name().to_owned(),
-            unit,
-            values: vec![value],
-        }),
-    }
-}
-
 /// Runs everything on images in `dir`, prints the table, and writes `target/bench/mount.json`.
 ///
 /// # Errors
@@ -234,7 +221,7 @@ pub fn mount(dir: &Path, settings: &Settings) -> Result<()> {
                 let cells = bench.cells(*target, *session);
                 for (row, rate) in cells.with_context(|| format!("{name}, {session}"))? {
                     print!("  {name} {rate:.0}");
-                    add(&mut all, &row, *target, session.unit(), rate);
+                    add(&mut all, &row, target.name(), session.unit(), rate);
                 }
             }
             println!();
