@@ -168,6 +168,7 @@ impl Desk<'_> {
                 let how = WriteHow {
                     from_cache: wanted.write_flags & abi::WRITE_CACHE != 0,
                     take_set_id: wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0,
+                    direct: wanted.flags & rustix::fs::OFlags::DIRECT.bits() != 0,
                 };
                 let size = ops.write(node, wanted.fh, wanted.offset, contents, how)?;
                 self.lane.count_written(u64::from(size));

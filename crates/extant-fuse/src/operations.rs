@@ -184,6 +184,8 @@ pub struct WriteHow {
     pub from_cache: bool,
     /// Set-id bits go.
     pub take_set_id: bool,
+    /// The program asked for no cache in between.
+    pub direct: bool,
 }
 
 /// Takes the bytes of a read, once.

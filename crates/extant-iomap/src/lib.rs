@@ -14,6 +14,7 @@
 mod arena;
 mod buddy;
 mod cache;
+mod direct;
 mod file;
 mod frames;
 mod hints;

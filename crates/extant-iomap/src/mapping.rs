@@ -189,6 +189,18 @@ pub trait Mapper {
     /// Those of the journal. Pins have been given back then.
     fn publish(&self, done: &Done) -> Result<(), Self::Error>;
 
+    /// Blocks that hold data of the file are about to be written over outside of writeback, by any
+    /// number of threads. The caller holds the content lock, shared.
+    ///
+    /// # Errors
+    ///
+    /// Nothing may be written any more; those of the journal, if it has to go first.
+    fn begin_overwrite(&self) -> Result<(), Self::Error>;
+
+    /// What [`begin_overwrite`](Self::begin_overwrite) was called for is on the device, though not yet
+    /// durable, or has failed.
+    fn end_overwrite(&self);
+
     /// The data of these placements did not get to the device, or was not published.
     fn give_back(&self, placements: &[Placement]);
 }

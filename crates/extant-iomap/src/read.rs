@@ -61,7 +61,7 @@ impl FileCache {
     }
 
     /// Copies what a folio has, after filling it where that is needed.
-    fn read_folio<M: Mapper>(
+    pub(crate) fn read_folio<M: Mapper>(
         &self,
         mapper: &M,
         pin: &Pin<'_>,

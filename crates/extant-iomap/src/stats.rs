@@ -95,6 +95,14 @@ counters! {
     device_writes,
     /// Reads from the device.
     device_reads,
+    /// Reads from the device past the cache.
+    direct_reads,
+    /// Writes to the device past the cache.
+    direct_writes,
+    /// Bytes read past the cache.
+    bytes_read_direct,
+    /// Bytes written past the cache.
+    bytes_written_direct,
     /// Windows that a thread has fetched before a reader came.
     ahead_fetched,
     /// Windows that a reader has fetched while another thread filled the one it needed.

@@ -101,7 +101,10 @@ impl World {
                     vec![0; len(random).min(SIZE_MAX - offset.min(SIZE_MAX - 1)) as usize];
                 random.fill(&mut bytes);
                 let end = offset as usize + bytes.len();
-                let written = inode.write_at(offset, &bytes).unwrap();
+                let written = match random.one_in(3) {
+                    true => inode.write_direct_at(offset, &bytes).unwrap(),
+                    false => inode.write_at(offset, &bytes).unwrap(),
+                };
                 assert_eq!(written, bytes.len());
                 if model.len() < end {
                     model.resize(end, 0);
@@ -111,7 +114,10 @@ impl World {
             9..=13 => {
                 let offset = at(random, model);
                 let mut out = vec![0xee; len(random) as usize];
-                let read = inode.read_at(offset, &mut out).unwrap();
+                let read = match random.one_in(3) {
+                    true => inode.read_direct_at(offset, &mut out).unwrap(),
+                    false => inode.read_at(offset, &mut out).unwrap(),
+                };
                 let from = (offset as usize).min(model.len());
                 let wanted = &model[from..model.len().min(from + out.len())];
                 assert_eq!(read, wanted.len(), "{name}: read of {} at {offset}", out.len());

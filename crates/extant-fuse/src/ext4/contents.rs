@@ -46,6 +46,9 @@ fn mode_of(bits: u32) -> Option<Fallocate> {
     })
 }
 
+/// From this length on, in bytes, a write goes past our cache.
+const DIRECT_MIN: usize = 128 << 10;
+
 thread_local! {
     /// For reads that cannot be answered where the bytes lie.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -111,21 +114,23 @@ impl Ext4<'_> {
             return Ok(());
         }
         let wanted = (end - offset) as usize;
-        // A short answer means the end of the file to the kernel: all of it, or as a copy.
-        let mut whole = false;
+        // Ours has what was written not long ago. The rest the kernel keeps, unless it was asked not to.
+        let mut sent = None;
         if self.is_writable {
-            self.said(inode.with_cached(offset..end, |parts: &[IoSlice<'_>]| {
-                whole = parts.iter().map(|part| part.len()).sum::<usize>() == wanted;
-                if whole {
-                    // Nobody waits any more if this fails.
+            sent = self.said(inode.with_resident(offset..end, |parts: &[IoSlice<'_>]| {
+                // A short answer would be the end of the file; nobody waits any more if this fails.
+                if parts.iter().map(|part| part.len()).sum::<usize>() == wanted {
                     let _ = answer.send(parts);
+                    return true;
                 }
+                false
             }))?;
         }
-        if !whole {
+        if sent != Some(true) {
             BUFFER.with_borrow_mut(|buffer| {
-                buffer.resize(wanted, 0);
-                let read = self.said(inode.read_at(offset, buffer))?;
+                buffer.resize(buffer.len().max(wanted), 0);
+                let buffer = &mut buffer[..wanted];
+                let read = self.said(inode.read_direct_at(offset, buffer))?;
                 if read > 0 {
                     let _ = answer.send(&[IoSlice::new(&buffer[..read])]);
                 }
@@ -152,9 +157,16 @@ impl Ext4<'_> {
         if !how.from_cache {
             self.take_capabilities(&inode)?;
         }
+        // The kernel has collected what it sends in large pieces, so ours has nothing to add.
+        let direct = how.direct && !how.from_cache || bytes.len() >= DIRECT_MIN;
         let mut done = 0;
         while done < bytes.len() {
-            match inode.write_by(by, offset.saturating_add(done as u64), &bytes[done..]) {
+            let (at, rest) = (offset.saturating_add(done as u64), &bytes[done..]);
+            let written = match direct {
+                true => inode.write_direct_by(by, at, rest),
+                false => inode.write_by(by, at, rest),
+            };
+            match written {
                 Ok(0) => break,
                 Ok(written) => done += written,
                 Err(error) if done == 0 => return Err(self.errno(&error)),

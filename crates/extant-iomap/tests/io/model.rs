@@ -42,7 +42,10 @@ impl Pair {
     fn write(&mut self, prng: &mut Prng) -> Result<(), Error> {
         let (at, len) = (self.place(prng), Self::len(prng) as usize);
         let bytes = content(prng, len);
-        let done = self.file.write(at, &bytes)?;
+        let done = match prng.one_in(3) {
+            true => self.file.write_direct(at, &bytes)?,
+            false => self.file.write(at, &bytes)?,
+        };
         assert!(done > 0 && done <= len);
         let end = at as usize + done;
         if self.bytes.len() < end {
@@ -94,6 +97,7 @@ impl Pair {
     fn look(&self, at: u64, len: usize) -> Result<(), Error> {
         let start = (at as usize).min(self.bytes.len());
         let wanted = &self.bytes[start..(start + len).min(self.bytes.len())];
+        same(&self.file.read_direct(start as u64, len)?, wanted, start);
         same(&self.file.read(start as u64, len)?, wanted, start);
         Ok(())
     }

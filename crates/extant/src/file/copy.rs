@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use extant_format::inode::InodeFlags;
 
-use super::io::Place;
+use super::io::{Place, Way};
 use super::{FileMapper, WriteBy, resize};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -150,6 +150,7 @@ impl Inode {
                     file,
                     Place::At(at),
                     WriteBy::Program,
+                    Way::Cache,
                     std::iter::once(bytes),
                 )?;
                 Ok(written as u64)
@@ -173,6 +174,7 @@ impl Inode {
                 file,
                 Place::At(at),
                 WriteBy::Program,
+                Way::Cache,
                 std::iter::once(&zeros[..]),
             )?;
             return Ok(written as u64);

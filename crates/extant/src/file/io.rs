@@ -34,6 +34,14 @@ pub enum WriteBy {
     Cache,
 }
 
+/// Which way the bytes of a write take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Cache,
+    /// Whole blocks past the cache, where nothing is in the way.
+    Direct,
+}
+
 /// Where a write goes.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
@@ -153,7 +161,7 @@ impl Inode {
     /// As there.
     pub fn write_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
         let parts = std::iter::once(bytes);
-        self.write_parts(Place::At(offset), by, parts).map(|(_, written)| written)
+        self.write_parts(Place::At(offset), by, Way::Cache, parts).map(|(_, written)| written)
     }
 
     /// [`write_at`](Self::write_at) of several pieces, one after the other, as one write.
@@ -165,7 +173,8 @@ impl Inode {
         if let [one] = parts {
             return self.write_at(offset, one);
         }
-        self.write_parts(Place::At(offset), WriteBy::Program, parts.iter().map(|part| &**part))
+        let parts = parts.iter().map(|part| &**part);
+        self.write_parts(Place::At(offset), WriteBy::Program, Way::Cache, parts)
             .map(|(_, written)| written)
     }
 
@@ -184,13 +193,14 @@ impl Inode {
     }
 
     fn write_to(&self, place: Place, bytes: &[u8]) -> Result<(u64, usize)> {
-        self.write_parts(place, WriteBy::Program, std::iter::once(bytes))
+        self.write_parts(place, WriteBy::Program, Way::Cache, std::iter::once(bytes))
     }
 
-    fn write_parts<'b>(
+    pub(super) fn write_parts<'b>(
         &self,
         place: Place,
         by: WriteBy,
+        way: Way,
         parts: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<(u64, usize)> {
         self.check_contents()?;
@@ -200,7 +210,7 @@ impl Inode {
         fs.balance_dirty()?;
         fs.change(|| {
             let _content = node.content.write();
-            self.write_locked(file, place, by, parts.clone())
+            self.write_locked(file, place, by, way, parts.clone())
         })
     }
 
@@ -210,6 +220,7 @@ impl Inode {
         file: &FileState,
         place: Place,
         by: WriteBy,
+        way: Way,
         parts: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<(u64, usize)> {
         let (fs, node) = (self.fs(), self.node());
@@ -260,13 +271,19 @@ impl Inode {
             // Stores behind the end are no contents (P13).
             mapper.absorb()?;
         }
+        // What is mapped has its place in the cache.
+        let is_direct = way == Way::Direct && !file.is_mapped();
         let mut done = 0;
         for part in parts {
             let part = &part[..part.len().min((room - done) as usize)];
             if part.is_empty() {
                 continue;
             }
-            let written = match file.cache.write(&mapper, offset + done, part) {
+            let written = match is_direct {
+                true => file.cache.write_direct(&mapper, offset + done, part),
+                false => file.cache.write(&mapper, offset + done, part),
+            };
+            let written = match written {
                 Ok(written) => written,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),

@@ -30,6 +30,8 @@ const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 /// Placements that are published in one handle at most: bounds its credits, and with them the
 /// smallest journal.
 const PUBLISH_MOST: usize = 16;
+/// Parts of a file that are farther apart than this, in blocks, do not say where the other should be.
+const APART_MOST: u64 = 1 << 15;
 /// The inode, its quotas, the superblock.
 const BASE_CREDITS: u32 = 8;
 /// The bitmap and the descriptor of the group of a placement.
@@ -136,11 +138,13 @@ impl FileMapper<'_> {
         let last_cluster = run.start.0 + (end - 1 - at + into) / ratio * ratio;
         let pinned = Pinned { run: Some(run), last: (end, last_cluster) };
         self.file.pins.lock().insert(at, pinned);
+        self.file.note_placed(at, run.start.0 + into);
         let address = self.address(FsBlock(run.start.0 + into))?;
         Ok(self.placement(at..end, address, Placed::Pinned))
     }
 
-    /// Where block `at` would best be: behind the block before it.
+    /// Where block `at` would best be: behind the block before it, else as far from what was placed last as
+    /// it is in the file, because the parts of a file may come in any order.
     fn goal(&self, at: u64) -> Result<FsBlock> {
         if let Some(before) = at.checked_sub(1) {
             let piece = map::lookup(self.fs, self.node, before, at)?;
@@ -148,7 +152,21 @@ impl FileMapper<'_> {
                 return Ok(FsBlock(block.0 + 1));
             }
         }
-        self.volume().writer()?.alloc().first_goal(self.volume(), self.node.ino())
+        let first = self.volume().writer()?.alloc().first_goal(self.volume(), self.node.ino())?;
+        let (file, device) = match self.file.placed_last() {
+            Some(last) => last,
+            None => (0, first.0),
+        };
+        let goal = match at.checked_sub(file) {
+            Some(distance) if distance <= APART_MOST => device.checked_add(distance),
+            None if file - at <= APART_MOST => device.checked_sub(file - at),
+            _ => None,
+        };
+        let goal = goal.map(FsBlock).filter(|goal| {
+            let superblock = self.volume().superblock();
+            superblock.group_of_block(*goal).is_some()
+        });
+        Ok(goal.unwrap_or(first))
     }
 
     fn placement(&self, blocks: Range<u64>, address: u64, placed: Placed) -> Placement {
@@ -418,6 +436,17 @@ impl Mapper for FileMapper<'_> {
         // Those that are in the map have no pin any more.
         self.unpin(&done.placements);
         published
+    }
+
+    fn begin_overwrite(&self) -> Result<()> {
+        self.volume().writer()?.check_running()?;
+        self.settle_moves()
+    }
+
+    fn end_overwrite(&self) {
+        if let Ok(writer) = self.volume().writer() {
+            writer.dirty_files().wrote_in_place(self.file);
+        }
     }
 
     fn give_back(&self, placements: &[Placement]) {

@@ -19,6 +19,7 @@
 mod ahead;
 mod copy;
 mod delayed;
+mod direct;
 mod fallocate;
 mod flush;
 mod io;

@@ -46,6 +46,8 @@ pub(crate) struct FileState {
     /// Placements of the batch under writeback, by first file block.
     pub(crate) pins: Mutex<BTreeMap<u64, Pinned>>,
     pub(crate) cache: FileCache,
+    /// The file block that was placed last, and one more; and where. A hint for its neighbours.
+    placed: (AtomicU64, AtomicU64),
     /// When it was written to, as far as that is not stored: packed; 0 for not at all.
     stamp: AtomicU64,
     /// Number of its last write in place, among those of all files.
@@ -72,6 +74,7 @@ impl FileState {
             map: RwLock::new(Rank::FileMap, delayed),
             pins: Mutex::new(Rank::Leaf, BTreeMap::new()),
             cache: FileCache::new(cache),
+            placed: (AtomicU64::new(0), AtomicU64::new(0)),
             stamp: AtomicU64::new(0),
             in_place: AtomicU64::new(0),
             moved_by: AtomicU32::new(0),
@@ -99,6 +102,18 @@ impl FileState {
     /// A mapping has changed (S3).
     pub(crate) fn mapping_changed(&self) {
         self.cookie.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Blocks of the file from `at` on have been given a place.
+    pub(super) fn note_placed(&self, at: u64, device: u64) {
+        self.placed.1.store(device, Ordering::Relaxed);
+        self.placed.0.store(at + 1, Ordering::Relaxed);
+    }
+
+    /// A file block and where it is, as far as known: a hint.
+    pub(super) fn placed_last(&self) -> Option<(u64, u64)> {
+        let at = self.placed.0.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((at, self.placed.1.load(Ordering::Relaxed)))
     }
 
     /// Since when it is on the list of dirty files.
@@ -271,6 +286,7 @@ impl FileState {
         self.set_size(size);
         self.drop_stamp();
         self.mapping_changed();
+        self.placed.0.store(0, Ordering::Relaxed);
         self.cache.reopen();
     }
 }

@@ -114,6 +114,15 @@ impl Mapper for TestFile {
         Ok(())
     }
 
+    fn begin_overwrite(&self) -> Result<(), Error> {
+        self.fs.hooks.run(Point::Placed);
+        Ok(())
+    }
+
+    fn end_overwrite(&self) {
+        Seen::add(&self.fs.seen.overwrites);
+    }
+
     fn give_back(&self, placements: &[Placement]) {
         let mut map = self.map.write();
         for placement in placements.iter().filter(|it| it.placed == Placed::Pinned) {

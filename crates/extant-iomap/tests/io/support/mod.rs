@@ -102,6 +102,7 @@ pub(crate) struct Faults {
 pub(crate) struct Seen {
     /// Dirty blocks that had no place: a bug, but for stores through mappings.
     pub(crate) nowhere: AtomicU64,
+    pub(crate) overwrites: AtomicU64,
     /// Placements by kind.
     pub(crate) converted: AtomicU64,
     pub(crate) pinned: AtomicU64,

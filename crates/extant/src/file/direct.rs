@@ -1,0 +1,139 @@
+//! Reading and writing regular files past the page cache.
+
+use std::io::IoSlice;
+use std::ops::Range;
+
+use extant_format::inode::InodeFlags;
+
+use super::FileMapper;
+use super::io::{Place, Way, WriteBy, check_changeable};
+use crate::error::{FsError, Result};
+use crate::inode::Inode;
+
+impl Inode {
+    /// [`read_at`](Self::read_at) that leaves the page cache as it is: what is not cached goes from the
+    /// device into `out`, at any offset and length. For callers with a cache of their own, and for what is
+    /// read once.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at).
+    ///
+    /// # Cost
+    ///
+    /// One device read for each contiguous run, nothing else in proportion to the bytes. Nothing is read
+    /// ahead.
+    pub fn read_direct_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.check_contents()?;
+        if !self.volume().is_writable() {
+            return self.read_range(offset, out);
+        }
+        let node = self.node();
+        let _content = node.content.read();
+        self.fs().with_mapper(node, |mapper| mapper.file.cache.read_direct(mapper, offset, out))
+    }
+
+    /// [`with_cached`](Self::with_cached) when all of `range` is in the page cache and nothing has to be
+    /// read; else `None`, and `look` is not called.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_resident<R>(
+        &self,
+        range: Range<u64>,
+        look: impl FnOnce(&[IoSlice<'_>]) -> R,
+    ) -> Result<Option<R>> {
+        self.check_contents()?;
+        self.volume().writer()?;
+        let node = self.node();
+        let _content = node.content.read();
+        self.fs().with_mapper(node, |mapper| {
+            let range = range.start..range.end.min(mapper.file.size());
+            Ok(mapper.file.cache.with_resident(range, look))
+        })
+    }
+
+    /// [`write_at`](Self::write_at) whose whole blocks are on the device when it returns, without having
+    /// been in the page cache; the bytes of blocks that are written in part are in the cache as ever. They
+    /// are durable, all of them, by [`sync_data`](Self::sync_data).
+    ///
+    /// Writes over blocks that have data and are not cached run beside each other and beside readers, who
+    /// may see a part of one. Any other write is alone, as a write through the cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_at`](Self::write_at), and those of the device. Blocks that a device error was about may
+    /// hold anything.
+    ///
+    /// # Cost
+    ///
+    /// One device write for each contiguous run; one handle of the journal when blocks are added or get their
+    /// first data. Through the cache, with one copy, while the file is mapped or its data lies in the
+    /// inode.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = extant_block::FileDevice::open_read_write("disk.img")?;
+    /// # let fs = extant::MountOptions::new().read_only(false).open(device)?;
+    /// let inode = fs.resolve("/disk.qcow2")?;
+    /// let mut block = vec![0; 64 << 10];
+    /// inode.read_direct_at(1 << 20, &mut block)?;
+    /// inode.write_direct_at(5 << 20, &block)?;
+    /// inode.sync_data()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn write_direct_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_direct_by(WriteBy::Program, offset, bytes)
+    }
+
+    /// [`write_direct_at`](Self::write_direct_at) for a front end that knows on whose behalf.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_direct_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
+        if self.overwrite(by, offset, bytes)? {
+            return Ok(bytes.len());
+        }
+        let parts = std::iter::once(bytes);
+        self.write_parts(Place::At(offset), by, Way::Direct, parts).map(|(_, written)| written)
+    }
+
+    /// Writes over blocks that have data, with the content lock shared. `false` when that does not do.
+    fn overwrite(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<bool> {
+        self.check_contents()?;
+        let (fs, node) = (self.fs(), self.node());
+        let file = fs.file(node)?;
+        let gist = node.gist();
+        // What changes more than the bytes takes the other way, and so does what is refused there.
+        let is_plain = |file: &super::FileState| {
+            bytes.len() as u64 >= 1 << self.volume().block_size().log2()
+                && offset.saturating_add(bytes.len() as u64) <= file.size()
+                && !gist.flags.intersects(InodeFlags::INLINE_DATA | InodeFlags::APPEND)
+                && (by != WriteBy::Program || gist.mode & 0o6000 == 0)
+        };
+        if !is_plain(file) {
+            return Ok(false);
+        }
+        fs.change(|| {
+            let _content = node.content.read();
+            if !is_plain(file) || file.is_mapped() {
+                return Ok(false);
+            }
+            if by != WriteBy::Cache {
+                check_changeable(node.ino(), gist.flags)?;
+            }
+            let mapper = FileMapper { fs, node, file };
+            let is_done = file.cache.overwrite_direct::<FileMapper<'_>>(&mapper, offset, bytes)?;
+            if is_done && by != WriteBy::Cache {
+                file.touch(self.volume().writer()?.now());
+                fs.note_dirty(node, file);
+            }
+            Ok::<_, FsError>(is_done)
+        })
+    }
+}
