@@ -147,14 +147,17 @@ impl FileCache {
         } else if offset > mapper.size() {
             self.zero_tail(mapper, mapper.size())?;
         }
-        if done == head {
-            match self.write_blocks(mapper, whole.start, &bytes[middle]) {
-                Ok(written) => done += written,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => return Ok(done),
-            }
+        if done < head {
+            return Ok(done);
         }
-        if done >= head && done < bytes.len() {
+        match self.write_blocks(mapper, whole.start, &bytes[middle.clone()]) {
+            // Nothing is wrong, but there is no place for it: the cache has to find out.
+            Ok(0) => {}
+            Ok(written) => done += written,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => return Ok(done),
+        }
+        if done == head || (done == middle.end && done < bytes.len()) {
             match self.write(mapper, offset + done as u64, &bytes[done..]) {
                 Ok(written) => done += written,
                 Err(error) if done == 0 => return Err(error),
@@ -181,29 +184,38 @@ impl FileCache {
     ) -> Result<usize, M::Error> {
         let end = offset + bytes.len() as u64;
         let kept_out = self.keep_writeback_out();
+        if end > mapper.stored_size() {
+            // The stored size has to follow what is added here, and may not pass what is dirty before it.
+            self.write_back_kept_out(mapper, 0..offset, &kept_out)?;
+        }
         let mut stored = Stored { at: offset, placements: Vec::new(), new: Vec::new() };
         let failed = self.store(mapper, end, bytes, offset, &mut stored).err();
         if stored.at > offset {
-            // The device has it (R1); from here on it is contents.
-            self.forget(offset..stored.at, &kept_out);
             let size = mapper.size();
             mapper.set_size(size.max(stored.at));
-            let first_left = self.inner.index.read().dirty.first().map(|page| page << PAGE_LOG2);
-            let size_to = first_left.unwrap_or(u64::MAX).min(stored.at);
-            let published = mapper.publish(&Done { placements: stored.placements, size_to });
+            let placements = std::mem::take(&mut stored.placements);
+            let published = mapper.publish(&Done { placements, size_to: stored.at });
             if published.is_err() {
                 mapper.set_size(size);
                 stored.at = offset;
             }
-            // What was not published was reserved for nothing.
-            stored.new.iter().for_each(|mapping| end_at(mapper, mapping, stored.at));
+            self.end_all(mapper, &stored);
             published?;
+            self.forget(offset..stored.at, &kept_out); // R1.
         } else {
-            stored.new.iter().for_each(|mapping| end_at(mapper, mapping, offset));
+            self.end_all(mapper, &stored);
         }
         match failed {
             Some(error) if stored.at == offset => Err(error),
             _ => Ok((stored.at - offset) as usize),
+        }
+    }
+
+    /// What nothing was stored to was reserved for nothing.
+    fn end_all<M: Mapper>(&self, mapper: &M, stored: &Stored) {
+        for mapping in &stored.new {
+            let used = stored.at.saturating_sub(mapping.offset).min(mapping.len);
+            mapper.end(mapping, used, Intent::Write);
         }
     }
 
@@ -308,10 +320,4 @@ struct Stored {
     placements: Vec<Placement>,
     /// Answers to be ended.
     new: Vec<Mapping>,
-}
-
-/// Ends a mapping of which the bytes before `used_to` were used.
-fn end_at<M: Mapper>(mapper: &M, mapping: &Mapping, used_to: u64) {
-    let used = used_to.saturating_sub(mapping.offset).min(mapping.len);
-    mapper.end(mapping, used, Intent::Write);
 }

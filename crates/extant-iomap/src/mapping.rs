@@ -145,6 +145,9 @@ pub trait Mapper {
     /// The size in memory: what reads see.
     fn size(&self) -> u64;
 
+    /// The size that a crash would leave; at most [`size`](Self::size) while the content lock is held.
+    fn stored_size(&self) -> u64;
+
     /// There is no room in the cache: writes back something of any file. Whether there was anything.
     ///
     /// # Errors

@@ -327,6 +327,10 @@ impl Mapper for FileMapper<'_> {
         self.file.size()
     }
 
+    fn stored_size(&self) -> u64 {
+        self.node.with(|data| data.record.size)
+    }
+
     fn set_size(&self, size: u64) {
         self.file.set_size(size);
     }

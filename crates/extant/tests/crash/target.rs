@@ -174,7 +174,11 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Result<()> {
             let mut done = 0;
             // The call after a short one says why.
             while done < bytes.len() {
-                done += inode.write_at(offset + done as u64, &bytes[done..])?;
+                let (at, rest) = (offset + done as u64, &bytes[done..]);
+                done += match seed % 3 {
+                    0 => inode.write_direct_at(at, rest)?,
+                    _ => inode.write_at(at, rest)?,
+                };
             }
             Ok(())
         }

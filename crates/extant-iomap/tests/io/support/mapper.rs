@@ -30,6 +30,10 @@ impl Mapper for TestFile {
         TestFile::size(self)
     }
 
+    fn stored_size(&self) -> u64 {
+        TestFile::stored_size(self)
+    }
+
     fn relieve(&self) -> Result<bool, Error> {
         self.fs.relieve()
     }
