@@ -17,6 +17,7 @@ use extant_sync::{Condvar, Mutex, MutexGuard, Rank, RwLock};
 
 use crate::cache::{Cache, PAGE_LOG2};
 use crate::frames::Pin;
+use crate::known::Known;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::Streams;
 use crate::states::State;
@@ -59,8 +60,8 @@ pub struct FileCache {
     last: AtomicU32,
     /// Where the last small read ended.
     read_end: AtomicU64,
-    /// The mapping used last, trusted while its cookie is current.
-    mapping: Mutex<Option<Mapping>>,
+    /// Mappings used lately, trusted while their cookie is current.
+    known: Known,
     pub(crate) streams: Streams,
     pub(crate) writeback: Mutex<()>,
     /// Counts passes of writeback, for those who wait for the end of one.
@@ -112,7 +113,7 @@ impl FileCache {
             orders: AtomicU16::new(0),
             last: AtomicU32::new(NO_FRAME),
             read_end: AtomicU64::new(u64::MAX),
-            mapping: Mutex::new(Rank::Leaf, None),
+            known: Known::new(),
             streams: Streams::new(cache.options.bytes >> PAGE_LOG2),
             writeback: Mutex::new(Rank::Writeback, ()),
             passes: Mutex::new(Rank::Leaf, 0),
@@ -384,7 +385,7 @@ impl FileCache {
         self.pass_ended.notify_all();
     }
 
-    /// What is behind the first bytes of `range`: the mapping used last if it is still true, else
+    /// What is behind the first bytes of `range`: a mapping used lately if it is still true, else
     /// the mapper's answer.
     pub(crate) fn mapping<M: Mapper>(
         &self,
@@ -392,9 +393,7 @@ impl FileCache {
         range: Range<u64>,
         intent: Intent,
     ) -> Result<Mapping, M::Error> {
-        let last = self.mapping.lock().as_ref().filter(|last| last.covers(range.start)).cloned();
-        // The mapper is asked without the lock, for it has its own.
-        if let Some(last) = last
+        if let Some(last) = self.known.about(range.start)
             && mapper.is_current(last.cookie)
             && (intent != Intent::Write || !matches!(last.kind, Kind::Hole | Kind::Inline(_)))
         {
@@ -402,9 +401,7 @@ impl FileCache {
         }
         self.cache.counters.mappings.add(1);
         let mapping = mapper.map(range, intent)?;
-        // Who asks next has not reserved it.
-        let flags = crate::mapping::MapFlags { is_new: false, ..mapping.flags };
-        *self.mapping.lock() = Some(Mapping { flags, ..mapping.clone() });
+        self.known.note(&mapping);
         Ok(mapping)
     }
 
@@ -468,7 +465,7 @@ impl FileCache {
             }
             self.give_away(frame, order);
         }
-        *self.mapping.lock() = None;
+        self.known.forget();
     }
 }
 

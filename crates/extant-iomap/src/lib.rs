@@ -18,6 +18,7 @@ mod direct;
 mod file;
 mod frames;
 mod hints;
+mod known;
 mod mapping;
 mod mmap;
 #[cfg(test)]
