@@ -71,7 +71,9 @@ fn joined(a: &Mapping, b: &Mapping) -> Option<Mapping> {
     let distance = second.offset - first.offset;
     let continues = match (&first.kind, &second.kind) {
         (Kind::Mapped(one), Kind::Mapped(other))
-        | (Kind::Unwritten(one), Kind::Unwritten(other)) => one.checked_add(distance) == Some(*other),
+        | (Kind::Unwritten(one), Kind::Unwritten(other)) => {
+            one.checked_add(distance) == Some(*other)
+        }
         (Kind::Hole, Kind::Hole) | (Kind::Delayed, Kind::Delayed) => true,
         _ => false,
     };

@@ -151,9 +151,18 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
             since("cache", "folios_evicted"),
             since("cache", "writeback_waits"),
         );
+        let _ = writeln!(
+            out,
+            "           {} read and {} written past it in {} and {} requests",
+            bytes("cache", "bytes_read_direct"),
+            bytes("cache", "bytes_written_direct"),
+            since("cache", "direct_reads"),
+            since("cache", "direct_writes"),
+        );
         let asked = since("requests", "read_bytes");
         if asked > 0 {
-            let missed = since("cache", "bytes_filled").min(asked);
+            let missed = since("cache", "bytes_filled") + since("cache", "bytes_read_direct");
+            let missed = missed.min(asked);
             let hits = 100.0 * (asked - missed) as f64 / asked as f64;
             let _ = writeln!(out, "           {hits:.1} % of what was read was in the cache");
         }
