@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::buffer::AlignedBuffer;
@@ -201,6 +202,13 @@ pub trait BlockDevice: Send + Sync {
     /// Name of the device for messages, such as its path.
     fn describe(&self) -> Arc<str>;
 
+    /// The open file whose bytes, from the returned one on, are those of the device, for callers that let
+    /// the system move bytes between files; `None` where there is none. Its bytes are those that
+    /// [`read_at`](Self::read_at) gives.
+    fn as_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        None
+    }
+
     /// Fills `out` from byte `offset`, waiting for it. All of it, or an error.
     ///
     /// # Errors
@@ -330,6 +338,9 @@ macro_rules! forward {
             }
             fn describe(&self) -> Arc<str> {
                 (**self).describe()
+            }
+            fn as_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+                (**self).as_file()
             }
             fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
                 (**self).read_at(offset, out)

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -331,6 +332,10 @@ impl BlockDevice for FileDevice {
 
     fn describe(&self) -> Arc<str> {
         Arc::clone(&self.name)
+    }
+
+    fn as_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        Some((self.file.as_fd(), 0))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {

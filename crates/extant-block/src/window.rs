@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::device::{BlockDevice, Completion, Operation, Pending, check_range};
@@ -150,6 +151,11 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
 
     fn describe(&self) -> Arc<str> {
         Arc::clone(&self.name)
+    }
+
+    fn as_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        let (file, start) = self.inner.as_file()?;
+        Some((file, start.checked_add(self.offset)?))
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {

@@ -1,7 +1,7 @@
 //! The descriptor that requests come from and replies go to.
 
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as Os;
@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{InHeader, InvalInodeOut, OutHeader, SetxattrIn};
 use crate::operations::Errno;
+use crate::pipe::Pipe;
 
 /// An open `/dev/fuse` that belongs to a mount.
 pub(crate) struct Connection {
@@ -56,6 +57,32 @@ impl Connection {
     pub(crate) fn reply(&self, unique: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let header = OutHeader { unique, ..OutHeader::default() };
         self.send(header, parts)
+    }
+
+    /// Answers a request with parts of a file, which the system moves. `false` when nothing was sent.
+    pub(crate) fn reply_with_parts_of(
+        &self,
+        unique: u64,
+        file: BorrowedFd<'_>,
+        parts: &[(u64, u64)],
+    ) -> bool {
+        let body: u64 = parts.iter().map(|(_, len)| len).sum();
+        let len = size_of::<OutHeader>() as u64 + body;
+        let Ok(whole) = u32::try_from(len) else { return false };
+        let header = OutHeader { unique, len: whole, ..OutHeader::default() };
+        let sent = Pipe::with(|pipe| {
+            if !pipe.has_room_for(parts) {
+                return Ok(false);
+            }
+            pipe.put(header.as_bytes())?;
+            parts.iter().try_for_each(|part| pipe.put_part_of(file, *part))?;
+            match pipe.send_to(&self.device, len as usize) {
+                // As in `send`: nobody waits any more.
+                Ok(()) | Err(Os::NOENT | Os::NODEV) => Ok(true),
+                Err(error) => Err(error),
+            }
+        });
+        matches!(sent, Some(Ok(true)))
     }
 
     /// Answers a request with an error.

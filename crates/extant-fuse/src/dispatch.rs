@@ -1,6 +1,7 @@
 //! From a request's bytes to a call, and from its result to the reply.
 
 use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
 
 use zerocopy::IntoBytes;
 
@@ -287,6 +288,14 @@ impl ReadAnswer for Contents<'_> {
         );
         self.sent = Some(len as u64);
         self.connection.reply(self.unique, parts)
+    }
+
+    fn send_parts_of(&mut self, file: BorrowedFd<'_>, parts: &[(u64, u64)]) -> bool {
+        let sent = self.connection.reply_with_parts_of(self.unique, file, parts);
+        if sent {
+            self.sent = Some(parts.iter().map(|(_, len)| len).sum());
+        }
+        sent
     }
 }
 

@@ -51,6 +51,7 @@ mod ids;
 pub mod mount;
 mod operations;
 mod patience;
+mod pipe;
 mod session;
 mod settings;
 mod stats;

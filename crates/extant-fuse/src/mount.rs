@@ -238,7 +238,7 @@ pub fn hand_over_writes(dir: &Path) -> Result<(), MountError> {
 /// Needs root; without, or where the kernel is too old, all stays as it is.
 pub fn cache_freely(device: &str) {
     let settings = Path::new("/sys/class/bdi").join(device);
-    for (name, value) in [("strict_limit", "0"), ("max_ratio", "100"), ("read_ahead_kb", "1024")] {
+    for (name, value) in [("strict_limit", "0"), ("max_ratio", "100"), ("read_ahead_kb", "512")] {
         let _ = std::fs::write(settings.join(name), value);
     }
 }

@@ -9,6 +9,7 @@
 //! gave them, and are known until as many lookups are forgotten as were answered.
 
 use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
 
 use crate::gate::Gate;
 
@@ -196,6 +197,13 @@ pub trait ReadAnswer {
     ///
     /// The kernel did not take them; nobody waits for them any more.
     fn send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<()>;
+
+    /// Sends parts of an open file, places and lengths, without a copy in between. `false` when that is not
+    /// to be done or was not done: nothing is sent then.
+    fn send_parts_of(&mut self, file: BorrowedFd<'_>, parts: &[(u64, u64)]) -> bool {
+        let _ = (file, parts);
+        false
+    }
 }
 
 /// Takes the entries of a directory until it is full.

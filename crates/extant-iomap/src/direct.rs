@@ -58,6 +58,42 @@ impl FileCache {
         Ok(done)
     }
 
+    /// Where on the device `range` is, which is in front of the end of the file: bytes and their number, one
+    /// run behind the other. `None` when a part of it is elsewhere, or in more than `most` runs. True as
+    /// long as the caller holds the content lock, shared, for contents that nobody writes past the cache.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper.
+    pub fn stored_at<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+        most: usize,
+    ) -> Result<Option<Vec<(u64, u64)>>, M::Error> {
+        if !self.is_free(range.clone()) {
+            return Ok(None);
+        }
+        let mut runs = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let ask = at..range.end.max(at.saturating_add(ASK));
+            let mapping = self.mapping(mapper, ask, Intent::Read)?;
+            let (Kind::Mapped(_), Some(address)) = (&mapping.kind, mapping.address_of(at)) else {
+                return Ok(None);
+            };
+            if runs.len() == most {
+                return Ok(None);
+            }
+            let end = mapping.end().min(range.end);
+            runs.push((address, end - at));
+            at = end;
+        }
+        self.cache.counters.direct_reads.add(runs.len() as u64);
+        self.cache.counters.bytes_read_direct.add(range.end - range.start);
+        Ok(Some(runs))
+    }
+
     /// Calls `look` with the bytes of `range`, which is in front of the end of the file, if all of them are
     /// in the cache, in at most a quarter of it. The caller holds the content lock, shared.
     pub fn with_resident<R>(

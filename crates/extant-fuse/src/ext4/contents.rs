@@ -49,6 +49,9 @@ fn mode_of(bits: u32) -> Option<Fallocate> {
 /// From this length on, in bytes, a write goes past our cache.
 const DIRECT_MIN: usize = 128 << 10;
 
+/// From this length on, in bytes, moving pages is cheaper than copying them.
+const MOVE_MIN: usize = 64 << 10;
+
 thread_local! {
     /// For reads that cannot be answered where the bytes lie.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -115,7 +118,12 @@ impl Ext4<'_> {
         let mut sent = None;
         if self.is_writable {
             // Nobody waits any more if this fails.
+            let range = range.clone();
             sent = self.said(inode.with_resident(range, |parts| drop(answer.send(parts))))?;
+        }
+        if sent.is_none() && self.is_writable && wanted >= MOVE_MIN {
+            let moved = inode.with_stored(range, |file, parts| answer.send_parts_of(file, parts));
+            sent = self.said(moved)?.filter(|moved| *moved).map(drop);
         }
         if sent.is_none() {
             BUFFER.with_borrow_mut(|buffer| {

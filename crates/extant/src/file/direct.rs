@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 use extant_format::inode::InodeFlags;
 
@@ -9,6 +10,9 @@ use super::FileMapper;
 use super::io::{Place, Way, WriteBy, check_changeable};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
+
+/// Pieces of a range that are worth handing over one by one.
+const PIECES_MOST: usize = 16;
 
 impl Inode {
     /// [`read_at`](Self::read_at) that leaves the page cache as it is: what is not cached goes from the
@@ -51,6 +55,38 @@ impl Inode {
         self.fs().with_mapper(node, |mapper| {
             let range = range.start..range.end.min(mapper.file.size());
             Ok(mapper.file.cache.with_resident(range, look))
+        })
+    }
+
+    /// Calls `look` with the open file that the device is and with where in it the bytes of `range` are, as
+    /// far as the file has them: their places and lengths, one behind the other. Nobody writes to the file
+    /// through the cache meanwhile; `look` must not use it. `None` when they are elsewhere (cached, in holes,
+    /// in the inode), in more than 16 pieces, or the device is no open file.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at).
+    pub fn with_stored<R>(
+        &self,
+        range: Range<u64>,
+        look: impl FnOnce(BorrowedFd<'_>, &[(u64, u64)]) -> R,
+    ) -> Result<Option<R>> {
+        self.check_contents()?;
+        self.volume().writer()?;
+        let Some((file, start)) = self.volume().device().as_file() else { return Ok(None) };
+        let node = self.node();
+        let _content = node.content.read();
+        self.fs().with_mapper(node, |mapper| {
+            let range = range.start..range.end.min(mapper.file.size());
+            if range.is_empty() {
+                return Ok(None);
+            }
+            let Some(mut runs) = mapper.file.cache.stored_at(mapper, range, PIECES_MOST)? else {
+                return Ok(None);
+            };
+            // The device is shorter than 2^63, and so are sums.
+            runs.iter_mut().for_each(|(at, _)| *at = at.saturating_add(start));
+            Ok(Some(look(file, &runs)))
         })
     }
 
