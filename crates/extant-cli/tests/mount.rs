@@ -197,7 +197,7 @@ fn what_cannot_be_mounted_is_said_by_the_command_that_was_called() {
         .complains(&["noatim"])
         .hints("noatime");
     run(&["mount", "-o", "data=journal", "a.img", "m"]).ends_with(2).complains(&["data=journal"]);
-    run(&["mount", "-o", "dirsync", "a.img", "m"]).ends_with(5).complains(&["dirsync", "fsync"]);
+    run(&["mount", "-o", "minixdf", "a.img", "m"]).ends_with(5).complains(&["minixdf", "statfs"]);
     run(&["mount", "-o", "usrquota", "a.img", "m"]).ends_with(5).complains(&["quota"]);
     run(&["mount", "-o", "sb=8193", "a.img", "m"]).ends_with(2).complains(&["ro"]);
     run(&["mount", "--log", "/proc/no/log", "a.img", "m"])
@@ -277,11 +277,22 @@ fn a_mount_without_keeper_goes_on_until_it_is_unmounted() {
     signal(keeper, Signal::KILL);
     until("the server notices", || mounts.log().contains("is gone"));
     fs::write(mounts.inside("orphaned"), "still served").unwrap();
+    // Still in the kernel, of a file that stays open.
+    let mut open = fs::File::create(mounts.inside("open")).unwrap();
+    std::io::Write::write_all(&mut open, &[7; 100_000]).unwrap();
     signal(server, Signal::TERM);
-    until("the server answers", || mounts.log().contains("durable"));
-    assert_eq!(fs::read(mounts.inside("orphaned")).unwrap(), b"still served");
+    until("the server ends", || !is_alive(server));
+    assert!(mounts.log().contains("extant umount"), "{}", mounts.log());
+    // Nothing hangs: it says that nobody is there.
+    let error = fs::read(mounts.inside("orphaned")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+    mounts.clean();
+    let read = |name: &str| mounts.place.run(&["cat", name]).succeeds().output.stdout.clone();
+    assert!(read("a.img:/orphaned") == b"still served" && read("a.img:/open") == [7; 100_000]);
+    mounts.mount(&[]).ends_with(8).hints("extant umount");
+    drop(open);
     mounts.umount();
-    assert!(!is_alive(server));
+    assert!(mounts.listed().is_none());
     // Without a sandbox it can unmount by itself.
     mounts.mount(&["--sandbox=off"]).succeeds();
     let (keeper, server) = mounts.processes();
@@ -293,6 +304,134 @@ fn a_mount_without_keeper_goes_on_until_it_is_unmounted() {
     assert!(mounts.listed().is_none());
     mounts.clean();
     mounts.place.run(&["cat", "a.img:/alone"]).succeeds();
+}
+
+#[test]
+fn a_mount_that_is_taken_away_before_its_first_use_ended_well() {
+    let Some(mounts) = mounts() else { return };
+    for _ in 0..20 {
+        extant_sync::threads::scope(|scope| {
+            let taken = scope.spawn("umount", || {
+                until("it is mounted", || {
+                    let point = mounts.path("m");
+                    rustix::mount::unmount(&point, rustix::mount::UnmountFlags::empty()).is_ok()
+                });
+            });
+            mounts.mount(&[]).succeeds();
+            taken.unwrap().join().unwrap();
+        })
+        .unwrap();
+        let free = || fs::File::open(mounts.path("a.img")).unwrap().try_lock().is_ok();
+        until("the image is free", free);
+        assert!(mounts.listed().is_none());
+        mounts.clean();
+    }
+}
+
+/// What is left of an image whose server is killed after these changes; `name` is read from it.
+fn after_a_kill(options: &str, change: impl Fn(&Mounts)) -> Option<Mounts> {
+    let mounts = mounts()?;
+    mounts.mount(&["-o", options]).succeeds();
+    let (keeper, server) = mounts.processes();
+    change(&mounts);
+    signal(server, Signal::KILL);
+    until("the keeper ends", || !is_alive(keeper));
+    // Replays the journal.
+    mounts.mount(&[]).succeeds();
+    mounts.umount();
+    Some(mounts)
+}
+
+fn make_and_move(mounts: &Mounts) {
+    fs::create_dir(mounts.inside("dir")).unwrap();
+    fs::write(mounts.inside("dir/old"), "contents").unwrap();
+    symlink("dir", mounts.inside("link")).unwrap();
+    fs::hard_link(mounts.inside("dir/old"), mounts.inside("second")).unwrap();
+    fs::rename(mounts.inside("dir/old"), mounts.inside("dir/new")).unwrap();
+    fs::write(mounts.inside("gone"), "x").unwrap();
+    fs::remove_file(mounts.inside("gone")).unwrap();
+}
+
+#[test]
+fn with_sync_everything_is_durable_when_its_call_returns() {
+    let made = after_a_kill("sync", |mounts| {
+        let line = mounts.listed().unwrap();
+        assert!(line.contains("sync"), "{line}");
+        make_and_move(mounts);
+        let file = fs::File::options().write(true).open(mounts.inside("second")).unwrap();
+        let at = |bytes: &[u8], at| {
+            std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
+        };
+        at(b"CON", 0);
+        at(&[9; 70_000], 8);
+        rustix::fs::setxattr(mounts.inside("dir"), "user.a", b"b", rustix::fs::XattrFlags::empty())
+            .unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o751);
+        fs::set_permissions(mounts.inside("dir"), mode).unwrap();
+        fs::write(mounts.inside("short"), "longer").unwrap();
+        fs::File::options().write(true).open(mounts.inside("short")).unwrap().set_len(4).unwrap();
+    });
+    let Some(mounts) = made else { return };
+    let run = |args: &[&str]| mounts.place.run(args).succeeds().output.stdout.clone();
+    let contents = [b"CONtents".as_slice(), &[9; 70_000]].concat();
+    assert!(run(&["cat", "a.img:/dir/new"]) == contents);
+    assert!(run(&["cat", "a.img:/second"]) == contents);
+    assert_eq!(run(&["cat", "a.img:/short"]), b"long");
+    let listed = String::from_utf8(run(&["ls", "a.img:/"])).unwrap();
+    assert!(listed.contains("link") && !listed.contains("gone"), "{listed}");
+    let dir = String::from_utf8(run(&["stat", "--json", "a.img:/dir"])).unwrap();
+    assert!(dir.contains("751"), "{dir}");
+    assert!(String::from_utf8(run(&["getfattr", "a.img:/dir"])).unwrap().contains("user.a"));
+}
+
+#[test]
+fn with_dirsync_names_are_durable_when_their_call_returns_and_else_they_are_not() {
+    for (options, kept) in [("dirsync", true), ("rw", false)] {
+        let Some(mounts) = after_a_kill(options, make_and_move) else { return };
+        let listed = mounts.place.run(&["ls", "-R", "a.img:/"]).succeeds().out();
+        for name in ["dir", "new", "link", "second"] {
+            let is_there = listed.lines().any(|line| line.contains(name));
+            assert_eq!(is_there, kept, "{options}, {name}: {listed}");
+        }
+        assert!(!listed.contains("old") && !listed.contains("gone"), "{listed}");
+    }
+}
+
+#[test]
+fn with_discard_the_image_shrinks_as_files_go() {
+    for (options, shrinks) in [("discard", true), ("nodiscard", false)] {
+        let Some(mounts) = mounts() else { return };
+        mounts.mount(&["-o", options]).succeeds();
+        let noise: Vec<u8> = (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+        for name in ["kept", "big"] {
+            fs::write(mounts.inside(name), &noise).unwrap();
+        }
+        let order = || {
+            let control = "extant.control";
+            rustix::fs::setxattr(
+                mounts.path("m"),
+                control,
+                b"sync",
+                rustix::fs::XattrFlags::empty(),
+            )
+        };
+        let stored = || fs::metadata(mounts.path("a.img")).unwrap().blocks() * 512;
+        rustix::fs::syncfs(fs::File::open(mounts.path("m")).unwrap()).unwrap();
+        order().unwrap();
+        let before = stored();
+        fs::remove_file(mounts.inside("big")).unwrap();
+        order().unwrap();
+        let less = before.saturating_sub(stored());
+        assert_eq!(less >= 2_900_000, shrinks, "{options}: {before}, {less} less");
+        let stats: serde_json::Value =
+            serde_json::from_slice(&mounts.asked("extant.stats")).unwrap();
+        let discarded = stats["writer"]["blocks_discarded"].as_u64().unwrap();
+        assert_eq!(discarded > 0, shrinks, "{stats}");
+        assert_eq!(stats["writer"]["discards_failed"], 0);
+        mounts.umount();
+        let read = mounts.place.run(&["cat", "a.img:/kept"]).succeeds();
+        assert!(read.output.stdout == noise, "the other file");
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 use crate::abi::{self, SetattrValid, op};
 use crate::connection::{Connection, Request};
 use crate::operations::{
-    Attributes, Caller, DirAnswer, Entry, Errno, Ioctl, New, Opened, Operations, ReadAnswer, Reply,
-    SetAttr, SetTime, Time, WriteHow,
+    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
+    ReadAnswer, Reply, SetAttr, SetTime, Time, WriteHow,
 };
 use crate::stats::Lane;
 
@@ -170,6 +170,7 @@ impl Desk<'_> {
                     from_cache: wanted.write_flags & abi::WRITE_CACHE != 0,
                     take_set_id: wanted.write_flags & abi::WRITE_KILL_SUIDGID != 0,
                     direct: wanted.flags & rustix::fs::OFlags::DIRECT.bits() != 0,
+                    durable: DurableWrite::asked_by(wanted.flags),
                 };
                 let size = ops.write(node, wanted.fh, wanted.offset, contents, how)?;
                 self.lane.count_written(u64::from(size));

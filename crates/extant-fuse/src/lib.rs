@@ -56,12 +56,12 @@ mod session;
 mod settings;
 mod stats;
 
-pub use ext4::{CONTROL, INFO, ORDER, STATS, serve};
+pub use ext4::{Brake, CONTROL, INFO, ORDER, STATS, serve};
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
 pub use operations::{
-    Attributes, Caller, DirAnswer, Entry, Errno, Ioctl, New, Opened, Operations, ReadAnswer, Reply,
-    SetAttr, SetTime, Time, Totals, WriteHow,
+    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
+    ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
 };
 pub use session::{Events, Level, ServeError};
-pub use settings::{AccessTimes, Settings};
+pub use settings::{AccessTimes, Durable, Settings};

@@ -49,6 +49,11 @@ pub struct KernelOptions {
     pub nodev: bool,
     /// Programs cannot be executed.
     pub noexec: bool,
+    /// Changes are durable when a call returns, for the list of mounts and for writes past the cache:
+    /// the server sees to it.
+    pub sync: bool,
+    /// Changes of names are, for the list of mounts only.
+    pub dirsync: bool,
     /// Rule of access times, for the list of mounts only: the server keeps them.
     pub atime: AtimeFlag,
     /// The same for directories alone.
@@ -86,6 +91,8 @@ impl KernelOptions {
         flags.set(MountFlags::NODEV, self.nodev);
         flags.set(MountFlags::NOEXEC, self.noexec);
         flags.set(MountFlags::NODIRATIME, self.nodiratime);
+        flags.set(MountFlags::SYNCHRONOUS, self.sync);
+        flags.set(MountFlags::DIRSYNC, self.dirsync);
         flags
     }
 

@@ -187,6 +187,31 @@ pub struct WriteHow {
     pub take_set_id: bool,
     /// The program asked for no cache in between.
     pub direct: bool,
+    /// It is durable before it returns: the file was opened so. The kernel leaves that to us when the
+    /// file is open past its cache.
+    pub durable: Option<DurableWrite>,
+}
+
+/// How much of a write is to be durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DurableWrite {
+    /// The bytes, and what is needed to read them (`O_DSYNC`).
+    Data,
+    /// Attributes as well (`O_SYNC`).
+    All,
+}
+
+impl DurableWrite {
+    /// What a file opened with these flags asks for.
+    pub(crate) fn asked_by(flags: u32) -> Option<DurableWrite> {
+        const O_DSYNC: u32 = 0o1_0000;
+        const O_SYNC: u32 = 0o401_0000;
+        match flags & O_SYNC {
+            O_SYNC => Some(DurableWrite::All),
+            O_DSYNC => Some(DurableWrite::Data),
+            _ => None,
+        }
+    }
 }
 
 /// Takes the bytes of a read, once.

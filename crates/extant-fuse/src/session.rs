@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use crate::abi::{self, InitFlags, op};
 use crate::connection::{Connection, Request};
 use crate::dispatch::{Desk, init_in};
-use crate::ext4::CONTROL;
+use crate::ext4::{Brake, CONTROL};
 use crate::operations::{Errno, Operations};
 use crate::patience::{Experience, Patience};
 use crate::settings::Settings;
@@ -22,6 +22,11 @@ use crate::stats::RequestStats;
 pub trait Events: Send + Sync {
     /// The file system can be used.
     fn ready(&self);
+
+    /// Said before [`ready`](Self::ready): how to end the mount without unmounting it.
+    fn connected(&self, brake: Brake) {
+        let _ = brake;
+    }
 
     /// Something for the log.
     fn log(&self, level: Level, text: &str);
@@ -60,9 +65,6 @@ pub enum ServeError {
         /// Its minor version.
         minor: u32,
     },
-    /// It was unmounted before it was used.
-    #[error("unmounted before the first request")]
-    Unmounted,
     /// A thread could not be started, or ended by a bug of ours.
     #[error(transparent)]
     Thread(#[from] ThreadError),
@@ -109,12 +111,12 @@ impl Session {
         }
     }
 
-    /// Answers the first request, which says who the kernel is.
-    pub(crate) fn greet(&self, settings: &Settings) -> Result<Agreed, ServeError> {
+    /// Answers the first request, which says who the kernel is. `None`: unmounted before it came.
+    pub(crate) fn greet(&self, settings: &Settings) -> Result<Option<Agreed>, ServeError> {
         let mut buffer = vec![0; BUFFER_MIN + WRITE_HEAD + PAGE as usize];
         loop {
             let Some(len) = self.connection.receive(&mut buffer)? else {
-                return Err(ServeError::Unmounted);
+                return Ok(None);
             };
             let broken = || io::Error::new(io::ErrorKind::InvalidData, "a malformed first request");
             let mut request = Request::parse(&buffer[..len]).ok_or_else(broken)?;
@@ -140,7 +142,7 @@ impl Session {
             }
             let (agreed, out) = agree(settings, &init, offered);
             self.connection.reply(unique, &[IoSlice::new(out.as_bytes())])?;
-            return Ok(agreed);
+            return Ok(Some(agreed));
         }
     }
 

@@ -14,6 +14,19 @@ pub enum AccessTimes {
     Never,
 }
 
+/// What is durable before a call returns, beside what programs ask for (`fsync`, `O_SYNC`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Durable {
+    /// Nothing.
+    #[default]
+    AsAsked,
+    /// Changes of names: what makes, moves or removes them.
+    Names,
+    /// All changes. Writes are then only seen one by one if the kernel does not collect them
+    /// ([`Settings::writeback_cache`]); what is stored through maps is not.
+    Everything,
+}
+
 /// How the server answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -22,6 +35,8 @@ pub struct Settings {
     pub threads: usize,
     /// Whether the kernel collects writes before it sends them. Off, each write of a program is one request.
     pub writeback_cache: bool,
+    /// What is durable before a call returns.
+    pub durable: Durable,
     /// Access times.
     pub access_times: AccessTimes,
     /// Whether directories have access times of their own rule: `false` is `nodiratime`.
@@ -39,6 +54,7 @@ impl Default for Settings {
         Settings {
             threads: (extant_sync::threads::available() * 2).clamp(4, 16),
             writeback_cache: true,
+            durable: Durable::default(),
             access_times: AccessTimes::default(),
             directory_access_times: true,
             ids: IdMap::default(),

@@ -14,13 +14,13 @@ use std::time::Duration;
 use common::{Heard, obstacle, with_mount};
 use extant::{FileBlock, MappingKind, MountErrors, MountOptions};
 use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
-use extant_fuse::Settings;
+use extant_fuse::{Durable, Settings, mount};
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{require, skip};
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom, XattrFlags, copy_file_range, fallocate,
-    getxattr, linkat, openat, seek, setxattr,
+    AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, SeekFrom, XattrFlags, copy_file_range,
+    fallocate, getxattr, ioctl_getflags, ioctl_setflags, linkat, openat, seek, setxattr,
 };
 
 macro_rules! mountable {
@@ -277,6 +277,116 @@ fn damage_makes_it_read_only_and_reading_goes_on() {
     assert!(heard.says("errors=remount-ro"), "{:?}", heard.lines.lock());
     let state = MountOptions::new().open(device.snapshot()).unwrap().superblock().state;
     assert!(state.contains(extant_format::features::State::ERROR), "{state:?}");
+}
+
+#[test]
+fn a_mount_that_nobody_used_ends_well() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let connection = mount::open_and_mount(&at, &mount::KernelOptions::new("test")).unwrap();
+    mount::unmount(&at, false).unwrap();
+    let heard = Heard::new();
+    let fs = open(&device);
+    extant_fuse::serve(connection, fs, &Settings::default(), &heard).unwrap();
+    assert!(!heard.ready.load(Ordering::SeqCst));
+    let left = MountOptions::new().open(device.snapshot()).unwrap();
+    assert!(left.replayed().is_none(), "ended cleanly");
+}
+
+/// Whether `path` has these contents if the power fails now.
+fn survives(device: &MemoryDevice, path: &str, contents: &[u8]) -> bool {
+    let after = MountOptions::new().open(device.snapshot()).unwrap();
+    after.read(path).is_ok_and(|found| found == contents)
+}
+
+fn add_flag(file: &File, flag: IFlags) {
+    ioctl_setflags(file, ioctl_getflags(file).unwrap() | flag).unwrap();
+}
+
+#[test]
+fn writes_to_files_opened_for_that_are_durable_however_they_come() {
+    mountable!();
+    for writeback_cache in [true, false] {
+        let (dir, device) = require!(image(&[]));
+        let at = dir.path().join("mount");
+        let mut settings = Settings::default();
+        settings.writeback_cache = writeback_cache;
+        let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
+            for (name, flags) in [
+                ("cached", OFlags::DSYNC),
+                ("direct", OFlags::DIRECT | OFlags::DSYNC),
+                ("direct-sync", OFlags::DIRECT | OFlags::SYNC),
+                // Files that can only be appended to are opened past the cache.
+                ("only-append", OFlags::APPEND | OFlags::DSYNC),
+            ] {
+                let path = at.join(name);
+                let new = File::create(&path).unwrap();
+                new.sync_all().unwrap();
+                if name == "only-append" {
+                    add_flag(&new, IFlags::APPEND);
+                }
+                let flags = flags | OFlags::WRONLY;
+                let file = File::from(openat(CWD, &path, flags, Mode::empty()).unwrap());
+                std::io::Write::write_all(&mut &file, &[5; 4096]).unwrap();
+                let path = format!("/{name}");
+                assert!(survives(&device, &path, &[5; 4096]), "{name}, {writeback_cache}");
+                if name == "only-append" {
+                    let flags = ioctl_getflags(&new).unwrap();
+                    ioctl_setflags(&new, flags - IFlags::APPEND).unwrap();
+                }
+            }
+        });
+        served.unwrap();
+    }
+}
+
+#[test]
+fn what_is_asked_to_be_durable_is_so_when_the_call_returns() {
+    mountable!();
+    for durable in [Durable::AsAsked, Durable::Names, Durable::Everything] {
+        let (dir, device) = require!(image(&[]));
+        let at = dir.path().join("mount");
+        let mut settings = Settings::default();
+        (settings.durable, settings.writeback_cache) = (durable, false);
+        let heard = Heard::new();
+        let (served, ()) = with_mount(open(&device), &at, &settings, &heard, |at| {
+            let names = durable >= Durable::Names;
+            let is_dir = |path: &str| {
+                let after = MountOptions::new().open(device.snapshot()).unwrap();
+                after.metadata(path).is_ok()
+            };
+            fs::create_dir(at.join("dir")).unwrap();
+            assert_eq!(is_dir("/dir"), names, "{durable:?}");
+            fs::rename(at.join("dir"), at.join("moved")).unwrap();
+            assert_eq!(is_dir("/moved"), names, "{durable:?}");
+            fs::remove_dir(at.join("moved")).unwrap();
+            assert!(!is_dir("/moved"), "{durable:?}");
+            fs::write(at.join("file"), "contents").unwrap();
+            let all = durable == Durable::Everything;
+            assert_eq!(survives(&device, "/file", b"contents"), all, "{durable:?}");
+            assert_eq!(survives(&device, "/file", b"contents") || is_dir("/file"), names);
+        });
+        served.unwrap();
+        assert_eq!(heard.errors.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[test]
+fn in_a_directory_that_is_to_be_durable_names_are() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        fs::create_dir(at.join("dir")).unwrap();
+        let handle = File::open(at.join("dir")).unwrap();
+        add_flag(&handle, IFlags::DIRSYNC);
+        handle.sync_all().unwrap();
+        fs::create_dir(at.join("dir/new")).unwrap();
+        let after = MountOptions::new().open(device.snapshot()).unwrap();
+        assert!(after.metadata("/dir/new").is_ok());
+    });
+    served.unwrap();
 }
 
 #[test]

@@ -34,6 +34,26 @@ pub struct Made {
     pub left_out: Vec<String>,
 }
 
+/// Adds to the directory `root`, which is made if need be, what damage can be done to in an image of a
+/// few MiB: `a` with files of several sizes, one of them sparse, nested directories and a long link,
+/// and `big`, a directory of several blocks.
+pub fn make_small(root: &Path) {
+    for dir in ["a/b/c", "big"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    for index in 0..90 {
+        fs::write(root.join(format!("big/a file with a long name, number {index}")), "x").unwrap();
+    }
+    for (name, len) in [("tiny", 20), ("small", 130), ("block", 1024), ("large", 300_000)] {
+        fs::write(root.join("a").join(name), vec![7u8; len]).unwrap();
+    }
+    let sparse = File::create(root.join("a/b/sparse")).unwrap();
+    for at in 0..40u64 {
+        sparse.write_all_at(&[9; 1000], at * 50_000).unwrap();
+    }
+    symlink("y".repeat(200), root.join("a/long-link")).unwrap();
+}
+
 /// Fills the existing, empty directory `root`. Panics if something ordinary fails; what needs
 /// root or special support is tried and listed in the result if it does not work.
 ///

@@ -1,11 +1,13 @@
-//! FITRIM: telling the device which parts of it hold nothing.
+//! Telling the device which parts of it hold nothing: on request (FITRIM), and what was freed.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use extant_base::FsBlock;
 
 use crate::error::{FsError, Result};
 use crate::mount::Fs;
+use crate::volume::Volume;
 
 impl Fs {
     /// Discards free space: every run of free blocks of at least `min_len` bytes that lies in
@@ -40,13 +42,34 @@ impl Fs {
             return refuse("min_len: more than a block group has");
         }
         let blocks = range.start.div_ceil(block_bytes)..range.end >> log2;
-        let mut discard = |start: FsBlock, len: u64| {
-            let past = FsError::InvalidArgument { what: "block past the largest device" };
-            let at = volume.block_size().offset_of(start).ok_or(past)?;
-            // At most a group.
-            volume.device().discard(at, len << log2).map_err(|error| volume.read_error(error))
-        };
+        let mut discard = |start, len| discard(volume, start, len);
         let trimmed = writer.alloc().trim(volume, blocks, min_blocks, &mut discard)?;
         Ok(trimmed << log2)
     }
+
+    /// Discards what was freed and is durably free, if the mount is to do that; for at most about
+    /// `most`. What fails is counted and left.
+    pub(crate) fn discard_freed(&self, most: Option<Duration>) {
+        let volume = self.volume();
+        let Ok(writer) = volume.writer() else { return };
+        let clock = writer.clock();
+        let until = most.map(|most| clock.monotonic().saturating_add(most));
+        // Nothing is written after a cut, nor when it is not known what is durable.
+        let goes_on = || {
+            !writer.is_shut_down()
+                && writer.check_running().is_ok()
+                && until.is_none_or(|until| clock.monotonic() <= until)
+        };
+        writer
+            .alloc()
+            .discard_spent(volume, goes_on, &mut |start, len| discard(volume, start, len));
+    }
+}
+
+/// Discards blocks: at most a group.
+fn discard(volume: &Volume, start: FsBlock, len: u64) -> Result<()> {
+    let past = FsError::InvalidArgument { what: "block past the largest device" };
+    let at = volume.block_size().offset_of(start).ok_or(past)?;
+    let bytes = len << volume.block_size().log2();
+    volume.device().discard(at, bytes).map_err(|error| volume.read_error(error))
 }

@@ -84,6 +84,10 @@ pub struct WriterStats {
     pub inodes_encoded: u64,
     /// Block groups encoded into bitmaps and descriptors: each at most once per transaction.
     pub groups_encoded: u64,
+    /// Blocks that were discarded after they were freed; see [`MountOptions::discard`](crate::MountOptions::discard).
+    pub blocks_discarded: u64,
+    /// Runs of freed blocks that the device failed to discard.
+    pub discards_failed: u64,
     /// The journal's counters.
     pub journal: JournalStats,
 }
@@ -96,6 +100,8 @@ impl WriterStats {
             ("inode_updates", self.inode_updates),
             ("inodes_encoded", self.inodes_encoded),
             ("groups_encoded", self.groups_encoded),
+            ("blocks_discarded", self.blocks_discarded),
+            ("discards_failed", self.discards_failed),
             ("commits", journal.commits),
             ("handles", journal.handles),
             ("blocks_logged", journal.blocks_logged),
@@ -314,6 +320,8 @@ impl Writer {
                 .sum(),
             inodes_encoded: self.inodes_encoded.load(Ordering::Relaxed),
             groups_encoded: self.alloc.groups_encoded(),
+            blocks_discarded: self.alloc.spent().discarded(),
+            discards_failed: self.alloc.spent().failed(),
             journal: self.journal.stats(),
         }
     }

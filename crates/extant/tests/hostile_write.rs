@@ -94,23 +94,10 @@ fn source() -> extant_testkit::TempDir {
     let dir = common::work_dir();
     let root = dir.path().join("source");
     std::fs::create_dir_all(root.join("kept")).unwrap();
-    std::fs::create_dir_all(root.join("a/b/c")).unwrap();
-    std::fs::create_dir_all(root.join("big")).unwrap();
     for index in 0..KEPT {
         std::fs::write(root.join(format!("kept/{index}")), kept_contents(index)).unwrap();
     }
-    for index in 0..90 {
-        std::fs::write(root.join(format!("big/a file with a long name, number {index}")), "x")
-            .unwrap();
-    }
-    for (name, len) in [("tiny", 20), ("small", 130), ("block", 1024), ("large", 300_000)] {
-        std::fs::write(root.join("a").join(name), vec![7u8; len]).unwrap();
-    }
-    let sparse = std::fs::File::create(root.join("a/b/sparse")).unwrap();
-    for at in 0..40u64 {
-        std::os::unix::fs::FileExt::write_all_at(&sparse, &[9; 1000], at * 50_000).unwrap();
-    }
-    std::os::unix::fs::symlink("y".repeat(200), root.join("a/long-link")).unwrap();
+    extant_testkit::tree::make_small(&root);
     dir
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use extant::{MountErrors, MountOptions};
 use extant_fuse::mount::{AtimeFlag, KernelOptions};
-use extant_fuse::{AccessTimes, IdMap, Settings};
+use extant_fuse::{AccessTimes, Durable, IdMap, Settings};
 use rustix::process::{getegid, geteuid};
 
 use crate::exit::{Failure, Result};
@@ -145,6 +145,10 @@ pub(crate) struct MountChoices {
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) max_read: Option<u32>,
     pub(crate) writeback_cache: bool,
+    pub(crate) sync: bool,
+    pub(crate) dirsync: bool,
+    /// What is freed is given back to the device.
+    pub(crate) discard: bool,
     pub(crate) foreground: bool,
     pub(crate) log: Option<PathBuf>,
     pub(crate) sandbox: SandboxMode,
@@ -179,6 +183,9 @@ impl Default for MountChoices {
             cache_bytes: None,
             max_read: None,
             writeback_cache: true,
+            sync: false,
+            dirsync: false,
+            discard: false,
             foreground: false,
             log: None,
             sandbox: SandboxMode::On,
@@ -242,7 +249,8 @@ impl MountChoices {
             .read_only(self.read_only)
             .ignore_journal(self.no_replay)
             .verify_checksums(!self.no_checksums)
-            .quota_limits(self.quota_limits);
+            .quota_limits(self.quota_limits)
+            .discard(self.discard);
         // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
         // becomes durable as soon as names do.
         let seconds = self.commit_seconds.unwrap_or(5);
@@ -264,7 +272,13 @@ impl MountChoices {
         if let Some(threads) = self.threads {
             settings.threads = threads;
         }
-        settings.writeback_cache = self.writeback_cache;
+        // A write that the kernel keeps is not durable.
+        settings.writeback_cache = self.writeback_cache && !self.sync;
+        settings.durable = match (self.sync, self.dirsync) {
+            (true, _) => Durable::Everything,
+            (false, true) => Durable::Names,
+            (false, false) => Durable::AsAsked,
+        };
         settings.access_times = self.access_times;
         settings.directory_access_times = !self.nodiratime;
         settings.ids = self.ids();
@@ -280,6 +294,8 @@ impl MountChoices {
         options.nosuid = self.nosuid;
         options.nodev = self.nodev;
         options.noexec = self.noexec;
+        options.sync = self.sync;
+        options.dirsync = self.dirsync;
         options.atime = match self.access_times {
             AccessTimes::Strict => AtimeFlag::Strict,
             AccessTimes::Relative => AtimeFlag::Relative,

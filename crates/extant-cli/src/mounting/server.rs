@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use extant::{BlockSize, Fs, FsError, MountOptions};
 use extant_block::{FileDevice, OpenError, SharedDevice};
 use extant_format::features::RoCompat;
-use extant_fuse::{Events, Level, Settings};
+use extant_fuse::{Brake, Events, Level, Settings};
 use extant_sync::threads::{Receiver, Sender};
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -84,10 +84,15 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     };
     let (answers, asking) = (threads::channel(1), Mutex::new(Rank::Leaf, ()));
     let foreground = choices.foreground;
-    let server = Server { link, log, null, foreground, dir, answers, asking };
+    let brake = OnceLock::new();
+    let server = Server { link, log, null, foreground, dir, answers, asking, brake };
     server.catch_panics(choices.foreground)?;
     let answer = server.answer(device, fs, &settings, &signals, end, choices);
-    answer.inspect(|()| server.tell(INFO, "unmounted; everything is written"))
+    answer.inspect(|()| {
+        server.tell(INFO, "unmounted; everything is written");
+        // Unmounted before anybody used it: whoever waits for the start waits no longer.
+        let _ = link.say(&Word::Ready);
+    })
 }
 
 /// A socket that gets a byte when the process is asked to end. Other signals have no effect.
@@ -269,6 +274,8 @@ struct Server<'a> {
     answers: (Sender<Option<u32>>, Receiver<Option<u32>>),
     /// Held by who waits for one.
     asking: Mutex<()>,
+    /// Ends the mount where unmounting is not allowed.
+    brake: OnceLock<Brake>,
 }
 
 impl Server<'_> {
@@ -328,6 +335,10 @@ impl Events for Server<'_> {
         }
         // Without a keeper nobody waits for it.
         let _ = self.link.say(&Word::Ready);
+    }
+
+    fn connected(&self, brake: Brake) {
+        let _ = self.brake.set(brake);
     }
 
     fn shutdown_argument(&self, thread: u32) -> Option<u32> {
@@ -408,9 +419,7 @@ impl Orders<'_> {
         *has_keeper = false;
         self.sync();
         if self.choices.sandbox != SandboxMode::Off {
-            let text = "asked to end, without a keeper, which alone may unmount: everything so far is \
-                        durable; extant umount ends the mount";
-            return self.server.tell(WARNING, text);
+            self.end_without_unmounting();
         }
         // The other threads answer meanwhile.
         let dir = &self.server.dir;
@@ -421,6 +430,34 @@ impl Orders<'_> {
             let failure = Failure::caused(Exit::Io, "", &error);
             self.server.tell(ERROR, &failure.message);
         }
+    }
+
+    /// Writes everything, leaves the image clean, and ends the process: only the end of all its
+    /// threads, which wait in the kernel, closes the connection.
+    fn end_without_unmounting(&self) -> ! {
+        let server = self.server;
+        if let Some(brake) = server.brake.get() {
+            brake.pull();
+        }
+        let dir = escape(server.dir.as_os_str().as_bytes());
+        let left = format!(
+            "{dir} is a mount without server now (\"not connected\"); this takes it away: extant umount \
+             {dir}, or fusermount3 -u {dir}"
+        );
+        let exit = match self.fs.clone().unmount() {
+            Ok(()) => {
+                let text = "asked to end, and the process that keeps this mount, which alone may \
+                            unmount it, is gone: everything is written";
+                server.tell(WARNING, &format!("{text}; {left}"));
+                Exit::Success
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                server.tell(ERROR, &format!("the mount ended badly: {}; {left}", failure.message));
+                failure.exit
+            }
+        };
+        std::process::exit(exit.code().into())
     }
 
     fn sync(&self) {

@@ -64,6 +64,11 @@ const EFFECTIVE: &[&str] = &[
     "max_read=",
     "writeback_cache",
     "nowriteback_cache",
+    "sync",
+    "async",
+    "dirsync",
+    "discard",
+    "nodiscard",
     "sandbox",
     "nosandbox",
     "sandbox=",
@@ -88,7 +93,6 @@ const HARMLESS: &[(&str, &str)] = &[
     ("nouser", "the default"),
     ("nogroup", "the default"),
     ("noowner", "the default"),
-    ("async", "the default"),
     ("nomand", "the default"),
     ("silent", "what is wrong is always said"),
     ("loud", "what is wrong is always said"),
@@ -102,7 +106,6 @@ const HARMLESS: &[(&str, &str)] = &[
     ("delalloc", "always on"),
     ("nodelalloc", "how blocks are chosen; room is always claimed at the write"),
     ("auto_da_alloc", "always on"),
-    ("nodiscard", "the default"),
     ("nogrpid", "the default"),
     ("sysvgroups", "the default"),
     ("bsddf", "the default"),
@@ -132,18 +135,9 @@ const HARMLESS: &[(&str, &str)] = &[
 
 /// Words that are known, and cannot be kept, with the reason.
 const REFUSED: &[(&str, &str)] = &[
-    (
-        "sync",
-        "extant does not make each change durable by itself; programs that need it call fsync",
-    ),
-    (
-        "dirsync",
-        "extant does not make each change durable by itself; programs that need it call fsync",
-    ),
     ("mand", "Linux has no mandatory locks any more"),
     ("noacl", "access control lists are always enforced"),
     ("nouser_xattr", "extended attributes are always there"),
-    ("discard", "freed blocks are given back by fstrim, on the mount or with extant fstrim"),
     ("journal_async_commit", "a commit is never written before what it commits"),
     ("grpid", "new files get the group of who makes them, unless the directory is set-group-ID"),
     (
@@ -237,6 +231,11 @@ fn flag(name: &str, value: Option<&str>, choices: &mut MountChoices) -> bool {
         "map_root" => choices.map_root = true,
         "writeback_cache" => choices.writeback_cache = true,
         "nowriteback_cache" => choices.writeback_cache = false,
+        "sync" => choices.sync = true,
+        "async" => choices.sync = false,
+        "dirsync" => choices.dirsync = true,
+        "discard" => choices.discard = true,
+        "nodiscard" => choices.discard = false,
         "sandbox" => choices.sandbox = SandboxMode::On,
         "nosandbox" => choices.sandbox = SandboxMode::Off,
         _ => return false,

@@ -114,6 +114,8 @@ impl Ext4<'_> {
         let inode = self.inode(node)?;
         let wanted = size as usize;
         let range = offset..offset.saturating_add(u64::from(size));
+        // Before the answer: whoever has it may ask for the times at once, and the kernel keeps those.
+        self.accessed(&inode);
         // Ours has what was written not long ago. The rest the kernel keeps, unless it was asked not to.
         let mut sent = None;
         if self.is_writable {
@@ -136,7 +138,6 @@ impl Ext4<'_> {
                 Reply::Ok(())
             })?;
         }
-        self.accessed(&inode);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::Ext4;
 use crate::operations::{Caller, Errno, Ioctl, Reply};
 use crate::session::Level;
+use crate::settings::Durable;
 
 /// Attribute with what happened since the mount, as JSON.
 pub const STATS: &[u8] = b"extant.stats";
@@ -107,6 +108,7 @@ impl Ext4<'_> {
             n::SETFLAGS | n::SETFLAGS_32 => {
                 self.check_change()?;
                 self.set_flags(&inode, u32_at(asked.input, 0)?)?;
+                self.changed(node)?;
                 Ok(Vec::new())
             }
             n::GETVERSION | n::GETVERSION_32 | n::EXT4_GETVERSION => {
@@ -119,6 +121,7 @@ impl Ext4<'_> {
             n::FSSETXATTR => {
                 self.check_change()?;
                 self.set_fsxattr(&inode, asked.input)?;
+                self.changed(node)?;
                 Ok(Vec::new())
             }
             n::FITRIM => {
@@ -320,6 +323,11 @@ impl Ext4<'_> {
             "stopped_because": self.fs.stopped_because(),
             "threads": self.settings.threads,
             "writeback_cache": self.settings.writeback_cache,
+            "durable": match self.settings.durable {
+                Durable::AsAsked => "as asked",
+                Durable::Names => "names",
+                Durable::Everything => "everything",
+            },
             "access_times": format!("{:?}", self.settings.access_times).to_lowercase(),
             "identity_ids": self.settings.ids.is_identity(),
         })

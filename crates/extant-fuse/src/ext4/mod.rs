@@ -6,7 +6,7 @@
 //! nodes     which inodes the kernel knows      attributes  of nodes: shown and set
 //! names     looked up, made, moved, removed    contents    read, written, allocated
 //! listing   directories                        xattrs      attributes with names, ACLs
-//! control   ioctl, orders to the server, statistics
+//! control   ioctl, orders to the server, statistics    brake   ended by the server itself
 //! ```
 //!
 //! # Invariants
@@ -17,6 +17,7 @@
 //!   fail after a shutdown as well.
 
 mod attributes;
+mod brake;
 mod contents;
 mod control;
 mod listing;
@@ -28,20 +29,21 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use extant::{AccessRule, Family, Fs, FsError, Ino, Inode};
+use extant::{AccessRule, Family, Fs, FsError, Ino, Inode, InodeFlags};
 use extant_sync::{Clock, Mutex, Rank, SystemClock};
 
+pub use brake::Brake;
 pub use control::{CONTROL, INFO, ORDER, STATS};
 
 use crate::abi::{InitFlags, ROOT};
 use crate::connection::Connection;
 use crate::gate::Gate;
 use crate::operations::{
-    Attributes, Caller, DirAnswer, Entry, Errno, Ioctl, New, Opened, Operations, ReadAnswer, Reply,
-    SetAttr, Totals, WriteHow,
+    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
+    ReadAnswer, Reply, SetAttr, Totals, WriteHow,
 };
 use crate::session::{Events, Level, ServeError, Session};
-use crate::settings::{AccessTimes, Settings};
+use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
 use nodes::{Nodes, Opens};
 
@@ -67,15 +69,17 @@ pub fn serve(
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let session = Session::new(device, settings.threads.clamp(1, 64), Arc::clone(&clock));
     let served = session.greet(settings).and_then(|agreed| {
+        // Unmounted before anybody used it.
+        let Some(agreed) = agreed else { return Ok(()) };
         let server = Ext4 {
             fs: fs.clone(),
-            nodes: Nodes::new(),
+            nodes: Arc::new(Nodes::new()),
             opens: Opens::new(),
             settings,
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
             is_writable: is_writable(&fs),
             read_only: AtomicBool::new(!is_writable(&fs)),
-            gate: Gate::new(settings.threads.clamp(1, 64)),
+            gate: Arc::new(Gate::new(settings.threads.clamp(1, 64))),
             connection: Arc::clone(&session.connection),
             requests: Arc::clone(&session.stats),
             clock,
@@ -84,6 +88,12 @@ pub fn serve(
             label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
             drops: AtomicU32::new(0),
         };
+        events.connected(Brake {
+            nodes: Arc::clone(&server.nodes),
+            gate: Arc::clone(&server.gate),
+            connection: Arc::clone(&server.connection),
+            clock: Arc::clone(&server.clock),
+        });
         events.ready();
         session.run(&server, agreed, settings, events)
     });
@@ -99,7 +109,7 @@ fn is_writable(fs: &Fs) -> bool {
 /// One mounted file system.
 struct Ext4<'a> {
     fs: Fs,
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
     opens: Opens,
     settings: &'a Settings,
     /// The kernel keeps what programs write, sizes and times included, until it writes back.
@@ -108,7 +118,7 @@ struct Ext4<'a> {
     is_writable: bool,
     /// Changes are refused: mounted so, or made so.
     read_only: AtomicBool,
-    gate: Gate,
+    gate: Arc<Gate>,
     connection: Arc<Connection>,
     requests: Arc<RequestStats>,
     clock: Arc<dyn Clock>,
@@ -168,6 +178,28 @@ impl Ext4<'_> {
         Errno::from(error)
     }
 
+    /// Names in `dir` have changed: durable now, if the mount or the directory is to be so.
+    fn renamed_in(&self, dir: &Inode) -> Reply<()> {
+        let flags = || dir.metadata().flags;
+        match self.settings.durable >= Durable::Names
+            || flags().intersects(InodeFlags::DIRSYNC | InodeFlags::SYNC)
+        {
+            true => self.said(dir.sync()),
+            false => Ok(()),
+        }
+    }
+
+    /// A node has changed otherwise.
+    fn changed(&self, node: u64) -> Reply<()> {
+        match self.settings.durable {
+            Durable::Everything => {
+                let inode = self.inode(node)?;
+                self.said(inode.sync())
+            }
+            Durable::AsAsked | Durable::Names => Ok(()),
+        }
+    }
+
     /// Logs what a hostile image could make us say very often.
     fn complain(&self, text: &str) {
         let before = self.complaints.fetch_add(1, Ordering::Relaxed);
@@ -221,7 +253,9 @@ impl Operations for Ext4<'_> {
 
     fn set_attributes(&self, _: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes> {
         self.check_change()?;
-        self.change_attributes(node, changes)
+        let attributes = self.change_attributes(node, changes)?;
+        self.changed(node)?;
+        Ok(attributes)
     }
 
     fn read_link(&self, node: u64) -> Reply<Vec<u8>> {
@@ -250,13 +284,15 @@ impl Operations for Ext4<'_> {
     fn unlink(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
-        self.said(dir.unlink(name))
+        self.said(dir.unlink(name))?;
+        self.renamed_in(&dir)
     }
 
     fn rmdir(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
-        self.said(dir.rmdir(name))
+        self.said(dir.rmdir(name))?;
+        self.renamed_in(&dir)
     }
 
     fn rename(
@@ -276,6 +312,7 @@ impl Operations for Ext4<'_> {
         self.check_change()?;
         let (dir, inode) = (self.inode(parent)?, self.inode(node)?);
         self.said(dir.link(name, &inode))?;
+        self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
@@ -325,7 +362,17 @@ impl Operations for Ext4<'_> {
 
     fn write(&self, node: u64, _: u64, offset: u64, bytes: &[u8], how: WriteHow) -> Reply<u32> {
         self.check_change()?;
-        self.write_file(node, offset, bytes, how)
+        let written = self.write_file(node, offset, bytes, how)?;
+        match how.durable {
+            // What is stored through maps, or was collected.
+            _ if how.from_cache => {}
+            Some(DurableWrite::Data) if self.settings.durable < Durable::Everything => {
+                self.said(self.inode(node)?.sync_data())?;
+            }
+            Some(_) => self.said(self.inode(node)?.sync())?,
+            None => self.changed(node)?,
+        }
+        Ok(written)
     }
 
     fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {
@@ -365,7 +412,8 @@ impl Operations for Ext4<'_> {
             return self.order(caller, value);
         }
         self.check_change()?;
-        self.put_xattr(node, name, value, flags, take_set_gid)
+        self.put_xattr(node, name, value, flags, take_set_gid)?;
+        self.changed(node)
     }
 
     fn xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
@@ -383,7 +431,8 @@ impl Operations for Ext4<'_> {
 
     fn remove_xattr(&self, _: Caller, node: u64, name: &[u8]) -> Reply<()> {
         self.check_change()?;
-        self.take_xattr(node, name)
+        self.take_xattr(node, name)?;
+        self.changed(node)
     }
 
     fn open_dir(&self, _: Caller, node: u64) -> Reply<Opened> {
@@ -398,7 +447,8 @@ impl Operations for Ext4<'_> {
 
     fn fallocate(&self, node: u64, mode: u32, offset: u64, length: u64) -> Reply<()> {
         self.check_change()?;
-        self.allocate(node, mode, offset, length)
+        self.allocate(node, mode, offset, length)?;
+        self.changed(node)
     }
 
     fn seek(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {
@@ -415,8 +465,10 @@ impl Operations for Ext4<'_> {
         length: u64,
     ) -> Reply<u64> {
         self.check_change()?;
-        let (from, to) = (self.inode(node)?, self.inode(to)?);
-        self.said(from.copy_range(offset, &to, to_offset, length))
+        let (from, into) = (self.inode(node)?, self.inode(to)?);
+        let copied = self.said(from.copy_range(offset, &into, to_offset, length))?;
+        self.changed(to)?;
+        Ok(copied)
     }
 
     fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>> {

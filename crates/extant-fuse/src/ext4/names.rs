@@ -84,6 +84,7 @@ impl Ext4<'_> {
         let new = New { mode: 0o777, umask: 0, rdev: (0, 0) };
         let new = self.new_inode(&dir, caller, &new)?;
         let inode = self.said(dir.symlink(name, target, &new))?;
+        self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
@@ -100,6 +101,7 @@ impl Ext4<'_> {
         let special = match new.mode & TYPE {
             0 | 0o100_000 => {
                 let inode = self.said(dir.create(name, &inode_of))?;
+                self.renamed_in(&dir)?;
                 return self.entry(&dir, inode);
             }
             0o010_000 => Special::Fifo,
@@ -109,6 +111,7 @@ impl Ext4<'_> {
             _ => return Err(Errno::EINVAL),
         };
         let inode = self.said(dir.mknod(name, special, &inode_of))?;
+        self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
@@ -122,6 +125,7 @@ impl Ext4<'_> {
         let dir = self.inode(parent)?;
         let new = self.new_inode(&dir, caller, new)?;
         let inode = self.said(dir.mkdir(name, &new))?;
+        self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
@@ -154,6 +158,7 @@ impl Ext4<'_> {
             }
             Err(error) => return Err(self.errno(&error)),
         };
+        self.renamed_in(&dir)?;
         let entry = self.entry(&dir, inode.clone())?;
         Ok((entry, self.opened(&inode, entry.node, flags)))
     }
@@ -180,7 +185,10 @@ impl Ext4<'_> {
     ) -> Reply<()> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
-        self.said(dir.rename(name, &new_dir, new_name, flags))
+        self.said(dir.rename(name, &new_dir, new_name, flags))?;
+        // One transaction did it; either of the two waits for that.
+        self.renamed_in(&dir)?;
+        self.renamed_in(&new_dir)
     }
 }
 

@@ -71,6 +71,16 @@ impl Nodes {
         self.shard(node).lock().get(&node).is_some_and(|known| known.writers > 0)
     }
 
+    /// Those that somebody has open for writing.
+    pub(super) fn written(&self) -> Vec<u64> {
+        let written = |shard: &Mutex<FxHashMap<u64, Known>>| -> Vec<u64> {
+            let shard = shard.lock();
+            let open = shard.iter().filter(|(_, known)| known.writers > 0);
+            open.map(|(node, _)| *node).collect()
+        };
+        self.shards.iter().flat_map(written).collect()
+    }
+
     /// How many nodes are known.
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()

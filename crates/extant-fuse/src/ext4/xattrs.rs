@@ -45,12 +45,17 @@ impl Ext4<'_> {
             _ => XattrMode::Replace,
         };
         let ids = &self.settings.ids;
+        let translated;
         let value = match is_acl(name) && !ids.is_identity() && !value.is_empty() {
-            true => translate(value, &|id| ids.user_inside(id), &|id| ids.group_inside(id))?,
-            false => value.to_vec(),
+            true => {
+                translated =
+                    translate(value, &|id| ids.user_inside(id), &|id| ids.group_inside(id))?;
+                &translated
+            }
+            false => value,
         };
         let blocks = inode.metadata().blocks;
-        self.said(inode.set_xattr(name, &value, mode))?;
+        self.said(inode.set_xattr(name, value, mode))?;
         self.tell_blocks(&inode, node, blocks);
         if take_set_gid && name == ACCESS_ACL {
             let permissions = inode.metadata().permissions;

@@ -84,6 +84,8 @@ fn words(options: &KernelOptions) -> OsString {
         (options.read_only, "ro"),
         (options.allow_other, "allow_other"),
         (options.noexec, "noexec"),
+        (options.sync, "sync"),
+        (options.dirsync, "dirsync"),
         (options.atime == AtimeFlag::Never, "noatime"),
     ];
     words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| word.as_bytes().to_vec()));

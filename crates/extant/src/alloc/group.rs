@@ -378,16 +378,14 @@ impl Blocks {
         }
     }
 
-    /// Clusters freed by transactions that are `due` can be given away. Returns how many.
-    pub(super) fn release(&mut self, due: impl Fn(Tid) -> bool) -> u32 {
-        let before = self.room;
+    /// Clusters freed by transactions that are `due` can be given away. Which ones those are.
+    pub(super) fn release(&mut self, due: impl Fn(Tid) -> bool) -> Vec<Range<u32>> {
         let (due, kept) = std::mem::take(&mut self.freed).into_iter().partition(|(_, at)| due(*at));
         self.freed = kept;
         let due: Vec<(Range<u32>, Tid)> = due;
-        for (range, _) in due {
-            self.show(range);
-        }
-        self.room - before
+        let due: Vec<Range<u32>> = due.into_iter().map(|(range, _)| range).collect();
+        due.iter().for_each(|range| self.show(range.clone()));
+        due
     }
 
     #[cfg(test)]
@@ -509,9 +507,9 @@ mod tests {
         group.free(0..4, 7);
         group.free(4..8, 8);
         assert_eq!(group.find(0, 1, 1).run, None);
-        assert_eq!(group.release(|tid| tid <= 7), 4);
+        assert_eq!(group.release(|tid| tid <= 7), [0..4]);
         assert_eq!(group.find(0, 64, 1).run, Some(0..4), "not joined across transactions");
-        assert_eq!(group.release(|tid| tid <= 8), 4);
+        assert_eq!(group.release(|tid| tid <= 8), [4..8]);
         assert_eq!(group.find(0, 64, 1).run, Some(0..8));
     }
 

@@ -13,6 +13,7 @@
 //! group       bitmaps and counters of one group; encoding them
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
 //! promise     totals; space for data that has no place yet     trim  telling the device what is free
+//! spent       what was freed, to be discarded
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
 //! ```
 //!
@@ -36,6 +37,7 @@ mod group;
 mod inodes;
 mod pin;
 mod promise;
+mod spent;
 mod spread;
 #[cfg(test)]
 mod tests;
@@ -61,6 +63,7 @@ use crate::volume::Volume;
 use flex::{Flex, Sparse};
 use group::{Blocks, GroupState, Inodes};
 use promise::Space;
+use spent::Spent;
 use trim::Held;
 
 /// Up to this many groups, all descriptors are looked at when mounting.
@@ -162,6 +165,7 @@ pub(crate) struct Allocator {
     /// Counts up whenever clusters become available in a group.
     returns: AtomicU64,
     held: Held,
+    spent: Spent,
     free_inodes: AtomicI64,
     /// On a large file system that was clean: those made since the mount.
     directories: AtomicI64,
@@ -229,6 +233,7 @@ impl Allocator {
             space: Space::new(superblock, free_clusters),
             returns: AtomicU64::new(0),
             held: Held::new(),
+            spent: Spent::new(),
             free_inodes: AtomicI64::new(free_inodes),
             directories: AtomicI64::new(directories),
             waiting: Mutex::new(Rank::Leaf, Vec::new()),
@@ -246,6 +251,16 @@ impl Allocator {
     pub(crate) fn protect(&mut self, blocks: impl IntoIterator<Item = Range<u64>>) {
         self.strays.extend(blocks);
         flex::merge(&mut self.strays);
+    }
+
+    /// What was freed is to be discarded. Before the first change.
+    pub(crate) fn discard(&mut self, discard: bool) {
+        self.spent.keep(discard);
+    }
+
+    /// What was freed and is to be discarded.
+    pub(crate) fn spent(&self) -> &Spent {
+        &self.spent
     }
 
     /// Free clusters on the device: those that wait for a commit, are promised or pinned included.
@@ -318,9 +333,11 @@ impl Allocator {
             let Ok(mut locked) = self.lock(volume, group) else { continue };
             let Ok(state) = locked.state() else { continue };
             let Some(blocks) = &mut state.blocks else { continue };
-            let freed = blocks.release(is_due);
+            let ranges = blocks.release(is_due);
+            let freed = ranges.iter().map(|range| range.end - range.start).sum();
             locked.cell.forget_longest();
             drop(locked);
+            self.spent.add(group, ranges);
             self.returns.fetch_add(1, Ordering::AcqRel); // S4
             self.space.released(freed);
         }

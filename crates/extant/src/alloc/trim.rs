@@ -102,7 +102,7 @@ impl Allocator {
         Ok(trimmed)
     }
 
-    fn trim_group(
+    pub(super) fn trim_group(
         &self,
         volume: &Volume,
         group: GroupIndex,

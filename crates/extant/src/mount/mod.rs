@@ -41,6 +41,9 @@ use crate::supers::MountErrors;
 use crate::volume::{DataCache, Volume, VolumeOptions};
 use crate::writer::{Writer, WriterStats};
 
+/// Longest that one [`Fs::tick`] discards: it has other duties that must not wait.
+const DISCARD_STEP: Duration = Duration::from_millis(250);
+
 /// Incompatible features that reading understands.
 const READABLE: Incompat = Incompat::FILETYPE
     .union(Incompat::RECOVER)
@@ -86,6 +89,7 @@ pub struct MountOptions {
     errors: Option<MountErrors>,
     quota_limits: bool,
     background: bool,
+    discard: bool,
 }
 
 impl Default for MountOptions {
@@ -113,6 +117,7 @@ impl Default for MountOptions {
             errors: None,
             quota_limits: true,
             background: true,
+            discard: false,
         }
     }
 }
@@ -189,6 +194,16 @@ impl MountOptions {
     #[must_use]
     pub fn background(mut self, background: bool) -> MountOptions {
         self.background = background;
+        self
+    }
+
+    /// Whether blocks that were freed are discarded on the device, so that a sparse image shrinks and an
+    /// SSD knows: after the commit that frees them is durable, many together, by [`Fs::tick`],
+    /// [`Fs::sync`] and [`Fs::unmount`], and only what nobody has taken again by then. A device that
+    /// cannot discard is asked once. [`Fs::trim`] does it for all that is free.
+    #[must_use]
+    pub fn discard(mut self, discard: bool) -> MountOptions {
+        self.discard = discard;
         self
     }
 
@@ -612,6 +627,7 @@ impl Fs {
         let journal = writer.journal();
         journal.commit(journal.running()).map_err(FsError::from_journal)?;
         self.flush_device()?;
+        self.discard_freed(None);
         flushed
     }
 
@@ -636,6 +652,8 @@ impl Fs {
             return Err(FsError::from_journal(error));
         }
         let stats = writer.journal().stats();
+        // The log is empty: what is free now is free for good.
+        self.discard_freed(None);
         let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;
         self.end_writing(true, kbytes)
@@ -655,6 +673,7 @@ impl Fs {
         writer.check_running()?;
         let flushed = self.flush_due();
         writer.journal().commit_if_due().map_err(FsError::from_journal)?;
+        self.discard_freed(Some(DISCARD_STEP));
         flushed
     }
 

@@ -223,6 +223,7 @@ impl MountOptions {
         let orphans = Orphans::open(fs)?;
         let quotas = Quotas::open(fs, self.quota_limits)?;
         let mut alloc = Allocator::open(volume, is_clean)?;
+        alloc.discard(self.discard);
         let superblock = fs.superblock();
         if superblock.features.has_compat(Compat::HAS_JOURNAL) && superblock.journal_inode.0 != 0 {
             let journal = internal_journal(fs)?;

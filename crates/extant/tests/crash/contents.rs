@@ -264,10 +264,9 @@ fn reused() -> Vec<Op> {
     ops
 }
 
-fn prove(name: &str, sampling: &Sampling, layouts: &[&Layout]) {
+fn prove(name: &str, sampling: &Sampling, layouts: &[&Layout], target: &Extant) {
     let (mut report, mut counts) = (Report::default(), Counts::default());
-    let target = Extant::default();
-    let proof = Proof::new(&target, sampling.clone());
+    let proof = Proof::new(target, sampling.clone());
     for layout in layouts {
         let base = match layouts::base(layout) {
             Ok(base) => base,
@@ -298,7 +297,20 @@ fn each_change_of_contents_leaves_old_or_new() {
         Sampling { seed, exhaustive_max: 3, samples: 8, one_cut_in: 2, ..crate::states() };
     let layouts: Vec<&Layout> =
         layouts::of(WRITTEN).into_iter().filter(|layout| layout.unit == 1024).take(1).collect();
-    prove("each_change_of_contents_leaves_old_or_new", &sampling, &layouts);
+    let target = Extant::default();
+    prove("each_change_of_contents_leaves_old_or_new", &sampling, &layouts, &target);
+}
+
+/// What a cut brings back was not discarded, nor what somebody has got meanwhile.
+#[test]
+fn each_change_of_contents_leaves_old_or_new_where_freed_blocks_are_discarded() {
+    let seed = env::seed(7);
+    let sampling =
+        Sampling { seed, exhaustive_max: 3, samples: 6, one_cut_in: 3, ..crate::states() };
+    let layouts: Vec<&Layout> =
+        layouts::of(WRITTEN).into_iter().filter(|layout| layout.unit == 1024).take(1).collect();
+    let target = Extant { discard: true, ..Extant::default() };
+    prove("each_change_of_contents_where_freed_blocks_are_discarded", &sampling, &layouts, &target);
 }
 
 #[test]
@@ -306,5 +318,8 @@ fn each_change_of_contents_leaves_old_or_new() {
 fn each_change_of_contents_on_every_layout_leaves_old_or_new() {
     let seed = env::seed(1);
     let sampling = Sampling { seed, samples: 12, one_cut_in: 2, ..crate::states() };
-    prove("each_change_of_contents_on_every_layout", &sampling, &layouts::of(WRITTEN));
+    for discard in [false, true] {
+        let target = Extant { discard, ..Extant::default() };
+        prove("each_change_of_contents_on_every_layout", &sampling, &layouts::of(WRITTEN), &target);
+    }
 }

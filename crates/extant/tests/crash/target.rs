@@ -27,6 +27,8 @@ pub(crate) struct Extant {
     pub(crate) publish_before_data: bool,
     /// Memory for contents of files; 0 for what is usual.
     pub(crate) data_cache_bytes: u64,
+    /// What is freed is discarded.
+    pub(crate) discard: bool,
 }
 
 impl Extant {
@@ -38,7 +40,8 @@ impl Extant {
             .background(false)
             .cache_bytes(64 << 20)
             .mutations(self.mutations)
-            .publish_before_data(self.publish_before_data);
+            .publish_before_data(self.publish_before_data)
+            .discard(self.discard);
         if self.data_cache_bytes > 0 {
             options = options.data_cache_bytes(self.data_cache_bytes);
         }

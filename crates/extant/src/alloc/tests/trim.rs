@@ -89,6 +89,56 @@ fn a_discard_that_fails_ends_it_and_gives_everything_back() {
 }
 
 #[test]
+fn what_was_freed_is_discarded_after_its_commit_unless_it_was_taken_again() {
+    for (size, options) in LAYOUTS {
+        let image = require!(Image::make(size, options, ""));
+        let mut mount_options = image.options();
+        mount_options = mount_options.background(false).discard(true);
+        let mount =
+            Mount { fs: mount_options.open_shared(Arc::clone(&image.device) as _).unwrap() };
+        let spent = |goes_on: bool| {
+            let mut runs = Vec::new();
+            let mut discard = |start: FsBlock, len: u64| {
+                runs.push(start.0..start.0 + len);
+                Ok(())
+            };
+            mount.alloc().discard_spent(mount.volume(), || goes_on, &mut discard);
+            runs
+        };
+        let ratio = mount.volume().superblock().cluster_ratio().max(1);
+        let run = mount.take(20_000, 64 * ratio, 64 * ratio).unwrap();
+        mount.commit();
+        let (start, end) = (run.start.0, run.start.0 + u64::from(run.len));
+        let half = run.len / 2 / ratio * ratio;
+        // In two pieces, the later one first.
+        mount.free(start + u64::from(half), run.len - half).unwrap();
+        mount.free(start, half).unwrap();
+        assert_eq!(spent(true), [], "{options:?}: not committed");
+        mount.commit();
+        assert_eq!(spent(false), [], "its time is over");
+        assert_eq!(spent(true), [start..end], "{options:?}: in one piece");
+        assert_eq!(spent(true), [], "once");
+        // The first half has an owner again when its turn comes.
+        let run = mount.take(start, run.len, run.len).unwrap();
+        assert_eq!(run.start.0, start);
+        mount.commit();
+        mount.free(start, run.len).unwrap();
+        mount.commit();
+        let again = mount.take(start, half, half).unwrap();
+        assert_eq!((again.start.0, again.len), (start, half));
+        assert_eq!(spent(true), [start + u64::from(half)..end], "{options:?}");
+        let before = mount.verify();
+        mount.free(start, half).unwrap();
+        mount.commit();
+        let failing = &mut |_, _| Err(FsError::ReadOnly);
+        mount.alloc().discard_spent(mount.volume(), || true, failing);
+        assert_eq!(mount.alloc().spent().failed(), 1);
+        assert_eq!(mount.verify().0, before.0 + u64::from(half / ratio), "all can be had");
+        mount.end(&image);
+    }
+}
+
+#[test]
 fn units_and_limits_are_those_of_fitrim() {
     // P81
     let image = require!(Image::make("64M", &["-t", "ext4", "-b", "1024"], ""));
