@@ -8,6 +8,7 @@ use std::sync::Arc;
 use clap::Args;
 use extant::{BlockSize, Fs, FsError, MountOptions};
 use extant_block::{BlockDevice, FileDevice, SharedDevice, WindowDevice, partition};
+use extant_image::output::recognise_device;
 
 use crate::exit::{Exit, Failure, Result};
 use crate::output::complain;
@@ -132,8 +133,22 @@ pub(crate) fn mount_failure(
 ) -> Failure {
     let not_ext = matches!(error, FsError::NotExt { .. });
     let failure = Failure::from(error).about(name);
-    match partition_hint(device) {
-        Some(hint) if not_ext && at_start => failure.hint(hint),
+    if !not_ext {
+        return failure;
+    }
+    if device.size_bytes() == 0 {
+        return failure
+            .hint(format!("it is empty; extant mkfs {name} SIZE makes a file system there"));
+    }
+    if let Some(hint) = partition_hint(device)
+        && at_start
+    {
+        return failure.hint(hint);
+    }
+    match recognise_device(device) {
+        Ok(Some(what)) => {
+            failure.hint(format!("it looks like {what}; extant is for ext2, ext3 and ext4"))
+        }
         _ => failure,
     }
 }

@@ -190,7 +190,19 @@ fn what_cannot_be_mounted_is_said_by_the_command_that_was_called() {
     run(&["mount", "zeros", "m"]).ends_with(4).complains(&["zeros", "magic"]);
     run(&["mount", "none", "m"]).ends_with(8).complains(&["none"]);
     run(&["mount", "a.img", "none"]).ends_with(8).complains(&["none"]).hints("mkdir");
-    run(&["mount", "a.img", "zeros"]).ends_with(8).complains(&["not a directory"]);
+    run(&["mount", "a.img", "zeros"])
+        .ends_with(8)
+        .complains(&["not a directory"])
+        .hints("first the image");
+    run(&["mount", "m", "m"])
+        .ends_with(2)
+        .complains(&["m is a directory"])
+        .hints("first the image");
+    fs::write(mounts.path("empty"), "").unwrap();
+    run(&["mount", "empty", "m"]).ends_with(4).complains(&["empty"]).hints("extant mkfs empty");
+    fs::write(mounts.path("other"), [b"XFSB".as_slice(), &[0; 100_000]].concat()).unwrap();
+    run(&["mount", "other", "m"]).ends_with(4).complains(&["other"]).hints("XFS");
+    run(&["mount", "--offset", "4096", "a.img", "m"]).ends_with(4).complains(&["from byte 4096"]);
     run(&["mount", "a.img"]).ends_with(2).complains(&["directory"]);
     run(&["mount", "-o", "noatim", "a.img", "m"])
         .ends_with(2)
@@ -529,6 +541,22 @@ fn remounting_switches_between_reading_and_writing() {
 }
 
 #[test]
+fn a_remount_may_repeat_the_words_of_the_mount_as_mount_does_with_those_of_fstab() {
+    let Some(mounts) = mounts() else { return };
+    let words = "sync,discard,commit=9,errors=continue,idmap=u:7:8:1,noatime,nodev";
+    mounts.mount(&["-o", words]).succeeds();
+    let run = |list: &str| mounts.place.run(&["mount", "-o", list, "m"]);
+    run(&format!("remount,ro,{words}")).succeeds();
+    let line = mounts.listed().unwrap();
+    assert!(line.contains(" ro,nodev,noatime") && line.contains("sync"), "{line}");
+    run(&format!("remount,rw,{words}")).succeeds();
+    fs::write(mounts.inside("new"), "x").unwrap();
+    run("remount,commit=8").ends_with(5).complains(&["remount"]);
+    run("remount,async").ends_with(5).complains(&["remount"]);
+    mounts.umount();
+}
+
+#[test]
 fn partitions_and_offsets_are_mounted_in_place() {
     let Some(mounts) = mounts() else { return };
     let disk = fs::File::create(mounts.path("disk")).unwrap();
@@ -656,6 +684,36 @@ fn statistics_come_as_text_json_and_for_prometheus() {
     assert!(output.status.success() && text(&output).contains("per second"), "{}", text(&output));
     mounts.place.run(&["stats", "."]).ends_with(7).complains(&["not mounted by extant"]);
     mounts.umount();
+}
+
+#[test]
+fn what_a_full_disk_below_does_not_take_is_said_before_it_is_lost() {
+    let Some(mounts) = mounts() else { return };
+    let full = mounts.path("full");
+    fs::create_dir(&full).unwrap();
+    let tmpfs = |options: &str| {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(&full);
+        mount.status().is_ok_and(|status| status.success())
+    };
+    if !tmpfs("size=8M") {
+        return println!("skipped: no tmpfs");
+    }
+    let mut copy = Command::new("cp");
+    copy.arg("--sparse=always").arg(mounts.path("a.img")).arg(full.join("a.img"));
+    assert!(copy.status().unwrap().success());
+    mounts.place.run(&["mount", "--log", "log", "full/a.img", "m"]).succeeds();
+    let noise: Vec<u8> = (0..12_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+    fs::write(mounts.inside("big"), &noise).unwrap();
+    mounts.place.run(&["umount", "--timeout", "60", "m"]).ends_with(8).hints("extant umount -l");
+    assert!(mounts.listed().is_some());
+    assert!(mounts.log().contains("No space left on device"), "{}", mounts.log());
+    assert!(tmpfs("remount,size=64M"));
+    fs::write(mounts.inside("big"), &noise).unwrap();
+    mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+    kernel::clean(&mounts.place, "full/a.img");
+    let read = mounts.place.run(&["cat", "full/a.img:/big"]).succeeds();
+    assert!(read.output.stdout == noise);
 }
 
 #[test]

@@ -278,11 +278,13 @@ fn agree(settings: &Settings, init: &abi::InitIn, offered: InitFlags) -> (Agreed
         | InitFlags::NO_OPENDIR_SUPPORT
         | InitFlags::HANDLE_KILLPRIV_V2
         | InitFlags::SETXATTR_EXT
-        | InitFlags::INIT_EXT
-        | InitFlags::DIRECT_IO_ALLOW_MMAP;
-    if settings.writeback_cache {
-        wanted |= InitFlags::WRITEBACK_CACHE;
-    }
+        | InitFlags::INIT_EXT;
+    // Past the cache are opened, if it collects writes, only files that can just be appended to: a map
+    // would get around that.
+    wanted |= match settings.writeback_cache {
+        true => InitFlags::WRITEBACK_CACHE,
+        false => InitFlags::DIRECT_IO_ALLOW_MMAP,
+    };
     let flags = wanted & offered;
     let write_max = settings.write_bytes_max.clamp(PAGE, 1 << 20) / PAGE * PAGE;
     // Without MAX_PAGES the kernel sends 32 pages at most, whatever it is told.

@@ -45,6 +45,8 @@ pub struct Settings {
     pub ids: IdMap,
     /// Who may see statistics and give orders beside root: the user that the server runs as.
     pub operator: u32,
+    /// What it was mounted with, in the words of whoever did: shown, and given back to who asks.
+    pub options: String,
     /// Most bytes in one write, 4 KiB to 1 MiB: the kernel gives no more.
     pub write_bytes_max: u32,
 }
@@ -59,6 +61,7 @@ impl Default for Settings {
             directory_access_times: true,
             ids: IdMap::default(),
             operator: rustix::process::geteuid().as_raw(),
+            options: String::new(),
             write_bytes_max: 1 << 20,
         }
     }

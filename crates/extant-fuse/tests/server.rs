@@ -342,6 +342,42 @@ fn writes_to_files_opened_for_that_are_durable_however_they_come() {
 }
 
 #[test]
+fn files_that_can_only_be_appended_to_change_nowhere_else() {
+    mountable!();
+    for writeback_cache in [true, false] {
+        let (dir, device) = require!(image(&[]));
+        let at = dir.path().join("mount");
+        let mut settings = Settings::default();
+        settings.writeback_cache = writeback_cache;
+        let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
+            let path = at.join("file");
+            fs::write(&path, "contents").unwrap();
+            let file = File::open(&path).unwrap();
+            add_flag(&file, IFlags::APPEND);
+            // As programs do that take the flag back, or map the file.
+            let script = "import fcntl, mmap, os, sys\n\
+                fd = os.open(sys.argv[1], os.O_RDWR | os.O_APPEND)\n\
+                os.write(fd, b' and more')\n\
+                fcntl.fcntl(fd, fcntl.F_SETFL, 0)\n\
+                try:\n    os.pwrite(fd, b'XX', 0)\n    sys.exit(3)\n\
+                except PermissionError: pass\n\
+                try:\n    m = mmap.mmap(fd, 8)\n    m[0:2] = b'XX'\n    m.flush()\n    sys.exit(4)\n\
+                except OSError: pass\n";
+            let mut python = std::process::Command::new("python3");
+            match python.args(["-c", script]).arg(&path).status() {
+                Ok(status) => assert!(status.success(), "{writeback_cache}: {status}"),
+                Err(error) => skip!("python3: {error}"),
+            }
+            let flags = ioctl_getflags(&file).unwrap();
+            ioctl_setflags(&file, flags - IFlags::APPEND).unwrap();
+        });
+        served.unwrap();
+        let left = MountOptions::new().open(device.snapshot()).unwrap();
+        assert_eq!(left.read("/file").unwrap(), b"contents and more", "{writeback_cache}");
+    }
+}
+
+#[test]
 fn what_is_asked_to_be_durable_is_so_when_the_call_returns() {
     mountable!();
     for durable in [Durable::AsAsked, Durable::Names, Durable::Everything] {

@@ -72,10 +72,21 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
     let point = entry.point.as_path();
     let server = match asked::info(point) {
         Ok(info) => {
+            let says = |what: &str| {
+                info.get(what).is_some_and(|value| match value {
+                    Value::Null | Value::Bool(false) => false,
+                    _ => true,
+                })
+            };
             if info.get("frozen").and_then(Value::as_bool) == Some(true) {
                 // What the kernel still keeps could not be written.
                 complain(&format!("{name} was frozen: thawing it"));
                 let _ = asked::order(point, "thaw");
+            }
+            // Once it is unmounted, nobody hears of a write that fails. Where writing has stopped for
+            // good, there is nothing to wait for.
+            if !lazy && !says("shut_down") && !says("stopped_because") {
+                write_everything(point, &name)?;
             }
             info.get("pid").and_then(Value::as_i64)
         }
@@ -107,6 +118,23 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
         Some(server) if !lazy => wait(&server, &name, timeout),
         _ => Ok(Exit::Success),
     }
+}
+
+/// Has all that was written so far stored in the image.
+fn write_everything(point: &Path, name: &str) -> Result<()> {
+    let handed_over = hand_over_writes(point).map_err(Failure::from);
+    let stored = handed_over.and_then(|()| {
+        let what = "the server could not write everything";
+        asked::order(point, "sync").map_err(|error| Failure::caused(Exit::Io, what, &error))
+    });
+    stored.map_err(|failure| {
+        let message =
+            format!("{name} stays mounted: not everything is stored: {}", failure.message);
+        Failure { message, ..failure }.hint(format!(
+            "its log says what failed (is the disk with the image full?); extant umount -l {name} \
+             gives up what cannot be stored"
+        ))
+    })
 }
 
 /// Wait before something is said.

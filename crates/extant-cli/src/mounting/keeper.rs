@@ -19,6 +19,7 @@ use crate::mounting::launcher::{Request, start_server};
 use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
 use crate::mounting::options::source_name;
+use crate::mounting::server::FIRST_THE_IMAGE;
 use crate::mounting::table::Entry;
 use crate::mounting::{asked, busy, notify, peek, table};
 use crate::text::escape;
@@ -381,7 +382,8 @@ fn mount_point(dir: &Path) -> Result<PathBuf> {
     })?;
     match metadata.is_dir() {
         true => Ok(real),
-        false => Err(Failure::new(Exit::Io, format!("cannot mount on {name}: not a directory"))),
+        false => Err(Failure::new(Exit::Io, format!("cannot mount on {name}: not a directory"))
+            .hint(FIRST_THE_IMAGE)),
     }
 }
 

@@ -117,6 +117,8 @@ pub(crate) struct IdRange {
 /// Everything that was asked for, from words and options alike.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MountChoices {
+    /// The words of `-o`, as they were given.
+    pub(crate) words: String,
     pub(crate) read_only: bool,
     pub(crate) remount: bool,
     pub(crate) access_times: AccessTimes,
@@ -158,6 +160,7 @@ pub(crate) struct MountChoices {
 impl Default for MountChoices {
     fn default() -> MountChoices {
         MountChoices {
+            words: String::new(),
             read_only: false,
             remount: false,
             access_times: AccessTimes::Relative,
@@ -201,6 +204,7 @@ impl MountSet {
         for list in &self.lists {
             words::apply_list(list, &mut choices)?;
         }
+        choices.words = self.lists.join(",");
         choices.read_only |= self.read_only;
         choices.no_checksums |= self.no_checksums;
         choices.map_root |= self.map_root;
@@ -279,6 +283,7 @@ impl MountChoices {
             (false, true) => Durable::Names,
             (false, false) => Durable::AsAsked,
         };
+        settings.options.clone_from(&self.words);
         settings.access_times = self.access_times;
         settings.directory_access_times = !self.nodiratime;
         settings.ids = self.ids();

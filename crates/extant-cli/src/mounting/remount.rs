@@ -16,8 +16,18 @@ use crate::mounting::{asked, table, words};
 use crate::text::escape;
 
 /// Words in the list of mounts that a remount keeps unless it says otherwise.
-const KEPT: &[&str] =
-    &["ro", "rw", "nosuid", "nodev", "noexec", "noatime", "relatime", "nodiratime"];
+const KEPT: &[&str] = &[
+    "ro",
+    "rw",
+    "nosuid",
+    "nodev",
+    "noexec",
+    "noatime",
+    "relatime",
+    "nodiratime",
+    "sync",
+    "dirsync",
+];
 
 /// Changes the mount at `dir` to what `lists` say.
 pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
@@ -29,6 +39,11 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
     };
     let kept: Vec<&str> = entry.options.split(',').filter(|word| KEPT.contains(word)).collect();
     let mut before = MountChoices::default();
+    // mount(8) repeats what fstab says. What the server does not know it was mounted with, it was not.
+    let info = asked::info(&entry.point).unwrap_or_default();
+    if let Some(list) = info.get("options").and_then(serde_json::Value::as_str) {
+        words::apply_list(list, &mut before)?;
+    }
     // The mount's own word stands before that of the file system, and counts.
     words::apply_list(&kept.join(","), &mut before)?;
     before.read_only = entry.options.split(',').any(|word| word == "ro");

@@ -29,6 +29,9 @@ use crate::mounting::{sandbox, table};
 use crate::output::complain;
 use crate::text::escape;
 
+/// Said when image and directory may have been mixed up.
+pub(crate) const FIRST_THE_IMAGE: &str =
+    "first the image, then the directory: extant mount IMG DIR";
 /// Longest wait for the server before us, whose mount has gone and who still writes.
 const HANDOVER: Duration = Duration::from_secs(10);
 const HANDOVER_STEP: Duration = Duration::from_millis(50);
@@ -140,8 +143,13 @@ impl Devices {
             options = options.journal_device(journal);
         }
         let at_start = !choices.is_windowed();
+        let part = match (choices.partition, choices.offset) {
+            (Some(number), _) => format!("{name}, partition {number}"),
+            (None, Some(offset)) => format!("{name}, from byte {offset} on"),
+            (None, None) => name.clone(),
+        };
         let fs = open_at(&options, choices.superblock_kib, &device)
-            .map_err(|error| opening_failed(error, &name, &device, at_start))?;
+            .map_err(|error| opening_failed(error, &part, &device, at_start))?;
         note_journal_error(&fs, &name);
         if fs.recovered_orphans().is_some_and(|orphans| orphans.list_ignored || orphans.damaged > 0)
         {
@@ -251,6 +259,11 @@ fn open_locked(path: &Path, read_only: bool) -> Result<FileDevice, OpenError> {
 }
 
 fn opening(error: OpenError, path: &Path) -> Failure {
+    if path.is_dir() {
+        let name = escape(path.as_os_str().as_bytes());
+        let message = format!("{name} is a directory, not an image");
+        return Failure::new(Exit::Usage, message).hint(FIRST_THE_IMAGE);
+    }
     let is_readable = File::open(path).is_ok();
     let failure = Failure::from(error);
     match is_readable && failure.exit == Exit::Io {

@@ -298,7 +298,12 @@ fn setting(name: &str, value: &str, choices: &mut MountChoices) -> Option<Result
             choices.log = Some(value.into());
             Ok(())
         }
-        "idmap" => IdRange::parse(value).map(|range| choices.id_map.push(range)),
+        "idmap" => IdRange::parse(value).map(|range| {
+            // A remount repeats what was said before.
+            if !choices.id_map.contains(&range) {
+                choices.id_map.push(range);
+            }
+        }),
         _ => return None,
     };
     Some(result)

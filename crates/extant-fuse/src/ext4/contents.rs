@@ -154,8 +154,15 @@ impl Ext4<'_> {
             () if how.from_cache => WriteBy::Cache,
             () => WriteBy::Privileged,
         };
-        if !how.from_cache {
-            self.take_capabilities(&inode)?;
+        match how.from_cache {
+            false => self.take_capabilities(&inode)?,
+            // Through a map, which goes around appending.
+            true if !self.holds_writes_back
+                && inode.metadata().flags.contains(InodeFlags::APPEND) =>
+            {
+                return Err(Errno::EPERM);
+            }
+            true => {}
         }
         // The kernel has collected what it sends in large pieces, so ours has nothing to add.
         let direct = how.direct && !how.from_cache || bytes.len() >= DIRECT_MIN;

@@ -322,6 +322,7 @@ impl Ext4<'_> {
             "shut_down": self.fs.is_shut_down(),
             "stopped_because": self.fs.stopped_because(),
             "threads": self.settings.threads,
+            "options": self.settings.options,
             "writeback_cache": self.settings.writeback_cache,
             "durable": match self.settings.durable {
                 Durable::AsAsked => "as asked",

@@ -171,9 +171,9 @@ impl Ext4<'_> {
                     true => "; changes are refused from now on (errors=remount-ro)",
                     false => "",
                 };
-                self.complain(&format!("{error}{more}"));
+                self.complain(&format!("{}{more}", in_full(error)));
             }
-            Family::Device => self.complain(&error.to_string()),
+            Family::Device => self.complain(&in_full(error)),
         }
         Errno::from(error)
     }
@@ -229,6 +229,20 @@ impl Ext4<'_> {
             let _ = self.errno(&error);
         }
     }
+}
+
+/// An error with its causes: that the disk below is full, say.
+fn in_full(error: &FsError) -> String {
+    let mut text = error.to_string();
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    for cause in causes.take(8) {
+        let cause = cause.to_string();
+        // Some say theirs themselves.
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// The kernel's number for an inode.
