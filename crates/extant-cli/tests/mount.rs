@@ -543,7 +543,7 @@ fn remounting_switches_between_reading_and_writing() {
 #[test]
 fn a_remount_may_repeat_the_words_of_the_mount_as_mount_does_with_those_of_fstab() {
     let Some(mounts) = mounts() else { return };
-    let words = "sync,discard,commit=9,errors=continue,idmap=u:7:8:1,noatime,nodev";
+    let words = "sync,discard,commit=9,errors=continue,idmap=b:0:0:100,noatime,nodev";
     mounts.mount(&["-o", words]).succeeds();
     let run = |list: &str| mounts.place.run(&["mount", "-o", list, "m"]);
     run(&format!("remount,ro,{words}")).succeeds();

@@ -73,10 +73,8 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
     let server = match asked::info(point) {
         Ok(info) => {
             let says = |what: &str| {
-                info.get(what).is_some_and(|value| match value {
-                    Value::Null | Value::Bool(false) => false,
-                    _ => true,
-                })
+                let value = info.get(what);
+                value.is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false)))
             };
             if info.get("frozen").and_then(Value::as_bool) == Some(true) {
                 // What the kernel still keeps could not be written.
