@@ -119,6 +119,8 @@ pub(crate) const FOPEN_DIRECT_IO: u32 = 1 << 0;
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// In `OpenOut::open_flags`: the kernel may keep the listing of the directory.
 pub(crate) const FOPEN_CACHE_DIR: u32 = 1 << 3;
+/// In `GetattrIn::getattr_flags`: asked through an open file, whose handle is in the request.
+pub(crate) const GETATTR_FH: u32 = 1 << 0;
 /// In `OpenOut::open_flags`: nothing to be told about a close.
 pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// In `OpenOut::open_flags`, with [`FOPEN_DIRECT_IO`]: writes below the size go side by side.
@@ -161,6 +163,7 @@ records! {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32,
         attr_valid_nsec: u32, attr: Attr,
     } = 128
+    GetattrIn { getattr_flags: u32, dummy: u32, fh: u64, } = 16
     AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr, } = 104
     ForgetIn { nlookup: u64, } = 8
     ForgetOne { nodeid: u64, nlookup: u64, } = 16

@@ -100,6 +100,11 @@ impl Connection {
         self.send(header, &[IoSlice::new(message.as_bytes())])
     }
 
+    /// Tells the kernel to ask for the attributes of a node before it uses them again. Waits for nobody.
+    pub(crate) fn drop_attributes(&self, node: u64) -> io::Result<()> {
+        self.drop_cached(node, -1)
+    }
+
     fn send(&self, mut header: OutHeader, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let body: usize = parts.iter().map(|part| part.len()).sum();
         let len = size_of::<OutHeader>().saturating_add(body);

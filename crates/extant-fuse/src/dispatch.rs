@@ -105,12 +105,16 @@ impl Desk<'_> {
         let ops = self.operations;
         match header.opcode {
             op::LOOKUP => entry(&ops.lookup(caller, node, request.name()?)?),
-            op::GETATTR => attributes(&ops.attributes(node)?),
+            op::GETATTR => {
+                let asked: abi::GetattrIn = request.take()?;
+                let through = (asked.getattr_flags & abi::GETATTR_FH != 0).then_some(asked.fh);
+                attributes(&ops.attributes(node, through)?)
+            }
             op::SETATTR => {
                 let changes = set_attr(&request.take()?);
                 attributes(&ops.set_attributes(caller, node, &changes)?)
             }
-            op::STATX => statx(&ops.attributes(node)?),
+            op::STATX => statx(&ops.attributes(node, None)?),
             op::READLINK => Ok(Body::Bytes(ops.read_link(node)?)),
             op::SYMLINK => {
                 let name = request.name()?;

@@ -112,7 +112,11 @@ impl Session {
     }
 
     /// Answers the first request, which says who the kernel is. `None`: unmounted before it came.
-    pub(crate) fn greet(&self, settings: &Settings) -> Result<Option<Agreed>, ServeError> {
+    pub(crate) fn greet(
+        &self,
+        settings: &Settings,
+        time_gran: u32,
+    ) -> Result<Option<Agreed>, ServeError> {
         let mut buffer = vec![0; BUFFER_MIN + WRITE_HEAD + PAGE as usize];
         loop {
             let Some(len) = self.connection.receive(&mut buffer)? else {
@@ -140,7 +144,7 @@ impl Session {
                 self.connection.fail(unique, Errno(71))?; // EPROTO
                 return Err(ServeError::Protocol { major: init.major, minor: init.minor });
             }
-            let (agreed, out) = agree(settings, &init, offered);
+            let (agreed, out) = agree(settings, time_gran, &init, offered);
             self.connection.reply(unique, &[IoSlice::new(out.as_bytes())])?;
             return Ok(Some(agreed));
         }
@@ -260,7 +264,12 @@ fn changes(request: &Request<'_>) -> bool {
 }
 
 /// What is wanted here of what the kernel can do.
-fn agree(settings: &Settings, init: &abi::InitIn, offered: InitFlags) -> (Agreed, abi::InitOut) {
+fn agree(
+    settings: &Settings,
+    time_gran: u32,
+    init: &abi::InitIn,
+    offered: InitFlags,
+) -> (Agreed, abi::InitOut) {
     let mut wanted = InitFlags::ASYNC_READ
         | InitFlags::BIG_WRITES
         | InitFlags::EXPORT_SUPPORT
@@ -297,7 +306,7 @@ fn agree(settings: &Settings, init: &abi::InitIn, offered: InitFlags) -> (Agreed
         max_background: 64,
         congestion_threshold: 48,
         max_write: write_max,
-        time_gran: 1,
+        time_gran,
         max_pages: (write_max / PAGE) as u16,
         ..abi::InitOut::default()
     };
@@ -312,11 +321,11 @@ mod tests {
     fn nothing_is_agreed_on_that_was_not_offered() {
         let init = abi::InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: 0 };
         let offered = InitFlags::ASYNC_READ | InitFlags::WRITEBACK_CACHE | InitFlags::INIT_EXT;
-        let (agreed, out) = agree(&Settings::default(), &init, offered);
+        let (agreed, out) = agree(&Settings::default(), 1, &init, offered);
         assert_eq!(agreed.flags, offered);
         assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, offered.bits());
         let plain = Settings { writeback_cache: false, ..Settings::default() };
-        let (agreed, _) = agree(&plain, &init, offered);
+        let (agreed, _) = agree(&plain, 1, &init, offered);
         assert!(!agreed.flags.contains(InitFlags::WRITEBACK_CACHE));
     }
 
@@ -325,7 +334,7 @@ mod tests {
         let init = abi::InitIn::default();
         for (asked, got) in [(0, 4096), (5000, 4096), (1 << 20, 1 << 20), (u32::MAX, 1 << 20)] {
             let settings = Settings { write_bytes_max: asked, ..Settings::default() };
-            let (agreed, out) = agree(&settings, &init, InitFlags::all());
+            let (agreed, out) = agree(&settings, 1, &init, InitFlags::all());
             assert_eq!((agreed.write_max, u32::from(out.max_pages) * PAGE), (got, got));
         }
     }

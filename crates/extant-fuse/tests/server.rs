@@ -4,8 +4,9 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -451,4 +452,111 @@ fn direct_writes_move_the_times_with_and_without_the_kernels_cache() {
         let left = MountOptions::new().open(device.snapshot()).unwrap();
         assert_eq!(left.read("/file").unwrap()[4094..4098], [2, 2, 1, 1]);
     }
+}
+
+/// What a program reads that has nothing to do with the kernel's cache.
+fn read_past_the_cache(path: &Path) -> Vec<u8> {
+    let flags = OFlags::DIRECT | OFlags::RDONLY;
+    let mut file = File::from(openat(CWD, path, flags, Mode::empty()).unwrap());
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn who_writes_on_when_it_is_full_hears_of_it_with_the_next_write() {
+    mountable!();
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        let path = at.join("log");
+        let (mut file, other) = (File::create(&path).unwrap(), File::create(&path).unwrap());
+        // More than there is room for. The kernel takes it all, and writes it back later: here, now.
+        let taken = (0..48).take_while(|_| file.write_all(&[7; 1 << 20]).is_ok()).count();
+        assert!(taken > 16, "{taken} MiB were taken");
+        // What it says goes to who asks for it by `fsync`.
+        let _ = rustix::fs::syncfs(&file);
+        let full = Some(rustix::io::Errno::NOSPC.raw_os_error());
+        if taken == 48 {
+            assert_eq!(file.write(b"more").unwrap_err().raw_os_error(), full);
+        }
+        assert_eq!(other.write_at(b"more", 0).unwrap_err().raw_os_error(), full);
+        // Who only looks is not troubled.
+        file.metadata().unwrap();
+        fs::metadata(&path).unwrap();
+        // Each hears of it once: there may be room again.
+        file.set_len(0).unwrap();
+        file.rewind().unwrap();
+        file.write_all(b"less").unwrap();
+        other.write_all_at(b"Less", 0).unwrap();
+        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), full, "what was lost was lost");
+        file.sync_all().unwrap();
+        assert_eq!(read_past_the_cache(&path), b"Less");
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+#[test]
+fn what_fits_in_part_is_not_called_durable() {
+    mountable!();
+    let (dir, device) = require!(image(&["-b", "1024"]));
+    let at = dir.path().join("mount");
+    let mut settings = Settings::default();
+    settings.write_bytes_max = 64 << 10;
+    let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
+        let ballast = File::create(at.join("ballast")).unwrap();
+        let mut filled = 0;
+        let grow = |to| fallocate(&ballast, FallocateFlags::empty(), 0, to).is_ok();
+        while grow(filled + (1 << 18)) {
+            filled += 1 << 18;
+        }
+        ballast.set_len(filled - (6 << 20)).unwrap();
+        ballast.sync_all().unwrap();
+        let path = at.join("file");
+        // Whether so many bytes are called durable; then they are.
+        let keeps = |len: usize| {
+            let bytes: Vec<u8> = (0..len).map(|at| (at / 512) as u8).collect();
+            let file = File::create(&path).unwrap();
+            let kept = file.write_all_at(&bytes, 0).and_then(|()| file.sync_all());
+            match &kept {
+                Ok(()) => assert!(read_past_the_cache(&path) == bytes, "{len} bytes are lost"),
+                Err(why) => assert_eq!(why.kind(), std::io::ErrorKind::StorageFull),
+            }
+            drop(file);
+            fs::remove_file(&path).unwrap();
+            kept.is_ok()
+        };
+        let (mut most, mut over) = (0_usize, 8 << 20);
+        while over - most > 4096 {
+            let len = most.midpoint(over);
+            *(if keeps(len) { &mut most } else { &mut over }) = len;
+        }
+        assert!(most > 1 << 20, "{most}");
+        // One of these ends in a request of the kernel that fits in part.
+        for blocks in 0..32 {
+            keeps(most + blocks * 4096);
+        }
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+#[test]
+fn inodes_of_128_bytes_show_the_whole_seconds_that_they_keep() {
+    mountable!();
+    let (dir, device) = require!(image(&["-I", "128"]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        let path = at.join("file");
+        // The kernel itself keeps these times while the file is written.
+        for _ in 0..3 {
+            fs::write(&path, b"text").unwrap();
+            let of = fs::metadata(&path).unwrap();
+            assert_eq!((of.mtime_nsec(), of.ctime_nsec()), (0, 0));
+            SystemClock.sleep(Duration::from_millis(7));
+        }
+    });
+    served.unwrap();
+    check(dir.path(), &device);
 }

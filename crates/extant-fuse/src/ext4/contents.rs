@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use extant::{Fallocate, FileKind, FsError, Inode, InodeFlags, WriteBy};
 use extant_format::features::Incompat;
 
+use super::nodes::Heard;
 use super::{Ext4, node_of};
 use crate::operations::{Errno, Opened, ReadAnswer, Reply, WriteHow};
 
@@ -88,7 +89,8 @@ impl Ext4<'_> {
     pub(super) fn opened(&self, inode: &Inode, node: u64, flags: u32) -> Opened {
         let handle = if writes(flags) {
             self.nodes.count_writer(node, true);
-            self.opens.add(inode.writeback_failures())
+            let refusals = self.nodes.refused(node).count;
+            self.opens.add(Heard { failures: inode.writeback_failures(), refusals })
         } else {
             0
         };
@@ -176,11 +178,35 @@ impl Ext4<'_> {
             match written {
                 Ok(0) => break,
                 Ok(written) => done += written,
-                Err(error) if done == 0 => return Err(self.errno(&error)),
+                // The kernel takes any answer to a write out of its cache for all of it.
+                Err(error) if done == 0 || how.from_cache => {
+                    let errno = self.errno(&error);
+                    if how.from_cache {
+                        self.refuse(node, errno);
+                    }
+                    return Err(errno);
+                }
                 Err(_) => break,
             }
         }
         Ok(done as u32)
+    }
+
+    /// What a program was told it had written has no place. `fsync` and `close` say so; whoever goes
+    /// on writing would not hear of it, and fill the cache for ever. So its next write is to ask here.
+    fn refuse(&self, node: u64, why: Errno) {
+        self.nodes.refuse(node, why);
+        // Nobody to be told any more if this fails.
+        let _ = self.connection.drop_attributes(node);
+    }
+
+    /// Before a write through an open file: each hears once of what was refused.
+    pub(super) fn tell_refusal(&self, node: u64, handle: u64) -> Reply<()> {
+        let refused = self.nodes.refused(node);
+        match refused.last {
+            Some(why) if self.opens.has_new_refusals(handle, refused.count) => Err(why),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn sync_file(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {

@@ -68,7 +68,9 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let session = Session::new(device, settings.threads.clamp(1, 64), Arc::clone(&clock));
-    let served = session.greet(settings).and_then(|agreed| {
+    // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
+    let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
+    let served = session.greet(settings, time_gran).and_then(|agreed| {
         // Unmounted before anybody used it.
         let Some(agreed) = agreed else { return Ok(()) };
         let server = Ext4 {
@@ -260,8 +262,11 @@ impl Operations for Ext4<'_> {
         self.nodes.forget(node, count);
     }
 
-    fn attributes(&self, node: u64) -> Reply<Attributes> {
+    fn attributes(&self, node: u64, through: Option<u64>) -> Reply<Attributes> {
         self.check()?;
+        if let Some(handle) = through {
+            self.tell_refusal(node, handle)?;
+        }
         Ok(self.shown(&self.inode(node)?))
     }
 

@@ -6,6 +6,8 @@ use extant::Inode;
 use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashMap;
 
+use crate::operations::Errno;
+
 /// Parts of each table, each with a lock of its own.
 const SHARDS: usize = 64;
 
@@ -15,6 +17,14 @@ struct Known {
     lookups: u64,
     /// Times it is open for writing.
     writers: u32,
+    refused: Refusals,
+}
+
+/// Writes out of the kernel's cache that were refused: what a program wrote, and was told it had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Refusals {
+    pub(super) count: u64,
+    pub(super) last: Option<Errno>,
 }
 
 /// The nodes that the kernel knows, by number. Memory follows the kernel's cache of inodes.
@@ -39,7 +49,12 @@ impl Nodes {
     /// The kernel knows `node` once more.
     pub(super) fn learn(&self, node: u64, inode: Inode) {
         let mut shard = self.shard(node).lock();
-        let known = shard.entry(node).or_insert(Known { inode, lookups: 0, writers: 0 });
+        let known = shard.entry(node).or_insert(Known {
+            inode,
+            lookups: 0,
+            writers: 0,
+            refused: Refusals::default(),
+        });
         known.lookups = known.lookups.saturating_add(1);
     }
 
@@ -81,16 +96,36 @@ impl Nodes {
         self.shards.iter().flat_map(written).collect()
     }
 
+    /// A write out of the kernel's cache was refused.
+    pub(super) fn refuse(&self, node: u64, why: Errno) {
+        if let Some(known) = self.shard(node).lock().get_mut(&node) {
+            let count = known.refused.count.saturating_add(1);
+            known.refused = Refusals { count, last: Some(why) };
+        }
+    }
+
+    /// What was refused of a node so far.
+    pub(super) fn refused(&self, node: u64) -> Refusals {
+        self.shard(node).lock().get(&node).map(|known| known.refused).unwrap_or_default()
+    }
+
     /// How many nodes are known.
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 }
 
-/// Files that are open for writing: how many passes of writeback had failed when somebody last asked.
+/// What an open file has heard of: passes of writeback that failed, writes that were refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Heard {
+    pub(super) failures: u64,
+    pub(super) refusals: u64,
+}
+
+/// Files that are open for writing, and what each has heard of.
 pub(super) struct Opens {
     next: AtomicU64,
-    shards: Vec<Mutex<FxHashMap<u64, u64>>>,
+    shards: Vec<Mutex<FxHashMap<u64, Heard>>>,
 }
 
 impl Opens {
@@ -99,9 +134,9 @@ impl Opens {
     }
 
     /// A new open file; never 0.
-    pub(super) fn add(&self, failures: u64) -> u64 {
+    pub(super) fn add(&self, heard: Heard) -> u64 {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        self.shards[handle as usize % SHARDS].lock().insert(handle, failures);
+        self.shards[handle as usize % SHARDS].lock().insert(handle, heard);
         handle
     }
 
@@ -111,11 +146,16 @@ impl Opens {
 
     /// Whether passes of writeback failed since this open file last asked.
     pub(super) fn has_new_failures(&self, handle: u64, failures: u64) -> bool {
-        let mut shard = self.shards[handle as usize % SHARDS].lock();
-        match shard.get_mut(&handle) {
-            Some(known) => std::mem::replace(known, failures) != failures,
-            None => false,
-        }
+        self.hears(handle, |heard| std::mem::replace(&mut heard.failures, failures) != failures)
+    }
+
+    /// Whether writes were refused since this open file last asked.
+    pub(super) fn has_new_refusals(&self, handle: u64, refusals: u64) -> bool {
+        self.hears(handle, |heard| std::mem::replace(&mut heard.refusals, refusals) != refusals)
+    }
+
+    fn hears(&self, handle: u64, news: impl FnOnce(&mut Heard) -> bool) -> bool {
+        self.shards[handle as usize % SHARDS].lock().get_mut(&handle).is_some_and(news)
     }
 
     /// How many there are.
@@ -135,10 +175,13 @@ mod tests {
     #[test]
     fn an_open_file_hears_of_each_failure_once() {
         let opens = Opens::new();
-        let (a, b) = (opens.add(0), opens.add(1));
+        let at = |failures| Heard { failures, refusals: 7 };
+        let (a, b) = (opens.add(at(0)), opens.add(at(1)));
         assert!(a != 0 && a != b);
         assert!(opens.has_new_failures(a, 1) && !opens.has_new_failures(a, 1));
         assert!(!opens.has_new_failures(b, 1) && opens.has_new_failures(b, 2));
+        assert!(!opens.has_new_refusals(b, 7) && opens.has_new_refusals(b, 8));
+        assert!(opens.has_new_refusals(a, 8) && !opens.has_new_refusals(a, 8));
         opens.remove(b);
         assert_eq!(opens.len(), 1);
         assert!(!opens.has_new_failures(b, 3) && !opens.has_new_failures(0, 3));
