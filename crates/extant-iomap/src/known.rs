@@ -39,6 +39,10 @@ impl Known {
         if runs.first().is_some_and(|run| run.cookie != new.cookie) {
             runs.clear();
         }
+        if runs.is_empty() {
+            runs.push(new);
+            return;
+        }
         // Those that it overlaps or touches become part of it, or give way.
         let first = runs.partition_point(|run| run.end() < new.offset);
         let end = runs.partition_point(|run| run.offset <= new.end());
