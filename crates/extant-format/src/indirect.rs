@@ -122,6 +122,27 @@ pub fn max_file_blocks(size: BlockSize) -> u64 {
         .min(1 << 32)
 }
 
+/// Pointer blocks of a file whose first `blocks` blocks are all mapped.
+#[must_use]
+pub fn pointer_blocks(blocks: u64, size: BlockSize) -> u64 {
+    let p = u64::from(pointers(size));
+    let mut rest = blocks.saturating_sub(u64::from(DIRECT));
+    let mut all = 0_u64;
+    // Those that this level's trees reach, and the pointer blocks in each layer of the tree.
+    let mut reach = p;
+    for depth in 1..=3 {
+        let here = rest.min(reach);
+        let mut layer = here;
+        for _ in 0..depth {
+            layer = layer.div_ceil(p);
+            all = all.saturating_add(layer);
+        }
+        rest -= here;
+        reach = reach.saturating_mul(p);
+    }
+    all
+}
+
 /// Where the number of `block` is; `None` when no map reaches it.
 ///
 /// ```

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use extant_base::{FsBlock, Ino};
+use extant_format::inode::InodeFlags;
 use extant_jbd2::{Handle, Tid};
 use extant_sync::{Mutex, Rank};
 
@@ -26,6 +27,9 @@ use crate::node::Node;
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 use crate::writer::Writer;
+
+/// In the superblock's `creator_os`: made for the Hurd.
+const OS_HURD: u32 = 1;
 
 /// Shards of the dirty list; a power of two.
 const SHARDS: usize = 16;
@@ -209,12 +213,18 @@ impl<'v> Txn<'v> {
         }
         node.changed_tid.store(tid, Ordering::Release);
         self.writer.count_update(node.ino());
+        // Where the Hurd keeps the number of a block, other systems count changes.
+        let keeps_translator = self.volume.superblock().creator_os == OS_HURD;
         Ok(node.change(|data| {
             // Times of writes are older than those of this change.
             if let Some(file) = node.file_in_use() {
                 file.store_stamp(data);
             }
+            let version = data.record.version;
             let result = change(data);
+            if keeps_translator && !data.record.flags.contains(InodeFlags::EA_INODE) {
+                data.record.version = version;
+            }
             data.record.round_times();
             result
         }))

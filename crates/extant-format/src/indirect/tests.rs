@@ -102,3 +102,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn pointer_blocks_are_counted_layer_by_layer() {
+    // P = 256.
+    let size = BlockSize::new(1024).unwrap();
+    let two = 12 + 256 + 256 * 256;
+    for (blocks, own) in [
+        (0, 0),
+        (12, 0),
+        (13, 1),
+        (12 + 256, 1),
+        (12 + 256 + 1, 3),
+        (12 + 256 + 257, 4),
+        (two, 1 + 1 + 256),
+        (two + 1, 1 + 1 + 256 + 3),
+        (max_file_blocks(size), 1 + (1 + 256) + (1 + 256 + 65_536)),
+    ] {
+        assert_eq!(pointer_blocks(blocks, size), own, "{blocks}");
+    }
+}

@@ -374,9 +374,9 @@ fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
         blocks = if huge { u64::from(u32::MAX) } else { blocks.min(u64::from(u32::MAX)) };
     } else {
         // Pointer blocks count as well.
-        let p = u64::from(indirect::pointers(block_size));
-        let own = 1 + (1 + p) + (1 + p + p * p);
-        blocks = indirect::max_file_blocks(block_size).min(blocks.saturating_sub(own));
+        let reached = indirect::max_file_blocks(block_size);
+        let own = indirect::pointer_blocks(reached.min(blocks), block_size);
+        blocks = reached.min(blocks.saturating_sub(own));
     }
     let most = blocks.checked_shl(bits).unwrap_or(u64::MAX).min((1 << 63) - 1);
     let wide = match data.kind {

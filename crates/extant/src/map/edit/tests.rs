@@ -249,3 +249,35 @@ fn a_deep_tree_is_removed_through_a_small_journal() {
     fs.unmount().unwrap();
     image.check().assert_clean();
 }
+
+#[test]
+fn block_maps_of_large_blocks_hold_what_their_count_of_sectors_allows() {
+    let options = &["-t", "ext4", "-b", "65536", "-O", "^extents,^huge_file,^64bit"];
+    let image = require!(Image::make("64M", options, ""));
+    let fs = image.open();
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+    file.write_at(0, b"text").unwrap();
+    // 2^25 - 1 blocks, less the 2049 pointer blocks of so many.
+    let most = (33_554_431 - 2049) << 16;
+    file.truncate(most).unwrap();
+    assert!(
+        matches!(file.truncate(most + 1), Err(FsError::TooLarge { limit, .. }) if limit == most)
+    );
+    fs.root().unwrap().mkdir("dir", &NewInode::root(0o755)).unwrap();
+    fs.unmount().unwrap();
+    image.check().assert_clean();
+}
+
+#[test]
+fn changes_are_not_counted_where_the_hurd_keeps_a_block_number() {
+    let image = require!(Image::make("16M", &["-o", "hurd", "-t", "ext2"], ""));
+    let fs = image.open();
+    for name in ["one", "two"] {
+        let dir = fs.root().unwrap().mkdir(name, &NewInode::root(0o755)).unwrap();
+        let file = dir.create("file", &NewInode::root(0o644)).unwrap();
+        file.write_at(0, b"text").unwrap();
+        file.truncate(9).unwrap();
+    }
+    fs.unmount().unwrap();
+    image.check().assert_clean();
+}
