@@ -502,41 +502,26 @@ fn what_fits_in_part_is_not_called_durable() {
     mountable!();
     let (dir, device) = require!(image(&["-b", "1024"]));
     let at = dir.path().join("mount");
-    let mut settings = Settings::default();
-    settings.write_bytes_max = 64 << 10;
-    let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+        const LEN: usize = 64 << 10;
+        let path = at.join("file");
+        let file = File::create(&path).unwrap();
+        // The first half has its blocks, the second half is a hole.
+        file.write_all_at(&[1; LEN / 2], 0).unwrap();
+        file.set_len(LEN as u64).unwrap();
+        file.sync_all().unwrap();
         let ballast = File::create(at.join("ballast")).unwrap();
         let mut filled = 0;
-        let grow = |to| fallocate(&ballast, FallocateFlags::empty(), 0, to).is_ok();
-        while grow(filled + (1 << 18)) {
-            filled += 1 << 18;
-        }
-        ballast.set_len(filled - (6 << 20)).unwrap();
-        ballast.sync_all().unwrap();
-        let path = at.join("file");
-        // Whether so many bytes are called durable; then they are.
-        let keeps = |len: usize| {
-            let bytes: Vec<u8> = (0..len).map(|at| (at / 512) as u8).collect();
-            let file = File::create(&path).unwrap();
-            let kept = file.write_all_at(&bytes, 0).and_then(|()| file.sync_all());
-            match &kept {
-                Ok(()) => assert!(read_past_the_cache(&path) == bytes, "{len} bytes are lost"),
-                Err(why) => assert_eq!(why.kind(), std::io::ErrorKind::StorageFull),
+        for step in [1 << 20, 1 << 14, 1 << 10] {
+            while fallocate(&ballast, FallocateFlags::empty(), 0, filled + step).is_ok() {
+                filled += step;
             }
-            drop(file);
-            fs::remove_file(&path).unwrap();
-            kept.is_ok()
-        };
-        let (mut most, mut over) = (0_usize, 8 << 20);
-        while over - most > 4096 {
-            let len = most.midpoint(over);
-            *(if keeps(len) { &mut most } else { &mut over }) = len;
         }
-        assert!(most > 1 << 20, "{most}");
-        // One of these ends in a request of the kernel that fits in part.
-        for blocks in 0..32 {
-            keeps(most + blocks * 4096);
-        }
+        // One request of the kernel, of which one half fits.
+        file.write_all_at(&[2; LEN], 0).unwrap();
+        let synced = file.sync_all();
+        assert_eq!(synced.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+        assert_eq!(read_past_the_cache(&path)[LEN / 2..], [0; LEN / 2], "there is no room");
     });
     served.unwrap();
     check(dir.path(), &device);
