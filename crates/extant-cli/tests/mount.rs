@@ -659,6 +659,72 @@ fn everything_works(dir: &Path) {
     run("flock big true; stat -f . >/dev/null; find . -xdev >/dev/null");
 }
 
+/// Whether the kernel offers its rings to mounts; says so when it does not.
+fn has_rings() -> bool {
+    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let is_on = switch.is_ok_and(|text| text.starts_with('Y'));
+    if !is_on {
+        println!("skipped: needs FUSE over io_uring, which root can switch on");
+    }
+    is_on
+}
+
+#[test]
+fn requests_over_rings_are_answered_in_the_sandbox_until_each_kind_of_end() {
+    let Some(mounts) = mounts() else { return };
+    if !has_rings() {
+        let refused = mounts.mount(&["-o", "io_uring"]);
+        refused.ends_with(5).complains(&["-o io_uring", "io_uring"]);
+        assert!(mounts.listed().is_none());
+        return;
+    }
+    mounts.mount(&["-o", "io_uring"]).succeeds();
+    everything_works(&mounts.path("m"));
+    let said = mounts.place.run(&["stats", "m"]).succeeds().out();
+    assert!(said.contains(" over io_uring"), "{said}");
+    mounts.umount();
+    mounts.mount(&["-o", "noio_uring"]).succeeds();
+    let said = mounts.place.run(&["stats", "m"]).succeeds().out();
+    assert!(said.contains(" over /dev/fuse"), "{said}");
+    mounts.umount();
+    // Asked to end, while it is frozen too.
+    for is_frozen in [false, true] {
+        mounts.mount(&["-o", "io_uring"]).succeeds();
+        let (keeper, _) = mounts.processes();
+        fs::write(mounts.inside("kept"), vec![7; 100_000]).unwrap();
+        if is_frozen {
+            assert_eq!(mounts.asked("extant.order.freeze"), b"done");
+        }
+        signal(keeper, Signal::TERM);
+        until("the keeper ends", || !is_alive(keeper));
+        assert!(mounts.listed().is_none());
+        mounts.clean();
+        let read = mounts.place.run(&["cat", "a.img:/kept"]).succeeds();
+        assert!(read.output.stdout == vec![7; 100_000]);
+    }
+    // Killed.
+    mounts.mount(&["-o", "io_uring"]).succeeds();
+    let (keeper, server) = mounts.processes();
+    signal(server, Signal::KILL);
+    until("the keeper ends", || !is_alive(keeper));
+    until("the dead mount is gone", || mounts.listed().is_none());
+    mounts.mount(&["-o", "io_uring"]).succeeds();
+    mounts.umount();
+}
+
+#[test]
+fn an_ordinary_user_has_rings_too() {
+    let Some(mounts) = mounts() else { return };
+    if !has_rings() {
+        return;
+    }
+    let lines = "./extant mount -o io_uring --map-root --log log a.img m; mkdir m/dir; echo x > m/dir/f; \
+                 dd if=/dev/zero of=m/big bs=1M count=5 status=none; rm m/big; \
+                 ./extant stats m | grep over; ./extant umount m";
+    let Some(output) = as_user(&mounts, lines, ":") else { return };
+    assert!(succeeded(&output).contains("over io_uring"), "{}", text(&output));
+}
+
 #[test]
 fn statistics_come_as_text_json_and_for_prometheus() {
     let Some(mounts) = mounts() else { return };

@@ -48,6 +48,7 @@ pub(crate) mod op {
     pub(crate) const INTERRUPT: u32 = 36;
     pub(crate) const DESTROY: u32 = 38;
     pub(crate) const IOCTL: u32 = 39;
+    pub(crate) const NOTIFY_REPLY: u32 = 41;
     pub(crate) const BATCH_FORGET: u32 = 42;
     pub(crate) const FALLOCATE: u32 = 43;
     pub(crate) const READDIRPLUS: u32 = 44;
@@ -87,6 +88,7 @@ bitflags::bitflags! {
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
         const DIRECT_IO_ALLOW_MMAP = 1 << 36;
+        const OVER_IO_URING = 1 << 41;
     }
 
     /// Which fields of a SETATTR count.
@@ -222,4 +224,5 @@ records! {
         attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx,
     } = 288
     InvalInodeOut { ino: u64, off: i64, len: i64, } = 24
+    RetrieveOut { notify_unique: u64, nodeid: u64, offset: u64, size: u32, padding: u32, } = 32
 }

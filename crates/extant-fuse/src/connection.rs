@@ -2,26 +2,38 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as Os;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::abi::{InHeader, InvalInodeOut, OutHeader, SetxattrIn};
+use crate::abi::{InHeader, InvalInodeOut, OutHeader, RetrieveOut, SetxattrIn};
 use crate::operations::Errno;
 use crate::pipe::Pipe;
 
 /// An open `/dev/fuse` that belongs to a mount.
 pub(crate) struct Connection {
     device: OwnedFd,
+    /// The number of the next question of ours.
+    next_question: AtomicU64,
 }
 
 /// Codes of messages that nobody asked for.
 const NOTIFY_INVAL_INODE: i32 = 2;
+const NOTIFY_RETRIEVE: i32 = 5;
+/// Numbers of questions that we have the kernel ask, from here on: far from those that it gives, and even as
+/// those are.
+const OWN_QUESTIONS: u64 = 1 << 62;
 
 impl Connection {
     pub(crate) fn new(device: OwnedFd) -> Connection {
-        Connection { device }
+        Connection { device, next_question: AtomicU64::new(OWN_QUESTIONS) }
+    }
+
+    /// Another descriptor of the same connection.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.device.try_clone()
     }
 
     /// Whether a request waits. Never blocks.
@@ -87,9 +99,7 @@ impl Connection {
 
     /// Answers a request with an error.
     pub(crate) fn fail(&self, unique: u64, error: Errno) -> io::Result<()> {
-        // The kernel refuses what is no error number, and the caller would wait for ever.
-        let number = if (1..512).contains(&error.0) { error.0 } else { Errno::EIO.0 };
-        self.send(OutHeader { unique, error: -number, ..OutHeader::default() }, &[])
+        self.send(OutHeader { unique, error: code(error), ..OutHeader::default() }, &[])
     }
 
     /// Tells the kernel to write back and drop what it has cached of a node's contents from `offset` on.
@@ -103,6 +113,16 @@ impl Connection {
     /// Tells the kernel to ask for the attributes of a node before it uses them again. Waits for nobody.
     pub(crate) fn drop_attributes(&self, node: u64) -> io::Result<()> {
         self.drop_cached(node, -1)
+    }
+
+    /// Has the kernel ask something on the processor where this is called: nothing of the contents of
+    /// `file`, a node that is a regular file. Whoever serves that processor gets a request of kind `NOTIFY_REPLY`.
+    pub(crate) fn ask_to_be_asked(&self, file: u64) -> io::Result<()> {
+        // An answer is found by its number: two with the same one would be taken for each other.
+        let notify_unique = self.next_question.fetch_add(2, Ordering::Relaxed);
+        let message = RetrieveOut { notify_unique, nodeid: file, ..RetrieveOut::default() };
+        let header = OutHeader { error: NOTIFY_RETRIEVE, ..OutHeader::default() };
+        self.send(header, &[IoSlice::new(message.as_bytes())])
     }
 
     fn send(&self, mut header: OutHeader, parts: &[IoSlice<'_>]) -> io::Result<()> {
@@ -130,9 +150,18 @@ impl Connection {
     }
 }
 
+/// An error as an answer says it.
+pub(crate) fn code(error: Errno) -> i32 {
+    // The kernel refuses what is no error number, and the caller would wait for ever.
+    let number = if (1..512).contains(&error.0) { error.0 } else { Errno::EIO.0 };
+    -number
+}
+
 /// A request as it came.
 pub(crate) struct Request<'a> {
     pub(crate) header: InHeader,
+    /// The first fixed part, where that lies apart.
+    fixed: Option<&'a [u8]>,
     body: &'a [u8],
 }
 
@@ -143,17 +172,42 @@ impl<'a> Request<'a> {
         let whole = header.len as usize;
         let extensions = usize::from(header.total_extlen) * 8;
         let end = whole.checked_sub(size_of::<InHeader>())?.checked_sub(extensions)?;
-        Some(Request { header, body: body.get(..end)? })
+        Some(Request { header, fixed: None, body: body.get(..end)? })
+    }
+
+    /// The same of a request whose first fixed part lies in front of `fixed`, and the rest is `body`, of
+    /// `body_len` bytes. `None` when they are not as long as the header says.
+    pub(crate) fn of_parts(
+        header: InHeader,
+        fixed: &'a [u8],
+        body: &'a [u8],
+        body_len: usize,
+    ) -> Option<Request<'a>> {
+        let all = (header.len as usize).checked_sub(size_of::<InHeader>())?;
+        let fixed = fixed.get(..all.checked_sub(body_len)?)?;
+        let extensions = usize::from(header.total_extlen) * 8;
+        let end = body_len.checked_sub(extensions)?.min(body.len());
+        // Kinds without a fixed part have the rest only.
+        Some(Request {
+            header,
+            fixed: Some(fixed).filter(|fixed| !fixed.is_empty()),
+            body: &body[..end],
+        })
     }
 
     /// Whether this sets an attribute with that name.
     pub(crate) fn is_for_attribute(&self, name: &[u8]) -> bool {
-        let text = self.body.get(size_of::<SetxattrIn>()..).unwrap_or(&[]);
+        let before = if self.fixed.is_some() { 0 } else { size_of::<SetxattrIn>() };
+        let text = self.body.get(before..).unwrap_or(&[]);
         text.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
     }
 
     /// The next fixed part of the body.
     pub(crate) fn take<T: FromBytes>(&mut self) -> Result<T, Errno> {
+        if let Some(fixed) = self.fixed.take() {
+            let (value, _) = T::read_from_prefix(fixed).map_err(|_| Errno::EINVAL)?;
+            return Ok(value);
+        }
         let (value, rest) = T::read_from_prefix(self.body).map_err(|_| Errno::EINVAL)?;
         self.body = rest;
         Ok(value)
@@ -203,5 +257,23 @@ mod tests {
         assert_eq!(request.bytes(5), Err(Errno::EINVAL));
         assert_eq!(request.bytes(4).unwrap(), b"tail");
         assert_eq!(request.take::<u32>(), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn a_fixed_part_that_lies_apart_is_taken_first_and_whole() {
+        let header = |len: u32| InHeader { len, ..InHeader::default() };
+        let (fixed, body) = ([1u8; 128], b"name\0\0\0\0\0");
+        // Newer kernels may say more in it than we know.
+        let mut request = Request::of_parts(header(40 + 16 + 9), &fixed, body, 9).unwrap();
+        assert_eq!(request.take::<u64>().unwrap(), 0x0101_0101_0101_0101);
+        assert_eq!(request.name().unwrap(), b"name");
+        assert!(Request::of_parts(header(40 + 129 + 9), &fixed, body, 9).is_none());
+        assert!(Request::of_parts(header(40 + 8), &fixed, body, 9).is_none());
+        assert!(Request::of_parts(header(39), &fixed, &[], 0).is_none());
+        let mut none = Request::of_parts(header(40 + 9), &fixed, body, 9).unwrap();
+        assert_eq!(none.name().unwrap(), b"name");
+        let longer = InHeader { len: 40 + 9, total_extlen: 1, ..InHeader::default() };
+        let mut short = Request::of_parts(longer, &fixed, body, 9).unwrap();
+        assert_eq!(short.bytes(2), Err(Errno::EINVAL), "extensions are no body");
     }
 }

@@ -1,12 +1,9 @@
 //! From a request's bytes to a call, and from its result to the reply.
 
-use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
-
 use zerocopy::IntoBytes;
 
 use crate::abi::{self, SetattrValid, op};
-use crate::connection::{Connection, Request};
+use crate::connection::Request;
 use crate::operations::{
     Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
     ReadAnswer, Reply, SetAttr, SetTime, Time, WriteHow,
@@ -25,60 +22,50 @@ const XATTR_MAX: usize = 64 << 10;
 /// What a thread needs to answer.
 pub(crate) struct Desk<'a> {
     pub(crate) operations: &'a dyn Operations,
-    pub(crate) connection: &'a Connection,
     pub(crate) lane: &'a Lane,
     /// The kernel keeps mappings and times of files right that are open past its cache.
     pub(crate) direct_in_parallel: bool,
 }
 
-/// The body of a reply.
-enum Body {
+/// What becomes of a request.
+pub(crate) enum Outcome {
+    /// It has no answer.
+    Silent,
+    /// An answer without a body.
     Nothing,
     Bytes(Vec<u8>),
-    /// It is on its way already.
+    /// The answer is on its way, or lies where it goes from: the contents that were asked for.
     Sent,
+    Failed(Errno),
+}
+
+/// Where the answer to a read goes.
+pub(crate) trait Contents: ReadAnswer {
+    /// The bytes that were sent, if any were.
+    fn sent(&self) -> Option<u64>;
 }
 
 impl Desk<'_> {
-    /// Answers one request; `false` when the answer is an error.
-    ///
-    /// # Errors
-    ///
-    /// The connection is of no use any more.
-    pub(crate) fn answer(&self, mut request: Request<'_>) -> io::Result<bool> {
+    /// Does what a request asks for; contents go to `contents`.
+    pub(crate) fn answer(&self, mut request: Request<'_>, contents: &mut dyn Contents) -> Outcome {
         let header = request.header;
         match header.opcode {
             op::FORGET => {
                 if let Ok(forget) = request.take::<abi::ForgetIn>() {
                     self.operations.forget(header.nodeid, forget.nlookup);
                 }
-                return Ok(true);
+                return Outcome::Silent;
             }
             op::BATCH_FORGET => {
                 self.forget_many(&mut request);
-                return Ok(true);
+                return Outcome::Silent;
             }
             // What is under way is finished: no operation waits for anything but devices.
-            op::INTERRUPT => return Ok(true),
+            op::INTERRUPT | op::NOTIFY_REPLY => return Outcome::Silent,
             _ => {}
         }
-        match self.run(&mut request) {
-            Ok(Body::Sent) => Ok(true),
-            Ok(Body::Nothing) => {
-                self.connection.reply(header.unique, &[])?;
-                Ok(true)
-            }
-            Ok(Body::Bytes(bytes)) => {
-                self.connection.reply(header.unique, &[IoSlice::new(&bytes)])?;
-                Ok(true)
-            }
-            Err(error) => {
-                self.connection.fail(header.unique, error)?;
-                Ok(false)
-            }
-        }
+        self.run(&mut request, contents).unwrap_or_else(Outcome::Failed)
     }
-
     /// What the kernel is told of a file that a program opened with `flags`. With `O_DIRECT` alone it
     /// would hold the inode for itself during each write.
     fn how_open(&self, flags: u32) -> u32 {
@@ -98,7 +85,7 @@ impl Desk<'_> {
         }
     }
 
-    fn run(&self, request: &mut Request<'_>) -> Reply<Body> {
+    fn run(&self, request: &mut Request<'_>, contents: &mut dyn Contents) -> Reply<Outcome> {
         let header = request.header;
         let node = header.nodeid;
         let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
@@ -115,7 +102,7 @@ impl Desk<'_> {
                 attributes(&ops.set_attributes(caller, node, &changes)?)
             }
             op::STATX => statx(&ops.attributes(node, None)?),
-            op::READLINK => Ok(Body::Bytes(ops.read_link(node)?)),
+            op::READLINK => Ok(Outcome::Bytes(ops.read_link(node)?)),
             op::SYMLINK => {
                 let name = request.name()?;
                 entry(&ops.symlink(caller, node, name, request.name()?)?)
@@ -164,9 +151,9 @@ impl Desk<'_> {
                 out.extend_from_slice(entry_out(&made).as_bytes());
                 let how = self.how_open(wanted.flags);
                 out.extend_from_slice(open_out(opened, how).as_bytes());
-                Ok(Body::Bytes(out))
+                Ok(Outcome::Bytes(out))
             }
-            op::READ => self.read(node, request),
+            op::READ => self.read(node, request, contents),
             op::WRITE => {
                 let wanted: abi::WriteIn = request.take()?;
                 let contents = request.bytes(wanted.size)?;
@@ -184,9 +171,9 @@ impl Desk<'_> {
             op::RELEASE => {
                 let open: u64 = request.take()?;
                 ops.release(node, open);
-                Ok(Body::Nothing)
+                Ok(Outcome::Nothing)
             }
-            op::RELEASEDIR => Ok(Body::Nothing),
+            op::RELEASEDIR => Ok(Outcome::Nothing),
             op::FSYNC | op::FSYNCDIR => {
                 let wanted: abi::FsyncIn = request.take()?;
                 let data_only = wanted.fsync_flags & abi::FSYNC_DATA != 0;
@@ -221,7 +208,7 @@ impl Desk<'_> {
                     plus: header.opcode == op::READDIRPLUS,
                 };
                 ops.read_dir(node, wanted.offset, &mut listing)?;
-                Ok(Body::Bytes(listing.out))
+                Ok(Outcome::Bytes(listing.out))
             }
             op::IOCTL => ioctl(ops, caller, node, request),
             op::FALLOCATE => {
@@ -250,57 +237,29 @@ impl Desk<'_> {
                     _ => bytes(&abi::CopyFileRangeOut { bytes_copied: copied }),
                 }
             }
-            op::DESTROY => Ok(Body::Nothing),
+            op::DESTROY => Ok(Outcome::Nothing),
             // FLUSH: a close has nothing to do here, writes have reported their errors. ACCESS: the kernel
             // checks. Locks: the kernel keeps them, it is the only client.
             _ => Err(Errno::ENOSYS),
         }
     }
 
-    fn read(&self, node: u64, request: &mut Request<'_>) -> Reply<Body> {
+    fn read(
+        &self,
+        node: u64,
+        request: &mut Request<'_>,
+        contents: &mut dyn Contents,
+    ) -> Reply<Outcome> {
         let wanted: abi::ReadIn = request.take()?;
-        let mut answer = Contents {
-            connection: self.connection,
-            unique: request.header.unique,
-            limit: wanted.size as usize,
-            sent: None,
-        };
-        self.operations.read(node, wanted.fh, wanted.offset, wanted.size, &mut answer)?;
-        match answer.sent {
+        self.operations.read(node, wanted.fh, wanted.offset, wanted.size, contents)?;
+        match contents.sent() {
             Some(bytes) => {
+                debug_assert!(bytes <= u64::from(wanted.size), "what was asked for");
                 self.lane.count_read(bytes);
-                Ok(Body::Sent)
+                Ok(Outcome::Sent)
             }
-            None => Ok(Body::Nothing), // The end of the file.
+            None => Ok(Outcome::Nothing), // The end of the file.
         }
-    }
-}
-
-/// The reply to a read: sent where the bytes lie.
-struct Contents<'a> {
-    connection: &'a Connection,
-    unique: u64,
-    limit: usize,
-    sent: Option<u64>,
-}
-
-impl ReadAnswer for Contents<'_> {
-    fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        debug_assert!(
-            self.sent.is_none() && len <= self.limit,
-            "one answer, of what was asked for"
-        );
-        self.sent = Some(len as u64);
-        self.connection.reply(self.unique, parts)
-    }
-
-    fn send_parts_of(&mut self, file: BorrowedFd<'_>, parts: &[(u64, u64)]) -> bool {
-        let sent = self.connection.reply_with_parts_of(self.unique, file, parts);
-        if sent {
-            self.sent = Some(parts.iter().map(|(_, len)| len).sum());
-        }
-        sent
     }
 }
 
@@ -346,16 +305,16 @@ impl DirAnswer for Listing {
     }
 }
 
-fn nothing(result: Reply<()>) -> Reply<Body> {
-    result.map(|()| Body::Nothing)
+fn nothing(result: Reply<()>) -> Reply<Outcome> {
+    result.map(|()| Outcome::Nothing)
 }
 
-fn bytes(out: &(impl IntoBytes + zerocopy::Immutable)) -> Reply<Body> {
-    Ok(Body::Bytes(out.as_bytes().to_vec()))
+fn bytes(out: &(impl IntoBytes + zerocopy::Immutable)) -> Reply<Outcome> {
+    Ok(Outcome::Bytes(out.as_bytes().to_vec()))
 }
 
 /// The value of an attribute, or its size when 0 bytes are asked for.
-fn sized(value: Vec<u8>, wanted: u32) -> Reply<Body> {
+fn sized(value: Vec<u8>, wanted: u32) -> Reply<Outcome> {
     let size = value.len();
     if size > XATTR_MAX {
         return Err(Errno(7)); // E2BIG: more than any caller can take.
@@ -363,7 +322,7 @@ fn sized(value: Vec<u8>, wanted: u32) -> Reply<Body> {
     match wanted {
         0 => bytes(&abi::GetxattrOut { size: size as u32, padding: 0 }),
         wanted if size > wanted as usize => Err(Errno::ERANGE),
-        _ => Ok(Body::Bytes(value)),
+        _ => Ok(Outcome::Bytes(value)),
     }
 }
 
@@ -398,7 +357,7 @@ fn attr(of: &Attributes) -> abi::Attr {
     }
 }
 
-fn attributes(of: &Attributes) -> Reply<Body> {
+fn attributes(of: &Attributes) -> Reply<Outcome> {
     bytes(&abi::AttrOut { attr_valid: FOR_EVER, attr: attr(of), ..Default::default() })
 }
 
@@ -413,7 +372,7 @@ fn entry_out(of: &Entry) -> abi::EntryOut {
     }
 }
 
-fn entry(of: &Entry) -> Reply<Body> {
+fn entry(of: &Entry) -> Reply<Outcome> {
     bytes(&entry_out(of))
 }
 
@@ -428,7 +387,7 @@ fn open_out(opened: Opened, keep: u32) -> abi::OpenOut {
     abi::OpenOut { fh: opened.handle, open_flags, backing_id: 0 }
 }
 
-fn statx(of: &Attributes) -> Reply<Body> {
+fn statx(of: &Attributes) -> Reply<Outcome> {
     /// Basic fields and the time of creation.
     const BASIC: u32 = 0x7ff;
     const BTIME: u32 = 0x800;
@@ -487,7 +446,7 @@ fn set_attr(wanted: &abi::SetattrIn) -> SetAttr {
     }
 }
 
-fn statfs(ops: &dyn Operations) -> Reply<Body> {
+fn statfs(ops: &dyn Operations) -> Reply<Outcome> {
     let totals = ops.totals()?;
     bytes(&abi::StatfsOut {
         blocks: totals.blocks,
@@ -507,7 +466,7 @@ fn ioctl(
     caller: Caller,
     node: u64,
     request: &mut Request<'_>,
-) -> Reply<Body> {
+) -> Reply<Outcome> {
     const COMPAT: u32 = 1 << 0;
     let wanted: abi::IoctlIn = request.take()?;
     let input = request.bytes(wanted.in_size)?;
@@ -524,7 +483,7 @@ fn ioctl(
     }
     let mut out = abi::IoctlOut::default().as_bytes().to_vec();
     out.extend_from_slice(&answer);
-    Ok(Body::Bytes(out))
+    Ok(Outcome::Bytes(out))
 }
 
 /// What the kernel offers at the start, or why it cannot be spoken to.
@@ -580,9 +539,9 @@ mod tests {
 
     #[test]
     fn a_value_is_asked_for_by_size_first() {
-        assert!(matches!(sized(vec![1; 9], 0), Ok(Body::Bytes(out)) if out[0] == 9));
+        assert!(matches!(sized(vec![1; 9], 0), Ok(Outcome::Bytes(out)) if out[0] == 9));
         assert!(matches!(sized(vec![1; 9], 8), Err(Errno::ERANGE)));
-        assert!(matches!(sized(vec![1; 9], 9), Ok(Body::Bytes(out)) if out.len() == 9));
+        assert!(matches!(sized(vec![1; 9], 9), Ok(Outcome::Bytes(out)) if out.len() == 9));
     }
 
     #[test]

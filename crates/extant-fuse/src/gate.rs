@@ -1,6 +1,7 @@
 //! Lets changes pass, or holds them back while the file system is frozen.
 //!
-//! A held-back request is kept as it came and takes no thread: the order to go on must find one.
+//! A held-back request is kept as it came, here or by the one who received it, and takes no thread: the order
+//! to go on must find one.
 //! How many there are is bounded by the kernel: one for each thread of a program that waits, and the
 //! writes that it sends in the background.
 //!
@@ -10,8 +11,10 @@
 //!   and takes that back. Whoever freezes looks in the opposite order.
 //! - G2. `held` is empty unless it is frozen, or somebody is about to answer what is in it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use extant_ring::Bell;
 use extant_sync::{Clock, Mutex, Rank};
 
 /// See the head of this module.
@@ -30,6 +33,8 @@ struct Inside(AtomicBool);
 #[derive(Default)]
 struct Held {
     waiting: Vec<Vec<u8>>,
+    /// Of those who keep what they received.
+    keepers: Vec<Arc<Bell>>,
     released: Vec<Vec<u8>>,
 }
 
@@ -47,6 +52,15 @@ impl Gate {
     /// Thread `index` is about to do what `request` asks for; `false` when it must not, and the request
     /// is kept for later.
     pub(crate) fn enter(&self, index: usize, request: &[u8]) -> bool {
+        self.enter_or(index, |held| held.waiting.push(request.to_vec()))
+    }
+
+    /// As [`Gate::enter`], for who keeps the request itself and tries again when `bell` is rung.
+    pub(crate) fn enter_or_keep(&self, index: usize, bell: &Arc<Bell>) -> bool {
+        self.enter_or(index, |held| held.keepers.push(Arc::clone(bell)))
+    }
+
+    fn enter_or(&self, index: usize, hold: impl FnOnce(&mut Held)) -> bool {
         let inside = &self.inside[index % self.inside.len()].0;
         loop {
             // SeqCst on both sides: of two stores and two loads, one side sees the other (G1).
@@ -57,7 +71,7 @@ impl Gate {
             inside.store(false, Ordering::SeqCst);
             let mut held = self.held.lock();
             if self.frozen.load(Ordering::SeqCst) {
-                held.waiting.push(request.to_vec());
+                hold(&mut held);
                 return false;
             }
         }
@@ -91,6 +105,7 @@ impl Gate {
         }
         let waiting = std::mem::take(&mut held.waiting);
         held.released.extend(waiting);
+        held.keepers.drain(..).for_each(|bell| bell.ring());
         held.released.reverse(); // Taken from the end: in the order in which they came.
         self.has_released.store(!held.released.is_empty(), Ordering::Release);
         true

@@ -11,6 +11,7 @@
 //! mount        how the kernel comes to have a mount, and how it loses it
 //! session      the first request, threads, what both sides agree on
 //! connection   bytes in, bytes out             abi        the records in them
+//! rings        the same over io_uring
 //! dispatch     from a request to a call        operations what can be called, whatever the transport
 //! ext4         the calls, answered             gate       freezing
 //! ids          owners here and there           stats      what was asked, and how long it took
@@ -52,16 +53,19 @@ pub mod mount;
 mod operations;
 mod patience;
 mod pipe;
+mod rings;
 mod session;
 mod settings;
 mod stats;
 
-pub use ext4::{Brake, CONTROL, INFO, ORDER, STATS, serve};
+pub use ext4::{Brake, CONTROL, INFO, ORDER, STATS, serve, serve_over};
+pub use extant_ring::Obstacle;
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
 pub use operations::{
     Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
     ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
 };
+pub use rings::Rings;
 pub use session::{Events, Level, ServeError};
-pub use settings::{AccessTimes, Durable, Settings};
+pub use settings::{AccessTimes, Durable, RingUse, Settings};

@@ -229,6 +229,24 @@ pub trait ReadAnswer {
         let _ = (file, parts);
         false
     }
+
+    /// `len` bytes of memory that is sent without another copy, by [`send_filled`](ReadAnswer::send_filled); what is
+    /// in them is left from before. `None` where there is none of that size: then nothing is better than
+    /// [`send`](ReadAnswer::send).
+    fn buffer(&mut self, len: usize) -> Option<&mut [u8]> {
+        let _ = len;
+        None
+    }
+
+    /// Sends the first `len` bytes of [`buffer`](ReadAnswer::buffer).
+    ///
+    /// # Errors
+    ///
+    /// There is no such memory, or as [`send`](ReadAnswer::send).
+    fn send_filled(&mut self, len: usize) -> io::Result<()> {
+        let _ = len;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Takes the entries of a directory until it is full.
@@ -388,6 +406,11 @@ pub trait Operations: Send + Sync {
     ) -> Reply<u64>;
     /// A control operation: its output, and what the call returns.
     fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>>;
+    /// A regular file that the kernel knows, if one is found quickly: for a question that has no other purpose
+    /// than to be answered.
+    fn some_file(&self) -> Option<u64> {
+        None
+    }
     /// Who lets changes pass, or holds them back for a while.
     fn gate(&self) -> &Gate;
 }

@@ -5,15 +5,15 @@
 //! up: more than most requests. One thread at a time looks; others sleep. Who looks in vain too often
 //! (nobody sends, or the program waits for this very processor) stops looking for a while.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use extant_sync::Clock;
 
-use crate::connection::Connection;
-
 /// How long to look: about what sleeping and waking costs.
 const LOOK: Duration = Duration::from_micros(15);
+/// A thread that gave way and was away for so long shares its processor with somebody.
+const CROWDED: Duration = Duration::from_micros(3);
 /// Credit at most; each look in vain takes [`VAIN`], each that finds something gives 1.
 const CREDIT_MAX: u32 = 16;
 const VAIN: u32 = 2;
@@ -24,6 +24,8 @@ const RETRY: u32 = 64;
 pub(crate) struct Patience {
     /// Somebody looks.
     looking: AtomicBool,
+    /// Requests that others got while somebody looked.
+    passed: AtomicU64,
     /// There is a processor to look with beside the one that a program runs on.
     has_room: bool,
 }
@@ -37,23 +39,73 @@ pub(crate) struct Experience {
 
 impl Patience {
     pub(crate) fn new(processors: usize) -> Patience {
-        Patience { looking: AtomicBool::new(false), has_room: processors > 1 }
+        Patience {
+            looking: AtomicBool::new(false),
+            passed: AtomicU64::new(0),
+            has_room: processors > 1,
+        }
     }
 
-    /// After an answer, before the next request is waited for.
-    pub(crate) fn look(&self, own: &mut Experience, clock: &dyn Clock, from: &Connection) {
+    /// After an answer, before the next request is waited for: asks `has_come` until it has.
+    pub(crate) fn look(
+        &self,
+        own: &mut Experience,
+        clock: &dyn Clock,
+        mut has_come: impl FnMut() -> bool,
+    ) {
         if !self.has_room || !own.wants() || self.looking.swap(true, Ordering::Acquire) {
             return;
         }
         let began = clock.monotonic();
         let found = loop {
-            if from.has_request() {
+            if has_come() {
                 break true;
             }
             if clock.monotonic().saturating_sub(began) >= LOOK {
                 break false;
             }
             std::hint::spin_loop();
+        };
+        self.looking.store(false, Ordering::Release);
+        own.note(found);
+    }
+
+    /// A request came to a thread that may not be the one that looks.
+    pub(crate) fn note_request(&self) {
+        if self.looking.load(Ordering::Relaxed) {
+            self.passed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`look`](Patience::look), for a thread that stays on one processor and sees the requests of that one
+    /// only. It looks as long as requests come anywhere, and gives way to whoever wants the processor: while it
+    /// is not idle, the scheduler leaves the program that sends them where it is, beside its server.
+    pub(crate) fn stay(
+        &self,
+        own: &mut Experience,
+        clock: &dyn Clock,
+        mut has_come: impl FnMut() -> bool,
+    ) {
+        if !self.has_room || !own.wants() || self.looking.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let (mut since, mut seen) = (clock.monotonic(), self.passed.load(Ordering::Relaxed));
+        let mut was_useful = false;
+        let found = loop {
+            if has_come() {
+                break true;
+            }
+            let now = clock.monotonic();
+            let passed = self.passed.load(Ordering::Relaxed);
+            if passed != seen {
+                (since, seen, was_useful) = (now, passed, true);
+            } else if now.saturating_sub(since) >= LOOK {
+                break was_useful;
+            }
+            std::thread::yield_now();
+            if clock.monotonic().saturating_sub(now) >= CROWDED {
+                break has_come();
+            }
         };
         self.looking.store(false, Ordering::Release);
         own.note(found);

@@ -1,7 +1,7 @@
 //! One mount from its first request to its last.
 
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use zerocopy::IntoBytes;
 
 use crate::abi::{self, InitFlags, op};
 use crate::connection::{Connection, Request};
-use crate::dispatch::{Desk, init_in};
+use crate::dispatch::{Contents, Desk, Outcome, init_in};
 use crate::ext4::{Brake, CONTROL};
-use crate::operations::{Errno, Operations};
+use crate::operations::{Errno, Operations, ReadAnswer};
 use crate::patience::{Experience, Patience};
-use crate::settings::Settings;
+use crate::settings::{RingUse, Settings};
 use crate::stats::RequestStats;
 
 /// What the owner of a mount is told while it lasts.
@@ -65,6 +65,9 @@ pub enum ServeError {
         /// Its minor version.
         minor: u32,
     },
+    /// Rings were asked for, and this mount gets none.
+    #[error("requests cannot come over io_uring: {0}")]
+    NoRing(String),
     /// A thread could not be started, or ended by a bug of ours.
     #[error(transparent)]
     Thread(#[from] ThreadError),
@@ -93,19 +96,25 @@ pub(crate) struct Agreed {
     pub(crate) write_max: u32,
 }
 
+impl Agreed {
+    /// While the kernel keeps times of files, it forgets to change them in writes of this kind.
+    pub(crate) fn direct_in_parallel(self) -> bool {
+        self.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP)
+            && !self.flags.contains(InitFlags::WRITEBACK_CACHE)
+    }
+}
+
 /// A connected mount.
 pub(crate) struct Session {
     pub(crate) connection: Arc<Connection>,
-    pub(crate) stats: Arc<RequestStats>,
     pub(crate) clock: Arc<dyn Clock>,
-    patience: Patience,
+    pub(crate) patience: Patience,
 }
 
 impl Session {
-    pub(crate) fn new(device: OwnedFd, threads: usize, clock: Arc<dyn Clock>) -> Session {
+    pub(crate) fn new(device: OwnedFd, clock: Arc<dyn Clock>) -> Session {
         Session {
             connection: Arc::new(Connection::new(device)),
-            stats: Arc::new(RequestStats::new(threads)),
             clock,
             patience: Patience::new(threads::available()),
         }
@@ -116,6 +125,7 @@ impl Session {
         &self,
         settings: &Settings,
         time_gran: u32,
+        has_rings: bool,
     ) -> Result<Option<Agreed>, ServeError> {
         let mut buffer = vec![0; BUFFER_MIN + WRITE_HEAD + PAGE as usize];
         loop {
@@ -144,7 +154,12 @@ impl Session {
                 self.connection.fail(unique, Errno(71))?; // EPROTO
                 return Err(ServeError::Protocol { major: init.major, minor: init.minor });
             }
-            let (agreed, out) = agree(settings, time_gran, &init, offered);
+            let (agreed, out) = agree(settings, time_gran, &init, offered, has_rings);
+            if settings.ring == RingUse::Always && !agreed.flags.contains(InitFlags::OVER_IO_URING)
+            {
+                self.connection.fail(unique, Errno(71))?;
+                return Err(ServeError::NoRing("the kernel does not offer it".to_owned()));
+            }
             self.connection.reply(unique, &[IoSlice::new(out.as_bytes())])?;
             return Ok(Some(agreed));
         }
@@ -155,13 +170,14 @@ impl Session {
         &self,
         operations: &dyn Operations,
         agreed: Agreed,
+        stats: &RequestStats,
         settings: &Settings,
         events: &dyn Events,
     ) -> Result<(), ServeError> {
         let count = settings.threads.clamp(1, 64);
         let first_error = Mutex::new(Rank::Leaf, None);
         threads::workers("fuse", count, |index| {
-            if let Err(error) = self.work(index, operations, agreed, events) {
+            if let Err(error) = self.work(index, operations, agreed, stats, events) {
                 first_error.lock().get_or_insert(error);
             }
         })?;
@@ -169,20 +185,18 @@ impl Session {
     }
 
     /// One thread's share.
-    fn work(
+    pub(crate) fn work(
         &self,
         index: usize,
         operations: &dyn Operations,
         agreed: Agreed,
+        stats: &RequestStats,
         events: &dyn Events,
     ) -> io::Result<()> {
         let len = (agreed.write_max as usize + WRITE_HEAD).max(BUFFER_MIN);
         let mut buffer = vec![0; len.next_multiple_of(PAGE as usize)];
-        let lane = self.stats.lane(index);
-        // While the kernel keeps times of files, it forgets to change them in writes of this kind.
-        let direct_in_parallel = agreed.flags.contains(InitFlags::DIRECT_IO_ALLOW_MMAP)
-            && !agreed.flags.contains(InitFlags::WRITEBACK_CACHE);
-        let desk = Desk { operations, connection: &self.connection, lane, direct_in_parallel };
+        let lane = stats.lane(index);
+        let desk = Desk { operations, lane, direct_in_parallel: agreed.direct_in_parallel() };
         let gate = operations.gate();
         let mut experience = Experience::default();
         while let Some(len) = self.connection.receive(&mut buffer)? {
@@ -209,7 +223,8 @@ impl Session {
                     done?;
                 }
             }
-            self.patience.look(&mut experience, &*self.clock, &self.connection);
+            let has_come = || self.connection.has_request();
+            self.patience.look(&mut experience, &*self.clock, has_come);
         }
         Ok(())
     }
@@ -218,28 +233,73 @@ impl Session {
     fn serve(&self, desk: &Desk<'_>, request: Request<'_>, events: &dyn Events) -> io::Result<()> {
         let (opcode, unique) = (request.header.opcode, request.header.unique);
         let began = self.clock.monotonic();
-        // A bug of ours must not leave a caller waiting, nor take the other threads down.
-        let answered = catch_unwind(AssertUnwindSafe(|| desk.answer(request)));
-        let failed = match answered {
-            Ok(answered) => !answered?,
-            Err(_) => {
-                let text = format!(
-                    "a bug in extant ended request {opcode}; its caller got EIO, others go on. \
-                     Please report it with the lines before this one"
-                );
-                events.log(Level::Error, &text);
-                self.connection.fail(unique, Errno::EIO)?;
-                true
-            }
-        };
+        let mut contents = Sent { connection: &self.connection, unique, sent: None };
+        let outcome = attempt(desk, request, &mut contents, events);
+        let failed = matches!(outcome, Outcome::Failed(_));
+        match outcome {
+            Outcome::Silent | Outcome::Sent => {}
+            Outcome::Nothing => self.connection.reply(unique, &[])?,
+            Outcome::Bytes(bytes) => self.connection.reply(unique, &[IoSlice::new(&bytes)])?,
+            Outcome::Failed(error) => self.connection.fail(unique, error)?,
+        }
         desk.lane.count(opcode, self.clock.monotonic().saturating_sub(began), failed);
         Ok(())
     }
 }
 
+/// Does what a request asks for. A bug of ours must not leave a caller waiting, nor take the other threads
+/// down.
+pub(crate) fn attempt(
+    desk: &Desk<'_>,
+    request: Request<'_>,
+    contents: &mut dyn Contents,
+    events: &dyn Events,
+) -> Outcome {
+    let opcode = request.header.opcode;
+    let answered = catch_unwind(AssertUnwindSafe(|| desk.answer(request, contents)));
+    answered.unwrap_or_else(|_| {
+        let text = format!(
+            "a bug in extant ended request {opcode}; its caller got EIO, others go on. \
+             Please report it with the lines before this one"
+        );
+        events.log(Level::Error, &text);
+        Outcome::Failed(Errno::EIO)
+    })
+}
+
+/// The reply to a read: sent where the bytes lie.
+struct Sent<'a> {
+    connection: &'a Connection,
+    unique: u64,
+    sent: Option<u64>,
+}
+
+impl ReadAnswer for Sent<'_> {
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        debug_assert!(self.sent.is_none(), "one answer");
+        self.sent = Some(len as u64);
+        self.connection.reply(self.unique, parts)
+    }
+
+    fn send_parts_of(&mut self, file: BorrowedFd<'_>, parts: &[(u64, u64)]) -> bool {
+        let sent = self.connection.reply_with_parts_of(self.unique, file, parts);
+        if sent {
+            self.sent = Some(parts.iter().map(|(_, len)| len).sum());
+        }
+        sent
+    }
+}
+
+impl Contents for Sent<'_> {
+    fn sent(&self) -> Option<u64> {
+        self.sent
+    }
+}
+
 /// Whether a request changes the file system, so that it waits while that is frozen. Orders to the
 /// server itself never wait: one of them ends the freeze.
-fn changes(request: &Request<'_>) -> bool {
+pub(crate) fn changes(request: &Request<'_>) -> bool {
     match request.header.opcode {
         op::SETXATTR => !request.is_for_attribute(CONTROL),
         op::SETATTR
@@ -269,6 +329,7 @@ fn agree(
     time_gran: u32,
     init: &abi::InitIn,
     offered: InitFlags,
+    has_rings: bool,
 ) -> (Agreed, abi::InitOut) {
     let mut wanted = InitFlags::ASYNC_READ
         | InitFlags::BIG_WRITES
@@ -294,6 +355,9 @@ fn agree(
         true => InitFlags::WRITEBACK_CACHE,
         false => InitFlags::DIRECT_IO_ALLOW_MMAP,
     };
+    if has_rings {
+        wanted |= InitFlags::OVER_IO_URING;
+    }
     let flags = wanted & offered;
     let write_max = settings.write_bytes_max.clamp(PAGE, 1 << 20) / PAGE * PAGE;
     // Without MAX_PAGES the kernel sends 32 pages at most, whatever it is told.
@@ -321,11 +385,11 @@ mod tests {
     fn nothing_is_agreed_on_that_was_not_offered() {
         let init = abi::InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: 0 };
         let offered = InitFlags::ASYNC_READ | InitFlags::WRITEBACK_CACHE | InitFlags::INIT_EXT;
-        let (agreed, out) = agree(&Settings::default(), 1, &init, offered);
+        let (agreed, out) = agree(&Settings::default(), 1, &init, offered, true);
         assert_eq!(agreed.flags, offered);
         assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, offered.bits());
         let plain = Settings { writeback_cache: false, ..Settings::default() };
-        let (agreed, _) = agree(&plain, 1, &init, offered);
+        let (agreed, _) = agree(&plain, 1, &init, offered, false);
         assert!(!agreed.flags.contains(InitFlags::WRITEBACK_CACHE));
     }
 
@@ -334,7 +398,7 @@ mod tests {
         let init = abi::InitIn::default();
         for (asked, got) in [(0, 4096), (5000, 4096), (1 << 20, 1 << 20), (u32::MAX, 1 << 20)] {
             let settings = Settings { write_bytes_max: asked, ..Settings::default() };
-            let (agreed, out) = agree(&settings, 1, &init, InitFlags::all());
+            let (agreed, out) = agree(&settings, 1, &init, InitFlags::all(), false);
             assert_eq!((agreed.write_max, u32::from(out.max_pages) * PAGE), (got, got));
         }
     }

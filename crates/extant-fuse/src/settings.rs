@@ -27,11 +27,23 @@ pub enum Durable {
     Everything,
 }
 
+/// Whether requests come over the kernel's rings (io_uring) or are read from `/dev/fuse`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum RingUse {
+    /// Never.
+    #[default]
+    Never,
+    /// Where the kernel offers it.
+    WhenOffered,
+    /// In any case; without it there is no mount.
+    Always,
+}
+
 /// How the server answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Threads that answer requests, 1 to 64.
+    /// Threads that answer requests, 1 to 64. With rings at least that many, two for each processor and more.
     pub threads: usize,
     /// Whether the kernel collects writes before it sends them. Off, each write of a program is one request.
     pub writeback_cache: bool,
@@ -49,6 +61,8 @@ pub struct Settings {
     pub options: String,
     /// Most bytes in one write, 4 KiB to 1 MiB: the kernel gives no more.
     pub write_bytes_max: u32,
+    /// How requests come.
+    pub ring: RingUse,
 }
 
 impl Default for Settings {
@@ -63,6 +77,7 @@ impl Default for Settings {
             operator: rustix::process::geteuid().as_raw(),
             options: String::new(),
             write_bytes_max: 1 << 20,
+            ring: RingUse::default(),
         }
     }
 }

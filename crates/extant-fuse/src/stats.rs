@@ -141,6 +141,10 @@ impl RequestStats {
         RequestStats { lanes: (0..threads.max(1)).map(|_| Lane::new()).collect() }
     }
 
+    pub(crate) fn threads(&self) -> usize {
+        self.lanes.len()
+    }
+
     pub(crate) fn lane(&self, thread: usize) -> &Lane {
         &self.lanes[thread % self.lanes.len()]
     }

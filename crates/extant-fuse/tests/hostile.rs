@@ -73,10 +73,10 @@ fn source() -> extant_testkit::TempDir {
 }
 
 /// Mounts the image, lets programs walk it, unmounts. Whether it could be mounted.
-fn walk(device: SharedDevice, dir: &Path, heard: &Heard, what: &str) -> bool {
+fn walk(device: SharedDevice, dir: &Path, settings: &Settings, heard: &Heard, what: &str) -> bool {
     let options = MountOptions::new().read_only(false).cache_bytes(1 << 20);
     let Ok(fs) = options.data_cache_bytes(8 << 20).open_shared(device) else { return false };
-    let (_damaged, walked) = with_mount(fs, dir, &Settings::default(), heard, |dir| {
+    let (_damaged, walked) = with_mount(fs, dir, settings, heard, |dir| {
         Command::new("timeout")
             .args(["--signal=KILL", &LIMIT.to_string(), "sh", "-c", WALK, "walk"])
             .arg(dir)
@@ -90,7 +90,7 @@ fn walk(device: SharedDevice, dir: &Path, heard: &Heard, what: &str) -> bool {
     true
 }
 
-fn try_layouts(mutants: u64) {
+fn try_layouts(mutants: u64, settings: &Settings) {
     if let Some(obstacle) = obstacle() {
         skip!("{obstacle}");
     }
@@ -134,7 +134,7 @@ fn try_layouts(mutants: u64) {
             if mutants > FEW {
                 println!("{what}");
             }
-            let is_mounted = walk(device, &mount_at, &heard, &what);
+            let is_mounted = walk(device, &mount_at, settings, &heard, &what);
             mounted += u64::from(is_mounted && mutant > 0);
             slowest = slowest.max(SystemClock.monotonic().saturating_sub(began));
             let errors = heard.errors.load(Ordering::SeqCst);
@@ -158,12 +158,17 @@ fn try_layouts(mutants: u64) {
 
 #[test]
 fn programs_on_damaged_images_end_in_answers_or_errors() {
-    try_layouts(FEW);
+    try_layouts(FEW, &Settings::default());
+}
+
+#[test]
+fn the_same_over_rings() {
+    try_layouts(2, &require!(common::over_rings()));
 }
 
 /// A thousand mutants; minutes.
 #[test]
 #[ignore = "takes minutes"]
 fn programs_on_a_thousand_damaged_images_end_in_answers_or_errors() {
-    try_layouts(1002 / LAYOUTS.len() as u64);
+    try_layouts(1002 / LAYOUTS.len() as u64, &Settings::default());
 }

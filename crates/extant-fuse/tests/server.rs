@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::{Heard, obstacle, with_mount};
 use extant::{FileBlock, MappingKind, MountErrors, MountOptions};
 use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
-use extant_fuse::{Durable, Settings, mount};
+use extant_fuse::{Durable, RingUse, Settings, mount};
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{require, skip};
@@ -24,12 +24,50 @@ use rustix::fs::{
     fallocate, getxattr, ioctl_getflags, ioctl_setflags, linkat, openat, seek, setxattr,
 };
 
-macro_rules! mountable {
-    () => {
-        if let Some(obstacle) = obstacle() {
-            skip!("{obstacle}");
+macro_rules! over_each_transport {
+    ($($name:ident,)*) => {
+        mod read_from_the_device {
+            use super::*;
+            $(#[test] fn $name() {
+                if let Some(obstacle) = obstacle() {
+                    skip!("{obstacle}");
+                }
+                super::$name(&Settings::default());
+            })*
+        }
+        mod over_rings {
+            use super::*;
+            $(#[test] fn $name() {
+                if let Some(obstacle) = obstacle() {
+                    skip!("{obstacle}");
+                }
+                super::$name(&require!(common::over_rings()));
+            })*
         }
     };
+}
+
+over_each_transport! {
+    what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits,
+    a_shutdown_keeps_what_its_mode_says,
+    orders_are_for_root_and_who_runs_the_server_and_must_be_known,
+    data_that_the_kernel_holds_back_is_found_by_seeking,
+    files_without_a_name_ranges_and_copies,
+    damage_makes_it_read_only_and_reading_goes_on,
+    a_mount_that_nobody_used_ends_well,
+    writes_to_files_opened_for_that_are_durable_however_they_come,
+    files_that_can_only_be_appended_to_change_nowhere_else,
+    what_is_asked_to_be_durable_is_so_when_the_call_returns,
+    in_a_directory_that_is_to_be_durable_names_are,
+    direct_writes_move_the_times_with_and_without_the_kernels_cache,
+    who_writes_on_when_it_is_full_hears_of_it_with_the_next_write,
+    what_fits_in_part_is_not_called_durable,
+    inodes_of_128_bytes_show_the_whole_seconds_that_they_keep,
+    more_wait_for_a_thaw_than_there_are_slots_and_reading_goes_on,
+    what_is_forgotten_is_not_kept,
+    large_and_odd_pieces_arrive_whole,
+    what_many_threads_do_side_by_side_is_all_there,
+    a_connection_that_is_cut_ends_the_server,
 }
 
 /// An image in memory, and a directory to mount it at.
@@ -51,6 +89,13 @@ fn order(dir: &Path, order: &str) -> Result<(), rustix::io::Errno> {
     getxattr(dir, format!("extant.order.{order}"), &mut answer).map(drop)
 }
 
+/// What the server says of itself.
+fn asked(at: &Path, name: &str) -> serde_json::Value {
+    let mut answer = vec![0u8; 65536];
+    let len = getxattr(at, name, &mut answer).unwrap();
+    serde_json::from_slice(&answer[..len]).unwrap()
+}
+
 /// The image is clean, after its journal is replayed.
 fn check(dir: &Path, device: &MemoryDevice) {
     let path = dir.join("check");
@@ -63,13 +108,11 @@ fn check(dir: &Path, device: &MemoryDevice) {
     assert!(report.is_clean(), "{report:?}");
 }
 
-#[test]
-fn what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits() {
-    mountable!();
+fn what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let heard = Heard::new();
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &heard, |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &heard, |at| {
         fs::write(at.join("before"), "x").unwrap();
         order(at, "freeze").unwrap();
         assert_eq!(order(at, "freeze"), Err(rustix::io::Errno::BUSY));
@@ -105,14 +148,12 @@ fn what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits() {
     check(dir.path(), &device);
 }
 
-#[test]
-fn a_shutdown_keeps_what_its_mode_says() {
-    mountable!();
+fn a_shutdown_keeps_what_its_mode_says(settings: &Settings) {
     for (mode, keeps_unsynced) in [("default", true), ("logflush", true), ("nologflush", false)] {
         let (dir, device) = require!(image(&[]));
         let heard = Heard::new();
         let at = dir.path().join("mount");
-        let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &heard, |at| {
+        let (served, ()) = with_mount(open(&device), &at, settings, &heard, |at| {
             fs::write(at.join("synced"), "kept").unwrap();
             File::open(at.join("synced")).unwrap().sync_all().unwrap();
             fs::create_dir(at.join("unsynced")).unwrap();
@@ -130,12 +171,10 @@ fn a_shutdown_keeps_what_its_mode_says() {
     }
 }
 
-#[test]
-fn orders_are_for_root_and_who_runs_the_server_and_must_be_known() {
-    mountable!();
+fn orders_are_for_root_and_who_runs_the_server_and_must_be_known(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         assert_eq!(order(at, "dance"), Err(rustix::io::Errno::INVAL));
         let set = |value: &[u8]| setxattr(at, "extant.control", value, XattrFlags::empty());
         set(b"sync").unwrap();
@@ -143,24 +182,20 @@ fn orders_are_for_root_and_who_runs_the_server_and_must_be_known() {
         assert_eq!(fs::write(at.join("a"), "").unwrap_err().raw_os_error(), Some(30));
         set(b"remount,rw").unwrap();
         fs::write(at.join("a"), "").unwrap();
-        let mut info = vec![0u8; 65536];
-        let len = getxattr(at, "extant.info", &mut info).unwrap();
-        let info: serde_json::Value = serde_json::from_slice(&info[..len]).unwrap();
+        let info = asked(at, "extant.info");
         assert_eq!((&info["read_only"], &info["frozen"]), (&false.into(), &false.into()));
-        let mut stats = vec![0u8; 65536];
-        let len = getxattr(at, "extant.stats", &mut stats).unwrap();
-        let stats: serde_json::Value = serde_json::from_slice(&stats[..len]).unwrap();
+        let over = if settings.ring == RingUse::Always { "io_uring" } else { "/dev/fuse" };
+        assert_eq!(info["transport"], over);
+        let stats = asked(at, "extant.stats");
         assert!(stats["requests"]["ops"]["create"]["count"].as_u64() >= Some(1), "{stats}");
     });
     served.unwrap();
 }
 
-#[test]
-fn data_that_the_kernel_holds_back_is_found_by_seeking() {
-    mountable!();
+fn data_that_the_kernel_holds_back_is_found_by_seeking(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         let file = OpenOptions::new()
             .create(true)
             .truncate(true)
@@ -198,12 +233,10 @@ fn data_that_the_kernel_holds_back_is_found_by_seeking() {
     check(dir.path(), &device);
 }
 
-#[test]
-fn files_without_a_name_ranges_and_copies() {
-    mountable!();
+fn files_without_a_name_ranges_and_copies(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         let flags = OFlags::TMPFILE | OFlags::RDWR;
         let nameless = openat(CWD, at, flags, Mode::from(0o600)).unwrap();
         rustix::io::write(&nameless, b"named later").unwrap();
@@ -238,9 +271,7 @@ fn files_without_a_name_ranges_and_copies() {
     assert!(left.exists("/named").unwrap() && !left.exists("/a").unwrap());
 }
 
-#[test]
-fn damage_makes_it_read_only_and_reading_goes_on() {
-    mountable!();
+fn damage_makes_it_read_only_and_reading_goes_on(settings: &Settings) {
     let (dir, device) = require!(image(&["-O", "metadata_csum"]));
     {
         let fs = open(&device);
@@ -261,7 +292,7 @@ fn damage_makes_it_read_only_and_reading_goes_on() {
     let heard = Heard::new();
     let at = dir.path().join("mount");
     let fs = options.open_shared(shared).unwrap();
-    let (_, ()) = with_mount(fs, &at, &Settings::default(), &heard, |at| {
+    let (_, ()) = with_mount(fs, &at, settings, &heard, |at| {
         fs::write(at.join("new"), "new").unwrap();
         assert_eq!(
             fs::metadata(at.join("bad/inside")).unwrap_err().raw_os_error(),
@@ -280,16 +311,14 @@ fn damage_makes_it_read_only_and_reading_goes_on() {
     assert!(state.contains(extant_format::features::State::ERROR), "{state:?}");
 }
 
-#[test]
-fn a_mount_that_nobody_used_ends_well() {
-    mountable!();
+fn a_mount_that_nobody_used_ends_well(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let at = dir.path().join("mount");
     let connection = mount::open_and_mount(&at, &mount::KernelOptions::new("test")).unwrap();
     mount::unmount(&at, false).unwrap();
     let heard = Heard::new();
     let fs = open(&device);
-    extant_fuse::serve(connection, fs, &Settings::default(), &heard).unwrap();
+    extant_fuse::serve(connection, fs, settings, &heard).unwrap();
     assert!(!heard.ready.load(Ordering::SeqCst));
     let left = MountOptions::new().open(device.snapshot()).unwrap();
     assert!(left.replayed().is_none(), "ended cleanly");
@@ -305,13 +334,11 @@ fn add_flag(file: &File, flag: IFlags) {
     ioctl_setflags(file, ioctl_getflags(file).unwrap() | flag).unwrap();
 }
 
-#[test]
-fn writes_to_files_opened_for_that_are_durable_however_they_come() {
-    mountable!();
+fn writes_to_files_opened_for_that_are_durable_however_they_come(settings: &Settings) {
     for writeback_cache in [true, false] {
         let (dir, device) = require!(image(&[]));
         let at = dir.path().join("mount");
-        let mut settings = Settings::default();
+        let mut settings = settings.clone();
         settings.writeback_cache = writeback_cache;
         let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
             for (name, flags) in [
@@ -342,13 +369,11 @@ fn writes_to_files_opened_for_that_are_durable_however_they_come() {
     }
 }
 
-#[test]
-fn files_that_can_only_be_appended_to_change_nowhere_else() {
-    mountable!();
+fn files_that_can_only_be_appended_to_change_nowhere_else(settings: &Settings) {
     for writeback_cache in [true, false] {
         let (dir, device) = require!(image(&[]));
         let at = dir.path().join("mount");
-        let mut settings = Settings::default();
+        let mut settings = settings.clone();
         settings.writeback_cache = writeback_cache;
         let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
             let path = at.join("file");
@@ -378,13 +403,11 @@ fn files_that_can_only_be_appended_to_change_nowhere_else() {
     }
 }
 
-#[test]
-fn what_is_asked_to_be_durable_is_so_when_the_call_returns() {
-    mountable!();
+fn what_is_asked_to_be_durable_is_so_when_the_call_returns(settings: &Settings) {
     for durable in [Durable::AsAsked, Durable::Names, Durable::Everything] {
         let (dir, device) = require!(image(&[]));
         let at = dir.path().join("mount");
-        let mut settings = Settings::default();
+        let mut settings = settings.clone();
         (settings.durable, settings.writeback_cache) = (durable, false);
         let heard = Heard::new();
         let (served, ()) = with_mount(open(&device), &at, &settings, &heard, |at| {
@@ -409,12 +432,10 @@ fn what_is_asked_to_be_durable_is_so_when_the_call_returns() {
     }
 }
 
-#[test]
-fn in_a_directory_that_is_to_be_durable_names_are() {
-    mountable!();
+fn in_a_directory_that_is_to_be_durable_names_are(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         fs::create_dir(at.join("dir")).unwrap();
         let handle = File::open(at.join("dir")).unwrap();
         add_flag(&handle, IFlags::DIRSYNC);
@@ -426,13 +447,11 @@ fn in_a_directory_that_is_to_be_durable_names_are() {
     served.unwrap();
 }
 
-#[test]
-fn direct_writes_move_the_times_with_and_without_the_kernels_cache() {
-    mountable!();
+fn direct_writes_move_the_times_with_and_without_the_kernels_cache(settings: &Settings) {
     for writeback_cache in [true, false] {
         let (dir, device) = require!(image(&[]));
         let at = dir.path().join("mount");
-        let mut settings = Settings::default();
+        let mut settings = settings.clone();
         settings.writeback_cache = writeback_cache;
         let (served, ()) = with_mount(open(&device), &at, &settings, &Heard::new(), |at| {
             let path = at.join("file");
@@ -463,12 +482,10 @@ fn read_past_the_cache(path: &Path) -> Vec<u8> {
     bytes
 }
 
-#[test]
-fn who_writes_on_when_it_is_full_hears_of_it_with_the_next_write() {
-    mountable!();
+fn who_writes_on_when_it_is_full_hears_of_it_with_the_next_write(settings: &Settings) {
     let (dir, device) = require!(image(&[]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         let path = at.join("log");
         let (mut file, other) = (File::create(&path).unwrap(), File::create(&path).unwrap());
         // More than there is room for. The kernel takes it all, and writes it back later: here, now.
@@ -497,12 +514,10 @@ fn who_writes_on_when_it_is_full_hears_of_it_with_the_next_write() {
     check(dir.path(), &device);
 }
 
-#[test]
-fn what_fits_in_part_is_not_called_durable() {
-    mountable!();
+fn what_fits_in_part_is_not_called_durable(settings: &Settings) {
     let (dir, device) = require!(image(&["-b", "1024"]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         const LEN: usize = 64 << 10;
         let path = at.join("file");
         let file = File::create(&path).unwrap();
@@ -527,12 +542,10 @@ fn what_fits_in_part_is_not_called_durable() {
     check(dir.path(), &device);
 }
 
-#[test]
-fn inodes_of_128_bytes_show_the_whole_seconds_that_they_keep() {
-    mountable!();
+fn inodes_of_128_bytes_show_the_whole_seconds_that_they_keep(settings: &Settings) {
     let (dir, device) = require!(image(&["-I", "128"]));
     let at = dir.path().join("mount");
-    let (served, ()) = with_mount(open(&device), &at, &Settings::default(), &Heard::new(), |at| {
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
         let path = at.join("file");
         // The kernel itself keeps these times while the file is written.
         for _ in 0..3 {
@@ -543,5 +556,179 @@ fn inodes_of_128_bytes_show_the_whole_seconds_that_they_keep() {
         }
     });
     served.unwrap();
+    check(dir.path(), &device);
+}
+
+fn more_wait_for_a_thaw_than_there_are_slots_and_reading_goes_on(settings: &Settings) {
+    const WRITERS: usize = 300;
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
+        for index in 0..WRITERS {
+            fs::create_dir(at.join(format!("d{index}"))).unwrap();
+        }
+        for round in 0..3 {
+            let done = AtomicU32::new(0);
+            order(at, "freeze").unwrap();
+            threads::scope(|s| {
+                // Each in a directory of its own: all of them reach the server.
+                for index in 0..WRITERS {
+                    let done = &done;
+                    s.spawn(&format!("w-{index}"), move || {
+                        fs::create_dir(at.join(format!("d{index}/{round}"))).unwrap();
+                        done.fetch_add(1, Ordering::SeqCst);
+                    })
+                    .unwrap();
+                }
+                // Names that the kernel does not know: each is a question.
+                for name in 0..200 {
+                    assert!(fs::metadata(at.join(format!("none-{round}-{name}"))).is_err());
+                }
+                SystemClock.sleep(Duration::from_millis(200));
+                assert_eq!(done.load(Ordering::SeqCst), 0);
+                assert!(fs::metadata(at.join(format!("none-{round}"))).is_err());
+                assert_eq!(asked(at, "extant.info")["frozen"], true);
+                order(at, "thaw").unwrap();
+            })
+            .unwrap();
+            assert_eq!(done.load(Ordering::SeqCst) as usize, WRITERS);
+        }
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+fn what_is_forgotten_is_not_kept(settings: &Settings) {
+    const FILES: u64 = 2000;
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
+        for index in 0..FILES {
+            File::create(at.join(format!("{index}"))).unwrap();
+        }
+        let nodes = || asked(at, "extant.stats")["nodes"].as_u64().unwrap();
+        assert!(nodes() >= FILES, "{}", nodes());
+        for index in 0..FILES {
+            fs::remove_file(at.join(format!("{index}"))).unwrap();
+        }
+        // They come behind, in batches.
+        let gone = (0..200).any(|_| {
+            SystemClock.sleep(Duration::from_millis(25));
+            nodes() < 50
+        });
+        assert!(gone, "{} of {FILES} files without a name are still known", nodes());
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+fn large_and_odd_pieces_arrive_whole(settings: &Settings) {
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let byte = |at: usize| (at % 251) as u8;
+    let whole: Vec<u8> = (0..5 << 20).map(byte).collect();
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
+        for (name, flags) in [("cached", OFlags::empty()), ("direct", OFlags::DIRECT)] {
+            let path = at.join(name);
+            let flags = flags | OFlags::CREATE | OFlags::RDWR;
+            let file = File::from(openat(CWD, &path, flags, Mode::from(0o600)).unwrap());
+            let mut piece = if name == "direct" { 512 } else { 1 };
+            let mut offset = 0;
+            while offset < whole.len() {
+                let len = piece.min(whole.len() - offset);
+                file.write_all_at(&whole[offset..offset + len], offset as u64).unwrap();
+                offset += len;
+                piece = if name == "direct" { (piece * 2).min(2 << 20) } else { piece * 3 };
+            }
+            file.sync_all().unwrap();
+            assert!(fs::read(&path).unwrap() == whole, "{name}");
+            let mut read = vec![0; 3 << 20];
+            file.read_exact_at(&mut read, 1 << 20).unwrap();
+            assert!(read[..] == whole[1 << 20..4 << 20], "{name}");
+        }
+        // Long names and values go the same way.
+        let long = "n".repeat(255);
+        fs::write(at.join(&long), "x").unwrap();
+        let value = vec![7; 700];
+        setxattr(at.join(&long), "user.large", &value, XattrFlags::empty()).unwrap();
+        let mut back = vec![0; 4000];
+        let len = getxattr(at.join(&long), "user.large", &mut back).unwrap();
+        assert_eq!(back[..len], value[..]);
+        let target = "t".repeat(900);
+        std::os::unix::fs::symlink(&target, at.join("link")).unwrap();
+        assert_eq!(fs::read_link(at.join("link")).unwrap().as_os_str().len(), 900);
+        fs::rename(at.join(&long), at.join("m".repeat(255))).unwrap();
+        assert_eq!(fs::read_dir(at).unwrap().count(), 5);
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+fn what_many_threads_do_side_by_side_is_all_there(settings: &Settings) {
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
+        threads::workers("client", 16, |index| {
+            let own = at.join(format!("{index}"));
+            fs::create_dir(&own).unwrap();
+            for round in 0..60u8 {
+                let path = own.join(format!("{round}"));
+                let bytes = vec![round ^ index as u8; 5000 + usize::from(round)];
+                fs::write(&path, &bytes).unwrap();
+                let file = File::open(&path).unwrap();
+                if round % 8 == 0 {
+                    file.sync_all().unwrap();
+                }
+                let mut read = vec![0; 4096];
+                let flags = OFlags::DIRECT | OFlags::RDONLY;
+                let direct = File::from(openat(CWD, &path, flags, Mode::empty()).unwrap());
+                direct.read_exact_at(&mut read, 0).unwrap();
+                assert_eq!(read[..], bytes[..4096]);
+                if round % 3 == 0 {
+                    fs::remove_file(&path).unwrap();
+                } else {
+                    fs::rename(&path, own.join(format!("{round}-kept"))).unwrap();
+                }
+            }
+            assert_eq!(fs::read_dir(&own).unwrap().count(), 40);
+        })
+        .unwrap();
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
+fn a_connection_that_is_cut_ends_the_server(settings: &Settings) {
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+    let (dir, device) = require!(image(&[]));
+    let at = dir.path().join("mount");
+    let (_, cut) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
+        fs::write(at.join("synced"), "kept").unwrap();
+        File::open(at.join("synced")).unwrap().sync_all().unwrap();
+        let number = rustix::fs::minor(fs::metadata(at).unwrap().dev());
+        let control = dir.path().join("control");
+        fs::create_dir(&control).unwrap();
+        let _ = mount("fusectl", &control, "fusectl", MountFlags::empty(), None);
+        let abort = control.join(format!("{number}/abort"));
+        order(at, "freeze").unwrap();
+        threads::scope(|s| {
+            let waits = s.spawn("waits", || fs::create_dir(at.join("never"))).unwrap();
+            SystemClock.sleep(Duration::from_millis(100));
+            // Where it cannot be cut, the waiting must end too.
+            let cut = fs::write(&abort, "1").inspect_err(|_| order(at, "thaw").unwrap()).is_ok();
+            assert_eq!(waits.join().unwrap().is_err(), cut);
+            let _ = unmount(&control, UnmountFlags::DETACH);
+            cut
+        })
+        .unwrap()
+    });
+    if !cut {
+        skip!("needs fusectl: cuts a connection");
+    }
+    let left = MountOptions::new().open(device.snapshot()).unwrap();
+    assert_eq!(left.read("/synced").unwrap(), b"kept");
+    assert!(!left.exists("/never").unwrap());
     check(dir.path(), &device);
 }

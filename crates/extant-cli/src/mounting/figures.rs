@@ -96,7 +96,9 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
             .map(|key| format!(", {}", key.replace('_', " ")))
             .collect::<String>();
         let (pid, threads) = (number(info, "pid"), number(info, "threads"));
-        let _ = writeln!(out, "    Image: {device}, process {pid}, {threads} threads{state}");
+        let over = info.get("transport").and_then(Value::as_str);
+        let over = over.map_or(String::new(), |transport| format!(" over {transport}"));
+        let _ = writeln!(out, "    Image: {device}, process {pid}, {threads} threads{over}{state}");
     }
     let _ = writeln!(
         out,
@@ -353,6 +355,8 @@ mod tests {
         let (before, now) = (stats(100, 0), stats(300, 0));
         let all = text(&now, None, &json!({"device": "a.img", "pid": 7, "threads": 2}));
         assert!(all.contains("a.img, process 7, 2 threads"), "{all}");
+        let info = json!({"device": "a.img", "pid": 7, "threads": 2, "transport": "io_uring"});
+        assert!(text(&now, None, &info).contains("2 threads over io_uring\n"));
         assert!(all.contains("1.2 MiB read"), "{all}");
         let round = text(&now, Some((&before, Duration::from_secs(2))), &json!({}));
         let row = round.lines().find(|line| line.trim_start().starts_with("read ")).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use extant::{MountErrors, MountOptions};
 use extant_fuse::mount::{AtimeFlag, KernelOptions};
-use extant_fuse::{AccessTimes, Durable, IdMap, Settings};
+use extant_fuse::{AccessTimes, Durable, IdMap, RingUse, Settings};
 use rustix::process::{getegid, geteuid};
 
 use crate::exit::{Failure, Result};
@@ -151,6 +151,7 @@ pub(crate) struct MountChoices {
     pub(crate) dirsync: bool,
     /// What is freed is given back to the device.
     pub(crate) discard: bool,
+    pub(crate) ring: RingUse,
     pub(crate) foreground: bool,
     pub(crate) log: Option<PathBuf>,
     pub(crate) sandbox: SandboxMode,
@@ -189,6 +190,7 @@ impl Default for MountChoices {
             sync: false,
             dirsync: false,
             discard: false,
+            ring: RingUse::default(),
             foreground: false,
             log: None,
             sandbox: SandboxMode::On,
@@ -284,6 +286,7 @@ impl MountChoices {
             (false, false) => Durable::AsAsked,
         };
         settings.options.clone_from(&self.words);
+        settings.ring = self.ring;
         settings.access_times = self.access_times;
         settings.directory_access_times = !self.nodiratime;
         settings.ids = self.ids();

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use extant::{BlockSize, Fs, FsError, MountOptions};
 use extant_block::{FileDevice, OpenError, SharedDevice};
 use extant_format::features::RoCompat;
-use extant_fuse::{Brake, Events, Level, Settings};
+use extant_fuse::{Brake, Events, Level, Obstacle, RingUse, Rings, Settings};
 use extant_sync::threads::{Receiver, Sender};
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -73,6 +73,7 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let settings = choices.settings();
     let dir = request.dir.canonicalize().unwrap_or_else(|_| request.dir.clone());
     let devices = Devices::open(request)?;
+    let rings = rings(&settings)?;
     let _ = std::env::set_current_dir("/");
     for missing in sandbox::enter(choices.sandbox)? {
         if choices.verbose {
@@ -90,11 +91,27 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let brake = OnceLock::new();
     let server = Server { link, log, null, foreground, dir, answers, asking, brake };
     server.catch_panics(choices.foreground)?;
-    let answer = server.answer(device, fs, &settings, &signals, end, choices);
+    let answer = server.answer((device, rings), fs, &settings, &signals, end, choices);
     answer.inspect(|()| {
         server.tell(INFO, "unmounted; everything is written");
         // Unmounted before anybody used it: whoever waits for the start waits no longer.
         let _ = link.say(&Word::Ready);
+    })
+}
+
+/// The rings that requests come over, while they can be made: not from the sandbox.
+fn rings(settings: &Settings) -> Result<Option<Rings>> {
+    let made = match settings.ring {
+        RingUse::Never => return Ok(None),
+        RingUse::WhenOffered => return Ok(Rings::prepare(settings).ok()),
+        RingUse::Always => Rings::prepare(settings),
+    };
+    made.map(Some).map_err(|obstacle| {
+        let failure = Failure::new(Exit::Unsupported, format!("-o io_uring: {obstacle}"));
+        match obstacle {
+            Obstacle::SwitchedOff => failure,
+            _ => failure.hint("without that word requests are read from /dev/fuse"),
+        }
     })
 }
 
@@ -315,7 +332,7 @@ impl Server<'_> {
 
     fn answer(
         &self,
-        device: std::os::fd::OwnedFd,
+        (device, rings): (OwnedFd, Option<Rings>),
         fs: Fs,
         settings: &Settings,
         signals: &UnixStream,
@@ -326,7 +343,8 @@ impl Server<'_> {
         let orders = Orders { server: self, fs: fs.clone(), signals, ended: &ended, choices };
         let served = threads::scope(|scope| {
             let waiting = scope.spawn("orders", move || orders.obey());
-            let served = waiting.map(|_| extant_fuse::serve(device, fs, settings, self));
+            let served =
+                waiting.map(|_| extant_fuse::serve_over(device, rings, fs, settings, self));
             drop(end);
             served
         });

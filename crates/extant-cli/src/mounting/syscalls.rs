@@ -72,6 +72,8 @@ mod filter {
         libc::SYS_pipe2,
         libc::SYS_memfd_create,
         libc::SYS_eventfd2,
+        // Rings that were made before, each for commands to the kernel's connection alone.
+        libc::SYS_io_uring_enter,
         // The keeper's socket and the log, which are open.
         libc::SYS_sendmsg,
         libc::SYS_sendto,
@@ -137,6 +139,9 @@ mod filter {
         libc::SYS_time,
     ];
 
+    /// `IORING_REGISTER_ENABLE_RINGS`.
+    const ENABLE_RINGS: i64 = 12;
+
     /// Calls that may pass when all of their conditions hold.
     fn conditional() -> Result<Rules, seccompiler::BackendError> {
         use SeccompCmpArgLen::{Dword, Qword};
@@ -169,6 +174,8 @@ mod filter {
                     when(0, Dword, Eq, i64::from(libc::PR_SET_VMA))?,
                 ],
             ),
+            // A ring that was made before is begun with, and nothing is added to it.
+            (libc::SYS_io_uring_register, vec![when(1, Dword, Eq, ENABLE_RINGS)?]),
             // Limits are looked at, not set.
             (libc::SYS_prlimit64, vec![when(2, Qword, Eq, 0)?]),
             (libc::SYS_newfstatat, vec![empty_path(3)?]),

@@ -7,7 +7,7 @@
 //! - W3. A word that is not known is refused by name.
 
 use extant::MountErrors;
-use extant_fuse::AccessTimes;
+use extant_fuse::{AccessTimes, RingUse};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::mounting::options::{IdRange, Kind, MountChoices, SandboxMode};
@@ -69,6 +69,8 @@ const EFFECTIVE: &[&str] = &[
     "dirsync",
     "discard",
     "nodiscard",
+    "io_uring",
+    "noio_uring",
     "sandbox",
     "nosandbox",
     "sandbox=",
@@ -236,6 +238,8 @@ fn flag(name: &str, value: Option<&str>, choices: &mut MountChoices) -> bool {
         "dirsync" => choices.dirsync = true,
         "discard" => choices.discard = true,
         "nodiscard" => choices.discard = false,
+        "io_uring" => choices.ring = RingUse::Always,
+        "noio_uring" => choices.ring = RingUse::Never,
         "sandbox" => choices.sandbox = SandboxMode::On,
         "nosandbox" => choices.sandbox = SandboxMode::Off,
         _ => return false,

@@ -246,11 +246,10 @@ impl Ext4<'_> {
     }
 
     /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It
-    /// does that with writes that other threads take: one thread less than there are may wait here.
+    /// does that with writes that other threads take, so not all may wait here.
     fn bring_back(&self, node: u64) -> Reply<()> {
-        let most = self.settings.threads.clamp(1, 64) as u32 - 1;
         let waiting = self.drops.fetch_add(1, Ordering::AcqRel);
-        let result = match waiting < most {
+        let result = match waiting < self.may_wait && crate::rings::may_wait_here() {
             true => self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO),
             // Asked to do without, the kernel takes everything for data, which is never wrong.
             false => Err(Errno(11)), // EAGAIN

@@ -321,7 +321,8 @@ impl Ext4<'_> {
             "frozen": self.gate.is_frozen(),
             "shut_down": self.fs.is_shut_down(),
             "stopped_because": self.fs.stopped_because(),
-            "threads": self.settings.threads,
+            "transport": if self.over_rings { "io_uring" } else { "/dev/fuse" },
+            "threads": self.requests.threads(),
             "options": self.settings.options,
             "writeback_cache": self.settings.writeback_cache,
             "durable": match self.settings.durable {

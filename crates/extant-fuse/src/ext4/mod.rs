@@ -42,8 +42,9 @@ use crate::operations::{
     Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
     ReadAnswer, Reply, SetAttr, Totals, WriteHow,
 };
+use crate::rings::Rings;
 use crate::session::{Events, Level, ServeError, Session};
-use crate::settings::{AccessTimes, Durable, Settings};
+use crate::settings::{AccessTimes, Durable, RingUse, Settings};
 use crate::stats::RequestStats;
 use nodes::{Nodes, Opens};
 
@@ -66,13 +67,41 @@ pub fn serve(
     settings: &Settings,
     events: &dyn Events,
 ) -> Result<(), ServeError> {
+    let rings = match settings.ring {
+        RingUse::Never => None,
+        RingUse::WhenOffered => Rings::prepare(settings).ok(),
+        RingUse::Always => {
+            let rings = Rings::prepare(settings);
+            Some(rings.map_err(|obstacle| ServeError::NoRing(obstacle.to_string()))?)
+        }
+    };
+    serve_over(device, rings, fs, settings, events)
+}
+
+/// As [`serve`], with rings that were prepared before: in a sandbox they cannot be made. Without rings
+/// requests are read from `device`, whatever the settings say.
+///
+/// # Errors
+///
+/// As [`serve`].
+pub fn serve_over(
+    device: OwnedFd,
+    rings: Option<Rings>,
+    fs: Fs,
+    settings: &Settings,
+    events: &dyn Events,
+) -> Result<(), ServeError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let session = Session::new(device, settings.threads.clamp(1, 64), Arc::clone(&clock));
+    let session = Session::new(device, Arc::clone(&clock));
     // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
-    let served = session.greet(settings, time_gran).and_then(|agreed| {
+    let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
         // Unmounted before anybody used it.
         let Some(agreed) = agreed else { return Ok(()) };
+        let rings = rings.filter(|_| agreed.flags.contains(InitFlags::OVER_IO_URING));
+        let plain = settings.threads.clamp(1, 64);
+        let threads = rings.as_ref().map_or(plain, Rings::threads);
+        let stats = Arc::new(RequestStats::new(threads));
         let server = Ext4 {
             fs: fs.clone(),
             nodes: Arc::new(Nodes::new()),
@@ -81,9 +110,11 @@ pub fn serve(
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
             is_writable: is_writable(&fs),
             read_only: AtomicBool::new(!is_writable(&fs)),
-            gate: Arc::new(Gate::new(settings.threads.clamp(1, 64))),
+            gate: Arc::new(Gate::new(threads)),
             connection: Arc::clone(&session.connection),
-            requests: Arc::clone(&session.stats),
+            requests: Arc::clone(&stats),
+            over_rings: rings.is_some(),
+            may_wait: rings.as_ref().map_or(plain, Rings::per_queue) as u32 - 1,
             clock,
             events,
             complaints: AtomicU32::new(0),
@@ -97,7 +128,10 @@ pub fn serve(
             clock: Arc::clone(&server.clock),
         });
         events.ready();
-        session.run(&server, agreed, settings, events)
+        match rings {
+            Some(rings) => rings.run(&session, &server, agreed, &stats, events),
+            None => session.run(&server, agreed, &stats, settings, events),
+        }
     });
     let ended = if fs.is_shut_down() { Ok(()) } else { fs.unmount() };
     served?;
@@ -130,6 +164,10 @@ struct Ext4<'a> {
     label: Mutex<Vec<u8>>,
     /// Threads that wait for the kernel to write back, which needs other threads.
     drops: AtomicU32,
+    /// So many may: one less than may be asked to do the writing.
+    may_wait: u32,
+    /// Requests come over the kernel's rings.
+    over_rings: bool,
 }
 
 impl Ext4<'_> {
@@ -493,6 +531,10 @@ impl Operations for Ext4<'_> {
     fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>> {
         self.check()?;
         self.control(caller, node, request)
+    }
+
+    fn some_file(&self) -> Option<u64> {
+        self.nodes.some_file()
     }
 
     fn gate(&self) -> &Gate {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use extant::Inode;
+use extant::{FileKind, Inode};
 use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashMap;
 
@@ -107,6 +107,15 @@ impl Nodes {
     /// What was refused of a node so far.
     pub(super) fn refused(&self, node: u64) -> Refusals {
         self.shard(node).lock().get(&node).map(|known| known.refused).unwrap_or_default()
+    }
+
+    /// A regular file that is known, if a few nodes of each shard have one among them.
+    pub(super) fn some_file(&self) -> Option<u64> {
+        let is_file = |known: &Known| known.inode.kind() == FileKind::Regular;
+        self.shards.iter().find_map(|shard| {
+            let shard = shard.lock();
+            shard.iter().take(8).find(|(_, known)| is_file(known)).map(|(node, _)| *node)
+        })
     }
 
     /// How many nodes are known.

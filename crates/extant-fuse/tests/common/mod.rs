@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use extant::Fs;
 use extant_fuse::mount::{KernelOptions, open_and_mount, unmount};
-use extant_fuse::{Events, Level, ServeError, Settings, serve};
+use extant_fuse::{Events, Level, RingUse, Rings, ServeError, Settings, serve};
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 
 /// Why nothing can be mounted here; `None` when it can.
@@ -19,6 +19,16 @@ pub(crate) fn obstacle() -> Option<&'static str> {
         return Some("needs /dev/fuse");
     }
     None
+}
+
+/// Settings for requests over the kernel's rings, or why there are none.
+pub(crate) fn over_rings() -> Result<Settings, String> {
+    let mut settings = Settings::default();
+    settings.ring = RingUse::Always;
+    match Rings::prepare(&settings) {
+        Ok(_) => Ok(settings),
+        Err(obstacle) => Err(obstacle.to_string()),
+    }
 }
 
 /// What the server said.

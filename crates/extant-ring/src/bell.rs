@@ -1,0 +1,35 @@
+//! What wakes a thread that waits in its ring.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Wakes the thread of one [`Ring`](crate::Ring). Rung several times before it is heard, it is heard once.
+#[derive(Debug)]
+pub struct Bell {
+    event: OwnedFd,
+}
+
+impl Bell {
+    pub(crate) fn new() -> io::Result<Bell> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Bell { event })
+    }
+
+    /// Wakes the thread. Never blocks.
+    pub fn ring(&self) {
+        // It fails when nobody has listened 2^64 times.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Takes back what was rung.
+    pub(crate) fn hush(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.event, &mut count);
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
