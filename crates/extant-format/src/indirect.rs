@@ -137,7 +137,7 @@ pub fn pointer_blocks(blocks: u64, size: BlockSize) -> u64 {
             layer = layer.div_ceil(p);
             all = all.saturating_add(layer);
         }
-        rest -= here;
+        rest = rest.saturating_sub(here);
         reach = reach.saturating_mul(p);
     }
     all

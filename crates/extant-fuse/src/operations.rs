@@ -307,8 +307,8 @@ pub trait Operations: Send + Sync {
     /// Attributes of a node.
     ///
     /// `through` is the handle of the open file that asks. Linux names it only on behalf of a program
-    /// that is about to write through the cache, and only after [its attributes became
-    /// void](crate::connection::Connection::drop_attributes); the program is given the error.
+    /// that is about to write through the cache, and only after its attributes became
+    /// void by a message of ours; the program is given the error.
     fn attributes(&self, node: u64, through: Option<u64>) -> Reply<Attributes>;
     /// Changes attributes; the new ones.
     fn set_attributes(&self, caller: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes>;

@@ -507,9 +507,9 @@ mod tests {
         group.free(0..4, 7);
         group.free(4..8, 8);
         assert_eq!(group.find(0, 1, 1).run, None);
-        assert_eq!(group.release(|tid| tid <= 7), [0..4]);
+        assert_eq!(group.release(|tid| tid <= 7), std::slice::from_ref(&(0..4)));
         assert_eq!(group.find(0, 64, 1).run, Some(0..4), "not joined across transactions");
-        assert_eq!(group.release(|tid| tid <= 8), [4..8]);
+        assert_eq!(group.release(|tid| tid <= 8), std::slice::from_ref(&(4..8)));
         assert_eq!(group.find(0, 64, 1).run, Some(0..8));
     }
 

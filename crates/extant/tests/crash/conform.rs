@@ -31,7 +31,7 @@ pub(crate) fn generated(
     let mut left = steps;
     // Too little for everything to stay in memory, on every other seed.
     let data_cache_bytes = if seed % 2 == 1 && writes { 2 << 20 } else { 0 };
-    let discard = seed % 3 == 0;
+    let discard = seed.is_multiple_of(3);
     let target = Extant { data_cache_bytes, discard, ..Extant::default() };
     let recorded = record(&target, &base, |model| {
         left = left.checked_sub(1)?;

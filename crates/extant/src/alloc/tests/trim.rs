@@ -116,7 +116,7 @@ fn what_was_freed_is_discarded_after_its_commit_unless_it_was_taken_again() {
         assert_eq!(spent(true), [], "{options:?}: not committed");
         mount.commit();
         assert_eq!(spent(false), [], "its time is over");
-        assert_eq!(spent(true), [start..end], "{options:?}: in one piece");
+        assert_eq!(spent(true), std::slice::from_ref(&(start..end)), "{options:?}: in one piece");
         assert_eq!(spent(true), [], "once");
         // The first half has an owner again when its turn comes.
         let run = mount.take(start, run.len, run.len).unwrap();
@@ -126,7 +126,8 @@ fn what_was_freed_is_discarded_after_its_commit_unless_it_was_taken_again() {
         mount.commit();
         let again = mount.take(start, half, half).unwrap();
         assert_eq!((again.start.0, again.len), (start, half));
-        assert_eq!(spent(true), [start + u64::from(half)..end], "{options:?}");
+        let second = start + u64::from(half)..end;
+        assert_eq!(spent(true), std::slice::from_ref(&second), "{options:?}");
         let before = mount.verify();
         mount.free(start, half).unwrap();
         mount.commit();
