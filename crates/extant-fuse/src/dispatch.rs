@@ -66,6 +66,7 @@ impl Desk<'_> {
         }
         self.run(&mut request, contents).unwrap_or_else(Outcome::Failed)
     }
+
     /// What the kernel is told of a file that a program opened with `flags`. With `O_DIRECT` alone it
     /// would hold the inode for itself during each write.
     fn how_open(&self, flags: u32) -> u32 {

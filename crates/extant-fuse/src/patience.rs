@@ -46,6 +46,11 @@ impl Patience {
         }
     }
 
+    /// Whether this thread is the one that looks from now on.
+    fn begins(&self, own: &mut Experience) -> bool {
+        self.has_room && own.wants() && !self.looking.swap(true, Ordering::Acquire)
+    }
+
     /// After an answer, before the next request is waited for: asks `has_come` until it has.
     pub(crate) fn look(
         &self,
@@ -53,7 +58,7 @@ impl Patience {
         clock: &dyn Clock,
         mut has_come: impl FnMut() -> bool,
     ) {
-        if !self.has_room || !own.wants() || self.looking.swap(true, Ordering::Acquire) {
+        if !self.begins(own) {
             return;
         }
         let began = clock.monotonic();
@@ -86,7 +91,7 @@ impl Patience {
         clock: &dyn Clock,
         mut has_come: impl FnMut() -> bool,
     ) {
-        if !self.has_room || !own.wants() || self.looking.swap(true, Ordering::Acquire) {
+        if !self.begins(own) {
             return;
         }
         let (mut since, mut seen) = (clock.monotonic(), self.passed.load(Ordering::Relaxed));

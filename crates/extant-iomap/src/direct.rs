@@ -19,6 +19,7 @@ use std::ops::Range;
 use crate::cache::{CacheError, PAGE_LOG2};
 use crate::file::FileCache;
 use crate::mapping::{Done, Intent, Kind, Mapper, Mapping, Placed, Placement};
+use crate::read::len_inside;
 use crate::states::State;
 
 /// How much of a file one question to the mapper is about, in bytes.
@@ -44,8 +45,7 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
-        let left = mapper.size().saturating_sub(offset);
-        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        let wanted = len_inside(mapper, offset, out.len());
         let mut done = 0;
         while done < wanted {
             let at = offset + done as u64;
@@ -89,9 +89,13 @@ impl FileCache {
             runs.push((address, end - at));
             at = end;
         }
-        self.cache.counters.direct_reads.add(runs.len() as u64);
-        self.cache.counters.bytes_read_direct.add(range.end - range.start);
         Ok(Some(runs))
+    }
+
+    /// Counts what somebody has read from where [`stored_at`](Self::stored_at) says it is.
+    pub fn count_read(&self, runs: &[(u64, u64)]) {
+        self.cache.counters.direct_reads.add(runs.len() as u64);
+        self.cache.counters.bytes_read_direct.add(runs.iter().map(|(_, len)| len).sum());
     }
 
     /// Calls `look` with the bytes of `range`, which is in front of the end of the file, if all of them are

@@ -19,6 +19,12 @@ const ROUNDS: usize = 64;
 /// Up to this length, in bytes, a read where the last one ended makes ready for one like it.
 const EXPECT_MAX: u64 = 8192;
 
+/// How many of `len` bytes from `offset` on are in front of the end of the file.
+pub(crate) fn len_inside<M: Mapper>(mapper: &M, offset: u64, len: usize) -> usize {
+    let left = mapper.size().saturating_sub(offset);
+    usize::try_from(left).unwrap_or(usize::MAX).min(len)
+}
+
 impl FileCache {
     /// Fills `out` from byte `offset`; fewer only at the end of the file. Returns how many bytes.
     ///
@@ -38,8 +44,7 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
-        let left = mapper.size().saturating_sub(offset);
-        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        let wanted = len_inside(mapper, offset, out.len());
         let goes_on = wanted as u64 <= EXPECT_MAX && self.goes_on(offset, wanted as u64);
         let mut done = 0;
         while done < wanted {

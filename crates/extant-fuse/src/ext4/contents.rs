@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use extant::{Fallocate, FileKind, FsError, Inode, InodeFlags, WriteBy};
@@ -125,10 +126,6 @@ impl Ext4<'_> {
             let range = range.clone();
             sent = self.said(inode.with_resident(range, |parts| drop(answer.send(parts))))?;
         }
-        if sent.is_none() && self.is_writable && wanted >= MOVE_MIN {
-            let moved = inode.with_stored(range, |file, parts| answer.send_parts_of(file, parts));
-            sent = self.said(moved)?.filter(|moved| *moved).map(drop);
-        }
         if sent.is_some() {
             return Ok(());
         }
@@ -137,18 +134,22 @@ impl Ext4<'_> {
             if read > 0 {
                 let _ = answer.send_filled(read);
             }
-        } else {
-            BUFFER.with_borrow_mut(|buffer| {
-                buffer.resize(buffer.len().max(wanted), 0);
-                let buffer = &mut buffer[..wanted];
-                let read = self.said(inode.read_direct_at(offset, buffer))?;
-                if read > 0 {
-                    let _ = answer.send(&[IoSlice::new(&buffer[..read])]);
-                }
-                Reply::Ok(())
-            })?;
+            return Ok(());
         }
-        Ok(())
+        let may_move = self.is_writable && wanted >= MOVE_MIN;
+        let move_it = |file: BorrowedFd<'_>, parts: &[_]| answer.send_parts_of(file, parts);
+        if may_move && self.said(inode.with_stored(range, move_it))? {
+            return Ok(());
+        }
+        BUFFER.with_borrow_mut(|buffer| {
+            buffer.resize(buffer.len().max(wanted), 0);
+            let buffer = &mut buffer[..wanted];
+            let read = self.said(inode.read_direct_at(offset, buffer))?;
+            if read > 0 {
+                let _ = answer.send(&[IoSlice::new(&buffer[..read])]);
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn write_file(

@@ -60,33 +60,37 @@ impl Inode {
 
     /// Calls `look` with the open file that the device is and with where in it the bytes of `range` are, as
     /// far as the file has them: their places and lengths, one behind the other. Nobody writes to the file
-    /// through the cache meanwhile; `look` must not use it. `None` when they are elsewhere (cached, in holes,
-    /// in the inode), in more than 16 pieces, or the device is no open file.
+    /// through the cache meanwhile; `look` must not use it, and says whether it has read them. `false` also when
+    /// they are elsewhere (cached, in holes, in the inode), in more than 16 pieces, or the device is no open file.
     ///
     /// # Errors
     ///
     /// As [`read_at`](Self::read_at).
-    pub fn with_stored<R>(
+    pub fn with_stored(
         &self,
         range: Range<u64>,
-        look: impl FnOnce(BorrowedFd<'_>, &[(u64, u64)]) -> R,
-    ) -> Result<Option<R>> {
+        look: impl FnOnce(BorrowedFd<'_>, &[(u64, u64)]) -> bool,
+    ) -> Result<bool> {
         self.check_contents()?;
         self.volume().writer()?;
-        let Some((file, start)) = self.volume().device().as_file() else { return Ok(None) };
+        let Some((file, start)) = self.volume().device().as_file() else { return Ok(false) };
         let node = self.node();
         let _content = node.content.read();
         self.fs().with_mapper(node, |mapper| {
             let range = range.start..range.end.min(mapper.file.size());
             if range.is_empty() {
-                return Ok(None);
+                return Ok(false);
             }
             let Some(mut runs) = mapper.file.cache.stored_at(mapper, range, PIECES_MOST)? else {
-                return Ok(None);
+                return Ok(false);
             };
             // The device is shorter than 2^63, and so are sums.
             runs.iter_mut().for_each(|(at, _)| *at = at.saturating_add(start));
-            Ok(Some(look(file, &runs)))
+            let is_read = look(file, &runs);
+            if is_read {
+                mapper.file.cache.count_read(&runs);
+            }
+            Ok(is_read)
         })
     }
 
