@@ -17,7 +17,14 @@ pub(crate) struct Connection {
     device: OwnedFd,
     /// The number of the next question of ours.
     next_question: AtomicU64,
+    /// What a test makes of answers.
+    #[cfg(test)]
+    pub(crate) mangle: std::sync::OnceLock<Mangle>,
 }
+
+/// Changes an answer, header and body, before it goes to the kernel.
+#[cfg(test)]
+pub(crate) type Mangle = Box<dyn Fn(&mut Vec<u8>) + Send + Sync>;
 
 /// Codes of messages that nobody asked for.
 const NOTIFY_INVAL_INODE: i32 = 2;
@@ -28,7 +35,12 @@ const OWN_QUESTIONS: u64 = 1 << 62;
 
 impl Connection {
     pub(crate) fn new(device: OwnedFd) -> Connection {
-        Connection { device, next_question: AtomicU64::new(OWN_QUESTIONS) }
+        Connection {
+            device,
+            next_question: AtomicU64::new(OWN_QUESTIONS),
+            #[cfg(test)]
+            mangle: std::sync::OnceLock::new(),
+        }
     }
 
     /// Another descriptor of the same connection.
@@ -65,10 +77,14 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// What the system says. That nobody waits any more is none.
+    /// The kernel did not take this answer; who waits for it gets `EIO`. That nobody waits any more is none.
     pub(crate) fn reply(&self, unique: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let header = OutHeader { unique, ..OutHeader::default() };
-        self.send(header, parts)
+        self.send(header, parts).inspect_err(|_| {
+            // Of an answer that is too long or too short for the question the kernel makes an error by itself,
+            // and then knows no such question. To any other it still waits for one.
+            let _ = self.fail(unique, Errno::EIO);
+        })
     }
 
     /// Answers a request with parts of a file, which the system moves. `false` when nothing was sent.
@@ -81,6 +97,10 @@ impl Connection {
         let body: u64 = parts.iter().map(|(_, len)| len).sum();
         let len = size_of::<OutHeader>() as u64 + body;
         let Ok(whole) = u32::try_from(len) else { return false };
+        #[cfg(test)]
+        if self.mangle.get().is_some() {
+            return false;
+        }
         let header = OutHeader { unique, len: whole, ..OutHeader::default() };
         let sent = Pipe::with(|pipe| {
             if !pipe.has_room_for(parts) {
@@ -129,6 +149,13 @@ impl Connection {
         let body: usize = parts.iter().map(|part| part.len()).sum();
         let len = size_of::<OutHeader>().saturating_add(body);
         header.len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        #[cfg(test)]
+        if let Some(mangled) = self.mangled(header, parts) {
+            return match rustix::io::write(&self.device, &mangled) {
+                Ok(_) | Err(Os::NOENT | Os::NODEV) => Ok(()),
+                Err(error) => Err(error.into()),
+            };
+        }
         let sent = match parts {
             [] => rustix::io::write(&self.device, header.as_bytes()),
             [one] => {
@@ -147,6 +174,16 @@ impl Connection {
             Ok(_) | Err(Os::NOENT | Os::NODEV) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// An answer as a test wants it; messages and errors go as they are.
+    #[cfg(test)]
+    fn mangled(&self, header: OutHeader, parts: &[IoSlice<'_>]) -> Option<Vec<u8>> {
+        let mangle = self.mangle.get().filter(|_| header.unique != 0 && header.error == 0)?;
+        let mut all = header.as_bytes().to_vec();
+        parts.iter().for_each(|part| all.extend_from_slice(part));
+        mangle(&mut all);
+        Some(all)
     }
 }
 

@@ -16,6 +16,11 @@ const FOR_EVER: u64 = 1 << 30;
 const NOT_AT_ALL: u64 = 0;
 /// The largest listing that is answered at once, whatever is asked for.
 const LISTING_MAX: u32 = 1 << 20;
+/// The largest read that is answered at once: the kernel asks for no more.
+const READ_MAX: u32 = 1 << 20;
+/// The longest target of a symbolic link that the kernel takes. Of a longer one it takes nothing, where its own
+/// ext4 shows the beginning.
+const TARGET_MAX: usize = 4095;
 /// The largest value or list of extended attributes: the kernel's own bound.
 const XATTR_MAX: usize = 64 << 10;
 
@@ -103,7 +108,11 @@ impl Desk<'_> {
                 attributes(&ops.set_attributes(caller, node, &changes)?)
             }
             op::STATX => statx(&ops.attributes(node, None)?),
-            op::READLINK => Ok(Outcome::Bytes(ops.read_link(node)?)),
+            op::READLINK => {
+                let mut target = ops.read_link(node)?;
+                target.truncate(TARGET_MAX);
+                Ok(Outcome::Bytes(target))
+            }
             op::SYMLINK => {
                 let name = request.name()?;
                 entry(&ops.symlink(caller, node, name, request.name()?)?)
@@ -251,7 +260,8 @@ impl Desk<'_> {
         request: &mut Request<'_>,
         contents: &mut dyn Contents,
     ) -> Reply<Outcome> {
-        let wanted: abi::ReadIn = request.take()?;
+        let mut wanted: abi::ReadIn = request.take()?;
+        wanted.size = wanted.size.min(READ_MAX);
         self.operations.read(node, wanted.fh, wanted.offset, wanted.size, contents)?;
         match contents.sent() {
             Some(bytes) => {

@@ -49,6 +49,8 @@ mod dispatch;
 mod ext4;
 mod gate;
 mod ids;
+#[cfg(test)]
+mod lies;
 pub mod mount;
 mod operations;
 mod patience;

@@ -51,7 +51,7 @@ const READERS: usize = 2;
 const SLOTS_MAX: usize = 256;
 /// Slots that a thread offers when it keeps a request, so that few requests find all of them taken.
 const SPARE: usize = 32;
-/// Commands that may fail for no reason that is known here, for each thread.
+/// Commands that may fail one after the other for no reason that is known here, for each thread.
 const FAILURES_MAX: u32 = 16;
 /// A request has this much payload at least.
 const PAYLOAD_MIN: usize = 8192;
@@ -245,6 +245,7 @@ impl Worker<'_> {
             };
             match next {
                 Event::Request(slot) => {
+                    self.failures = 0;
                     self.session.patience.note_request();
                     self.take(slot)?;
                     self.look(&mut experience)?;
@@ -348,17 +349,44 @@ impl Worker<'_> {
                     to.copy_from_slice(&bytes);
                     (0, bytes.len())
                 }
-                None => (code(Errno::EIO), 0),
+                None => {
+                    let why = format!("{} bytes", bytes.len());
+                    self.session.tell_refused(asked.opcode, &why, self.events);
+                    (code(Errno::EIO), 0)
+                }
             },
             Outcome::Failed(error) => (code(error), 0),
         };
         let whole = (size_of::<OutHeader>() + len) as u32;
         let answer = OutHeader { len: whole, error, unique: asked.unique };
         header[..size_of::<OutHeader>()].copy_from_slice(answer.as_bytes());
+        #[cfg(test)]
+        let len = match self.session.connection.mangle.get().filter(|_| error == 0) {
+            Some(mangle) => mangle_slot(mangle, header, payload, len),
+            None => len,
+        };
         let took = self.session.clock.monotonic().saturating_sub(began);
         self.desk.lane.count(asked.opcode, took, error != 0);
         Some(Done::Answered(len))
     }
+}
+
+/// Has a test change the answer in a slot; the length of its payload then.
+#[cfg(test)]
+fn mangle_slot(
+    mangle: &crate::connection::Mangle,
+    header: &mut [u8],
+    payload: &mut [u8],
+    len: usize,
+) -> usize {
+    let (head, _) = header.split_at_mut(size_of::<OutHeader>());
+    let mut all = [&*head, &payload[..len]].concat();
+    mangle(&mut all);
+    let (new_head, body) = all.split_at(head.len());
+    head.copy_from_slice(new_head);
+    let fits = body.len().min(payload.len());
+    payload[..fits].copy_from_slice(&body[..fits]);
+    fits
 }
 
 /// The reply to a read: put where the kernel takes it from.

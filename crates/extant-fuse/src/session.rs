@@ -4,10 +4,12 @@ use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use extant_sync::threads::{self, ThreadError};
 use extant_sync::{Clock, Mutex, Rank};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{self, InitFlags, op};
 use crate::connection::{Connection, Request};
@@ -89,6 +91,12 @@ const BUFFER_MIN: usize = 8192;
 /// Page size of the protocol's counts.
 const PAGE: u32 = 4096;
 
+/// How often reading a request is tried when the system says what it should not, and how long apart.
+const RECEIVE_TRIES: u32 = 100;
+const RECEIVE_PAUSE: Duration = Duration::from_millis(20);
+/// Of answers that the kernel does not take one in so many is logged.
+const REFUSED_STEP: u64 = 1000;
+
 /// What both sides agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
@@ -109,6 +117,8 @@ pub(crate) struct Session {
     pub(crate) connection: Arc<Connection>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) patience: Patience,
+    /// Answers that the kernel did not take.
+    refused: AtomicU64,
 }
 
 impl Session {
@@ -117,6 +127,7 @@ impl Session {
             connection: Arc::new(Connection::new(device)),
             clock,
             patience: Patience::new(threads::available()),
+            refused: AtomicU64::new(0),
         }
     }
 
@@ -199,28 +210,29 @@ impl Session {
         let desk = Desk { operations, lane, direct_in_parallel: agreed.direct_in_parallel() };
         let gate = operations.gate();
         let mut experience = Experience::default();
-        while let Some(len) = self.connection.receive(&mut buffer)? {
+        while let Some(len) = self.receive(&mut buffer, events)? {
             let Some(request) = Request::parse(&buffer[..len]) else {
-                events.log(Level::Error, "a malformed request was dropped");
+                events.log(Level::Error, "a malformed request was refused");
+                if let Ok((header, _)) = abi::InHeader::read_from_prefix(&buffer[..len]) {
+                    let _ = self.connection.fail(header.unique, Errno::EIO);
+                }
                 continue;
             };
             let changes = changes(&request);
             if changes && !gate.enter(index, &buffer[..len]) {
                 continue; // Held back until the file system is thawed.
             }
-            let done = self.serve(&desk, request, events);
+            self.serve(&desk, request, events);
             if changes {
                 gate.leave(index);
             }
-            done?;
             while let Some(held) = gate.take_released() {
                 // Through the gate as any other: it may be frozen again by now.
                 if let Some(request) = Request::parse(&held)
                     && gate.enter(index, &held)
                 {
-                    let done = self.serve(&desk, request, events);
+                    self.serve(&desk, request, events);
                     gate.leave(index);
-                    done?;
                 }
             }
             let has_come = || self.connection.has_request();
@@ -229,21 +241,52 @@ impl Session {
         Ok(())
     }
 
+    /// The next request; `None` when the mount is gone. Nothing else ends a mount: what the system says
+    /// instead once is tried again, for a while.
+    fn receive(&self, buffer: &mut [u8], events: &dyn Events) -> io::Result<Option<usize>> {
+        for _ in 0..RECEIVE_TRIES {
+            match self.connection.receive(buffer) {
+                Err(error) => {
+                    let text = format!("no request could be read ({error}); it is tried again");
+                    events.log(Level::Warning, &text);
+                    self.clock.sleep(RECEIVE_PAUSE);
+                }
+                received => return received,
+            }
+        }
+        self.connection.receive(buffer)
+    }
+
     /// Answers one request and counts it.
-    fn serve(&self, desk: &Desk<'_>, request: Request<'_>, events: &dyn Events) -> io::Result<()> {
+    fn serve(&self, desk: &Desk<'_>, request: Request<'_>, events: &dyn Events) {
         let (opcode, unique) = (request.header.opcode, request.header.unique);
         let began = self.clock.monotonic();
-        let mut contents = Sent { connection: &self.connection, unique, sent: None };
+        let mut contents = Sent { connection: &self.connection, unique, sent: None, refused: None };
         let outcome = attempt(desk, request, &mut contents, events);
         let failed = matches!(outcome, Outcome::Failed(_));
-        match outcome {
-            Outcome::Silent | Outcome::Sent => {}
-            Outcome::Nothing => self.connection.reply(unique, &[])?,
-            Outcome::Bytes(bytes) => self.connection.reply(unique, &[IoSlice::new(&bytes)])?,
-            Outcome::Failed(error) => self.connection.fail(unique, error)?,
+        let taken = match outcome {
+            Outcome::Silent => Ok(()),
+            Outcome::Sent => contents.refused.map_or(Ok(()), Err),
+            Outcome::Nothing => self.connection.reply(unique, &[]),
+            Outcome::Bytes(bytes) => self.connection.reply(unique, &[IoSlice::new(&bytes)]),
+            Outcome::Failed(error) => self.connection.fail(unique, error),
+        };
+        if let Err(error) = taken {
+            self.tell_refused(opcode, &error.to_string(), events);
         }
         desk.lane.count(opcode, self.clock.monotonic().saturating_sub(began), failed);
-        Ok(())
+    }
+
+    /// The kernel did not take an answer, which is a bug of ours: its caller got an error, and nothing else ends.
+    pub(crate) fn tell_refused(&self, opcode: u32, why: &str, events: &dyn Events) {
+        let before = self.refused.fetch_add(1, Ordering::Relaxed);
+        if before.is_multiple_of(REFUSED_STEP) {
+            let text = format!(
+                "the kernel did not take the answer to request {opcode}: {why}; its caller got EIO, others go \
+                 on. Please report it (answers refused before: {before})"
+            );
+            events.log(Level::Error, &text);
+        }
     }
 }
 
@@ -272,6 +315,8 @@ struct Sent<'a> {
     connection: &'a Connection,
     unique: u64,
     sent: Option<u64>,
+    /// The kernel did not take it.
+    refused: Option<io::Error>,
 }
 
 impl ReadAnswer for Sent<'_> {
@@ -279,7 +324,8 @@ impl ReadAnswer for Sent<'_> {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         debug_assert!(self.sent.is_none(), "one answer");
         self.sent = Some(len as u64);
-        self.connection.reply(self.unique, parts)
+        self.refused = self.connection.reply(self.unique, parts).err();
+        Ok(())
     }
 
     fn send_parts_of(&mut self, file: BorrowedFd<'_>, parts: &[(u64, u64)]) -> bool {

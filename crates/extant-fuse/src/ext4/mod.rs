@@ -91,8 +91,18 @@ pub fn serve_over(
     settings: &Settings,
     events: &dyn Events,
 ) -> Result<(), ServeError> {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let session = Session::new(device, Arc::clone(&clock));
+    let session = Session::new(device, Arc::new(SystemClock));
+    serve_session(&session, rings, fs, settings, events)
+}
+
+/// As [`serve_over`].
+pub(crate) fn serve_session(
+    session: &Session,
+    rings: Option<Rings>,
+    fs: Fs,
+    settings: &Settings,
+    events: &dyn Events,
+) -> Result<(), ServeError> {
     // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
     let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
@@ -115,7 +125,7 @@ pub fn serve_over(
             requests: Arc::clone(&stats),
             over_rings: rings.is_some(),
             may_wait: rings.as_ref().map_or(plain, Rings::per_queue) as u32 - 1,
-            clock,
+            clock: Arc::clone(&session.clock),
             events,
             complaints: AtomicU32::new(0),
             label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
@@ -129,7 +139,7 @@ pub fn serve_over(
         });
         events.ready();
         match rings {
-            Some(rings) => rings.run(&session, &server, agreed, &stats, events),
+            Some(rings) => rings.run(session, &server, agreed, &stats, events),
             None => session.run(&server, agreed, &stats, settings, events),
         }
     });
