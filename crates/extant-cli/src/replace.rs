@@ -29,8 +29,8 @@ pub(crate) fn check(session: &Session<'_>, path: &[u8], old: &Inode) -> Result<(
 }
 
 /// Gives the file at `path`, which no link stands for, the contents `from`: all at once, also over
-/// a crash. The new file has owner, mode, flags and extended attributes of `old`, or those of a new
-/// one with `permissions`.
+/// a crash. The new file has owner, mode, flags and extended attributes of `old`, but for its capabilities, or
+/// those of a new one with `permissions`.
 ///
 /// The contents are written to a file without a name, made durable, and then renamed over the old
 /// one.
@@ -114,6 +114,10 @@ fn keep_attributes(old: &Inode, new: &Inode) -> Result<(), FsError> {
     }
     new.set_attributes(&changes)?;
     for xattr in old.xattrs()? {
+        // They were for the program that it was, and no write on Linux leaves them, whoever writes.
+        if xattr.name == b"security.capability" {
+            continue;
+        }
         new.set_xattr(&xattr.name, &xattr.value, XattrMode::default())?;
     }
     Ok(())

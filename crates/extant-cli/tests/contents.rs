@@ -293,6 +293,9 @@ fn write(place: &Place, args: &[&str], input: &[u8]) -> Ran {
     Ran { args: args.join(" "), output: child.wait_with_output().unwrap() }
 }
 
+/// Capabilities of a program, of version 2.
+const CAPABLE: &str = "0x0100000200200000000000000000000000000000";
+
 #[test]
 fn writing_replaces_a_file_and_keeps_its_attributes() {
     let place = Place::with_image();
@@ -305,6 +308,8 @@ fn writing_replaces_a_file_and_keeps_its_attributes() {
     place.run(&["setfacl", "-m", "u:9:r", "a.img:/secret"]).succeeds();
     place.run(&["chattr", "+d", "a.img:/secret"]).succeeds();
     let before = place.run(&["stat", "--json", "a.img:/secret"]).succeeds().json();
+    let capable = ["setfattr", "-n", "security.capability", "-v", CAPABLE, "a.img:/secret"];
+    place.run(&capable).succeeds();
     write(&place, &["a.img:/secret"], b"three\n").succeeds();
     let after = place.run(&["stat", "--json", "a.img:/secret"]).succeeds().json();
     for key in ["mode", "uid", "gid", "flags", "xattrs"] {
@@ -336,6 +341,12 @@ fn writing_changes_a_part_or_the_end_of_a_file() {
     write(&place, &["--append", "a.img:/made"], b"1").succeeds();
     write(&place, &["--append", "a.img:/made"], b"2").succeeds();
     assert_eq!(cat("a.img:/made"), "12");
+    // What was a privileged program is one no more.
+    place.run(&["chmod", "6755", "a.img:/made"]).succeeds();
+    place.run(&["setfattr", "-n", "security.capability", "-v", CAPABLE, "a.img:/made"]).succeeds();
+    write(&place, &["--at", "0", "a.img:/made"], b"1").succeeds();
+    assert_eq!(place.run(&["stat", "--json", "a.img:/made"]).json()["mode"], "0755");
+    assert!(!place.run(&["getfattr", "-d", "-m", "-", "a.img:/made"]).out().contains("capab"));
     write(&place, &["-c", "a.img:/not-made"], b"x").ends_with(9).complains(&["no such file"]);
     write(&place, &["a.img:/dir"], b"x").complains(&["a.img:/dir"]);
     place.run(&["chattr", "+i", "a.img:/made"]).succeeds();

@@ -173,7 +173,7 @@ impl Desk<'_> {
                     direct: wanted.flags & rustix::fs::OFlags::DIRECT.bits() != 0,
                     durable: DurableWrite::asked_by(wanted.flags),
                 };
-                let size = ops.write(node, wanted.fh, wanted.offset, contents, how)?;
+                let size = ops.write(caller, node, wanted.fh, wanted.offset, contents, how)?;
                 self.lane.count_written(u64::from(size));
                 bytes(&abi::WriteOut { size, padding: 0 })
             }
@@ -223,7 +223,7 @@ impl Desk<'_> {
             op::IOCTL => ioctl(ops, caller, node, request),
             op::FALLOCATE => {
                 let wanted: abi::FallocateIn = request.take()?;
-                nothing(ops.fallocate(node, wanted.mode, wanted.offset, wanted.length))
+                nothing(ops.fallocate(caller, node, wanted.mode, wanted.offset, wanted.length))
             }
             op::LSEEK => {
                 let wanted: abi::LseekIn = request.take()?;
@@ -238,7 +238,7 @@ impl Desk<'_> {
                     _ => wanted.len,
                 };
                 let (from, to) = (wanted.off_in, wanted.off_out);
-                let copied = ops.copy_range(node, from, wanted.nodeid_out, to, most)?;
+                let copied = ops.copy_range(caller, node, from, wanted.nodeid_out, to, most)?;
                 match header.opcode {
                     op::COPY_FILE_RANGE => {
                         let size = u32::try_from(copied).unwrap_or(u32::MAX);

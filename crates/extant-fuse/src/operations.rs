@@ -163,7 +163,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Last change of attributes, when the kernel keeps it.
     pub ctime: Option<Time>,
-    /// Set-id bits go.
+    /// Set-id bits go with a new size: the caller may not keep them.
     pub take_set_id: bool,
 }
 
@@ -362,8 +362,15 @@ pub trait Operations: Send + Sync {
         answer: &mut dyn ReadAnswer,
     ) -> Reply<()>;
     /// Writes; how many bytes.
-    fn write(&self, node: u64, handle: u64, offset: u64, bytes: &[u8], how: WriteHow)
-    -> Reply<u32>;
+    fn write(
+        &self,
+        caller: Caller,
+        node: u64,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Reply<u32>;
     /// Makes a file or directory durable; contents alone with `data_only`.
     fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()>;
     /// Makes everything durable.
@@ -392,12 +399,20 @@ pub trait Operations: Send + Sync {
     /// Lists a directory behind `cookie`, 0 for the start.
     fn read_dir(&self, node: u64, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()>;
     /// Space for a range of a file; `mode` as `fallocate`.
-    fn fallocate(&self, node: u64, mode: u32, offset: u64, length: u64) -> Reply<()>;
+    fn fallocate(
+        &self,
+        caller: Caller,
+        node: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Reply<()>;
     /// The next data or hole; `whence` is `SEEK_DATA` (3) or `SEEK_HOLE` (4).
     fn seek(&self, node: u64, offset: u64, whence: u32) -> Reply<u64>;
     /// Copies inside the file system; how many bytes.
     fn copy_range(
         &self,
+        caller: Caller,
         node: u64,
         offset: u64,
         to: u64,

@@ -93,23 +93,6 @@ impl Inode {
             txn.update(node, |data| (data.record.mtime, data.record.ctime) = (mtime, ctime))
         })
     }
-
-    /// Takes the set-id bits of a file that is about to be written to by somebody who may not keep
-    /// them.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors.
-    pub fn take_set_id_bits(&self) -> Result<()> {
-        let mode = self.node().gist().mode;
-        if mode & 0o6000 == 0 || !self.is_file() {
-            return Ok(());
-        }
-        self.fs().change(|| {
-            let _content = self.node().content.write();
-            self.take_set_id(self.node().gist().mode)
-        })
-    }
 }
 
 impl Fs {

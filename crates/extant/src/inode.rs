@@ -186,6 +186,12 @@ impl InodeData {
         }
     }
 
+    /// Whether there may be extended attributes, in the inode or in a block.
+    pub(crate) fn may_have_xattrs(&self) -> bool {
+        self.record.file_acl.0 != 0
+            || !matches!(extant_format::xattr::decode_inode(self.xattr_space()), Ok(None))
+    }
+
     /// The attribute space behind the fields, for changing it; empty in inodes of 128 bytes.
     pub(crate) fn xattr_space_mut(&mut self) -> &mut [u8] {
         let fields = BASE_BYTES + usize::from(self.record.extra_isize);

@@ -31,16 +31,31 @@ const DEAD: u32 = u32::MAX;
 pub(crate) struct Gist {
     pub(crate) flags: InodeFlags,
     pub(crate) mode: u16,
+    /// It may have the attribute `security.capability`: nobody has looked, or it was set.
+    pub(crate) may_have_capability: bool,
 }
+
+/// The bit of [`Gist::may_have_capability`].
+const MAY_HAVE_CAPABILITY: u64 = 1 << 48;
 
 impl Gist {
     fn pack(data: &InodeData) -> u64 {
         u64::from(data.record.flags.bits()) << 16 | u64::from(data.record.mode)
     }
 
+    /// Of an inode whose attributes nobody has looked at.
+    fn pack_new(data: &InodeData) -> u64 {
+        let may = if data.may_have_xattrs() { MAY_HAVE_CAPABILITY } else { 0 };
+        Gist::pack(data) | may
+    }
+
     fn unpack(word: u64) -> Gist {
-        // Both were put in by `pack`.
-        Gist { flags: InodeFlags::from_bits_retain((word >> 16) as u32), mode: word as u16 }
+        Gist {
+            // Both were put in by `pack`.
+            flags: InodeFlags::from_bits_retain((word >> 16) as u32),
+            mode: word as u16,
+            may_have_capability: word & MAY_HAVE_CAPABILITY != 0,
+        }
     }
 }
 
@@ -71,7 +86,7 @@ impl Node {
     pub(crate) fn new(data: InodeData) -> Node {
         let ino = data.ino;
         let order = u64::from(ino.0);
-        let gist = AtomicU64::new(Gist::pack(&data));
+        let gist = AtomicU64::new(Gist::pack_new(&data));
         Node {
             gist,
             ino,
@@ -114,11 +129,22 @@ impl Node {
         let mut data = self.data.write();
         let data = Arc::make_mut(&mut data);
         let result = change(data);
-        self.gist.store(Gist::pack(data), Ordering::Release);
+        // Nobody else stores while `data` is locked.
+        let kept = self.gist.load(Ordering::Relaxed) & MAY_HAVE_CAPABILITY;
+        self.gist.store(Gist::pack(data) | kept, Ordering::Release);
         result
     }
 
-    /// Flags and mode of the current version.
+    /// Somebody who holds the content lock exclusively has looked, or sets the attribute.
+    pub(crate) fn set_may_have_capability(&self, may: bool) {
+        let _data = self.data.read();
+        match may {
+            true => self.gist.fetch_or(MAY_HAVE_CAPABILITY, Ordering::AcqRel),
+            false => self.gist.fetch_and(!MAY_HAVE_CAPABILITY, Ordering::AcqRel),
+        };
+    }
+
+    /// What each write looks at, of the current version.
     pub(crate) fn gist(&self) -> Gist {
         Gist::unpack(self.gist.load(Ordering::Acquire))
     }
@@ -128,7 +154,7 @@ impl Node {
         if let Some(file) = self.file.get() {
             file.revive(data.record.size);
         }
-        self.gist.store(Gist::pack(&data), Ordering::Release);
+        self.gist.store(Gist::pack_new(&data), Ordering::Release);
         *self.data.write() = Arc::new(data);
         self.insert_hint.store(0, Ordering::Relaxed);
         self.nameless.store(false, Ordering::Relaxed);

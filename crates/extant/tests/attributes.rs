@@ -424,3 +424,123 @@ fn threads_share_blocks_and_take_them_apart() {
         scratch.checked();
     }
 }
+
+/// What a program gets that nobody in particular runs: capabilities of version 2.
+const CAPABLE: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn whatever_changes_the_contents_takes_capabilities_and_set_id_bits() {
+    use extant::{Fallocate, WriteBy};
+    type Change = (&'static str, fn(&Inode, &Inode));
+    let changes: &[Change] = &[
+        ("write", |file, _| {
+            file.write_at(0, b"new").unwrap();
+        }),
+        ("append", |file, _| {
+            file.append(b"new").unwrap();
+        }),
+        ("vectored", |file, _| {
+            let parts = [std::io::IoSlice::new(b"a"), std::io::IoSlice::new(b"b")];
+            file.write_vectored_at(5, &parts).unwrap();
+        }),
+        ("direct", |file, _| {
+            file.write_direct_at(0, &[7; 4096]).unwrap();
+        }),
+        ("direct over data", |file, _| {
+            file.write_direct_at(4096, &[7; 4096]).unwrap();
+        }),
+        ("shrink", |file, _| file.truncate(5).unwrap()),
+        ("grow", |file, _| file.truncate(50_000).unwrap()),
+        ("same size", |file, _| file.truncate(12_288).unwrap()),
+        ("allocate", |file, _| {
+            file.fallocate(Fallocate::Allocate { keep_size: true }, 40_960..49_152).unwrap();
+        }),
+        ("punch", |file, _| file.fallocate(Fallocate::PunchHole, 0..8192).unwrap()),
+        ("zero", |file, _| {
+            file.fallocate(Fallocate::ZeroRange { keep_size: true }, 0..8192).unwrap();
+        }),
+        ("collapse", |file, _| file.fallocate(Fallocate::CollapseRange, 0..4096).unwrap()),
+        ("copy", |file, other| {
+            other.copy_range(0, file, 0, 4096).unwrap();
+        }),
+        ("copy of a hole", |file, other| {
+            other.copy_range(20_480, file, 0, 4096).unwrap();
+        }),
+        ("give away", |file, _| {
+            file.set_attributes(&SetAttributes::new().owner(Some(7), None)).unwrap();
+        }),
+    ];
+    for layout in [LAYOUTS[0], LAYOUTS[1], &["-t", "ext4", "-O", "inline_data", "-b", "4096"][..]] {
+        let scratch = require!(Scratch::new("32M", &[layout, &["-b", "4096"]].concat()));
+        let fs = scratch.mount();
+        let root = fs.root().unwrap();
+        let other = root.create("other", &NewInode::root(0o644)).unwrap();
+        other.write_at(0, &[1; 12_288]).unwrap();
+        other.truncate(40_960).unwrap();
+        for (index, (what, change)) in changes.iter().enumerate() {
+            let name = format!("file{index}");
+            let file = root.create(&name, &NewInode::root(0o644)).unwrap();
+            file.write_at(0, &[1; 12_288]).unwrap();
+            file.sync().unwrap();
+            file.set_attributes(&SetAttributes::new().permissions(0o6755)).unwrap();
+            file.set_xattr("user.other", "stays", XattrMode::Any).unwrap();
+            file.set_xattr("security.capability", CAPABLE, XattrMode::Any).unwrap();
+            change(&file, &other);
+            let left = file.xattr_names().unwrap();
+            assert_eq!(left, [b"user.other"], "{what} on {layout:?}");
+            assert_eq!(file.metadata().permissions, 0o755, "{what} on {layout:?}");
+        }
+        // What was set before this mount is found as well.
+        let file = root.create("before", &NewInode::root(0o755)).unwrap();
+        file.write_at(0, &[1; 12_288]).unwrap();
+        file.set_xattr("security.capability", CAPABLE, XattrMode::Any).unwrap();
+        drop((file, other, root));
+        fs.unmount().unwrap();
+        let fs = scratch.mount();
+        let file = fs.resolve("/before").unwrap();
+        // By a cache in front, which has seen to it before; then by who may keep bits, not capabilities.
+        file.write_by(WriteBy::Cache, 0, b"x").unwrap();
+        assert_eq!(file.xattr("security.capability").unwrap(), CAPABLE);
+        file.write_direct_by(WriteBy::Privileged, 0, &[2; 4096]).unwrap();
+        assert!(matches!(file.xattr("security.capability"), Err(FsError::NoAttribute { .. })));
+        drop(file);
+        fs.unmount().unwrap();
+        scratch.checked();
+    }
+}
+
+#[test]
+fn a_new_owner_takes_set_id_bits_of_everything_but_directories() {
+    let scratch = require!(Scratch::new("16M", LAYOUTS[0]));
+    let fs = scratch.mount();
+    let root = fs.root().unwrap();
+    let new = NewInode::root(0o6755);
+    let made = [
+        ("file", root.create("file", &new).unwrap(), 0o755),
+        ("fifo", root.mknod("fifo", Special::Fifo, &new).unwrap(), 0o755),
+        ("socket", root.mknod("socket", Special::Socket, &new).unwrap(), 0o755),
+        (
+            "device",
+            root.mknod("device", Special::CharDevice { major: 1, minor: 3 }, &new).unwrap(),
+            0o755,
+        ),
+        ("directory", root.mkdir("directory", &new).unwrap(), 0o6755),
+    ];
+    for (what, inode, wanted) in &made {
+        inode.set_attributes(&SetAttributes::new().permissions(0o6755)).unwrap();
+        inode.set_attributes(&SetAttributes::new().owner(None, Some(5))).unwrap();
+        assert_eq!(inode.metadata().permissions, *wanted, "{what}");
+        // Said in the same call it stays.
+        let both = SetAttributes::new().owner(Some(5), None).permissions(0o6755);
+        inode.set_attributes(&both).unwrap();
+        assert_eq!(inode.metadata().permissions, 0o6755, "{what}");
+    }
+    let file = &made[0].1;
+    file.set_attributes(&SetAttributes::new().permissions(0o2745)).unwrap();
+    file.set_attributes(&SetAttributes::new().owner(Some(0), None)).unwrap();
+    assert_eq!(file.metadata().permissions, 0o2745, "no group executes it");
+    drop(made);
+    drop(root);
+    fs.unmount().unwrap();
+    scratch.checked();
+}

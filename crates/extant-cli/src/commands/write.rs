@@ -28,8 +28,8 @@ const MEMORY_BYTES: usize = 64 << 20;
 /// Write standard input into a file of an image
 ///
 /// The file is replaced all at once: after a failure or a crash it has its old contents or the new
-/// ones. Owner, mode, flags and attributes stay; other names of the same file keep the old
-/// contents (--in-place changes them too). A file that is missing is made, with 0644 unless --mode
+/// ones. Owner, mode, flags and attributes stay, except for capabilities; other names of the same file keep the
+/// old contents (--in-place changes them too). A file that is missing is made, with 0644 unless --mode
 /// says otherwise.
 ///
 /// All of the input is read before the image is opened, so that it may come from the same image.

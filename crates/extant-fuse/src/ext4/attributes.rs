@@ -3,7 +3,7 @@
 use extant::{FileKind, Inode, InodeFlags, SetAttributes, TimeChange, Timestamp};
 
 use super::Ext4;
-use crate::operations::{Attributes, Errno, Reply, SetAttr, SetTime, Time};
+use crate::operations::{Attributes, Caller, Errno, Reply, SetAttr, SetTime, Time};
 
 /// `STATX_ATTR_*` for flags of inodes.
 const STATX_FLAGS: [(InodeFlags, u64); 6] = [
@@ -48,7 +48,12 @@ impl Ext4<'_> {
         }
     }
 
-    pub(super) fn change_attributes(&self, node: u64, changes: &SetAttr) -> Reply<Attributes> {
+    pub(super) fn change_attributes(
+        &self,
+        caller: Caller,
+        node: u64,
+        changes: &SetAttr,
+    ) -> Reply<Attributes> {
         let inode = self.inode(node)?;
         if let Some((mtime, ctime)) = times_of_writes(changes)
             && inode.kind() == FileKind::Regular
@@ -70,11 +75,10 @@ impl Ext4<'_> {
         wanted.atime = changes.atime.map(time_change);
         wanted.mtime = changes.mtime.map(time_change);
         wanted.ctime = changes.ctime.map(timestamp);
-        wanted.takes_set_id = changes.take_set_id;
+        // With a new owner that is asked for whoever gives the file away.
+        let takes = changes.take_set_id && (changes.size.is_some() || caller.uid != 0);
+        wanted.by = self.on_behalf_of(caller, takes, &inode);
         self.said(inode.set_attributes(&wanted))?;
-        if changes.uid.is_some() || changes.gid.is_some() || changes.size.is_some() {
-            self.take_capabilities(&inode)?;
-        }
         Ok(self.shown(&inode))
     }
 }

@@ -10,7 +10,7 @@ use extant_format::features::Incompat;
 
 use super::nodes::Heard;
 use super::{Ext4, node_of};
-use crate::operations::{Errno, Opened, ReadAnswer, Reply, WriteHow};
+use crate::operations::{Caller, Errno, Opened, ReadAnswer, Reply, WriteHow};
 
 const O_ACCMODE: u32 = 0o3;
 const O_APPEND: u32 = 0o2000;
@@ -154,27 +154,36 @@ impl Ext4<'_> {
 
     pub(super) fn write_file(
         &self,
+        caller: Caller,
         node: u64,
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
     ) -> Reply<u32> {
         let inode = self.inode(node)?;
-        let by = match () {
-            () if how.take_set_id => WriteBy::Program,
-            () if how.from_cache => WriteBy::Cache,
-            () => WriteBy::Privileged,
+        let by = match how.from_cache && !how.take_set_id {
+            true => WriteBy::Cache,
+            false => self.on_behalf_of(caller, how.take_set_id, &inode),
         };
-        match how.from_cache {
-            false => self.take_capabilities(&inode)?,
-            // Through a map, which goes around appending.
-            true if !self.holds_writes_back
-                && inode.metadata().flags.contains(InodeFlags::APPEND) =>
-            {
-                return Err(Errno::EPERM);
-            }
-            true => {}
+        // Through a map, which goes around appending.
+        if how.from_cache
+            && !self.holds_writes_back
+            && inode.metadata().flags.contains(InodeFlags::APPEND)
+        {
+            return Err(Errno::EPERM);
         }
+        self.without_privileges(node, &inode, by, || self.write_by(by, node, offset, bytes, how))
+    }
+
+    fn write_by(
+        &self,
+        by: WriteBy,
+        node: u64,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Reply<u32> {
+        let inode = self.inode(node)?;
         // The kernel has collected what it sends in large pieces, so ours has nothing to add.
         let direct = how.direct && !how.from_cache || bytes.len() >= DIRECT_MIN;
         let mut done = 0;
@@ -199,6 +208,38 @@ impl Ext4<'_> {
             }
         }
         Ok(done as u32)
+    }
+
+    /// For whom a file is changed: `takes` when the caller may not keep set-id bits. Of the caller's groups
+    /// only one is known here; for a member by another the set-gid bit of what no group executes goes as well.
+    pub(super) fn on_behalf_of(&self, caller: Caller, takes: bool, inode: &Inode) -> WriteBy {
+        if !takes {
+            return WriteBy::Privileged;
+        }
+        let of = inode.metadata();
+        let is_open = of.permissions & 0o2010 == 0o2000;
+        match is_open && self.settings.ids.group_inside(caller.gid) != Some(of.gid) {
+            true => WriteBy::Outsider,
+            false => WriteBy::Program,
+        }
+    }
+
+    /// Changes contents on behalf of `by`. If that takes bits of the mode, the kernel asks for it again before
+    /// anybody can use it: it expects no other mode in the answer, and what it knows lasts for ever.
+    pub(super) fn without_privileges<R>(
+        &self,
+        node: u64,
+        inode: &Inode,
+        by: WriteBy,
+        change: impl FnOnce() -> Reply<R>,
+    ) -> Reply<R> {
+        let may_lose = inode.may_lose_privileges(by);
+        let changed = change();
+        if may_lose {
+            // Before the answer: it returns to the program that writes. Waits for nobody.
+            let _ = self.connection.drop_attributes(node);
+        }
+        changed
     }
 
     /// What a program was told it had written has no place. `fsync` and `close` say so; whoever goes
@@ -231,11 +272,22 @@ impl Ext4<'_> {
         if failed_before { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    pub(super) fn allocate(&self, node: u64, bits: u32, offset: u64, length: u64) -> Reply<()> {
+    pub(super) fn allocate(
+        &self,
+        caller: Caller,
+        node: u64,
+        bits: u32,
+        offset: u64,
+        length: u64,
+    ) -> Reply<()> {
         let mode = mode_of(bits).ok_or(Errno::EOPNOTSUPP)?;
         let end = offset.checked_add(length).ok_or(Errno(27))?; // EFBIG
         let inode = self.inode(node)?;
-        self.said(inode.fallocate(mode, offset..end))
+        // The request does not say whether the caller may keep set-id bits, but root may.
+        let by = self.on_behalf_of(caller, caller.uid != 0, &inode);
+        self.without_privileges(node, &inode, by, || {
+            self.said(inode.fallocate_by(by, mode, offset..end))
+        })
     }
 
     pub(super) fn seek_file(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {

@@ -318,9 +318,9 @@ impl Operations for Ext4<'_> {
         Ok(self.shown(&self.inode(node)?))
     }
 
-    fn set_attributes(&self, _: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes> {
+    fn set_attributes(&self, caller: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes> {
         self.check_change()?;
-        let attributes = self.change_attributes(node, changes)?;
+        let attributes = self.change_attributes(caller, node, changes)?;
         self.changed(node)?;
         Ok(attributes)
     }
@@ -427,9 +427,17 @@ impl Operations for Ext4<'_> {
         self.read_file(node, offset, size, answer)
     }
 
-    fn write(&self, node: u64, _: u64, offset: u64, bytes: &[u8], how: WriteHow) -> Reply<u32> {
+    fn write(
+        &self,
+        caller: Caller,
+        node: u64,
+        _: u64,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Reply<u32> {
         self.check_change()?;
-        let written = self.write_file(node, offset, bytes, how)?;
+        let written = self.write_file(caller, node, offset, bytes, how)?;
         match how.durable {
             // What is stored through maps, or was collected.
             _ if how.from_cache => {}
@@ -512,9 +520,16 @@ impl Operations for Ext4<'_> {
         self.list(node, cookie, answer)
     }
 
-    fn fallocate(&self, node: u64, mode: u32, offset: u64, length: u64) -> Reply<()> {
+    fn fallocate(
+        &self,
+        caller: Caller,
+        node: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Reply<()> {
         self.check_change()?;
-        self.allocate(node, mode, offset, length)?;
+        self.allocate(caller, node, mode, offset, length)?;
         self.changed(node)
     }
 
@@ -525,6 +540,7 @@ impl Operations for Ext4<'_> {
 
     fn copy_range(
         &self,
+        caller: Caller,
         node: u64,
         offset: u64,
         to: u64,
@@ -533,7 +549,10 @@ impl Operations for Ext4<'_> {
     ) -> Reply<u64> {
         self.check_change()?;
         let (from, into) = (self.inode(node)?, self.inode(to)?);
-        let copied = self.said(from.copy_range(offset, &into, to_offset, length))?;
+        let by = self.on_behalf_of(caller, caller.uid != 0, &into);
+        let copied = self.without_privileges(to, &into, by, || {
+            self.said(from.copy_range_by(by, offset, &into, to_offset, length))
+        })?;
         self.changed(to)?;
         Ok(copied)
     }

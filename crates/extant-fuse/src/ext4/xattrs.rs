@@ -10,8 +10,6 @@ const CREATE: u32 = 1;
 const REPLACE: u32 = 2;
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
-/// Capabilities of a program.
-const CAPABILITY: &[u8] = b"security.capability";
 
 impl Ext4<'_> {
     pub(super) fn get_xattr(&self, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
@@ -101,14 +99,6 @@ impl Ext4<'_> {
             list.push(0);
         }
         Ok(list)
-    }
-
-    /// A file that is changed loses the capabilities that it had as a program.
-    pub(super) fn take_capabilities(&self, inode: &Inode) -> Reply<()> {
-        match inode.xattr(CAPABILITY) {
-            Ok(_) => self.said(inode.remove_xattr(CAPABILITY)),
-            Err(_) => Ok(()), // None there, or none to be had.
-        }
     }
 }
 

@@ -97,7 +97,31 @@ pub(crate) fn with_mount<R>(
     let mut kernel = KernelOptions::new("test");
     kernel.nosuid = true;
     kernel.nodev = true;
-    let connection = open_and_mount(dir, &kernel).unwrap();
+    with_mount_as(&kernel, fs, dir, settings, heard, use_it)
+}
+
+/// The same for all users, with set-id bits.
+pub(crate) fn with_mount_for_all<R>(
+    fs: Fs,
+    dir: &Path,
+    settings: &Settings,
+    heard: &Heard,
+    use_it: impl FnOnce(&Path) -> R,
+) -> (Result<(), ServeError>, R) {
+    let mut kernel = KernelOptions::new("test");
+    kernel.allow_other = true;
+    with_mount_as(&kernel, fs, dir, settings, heard, use_it)
+}
+
+fn with_mount_as<R>(
+    kernel: &KernelOptions,
+    fs: Fs,
+    dir: &Path,
+    settings: &Settings,
+    heard: &Heard,
+    use_it: impl FnOnce(&Path) -> R,
+) -> (Result<(), ServeError>, R) {
+    let connection = open_and_mount(dir, kernel).unwrap();
     threads::scope(|s| {
         let mut mounted = Unmounter(dir.to_owned(), true);
         let server = s.spawn("server", || serve(connection, fs, settings, heard)).unwrap();

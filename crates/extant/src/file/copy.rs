@@ -40,6 +40,22 @@ impl Inode {
     ///
     /// Two copies of the data in memory. Holes cost in proportion to what they replace.
     pub fn copy_range(&self, offset: u64, to: &Inode, to_offset: u64, len: u64) -> Result<u64> {
+        self.copy_range_by(WriteBy::Program, offset, to, to_offset, len)
+    }
+
+    /// [`copy_range`](Self::copy_range) for a front end that knows on whose behalf.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_range_by(
+        &self,
+        by: WriteBy,
+        offset: u64,
+        to: &Inode,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
         self.check_contents()?;
         to.check_contents()?;
         to.volume().writer()?;
@@ -54,7 +70,7 @@ impl Inode {
         let mut done = 0;
         while done < len {
             let (at, to_at, left) = (offset + done, to_offset.saturating_add(done), len - done);
-            let step = self.copy_some(at..at.saturating_add(left), to, to_at, &mut buffer);
+            let step = self.copy_some(by, at..at.saturating_add(left), to, to_at, &mut buffer);
             match step {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
@@ -67,6 +83,7 @@ impl Inode {
 
     fn copy_some(
         &self,
+        by: WriteBy,
         range: Range<u64>,
         to: &Inode,
         to_at: u64,
@@ -82,7 +99,7 @@ impl Inode {
             };
             return fs.change(|| {
                 let _content = to.node().content.write();
-                to.put_piece(&piece, to_at, buffer)
+                to.put_piece(by, &piece, to_at, buffer)
             });
         }
         fs.change(|| {
@@ -96,7 +113,7 @@ impl Inode {
             let _to = to_node.content.write();
             let _from = (first, last.map(|node| node.content.read()));
             let piece = self.next_piece(&range, to.room_for_holes(to_at), buffer)?;
-            to.put_piece(&piece, to_at, buffer)
+            to.put_piece(by, &piece, to_at, buffer)
         })
     }
 
@@ -140,29 +157,24 @@ impl Inode {
     }
 
     /// Stores a piece; the content lock is held exclusively. Returns its length, or less.
-    fn put_piece(&self, piece: &Piece, at: u64, buffer: &[u8]) -> Result<u64> {
+    fn put_piece(&self, by: WriteBy, piece: &Piece, at: u64, buffer: &[u8]) -> Result<u64> {
         let file = self.fs().file(self.node())?;
         match piece {
             Piece::Data(0) => Ok(0),
             Piece::Data(len) => {
                 let bytes = buffer.get(..*len).unwrap_or(buffer);
-                let (_, written) = self.write_locked(
-                    file,
-                    Place::At(at),
-                    WriteBy::Program,
-                    Way::Cache,
-                    std::iter::once(bytes),
-                )?;
+                let (_, written) =
+                    self.write_locked(file, Place::At(at), by, Way::Cache, std::iter::once(bytes))?;
                 Ok(written as u64)
             }
-            Piece::Hole(len) => self.put_hole(at, *len),
+            Piece::Hole(len) => self.put_hole(by, at, *len),
         }
     }
 
-    fn put_hole(&self, at: u64, len: u64) -> Result<u64> {
+    fn put_hole(&self, by: WriteBy, at: u64, len: u64) -> Result<u64> {
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        let (flags, mode) = node.with(|data| (data.record.flags, data.record.mode));
+        let flags = node.gist().flags;
         let size = file.size();
         let is_whole = at >= size;
         let is_inline = flags.contains(InodeFlags::INLINE_DATA);
@@ -173,7 +185,7 @@ impl Inode {
             let (_, written) = self.write_locked(
                 file,
                 Place::At(at),
-                WriteBy::Program,
+                by,
                 Way::Cache,
                 std::iter::once(&zeros[..]),
             )?;
@@ -183,9 +195,7 @@ impl Inode {
         if end > size {
             node.with(|data| map::check_size(self.volume(), data, end))?;
         }
-        if mode & 0o6000 != 0 {
-            self.take_set_id(mode)?;
-        }
+        self.take_privileges(by)?;
         if !is_whole {
             let mapper = FileMapper { fs, node, file };
             mapper.absorb()?;

@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 
 use extant_format::inode::InodeFlags;
 
-use super::FileMapper;
-use super::io::{Place, Way, WriteBy, check_changeable};
+use super::io::{Place, Way, check_changeable};
+use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 
@@ -154,7 +154,7 @@ impl Inode {
             bytes.len() as u64 >= 1 << self.volume().block_size().log2()
                 && offset.saturating_add(bytes.len() as u64) <= file.size()
                 && !gist.flags.intersects(InodeFlags::INLINE_DATA | InodeFlags::APPEND)
-                && (by != WriteBy::Program || gist.mode & 0o6000 == 0)
+                && !self.may_lose_privileges(by)
         };
         if !is_plain(file) {
             return Ok(false);

@@ -28,7 +28,7 @@ use extant_format::features::Compat;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_iomap::KeptOut;
 
-use super::{FileMapper, FileState};
+use super::{FileMapper, FileState, WriteBy};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -87,7 +87,7 @@ pub enum Fallocate {
 
 impl Inode {
     /// Changes how the bytes of a range are stored; what each mode does is with [`Fallocate`].
-    /// Set-id bits are taken from the mode, and the times change. Data that is in the inode moves to
+    /// Set-id bits and capabilities are taken from the file, and the times change. Data that is in the inode moves to
     /// a block first.
     ///
     /// # Errors
@@ -109,6 +109,15 @@ impl Inode {
     /// [`Fallocate::WriteZeroes`] on devices that cannot zero by themselves. Collapse and insert write back the file
     /// first, others write nothing back.
     pub fn fallocate(&self, mode: Fallocate, range: Range<u64>) -> Result<()> {
+        self.fallocate_by(WriteBy::Program, mode, range)
+    }
+
+    /// [`fallocate`](Self::fallocate) for a front end that knows on whose behalf.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn fallocate_by(&self, by: WriteBy, mode: Fallocate, range: Range<u64>) -> Result<()> {
         let moves = matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange);
         if moves && self.kind() == FileKind::Regular && self.is_encrypted() {
             let what = "moving the blocks of an encrypted file";
@@ -123,7 +132,9 @@ impl Inode {
         fs.balance_dirty()?;
         fs.change(|| {
             let _content = self.node().content.write();
-            fs.with_mapper(self.node(), |mapper| Change { inode: self, mapper }.run(mode, &range))
+            fs.with_mapper(self.node(), |mapper| {
+                Change { inode: self, mapper }.run(by, mode, &range)
+            })
         })
     }
 }
@@ -155,9 +166,9 @@ impl Change<'_> {
         u64::from(self.volume().superblock().cluster_ratio().max(1))
     }
 
-    fn run(&self, mode: Fallocate, range: &Range<u64>) -> Result<()> {
+    fn run(&self, by: WriteBy, mode: Fallocate, range: &Range<u64>) -> Result<()> {
         let ino = self.node().ino();
-        let (flags, bits) = self.node().with(|data| (data.record.flags, data.record.mode));
+        let flags = self.node().gist().flags;
         super::check_changeable(ino, flags)?;
         let is_plain = matches!(mode, Fallocate::Allocate { .. });
         if flags.contains(InodeFlags::APPEND) && !is_plain {
@@ -181,9 +192,7 @@ impl Change<'_> {
         if mode == Fallocate::Unshare {
             return Ok(());
         }
-        if bits & 0o6000 != 0 {
-            self.inode.take_set_id(bits)?;
-        }
+        self.inode.take_privileges(by)?;
         self.mapper.absorb()?;
         let changed = match mode {
             Fallocate::Allocate { keep_size } => self.allocate(range, keep_size),

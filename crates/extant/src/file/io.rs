@@ -8,31 +8,13 @@ use extant_base::Ino;
 use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
-use super::{FileMapper, FileState};
+use super::{FileMapper, FileState, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::map;
 use crate::mount::Fs;
 use crate::node::{Gist, Node};
 use crate::txn::Txn;
-
-/// Credits to take the set-id bits of an inode.
-const MODE_CREDITS: u32 = 4;
-
-/// On whose behalf a file is written to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum WriteBy {
-    /// A program: set-id bits go, times are now, flags of the inode count. What
-    /// [`Inode::write_at`] does.
-    #[default]
-    Program,
-    /// A program that may keep set-id bits: on Linux, one with `CAP_FSETID`.
-    Privileged,
-    /// Another cache in front of this one, which brings what programs wrote to it before. It keeps
-    /// their times ([`Inode::store_write_times`]) and has checked whether they may, so neither is
-    /// done here.
-    Cache,
-}
 
 /// Which way the bytes of a write take.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,7 +104,8 @@ impl Inode {
     ///
     /// A concurrent read sees all of one call's bytes or none. They are in memory then; they become
     /// durable by [`sync`](Self::sync) or [`sync_data`](Self::sync_data), or in time by
-    /// [`Fs::tick`]. A hole in front of `offset` reads as zeros. Set-id bits are taken from the mode.
+    /// [`Fs::tick`]. A hole in front of `offset` reads as zeros. Set-id bits and capabilities are taken from the
+    /// file.
     ///
     /// # Errors
     ///
@@ -229,7 +212,7 @@ impl Inode {
             Place::At(offset) => offset,
             Place::End => file.size(),
         };
-        let Gist { flags, mode } = node.gist();
+        let Gist { flags, .. } = node.gist();
         let ino = node.ino();
         if by != WriteBy::Cache {
             check_changeable(ino, flags)?;
@@ -249,8 +232,8 @@ impl Inode {
                 other => other?,
             }
         }
-        if mode & 0o6000 != 0 && by == WriteBy::Program {
-            self.take_set_id(mode)?;
+        if self.may_lose_privileges(by) {
+            self.take_privileges(by)?;
         }
         let now = self.volume().writer()?.now();
         let is_inline = flags.contains(InodeFlags::INLINE_DATA);
@@ -323,24 +306,6 @@ impl Inode {
             file.mapping_changed();
         }
         Ok(false)
-    }
-
-    /// Who writes a program must not write one that runs as somebody else.
-    pub(crate) fn take_set_id(&self, mode: u16) -> Result<()> {
-        let mut taken = mode & 0o4000;
-        // Set-gid without group execution meant mandatory locks, and stays.
-        if mode & 0o010 != 0 {
-            taken |= mode & 0o2000;
-        }
-        if taken == 0 {
-            return Ok(());
-        }
-        let mut txn = Txn::begin(self.volume(), MODE_CREDITS)?;
-        let now = txn.writer().now();
-        txn.update(self.node(), |data| {
-            data.record.mode &= !taken;
-            data.record.ctime = now;
-        })
     }
 
     /// Reads through the page cache; the content lock is held.

@@ -9,6 +9,7 @@ use extant_format::time::Timestamp;
 use extant_format::xattr as format;
 
 use crate::error::{FsError, Result};
+use crate::file::WriteBy;
 use crate::inode::{Inode, InodeData};
 use crate::map;
 use crate::node::Node;
@@ -58,8 +59,8 @@ pub struct SetAttributes {
     /// Last change of attributes; the time of the operation when it is not given. Linux has no call
     /// for it: it is for copies and for caches in front of this one.
     pub ctime: Option<Timestamp>,
-    /// Whether set-id bits go, as they do when somebody else than a privileged user changes the size.
-    pub takes_set_id: bool,
+    /// On whose behalf: what a new size or a new owner takes from a program.
+    pub by: WriteBy,
     /// Creation time; Linux has no call for it.
     pub crtime: Option<Timestamp>,
     /// Flags, as `chattr` sets them: only those that users can change may differ.
@@ -119,13 +120,14 @@ impl SetAttributes {
     }
 
     fn is_only_flags(&self) -> bool {
-        SetAttributes { flags: None, ..*self } == SetAttributes::default()
+        SetAttributes { flags: None, by: WriteBy::default(), ..*self } == SetAttributes::default()
     }
 
     /// Access and modification become now, and nothing else changes. A cache that keeps the times of
     /// writes says so with its own now, as modification and as change.
     fn is_touch(&self) -> bool {
-        let times = SetAttributes { atime: None, mtime: None, ctime: None, ..*self };
+        let by = WriteBy::default();
+        let times = SetAttributes { atime: None, mtime: None, ctime: None, by, ..*self };
         let is_now = match self.mtime {
             Some(TimeChange::Now) => true,
             Some(TimeChange::To(time)) => self.ctime == Some(time),
@@ -159,8 +161,9 @@ impl Inode {
     /// A size is a change of its own, made before the others: when these are then refused (a quota of
     /// the new owner), the size stays.
     ///
-    /// A new mode changes an access ACL with it; a new owner or group takes the set-id bits of what
-    /// is executable and no directory, unless the same call sets permissions.
+    /// A new mode changes an access ACL with it. A new owner or group takes capabilities and set-id bits of
+    /// everything but directories, unless the same call sets permissions; so does a new size, as far as
+    /// [`by`](SetAttributes::by) says.
     ///
     /// # Errors
     ///
@@ -182,7 +185,12 @@ impl Inode {
             let _content = node.content.write();
             self.check_changes(changes)?;
             if let Some(size) = changes.size {
+                self.take_privileges(changes.by)?;
                 self.resize(size)?;
+            }
+            let has_new_owner = changes.uid.is_some() || changes.gid.is_some();
+            if has_new_owner && self.kind() != FileKind::Directory {
+                self.take_capability()?;
             }
             let owners = node.with(|data| {
                 let (uid, gid) = (changes.uid, changes.gid);
@@ -276,15 +284,11 @@ impl Inode {
         record.uid = changes.uid.unwrap_or(record.uid);
         record.gid = changes.gid.unwrap_or(record.gid);
         record.project = changes.project.unwrap_or(record.project);
-        let takes_set_id = changes.uid.is_some() || changes.gid.is_some() || changes.takes_set_id;
+        let has_new_owner = changes.uid.is_some() || changes.gid.is_some();
         if let Some(bits) = changes.permissions {
             record.mode = (record.mode & !0o7777) | bits;
-        } else if takes_set_id && old.kind == FileKind::Regular {
-            record.mode &= !0o4000;
-            // Set-gid without group execution meant mandatory locks, and stays.
-            if record.mode & 0o010 != 0 {
-                record.mode &= !0o2000;
-            }
+        } else if has_new_owner && old.kind != FileKind::Directory {
+            record.mode &= !changes.by.taken_with_owner(record.mode);
         }
         // What can be refused first: quotas of the new owner, room for a longer ACL.
         xattr::transfer_quota(txn, fs, node, &record)?;

@@ -20,6 +20,7 @@ use extant_format::xattr::{
 use super::{read_block, shared, value};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
+use crate::file::CAPABILITY;
 use crate::inode::InodeData;
 use crate::mount::Fs;
 use crate::namei::XattrMode;
@@ -139,6 +140,9 @@ pub(super) fn put(
         _ => {}
     }
     let mut new = old.set.clone();
+    if value.is_some() && (index, name) == CAPABILITY {
+        node.set_may_have_capability(true);
+    }
     let Some(value) = value else {
         new.remove(index, name);
         return store(txn, fs, node, &old, &new);
