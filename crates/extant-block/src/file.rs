@@ -106,23 +106,19 @@ impl FileDevice {
     pub fn open_read_write(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|source| io_error("open", path, source))?;
-        let mut flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
-        if metadata.file_type().is_block_device() {
-            flags |= OFlags::EXCL;
-        }
-        let opened = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(flags.bits().cast_signed())
-            .open(path);
-        let file = match opened {
-            Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
-                return Err(OpenError::Busy { path: path.to_owned() });
-            }
-            Err(source) => return Err(io_error("open", path, source)),
-        };
-        FileDevice::with_file(file, path, false)
+        let is_block_device = metadata.file_type().is_block_device();
+        let flags = if is_block_device { OFlags::EXCL } else { OFlags::empty() };
+        open_writable(path, flags)
+    }
+
+    /// As [`open_read_write`](Self::open_read_write), for a block device that the kernel holds for the
+    /// caller, whose mount it is: nobody can open that exclusively.
+    ///
+    /// # Errors
+    ///
+    /// All of [`OpenError`]; [`OpenError::Busy`] where the kernel lets nobody write to what it holds.
+    pub fn open_claimed(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
+        open_writable(path.as_ref(), OFlags::empty())
     }
 
     /// Creates a regular file of `size_bytes` zeros, all of it a hole, and locks it.
@@ -253,6 +249,23 @@ impl FileDevice {
     }
 }
 
+/// Opens for reading and writing, and locks.
+fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path);
+    match opened {
+        Ok(file) => FileDevice::with_file(file, path, false),
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+            Err(OpenError::Busy { path: path.to_owned() })
+        }
+        Err(source) => Err(io_error("open", path, source)),
+    }
+}
+
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
     OpenError::Io { action, path: path.to_owned(), source }
 }
@@ -285,7 +298,7 @@ fn judge_lock(
     match result {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
-            Err(OpenError::Locked { path: path.to_owned(), holder: lock_holder(metadata) })
+            Err(OpenError::Locked { path: path.to_owned(), holder: holder_of(metadata) })
         }
         // Some network file systems have no locks at all. That must not forbid writing there.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
@@ -293,9 +306,15 @@ fn judge_lock(
     }
 }
 
+/// Who has the advisory lock (`flock`) of a file, as `extant (process 4711)`; `None` when nobody has it, or
+/// the system does not tell.
+pub fn lock_holder(path: impl AsRef<Path>) -> Option<String> {
+    holder_of(&std::fs::metadata(path).ok()?)
+}
+
 /// Looks the holder of a `flock` up in `/proc/locks`, whose lines read
 /// `1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF` (process, device, inode number).
-fn lock_holder(metadata: &Metadata) -> Option<String> {
+fn holder_of(metadata: &Metadata) -> Option<String> {
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     let device = metadata.dev();
     let wanted = format!(

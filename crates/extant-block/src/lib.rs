@@ -34,7 +34,7 @@ pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
 pub use device::{BlockDevice, Completion, Operation, Pending, SharedDevice};
 pub use error::{DeviceError, DeviceFault, OperationKind};
 pub use fault::{FaultDevice, FaultPlan};
-pub use file::{FileDevice, OpenError};
+pub use file::{FileDevice, OpenError, lock_holder};
 pub use memory::MemoryDevice;
 pub use recording::{Event, Record, RecordingDevice, Survival, protected_from};
 pub use window::{WindowDevice, WindowError};

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use support::{Place, is_root, text, tool};
+use support::kernel::Loop;
+use support::{Place, text, tool};
 
 /// A disk image of 200 MiB with a table; every byte of the partitions is 0xa5.
 fn disk(place: &Place, name: &str, table: &str, partitions: &[(u64, u64)]) -> bool {
@@ -84,31 +85,6 @@ fn what_is_wrong_with_a_partition_is_said() {
     build(&["--partition", "2"]).ends_with(7).complains(&["LUKS"]);
     build(&["--offset", "22020096"]).ends_with(7).complains(&["LUKS"]);
     build(&["--partition", "2", "--force"]).succeeds();
-}
-
-/// A loop device that goes away with the value.
-struct Loop(String);
-
-impl Loop {
-    fn over(image: &Path) -> Option<Loop> {
-        if !is_root() {
-            println!("skipped: needs root");
-            return None;
-        }
-        let image = image.to_str().unwrap();
-        let output = tool("losetup", &["-f", "--show", image], Path::new("/"))?;
-        if !output.status.success() {
-            println!("skipped: no loop devices here");
-            return None;
-        }
-        Some(Loop(text(&output).trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).status();
-    }
 }
 
 /// Blocks that hold what was on the device before: of inode tables, and of the journal.

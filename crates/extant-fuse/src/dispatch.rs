@@ -247,7 +247,10 @@ impl Desk<'_> {
                     _ => bytes(&abi::CopyFileRangeOut { bytes_copied: copied }),
                 }
             }
-            op::DESTROY => Ok(Outcome::Nothing),
+            op::DESTROY => {
+                ops.end();
+                Ok(Outcome::Nothing)
+            }
             // FLUSH: a close has nothing to do here, writes have reported their errors. ACCESS: the kernel
             // checks. Locks: the kernel keeps them, it is the only client.
             _ => Err(Errno::ENOSYS),

@@ -13,6 +13,7 @@
 //! - M3. A directory that was mounted by [`open_and_mount`] is known to [`unmount`] by its path only:
 //!   the path must be absolute and without symbolic links when the working directory changes.
 
+mod block;
 mod helper;
 
 use std::ffi::{CString, OsString};
@@ -28,8 +29,12 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{getegid, geteuid};
 
+pub use block::BlockMount;
+
 /// The kind of file system that the kernel shows: `fuse.` and the subtype.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.extant";
+/// The same of a block device that the kernel holds for the mount.
+pub const BLOCK_FILE_SYSTEM_TYPE: &str = "fuseblk.extant";
 const SUBTYPE: &str = "extant";
 
 /// What the kernel is told about a mount.
@@ -244,7 +249,10 @@ pub fn hand_over_writes(dir: &Path) -> Result<(), MountError> {
 /// may be dirty before they wait for the server, and reads ahead less than what one request holds.
 /// Needs root; without, or where the kernel is too old, all stays as it is.
 pub fn cache_freely(device: &str) {
-    let settings = Path::new("/sys/class/bdi").join(device);
+    // Those of a block device have the device's number, with a word behind it.
+    let all = Path::new("/sys/class/bdi");
+    let settings = Some(all.join(format!("{device}-fuseblk"))).filter(|path| path.exists());
+    let settings = settings.unwrap_or_else(|| all.join(device));
     for (name, value) in [("strict_limit", "0"), ("max_ratio", "100"), ("read_ahead_kb", "512")] {
         let _ = std::fs::write(settings.join(name), value);
     }

@@ -375,6 +375,8 @@ pub trait Operations: Send + Sync {
     fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()>;
     /// Makes everything durable.
     fn sync_all(&self) -> Reply<()>;
+    /// The mount is gone, and the kernel waits for whatever is to happen then. Not every mount says so.
+    fn end(&self) {}
     /// Totals.
     fn totals(&self) -> Reply<Totals>;
     /// Sets an extended attribute; `flags` as `setxattr`. `take_set_gid`: the caller may not keep

@@ -30,6 +30,12 @@ pub trait Events: Send + Sync {
         let _ = brake;
     }
 
+    /// Has the kernel send what it holds back of all files, in large pieces, by a call of `syncfs` from another
+    /// process. Whether all of that was answered as well when this returns.
+    fn hand_over_writes(&self) -> bool {
+        false
+    }
+
     /// Something for the log.
     fn log(&self, level: Level, text: &str);
 

@@ -1,17 +1,21 @@
 //! The keeper: has the server opened, mounts, waits for whatever ends the mount, and ends it in the
 //! right order.
 
+use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 
-use extant_fuse::mount::{cache_freely, hand_over_writes, open_and_mount, unmount};
-use extant_sync::threads;
+use extant_fuse::mount::{BlockMount, cache_freely, hand_over_writes, open_and_mount, unmount};
+use extant_sync::threads::{self, Scope};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::exit::{Exit, Failure, Result};
@@ -106,7 +110,10 @@ impl Keeper {
                 .map_err(internal("cannot handle signals"))?;
         }
         let (link, theirs) = Link::pair().map_err(internal("cannot make a socket"))?;
+        let mut claimed = claim(request, &source)?;
         let server = start_server(theirs)?;
+        link.say(&Word::Open { is_claimed: claimed.is_some() })
+            .map_err(internal("the server is gone"))?;
         let bytes = |path: &Path| escape(path.as_os_str().as_bytes());
         let name = format!("{} on {}", escape(source.as_bytes()), bytes(&dir));
         let entry = None;
@@ -117,9 +124,16 @@ impl Keeper {
             Word::Opened { read_only } => read_only,
             word => return Err(keeper.strange(&word)),
         };
-        let kernel = choices.kernel(&source);
-        let device = open_and_mount(&keeper.dir, &kernel).inspect_err(|_| keeper.let_go())?;
-        keeper.entry = table::made_at(&keeper.dir);
+        let device = match claimed.as_mut().and_then(BlockMount::take_connection) {
+            Some(device) => device,
+            None => {
+                let kernel = choices.kernel(&source);
+                let device = open_and_mount(&keeper.dir, &kernel);
+                let device = device.inspect_err(|_| keeper.let_go())?;
+                keeper.entry = table::made_at(&keeper.dir);
+                device
+            }
+        };
         let sent = keeper.link.say(&Word::Serve(device));
         let ready = sent.map_err(internal("the server is gone")).and_then(|()| {
             // The kernel notices the death of the server when nobody else has the connection.
@@ -127,6 +141,14 @@ impl Keeper {
                 Word::Ready => Ok(()),
                 word => Err(keeper.strange(&word)),
             }
+        });
+        let ready = ready.and_then(|()| match claimed {
+            Some(mount) => {
+                mount.attach(&keeper.dir)?;
+                keeper.entry = table::made_at(&keeper.dir);
+                Ok(())
+            }
+            None => Ok(()),
         });
         if let Err(failure) = ready {
             keeper.take_away();
@@ -219,7 +241,7 @@ impl Keeper {
                 let came = self.wait(worker.as_ref().map(AsFd::as_fd))?;
                 let mut wants_end = came.signal;
                 if came.word {
-                    match self.hear() {
+                    match self.hear(scope) {
                         Heard::End => return Ok(()),
                         Heard::Terminate => wants_end = true,
                         Heard::Nothing => {}
@@ -262,7 +284,7 @@ impl Keeper {
     }
 
     /// The server's next word after the start.
-    fn hear(&mut self) -> Heard {
+    fn hear(&mut self, scope: &Scope<'_, '_>) -> Heard {
         match self.link.hear() {
             Ok(Some(Word::Log { level, text })) => self.log.add(level, &text),
             Ok(Some(Word::Failed(failure))) => self.failed = Some(failure),
@@ -270,10 +292,31 @@ impl Keeper {
             Ok(Some(Word::AskEnd { thread })) => {
                 let _ = self.link.say(&Word::AskedEnd(peek::shutdown_argument(thread)));
             }
+            Ok(Some(Word::HandOver)) => {
+                if let Err(error) = self.hand_over(scope) {
+                    self.log.add(WARNING, &format!("cannot have writes handed over: {error}"));
+                    let _ = self.link.say(&Word::HandedOver { completely: false });
+                }
+            }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return Heard::End,
         }
         Heard::Nothing
+    }
+
+    /// Has the kernel send what it holds back, while the keeper listens.
+    fn hand_over(&self, scope: &Scope<'_, '_>) -> io::Result<()> {
+        let link = self.link.try_clone()?;
+        let dir = self.dir.clone();
+        // Of what holds a device, the kernel waits for the answers as well, and has the server store all.
+        let waits = self.entry.as_ref().is_some_and(Entry::holds_device);
+        scope
+            .spawn("hand over", move || {
+                let sent = hand_over_writes(&dir).is_ok();
+                let _ = link.say(&Word::HandedOver { completely: waits && sent });
+            })
+            .map(drop)
+            .map_err(io::Error::other)
     }
 
     /// Why it takes so long.
@@ -327,6 +370,47 @@ enum Heard {
     Nothing,
     Terminate,
     End,
+}
+
+/// A mount that holds the block device that is to be mounted, where there is such a thing and it pays:
+/// for writing, as root, to all of the device.
+fn claim(request: &Request, source: &OsStr) -> Result<Option<BlockMount>> {
+    let choices = &request.choices;
+    let is_device = std::fs::metadata(&request.image)
+        .is_ok_and(|metadata| metadata.file_type().is_block_device());
+    if choices.block_mount == Some(false) {
+        return Ok(None);
+    }
+    let name = escape(request.image.as_os_str().as_bytes());
+    let obstacles = [
+        (
+            !is_device,
+            format!("{name} is no block device; losetup --find --show makes one of a file"),
+        ),
+        (choices.read_only, "for reading there is nothing to store".to_owned()),
+        (
+            choices.is_windowed(),
+            "the kernel holds whole devices or partitions of its own".to_owned(),
+        ),
+        (!geteuid().is_root(), "only root has the kernel hold devices".to_owned()),
+    ];
+    if let Some((_, why)) = obstacles.into_iter().find(|(is_there, _)| *is_there) {
+        return match choices.block_mount {
+            Some(_) => Err(Failure::new(Exit::Unsupported, format!("-o fuseblk: {why}"))),
+            None => Ok(None),
+        };
+    }
+    let mount = match BlockMount::claim(&choices.kernel(source)) {
+        Ok(mount) => mount,
+        // Whoever has it is named by the server, which finds that out in its own way.
+        Err(error) if error.is_busy() || choices.block_mount.is_none() => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // Kernels can be built so that nobody writes to what is mounted, not even for the mount itself.
+    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+    let mut options = std::fs::File::options();
+    let opened = options.read(true).write(true).custom_flags(flags).open(&request.image);
+    Ok(opened.is_ok().then_some(mount))
 }
 
 /// Unmounts while the keeper listens. What takes long, or goes wrong, is said over `link`.

@@ -33,6 +33,11 @@ pub(crate) struct Link(OwnedFd);
 /// What is said.
 #[derive(Debug)]
 pub(crate) enum Word {
+    /// Keeper: open the image.
+    Open {
+        /// The kernel holds the device for the mount, so nobody else can take it, nor open it exclusively.
+        is_claimed: bool,
+    },
     /// Server: the file system is open. Keeper: mount it.
     Opened {
         /// It cannot be changed.
@@ -54,6 +59,13 @@ pub(crate) enum Word {
     Terminate,
     /// Keeper: make everything durable.
     Sync,
+    /// Server: have the kernel send what it holds back.
+    HandOver,
+    /// Keeper: it has.
+    HandedOver {
+        /// And all of it was answered.
+        completely: bool,
+    },
     /// Server: which kind of end does this thread of a program ask for?
     AskEnd {
         /// The thread.
@@ -150,6 +162,11 @@ impl AsFd for Link {
 
 fn encode(word: &Word) -> Value {
     match word {
+        Word::Open { is_claimed } => json!({"word": "open", "is_claimed": is_claimed}),
+        Word::HandOver => json!({"word": "hand over"}),
+        Word::HandedOver { completely } => {
+            json!({"word": "handed over", "completely": completely})
+        }
         Word::Opened { read_only } => json!({"word": "opened", "read_only": read_only}),
         Word::Serve(_) => json!({"word": "serve"}),
         Word::Ready => json!({"word": "ready"}),
@@ -170,6 +187,9 @@ fn encode(word: &Word) -> Value {
 fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
     let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     Some(match text("word")?.as_str() {
+        "open" => Word::Open { is_claimed: value.get("is_claimed")?.as_bool()? },
+        "hand over" => Word::HandOver,
+        "handed over" => Word::HandedOver { completely: value.get("completely")?.as_bool()? },
         "opened" => Word::Opened { read_only: value.get("read_only")?.as_bool()? },
         "serve" => Word::Serve(descriptor?),
         "ready" => Word::Ready,

@@ -152,6 +152,8 @@ pub(crate) struct MountChoices {
     /// What is freed is given back to the device.
     pub(crate) discard: bool,
     pub(crate) ring: RingUse,
+    /// A block device is to be held by the kernel for the mount, or not; `None`: where that can be.
+    pub(crate) block_mount: Option<bool>,
     pub(crate) foreground: bool,
     pub(crate) log: Option<PathBuf>,
     pub(crate) sandbox: SandboxMode,
@@ -191,6 +193,7 @@ impl Default for MountChoices {
             dirsync: false,
             discard: false,
             ring: RingUse::default(),
+            block_mount: None,
             foreground: false,
             log: None,
             sandbox: SandboxMode::On,

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use extant::{BlockSize, Fs, FsError, MountOptions};
-use extant_block::{FileDevice, OpenError, SharedDevice};
+use extant_block::{FileDevice, OpenError, SharedDevice, lock_holder};
 use extant_format::features::RoCompat;
 use extant_fuse::{Brake, Events, Level, Obstacle, RingUse, Rings, Settings};
 use extant_sync::threads::{Receiver, Sender};
@@ -72,7 +72,10 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let log = Log::open(choices.foreground, choices.log.as_deref())?;
     let settings = choices.settings();
     let dir = request.dir.canonicalize().unwrap_or_else(|_| request.dir.clone());
-    let devices = Devices::open(request)?;
+    let Some(Word::Open { is_claimed }) = link.hear().map_err(internal("no keeper"))? else {
+        return Err(Failure::new(Exit::Interrupted, "interrupted: nothing is mounted"));
+    };
+    let devices = Devices::open(request, is_claimed)?;
     let rings = rings(&settings)?;
     let _ = std::env::set_current_dir("/");
     for missing in sandbox::enter(choices.sandbox)? {
@@ -86,10 +89,10 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
         // There is no mount after all.
         return Ok(fs.unmount()?);
     };
-    let (answers, asking) = (threads::channel(1), Mutex::new(Rank::Leaf, ()));
+    let answers = Answers::default();
     let foreground = choices.foreground;
     let brake = OnceLock::new();
-    let server = Server { link, log, null, foreground, dir, answers, asking, brake };
+    let server = Server { link, log, null, foreground, dir, answers, brake };
     server.catch_panics(choices.foreground)?;
     let answer = server.answer((device, rings), fs, &settings, &signals, end, choices);
     answer.inspect(|()| {
@@ -133,7 +136,7 @@ struct Devices {
 }
 
 impl Devices {
-    fn open(request: &Request) -> Result<Devices> {
+    fn open(request: &Request, is_claimed: bool) -> Result<Devices> {
         let choices = &request.choices;
         let path = request.image.as_path();
         let name = escape(path.as_os_str().as_bytes());
@@ -145,8 +148,14 @@ impl Devices {
                 "unmount it and detach it (losetup -d {holder}), or mount {holder} itself"
             )));
         }
-        let image = open_patiently(path, choices)?;
-        let journal = choices.journal_device.as_deref().map(|path| open(path, choices.read_only));
+        let how = match (choices.read_only, is_claimed) {
+            (true, _) => Opening::ToRead,
+            (false, true) => Opening::Claimed,
+            (false, false) => Opening::ToWrite,
+        };
+        let image = open_patiently(path, how, choices)?;
+        let how = if choices.read_only { Opening::ToRead } else { Opening::ToWrite };
+        let journal = choices.journal_device.as_deref().map(|path| open(path, how));
         let journal = journal.transpose()?;
         Ok(Devices { name, image, journal })
     }
@@ -236,17 +245,24 @@ fn is_read_only_device(device: &str) -> bool {
 
 /// Opens and locks the image. If the one who holds it is a server of ours whose mount is gone, it is
 /// about to end: `umount` returns before everything is written.
-fn open_patiently(path: &Path, choices: &MountChoices) -> Result<FileDevice> {
+fn open_patiently(path: &Path, how: Opening, choices: &MountChoices) -> Result<FileDevice> {
     let source = source_name(path, choices);
     let clock = SystemClock;
     let until = clock.monotonic() + HANDOVER;
     loop {
-        let error = match open_locked(path, choices.read_only) {
+        let error = match open_locked(path, how) {
             Ok(device) => return Ok(device),
             Err(error) => error,
         };
-        let OpenError::Locked { holder, .. } = &error else { return Err(opening(error, path)) };
-        let holder = holder.clone();
+        let holder = match &error {
+            OpenError::Locked { holder, .. } => holder.clone(),
+            // Whoever has a block device exclusively is not named, but one of us has its lock as well.
+            OpenError::Busy { .. } => match lock_holder(path) {
+                Some(holder) => Some(holder),
+                None => return Err(opening(error, path)),
+            },
+            _ => return Err(opening(error, path)),
+        };
         let mounts = table::mounts_of(&source);
         if let Some(dir) = mounts.first() {
             let dir = escape(dir.as_os_str().as_bytes());
@@ -262,17 +278,29 @@ fn open_patiently(path: &Path, choices: &MountChoices) -> Result<FileDevice> {
     }
 }
 
-fn open(path: &Path, read_only: bool) -> Result<FileDevice> {
-    open_locked(path, read_only).map_err(|error| opening(error, path))
+fn open(path: &Path, how: Opening) -> Result<FileDevice> {
+    open_locked(path, how).map_err(|error| opening(error, path))
 }
 
-fn open_locked(path: &Path, read_only: bool) -> Result<FileDevice, OpenError> {
-    if !read_only {
-        return FileDevice::open_read_write(path);
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Opening {
+    ToRead,
+    ToWrite,
+    /// For writing; the kernel holds it for our mount.
+    Claimed,
+}
+
+fn open_locked(path: &Path, how: Opening) -> Result<FileDevice, OpenError> {
+    match how {
+        Opening::ToWrite => FileDevice::open_read_write(path),
+        Opening::Claimed => FileDevice::open_claimed(path),
+        Opening::ToRead => {
+            let device = FileDevice::open_read_only(path)?;
+            device.exclude_writers()?;
+            Ok(device)
+        }
     }
-    let device = FileDevice::open_read_only(path)?;
-    device.exclude_writers()?;
-    Ok(device)
 }
 
 fn opening(error: OpenError, path: &Path) -> Failure {
@@ -291,6 +319,47 @@ fn opening(error: OpenError, path: &Path) -> Failure {
 
 /// How long the keeper has to look into a program.
 const KEEPER_ANSWERS: Duration = Duration::from_secs(2);
+/// How long the kernel has to send what it holds back, which is up to a part of the machine's memory.
+const KERNEL_SENDS: Duration = Duration::from_secs(120);
+
+/// The keeper's answers to one kind of question: one question at a time.
+struct Answer<T> {
+    asking: Mutex<()>,
+    sender: Sender<T>,
+    receiver: Receiver<T>,
+}
+
+impl<T: Send> Default for Answer<T> {
+    fn default() -> Answer<T> {
+        let (sender, receiver) = threads::channel(1);
+        Answer { asking: Mutex::new(Rank::Leaf, ()), sender, receiver }
+    }
+}
+
+impl<T: Send> Answer<T> {
+    /// What the keeper says to `question`, if it says something in time.
+    fn to(&self, link: &Link, question: &Word, within: Duration) -> Option<T> {
+        let _asking = self.asking.lock();
+        // An answer that came too late for who asked before.
+        while self.receiver.try_recv().is_ok() {}
+        link.say(question).ok()?;
+        self.receiver.recv_timeout(within).ok()
+    }
+
+    fn give(&self, answer: T) {
+        // Nobody waits for a second one.
+        let _ = self.sender.try_send(answer);
+    }
+}
+
+/// What the keeper is asked.
+#[derive(Default)]
+struct Answers {
+    /// [`Word::AskEnd`].
+    ends: Answer<Option<u32>>,
+    /// [`Word::HandOver`].
+    handed_over: Answer<bool>,
+}
 
 /// A server with a mount.
 struct Server<'a> {
@@ -300,10 +369,7 @@ struct Server<'a> {
     foreground: bool,
     /// Where it is mounted.
     dir: PathBuf,
-    /// The keeper's answers to [`Word::AskEnd`].
-    answers: (Sender<Option<u32>>, Receiver<Option<u32>>),
-    /// Held by who waits for one.
-    asking: Mutex<()>,
+    answers: Answers,
     /// Ends the mount where unmounting is not allowed.
     brake: OnceLock<Brake>,
 }
@@ -373,11 +439,12 @@ impl Events for Server<'_> {
     }
 
     fn shutdown_argument(&self, thread: u32) -> Option<u32> {
-        let _asking = self.asking.lock();
-        // An answer that came too late for who asked before.
-        while self.answers.1.try_recv().is_ok() {}
-        self.link.say(&Word::AskEnd { thread }).ok()?;
-        self.answers.1.recv_timeout(KEEPER_ANSWERS).ok()?
+        let question = Word::AskEnd { thread };
+        self.answers.ends.to(self.link, &question, KEEPER_ANSWERS).flatten()
+    }
+
+    fn hand_over_writes(&self) -> bool {
+        self.answers.handed_over.to(self.link, &Word::HandOver, KERNEL_SENDS).unwrap_or(false)
     }
 
     fn log(&self, level: Level, text: &str) {
@@ -428,7 +495,10 @@ impl Orders<'_> {
             if word {
                 match self.server.link.hear() {
                     Ok(Some(Word::Sync)) => self.sync(),
-                    Ok(Some(Word::AskedEnd(kind))) => drop(self.server.answers.0.try_send(kind)),
+                    Ok(Some(Word::AskedEnd(kind))) => self.server.answers.ends.give(kind),
+                    Ok(Some(Word::HandedOver { completely })) => {
+                        self.server.answers.handed_over.give(completely);
+                    }
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => {
                         has_keeper = false;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use extant_fuse::mount::FILE_SYSTEM_TYPE;
+use extant_fuse::mount::{BLOCK_FILE_SYSTEM_TYPE, FILE_SYSTEM_TYPE};
 
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +27,12 @@ pub(crate) struct Entry {
 impl Entry {
     /// Whether extant serves it.
     pub(crate) fn is_ours(&self) -> bool {
-        self.kind == FILE_SYSTEM_TYPE
+        self.kind == FILE_SYSTEM_TYPE || self.holds_device()
+    }
+
+    /// Whether the kernel holds a block device for it, and tells the server when to store everything.
+    pub(crate) fn holds_device(&self) -> bool {
+        self.kind == BLOCK_FILE_SYSTEM_TYPE
     }
 }
 

@@ -68,6 +68,31 @@ impl Drop for Mounted {
     }
 }
 
+/// A loop device that goes away with the value.
+pub(crate) struct Loop(pub(crate) String);
+
+impl Loop {
+    pub(crate) fn over(image: &Path) -> Option<Loop> {
+        if !is_root() {
+            println!("skipped: needs root");
+            return None;
+        }
+        let image = image.to_str().unwrap();
+        let output = tool("losetup", &["-f", "--show", image], Path::new("/"))?;
+        if !output.status.success() {
+            println!("skipped: no loop devices here");
+            return None;
+        }
+        Some(Loop(text(&output).trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
 /// Whether the kernel can be asked, and its tools are there.
 pub(crate) fn has_kernel() -> bool {
     let tools = ["getfacl", "getfattr", "lsattr", "mount"];

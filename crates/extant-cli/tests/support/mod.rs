@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod kernel;
+pub(crate) mod mounts;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -309,14 +309,51 @@ impl Ext4<'_> {
     /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It
     /// does that with writes that other threads take, so not all may wait here.
     fn bring_back(&self, node: u64) -> Reply<()> {
+        // Asked to do without, the kernel takes everything for data, which is never wrong.
+        self.while_others_write(|| self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO))
+    }
+
+    /// Waits for what the kernel writes, if enough other threads are left to take it; else `EAGAIN`.
+    pub(super) fn while_others_write<T>(&self, wait: impl FnOnce() -> Reply<T>) -> Reply<T> {
         let waiting = self.drops.fetch_add(1, Ordering::AcqRel);
         let result = match waiting < self.may_wait && crate::rings::may_wait_here() {
-            true => self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO),
-            // Asked to do without, the kernel takes everything for data, which is never wrong.
+            true => wait(),
             false => Err(Errno(11)), // EAGAIN
         };
         self.drops.fetch_sub(1, Ordering::AcqRel);
         result
+    }
+
+    /// Has the kernel send everything that programs have written and it still holds back, and waits until all of
+    /// that was answered. A file can hold something back only while it is open for writing: its last
+    /// close sends the rest before we hear of it.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` when too many wait for the kernel already; why a write was refused meanwhile.
+    pub(super) fn hand_over(&self) -> Reply<()> {
+        let nodes = self.nodes.written();
+        // What is written to a frozen file system waits until it is thawed.
+        if nodes.is_empty() || self.gate.is_frozen() {
+            return Ok(());
+        }
+        let before = self.nodes.all_refused().count;
+        self.while_others_write(|| {
+            // Most of it in large pieces. It may still be on its way when this returns; dropping what is
+            // cached waits for the file's own pages, so this comes after it.
+            if self.events.hand_over_writes() {
+                return Ok(());
+            }
+            for node in nodes {
+                self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO)?;
+            }
+            Ok(())
+        })?;
+        let refused = self.nodes.all_refused();
+        match refused.last {
+            Some(why) if refused.count != before => Err(why),
+            _ => Ok(()),
+        }
     }
 }
 

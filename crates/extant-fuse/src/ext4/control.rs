@@ -22,6 +22,9 @@ pub const INFO: &[u8] = b"extant.info";
 /// Attribute that takes orders: `sync`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
 /// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`.
 ///
+/// `sync`, `freeze` and `shutdown=default` have the kernel send what programs have written before, and wait
+/// for it; it forgets what it has cached of files that are open for writing. `EAGAIN` when too many wait for it already.
+///
 /// Setting an attribute waits for others who change the inode. While the file system is frozen these
 /// wait in turn, so `thaw` may never arrive that way: *getting* the attribute named
 /// [`ORDER`] and the order does the same and waits for nobody; its value is `done`.
@@ -245,6 +248,10 @@ impl Ext4<'_> {
         if !self.is_writable {
             return Err(Errno::EROFS);
         }
+        if how == Shutdown::Sync {
+            // It ends all the same.
+            let _ = self.hand_over();
+        }
         // What is lost is what was asked for.
         let _ = self.fs.shutdown(how);
         Ok(())
@@ -257,10 +264,14 @@ impl Ext4<'_> {
         match order {
             "sync" => {
                 self.check()?;
-                self.said(self.fs.sync())
+                // All the rest is stored, whatever was refused.
+                let handed_over = self.hand_over();
+                self.said(self.fs.sync())?;
+                handed_over
             }
             "freeze" => {
                 self.check()?;
+                self.hand_over()?;
                 if !self.gate.freeze(&*self.clock) {
                     return Err(Errno(16)); // EBUSY: frozen already.
                 }
@@ -280,6 +291,7 @@ impl Ext4<'_> {
             }
             "remount,ro" => {
                 self.check()?;
+                self.hand_over()?;
                 self.read_only.store(true, Ordering::Release);
                 self.said(self.fs.sync())
             }
@@ -321,6 +333,7 @@ impl Ext4<'_> {
             "frozen": self.gate.is_frozen(),
             "shut_down": self.fs.is_shut_down(),
             "stopped_because": self.fs.stopped_because(),
+            "refused_writes": self.nodes.all_refused().count,
             "transport": if self.over_rings { "io_uring" } else { "/dev/fuse" },
             "threads": self.requests.threads(),
             "options": self.settings.options,

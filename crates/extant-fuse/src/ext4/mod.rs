@@ -105,6 +105,8 @@ pub(crate) fn serve_session(
 ) -> Result<(), ServeError> {
     // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
+    // What became of the file system, if it was ended while the kernel waited.
+    let ended = Mutex::new(Rank::Leaf, None);
     let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
         // Unmounted before anybody used it.
         let Some(agreed) = agreed else { return Ok(()) };
@@ -130,6 +132,7 @@ pub(crate) fn serve_session(
             complaints: AtomicU32::new(0),
             label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
             drops: AtomicU32::new(0),
+            ended: &ended,
         };
         events.connected(Brake {
             nodes: Arc::clone(&server.nodes),
@@ -143,9 +146,14 @@ pub(crate) fn serve_session(
             None => session.run(&server, agreed, &stats, settings, events),
         }
     });
-    let ended = if fs.is_shut_down() { Ok(()) } else { fs.unmount() };
+    let ended = ended.into_inner().unwrap_or_else(|| end(&fs));
     served?;
     Ok(ended?)
+}
+
+/// Writes everything and marks the image clean, unless it was stopped on request.
+fn end(fs: &Fs) -> extant::Result<()> {
+    if fs.is_shut_down() { Ok(()) } else { fs.clone().unmount() }
 }
 
 fn is_writable(fs: &Fs) -> bool {
@@ -178,6 +186,8 @@ struct Ext4<'a> {
     may_wait: u32,
     /// Requests come over the kernel's rings.
     over_rings: bool,
+    /// How the file system ended, if it has.
+    ended: &'a Mutex<Option<extant::Result<()>>>,
 }
 
 impl Ext4<'_> {
@@ -458,6 +468,13 @@ impl Operations for Ext4<'_> {
     fn sync_all(&self) -> Reply<()> {
         self.check()?;
         self.said(self.fs.sync())
+    }
+
+    fn end(&self) {
+        // What was removed and is known no more is deleted first. What the kernel forgets later is nobody's.
+        self.nodes.forget_all();
+        let ended = end(&self.fs);
+        *self.ended.lock() = Some(ended);
     }
 
     fn totals(&self) -> Reply<Totals> {

@@ -30,11 +30,13 @@ pub(super) struct Refusals {
 /// The nodes that the kernel knows, by number. Memory follows the kernel's cache of inodes.
 pub(super) struct Nodes {
     shards: Vec<Mutex<FxHashMap<u64, Known>>>,
+    /// Of all nodes, those included that are forgotten.
+    refused: Mutex<Refusals>,
 }
 
 impl Nodes {
     pub(super) fn new() -> Nodes {
-        Nodes { shards: shards() }
+        Nodes { shards: shards(), refused: Mutex::new(Rank::Leaf, Refusals::default()) }
     }
 
     fn shard(&self, node: u64) -> &Mutex<FxHashMap<u64, Known>> {
@@ -71,6 +73,15 @@ impl Nodes {
         }
     }
 
+    /// The kernel knows nothing any more.
+    pub(super) fn forget_all(&self) {
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut *shard.lock());
+            // Last handles take other locks.
+            drop(gone);
+        }
+    }
+
     /// It is open for writing once more, or once less.
     pub(super) fn count_writer(&self, node: u64, opened: bool) {
         if let Some(known) = self.shard(node).lock().get_mut(&node) {
@@ -98,6 +109,10 @@ impl Nodes {
 
     /// A write out of the kernel's cache was refused.
     pub(super) fn refuse(&self, node: u64, why: Errno) {
+        {
+            let mut all = self.refused.lock();
+            *all = Refusals { count: all.count.saturating_add(1), last: Some(why) };
+        }
         if let Some(known) = self.shard(node).lock().get_mut(&node) {
             let count = known.refused.count.saturating_add(1);
             known.refused = Refusals { count, last: Some(why) };
@@ -107,6 +122,11 @@ impl Nodes {
     /// What was refused of a node so far.
     pub(super) fn refused(&self, node: u64) -> Refusals {
         self.shard(node).lock().get(&node).map(|known| known.refused).unwrap_or_default()
+    }
+
+    /// What was refused of all nodes so far.
+    pub(super) fn all_refused(&self) -> Refusals {
+        *self.refused.lock()
     }
 
     /// A regular file that is known, if a few nodes of each shard have one among them.
