@@ -11,7 +11,7 @@ EXTANT := $(TARGET)/release/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo test test-long test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,11 @@ test-long: build ## all tests and those that take minutes, and real programs on 
 	$(CARGO) test --workspace --release -- --include-ignored
 	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
 	EXTANT=$(EXTANT) scripts/real-programs
+
+test-mutants: ## each mistake of docs/mutations.md is made, and its test must fail (MUTANTS="jbd2.")
+	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar python3
+	@scripts/deps fuse3 || true
+	scripts/test-mutants $(MUTANTS)
 
 test-programs: build ## real programs on a mount, each also with the server killed (PROGRAMS="git tar")
 	@scripts/deps e2fsprogs acl attr libcap tar python3 fuse3 git rsync fio stress-ng postgresql || true

@@ -6,6 +6,8 @@
 //! - T4. A stored structure (`struct Raw…`) says where its layout comes from: `Source`.
 //! - T5. No source file has more than [`LINES_MAX`] lines.
 //! - T6. No path of one machine is in the tree.
+//! - T7. The mistakes in the source (`sabotage("…")`) are those of `docs/mutations.md`, each has the
+//!   name of its crate, and the test that must notice it is there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,6 +51,7 @@ fn check(root: &Path) -> Vec<String> {
         }
         machine_paths(file, &mut faults);
     }
+    mutations(&files, &mut faults);
     faults
 }
 
@@ -158,6 +161,88 @@ fn machine_paths(file: &Text, faults: &mut Vec<String>) {
     }
 }
 
+/// T7.
+fn mutations(files: &[Text], faults: &mut Vec<String>) {
+    const TABLES: &str = "docs/mutations.md";
+    let Some(tables) = find(files, TABLES) else {
+        faults.push(format!("{TABLES} is missing"));
+        return;
+    };
+    let mut made = Vec::new();
+    for file in files {
+        let Some((package, _)) =
+            file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"))
+        else {
+            continue;
+        };
+        let place = package.strip_prefix("extant-").unwrap_or(package);
+        for switch in switches(&file.contents) {
+            if switch.split('.').next() != Some(place) || switch.split('.').count() != 3 {
+                faults.push(format!("{}: {switch} is not {place}.PLACE.MISTAKE", file.path));
+            }
+            made.push(switch);
+        }
+    }
+    let mut listed = Vec::new();
+    for line in tables.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [switch, _, test, runs_in] = cells[..] else {
+            faults.push(format!("{TABLES}: not four cells: {line}"));
+            continue;
+        };
+        let (switch, test) = (switch.trim_matches('`'), test.trim_matches('`'));
+        if listed.contains(&switch) {
+            faults.push(format!("{TABLES} has {switch} twice"));
+        }
+        listed.push(switch);
+        if !made.contains(&switch) {
+            faults.push(format!("{TABLES} has {switch}, which no source makes"));
+        }
+        if !["make test", "make test-long"].contains(&runs_in.trim_end_matches(", may hang")) {
+            faults.push(format!("{TABLES}: {switch} runs in {runs_in:?}"));
+        }
+        let parts: Vec<_> = test.split('/').collect();
+        let is_there = matches!(parts[..], [package, _, test]
+            if has_test(files, package, test.rsplit("::").next().unwrap_or(test)));
+        if !is_there {
+            faults.push(format!("{TABLES}: no test {test} for {switch}"));
+        }
+    }
+    for switch in made.iter().filter(|switch| !listed.contains(switch)) {
+        faults.push(format!("{TABLES} does not have {switch}"));
+    }
+}
+
+/// The names in `sabotage("…")`, as far as it is not a comment's.
+fn switches(contents: &str) -> Vec<&str> {
+    let code = |start: usize| {
+        let line = contents[..start].rsplit('\n').next().unwrap_or("");
+        !line.trim_start().starts_with("//")
+    };
+    let calls = contents.match_indices("sabotage(").filter(|(at, _)| code(*at));
+    let named = calls.filter_map(|(at, call)| {
+        contents[at + call.len()..].trim_start().strip_prefix('"')?.split('"').next()
+    });
+    // What shows how the call is used is no mistake.
+    named.filter(|name| !name.starts_with("base.")).collect()
+}
+
+/// Whether a crate has a function or a case of a macro of that name.
+fn has_test(files: &[Text], package: &str, test: &str) -> bool {
+    let below = format!("crates/{package}/");
+    let mut sources = files.iter().filter(|file| file.path.starts_with(&below));
+    sources.any(|file| {
+        file.contents.match_indices(test).any(|(at, _)| {
+            let word = |byte: Option<u8>| {
+                byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            };
+            let bytes = file.contents.as_bytes();
+            !word(at.checked_sub(1).and_then(|before| bytes.get(before).copied()))
+                && !word(bytes.get(at + test.len()).copied())
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,6 +269,23 @@ mod tests {
         assert_eq!(faults_of(text("a/src/b.rs", &"\n".repeat(LINES_MAX + 1))).len(), 1);
         assert_eq!(faults_of(text("a.md", &["see /wo", "rk/x"].concat())).len(), 1);
         assert!(faults_of(text("a/src/b.rs", "fn f() {}")).is_empty());
+        let mut faults = Vec::new();
+        let source = format!("if {}(\n\"a.b.c\") {{}} fn t() {{}}", "sabotage");
+        let row = |switch, test| {
+            text("docs/mutations.md", &format!("| `{switch}` | x | `a/lib/{test}` | make test |"))
+        };
+        mutations(&[text("crates/a/src/b.rs", &source), row("a.b.c", "t")], &mut faults);
+        assert_eq!(faults, [""; 0]);
+        mutations(&[text("crates/a/src/b.rs", &source), row("a.b.d", "u")], &mut faults);
+        mutations(&[text("crates/b/src/b.rs", &source), row("a.b.c", "t")], &mut faults);
+        let told = [
+            "docs/mutations.md has a.b.d, which no source makes",
+            "docs/mutations.md: no test a/lib/u for a.b.d",
+            "docs/mutations.md does not have a.b.c",
+            "crates/b/src/b.rs: a.b.c is not b.PLACE.MISTAKE",
+            "docs/mutations.md: no test a/lib/t for a.b.c",
+        ];
+        assert_eq!(faults, told);
         let mut faults = Vec::new();
         links(&[text("docs/a.md", ""), text("README.md", "docs/b.md")], &mut faults);
         assert_eq!(faults, ["docs/a.md is linked from nowhere"]);

@@ -21,6 +21,7 @@ use crate::file::FileCache;
 use crate::mapping::{Done, Intent, Kind, Mapper, Mapping, Placed, Placement};
 use crate::read::len_inside;
 use crate::states::State;
+use extant_base::sabotage;
 
 /// How much of a file one question to the mapper is about, in bytes.
 const ASK: u64 = 64 << 20;
@@ -224,7 +225,7 @@ impl FileCache {
     ) -> Result<usize, M::Error> {
         let end = offset + bytes.len() as u64;
         let kept_out = self.keep_writeback_out();
-        if end > mapper.stored_size() {
+        if end > mapper.stored_size() && !sabotage("iomap.direct.size-passes-dirty") {
             // The stored size has to follow what is added here, and may not pass what is dirty before it.
             self.write_back_kept_out(mapper, 0..offset, &kept_out)?;
         }
@@ -241,7 +242,9 @@ impl FileCache {
             }
             self.end_all(mapper, &stored);
             published?;
-            self.forget(offset..stored.at, &kept_out); // R1.
+            if !sabotage("iomap.direct.old-folio-kept") {
+                self.forget(offset..stored.at, &kept_out); // R1.
+            }
         } else {
             self.end_all(mapper, &stored);
         }
@@ -281,7 +284,9 @@ impl FileCache {
                 let part = (placement.offset - offset) as usize
                     ..(placement.offset + placement.len - offset) as usize;
                 if let Err(error) = mapper.device().write_at(placement.address, &bytes[part]) {
-                    mapper.give_back(&[placement]);
+                    if !sabotage("iomap.direct.place-kept-on-error") {
+                        mapper.give_back(&[placement]);
+                    }
                     return Err(error.into());
                 }
                 self.cache.counters.direct_writes.add(1);
@@ -343,7 +348,7 @@ impl FileCache {
         }
         mapper.end_overwrite();
         written?;
-        Ok(self.is_free(offset..end)) // R3.
+        Ok(self.is_free(offset..end) || sabotage("iomap.direct.not-looked-again")) // R3.
     }
 
     /// Whether no folio has any byte of the range.

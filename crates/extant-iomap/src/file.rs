@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use extant_base::sabotage;
 use extant_sync::{Condvar, Mutex, MutexGuard, Rank, RwLock};
 
 use crate::cache::{Cache, PAGE_LOG2};
@@ -150,7 +151,9 @@ impl FileCache {
     }
 
     pub(crate) fn note_error(&self) {
-        self.errors.fetch_add(1, Ordering::AcqRel);
+        if !sabotage("iomap.file.error-swallowed") {
+            self.errors.fetch_add(1, Ordering::AcqRel);
+        }
         self.cache.counters.writeback_errors.add(1);
     }
 
@@ -432,7 +435,9 @@ impl FileCache {
             }
             let units = self.units(&pin, part);
             self.clear_dirty(&pin, units.clone());
-            self.cache.states.clear(State::Uptodate, units);
+            if !sabotage("iomap.file.forgotten-still-read") {
+                self.cache.states.clear(State::Uptodate, units);
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::{order_for, pages_of};
 use crate::states::State;
+use extant_base::sabotage;
 
 /// How much of a file one question to the mapper is about, in bytes.
 const ASK: u64 = 64 << 20;
@@ -119,6 +120,7 @@ impl FileCache {
         match &mapping.kind {
             Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
                 // Folios in the range may hold what is not written yet.
+                let next = next.filter(|_| !sabotage("iomap.read.hole-hides-dirty"));
                 let free = next.map_or(u64::MAX, |next| next.saturating_sub(at));
                 let len = usize::try_from(free).unwrap_or(usize::MAX).min(rest);
                 out[..len].fill(0);

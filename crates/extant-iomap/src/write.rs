@@ -10,6 +10,7 @@ use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
 use crate::readahead::{order_for, pages_of};
 use crate::states::State;
+use extant_base::sabotage;
 
 /// Up to this length, in bytes, a write makes ready for one like it behind it.
 const EXPECT_MAX: u64 = 8192;
@@ -37,7 +38,7 @@ impl FileCache {
         M::Error: From<CacheError>,
     {
         let size = mapper.size();
-        if offset > size && !bytes.is_empty() {
+        if offset > size && !bytes.is_empty() && !sabotage("iomap.write.old-tail-shows") {
             self.zero_tail(mapper, size)?;
         }
         let mut done = 0;
@@ -113,14 +114,16 @@ impl FileCache {
         if pin.is_detached() {
             return Ok(false);
         }
-        if cache.states.any(State::Writeback, units.clone()) {
+        if cache.states.any(State::Writeback, units.clone())
+            && !sabotage("iomap.write.under-writeback")
+        {
             drop(folio);
             self.wait_for_writeback(units);
             return Ok(false);
         }
         match mapping {
             Some(mapping) => {
-                if !mapper.is_current(mapping.cookie) {
+                if !mapper.is_current(mapping.cookie) && !sabotage("iomap.write.stale-mapping") {
                     cache.counters.stale_mappings.add(1);
                     return Ok(false);
                 }
@@ -160,7 +163,10 @@ impl FileCache {
         if range.start > first.start || range.end < first.end {
             self.prepare_block(mapper, pin, first.clone(), &range, mapping)?;
         }
-        if last.start != first.start && range.end < last.end {
+        if last.start != first.start
+            && range.end < last.end
+            && !sabotage("iomap.write.last-block-not-read")
+        {
             self.prepare_block(mapper, pin, last, &range, mapping)?;
         }
         Ok(())

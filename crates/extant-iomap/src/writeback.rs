@@ -17,6 +17,7 @@ use crate::file::FileCache;
 use crate::frames::Pin;
 use crate::mapping::{Done, Mapper, Placed, Placement};
 use crate::states::State;
+use extant_base::sabotage;
 
 /// Most bytes of one batch: what is under writeback, and in one handle.
 const BATCH_BYTES: u64 = 64 << 20;
@@ -99,7 +100,11 @@ impl FileCache {
             let size_to = match first_left {
                 None => size,
                 // A pass over a part leaves the size behind what is in front of the part.
-                Some(left) if left < range.start => last.file.end.min(size).min(left),
+                Some(left)
+                    if left < range.start && !sabotage("iomap.writeback.size-passes-dirty") =>
+                {
+                    last.file.end.min(size).min(left)
+                }
                 Some(_) => last.file.end.min(size),
             };
             match self.write_batch(mapper, &batch, size_to) {
@@ -212,7 +217,9 @@ impl FileCache {
                 if !self.cache.options.publish_before_data
                     && let Err(error) = self.send(mapper, &batch[first..end], &placement)
                 {
-                    mapper.give_back(&[placement]);
+                    if !sabotage("iomap.writeback.place-kept-on-error") {
+                        mapper.give_back(&[placement]);
+                    }
                     failed = Some(error);
                     break 'runs;
                 }
@@ -227,6 +234,9 @@ impl FileCache {
             (Some(_), None) => 0,
         };
         done.size_to = size_to.min(good_to);
+        if sabotage("iomap.writeback.size-passes-failure") {
+            done.size_to = size_to;
+        }
         let published = if good_to == 0 { Ok(()) } else { mapper.publish(&done) };
         if self.cache.options.publish_before_data {
             for placement in &done.placements {
@@ -287,7 +297,7 @@ impl FileCache {
     fn finish(&self, batch: &[Segment<'_>], good_to: u64) {
         for segment in batch.iter().filter(|segment| segment.file.end > good_to) {
             let _folio = segment.pin.lock();
-            if !segment.pin.is_detached() {
+            if !segment.pin.is_detached() && !sabotage("iomap.writeback.clean-after-error") {
                 let bad = segment.file.start.max(good_to)..segment.file.end;
                 self.set_dirty(&segment.pin, self.units(&segment.pin, bad));
             }

@@ -22,6 +22,7 @@ use crate::file::{FileCache, Fit};
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper};
 use crate::states::State;
+use extant_base::sabotage;
 
 /// How much one question to the mapper is about.
 const ASK: u64 = 1 << 40;
@@ -85,6 +86,9 @@ impl FileCache {
             // Zeroed by the next round, which finds the folio.
             self.make_or_relieve(mapper, at >> PAGE_LOG2, (order, Fit::From), true)?;
             return Ok(at);
+        }
+        if sabotage("iomap.zero.dirty-behind-hole-kept") {
+            return Ok(end);
         }
         Ok(next.map_or(end, |next| next.max(at).min(end)))
     }

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use extant_base::FsBlock;
+use extant_base::{FsBlock, sabotage};
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
 use crate::checkpoint::{Pinned, Work};
@@ -100,7 +100,9 @@ impl Journal {
         self.activate(log, work, tid)?;
         let mutations = &self.options.mutations;
         let (sec, nsec) = self.options.clock.now();
-        let time = (u64::try_from(sec).unwrap_or(0), nsec).max(work.last_commit);
+        let now = (u64::try_from(sec).unwrap_or(0), nsec);
+        let time =
+            if sabotage("jbd2.commit.time-goes-back") { now } else { now.max(work.last_commit) };
         let revoked = if mutations.skip_revokes { &[] } else { &*taken.revoked };
         let contents = Contents { tid, images: &images, revoked, time };
         let room = work.len().saturating_sub(work.used).saturating_sub(1);
@@ -120,14 +122,17 @@ impl Journal {
         let done = log.device.submit(encoded.body).wait_all();
         done.map_err(|error| self.failed(error))?;
         if !mutations.skip_flush_before_commit {
-            if log.external {
+            if log.external && !sabotage("jbd2.commit.home-not-flushed") {
                 // Data that this transaction makes reachable is on the other device.
                 self.flush(&self.home)?;
             }
             self.flush(&log.device)?;
         }
         if !done_first {
-            self.check()?; // An abort that came meanwhile keeps the transaction from counting.
+            // An abort that came meanwhile keeps the transaction from counting.
+            if !sabotage("jbd2.commit.abort-not-seen") {
+                self.check()?;
+            }
             write_commit()?;
         }
         count(&self.counters.blocks_logged, images.len());
@@ -138,7 +143,9 @@ impl Journal {
         work.last = Some(tid);
         work.last_commit = time;
         for block in &taken.revoked {
-            work.table.remove(block);
+            if !sabotage("jbd2.commit.revoked-goes-home") {
+                work.table.remove(block);
+            }
         }
         for ((number, image), (_, block)) in images.into_iter().zip(taken.blocks) {
             work.table.insert(number, Pinned { image, _block: block });

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use extant_base::BlockSize;
+use extant_base::{BlockSize, sabotage};
 use extant_block::{BlockDevice, DeviceError, SharedDevice};
 use extant_format::jbd2::{
     JournalCompat, JournalIncompat, JournalSuperblock, JournalVersion, Tid as RawTid,
@@ -316,7 +316,7 @@ impl Journal {
         let most = self.spare_max().saturating_mul(2);
         let put = |have: u32| have.checked_add(credits).filter(|sum| *sum <= most);
         let kept = self.gate.spare(lane).fetch_update(Ordering::Relaxed, Ordering::Relaxed, put);
-        if kept.is_err() {
+        if kept.is_err() && !sabotage("jbd2.handle.credits-not-returned") {
             self.charged.fetch_sub(credits, Ordering::Relaxed);
         }
     }
@@ -330,7 +330,8 @@ impl Journal {
     /// Adds `credits` blocks to the running transaction, if there is room.
     pub(crate) fn charge(&self, credits: u32) -> bool {
         let before = self.charged.fetch_add(credits, Ordering::Relaxed);
-        let fits = before.checked_add(credits).is_some_and(|sum| sum <= self.limit);
+        let limit = self.limit.saturating_add(u32::from(sabotage("jbd2.journal.limit-off-by-one")));
+        let fits = before.checked_add(credits).is_some_and(|sum| sum <= limit);
         if !fits {
             self.charged.fetch_sub(credits, Ordering::Relaxed);
         }
@@ -474,7 +475,9 @@ impl Journal {
 
     /// The next transaction begins; the gate is shut and empty.
     pub(crate) fn switch(&self, tid: Tid) {
-        self.state.lock().born = self.options.clock.monotonic();
+        if !sabotage("jbd2.journal.born-with-the-journal") {
+            self.state.lock().born = self.options.clock.monotonic();
+        }
         self.running.store(tid_next(tid), Ordering::Release);
     }
 
@@ -498,7 +501,8 @@ impl Journal {
         self.changed.notify_all();
         if let Some(log) = &self.log {
             let mut store = log.store.lock();
-            let errno = errno.saturating_abs().saturating_neg();
+            let errno = errno.saturating_abs();
+            let errno = if sabotage("jbd2.abort.errno-positive") { errno } else { -errno };
             let superblock = JournalSuperblock { errno, ..store.superblock().clone() };
             // Best effort: the device may be what failed.
             let _ = store.write_superblock(superblock);

@@ -1,6 +1,6 @@
 //! Recovery: the state of the file system that the log promises.
 
-use extant_base::FsBlock;
+use extant_base::{FsBlock, sabotage};
 use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
 
 use crate::error::RecoveryError;
@@ -174,6 +174,9 @@ impl Revokes {
     fn hides(&self, copy: &LoggedCopy) -> bool {
         let found = self.blocks.binary_search_by_key(&copy.fs_block, |(block, _)| *block);
         let last = found.ok().and_then(|at| self.blocks.get(at)).and_then(|(_, last)| *last);
+        if sabotage("jbd2.recovery.revoke-hides-older-only") {
+            return last.is_some_and(|revoked| copy.ordinal < revoked);
+        }
         last.is_some_and(|revoked| copy.ordinal <= revoked)
     }
 }

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use extant_base::FsBlock;
+use extant_base::{FsBlock, sabotage};
 use extant_block::{AlignedBuffer, BlockDevice, DeviceError, Operation, SharedDevice};
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
@@ -142,12 +142,17 @@ impl RecoveredLog {
         if !replay.dirty && replay.errno == 0 {
             return Ok(store);
         }
-        home.flush().map_err(RecoveryError::Write)?;
+        if !sabotage("jbd2.replay.home-not-flushed") {
+            home.flush().map_err(RecoveryError::Write)?;
+        }
         let mut clean = JournalSuperblock { errno: 0, ..store.superblock().clone() };
         if replay.dirty {
             clean.start = 0;
             clean.head = replay.head;
             clean.sequence = RawTid(tid_next(replay.end_tid.0));
+            if sabotage("jbd2.replay.number-used-again") {
+                clean.sequence = replay.end_tid;
+            }
         }
         write_superblock(&mut store, clean)?;
         Ok(store)

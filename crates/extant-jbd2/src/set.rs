@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use extant_base::FsBlock;
+use extant_base::{FsBlock, sabotage};
 use extant_sync::{Mutex, Rank};
 
 use crate::client::{JournalBlock, Tid};
@@ -60,7 +60,9 @@ impl BlockSet {
     pub(crate) fn claim(&self, tid: Tid, block: Arc<dyn JournalBlock>) -> bool {
         let number = block.number();
         let added = self.with(number, |shard| {
-            shard.revoked.remove(&number);
+            if !sabotage("jbd2.set.revoke-survives-reuse") {
+                shard.revoked.remove(&number);
+            }
             // Inside the lock, so that a revoke on another thread is before or after both.
             block.claimed().store(tid, Ordering::Relaxed);
             shard.blocks.insert(number, block)
@@ -102,6 +104,9 @@ impl BlockSet {
     /// The log is empty: no block has a copy in it.
     pub(crate) fn forget_live(&self) {
         for shard in &self.shards {
+            if sabotage("jbd2.set.live-kept") {
+                continue;
+            }
             shard.lock().live.clear();
         }
     }

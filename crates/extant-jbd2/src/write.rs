@@ -1,6 +1,6 @@
 //! One transaction as blocks of the log: revoke blocks, descriptors with copies, the commit block.
 
-use extant_base::FsBlock;
+use extant_base::{FsBlock, sabotage};
 use extant_block::{AlignedBuffer, DeviceError, Operation};
 use extant_format::error::LengthError;
 use extant_format::jbd2::{
@@ -49,7 +49,10 @@ pub(crate) fn revokes_per_block(format: &LogFormat) -> usize {
 
 /// Blocks of the log that `copies` and `revokes` take, with the commit block.
 pub(crate) fn blocks_needed(format: &LogFormat, copies: usize, revokes: usize) -> u32 {
-    let descriptors = copies.div_ceil(tags_per_block(format));
+    let mut descriptors = copies.div_ceil(tags_per_block(format));
+    if sabotage("jbd2.write.one-descriptor") {
+        descriptors = descriptors.min(1);
+    }
     let revoke_blocks = revokes.div_ceil(revokes_per_block(format));
     let all = copies.saturating_add(descriptors).saturating_add(revoke_blocks).saturating_add(1);
     u32::try_from(all).unwrap_or(u32::MAX)
@@ -220,7 +223,9 @@ pub(crate) fn encode(
 /// Hides the magic number at the start of a copy; true if it was there.
 fn escape(copy: &mut [u8]) -> bool {
     match copy.first_chunk_mut::<4>() {
-        Some(start) if *start == JBD2_MAGIC.to_be_bytes() => {
+        Some(start)
+            if *start == JBD2_MAGIC.to_be_bytes() && !sabotage("jbd2.write.magic-not-escaped") =>
+        {
             *start = [0; 4];
             true
         }

@@ -3,7 +3,7 @@
 //! Where two things must meet at one moment, a hook of the file system pauses one of them there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use extant_sync::threads;
 
@@ -206,36 +206,76 @@ fn p11_zeroing_sees_what_is_dirty_over_unwritten_blocks() {
 }
 
 /// The next publication opens the gate, and goes on when somebody waits for a block that is under
-/// writeback.
-fn pause_until_somebody_waits(fs: &Arc<Fs>) -> Arc<Gate> {
+/// writeback; nobody may get past it before that, which would set the flag.
+fn pause_until_somebody_waits(fs: &Arc<Fs>) -> (Arc<Gate>, Arc<AtomicBool>) {
     let (gate, cache) = (Gate::new(), Arc::clone(&fs.cache));
-    let opened = Arc::clone(&gate);
+    let passed = Arc::new(AtomicBool::new(false));
+    let (opened, seen) = (Arc::clone(&gate), Arc::clone(&passed));
     let before = cache.stats().writeback_waits;
     fs.hooks.once(Point::Publish, move || {
         opened.open();
         while cache.stats().writeback_waits == before {
+            assert!(!seen.load(Ordering::SeqCst), "nobody waited for what is under writeback");
             std::thread::yield_now();
         }
     });
-    gate
+    (gate, passed)
 }
 
 #[test]
 fn p11_zeroing_waits_for_a_block_under_writeback_and_asks_again() {
     sizes(|options| {
         let (fs, file, mut wanted) = over_unwritten(options, &[5]);
-        let written = pause_until_somebody_waits(&fs);
+        let (written, zeroed) = pause_until_somebody_waits(&fs);
         threads::scope(|s| {
             s.spawn("flush", || file.sync().unwrap()).unwrap();
             s.spawn("zero", || {
                 written.pass();
-                file.zero_range(5 * BLOCK + 10..5 * BLOCK + 20, true).unwrap();
+                file.zero_in_cache(5 * BLOCK + 10..5 * BLOCK + 20).unwrap();
+                zeroed.store(true, Ordering::SeqCst);
             })
             .unwrap();
         })
         .unwrap();
         wanted[5 * BLOCK as usize + 10..5 * BLOCK as usize + 20].fill(0);
         assert!(file.read_all().unwrap() == wanted);
+        finish(&fs, file);
+    });
+}
+
+#[test]
+fn p05_what_is_under_writeback_is_not_written_to() {
+    sizes(|options| {
+        let (fs, file, mut wanted) = over_unwritten(options, &[5]);
+        let (stored, written) = pause_until_somebody_waits(&fs);
+        threads::scope(|s| {
+            s.spawn("flush", || file.sync().unwrap()).unwrap();
+            s.spawn("write", || {
+                stored.pass();
+                file.write(5 * BLOCK + 10, &[9; 10]).unwrap();
+                written.store(true, Ordering::SeqCst);
+            })
+            .unwrap();
+        })
+        .unwrap();
+        wanted[5 * BLOCK as usize + 10..5 * BLOCK as usize + 20].fill(9);
+        assert!(file.read_all().unwrap() == wanted);
+        finish(&fs, file);
+    });
+}
+
+#[test]
+fn p12_what_is_under_writeback_is_data() {
+    sizes(|options| {
+        let (fs, file, _) = over_unwritten(options, &[5]);
+        let (other, seen) = (Arc::clone(&file), Arc::new(AtomicU64::new(0)));
+        let found = Arc::clone(&seen);
+        fs.hooks.once(Point::Publish, move || {
+            let data = other.data.seek_data(&*other, 0).unwrap();
+            found.store(data.unwrap_or(u64::MAX), Ordering::SeqCst);
+        });
+        file.write_back(0..u64::MAX >> 1).unwrap();
+        assert_eq!(seen.load(Ordering::SeqCst) / BLOCK, 5);
         finish(&fs, file);
     });
 }
@@ -416,7 +456,7 @@ fn p17_padding_is_not_published() {
         let fs = Fs::new(options);
         let file = fs.file();
         file.write(0, &[7; 3000]).unwrap();
-        let written = pause_until_somebody_waits(&fs);
+        let (written, appended) = pause_until_somebody_waits(&fs);
         let other = Arc::clone(&file);
         fs.hooks.once(Point::Published, move || {
             let after = other.after_a_crash();
@@ -427,6 +467,7 @@ fn p17_padding_is_not_published() {
             s.spawn("append", || {
                 written.pass();
                 file.append(&[7; 3000]).unwrap();
+                appended.store(true, Ordering::SeqCst);
             })
             .unwrap();
         })

@@ -1,5 +1,6 @@
 //! J8: a device that fails, at every operation of a scenario.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant_block::{
@@ -146,4 +147,58 @@ fn a_failed_encoding_aborts() {
     assert!(journal.is_aborted());
     assert!(client.committed.lock().is_empty());
     assert!(!store(&device).superblock().is_dirty());
+}
+
+/// Calls a hook before each flush.
+struct Hooked {
+    below: Arc<MemoryDevice>,
+    hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl BlockDevice for Hooked {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        let is_flush = batch.iter().any(|operation| operation.kind() == OperationKind::Flush);
+        if let Some(hook) = self.hook.get().filter(|_| is_flush) {
+            hook();
+        }
+        self.below.submit(batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> Arc<str> {
+        "hooked".into()
+    }
+}
+
+#[test]
+fn j8_an_abort_while_a_transaction_is_written_keeps_it_from_counting() {
+    let below = Arc::new(formatted(JournalChecksum::V3));
+    let hooked = Arc::new(Hooked { below, hook: OnceLock::new() });
+    let device: SharedDevice = hooked.clone();
+    let journal = open(&device, TestClient::plain());
+    let block = TestBlock::new(3);
+    change(&journal, &[(&block, 1)]);
+    let aborted = Arc::downgrade(&journal);
+    let abort = move || {
+        if let Some(journal) = aborted.upgrade() {
+            journal.abort(117, "found damage meanwhile");
+        }
+    };
+    assert!(hooked.hook.set(Box::new(abort)).is_ok());
+    let mut handle = journal.start(1).unwrap();
+    handle.claim(&block).unwrap();
+    block.set(2);
+    let tid = handle.tid();
+    drop(handle);
+    assert!(matches!(journal.commit(tid), Err(JournalError::Aborted { .. })));
+    drop(journal);
+    replayed(&device).unwrap();
+    assert_eq!(fill_of(&*device, 3), Some(1), "as before the transaction that failed");
 }

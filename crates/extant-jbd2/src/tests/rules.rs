@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use extant_block::{Record, RecordingDevice};
-use extant_format::jbd2::Tid as RawTid;
+use extant_block::{BlockDevice, Record, RecordingDevice};
+use extant_format::jbd2::{BlockHeader, BlockType, CommitBlock, Tid as RawTid};
+use extant_sync::Clock;
 
 use super::*;
 
@@ -376,4 +377,177 @@ fn an_image_of_the_wrong_length_aborts() {
     let tid = handle.tid();
     drop(handle);
     assert!(matches!(journal.commit(tid), Err(JournalError::Aborted { .. })));
+}
+
+/// A clock that a test sets, back as well as forward.
+struct SetClock(Mutex<i64>);
+
+impl Clock for SetClock {
+    fn now(&self) -> (i64, u32) {
+        (*self.0.lock(), 0)
+    }
+
+    fn monotonic(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep(&self, _: Duration) {}
+}
+
+/// Blocks of the journal's own in the log: number in the file system and contents.
+fn log_blocks(device: &dyn BlockDevice) -> Vec<(u64, Vec<u8>)> {
+    let read = |place| {
+        let mut bytes = vec![0; BLOCK];
+        let block = HOME_BLOCKS + place;
+        device.read_at(block * BLOCK as u64, &mut bytes).unwrap();
+        (block, bytes)
+    };
+    let blocks = (0..u64::from(LOG_BLOCKS)).map(read);
+    blocks.filter(|(_, bytes)| bytes[..4] == JBD2_MAGIC.to_be_bytes()).collect()
+}
+
+fn of_type(blocks: &[(u64, Vec<u8>)], wanted: BlockType) -> Vec<&(u64, Vec<u8>)> {
+    let is_wanted =
+        |bytes: &[u8]| BlockHeader::decode(bytes).is_ok_and(|header| header.block_type == wanted);
+    blocks.iter().filter(|(_, bytes)| is_wanted(bytes)).collect()
+}
+
+#[test]
+fn the_time_of_commits_does_not_go_back_with_the_clock() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let clock = Arc::new(SetClock(Mutex::new(Rank::Leaf, 5000)));
+    let options = JournalOptions { clock: clock.clone(), ..options() };
+    let journal =
+        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
+    change(&journal, &[(&TestBlock::new(1), 1)]);
+    *clock.0.lock() = 4000;
+    change(&journal, &[(&TestBlock::new(2), 2)]);
+    drop(journal);
+    let blocks = log_blocks(&*device);
+    let commits = of_type(&blocks, BlockType::Commit);
+    let mut times: Vec<_> = commits
+        .iter()
+        .map(|(_, bytes)| CommitBlock::decode(bytes).unwrap())
+        .map(|commit| (commit.tid.0, commit.commit_sec))
+        .collect();
+    times.sort_unstable();
+    assert_eq!(times.iter().map(|(_, time)| *time).collect::<Vec<_>>(), [5000, 5000]);
+    // An older time would make damage in the second one look like a leftover: the log would end
+    // before it, and a sync that had returned be lost in silence.
+    let damaged = Arc::new(formatted(JournalChecksum::V3));
+    let mut all = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut all).unwrap();
+    let second = times[1].0;
+    let descriptors = of_type(&blocks, BlockType::Descriptor);
+    let descriptor = descriptors.iter().find(|(_, bytes)| {
+        BlockHeader::decode(bytes).is_ok_and(|header| header.tid == RawTid(second))
+    });
+    all[(descriptor.unwrap().0 as usize + 1) * BLOCK - 1] ^= 1;
+    damaged.write_at(0, &all).unwrap();
+    let damaged: SharedDevice = damaged;
+    assert!(matches!(replayed(&damaged), Err(RecoveryError::BlockChecksum { .. })));
+    let (replay, _) = replayed(&device).unwrap();
+    assert_eq!(replay.transactions, 2);
+    assert_eq!((fill_of(&*device, 1), fill_of(&*device, 2)), (Some(1), Some(2)));
+}
+
+#[test]
+fn the_interval_is_the_age_of_the_transaction_and_not_of_the_journal() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let clock = Arc::new(FixedClock::at(5000, 0));
+    let options = JournalOptions { clock: clock.clone(), ..options() };
+    let journal =
+        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
+    change(&journal, &[(&TestBlock::new(1), 1)]);
+    clock.advance(Duration::from_secs(4));
+    change(&journal, &[(&TestBlock::new(1), 2)]);
+    let mut handle = journal.start(1).unwrap();
+    handle.claim(&TestBlock::new(1)).unwrap();
+    drop(handle);
+    clock.advance(Duration::from_secs(4));
+    assert!(!journal.commit_if_due().unwrap(), "4 of 5 seconds old");
+    clock.advance(Duration::from_secs(1));
+    assert!(journal.commit_if_due().unwrap());
+}
+
+#[test]
+fn y1_what_the_client_applied_is_durable_before_the_log_is_clean() {
+    let (recorder, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    change(&journal, &[(&TestBlock::new(9), 1)]);
+    drop(journal);
+    let log = Arc::new(MappedJournal::new(Arc::clone(&device), size(), runs()));
+    let log = LogStore::internal(log).unwrap();
+    let recovered = recover_to_device(log, &device, &RecoveryOptions::new(HOME_BLOCKS)).unwrap();
+    let before = recorder.len();
+    device.write_at(0, &contents(3)).unwrap(); // As it applies fast commits.
+    recovered.finish().unwrap();
+    let records = recorder.records().split_off(before);
+    let [Record::Write { fua: false, .. }, Record::Flush, Record::Write { fua: true, .. }] =
+        &records[..]
+    else {
+        panic!("{records:?}");
+    };
+}
+
+#[test]
+fn j5_after_a_checkpoint_no_block_needs_a_revoke() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    change(&journal, &[(&TestBlock::new(5), 1)]);
+    journal.checkpoint().unwrap();
+    let mut handle = journal.start(2).unwrap();
+    handle.revoke(FsBlock(5)).unwrap();
+    handle.claim(&TestBlock::new(6)).unwrap();
+    let tid = handle.tid();
+    drop(handle);
+    journal.commit(tid).unwrap();
+    assert_eq!(journal.stats().revokes, 0);
+}
+
+#[test]
+fn copies_in_the_log_do_not_look_like_blocks_of_the_journal() {
+    for version in VERSIONS {
+        let device: SharedDevice = Arc::new(formatted(version));
+        let journal = open(&device, TestClient::plain());
+        change(&journal, &[(&TestBlock::new(5), 5), (&TestBlock::new(6), 10)]);
+        drop(journal);
+        let own = [BlockType::SuperblockV2, BlockType::Descriptor, BlockType::Commit];
+        let blocks = log_blocks(&*device);
+        let known: usize = own.iter().map(|own| of_type(&blocks, *own).len()).sum();
+        assert_eq!((blocks.len(), known), (3, 3), "{version:?}");
+        replayed(&device).unwrap();
+        assert_eq!((fill_of(&*device, 5), fill_of(&*device, 6)), (Some(5), Some(10)));
+    }
+}
+
+#[test]
+fn a_transaction_of_many_descriptors_goes_round_and_comes_back_whole() {
+    // 300 copies: five descriptors in each transaction, in a log of 1300 blocks.
+    let (home, log_len) = (320u64, 1300u32);
+    let device = Arc::new(MemoryDevice::new((home + u64::from(log_len)) * BLOCK as u64));
+    let superblock = TestLog::new(JournalChecksum::V3, log_len, 0).superblock;
+    let mut bytes = vec![0; JournalSuperblock::BYTES];
+    superblock.encode(&mut bytes).unwrap();
+    device.write_at(home * BLOCK as u64, &bytes).unwrap();
+    let device: SharedDevice = device;
+    let place = vec![JournalRun { journal_start: 0, device_start: FsBlock(home), len: log_len }];
+    let log = || {
+        let log = MappedJournal::new(Arc::clone(&device), size(), place.clone());
+        LogStore::internal(Arc::new(log)).unwrap()
+    };
+    let journal =
+        Journal::open(log(), Arc::clone(&device), TestClient::plain(), options()).unwrap();
+    let blocks: Vec<_> = (0..300).map(TestBlock::new).collect();
+    for round in 1..=7u8 {
+        let list: Vec<_> = blocks.iter().map(|block| (block, round)).collect();
+        change(&journal, &list);
+    }
+    let stats = journal.stats();
+    assert!(stats.checkpoints >= 2, "{stats:?}");
+    drop(journal);
+    recover_to_device(log(), &device, &RecoveryOptions::new(home)).unwrap().finish().unwrap();
+    for block in 0..300 {
+        assert_eq!(fill_of(&*device, block), Some(7), "block {block}");
+    }
 }
