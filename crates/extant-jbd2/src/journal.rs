@@ -501,8 +501,11 @@ impl Journal {
         self.changed.notify_all();
         if let Some(log) = &self.log {
             let mut store = log.store.lock();
-            let errno = errno.saturating_abs();
-            let errno = if sabotage("jbd2.abort.errno-positive") { errno } else { -errno };
+            let positive = errno.saturating_abs();
+            let errno = match sabotage("jbd2.abort.errno-positive") {
+                true => positive,
+                false => positive.saturating_neg(),
+            };
             let superblock = JournalSuperblock { errno, ..store.superblock().clone() };
             // Best effort: the device may be what failed.
             let _ = store.write_superblock(superblock);
