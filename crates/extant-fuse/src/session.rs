@@ -376,6 +376,10 @@ pub(crate) fn changes(request: &Request<'_>) -> bool {
 }
 
 /// What is wanted here of what the kernel can do.
+///
+/// Not `ASYNC_DIO`: the kernel drops what it has cached of a range before an asynchronous direct write, and not when that
+/// has ended. What somebody reads between would be what he, and everybody after him, sees of the file from then on.
+/// Without it such calls return when they are done, after which the kernel drops it once more.
 fn agree(
     settings: &Settings,
     time_gran: u32,
@@ -390,7 +394,6 @@ fn agree(
         | InitFlags::HAS_IOCTL_DIR
         | InitFlags::DO_READDIRPLUS
         | InitFlags::READDIRPLUS_AUTO
-        | InitFlags::ASYNC_DIO
         | InitFlags::PARALLEL_DIROPS
         | InitFlags::POSIX_ACL
         | InitFlags::MAX_PAGES
@@ -443,6 +446,9 @@ mod tests {
         let plain = Settings { writeback_cache: false, ..Settings::default() };
         let (agreed, _) = agree(&plain, 1, &init, offered, false);
         assert!(!agreed.flags.contains(InitFlags::WRITEBACK_CACHE));
+        // Leaves old contents in the cache: see `agree`.
+        let (agreed, _) = agree(&Settings::default(), 1, &init, InitFlags::all(), true);
+        assert!(!agreed.flags.contains(InitFlags::ASYNC_DIO));
     }
 
     #[test]
