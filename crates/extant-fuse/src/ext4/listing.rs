@@ -1,12 +1,63 @@
 //! Listings of directories.
+//!
+//! What is intact is listed, wherever the damage is; then comes the error, where the end would be. The kernel asks piece by
+//! piece and with nothing that is open, so who met damage in one piece may not be who asks for the end: which
+//! directories have any is kept for all.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant::{FileKind, FsError, Inode};
+use extant_sync::{Mutex, Rank};
+use rustc_hash::FxHashSet;
 
 use super::{Ext4, node_of};
 use crate::operations::{DirAnswer, Errno, Opened, Reply};
 
-/// Damaged blocks of one directory that are passed over in one answer.
-const DAMAGE_MAX: u32 = 64;
+/// Damaged blocks and entries of one directory that are passed over in one answer.
+const DAMAGE_MAX: u32 = 4096;
+/// Damaged directories that are told from others. With more of them, the end of every directory is looked at as if
+/// it were one.
+const DIRECTORIES_MAX: usize = 16 << 10;
+
+/// Directories with damage that some listing has met.
+pub(super) struct Damaged {
+    /// There are any: usually all that is looked at.
+    any: AtomicBool,
+    nodes: Mutex<Noted>,
+}
+
+#[derive(Default)]
+struct Noted {
+    nodes: FxHashSet<u64>,
+    overflows: bool,
+}
+
+impl Damaged {
+    pub(super) fn new() -> Damaged {
+        Damaged { any: AtomicBool::new(false), nodes: Mutex::new(Rank::Leaf, Noted::default()) }
+    }
+
+    fn note(&self, node: u64) {
+        let mut noted = self.nodes.lock();
+        match noted.nodes.len() < DIRECTORIES_MAX {
+            true => _ = noted.nodes.insert(node),
+            false => noted.overflows |= !noted.nodes.contains(&node),
+        }
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn may_have(&self, node: u64) -> bool {
+        self.any.load(Ordering::Acquire) && {
+            let noted = self.nodes.lock();
+            noted.overflows || noted.nodes.contains(&node)
+        }
+    }
+
+    /// It was found whole: removed and made anew, under the same number.
+    fn forget(&self, node: u64) {
+        self.nodes.lock().nodes.remove(&node);
+    }
+}
 
 impl Ext4<'_> {
     /// Listings need nothing that is open: the kernel need not ask, and caches them all the same.
@@ -22,24 +73,28 @@ impl Ext4<'_> {
         let dir = self.inode(node)?;
         let entries = self.said(dir.read_dir())?.with_dots(true).seek(cookie);
         let (mut damaged, mut listed) = (0, 0u64);
+        let mut is_end = true;
         for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
                 // What is intact is listed beside it.
                 Err(error) => {
                     let errno = self.errno(&error);
+                    self.damaged.note(node);
                     damaged += 1;
-                    if damaged >= DAMAGE_MAX && listed == 0 {
+                    if damaged < DAMAGE_MAX {
+                        continue;
+                    }
+                    if listed == 0 {
                         return Err(errno);
                     }
-                    if damaged >= DAMAGE_MAX {
-                        break;
-                    }
-                    continue;
+                    is_end = false;
+                    break;
                 }
             };
             let name = entry.name();
             if !answer.has_room_for(name) {
+                is_end = false;
                 break;
             }
             let known = match answer.wants_attributes() && !matches!(name, b"." | b"..") {
@@ -53,7 +108,23 @@ impl Ext4<'_> {
         if cookie == 0 {
             self.accessed(&dir);
         }
-        Ok(())
+        // Only an answer without any name says that this is the end; the error takes its place.
+        match is_end && listed == 0 && self.damaged.may_have(node) {
+            true => self.tell_damage(node, &dir),
+            false => Ok(()),
+        }
+    }
+
+    /// The first damage of a directory in which some was met; it is logged already.
+    fn tell_damage(&self, node: u64, dir: &Inode) -> Reply<()> {
+        let first = self.said(dir.read_dir())?.find_map(Result::err);
+        match first {
+            Some(error) => Err(Errno::from(&error)),
+            None => {
+                self.damaged.forget(node);
+                Ok(())
+            }
+        }
     }
 
     /// What goes with the name; nothing where it cannot be had: who looks at it hears why.
@@ -71,4 +142,26 @@ impl Ext4<'_> {
 /// `d_type`.
 fn type_of(kind: FileKind) -> u8 {
     (kind.mode_bits() >> 12) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_directories_are_told_from_others_until_there_are_too_many() {
+        let damaged = Damaged::new();
+        assert!(!damaged.may_have(5));
+        damaged.note(5);
+        assert!(damaged.may_have(5) && !damaged.may_have(6));
+        damaged.forget(5);
+        assert!(!damaged.may_have(5));
+        (0..DIRECTORIES_MAX as u64).for_each(|node| damaged.note(node + 100));
+        assert!(!damaged.may_have(5));
+        damaged.note(100);
+        assert!(!damaged.may_have(5), "known already");
+        damaged.note(6);
+        assert!(damaged.may_have(6) && damaged.may_have(5));
+        assert_eq!(damaged.nodes.lock().nodes.len(), DIRECTORIES_MAX);
+    }
 }

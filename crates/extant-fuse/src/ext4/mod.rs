@@ -46,6 +46,7 @@ use crate::rings::Rings;
 use crate::session::{Events, Level, ServeError, Session};
 use crate::settings::{AccessTimes, Durable, RingUse, Settings};
 use crate::stats::RequestStats;
+use listing::Damaged;
 use nodes::{Nodes, Opens};
 
 /// After so many messages about damage only every so many is logged.
@@ -133,6 +134,7 @@ pub(crate) fn serve_session(
             label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
             drops: AtomicU32::new(0),
             ended: &ended,
+            damaged: Damaged::new(),
         };
         events.connected(Brake {
             nodes: Arc::clone(&server.nodes),
@@ -180,6 +182,7 @@ struct Ext4<'a> {
     complaints: AtomicU32,
     /// The label as it is now; the superblock of the mount is the one from its start.
     label: Mutex<Vec<u8>>,
+    damaged: Damaged,
     /// Threads that wait for the kernel to write back, which needs other threads.
     drops: AtomicU32,
     /// So many may: one less than may be asked to do the writing.
