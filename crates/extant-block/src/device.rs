@@ -268,6 +268,20 @@ pub trait BlockDevice: Send + Sync {
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         run_one(self, Operation::WriteZeroes { offset, len }).map(drop)
     }
+
+    /// Makes sure that later writes of `len` bytes at `offset` do not fail for want of room where the
+    /// device lies: holes there get room, and no byte changes. Nothing else may write the range
+    /// meanwhile, and a discard or write of zeros of it afterwards may give the room away again.
+    ///
+    /// Does nothing on devices that have all their room, or that cannot tell.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceFault::ReadOnly`], [`DeviceFault::PastEnd`], or what the device said:
+    /// [`DeviceError::is_full`] when there is no room.
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_range(self, OperationKind::Allocate, offset, len)
+    }
 }
 
 /// Submits one operation, waits, and gives its buffer back.
@@ -289,8 +303,7 @@ pub(crate) fn check_range<D: BlockDevice + ?Sized>(
     len: u64,
 ) -> Result<(), DeviceError> {
     let fail = |fault| DeviceError::new(device.describe(), kind, offset, len, fault);
-    let changes =
-        matches!(kind, OperationKind::Write | OperationKind::Discard | OperationKind::WriteZeroes);
+    let changes = !matches!(kind, OperationKind::Read | OperationKind::Flush);
     if changes && device.is_read_only() {
         return Err(fail(DeviceFault::ReadOnly));
     }
@@ -363,6 +376,9 @@ macro_rules! forward {
             }
             fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
                 (**self).write_zeroes(offset, len)
+            }
+            fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+                (**self).allocate(offset, len)
             }
         }
     )*};

@@ -17,6 +17,8 @@ pub enum OperationKind {
     Discard,
     /// The range shall read as zeros.
     WriteZeroes,
+    /// There shall be room below for writing the range.
+    Allocate,
 }
 
 impl fmt::Display for OperationKind {
@@ -27,6 +29,7 @@ impl fmt::Display for OperationKind {
             Self::Flush => "flush",
             Self::Discard => "discard",
             Self::WriteZeroes => "write of zeros",
+            Self::Allocate => "setting aside room for writing",
         })
     }
 }
@@ -108,6 +111,14 @@ impl DeviceError {
         &self.0.fault
     }
 
+    /// True when what the device lies on has no room left, or its owner's quota is used up: the same
+    /// operation may succeed once there is room.
+    pub fn is_full(&self) -> bool {
+        let is_full =
+            |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        matches!(&self.0.fault, DeviceFault::Io(error) if is_full(error.kind()))
+    }
+
     /// True when the device cannot discard at all, which most callers may ignore.
     pub fn is_unsupported(&self) -> bool {
         matches!(self.0.fault, DeviceFault::Unsupported)
@@ -119,6 +130,9 @@ impl fmt::Display for DeviceError {
         let Inner { device, kind, offset, length, fault } = &*self.0;
         match kind {
             OperationKind::Flush => write!(f, "{device}: {kind} failed")?,
+            OperationKind::Allocate => {
+                write!(f, "{device}: {kind} {length} bytes at byte {offset} failed")?;
+            }
             _ => write!(f, "{device}: {kind} of {length} bytes at byte {offset} failed")?,
         }
         match fault {

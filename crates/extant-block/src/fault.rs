@@ -21,6 +21,9 @@ use crate::error::{DeviceError, DeviceFault, OperationKind};
 /// Batches that may wait undone; the oldest is done before another one is taken.
 const QUEUE_MAX: usize = 32;
 
+/// Linux errno of an I/O error.
+const EIO: i32 = 5;
+
 /// Which operations fail and how slowly the others are done. The default is a device without
 /// faults.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +42,8 @@ pub struct FaultPlan {
     pub exactly: Vec<(OperationKind, u64, u64)>,
     /// Whether batches are delayed and the operations within one are reordered.
     pub reorder: bool,
+    /// The Linux errno of what fails; 0 for `EIO`.
+    pub errno: i32,
     /// A write that fails and touches this range of bytes leaves nothing, instead of a part.
     pub whole: Range<u64>,
 }
@@ -54,7 +59,7 @@ struct Counter {
 struct State {
     plan: FaultPlan,
     random: u64,
-    counters: [Counter; 3],
+    counters: [Counter; 4],
     failed: u64,
     enabled: bool,
     queue: Vec<Job>,
@@ -80,6 +85,7 @@ impl State {
         let (slot, one_in) = match kind {
             OperationKind::Read => (0, self.plan.read_one_in),
             OperationKind::Flush => (2, self.plan.flush_one_in),
+            OperationKind::Allocate => (3, 0),
             _ => (1, self.plan.write_one_in),
         };
         let number = self.counters[slot].seen;
@@ -165,16 +171,19 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
         self.state.lock().failed
     }
 
-    /// Operations so far: reads, writes with discards and zeroes, flushes.
-    pub fn seen(&self) -> [u64; 3] {
+    /// Operations so far: reads, writes with discards and zeroes, flushes, settings aside of room.
+    pub fn seen(&self) -> [u64; 4] {
         let state = self.state.lock();
-        [0, 1, 2].map(|slot| state.counters[slot].seen)
+        [0, 1, 2, 3].map(|slot| state.counters[slot].seen)
     }
 
-    fn error(&self, operation: &Operation) -> DeviceError {
-        let fault = DeviceFault::Io(io::Error::from_raw_os_error(5)); // EIO.
-        let (offset, length) = (operation.offset(), operation.length());
-        DeviceError::new(self.inner.describe(), operation.kind(), offset, length, fault)
+    fn error(&self, kind: OperationKind, offset: u64, length: u64) -> DeviceError {
+        let errno = match self.state.lock().plan.errno {
+            0 => EIO,
+            errno => errno,
+        };
+        let fault = DeviceFault::Io(io::Error::from_raw_os_error(errno));
+        DeviceError::new(self.inner.describe(), kind, offset, length, fault)
     }
 
     /// Hands a batch to the device below, less what fails. The completions come in the order of the
@@ -212,7 +221,8 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
                 }
                 _ => {}
             }
-            let result = Err(self.error(&operation));
+            let (kind, offset, length) = (operation.kind(), operation.offset(), operation.length());
+            let result = Err(self.error(kind, offset, length));
             slots[number] = Some(Completion { operation, result });
         }
         if self.state.lock().plan.reorder {
@@ -307,6 +317,13 @@ impl<D: BlockDevice + 'static> BlockDevice for FaultDevice<D> {
 
     fn describe(&self) -> Arc<str> {
         self.inner.describe()
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        if self.state.lock().fails(OperationKind::Allocate) {
+            return Err(self.error(OperationKind::Allocate, offset, len));
+        }
+        self.inner.allocate(offset, len)
     }
 }
 

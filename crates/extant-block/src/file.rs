@@ -3,10 +3,12 @@
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, IoSlice};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, retry_on_intr};
@@ -78,6 +80,8 @@ pub struct FileDevice {
     logical_sector_bytes: u32,
     is_read_only: bool,
     is_block_device: bool,
+    /// Parts of the file may have no room on the disk yet: what is written there needs some.
+    has_holes: AtomicBool,
 }
 
 impl FileDevice {
@@ -169,14 +173,21 @@ impl FileDevice {
             (metadata.len(), 512)
         };
         let name = path.display().to_string().into();
-        Ok(FileDevice {
+        let device = FileDevice {
             file,
             name,
             size_bytes,
             logical_sector_bytes,
             is_read_only,
             is_block_device,
-        })
+            has_holes: AtomicBool::new(false),
+        };
+        if !is_read_only && !is_block_device {
+            let holes = device.next_hole(0..size_bytes);
+            let has_holes = holes.map_err(|source| io_error("examine", path, source))?.is_some();
+            device.has_holes.store(has_holes, Ordering::Relaxed);
+        }
+        Ok(device)
     }
 
     /// Keeps writers of this crate, and others who ask for the same lock, away from what is open for
@@ -235,6 +246,40 @@ impl FileDevice {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    /// The first part of a range that has no room on the disk, as far as the file system below tells.
+    fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        // Nothing here depends on the position of the file.
+        let seek = |to| retry_on_intr(|| rustix::fs::seek(&self.file, to));
+        let start = match seek(SeekFrom::Hole(range.start)) {
+            Ok(start) => start,
+            // Behind the end, or the file system below does not tell.
+            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        if start >= range.end {
+            return Ok(None);
+        }
+        let end = match seek(SeekFrom::Data(start)) {
+            Ok(end) => end.min(range.end),
+            Err(Errno::NXIO) => range.end,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok((start < end).then_some(start..end))
+    }
+
+    /// Gives every hole of a range room on the disk.
+    fn fill_holes(&self, range: Range<u64>) -> io::Result<()> {
+        let mut at = range.start;
+        while let Some(hole) = self.next_hole(at..range.end)? {
+            let len = hole.end - hole.start;
+            if !self.fallocate(FallocateFlags::KEEP_SIZE, hole.start, len)? {
+                self.write_explicit_zeros(hole.start, len)?;
+            }
+            at = hole.end;
+        }
+        Ok(())
     }
 
     fn write_explicit_zeros(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -441,6 +486,7 @@ impl BlockDevice for FileDevice {
         check_range(self, kind, offset, len)?;
         let (start, end) = self.whole_sectors(offset, len);
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.has_holes.store(true, Ordering::Relaxed);
         let fault = match self.fallocate(mode, start, end - start) {
             Ok(true) => return Ok(()),
             Ok(false) => DeviceFault::Unsupported,
@@ -460,6 +506,7 @@ impl BlockDevice for FileDevice {
             FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
         };
         let (start, end) = self.whole_sectors(offset, len);
+        self.has_holes.store(true, Ordering::Relaxed);
         let zero = || -> io::Result<()> {
             if start < end && self.fallocate(mode, start, end - start)? {
                 self.write_explicit_zeros(offset, start - offset)?;
@@ -469,6 +516,18 @@ impl BlockDevice for FileDevice {
             }
         };
         zero().map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
+    }
+
+    /// Fills holes of a regular file, where the file system below tells where they are. Files that
+    /// share blocks with others, or are compressed, may still need room for a write.
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let kind = OperationKind::Allocate;
+        check_range(self, kind, offset, len)?;
+        if self.is_block_device || !self.has_holes.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.fill_holes(offset..offset + len)
+            .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
     }
 }
 

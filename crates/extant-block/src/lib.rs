@@ -13,6 +13,7 @@
 //!  +- MemoryDevice       sparse memory, for tests and in-process images
 //!  +- RecordingDevice    remembers every write, flush and discard in order
 //!  +- FaultDevice        another device with errors and delays that a seed decides
+//!  +- ThinDevice         memory on a disk that fills up
 //!  +- WindowDevice       a byte range of another device
 //! partition              finds such a range in a GPT or MBR table
 //! ```
@@ -28,6 +29,7 @@ mod file;
 mod memory;
 pub mod partition;
 mod recording;
+mod thin;
 mod window;
 
 pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
@@ -37,4 +39,5 @@ pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};
 pub use memory::MemoryDevice;
 pub use recording::{Event, Record, RecordingDevice, Survival, protected_from};
+pub use thin::ThinDevice;
 pub use window::{WindowDevice, WindowError};

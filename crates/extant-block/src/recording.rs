@@ -464,6 +464,11 @@ impl BlockDevice for RecordingDevice {
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.at_once(Record::WriteZeroes { offset, len })
     }
+
+    /// Changes no byte, so there is nothing to note.
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.allocate(offset, len)
+    }
 }
 
 impl fmt::Debug for RecordingDevice {

@@ -187,6 +187,11 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
         let at = self.check(OperationKind::WriteZeroes, offset, len)?;
         self.inner.write_zeroes(at, len)
     }
+
+    fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let at = self.check(OperationKind::Allocate, offset, len)?;
+        self.inner.allocate(at, len)
+    }
 }
 
 impl<D> fmt::Debug for WindowDevice<D> {

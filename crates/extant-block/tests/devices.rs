@@ -348,3 +348,39 @@ fn a_crash_loses_what_no_flush_or_fua_protects() {
     assert_eq!(device.mark_before(4).as_deref(), Some("one is durable"));
     assert_eq!(device.mark_before(1), None);
 }
+
+#[test]
+fn room_is_set_aside_for_holes_of_a_file_and_no_byte_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse");
+    let blocks = || fs::metadata(&path).unwrap().blocks() * 512;
+    let device = FileDevice::create_new(&path, 1 << 20).unwrap();
+    device.write_at(100_000, &[7; 100]).unwrap();
+    let window = WindowDevice::from_offset(device, 4096).unwrap();
+    let before = blocks();
+    if before >= 1 << 20 {
+        println!("skipped: this file system has no holes");
+        return;
+    }
+    window.allocate(61_440, 131_072).unwrap();
+    let with_room = blocks();
+    assert!(with_room >= 131_072, "{before} bytes of room became {with_room}");
+    let mut bytes = vec![0; 131_072];
+    window.read_at(61_440, &mut bytes).unwrap();
+    let at = 100_000 - 4096 - 61_440;
+    assert!(bytes[at..at + 100].iter().all(|byte| *byte == 7));
+    assert_eq!(bytes.iter().filter(|byte| **byte != 0).count(), 100);
+    window.write_at(61_440, &vec![1; 131_072]).unwrap();
+    assert_eq!(blocks(), with_room, "the writes took what was set aside");
+    // What is given back gets room again when it is asked for.
+    window.write_zeroes(61_440, 131_072).unwrap();
+    assert!(blocks() < with_room);
+    window.allocate(61_440, 131_072).unwrap();
+    assert_eq!(blocks(), with_room);
+    let past = window.allocate(1 << 20, 1).unwrap_err();
+    assert!(matches!(past.fault(), DeviceFault::PastEnd { .. }), "{past}");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    drop(window);
+    let reader = FileDevice::open_read_only(&path).unwrap();
+    assert!(matches!(reader.allocate(0, 1).unwrap_err().fault(), DeviceFault::ReadOnly));
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use extant_block::{
     AlignedBuffer, BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind,
-    RecordingDevice, Survival, protected_from,
+    RecordingDevice, Survival, ThinDevice, protected_from,
 };
 
 fn write(offset: u64, byte: u8, fua: bool) -> Operation {
@@ -148,4 +148,39 @@ fn equal_seeds_give_equal_faults() {
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
     assert!(run(3).contains(&false));
+}
+
+#[test]
+fn a_disk_that_is_full_takes_writes_only_where_it_has_room_already() {
+    let bytes = [[1; 4096], [0; 4096], [2; 4096]].concat();
+    let device = ThinDevice::new(MemoryDevice::from_bytes(&bytes), 0);
+    device.write_at(0, &[3; 4096]).unwrap();
+    // Zeros are a hole; so is what nobody wrote. Nothing of the write is stored.
+    let error = device.write_at(4000, &[4; 200]).unwrap_err();
+    assert!(error.is_full(), "{error}");
+    assert!(device.allocate(4096, 1).unwrap_err().is_full());
+    let mut found = [0; 96];
+    device.read_at(4000, &mut found).unwrap();
+    assert_eq!(found, [3; 96]);
+    device.add_spare(4096);
+    device.allocate(4096, 1).unwrap();
+    assert_eq!(device.spare(), 0);
+    device.write_at(4000, &[4; 200]).unwrap();
+    device.discard(8192, 4096).unwrap();
+    assert_eq!(device.spare(), 4096);
+    device.leave_spare(0);
+    device.write_at(8192, &[5]).unwrap_err();
+}
+
+#[test]
+fn faults_have_the_errno_that_was_asked_for() {
+    for (errno, is_full) in [(0, false), (5, false), (28, true), (122, true)] {
+        let exactly = vec![(OperationKind::Allocate, 0, 1), (OperationKind::Write, 0, 1)];
+        let plan = FaultPlan { errno, exactly, ..FaultPlan::default() };
+        let device = FaultDevice::new(Arc::new(MemoryDevice::new(8192)), plan);
+        assert_eq!(device.allocate(0, 512).unwrap_err().is_full(), is_full);
+        assert_eq!(device.write_at(0, &[1; 512]).unwrap_err().is_full(), is_full);
+        device.allocate(0, 512).unwrap();
+        assert_eq!(device.seen(), [0, 1, 0, 2]);
+    }
 }
