@@ -9,7 +9,8 @@
 //! - T3. Before a transaction is locked, at most a third of the log is in use. Charges keep the
 //!   transaction to a third of the log; the last third absorbs what the client's encoding adds.
 
-use std::fmt;
+use std::error::Error as _;
+use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -38,6 +39,8 @@ const LOG_BLOCKS_MIN: u32 = 32;
 const PINNED_BLOCKS_MIN: usize = 64;
 /// Linux errno of an I/O error.
 pub(crate) const EIO: i32 = 5;
+/// Linux errno of a full disk.
+const ENOSPC: i32 = 28;
 
 /// Who is at work, and how far the log is.
 struct State {
@@ -555,7 +558,18 @@ impl Journal {
 
     /// A device failed: aborts (J8), and gives the error back for the caller.
     pub(crate) fn failed(&self, error: DeviceError) -> JournalError {
-        self.abort(EIO, &error.to_string());
+        let mut why = error.to_string();
+        if let Some(cause) = error.source() {
+            let _ = write!(why, ": {cause}");
+        }
+        let errno = match error.is_full() {
+            true => {
+                why.insert_str(0, "the disk that holds it is full (make room there): ");
+                ENOSPC
+            }
+            false => EIO,
+        };
+        self.abort(errno, &why);
         JournalError::Device(error)
     }
 

@@ -69,6 +69,40 @@ impl LogStore {
         self.log.locate(block).and_then(|place| self.log.block_size().offset_of(place))
     }
 
+    /// Makes sure that the log can be written, however full the disk is that its device lies on:
+    /// [`BlockDevice::allocate`] for all of its blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the device said. Nothing has changed.
+    pub fn allocate(&self) -> Result<(), DeviceError> {
+        let end = self.superblock.log().end;
+        let mut block = self.superblock_block;
+        self.allocate_from(block, block.saturating_add(1))?;
+        block = self.superblock.log().start;
+        self.allocate_from(block, end)
+    }
+
+    /// [`allocate`](Self::allocate) of some blocks of the journal, in large pieces.
+    fn allocate_from(&self, start: u32, end: u32) -> Result<(), DeviceError> {
+        let bytes = u64::from(self.block_size().bytes());
+        let mut piece: Option<(u64, u64)> = None;
+        // Blocks that the journal has not are found when it is opened.
+        for offset in (start..end).filter_map(|block| self.offset_of(block)) {
+            match &mut piece {
+                Some((first, len)) if first.checked_add(*len) == Some(offset) => {
+                    *len = len.saturating_add(bytes);
+                }
+                _ => {
+                    if let Some((first, len)) = piece.replace((offset, bytes)) {
+                        self.device().allocate(first, len)?;
+                    }
+                }
+            }
+        }
+        piece.map_or(Ok(()), |(first, len)| self.device().allocate(first, len))
+    }
+
     /// Writes the superblock with FUA, and remembers it if that worked.
     pub(crate) fn write_superblock(
         &mut self,

@@ -291,6 +291,9 @@ pub enum FsError {
     // Device.
     /// The device failed; the error names the device and the bytes.
     Device(DeviceError),
+    /// There is no room where the device lies: the disk that holds an image file is full. What was not
+    /// stored is kept, and is stored when there is room.
+    DeviceFull(DeviceError),
 }
 
 /// What is wrong with a damaged structure.
@@ -382,7 +385,10 @@ impl FsError {
                 _ => Family::Refusal,
             },
             Self::Corrupt { .. } | Self::CutShort { .. } => Family::Damage,
-            Self::Device(_) | Self::Aborted { .. } | Self::WritebackFailed { .. } => Family::Device,
+            Self::Device(_)
+            | Self::DeviceFull(_)
+            | Self::Aborted { .. }
+            | Self::WritebackFailed { .. } => Family::Device,
         }
     }
 
@@ -412,7 +418,9 @@ impl FsError {
             Self::Exists { .. } | Self::AttributeExists { .. } => errno::EEXIST,
             Self::NotEmpty { .. } => errno::ENOTEMPTY,
             Self::InvalidName { .. } | Self::IntoItself { .. } => errno::EINVAL,
-            Self::NoSpace { .. } | Self::AttributeTooLarge { .. } => errno::ENOSPC,
+            Self::NoSpace { .. } | Self::AttributeTooLarge { .. } | Self::DeviceFull(_) => {
+                errno::ENOSPC
+            }
             Self::QuotaExceeded { .. } => errno::EDQUOT,
             Self::PageCache(_) => errno::ENOMEM,
             Self::WritebackFailed { .. } => errno::EIO,
@@ -443,13 +451,30 @@ impl FsError {
     /// What the writing half of the journal answered.
     pub(crate) fn from_journal(error: JournalError) -> FsError {
         match error {
-            JournalError::Device(error) => FsError::Device(error),
+            JournalError::Device(error) => FsError::from(error),
             JournalError::TooManyCredits { wanted, limit } => {
                 let (wanted, free) = (u64::from(wanted), u64::from(limit));
                 FsError::NoSpace { what: "journal blocks for one change", wanted, free }
             }
             other => FsError::Aborted { why: other.to_string().into() },
         }
+    }
+
+    /// Whether there was no room for a change, here or where the device lies, or none within a quota.
+    pub(crate) fn is_no_room(&self) -> bool {
+        matches!(self, Self::NoSpace { .. } | Self::QuotaExceeded { .. } | Self::DeviceFull(_))
+    }
+
+    /// The message with those of the causes, for where only words are kept.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
     }
 
     /// The journal cannot be written to.
@@ -609,6 +634,9 @@ impl fmt::Display for FsError {
             Self::Journal(error) => write!(f, "journal cannot be replayed: {error}"),
             Self::JournalDevice(error) => write!(f, "journal device cannot be used: {error}"),
             Self::Device(error) => fmt::Display::fmt(error, f),
+            Self::DeviceFull(error) => {
+                write!(f, "the disk that holds {} is full: {error}", error.device())
+            }
         }
     }
 }
@@ -616,7 +644,7 @@ impl fmt::Display for FsError {
 impl StdError for FsError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Self::Device(error) => error.source(),
+            Self::Device(error) | Self::DeviceFull(error) => error.source(),
             // Display shows the error itself.
             Self::Journal(error) => error.source(),
             Self::JournalDevice(error) => error.source(),
@@ -643,7 +671,7 @@ impl From<ChecksumError> for Fault {
 
 impl From<DeviceError> for FsError {
     fn from(error: DeviceError) -> FsError {
-        FsError::Device(error)
+        if error.is_full() { FsError::DeviceFull(error) } else { FsError::Device(error) }
     }
 }
 
@@ -736,234 +764,4 @@ mod errno {
 const _: () = assert!(std::mem::size_of::<FsError>() <= 80);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use extant_block::{DeviceFault, OperationKind};
-
-    /// Every variant, with the family, the errno as a literal, and its whole text.
-    fn table() -> Vec<(FsError, Family, i32, &'static str)> {
-        let uuid = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef";
-        let ino = Ino(12);
-        vec![
-            (
-                FsError::NotFound { dir: ino },
-                Family::Refusal,
-                2,
-                "no such entry in directory inode 12",
-            ),
-            (FsError::NotADirectory { ino }, Family::Refusal, 20, "inode 12 is not a directory"),
-            (FsError::IsADirectory { ino }, Family::Refusal, 21, "inode 12 is a directory"),
-            (
-                FsError::NotARegularFile { ino },
-                Family::Refusal,
-                22,
-                "inode 12 is not a regular file",
-            ),
-            (FsError::NotASymlink { ino }, Family::Refusal, 22, "inode 12 is not a symbolic link"),
-            (
-                FsError::NameTooLong { len: 256 },
-                Family::Refusal,
-                36,
-                "a name of 256 bytes is longer than the 255 that ext4 allows",
-            ),
-            (
-                FsError::SymlinkLoop { ino },
-                Family::Refusal,
-                40,
-                "more than 40 symbolic links in one path, stopped at inode 12",
-            ),
-            (
-                FsError::TooDeep { ino, depth_max: 5 },
-                Family::Refusal,
-                36,
-                "directory inode 12 lies more than 5 levels deep",
-            ),
-            (
-                FsError::NoSuchInode { ino, inode_count: 11 },
-                Family::Refusal,
-                116,
-                "inode 12 is not in use (the image has inodes 1 to 11)",
-            ),
-            (
-                FsError::NoAttribute { ino },
-                Family::Refusal,
-                61,
-                "inode 12 has no extended attribute of that name",
-            ),
-            (
-                FsError::Encrypted { ino, what: "contents" },
-                Family::Refusal,
-                126,
-                "contents of inode 12 cannot be read: encrypted, and reading with a key is not \
-                 supported",
-            ),
-            (
-                FsError::NotUtf8 { ino, valid_up_to: 7 },
-                Family::Refusal,
-                84,
-                "contents of inode 12 are not UTF-8 from byte 7 on",
-            ),
-            (
-                FsError::TooLarge { ino, bytes: 9, limit: 8 },
-                Family::Refusal,
-                27,
-                "inode 12 has 9 bytes, more than the 8 this call takes; read it in pieces",
-            ),
-            (
-                FsError::InvalidArgument { what: "depth must be above 0" },
-                Family::Refusal,
-                22,
-                "invalid argument: depth must be above 0",
-            ),
-            (
-                FsError::NotSupported { ino, what: "moving its blocks" },
-                Family::Refusal,
-                95,
-                "inode 12: not supported: moving its blocks",
-            ),
-            (FsError::ReadOnly, Family::Refusal, 30, "the file system is open read-only"),
-            (
-                FsError::NotExt { offset: 1024, magic: Some(0x1234) },
-                Family::Refusal,
-                22,
-                "no ext2, ext3 or ext4 superblock at byte 1024: magic 0x1234, expected 0xef53",
-            ),
-            (
-                FsError::NotExt { offset: 1024, magic: None },
-                Family::Refusal,
-                22,
-                "no ext2, ext3 or ext4 superblock at byte 1024: the device ends before it",
-            ),
-            (
-                FsError::ExternalJournal { uuid },
-                Family::Refusal,
-                22,
-                "this is an external journal (UUID 01234567-89ab-cdef-0123-456789abcdef), not a \
-                 file system; open the file system that uses it and pass this device as its \
-                 journal",
-            ),
-            (
-                FsError::Unsupported { wanted: "read", features: "FEATURE_I31".into() },
-                Family::Refusal,
-                22,
-                "cannot read this image: it uses features unknown here: FEATURE_I31",
-            ),
-            (
-                FsError::JournalDeviceMissing { uuid },
-                Family::Refusal,
-                22,
-                "the journal (UUID 01234567-89ab-cdef-0123-456789abcdef) is on another device \
-                 and must be replayed first; pass that device, or ignore the journal to see the \
-                 tree as of its last checkpoint",
-            ),
-            (
-                FsError::WrongJournalDevice { wanted: uuid, found: [0; 16] },
-                Family::Refusal,
-                22,
-                "the device passed as journal has UUID 00000000-0000-0000-0000-000000000000, the \
-                 image's journal has UUID 01234567-89ab-cdef-0123-456789abcdef",
-            ),
-            (
-                FsError::journal(RecoveryError::FastCommitFeatures { features: 4 }),
-                Family::Refusal,
-                22,
-                "journal cannot be replayed: fast commits need unknown features 0x4",
-            ),
-            (
-                FsError::journal(RecoveryError::TooManyBlocks { limit: 5 }),
-                Family::Damage,
-                117,
-                "journal cannot be replayed: journal holds more than 5 blocks to replay",
-            ),
-            (
-                FsError::journal_device(ExternalJournalError::NotAJournal { incompat: 2 }),
-                Family::Refusal,
-                22,
-                "journal device cannot be used: device is not a journal device: incompatible \
-                 features 0x2 lack 0x8",
-            ),
-            (
-                FsError::corrupt(
-                    "extent node",
-                    ino,
-                    FsBlock(77),
-                    Fault::Checksum { stored: 1, computed: 0xdead_beef },
-                ),
-                Family::Damage,
-                74,
-                "extent node of inode 12 at block 77: checksum 0x00000001 stored, 0xdeadbeef \
-                 computed",
-            ),
-            (
-                FsError::corrupt(
-                    "inode",
-                    ino,
-                    None,
-                    Fault::Field { rule: "extra size past the inode", value: 9, limit: 8 },
-                ),
-                Family::Damage,
-                117,
-                "inode of inode 12: extra size past the inode (9, limit 8)",
-            ),
-            (
-                FsError::corrupt("superblock", None, None, Fault::Rule("no inodes")),
-                Family::Damage,
-                117,
-                "superblock: no inodes",
-            ),
-            (
-                FsError::corrupt(
-                    "group descriptor",
-                    None,
-                    FsBlock(1),
-                    Fault::Decode("short".into()),
-                ),
-                Family::Damage,
-                117,
-                "group descriptor at block 1: short",
-            ),
-            (
-                FsError::CutShort { file_system_bytes: 8 << 20, device_bytes: 100_000 },
-                Family::Damage,
-                117,
-                "the image is cut short: the file system has 8388608 bytes, the file has 100000",
-            ),
-            (
-                FsError::Device(DeviceError::new(
-                    "a.img".into(),
-                    OperationKind::Read,
-                    4096,
-                    512,
-                    DeviceFault::Io(io::Error::other("gone")),
-                )),
-                Family::Device,
-                5,
-                "a.img: read of 512 bytes at byte 4096 failed",
-            ),
-        ]
-    }
-
-    #[test]
-    fn family_errno_and_text_of_every_error() {
-        for (error, family, errno, text) in table() {
-            assert_eq!(error.to_string(), text);
-            assert_eq!(error.family(), family, "{text}");
-            assert_eq!(error.errno(), errno, "{text}");
-            assert_eq!(error.source().is_some(), family == Family::Device, "{text}");
-        }
-    }
-
-    #[test]
-    fn as_io_error_the_kind_is_right_and_nothing_is_lost() {
-        for (error, _, errno, text) in table() {
-            let wrapped = io::Error::from(error);
-            assert_eq!(wrapped.to_string(), text);
-            let inner = wrapped.get_ref().and_then(|e| e.downcast_ref::<FsError>()).unwrap();
-            assert_eq!(inner.errno(), errno);
-        }
-        let kind = io::Error::from(FsError::NotFound { dir: Ino(2) }).kind();
-        assert_eq!(kind, io::ErrorKind::NotFound);
-        let kind = io::Error::from(FsError::IsADirectory { ino: Ino(2) }).kind();
-        assert_eq!(kind, io::ErrorKind::IsADirectory);
-    }
-}
+mod tests;

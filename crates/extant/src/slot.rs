@@ -135,6 +135,8 @@ pub(crate) struct Slot {
     state: Mutex<State>,
     /// The journal's: the last transaction that claimed the block.
     claimed: AtomicU32,
+    /// The device has been asked to set room aside for the block.
+    has_room: AtomicBool,
 }
 
 struct State {
@@ -153,7 +155,18 @@ impl Slot {
             number,
             state: Mutex::with_order(Rank::MetadataBuffer, number.0, state),
             claimed: AtomicU32::new(0),
+            has_room: AtomicBool::new(false),
         }
+    }
+
+    /// Calls `allocate` unless it has succeeded before: from then on the block can be written, however
+    /// full the disk is that the device lies on.
+    pub(crate) fn allocate_once(&self, allocate: impl FnOnce() -> Result<()>) -> Result<()> {
+        if !self.has_room.load(Ordering::Relaxed) {
+            allocate()?;
+            self.has_room.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(crate) fn number(&self) -> FsBlock {

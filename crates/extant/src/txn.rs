@@ -188,8 +188,10 @@ impl<'v> Txn<'v> {
         self.handle.revoke(block).map_err(FsError::from_journal)
     }
 
-    /// Takes a slot into the transaction without changing it yet.
+    /// Takes a slot into the transaction without changing it yet. A transaction must not fail for want
+    /// of room where the device lies once it has begun to be written: so its blocks get room here.
     pub(crate) fn claim_slot(&mut self, slot: &Arc<Slot>) -> Result<()> {
+        slot.allocate_once(|| self.volume.allocate_on_device(slot.number(), 1))?;
         self.handle.claim(slot).map_err(FsError::from_journal)
     }
 

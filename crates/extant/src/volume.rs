@@ -335,6 +335,16 @@ impl Volume {
         self.device.read_at(start, out).map_err(|error| self.read_error(error))
     }
 
+    /// Makes sure that blocks can be written, however full the disk is that the device lies on. They
+    /// hold nothing that is on its way to the device.
+    pub(crate) fn allocate_on_device(&self, first: FsBlock, len: u64) -> Result<()> {
+        let what = "block past the largest device";
+        let offset = self.block_size.offset_of(first);
+        let offset = offset.ok_or(FsError::InvalidArgument { what })?;
+        let bytes = len.saturating_mul(u64::from(self.block_size.bytes()));
+        self.device.allocate(offset, bytes).map_err(FsError::from)
+    }
+
     /// Tells a device that is shorter than the superblock says from one that fails.
     pub(crate) fn read_error(&self, error: DeviceError) -> FsError {
         let end = self.block_size.offset_of(FsBlock(self.block_count()));
@@ -343,7 +353,7 @@ impl Volume {
             DeviceFault::PastEnd { device_bytes } if *device_bytes < file_system_bytes => {
                 FsError::CutShort { file_system_bytes, device_bytes: *device_bytes }
             }
-            _ => FsError::Device(error),
+            _ => FsError::from(error),
         }
     }
 

@@ -272,7 +272,7 @@ impl Writer {
 
     /// Stops writing for good: nothing of the open transaction reaches the device.
     pub(crate) fn abort(&self, error: &FsError) {
-        self.journal.abort(error.errno(), &error.to_string());
+        self.journal.abort(error.errno(), &error.with_causes());
     }
 
     /// Ends all writing as a power cut does.

@@ -243,14 +243,26 @@ impl Allocator {
             search.consider(group, size);
             return Ok(None);
         };
+        if let Err(error) = state.allocate_bitmap(volume) {
+            // Others may have been written to before.
+            search.obstacle.get_or_insert(error);
+            return Ok(None);
+        }
         let count = match taker {
             Taker::Handle(txn, claimant) => {
                 let count = self.space.claim(*claimant, search.min, size);
-                if let Some(count) = count
-                    && let Err(error) = self.touch(txn, state, Half::Blocks)
-                {
-                    self.space.unclaim(count);
-                    return Err(error);
+                if let Some(count) = count {
+                    let range = range.start..range.start + count;
+                    let room = match claimant.is_metadata() {
+                        true => run_of(volume, group, range).and_then(|run| {
+                            volume.allocate_on_device(run.start, u64::from(run.len))
+                        }),
+                        false => Ok(()),
+                    };
+                    if let Err(error) = room.and_then(|()| self.touch(txn, state, Half::Blocks)) {
+                        self.space.unclaim(count);
+                        return Err(error);
+                    }
                 }
                 count
             }

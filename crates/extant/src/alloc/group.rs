@@ -37,6 +37,8 @@ pub(super) struct GroupState {
     pub(super) dirty: Dirty,
     /// The last transaction that freed something here.
     pub(super) waits_for: Option<Tid>,
+    /// Descriptor and block bitmap can be written, however full the disk is below.
+    has_room: bool,
 }
 
 /// The clusters of a group.
@@ -80,7 +82,19 @@ impl GroupState {
     pub(super) fn load(volume: &Volume, index: GroupIndex) -> Result<GroupState> {
         let descriptor = believed_group(volume, index)?;
         let (blocks, inodes, dirty) = (None, None, Dirty::default());
-        Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for: None })
+        let (waits_for, has_room) = (None, false);
+        Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for, has_room })
+    }
+
+    /// Makes sure that a transaction can write which clusters are taken, before any is: later it could
+    /// only stop the journal.
+    pub(super) fn allocate_bitmap(&mut self, volume: &Volume) -> Result<()> {
+        if !self.has_room {
+            volume.allocate_on_device(volume.descriptor_place(self.index)?, 1)?;
+            volume.allocate_on_device(self.descriptor.block_bitmap, 1)?;
+            self.has_room = true;
+        }
+        Ok(())
     }
 
     /// Whether it can leave memory: loaded again, it would be the same.

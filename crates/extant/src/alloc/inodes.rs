@@ -106,6 +106,9 @@ impl Allocator {
         for block in new_table_blocks(volume, state, used, bit) {
             txn.create_block(block, BlockKind::Plain, |_| ())?;
         }
+        // Whoever has the inode will change it; from then on nothing may fail.
+        let at = table_block(volume, state, bit);
+        txn.claim_slot(&volume.slot(at))?;
         self.inodes_of(volume, place.0, state)?.take(bit);
         let descriptor = &mut state.descriptor;
         descriptor.free_inodes = descriptor.free_inodes.saturating_sub(1);
@@ -190,6 +193,13 @@ impl Allocator {
             locked.flex.directories.fetch_add(directories, Ordering::Relaxed);
         }
     }
+}
+
+/// The block of the inode table that holds inode `bit`.
+fn table_block(volume: &Volume, state: &GroupState, bit: u32) -> FsBlock {
+    let inode_bytes = u32::from(volume.superblock().inode_size).max(1);
+    let per_block = (volume.block_size().bytes() / inode_bytes).max(1);
+    FsBlock(state.descriptor.inode_table.0.saturating_add(u64::from(bit / per_block)))
 }
 
 /// The blocks of the inode table that have not held an inode yet and have to when inode `bit` is

@@ -75,6 +75,13 @@ pub(super) enum Claimant {
     Publisher,
 }
 
+impl Claimant {
+    /// Whether the clusters are for what transactions write.
+    pub(super) fn is_metadata(self) -> bool {
+        !matches!(self, Claimant::Purpose(Purpose::Data, _))
+    }
+}
+
 impl Space {
     pub(super) fn new(superblock: &Superblock, free: i64) -> Space {
         let clusters = superblock.blocks_count >> superblock.cluster_bits();

@@ -440,7 +440,7 @@ impl Change<'_> {
             self.forget(&blocks, &kept_out);
             self.remove(&blocks)
         };
-        if matches!(removed, Err(FsError::NoSpace { .. } | FsError::QuotaExceeded { .. })) {
+        if removed.as_ref().is_err_and(FsError::is_no_room) {
             // An extent could not be cut in two. What the cache had is gone: the old contents must not
             // come back.
             self.file().cache.zero(self.mapper, self.bytes(&blocks))?;
@@ -475,7 +475,7 @@ impl Change<'_> {
             match unzeroed {
                 Ok(()) => {}
                 // An extent could not be cut: its blocks become zeros like any data.
-                Err((at, FsError::NoSpace { .. } | FsError::QuotaExceeded { .. })) => {
+                Err((at, error)) if error.is_no_room() => {
                     self.file().cache.zero(self.mapper, self.bytes(&(at..inner.end)))?;
                 }
                 Err((_, error)) => return Err(error),

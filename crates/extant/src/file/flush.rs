@@ -221,13 +221,22 @@ impl Fs {
             return Ok(());
         }
         self.volume().writer()?.wake_background();
-        // Each round writes a step, so this ends; when others dirty as fast, they wait as well.
+        // Each round writes a step, so this ends; when others dirty as fast, they wait as well. A file
+        // that cannot be written goes to the end of the list, and is no reason to refuse this write as
+        // long as another one makes room.
+        let mut failed = None;
         for _ in 0..64 {
-            if !cache.is_over_limit() || !self.relieve()? {
-                break;
+            if !cache.is_over_limit() {
+                return Ok(());
+            }
+            match self.relieve() {
+                Ok(true) => failed = None,
+                Ok(false) => return Ok(()),
+                Err(error) if failed.is_some() => return Err(error),
+                Err(error) => failed = Some(error),
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Writes back every file that is dirty now.
@@ -303,7 +312,7 @@ impl Volume {
             Err(error) => {
                 flushed.failed = true;
                 drop(flushed);
-                let error = FsError::Device(error);
+                let error = FsError::from(error);
                 writer.abort(&error);
                 return Err(error);
             }
@@ -322,6 +331,21 @@ impl Inode {
     /// As [`sync`](Self::sync).
     pub fn sync_data(&self) -> Result<()> {
         self.sync_contents(true)
+    }
+
+    /// Brings the contents to the device, where a sync would find them: not durable yet. For whoever
+    /// wants to hear now whether they can be stored, and makes many files durable at once later.
+    ///
+    /// # Errors
+    ///
+    /// Those of the device, above all [`FsError::DeviceFull`]; what was not written stays in memory,
+    /// dirty, and is tried again.
+    ///
+    /// # Cost
+    ///
+    /// What background writeback would do later. No commit, no flush.
+    pub fn write_back(&self) -> Result<()> {
+        self.fs().flush_file(self.node(), u64::MAX)
     }
 
     /// The contents of a regular file and, unless only `data` counts, its attributes.
@@ -352,6 +376,8 @@ impl Inode {
             }
             self.volume().flush_in_place(in_place)?;
         }
+        // Nothing of this file may have been left to write; that a mount stopped is said all the same.
+        writer.check_running()?;
         if let Some(file) = node.file_in_use()
             && !file.has_to_store()
         {

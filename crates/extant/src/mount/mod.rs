@@ -639,12 +639,15 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync). The image then keeps its journal, and the next mount replays it.
+    /// As [`sync`](Self::sync). When the journal stopped or cannot be emptied, the image keeps it, and
+    /// the next mount replays it. When contents of files could not be stored, everything else is, the
+    /// image is marked clean, and those contents are lost: whoever wants to try again calls
+    /// [`sync`](Self::sync) first, which keeps them.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         writer.stop_background();
         while self.reclaim() {}
-        self.flush_files()?;
+        let flushed = self.flush_files();
         writer.close();
         if let Err(error) = writer.journal().close() {
             // Nothing more will be written: another host need not wait.
@@ -656,7 +659,8 @@ impl Fs {
         self.discard_freed(None);
         let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;
-        self.end_writing(true, kbytes)
+        self.end_writing(true, kbytes)?;
+        flushed
     }
 
     /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds

@@ -164,6 +164,8 @@ impl MountOptions {
             let log = Arc::new(internal_journal(&plain)?);
             LogStore::internal(log).map_err(FsError::journal)?
         };
+        // Before anything is written: whatever a commit writes to the log has room.
+        store.allocate().map_err(FsError::from)?;
         let options = RecoveryOptions::new(superblock.blocks_count);
         let recovered = recover_to_device(store, device, &options).map_err(FsError::journal)?;
         let replay = recovered.replay();
