@@ -437,9 +437,11 @@ pub(crate) fn edit_one(
 /// Ends a writable mount.
 pub(crate) fn close(fs: Fs, name: &str) -> Result<()> {
     fs.unmount().map_err(|error| {
-        Failure::from(error)
-            .about(name)
-            .hint("changes may be lost, each as a whole; the next use replays the journal")
+        let hint = match &error {
+            FsError::DeviceFull(_) => "make room there and try again; what fitted is stored",
+            _ => "changes may be lost, each as a whole; the next use replays the journal",
+        };
+        Failure::from(error).about(name).hint(hint)
     })
 }
 

@@ -43,7 +43,8 @@ impl From<FsError> for Failure {
                 FsError::NoSpace { .. }
                 | FsError::QuotaExceeded { .. }
                 | FsError::AttributeTooLarge { .. }
-                | FsError::TooManyLinks { .. },
+                | FsError::TooManyLinks { .. }
+                | FsError::DeviceFull(_),
                 _,
             ) => Exit::NoSpace,
             (
@@ -79,6 +80,9 @@ impl From<FsError> for Failure {
             }
             FsError::Unsupported { features, .. } if &**features == "read-only" => {
                 Some("the image is marked as read-only: tune2fs -O ^read-only lifts that")
+            }
+            FsError::DeviceFull(_) => {
+                Some("make room there and try again; what was stored before is kept")
             }
             FsError::Unsupported { .. } => Some("a newer version of extant may know the feature"),
             _ => None,

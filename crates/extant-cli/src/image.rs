@@ -157,9 +157,9 @@ pub(crate) fn mount_failure(
 pub(crate) fn note_journal_error(fs: &Fs, name: &str) {
     if let Some(replayed) = fs.replayed().filter(|replayed| replayed.errno != 0) {
         complain(&format!(
-            "{name}: note: the kernel stopped this journal with error {}; \
-             the image may be damaged",
-            replayed.errno
+            "{name}: note: whoever wrote it last had to stop its journal ({}); what was not durable by \
+             then is lost, and e2fsck -f finds whether anything else is",
+            std::io::Error::from_raw_os_error(replayed.errno.saturating_abs())
         ));
     }
 }

@@ -70,6 +70,7 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
         return Err(Failure::new(Exit::Refused, message).hint(format!("umount {name}")));
     }
     let point = entry.point.as_path();
+    let mut stopped = None;
     let server = match asked::info(point) {
         Ok(info) => {
             let says = |what: &str| {
@@ -83,7 +84,10 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
             }
             // Once it is unmounted, nobody hears of a write that fails. Where writing has stopped for
             // good, there is nothing to wait for.
-            if !lazy && !says("shut_down") && !says("stopped_because") {
+            if !says("shut_down") {
+                stopped = info.get("stopped_because").and_then(Value::as_str).map(str::to_owned);
+            }
+            if !lazy && !says("shut_down") && stopped.is_none() {
                 write_everything(point, &name)?;
             }
             info.get("pid").and_then(Value::as_i64)
@@ -112,10 +116,22 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
             false => failure,
         }
     })?;
-    match server {
-        Some(server) if !lazy => wait(&server, &name, timeout),
-        _ => Ok(Exit::Success),
+    let exit = match server {
+        Some(server) if !lazy => wait(&server, &name, timeout)?,
+        _ => Exit::Success,
+    };
+    match stopped {
+        Some(why) => Err(writing_had_stopped(&name, &why)),
+        None => Ok(exit),
     }
+}
+
+/// Programs were told by every sync; whoever unmounts is told once more.
+fn writing_had_stopped(name: &str, why: &str) -> Failure {
+    let message = format!("{name} is unmounted, but writing had stopped before: {why}");
+    Failure::new(Exit::Io, message).hint(
+        "what was not synced by then is lost; the next mount goes on with what was, once the cause is gone",
+    )
 }
 
 /// Has all that was written so far stored in the image.

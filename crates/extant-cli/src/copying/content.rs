@@ -190,6 +190,17 @@ impl Sink {
     }
 }
 
+impl Sink {
+    /// All is written: a disk that is full below an image shows here, while it is known which file
+    /// does not fit.
+    fn hand_over(&self) -> Result<(), Trouble> {
+        match self {
+            Sink::Image(inode) => Ok(inode.write_back()?),
+            Sink::Host(_) => Ok(()),
+        }
+    }
+}
+
 fn check_interrupt() -> Result<(), Trouble> {
     match interrupt::requested() {
         true => Err(Trouble::Host("finish", Errno::INTR)),
@@ -215,9 +226,10 @@ pub(crate) fn copy(
     };
     // Whoever wrote the last byte has set the size.
     match end == wrote.end && sparse != Sparse::Always {
-        true if end > 0 => Ok(()),
-        _ => to.set_size(end).map_err(Fault::To),
+        true if end > 0 => {}
+        _ => to.set_size(end).map_err(Fault::To)?,
     }
+    to.hand_over().map_err(Fault::To)
 }
 
 /// How far a part was copied.
