@@ -46,11 +46,7 @@ pub enum OpenError {
         what: &'static str,
     },
     /// Somebody else writes to it, or holds it for writing.
-    #[error(
-        "{} is in use by {}; wait for it to finish, stop it, or open read-only",
-        path.display(),
-        holder.as_deref().unwrap_or("another program")
-    )]
+    #[error("{} is in use by {}", path.display(), holder.as_deref().unwrap_or("another program"))]
     Locked {
         /// The file.
         path: PathBuf,
@@ -58,7 +54,7 @@ pub enum OpenError {
         holder: Option<String>,
     },
     /// The block device is mounted, part of an array, or open exclusively elsewhere.
-    #[error("{} is mounted or in use by the kernel; unmount it, or open read-only", path.display())]
+    #[error("{} is mounted or in use by the kernel", path.display())]
     Busy {
         /// The file.
         path: PathBuf,

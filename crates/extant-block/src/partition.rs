@@ -67,6 +67,58 @@ pub struct Partition {
     pub type_code: String,
 }
 
+impl Partition {
+    /// What its type is called, for the types that are met on Linux machines; `None` for others.
+    /// A type says what a partition was made for, not what is in it.
+    pub fn type_name(&self) -> Option<&'static str> {
+        let code = self.type_code.to_ascii_lowercase();
+        let found = TYPES.iter().find(|(table, known, _)| *table == self.table && *known == code);
+        found.map(|(_, _, name)| *name)
+    }
+}
+
+/// Types by table, code and name. Sources: UEFI Specification 2.10, table 5.7; the Discoverable
+/// Partitions Specification; `sfdisk --list-types`.
+const TYPES: &[(TableKind, &str, &str)] = &[
+    (TableKind::Gpt, "c12a7328-f81f-11d2-ba4b-00a0c93ec93b", "EFI system"),
+    (TableKind::Gpt, "21686148-6449-6e6f-744e-656564454649", "BIOS boot"),
+    (TableKind::Gpt, "bc13c2ff-59e6-4262-a352-b275fd6f7172", "Linux extended boot"),
+    (TableKind::Gpt, "0fc63daf-8483-4772-8e79-3d69d8477de4", "Linux file system"),
+    (TableKind::Gpt, "0657fd6d-a4ab-43c4-84e5-0933c84b4f4f", "Linux swap"),
+    (TableKind::Gpt, "e6d6d379-f507-44c2-a23c-238f2a3df928", "Linux LVM"),
+    (TableKind::Gpt, "a19d880f-05fc-4d3b-a006-743f0f84911e", "Linux RAID"),
+    (TableKind::Gpt, "ca7d7ccb-63ed-4c53-861c-1742536059cc", "LUKS"),
+    (TableKind::Gpt, "933ac7e1-2eb4-4f13-b844-0e14e2aef915", "Linux /home"),
+    (TableKind::Gpt, "3b8f8425-20e0-4f3b-907f-1a25a76f98e8", "Linux /srv"),
+    (TableKind::Gpt, "4d21b016-b534-45c2-a9fb-5c16e091fd2d", "Linux /var"),
+    (TableKind::Gpt, "4f68bce3-e8cd-4db1-96e7-fbcaf984b709", "Linux root, x86-64"),
+    (TableKind::Gpt, "b921b045-1df0-41c3-af44-4c6f280d3fae", "Linux root, ARM64"),
+    (TableKind::Gpt, "44479540-f297-41b2-9af7-d131d5f0458a", "Linux root, x86"),
+    (TableKind::Gpt, "69dad710-2ce4-4e3c-b16c-21a1d49abed3", "Linux root, ARM"),
+    (TableKind::Gpt, "72ec70a6-cf74-40e6-bd49-4bda08e8f224", "Linux root, RISC-V 64"),
+    (TableKind::Gpt, "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7", "Windows data"),
+    (TableKind::Gpt, "e3c9e316-0b5c-4db8-817d-f92df00215ae", "Windows reserved"),
+    (TableKind::Gpt, "de94bba4-06d1-4d40-a16a-bfd50179d6ac", "Windows recovery"),
+    (TableKind::Gpt, "7c3457ef-0000-11aa-aa11-00306543ecac", "APFS"),
+    (TableKind::Gpt, "48465300-0000-11aa-aa11-00306543ecac", "HFS+"),
+    (TableKind::Gpt, "fe3a2a5d-4f32-41a7-b725-accc3285a309", "ChromeOS kernel"),
+    (TableKind::Gpt, "3cb8e202-3b7e-47dd-8a3c-7ff2a13cfcec", "ChromeOS root"),
+    (TableKind::Mbr, "0x01", "FAT12"),
+    (TableKind::Mbr, "0x04", "FAT16"),
+    (TableKind::Mbr, "0x06", "FAT16"),
+    (TableKind::Mbr, "0x07", "NTFS or exFAT"),
+    (TableKind::Mbr, "0x0b", "FAT32"),
+    (TableKind::Mbr, "0x0c", "FAT32"),
+    (TableKind::Mbr, "0x0e", "FAT16"),
+    (TableKind::Mbr, "0x82", "Linux swap"),
+    (TableKind::Mbr, "0x83", "Linux"),
+    (TableKind::Mbr, "0x8e", "Linux LVM"),
+    (TableKind::Mbr, "0xa5", "FreeBSD"),
+    (TableKind::Mbr, "0xaf", "HFS+"),
+    (TableKind::Mbr, "0xef", "EFI system"),
+    (TableKind::Mbr, "0xfd", "Linux RAID"),
+];
+
 /// Why there is no such partition.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -172,7 +224,10 @@ pub fn open<D: BlockDevice>(device: D, number: u32) -> Result<WindowDevice<D>, P
         let device = device.describe().to_string();
         return Err(PartitionError::NoSuchPartition { device, number, existing: partitions });
     };
-    let name = format!("{} partition {number}", device.describe());
+    let name = match partition.type_name() {
+        Some(kind) => format!("{} partition {number} ({kind})", device.describe()),
+        None => format!("{} partition {number}", device.describe()),
+    };
     let fault = damaged(&device, "a partition past the end");
     // `list` checked the range, so this fails only if the device changed its size meanwhile.
     WindowDevice::named(device, partition.offset, partition.len, &name).map_err(|_| fault)

@@ -215,7 +215,7 @@ fn a_second_writer_is_refused_with_the_name_of_the_first() {
     if let Some(holder) = holder {
         assert!(holder.ends_with(&format!("(process {})", std::process::id())), "{holder}");
     }
-    assert!(error.to_string().contains("open read-only"), "{error}");
+    assert!(error.to_string().contains("is in use by"), "{error}");
     FileDevice::open_read_only(&path).unwrap();
     drop(first);
     FileDevice::open_read_write(&path).unwrap();

@@ -104,13 +104,14 @@ pub enum FsError {
         /// How many bytes at the start are valid.
         valid_up_to: usize,
     },
-    /// The file does not fit into memory the way it was asked for.
+    /// The file is larger than a call that reads it whole takes, or would become larger than a file
+    /// of this file system can be.
     TooLarge {
         /// The file.
         ino: Ino,
-        /// Its size in bytes.
+        /// Its size in bytes, or the one that was asked for.
         bytes: u64,
-        /// The most the call takes, in bytes.
+        /// The most there can be, in bytes.
         limit: u64,
     },
     /// An argument is outside its documented range.
@@ -534,11 +535,9 @@ impl fmt::Display for FsError {
             Self::NotUtf8 { ino, valid_up_to } => {
                 write!(f, "contents of inode {ino} are not UTF-8 from byte {valid_up_to} on")
             }
-            Self::TooLarge { ino, bytes, limit } => write!(
-                f,
-                "inode {ino} has {bytes} bytes, more than the {limit} this call takes; read it \
-                 in pieces"
-            ),
+            Self::TooLarge { ino, bytes, limit } => {
+                write!(f, "inode {ino}: {bytes} bytes are more than the {limit} there can be here")
+            }
             Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
             Self::NotSupported { ino, what } => write!(f, "inode {ino}: not supported: {what}"),
             Self::ReadOnly => f.write_str("the file system is open read-only"),

@@ -60,7 +60,7 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             FsError::TooLarge { ino, bytes: 9, limit: 8 },
             Family::Refusal,
             27,
-            "inode 12 has 9 bytes, more than the 8 this call takes; read it in pieces",
+            "inode 12: 9 bytes are more than the 8 there can be here",
         ),
         (
             FsError::InvalidArgument { what: "depth must be above 0" },
