@@ -9,7 +9,8 @@ use crate::commands::{
     fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount, mv, replay,
     rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount, write,
 };
-use crate::exit::{Exit, Result};
+use crate::exit::{Exit, Failure, Result};
+use crate::output;
 
 /// Build, make, inspect and edit ext4 images, without root and without mounting
 #[derive(Parser, Debug)]
@@ -61,10 +62,15 @@ enum Command {
     Man(man::ManArgs),
 }
 
-/// The command line's definition, with the table of exit codes.
+/// The command line's definition alone.
+pub(crate) fn bare_definition() -> clap::Command {
+    Cli::command()
+}
+
+/// The command line's definition, with examples and the table of exit codes.
 pub(crate) fn definition() -> clap::Command {
     let table = Exit::help_table();
-    let mut command = Cli::command().after_help(table.clone());
+    let mut command = bare_definition().after_help(table.clone());
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
@@ -75,8 +81,8 @@ pub(crate) fn definition() -> clap::Command {
     command
 }
 
-/// Commands that show something by example.
-fn examples(command: &str) -> Option<&'static str> {
+/// Commands that show something by example: a heading, and a line for each.
+pub(crate) fn examples(command: &str) -> Option<&'static str> {
     Some(match command {
         "build" => build::EXAMPLES,
         "mkfs" => mkfs::EXAMPLES,
@@ -127,11 +133,17 @@ pub(crate) fn run() -> Result<Exit> {
     if args.get(1).is_some_and(|name| name == "chattr") {
         args = args.into_iter().map(chattr::named_removal).collect();
     }
-    // Prints help and usage errors itself and ends with 0 or 2.
-    let cli = definition()
-        .try_get_matches_from(args)
-        .and_then(|matches| Cli::from_arg_matches(&matches))
-        .unwrap_or_else(|error| error.exit());
+    if wants_json(&args) {
+        output::errors_as_json();
+    }
+    let cli =
+        definition().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match cli {
+        Ok(cli) => cli,
+        // Prints help and usage errors itself and ends with 0 or 2.
+        Err(error) if !error.use_stderr() || !output::is_json() => error.exit(),
+        Err(error) => return Err(usage(&error)),
+    };
     match cli.command {
         Command::Build(args) => build::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),
@@ -171,6 +183,29 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Stats(args) => stats::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
+    }
+}
+
+/// Whether the command was asked for JSON: its errors are objects then, also those about the command
+/// line itself. What follows `--` is no option.
+fn wants_json(args: &[OsString]) -> bool {
+    let has_option = args.get(1).and_then(|name| name.to_str()).is_some_and(|name| {
+        let known = bare_definition();
+        let sub = known.find_subcommand(name);
+        sub.is_some_and(|sub| sub.get_arguments().any(|arg| arg.get_long() == Some("json")))
+    });
+    has_option && args.iter().skip(2).take_while(|arg| *arg != "--").any(|arg| *arg == "--json")
+}
+
+/// What is wrong with the command line, as a failure.
+fn usage(error: &clap::Error) -> Failure {
+    let text = error.render().to_string();
+    let lines = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (message, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let failure = Failure::usage(lines(message.trim_start_matches("error:")));
+    match lines(rest) {
+        rest if rest.is_empty() => failure,
+        rest => failure.hint(rest),
     }
 }
 

@@ -47,7 +47,7 @@ impl EditArgs {
             )));
         }
         let device = FileDevice::open_read_write(file).map_err(|error| {
-            let failure = Failure::from(error);
+            let failure = image::opening(error, file);
             match &failure.hint {
                 Some(_) if is_read_only(file) => {
                     failure.hint("the command changes the image: it needs to be writable")
@@ -156,6 +156,10 @@ fn is_read_only(file: &Path) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     done: u64,
+    /// Directories that were made and are not yet full.
+    begun: u64,
+    /// Something was changed that counts as failed.
+    changed: bool,
     failed: u64,
     /// Code of the first failure.
     first: Option<Exit>,
@@ -168,6 +172,21 @@ impl Tally {
     /// One change was made.
     pub(crate) fn done(&mut self) {
         self.done += 1;
+    }
+
+    /// A directory was made, and is to be filled.
+    pub(crate) fn begun(&mut self) {
+        self.begun += 1;
+    }
+
+    /// One of them is full.
+    pub(crate) fn ended(&mut self) {
+        self.begun = self.begun.saturating_sub(1);
+    }
+
+    /// Something that failed has left a change behind.
+    pub(crate) fn changed(&mut self) {
+        self.changed = true;
     }
 
     /// Names one thing that could not be done.
@@ -197,9 +216,18 @@ impl Tally {
     pub(crate) fn stops(&mut self) -> bool {
         if interrupt::requested() && !self.interrupted {
             self.interrupted = true;
-            let message = match self.done {
-                0 => "interrupted: nothing was changed".to_owned(),
-                done => format!("interrupted: what was done before stays, {done} in number"),
+            let number = match self.done {
+                0 => String::new(),
+                done => format!(", {done} in number"),
+            };
+            let unfinished = match self.begun {
+                0 => String::new(),
+                1 => "; 1 directory that was made is not full".to_owned(),
+                begun => format!("; {begun} directories that were made are not full"),
+            };
+            let message = match (self.done, self.begun, self.changed) {
+                (0, 0, false) => "interrupted: nothing was changed".to_owned(),
+                _ => format!("interrupted: what was done before stays{number}{unfinished}"),
             };
             report(&Failure::new(Exit::Interrupted, message));
         }
@@ -545,6 +573,8 @@ mod tests {
     fn the_exit_code_says_whether_anything_was_done() {
         let tally = |done, failed: Option<Exit>, broken| Tally {
             done,
+            begun: 0,
+            changed: false,
             failed: u64::from(failed.is_some()),
             first: failed,
             broken,

@@ -75,6 +75,25 @@ impl Exit {
         }
     }
 
+    /// The word for it in JSON.
+    pub(crate) fn family(self) -> &'static str {
+        match self {
+            Exit::Success => "success",
+            Exit::Partial => "partial",
+            Exit::Usage => "usage",
+            Exit::Input => "input",
+            Exit::Image => "image",
+            Exit::Unsupported => "unsupported",
+            Exit::NoSpace => "no-space",
+            Exit::Refused => "refused",
+            Exit::Io => "io",
+            Exit::NotFound => "not-found",
+            Exit::Internal => "internal",
+            Exit::Interrupted => "interrupted",
+            Exit::BrokenPipe => "broken-pipe",
+        }
+    }
+
     /// What it means, as the help text says it.
     pub(crate) fn meaning(self) -> &'static str {
         match self {
@@ -120,6 +139,8 @@ pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
+    /// The file, image or path that it is about, as the message names it.
+    pub(crate) object: Option<String>,
 }
 
 /// Result of a command or a part of one.
@@ -127,7 +148,7 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Failure {
-        Failure { exit, message: message.into(), hint: None }
+        Failure { exit, message: message.into(), hint: None, object: None }
     }
 
     /// With the chain of causes of `error` after the message, each said once.
@@ -142,8 +163,15 @@ impl Failure {
         self
     }
 
+    /// Says what it is about. The message does so already.
+    pub(crate) fn on(mut self, object: impl Into<String>) -> Failure {
+        self.object = Some(object.into());
+        self
+    }
+
     /// Puts `what` in front of the message, unless the message names it already.
     pub(crate) fn about(mut self, what: &str) -> Failure {
+        self.object.get_or_insert_with(|| what.to_owned());
         if !self.message.contains(what) {
             self.message = format!("{what}: {}", self.message);
         }
@@ -220,6 +248,15 @@ mod tests {
             .map(|exit| format!("| {} | {} |", exit.code(), exit.meaning()))
             .collect();
         assert_eq!(rows, ours, "docs/exit-codes.md");
+    }
+
+    #[test]
+    fn the_documented_families_are_these() {
+        let documented = include_str!("../../../docs/json.md");
+        for exit in Exit::ALL.into_iter().filter(|exit| *exit != Exit::Success) {
+            let row = format!("| `{}` | {} |", exit.family(), exit.code());
+            assert!(documented.contains(&row), "docs/json.md lacks {row}");
+        }
     }
 
     #[test]

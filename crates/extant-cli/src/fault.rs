@@ -35,14 +35,14 @@ impl From<FsError> for Failure {
             (
                 FsError::InvalidArgument { .. }
                 | FsError::InvalidName { .. }
-                | FsError::IntoItself { .. }
-                | FsError::TooLarge { .. },
+                | FsError::IntoItself { .. },
                 _,
             ) => Exit::Usage,
             (
                 FsError::NoSpace { .. }
                 | FsError::QuotaExceeded { .. }
                 | FsError::AttributeTooLarge { .. }
+                | FsError::TooLarge { .. }
                 | FsError::TooManyLinks { .. }
                 | FsError::DeviceFull(_),
                 _,
@@ -101,16 +101,34 @@ impl From<OpenError> for Failure {
             OpenError::Locked { .. } | OpenError::Busy { .. } => Exit::Refused,
             _ => Exit::Io,
         };
-        let mut failure = Failure::caused(exit, "", &error);
-        if let OpenError::Io { source, path, .. } = &error {
-            failure.hint = match source.kind() {
-                std::io::ErrorKind::PermissionDenied => Some(format!(
+        let path = match &error {
+            OpenError::Io { path, .. }
+            | OpenError::NotADevice { path, .. }
+            | OpenError::Locked { path, .. }
+            | OpenError::Busy { path, .. } => Some(path.display().to_string()),
+            _ => None,
+        };
+        let hint = match &error {
+            OpenError::Io { source, path, .. }
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Some(format!(
                     "extant needs no root, only the permission to open {}",
                     path.display()
-                )),
-                _ => None,
-            };
-        }
+                ))
+            }
+            OpenError::Locked { .. } => Some(
+                "wait for it to finish, or stop it; ls, cat, info and extract read the image \
+                 all the same"
+                    .to_owned(),
+            ),
+            OpenError::Busy { .. } => {
+                Some("unmount it first; ls, cat, info and extract read it all the same".to_owned())
+            }
+            _ => None,
+        };
+        let mut failure = Failure::caused(exit, "", &error);
+        (failure.hint, failure.object) = (hint, path);
         failure
     }
 }
@@ -123,7 +141,13 @@ impl From<PartitionError> for Failure {
             PartitionError::Device(_) => Exit::Io,
             _ => Exit::Image,
         };
-        let failure = Failure::caused(exit, "", &error);
+        let mut failure = Failure::caused(exit, "", &error);
+        failure.object = match &error {
+            PartitionError::NoTable { device }
+            | PartitionError::NoSuchPartition { device, .. }
+            | PartitionError::Damaged { device, .. } => Some(device.clone()),
+            _ => None,
+        };
         match &error {
             PartitionError::NoTable { .. } => {
                 failure.hint("leave --partition out if the file system fills the whole file")
@@ -137,6 +161,7 @@ impl From<WindowError> for Failure {
     fn from(error: WindowError) -> Failure {
         let WindowError { device, device_bytes, offset, .. } = error;
         Failure::usage(format!("--offset {offset}: {device} ends at byte {device_bytes}"))
+            .on(&*device)
     }
 }
 
@@ -173,8 +198,15 @@ impl From<SourceError> for Failure {
             SourceError::Threads(_) => (Exit::Internal, Some("try --threads 1")),
             _ => (Exit::Input, None),
         };
+        let object = match &error {
+            SourceError::Io { path, .. } | SourceError::Changed { path, .. } => Some(path.clone()),
+            SourceError::Archive { archive, .. } | SourceError::NotTar { archive, .. } => {
+                Some(archive.clone())
+            }
+            _ => None,
+        };
         let mut failure = Failure::caused(exit, "", &error);
-        failure.hint = hint.map(str::to_owned);
+        (failure.hint, failure.object) = (hint.map(str::to_owned), object);
         failure
     }
 }

@@ -7,16 +7,20 @@ use std::sync::Arc;
 
 use clap::Args;
 use extant::{BlockSize, Fs, FsError, MountOptions};
-use extant_block::{BlockDevice, FileDevice, SharedDevice, WindowDevice, partition};
-use extant_image::output::recognise_device;
+use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice, WindowDevice, partition};
+use extant_image::signature::{Class, Found, PROBE_BYTES, recognise, recognise_device};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::output::complain;
+use crate::foreign;
+use crate::output::{complain, report, report_one};
 use crate::size::parse_bytes;
 use crate::text::{escape, human_bytes};
 
 /// Block sizes a backup superblock is looked for with, the most frequent first.
 const BLOCK_BYTES: [u64; 7] = [4096, 1024, 2048, 65_536, 8192, 16_384, 32_768];
+
+/// Partitions of a disk that a message lists.
+const PARTITIONS_SHOWN: usize = 8;
 
 /// Which image to read, and how.
 #[derive(Args, Clone, Debug)]
@@ -28,6 +32,20 @@ pub(crate) struct ImageArgs {
     /// with colons work: `a:b.img:/etc`.
     #[arg(value_name = "IMG[:/PATH]")]
     pub(crate) target: OsString,
+    #[command(flatten)]
+    pub(crate) how: ReadArgs,
+}
+
+/// Which images to read, and how: several paths are done one after the other.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ImagesArgs {
+    /// Image file or block device, and a path in it; several, one after the other.
+    ///
+    /// A name that exists as a whole is an image, and the path is `/`. Otherwise the name ends
+    /// before the last `:/` for which a file exists, and the path begins at that slash. So names
+    /// with colons work: `a:b.img:/etc`.
+    #[arg(value_name = "IMG[:/PATH]", required = true)]
+    targets: Vec<OsString>,
     #[command(flatten)]
     pub(crate) how: ReadArgs,
 }
@@ -71,6 +89,8 @@ pub(crate) struct Image {
     pub(crate) path: Vec<u8>,
     /// The image's name.
     pub(crate) name: String,
+    /// Whether it is one of several paths that the command was given.
+    pub(crate) is_one_of_several: bool,
 }
 
 /// Splits `IMG[:/PATH]`; `exists` tells whether a file of a name exists.
@@ -95,7 +115,68 @@ impl ImageArgs {
     pub(crate) fn open(&self) -> Result<Image> {
         let (file, path) = split(&self.target);
         let (fs, name) = self.how.open(&file)?;
-        Ok(Image { fs, path, name })
+        Ok(Image { fs, path, name, is_one_of_several: false })
+    }
+}
+
+impl ImagesArgs {
+    /// Calls `each` for every path, in the order given; each image is opened once. A failure of one
+    /// of several is named, and the others go on: the code is 1 then, or that of the first failure
+    /// if nothing was done.
+    pub(crate) fn each(&self, each: impl FnMut(&Image) -> Result<Exit>) -> Result<Exit> {
+        self.each_in_order(|_| 0, each)
+    }
+
+    /// The same, those paths first for which `rank` gives the lower number.
+    pub(crate) fn each_in_order(
+        &self,
+        rank: impl Fn(&Image) -> u8,
+        mut each: impl FnMut(&Image) -> Result<Exit>,
+    ) -> Result<Exit> {
+        let mut opened: Vec<(PathBuf, Fs, String)> = Vec::new();
+        let (mut done, mut first, mut partly) = (0u64, None, false);
+        let is_one_of_several = self.targets.len() > 1;
+        let mut images = Vec::new();
+        for target in &self.targets {
+            let (file, path) = split(target);
+            let known = opened.iter().find(|(known, _, _)| *known == file);
+            let found = match known {
+                Some((_, fs, name)) => Ok((fs.clone(), name.clone())),
+                None => self.how.open(&file),
+            };
+            match found {
+                Ok((fs, name)) => {
+                    if known.is_none() {
+                        opened.push((file, fs.clone(), name.clone()));
+                    }
+                    images.push(Image { fs, path, name, is_one_of_several });
+                }
+                Err(failure) if !is_one_of_several => return Err(failure),
+                Err(failure) => {
+                    first = first.or(Some(failure.exit));
+                    report(&failure);
+                }
+            }
+        }
+        images.sort_by_key(rank);
+        for image in &images {
+            match each(image) {
+                Ok(Exit::Success) => done += 1,
+                Ok(_) => partly = true,
+                Err(failure) if !is_one_of_several => return Err(failure),
+                // Of the output, not of this path.
+                Err(failure) if matches!(failure.exit, Exit::BrokenPipe) => return Err(failure),
+                Err(failure) => {
+                    first = first.or(Some(failure.exit));
+                    report(&failure);
+                }
+            }
+        }
+        Ok(match first {
+            None if !partly => Exit::Success,
+            Some(first) if done == 0 && !partly => first,
+            _ => Exit::Partial,
+        })
     }
 }
 
@@ -124,7 +205,8 @@ pub(crate) fn window(
     })
 }
 
-/// Why there is no file system: with the partitions, if that is what is on the device.
+/// Why there is no file system: what is on the device instead, with the partitions, if there are
+/// any. `at_start`: the whole file was looked at, not a part of it.
 pub(crate) fn mount_failure(
     error: FsError,
     name: &str,
@@ -136,19 +218,75 @@ pub(crate) fn mount_failure(
     if !not_ext {
         return failure;
     }
+    let place = match at_start {
+        true => name.to_owned(),
+        false => escape(device.describe().as_bytes()),
+    };
+    let instead = |message: String| Failure { message, ..Failure::new(Exit::Image, "") }.on(name);
     if device.size_bytes() == 0 {
-        return failure
-            .hint(format!("it is empty; extant mkfs {name} SIZE makes a file system there"));
+        return instead(format!("{place}: this is an empty file"))
+            .hint(format!("extant mkfs {name} SIZE makes a file system there"));
     }
     if let Some(hint) = partition_hint(device)
         && at_start
     {
-        return failure.hint(hint);
+        let message = format!("{place}: this is a disk with partitions, not a file system");
+        return instead(message).hint(hint);
     }
-    match recognise_device(device) {
-        Ok(Some(what)) => {
-            failure.hint(format!("it looks like {what}; extant is for ext2, ext3 and ext4"))
+    let mut start = vec![0; PROBE_BYTES.min(device.size_bytes() as usize)];
+    if device.read_at(0, &mut start).is_err() {
+        return failure;
+    }
+    match recognise(&start) {
+        // The superblock that was looked for was another one.
+        Some(Found { class: Class::Ext, .. }) => failure,
+        Some(found) => {
+            let what = found.name;
+            let failure =
+                instead(format!("{place}: this is {what}, not an ext2, ext3 or ext4 file system"));
+            match at_start {
+                true => failure.hint(foreign::as_image(found, name)),
+                false => failure.hint("extant is for ext2, ext3 and ext4"),
+            }
         }
+        None => {
+            let message = format!("{place}: {}", failure.message.trim_start_matches(&place));
+            let message = message.replace(": : ", ": ");
+            let failure = Failure { message, ..failure };
+            match (start.iter().all(|byte| *byte == 0), at_start) {
+                (true, true) => failure.hint(format!(
+                    "it begins with zeros: extant mkfs {name} makes a file system there"
+                )),
+                (true, false) => failure.hint("it begins with zeros: nothing was made there yet"),
+                (false, true) => failure.hint(format!(
+                    "the command file tells what {name} is; a file system that begins elsewhere \
+                     is read with --offset BYTES, another superblock with -b BLOCK"
+                )),
+                (false, false) => failure,
+            }
+        }
+    }
+}
+
+/// Why an image cannot be opened: with how a path in it is written, if one seems to be meant.
+pub(crate) fn opening(error: OpenError, file: &Path) -> Failure {
+    let missing = match &error {
+        OpenError::Io { source, .. } => matches!(
+            source.kind(),
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+        ),
+        _ => false,
+    };
+    let is_dir = matches!(&error, OpenError::NotADevice { .. }) && file.is_dir();
+    let failure = Failure::from(error);
+    let name = escape(file.as_os_str().as_bytes());
+    match foreign::meant_path(file.as_os_str()) {
+        Some(hint) if missing => failure.hint(hint),
+        _ if missing => failure.hint(format!(
+            "extant build {name} --from DIR or extant mkfs {name} SIZE makes an image"
+        )),
+        _ if is_dir => failure
+            .hint(format!("extant works on image files; extant build IMG --from {name} makes one")),
         _ => failure,
     }
 }
@@ -168,7 +306,8 @@ impl ReadArgs {
     /// Opens the image in `file`; its name for messages comes along.
     pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
         let name = escape(file.as_os_str().as_bytes());
-        let device = window(FileDevice::open_read_only(file)?, self.offset, self.partition)?;
+        let device = FileDevice::open_read_only(file).map_err(|error| opening(error, file))?;
+        let device = window(device, self.offset, self.partition)?;
         let mut options =
             MountOptions::new().ignore_journal(self.no_replay).verify_checksums(!self.no_checksums);
         if let Some(journal) = &self.journal_device {
@@ -205,18 +344,29 @@ impl ReadArgs {
     }
 }
 
-/// "try --partition", when the device has partitions.
+/// "try --partition", when the device has partitions: with what is in each.
 fn partition_hint(device: &SharedDevice) -> Option<String> {
     let partitions = partition::list(device).ok()?;
-    let shown: Vec<String> = partitions
-        .iter()
-        .take(8)
-        .map(|part| format!("{} ({})", part.number, human_bytes(part.len)))
-        .collect();
+    let (mut shown, mut ours) = (Vec::new(), Vec::new());
+    for part in partitions.iter().take(PARTITIONS_SHOWN) {
+        let window = WindowDevice::new(Arc::clone(device), part.offset, part.len).ok();
+        let found = window.and_then(|window| recognise_device(&window).ok().flatten());
+        let what = match found {
+            Some(Found { name, .. }) => format!(", {name}"),
+            None => part.type_name().map(|name| format!(", {name}")).unwrap_or_default(),
+        };
+        if matches!(found, Some(Found { class: Class::Ext, .. })) {
+            ours.push(part.number);
+        }
+        shown.push(format!("{} ({}{what})", part.number, human_bytes(part.len)));
+    }
     let more = if partitions.len() > shown.len() { ", …" } else { "" };
-    (!shown.is_empty()).then(|| {
-        format!("this is a disk with partitions {}{more}: give --partition N", shown.join(", "))
-    })
+    let number = match ours[..] {
+        [only] => only.to_string(),
+        _ => "N".into(),
+    };
+    let shown = shown.join(", ");
+    (!shown.is_empty()).then(|| format!("give --partition {number}; there are {shown}{more}"))
 }
 
 /// `path` in the image `name`, for messages.
@@ -233,13 +383,33 @@ pub(crate) fn failure(name: &str, path: &[u8], error: FsError) -> Failure {
         FsError::NotPermitted { what, .. } => Some(*what),
         _ => None,
     };
+    let size = match &error {
+        FsError::TooLarge { bytes, limit, .. } => {
+            let (bytes, limit) = (human_bytes(*bytes), human_bytes(*limit));
+            Some(format!("{bytes} are more than a file of this image can have, {limit}"))
+        }
+        _ => None,
+    };
     let mut failure = Failure::from(error);
-    let what = plain.unwrap_or(&failure.message);
-    failure.message = format!("{}: {what}", label(name, path));
-    failure
+    let what = plain.or(size.as_deref()).unwrap_or(&failure.message);
+    let label = label(name, path);
+    failure.message = format!("{label}: {what}");
+    failure.on(label)
 }
 
 impl Image {
+    /// Adds the image's name to an object about one of several paths.
+    pub(crate) fn put_name(&self, object: &mut serde_json::Map<String, serde_json::Value>) {
+        if self.is_one_of_several {
+            object.insert("image".into(), self.name.clone().into());
+        }
+    }
+
+    /// What stands before a path where several images may be meant.
+    pub(crate) fn file_prefix(&self) -> Vec<u8> {
+        [self.name.as_bytes(), b":"].concat()
+    }
+
     /// `path` as messages name it, with the image.
     pub(crate) fn label(&self, path: &[u8]) -> String {
         label(&self.name, path)
@@ -269,7 +439,12 @@ impl Failures {
     /// Names one thing that could not be done.
     pub(crate) fn report(&mut self, failure: &Failure) {
         self.0 += 1;
-        complain(&failure.message);
+        report_one(failure);
+    }
+
+    /// Counts one thing that is named with others like it.
+    pub(crate) fn count(&mut self) {
+        self.0 += 1;
     }
 
     /// Counts what another one has named.

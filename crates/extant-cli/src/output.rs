@@ -1,12 +1,13 @@
 //! Standard output: buffered, escaped on a terminal, exact when piped.
 
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant::{FileKind, Xattr};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::exit::Failure;
-use crate::text;
+use crate::exit::{Exit, Failure};
+use crate::{progress, text};
 
 /// Standard output with what is known about it.
 pub(crate) struct Out {
@@ -88,10 +89,54 @@ pub(crate) fn colours_wanted() -> bool {
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Prints a line about something that went wrong and does not end the command.
+/// Whether errors are objects, as the data is.
+static ERRORS_AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on, every line on standard error is a JSON object.
+pub(crate) fn errors_as_json() {
+    ERRORS_AS_JSON.store(true, Ordering::Relaxed);
+}
+
+/// Whether they are.
+pub(crate) fn is_json() -> bool {
+    ERRORS_AS_JSON.load(Ordering::Relaxed)
+}
+
+/// Writes whole lines to standard error, clear of a progress bar.
+fn say(lines: &str) {
+    // With standard error gone, there is nobody to tell; the exit code is all there is.
+    progress::aside(|| drop(io::stderr().lock().write_all(lines.as_bytes())));
+}
+
+/// One problem as an object.
+fn say_json(level: &str, exit: Option<Exit>, message: &str, rest: Option<&Failure>) {
+    let hint = rest.and_then(|failure| failure.hint.as_deref()).map(text::one_line);
+    let object = rest.and_then(|failure| failure.object.as_deref()).map(text::one_line);
+    let value = json!({
+        "level": level,
+        "code": exit.map(Exit::code),
+        "family": exit.map(Exit::family),
+        "message": text::one_line(message),
+        "hint": hint,
+        "object": object,
+    });
+    say(&format!("{}\n", text::json_plain(&value.to_string())));
+}
+
+/// Prints a line about something that is worth knowing and no failure.
 pub(crate) fn complain(message: &str) {
-    // With standard error gone there is nobody to tell.
-    let _ = writeln!(io::stderr(), "extant: {}", text::one_line(message));
+    match is_json() {
+        true => say_json("note", None, message, None),
+        false => say(&format!("extant: {}\n", text::one_line(message))),
+    }
+}
+
+/// Names one of several things that could not be done; the command goes on.
+pub(crate) fn report_one(failure: &Failure) {
+    match is_json() {
+        true => say_json("error", Some(failure.exit), &failure.message, Some(failure)),
+        false => complain(&failure.message),
+    }
 }
 
 /// Says what happened on one line and what to do about it on the next.
@@ -99,14 +144,16 @@ pub(crate) fn report(failure: &Failure) {
     if failure.message.is_empty() {
         return;
     }
+    if is_json() {
+        return report_one(failure);
+    }
     let bold = io::stderr().is_terminal() && colours_wanted();
     let (on, off) = if bold { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
-    let mut err = io::stderr().lock();
-    // With standard error gone, the exit code is all there is.
-    let _ = writeln!(err, "{on}extant:{off} {}", text::one_line(&failure.message));
+    let mut lines = format!("{on}extant:{off} {}\n", text::one_line(&failure.message));
     if let Some(hint) = &failure.hint {
-        let _ = writeln!(err, "hint: {}", text::one_line(hint));
+        lines += &format!("hint: {}\n", text::one_line(hint));
     }
+    say(&lines);
 }
 
 /// Adds `name` to a JSON object under `key`; one that is not UTF-8 also exactly, in hexadecimal,

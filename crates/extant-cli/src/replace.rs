@@ -2,7 +2,7 @@
 
 use extant::{FsError, Inode, InodeFlags, NewInode, SetAttributes, XattrMode};
 
-use crate::copying::content::{self, Content, Fault, Sink, Sparse};
+use crate::copying::content::{Content, Fault, Mover, Sink, Sparse};
 use crate::edit::{NewArgs, Session, join, last_name, parent};
 use crate::exit::{Failure, Result};
 use crate::flags;
@@ -82,7 +82,7 @@ pub(crate) fn replace(
 
 /// Copies all of `from` into the empty file `to`, which `path` is or will be.
 pub(crate) fn fill(session: &Session<'_>, path: &[u8], from: &Content, to: &Sink) -> Result<()> {
-    let copied = content::copy(from, to, Sparse::Auto, &mut Vec::new());
+    let copied = Mover::silent().copy(from, to, Sparse::Auto);
     copied.map_err(|fault| failure(session, path, fault))
 }
 

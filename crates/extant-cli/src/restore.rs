@@ -16,7 +16,7 @@ use extant_sync::{Mutex, Rank};
 use rustix::fs::{self, AtFlags, Mode};
 use rustix::io::Errno;
 
-use crate::copying::content::{self, Content, Fault, Sink, Sparse};
+use crate::copying::content::{Content, Fault, Mover, Sink, Sparse};
 use crate::copying::host::{self, Made, Omitted, create, make_dir, make_special};
 use crate::copying::node::About;
 use crate::copying::{Trouble, host as on_host};
@@ -24,6 +24,8 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::image::{Failures, Image};
 use crate::interrupt;
+use crate::output::report;
+use crate::progress::Bar;
 use crate::text::escape;
 
 /// Files of that many bytes and more are made in parts, by all threads.
@@ -62,14 +64,63 @@ pub(crate) struct Large {
     level: Arc<Level>,
     name: Vec<u8>,
     inode: Inode,
-    path: Vec<u8>,
+    pub(crate) path: Vec<u8>,
     failed: AtomicBool,
 }
 
 impl Large {
+    /// Ranges that together hold all that is stored in it, each with about [`PART_BYTES`] of that.
+    /// What is a hole belongs to a range or to none: it costs nothing, however large.
+    pub(crate) fn parts(&self) -> Parts {
+        Parts {
+            content: Content::Image { inode: self.inode.clone(), writable: false },
+            at: 0,
+            size: self.inode.size(),
+        }
+    }
+
+    /// Whether it has failed already; from now on, it has.
+    pub(crate) fn fail(&self) -> bool {
+        self.failed.swap(true, Ordering::Relaxed)
+    }
+
     /// Some of it will be missing.
     pub(crate) fn give_up(file: &Arc<Large>) {
         file.failed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// See [`Large::parts`].
+pub(crate) struct Parts {
+    content: Content,
+    at: u64,
+    size: u64,
+}
+
+impl Iterator for Parts {
+    type Item = Result<Range<u64>, Trouble>;
+
+    fn next(&mut self) -> Option<Result<Range<u64>, Trouble>> {
+        let mut part: Option<Range<u64>> = None;
+        let mut bytes = 0;
+        while bytes < PART_BYTES && self.at < self.size {
+            let data = match self.content.data(self.at..self.size) {
+                Ok(Some(data)) => data,
+                Ok(None) => {
+                    self.at = self.size;
+                    break;
+                }
+                Err(trouble) => {
+                    self.at = self.size;
+                    return Some(Err(trouble));
+                }
+            };
+            let end = data.end.min(data.start.saturating_add(PART_BYTES - bytes));
+            bytes += end - data.start;
+            part.get_or_insert(data).end = end;
+            self.at = end;
+        }
+        part.map(Ok)
     }
 }
 
@@ -89,12 +140,67 @@ pub(crate) struct Shared<'a> {
     /// With no room left, every other file fails alike: nothing more is made.
     stop: AtomicBool,
     full: Mutex<Option<Failure>>,
+    /// What happened to many files alike: what was tried, and the host's answer.
+    alike: Mutex<Vec<Alike>>,
+    bar: Bar,
 }
 
+/// Files that fared alike.
+struct Alike {
+    doing: &'static str,
+    errno: Errno,
+    count: u64,
+    /// The first few.
+    names: Vec<String>,
+}
+
+/// Files with one failure that are named; the others are counted.
+const ALIKE_NAMED: usize = 5;
+
 impl<'a> Shared<'a> {
-    pub(crate) fn new(image: &'a Image, force: bool, privileged: bool) -> Shared<'a> {
+    pub(crate) fn new(image: &'a Image, force: bool, privileged: bool, bar: Bar) -> Shared<'a> {
         let full = Mutex::new(Rank::Leaf, None);
-        Shared { image, force, privileged, stop: AtomicBool::new(false), full }
+        let alike = Mutex::new(Rank::Leaf, Vec::new());
+        Shared { image, force, privileged, stop: AtomicBool::new(false), full, alike, bar }
+    }
+
+    /// Counts what the host refused for the file `label`. Whether it is to be named at once: what is
+    /// in the way is said at the end, for all files; of the rest, the first few are named.
+    fn count(&self, doing: &'static str, errno: Errno, label: &str) -> bool {
+        let mut alike = self.alike.lock();
+        let known = alike.iter().position(|alike| (alike.doing, alike.errno) == (doing, errno));
+        let at = known.unwrap_or_else(|| {
+            alike.push(Alike { doing, errno, count: 0, names: Vec::new() });
+            alike.len() - 1
+        });
+        let Some(alike) = alike.get_mut(at) else { return true };
+        alike.count += 1;
+        if alike.names.len() < ALIKE_NAMED {
+            alike.names.push(label.to_owned());
+            return errno != Errno::EXIST;
+        }
+        false
+    }
+
+    /// Says how many files fared alike, where not each was named.
+    pub(crate) fn summarise(&self, dest: &str) {
+        for Alike { doing, errno, count, names } in self.alike.lock().drain(..) {
+            let named = names.len() as u64;
+            if errno == Errno::EXIST {
+                let more = if count > named { ", …" } else { "" };
+                let what = match count {
+                    1 => "1 file exists there already and was left as it is".to_owned(),
+                    count => format!("{count} files exist there already and were left as they are"),
+                };
+                let message = format!("{dest}: {what}: {}{more}", names.join(", "));
+                let failure = Failure::new(Exit::Refused, message).on(dest);
+                report(&failure.hint("--force replaces files that exist"));
+            } else if count > named {
+                let error = std::io::Error::from(errno);
+                let message = format!("and {} more: cannot {doing}: {error}", count - named);
+                report(&Failure::new(io_exit(&error), message).on(dest));
+            }
+        }
     }
 
     /// Why the rest was not made, if that is so.
@@ -108,13 +214,13 @@ pub(crate) struct Worker<'a> {
     shared: &'a Shared<'a>,
     pub(crate) omitted: Omitted,
     pub(crate) failures: Failures,
-    buffer: Vec<u8>,
+    mover: Mover,
 }
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>) -> Worker<'a> {
         let (omitted, failures) = (Omitted::default(), Failures::default());
-        Worker { shared, omitted, failures, buffer: Vec::new() }
+        Worker { shared, omitted, failures, mover: Mover::new(&shared.bar) }
     }
 
     /// Adds what another thread counted.
@@ -134,15 +240,24 @@ impl<'a> Worker<'a> {
             return; // That is what is reported.
         }
         let label = self.shared.image.label(path);
+        let is_full = matches!(trouble, Trouble::Host(_, Errno::NOSPC | Errno::DQUOT));
+        let named = match &trouble {
+            Trouble::Host(doing, errno) if !is_full => self.shared.count(doing, *errno, &label),
+            _ => true,
+        };
+        if !named {
+            self.failures.count();
+            return;
+        }
         let failure = match trouble {
             Trouble::Host(doing, errno) => {
                 let error = std::io::Error::from(errno);
                 let what = format!("{label}: cannot {doing}");
-                Failure::caused(io_exit(&error), &what, &error)
+                Failure::caused(io_exit(&error), &what, &error).on(label)
             }
             other => other.about(Some(&self.shared.image.name), path),
         };
-        if failure.exit == Exit::NoSpace {
+        if is_full {
             self.shared.stop.store(true, Ordering::Relaxed);
             self.shared.full.lock().get_or_insert(failure);
             return;
@@ -165,7 +280,7 @@ impl<'a> Worker<'a> {
                     Large::give_up(&file);
                 } else if let Err(trouble) = self.part(&file, range) {
                     // The first one is reported; the others are of the same file.
-                    if !file.failed.swap(true, Ordering::Relaxed) {
+                    if !file.fail() {
                         self.report(&file.path, trouble);
                     }
                 }
@@ -226,7 +341,7 @@ impl<'a> Worker<'a> {
         self.make_way(dir, name)?;
         let sink = Sink::Host(create(dir, name, Mode::from(0o600))?);
         let content = Content::Image { inode: inode.clone(), writable: false };
-        let copied = content::copy(&content, &sink, Sparse::Auto, &mut self.buffer);
+        let copied = self.mover.copy(&content, &sink, Sparse::Auto);
         if let Err(fault) = copied {
             remove(dir, name);
             return Err(trouble_of(fault));
@@ -261,7 +376,8 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let content = Content::Image { inode: file.inode.clone(), writable: false };
-        content::copy_part(&content, &file.sink, Sparse::Auto, range, &mut self.buffer)
+        self.mover
+            .copy_part(&content, &file.sink, Sparse::Auto, range)
             .map(drop)
             .map_err(trouble_of)
     }
@@ -273,9 +389,11 @@ impl<'a> Worker<'a> {
         if failed.into_inner() {
             remove(&level.dir, &name);
         } else {
-            let done =
-                sink.set_size(inode.size()).and_then(|()| self.open_attributes(&sink, &inode));
-            if let Err(trouble) = done {
+            let sized = sink.set_size(inode.size());
+            if sized.is_err() {
+                remove(&level.dir, &name);
+            }
+            if let Err(trouble) = sized.and_then(|()| self.open_attributes(&sink, &inode)) {
                 self.report(&path, trouble);
             }
         }
@@ -299,6 +417,10 @@ impl<'a> Worker<'a> {
             }
             if let Err(errno) = made.set_xattr(&xattr.name, &xattr.value) {
                 let what = format!("inode {}: cannot set {}", inode.ino(), escape(&xattr.name));
+                if !self.shared.count("set an extended attribute", errno, &what) {
+                    self.failures.count();
+                    continue;
+                }
                 let error = std::io::Error::from(errno);
                 self.failures.report(&Failure::caused(io_exit(&error), &what, &error));
             }

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use extant_block::{BlockDevice, FileDevice, WindowDevice, partition};
-use extant_image::output::{
-    Existing, Output, OutputError, existing, recognise_device, refuse_if_in_use,
-};
+use extant_image::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use extant_image::plan::{Plan, PlanSummary};
+use extant_image::signature::recognise_device;
 use extant_image::source::Contents;
 use extant_image::tree::Tree;
 use extant_image::write::{WriteOptions, write_bytes, write_image};
@@ -71,8 +70,15 @@ pub(crate) enum Kind {
 
 impl From<OutputError> for Failure {
     fn from(error: OutputError) -> Failure {
-        match error {
-            OutputError::Open(error) => error.into(),
+        let object = match &error {
+            OutputError::InUse { path, .. }
+            | OutputError::NotAFile { path }
+            | OutputError::TooSmall { path, .. }
+            | OutputError::Io { path, .. } => Some(escape(path.as_os_str().as_bytes())),
+            OutputError::Open(_) => None,
+        };
+        let mut failure = match error {
+            OutputError::Open(error) => return error.into(),
             OutputError::InUse { .. } => Failure::caused(Exit::Refused, "", &error)
                 .hint("--force overwrites it; everything in it will be lost"),
             OutputError::NotAFile { .. } => Failure::caused(Exit::Refused, "", &error),
@@ -83,7 +89,9 @@ impl From<OutputError> for Failure {
                 }
                 Failure::caused(io_exit(cause), "", &error)
             }
-        }
+        };
+        failure.object = object;
+        failure
     }
 }
 
@@ -130,10 +138,10 @@ impl TargetSet {
         };
         if !self.force
             && !self.plan
-            && let Some(what) = recognise_device(&window)?
+            && let Some(found) = recognise_device(&window)?
         {
             let path = PathBuf::from(window.describe().to_string());
-            return Err(OutputError::InUse { path, what }.into());
+            return Err(OutputError::InUse { path, what: found.name }.into());
         }
         Ok(window)
     }
@@ -241,7 +249,7 @@ impl Target {
         device: &dyn BlockDevice,
         target_is_zeroed: bool,
     ) -> Result<()> {
-        let bar = Bar::new(write_bytes(plan), self.set.quiet);
+        let bar = Bar::of(write_bytes(plan), !self.set.quiet && !self.set.json);
         let cancel = interrupt::flag();
         let options = WriteOptions {
             threads: self.set.threads(),

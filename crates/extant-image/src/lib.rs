@@ -11,7 +11,7 @@ pub mod options;
 pub mod output;
 pub mod plan;
 pub mod profile;
-mod signature;
+pub mod signature;
 pub mod source;
 mod superblock_template;
 pub mod transform;

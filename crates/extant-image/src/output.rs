@@ -2,19 +2,23 @@
 //!
 //! # Invariants
 //!
-//! - O1. A file appears under its name complete or not at all: it is written under a temporary
-//!   name in the same directory, made durable, and renamed. Whatever ends the run early removes
-//!   the temporary file.
+//! - O1. A file appears under its name complete or not at all: it is written without a name in the
+//!   same directory, made durable, and then given the name. Whatever ends the run early, SIGKILL and
+//!   a power failure too, leaves nothing. Where the file system has no files without names, it has a
+//!   temporary one, which is removed unless the run is killed.
 //! - O2. Nothing that looks like somebody's data is overwritten unless the caller says so.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use extant_block::{BlockDevice, DeviceError, FileDevice, OpenError};
+use extant_block::{BlockDevice, FileDevice, OpenError};
 use extant_sync::os_random;
+use rustix::fs::{AtFlags, CWD};
+use rustix::io::Errno;
 
 use crate::signature::{PROBE_BYTES, recognise};
 
@@ -138,23 +142,9 @@ pub fn refuse_if_in_use(path: &Path) -> Result<(), OutputError> {
     let mut head = Vec::with_capacity(PROBE_BYTES);
     file.take(PROBE_BYTES as u64).read_to_end(&mut head).map_err(io_error("read", path))?;
     match recognise(&head) {
-        Some(what) => Err(OutputError::InUse { path: path.to_owned(), what }),
+        Some(found) => Err(OutputError::InUse { path: path.to_owned(), what: found.name }),
         None => Ok(()),
     }
-}
-
-/// Names what a device, or a window on a part of one, looks like; `None` for nothing that is known.
-/// The same magic numbers as for [`refuse_if_in_use`].
-///
-/// # Errors
-///
-/// [`DeviceError`] when its first 132 KiB cannot be read.
-pub fn recognise_device(device: &dyn BlockDevice) -> Result<Option<&'static str>, DeviceError> {
-    let mut head = vec![0; PROBE_BYTES];
-    let there = usize::try_from(device.size_bytes()).unwrap_or(PROBE_BYTES).min(PROBE_BYTES);
-    head.truncate(there);
-    device.read_at(0, &mut head)?;
-    Ok(recognise(&head))
 }
 
 /// An image being written. Dropping it without [`Output::commit`] leaves no trace of a new file.
@@ -164,6 +154,8 @@ pub struct Output {
 }
 
 enum Place {
+    /// A file without a name, and the name it is to get.
+    Nameless { name: PathBuf },
     /// A temporary file and the name it is to get.
     Rename { temporary: PathBuf, name: PathBuf },
     /// A block device, or a file that is written in place.
@@ -173,9 +165,9 @@ enum Place {
 }
 
 impl Output {
-    /// A new file at `path` of `bytes` zeros, under a temporary name until the commit. Takes over
-    /// owner's permissions of a file that is there already; a symbolic link stays and its target is
-    /// replaced.
+    /// A new file at `path` of `bytes` zeros, without a name until the commit, or under a temporary
+    /// one where that cannot be had. Takes over owner's permissions of a file that is there already; a
+    /// symbolic link stays and its target is replaced.
     ///
     /// # Errors
     ///
@@ -190,6 +182,18 @@ impl Output {
             },
         };
         let mode = fs::metadata(&name).ok().map(|m| m.mode() & 0o7777);
+        if let Some(file) = nameless(directory_of(&name))
+            .map_err(io_error("create a file in", directory_of(&name)))?
+        {
+            file.set_len(bytes).map_err(io_error("set the size of", &name))?;
+            if let Some(mode) = mode {
+                let permissions = fs::Permissions::from_mode(mode);
+                file.set_permissions(permissions)
+                    .map_err(io_error("set the permissions of", &name))?;
+            }
+            let device = FileDevice::with_file(file, &name, false)?;
+            return Ok(Output { device, place: Place::Nameless { name } });
+        }
         let mut last = None;
         // A name that is taken is another run's or an attack; a few draws are plenty.
         for _ in 0..16 {
@@ -281,16 +285,22 @@ impl Output {
     /// [`OutputError::Io`]; then a new file is not there.
     pub fn commit(mut self) -> Result<(), OutputError> {
         match std::mem::replace(&mut self.place, Place::Direct) {
-            Place::Rename { temporary, name } => {
-                // Until the rename succeeded, a failure removes the temporary file.
-                let guard = Remove(&temporary);
-                fs::rename(&temporary, &name).map_err(io_error("rename to", &name))?;
-                std::mem::forget(guard);
-                if let Some(Ok(directory)) = name.parent().map(open_directory) {
-                    directory.sync_all().map_err(io_error("sync the directory of", &name))?;
+            Place::Nameless { name } => {
+                let file = self.device.file();
+                match link(file, &name) {
+                    // A name cannot be taken over by a link.
+                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                        let temporary = temporary_name(&name)?;
+                        link(file, &temporary).map_err(io_error("name", &temporary))?;
+                        rename(&temporary, &name)
+                    }
+                    result => {
+                        result.map_err(io_error("name", &name))?;
+                        sync_directory(&name)
+                    }
                 }
-                Ok(())
             }
+            Place::Rename { temporary, name } => rename(&temporary, &name),
             Place::Direct => Ok(()),
             Place::Stdout => {
                 let path = Path::new("standard output");
@@ -309,6 +319,22 @@ impl Drop for Output {
     }
 }
 
+/// Puts a temporary file in its place, durable; a failure removes it.
+fn rename(temporary: &Path, name: &Path) -> Result<(), OutputError> {
+    let guard = Remove(temporary);
+    fs::rename(temporary, name).map_err(io_error("rename to", name))?;
+    std::mem::forget(guard);
+    sync_directory(name)
+}
+
+fn sync_directory(name: &Path) -> Result<(), OutputError> {
+    match File::open(directory_of(name)) {
+        Ok(directory) => directory.sync_all().map_err(io_error("sync the directory of", name)),
+        // One that cannot be listed cannot be synced.
+        Err(_) => Ok(()),
+    }
+}
+
 struct Remove<'a>(&'a Path);
 
 impl Drop for Remove<'_> {
@@ -317,8 +343,37 @@ impl Drop for Remove<'_> {
     }
 }
 
-fn open_directory(path: &Path) -> io::Result<File> {
-    File::open(if path.as_os_str().is_empty() { Path::new(".") } else { path })
+fn directory_of(name: &Path) -> &Path {
+    match name.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Where the system shows an open file as a name.
+fn open_name(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// A file in `directory` that has no name and can get one; `None` where the file system, or a
+/// system without /proc, does not allow that.
+fn nameless(directory: &Path) -> io::Result<Option<File>> {
+    let flags = rustix::fs::OFlags::TMPFILE.bits().cast_signed();
+    let open = OpenOptions::new().read(true).write(true).custom_flags(flags).open(directory);
+    match open {
+        Ok(file) => Ok(open_name(&file).symlink_metadata().is_ok().then_some(file)),
+        Err(e) => match Errno::from_io_error(&e) {
+            // A kernel before 3.11 sees a directory to be written.
+            Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Ok(None),
+            _ => Err(e),
+        },
+    }
+}
+
+/// Gives a file without a name one that is not taken.
+fn link(file: &File, name: &Path) -> io::Result<()> {
+    let follow = AtFlags::SYMLINK_FOLLOW;
+    Ok(rustix::fs::linkat(CWD, open_name(file), CWD, name, follow)?)
 }
 
 /// `.NAME.extant-0123456789abcdef` beside `name`.
@@ -370,6 +425,7 @@ fn copy_out(mut file: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::signature::recognise_device;
 
     #[test]
     fn a_file_appears_complete_or_not_at_all() {
@@ -377,7 +433,10 @@ mod tests {
         let path = dir.path().join("image");
         let output = Output::create(&path, 8192).unwrap();
         output.device().write_at(0, b"abc").unwrap();
-        assert!(!path.exists());
+        // Nothing is there that a killed run could leave.
+        let names = fs::read_dir(dir.path()).unwrap().count();
+        let can_be_nameless = nameless(dir.path()).unwrap().is_some();
+        assert_eq!(names, usize::from(!can_be_nameless));
         drop(output);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 
@@ -385,6 +444,17 @@ mod tests {
         output.device().write_at(0, b"abc").unwrap();
         output.commit().unwrap();
         assert_eq!(&fs::read(&path).unwrap()[..4], b"abc\0");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_meanwhile_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let output = Output::create(&path, 4096).unwrap();
+        fs::write(&path, b"somebody was quicker").unwrap();
+        output.commit().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4096);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -415,7 +485,8 @@ mod tests {
         assert!(error.contains("an XFS file system"), "{error}");
         assert!(matches!(existing(dir.path()), Err(OutputError::NotAFile { .. })));
         let device = FileDevice::open_read_only(&path).unwrap();
-        assert_eq!(recognise_device(&device).unwrap(), Some("an XFS file system"));
+        let found = recognise_device(&device).unwrap();
+        assert_eq!(found.map(|found| found.name), Some("an XFS file system"));
         let short = extant_block::MemoryDevice::new(100);
         assert_eq!(recognise_device(&short).unwrap(), None);
     }

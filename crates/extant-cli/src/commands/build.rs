@@ -1,23 +1,26 @@
 //! `extant build`: an image from a directory or an archive.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use clap::Args;
 use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
 use extant_image::source::dir::{ScanOptions, scan_dir};
 use extant_image::source::tar::{TarInput, TarOptions, scan_tar};
-use extant_image::source::{NoContents, Scanned, Skipped};
+use extant_image::source::{Scanned, Skipped, container_image};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform};
 
-use crate::commands::mkfs::empty_tree;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::size_option;
+use crate::foreign;
 use crate::mkfs_args::MkfsSet;
 use crate::output::complain;
 use crate::size::parse_build_size;
 use crate::target::{Target, TargetSet, epoch};
+use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
@@ -32,9 +35,15 @@ pub(crate) struct BuildArgs {
     /// Image file or block device to write; - for standard output
     #[arg(value_name = "OUT")]
     out: OsString,
-    /// Directory, tar archive (plain, gzip, zstd) or - for an archive on standard input
+    /// Directory, tar archive (plain, gzip, zstd) or - for an archive on standard input; required
     #[arg(long, short = 'd', value_name = "DIR|FILE|-", help_heading = "Source")]
     from: Option<OsString>,
+    /// What was meant as a source without --from.
+    #[arg(hide = true)]
+    stray: Option<OsString>,
+    /// Take the files of a container image (OCI layout, docker save) as they are, layers packed
+    #[arg(long, help_heading = "Source")]
+    as_is: bool,
     /// auto, auto+10%, auto+512M (free space), or a size: 2G, 512M, 100000K
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = parse_build_size)]
     size: SizeSpec,
@@ -72,6 +81,7 @@ fn parse_map(text: &str) -> Result<IdMap, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
+    let from = source(args)?;
     let mut mkfs = args.mkfs.options()?;
     let epoch = epoch(args.mtime_clamp.as_deref())?;
     mkfs.created = mkfs.created.or(epoch);
@@ -86,7 +96,13 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         }
         (size, _) => size,
     };
-    let mut scanned = scan(args, &target, epoch)?;
+    let mut scanned = scan(args, from, &target)?;
+    if !args.as_is
+        && let Some(layout) = container_image(&scanned.tree)
+    {
+        let name = if from == "-" { "standard input".into() } else { escape(from.as_bytes()) };
+        return Err(foreign::container(layout, &name, &escape(args.out.as_bytes())));
+    }
     let transform = Transform {
         owner: args.owner,
         uid_map: args.uid_map.clone().unwrap_or_default(),
@@ -119,18 +135,26 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     Ok(report_skipped(&scanned.skipped))
 }
 
-fn scan(args: &BuildArgs, target: &Target, epoch: Option<i64>) -> Result<Scanned> {
-    let Some(from) = &args.from else {
-        let tree = empty_tree(epoch);
-        let contents = Box::new(NoContents);
-        return Ok(Scanned { tree, contents, skipped: Skipped::default() });
-    };
-    let tar = TarOptions { spool_dir: target.spool_dir() };
-    if from == "-" {
-        return Ok(scan_tar(TarInput::Stdin, &tar)?);
+/// The source that was given.
+fn source(args: &BuildArgs) -> Result<&OsStr> {
+    let out = escape(args.out.as_bytes());
+    if let Some(stray) = &args.stray {
+        let stray = escape(stray.as_bytes());
+        return Err(Failure::usage(format!(
+            "{stray}: what is this? A source is given with --from"
+        ))
+        .hint(format!("extant build {out} --from {stray}")));
     }
+    args.from.as_deref().ok_or_else(|| {
+        Failure::usage("no source: give a directory or a tar archive with --from").hint(format!(
+            "extant build {out} --from DIR; extant mkfs {out} SIZE makes an empty file system"
+        ))
+    })
+}
+
+fn scan(args: &BuildArgs, from: &OsStr, target: &Target) -> Result<Scanned> {
     let path = Path::new(from);
-    if path.is_dir() {
+    if from != "-" && path.is_dir() {
         let options = ScanOptions {
             threads: NonZeroUsize::new(args.target.threads()).unwrap_or(NonZeroUsize::MIN),
             ignore_unreadable: args.ignore_unreadable,
@@ -139,7 +163,17 @@ fn scan(args: &BuildArgs, target: &Target, epoch: Option<i64>) -> Result<Scanned
         };
         return Ok(scan_dir(path, &options)?);
     }
-    Ok(scan_tar(TarInput::File(path.to_owned()), &tar)?)
+    let input = match from == "-" {
+        true if std::io::stdin().is_terminal() => {
+            return Err(Failure::usage("--from - reads an archive from a terminal")
+                .hint("pipe one in: tar -cf - -C DIR . | extant build OUT --from -"));
+        }
+        true => TarInput::Stdin,
+        false => TarInput::File(path.to_owned()),
+    };
+    let tar = TarOptions { spool_dir: target.spool_dir() };
+    scan_tar(input, &tar)
+        .map_err(|error| foreign::no_source(error, from, &escape(args.out.as_bytes())))
 }
 
 /// Names what was left out, and makes it count in the exit code.

@@ -8,7 +8,7 @@ use extant::Inode;
 use extant_sync::threads::{self, ThreadError};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::image::{Image, ImageArgs};
+use crate::image::{Image, ImagesArgs};
 use crate::size::parse_bytes;
 
 /// Bytes read at once: what stays in the processor's cache until it is written.
@@ -18,26 +18,29 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const CHUNKS_AHEAD: usize = 3;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant cat root.img:/etc/passwd\n  extant cat --from 1M --length 4K root.img:/var/log/big\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant cat root.img:/etc/passwd\n  extant cat root.img:/var/log/syslog.1 root.img:/var/log/syslog\n  extant cat --from 1M --length 4K root.img:/var/log/big\n";
 
-/// Write the contents of a file of an image to standard output
+/// Write the contents of files of images to standard output, one after the other
 ///
 /// Holes come out as zeros. For a copy that keeps them, use extract.
 #[derive(Args, Debug)]
 pub(crate) struct CatArgs {
     #[command(flatten)]
-    image: ImageArgs,
-    /// Begin at this byte of the file
+    images: ImagesArgs,
+    /// Begin at this byte of each file
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
     from: u64,
-    /// At most that many bytes
+    /// At most that many bytes of each file
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     length: Option<u64>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &CatArgs) -> Result<Exit> {
-    let image = args.image.open()?;
+    args.images.each(|image| cat(args, image))
+}
+
+fn cat(args: &CatArgs, image: &Image) -> Result<Exit> {
     let inode = image.resolve()?;
     let end = match args.length {
         Some(length) => args.from.saturating_add(length).min(inode.size()),
@@ -46,9 +49,9 @@ pub(crate) fn run(args: &CatArgs) -> Result<Exit> {
     let range = args.from..end.max(args.from);
     // Also for an empty range: read_at says if this is no regular file.
     if range.end - range.start <= CHUNK_BYTES || threads::available() < 2 {
-        write_one_by_one(&image, &inode, range)?;
+        write_one_by_one(image, &inode, range)?;
     } else {
-        write_while_reading(&image, &inode, range)?;
+        write_while_reading(image, &inode, range)?;
     }
     Ok(Exit::Success)
 }

@@ -4,9 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
-use extant::FsError;
+use extant::{FileKind, FsError};
+use extant_block::FileDevice;
+use extant_image::signature::{Class, recognise_device};
+use extant_sync::threads::{self, ThreadError};
+use extant_sync::{Clock, SystemClock};
+use rustc_hash::FxHashSet;
 use rustix::fs::Mode;
 
 use crate::copying::content::Sparse;
@@ -17,8 +24,10 @@ use crate::copying::tree::{Copier, Follow, Opened, Options, Target};
 use crate::copying::{Trouble, label};
 use crate::edit::{self, EditArgs, NewArgs, Tally, join, last_name, parent};
 use crate::exit::{Exit, Failure, Result};
+use crate::foreign;
 use crate::image::split_place;
 use crate::interrupt;
+use crate::progress::Bar;
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
@@ -27,6 +36,9 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant cp motd root.img:/etc/mot
 /// Permissions that copies in an image do not get by themselves; the host's umask is not asked, so
 /// that the same command makes the same image everywhere.
 const IMAGE_UMASK: u16 = 0o022;
+
+/// How often it is asked whether the bar is there.
+const SURVEY_STEP: Duration = Duration::from_millis(50);
 
 /// Copy files into, out of, between and within images
 ///
@@ -80,6 +92,9 @@ pub(crate) struct CpArgs {
     /// Where copies have holes
     #[arg(long, value_enum, default_value = "auto")]
     sparse: Sparse,
+    /// Show no progress
+    #[arg(short = 'q', long)]
+    quiet: bool,
     /// Print what is copied
     #[arg(short = 'v', long)]
     verbose: bool,
@@ -191,7 +206,11 @@ pub(crate) fn run(args: &CpArgs) -> Result<Exit> {
     let target = images.place(target);
     if target.image.is_none() && sources.iter().any(|source| source.image.is_none()) {
         let failure = Failure::usage("source and destination are both on the host");
-        return Err(failure.hint("a path in an image is IMG:/PATH; for the host alone there is cp"));
+        let meant = args.paths.iter().chain(&args.target_directory).find_map(|path| meant(path));
+        return Err(failure.hint(match meant {
+            Some(hint) => hint,
+            None => "paths in an image are IMG:/PATH; for the host alone there is cp".to_owned(),
+        }));
     }
     if target.image.is_none() && args.new.is_given() {
         return Err(Failure::usage("--owner is for copies in an image"));
@@ -256,12 +275,45 @@ fn copy(args: &CpArgs, images: &[Opened], sources: &[Place], target: &Place) -> 
         Destination::Directory(dir) => (dir.clone(), target.path.clone()),
         Destination::Name(dir, _, path) => (dir.clone(), parent_of(path)),
     };
-    let mut copier = Copier::new(&options, images, target.image, root);
+    let bar = Bar::new(!args.quiet && !args.verbose);
+    let is_over = AtomicBool::new(false);
+    let copied = threads::scope(|scope| {
+        let survey = match bar.is_wanted() {
+            false => None,
+            true => Some(scope.spawn("cp-survey", || {
+                survey(images, sources, &options, &bar, &is_over);
+            })?),
+        };
+        let copier = Copier::new(&options, images, target.image, root, &bar);
+        let copied = copy_all(args, copier, sources, target, &to, single, name);
+        is_over.store(true, Ordering::Relaxed);
+        survey.map_or(Ok(()), |thread| thread.join())?;
+        bar.end();
+        Ok::<_, ThreadError>(copied)
+    });
+    let copier = copied
+        .map_err(ThreadError::from)
+        .and_then(|result| result)
+        .map_err(|error| Failure::caused(Exit::Internal, "", &error))??;
+    copier.end()
+}
+
+/// Copies each source to where it goes.
+fn copy_all<'a>(
+    args: &CpArgs,
+    mut copier: Copier<'a>,
+    sources: &[Place],
+    target: &Place,
+    to: &Destination,
+    single: Option<&Place>,
+    name: Option<&str>,
+) -> Result<Copier<'a>> {
+    let (images, follow) = (copier.images, copier.options.follow);
     for source in sources {
         if copier.tally.stops() {
             break;
         }
-        let from = match find(images, source, options.follow) {
+        let from = match find(images, source, follow) {
             Ok(from) => from,
             Err(trouble) => {
                 let image = source.image.and_then(|image| images.get(image));
@@ -282,7 +334,7 @@ fn copy(args: &CpArgs, images: &[Opened], sources: &[Place], target: &Place) -> 
             copier.tally.failed_alone(&Failure::new(Exit::NotFound, message));
             continue;
         }
-        let (target, path) = match &to {
+        let (target, path) = match to {
             Destination::Name(dir, name, path) => {
                 (Target::Name(dir.clone(), name.clone()), path.clone())
             }
@@ -296,7 +348,57 @@ fn copy(args: &CpArgs, images: &[Opened], sources: &[Place], target: &Place) -> 
         };
         copier.source(from, target, path)?;
     }
-    copier.end()
+    Ok(copier)
+}
+
+/// Counts the bytes that there are to copy, once somebody looks at the bar, until it `is_over`.
+fn survey(
+    images: &[Opened],
+    sources: &[Place],
+    options: &Options,
+    bar: &Bar,
+    is_over: &AtomicBool,
+) {
+    let is_over = || is_over.load(Ordering::Relaxed) || interrupt::requested();
+    while !bar.is_visible() {
+        if is_over() {
+            return;
+        }
+        SystemClock.sleep(SURVEY_STEP);
+    }
+    let mut bytes = 0u64;
+    let mut waiting: Vec<Node> =
+        sources.iter().filter_map(|source| find(images, source, options.follow).ok()).collect();
+    let depth_follows = options.follow == Follow::Always;
+    // Links that lead in a circle end the count, not the copy.
+    let mut entered = FxHashSet::default();
+    while let Some(node) = waiting.pop() {
+        if is_over() {
+            return;
+        }
+        match node.about.kind {
+            FileKind::Regular => bytes = bytes.saturating_add(node.about.stored_bytes),
+            FileKind::Directory if options.recursive && entered.insert(node.about.id) => {
+                let (names, _) = node.names();
+                let children = names.iter().map(|name| node.child(name, depth_follows));
+                waiting.extend(children.filter_map(Result::ok));
+            }
+            _ => {}
+        }
+    }
+    bar.set_total(bytes);
+}
+
+/// What was probably meant by a path of the host in a copy that has no image.
+fn meant(path: &OsStr) -> Option<String> {
+    let shown = escape(path.as_bytes());
+    let is_image = || {
+        let device = FileDevice::open_read_only(Path::new(path)).ok()?;
+        let found = recognise_device(&device).ok().flatten()?;
+        (found.class == Class::Ext).then_some(())
+    };
+    let hint = format!("{shown} is an image: paths in it are {shown}:/PATH");
+    is_image().map(|()| hint).or_else(|| foreign::meant_path(path))
 }
 
 /// Looks a source up.

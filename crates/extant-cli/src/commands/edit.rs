@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGINT, SIGQUIT};
 
 use crate::commands::touch::end_of_links;
 use crate::copying::Trouble;
-use crate::copying::content::{self, Content, Fault, Sink, Sparse};
+use crate::copying::content::{self, Content, Fault, Mover, Sink, Sparse};
 use crate::edit::{EditArgs, NewArgs, Session, Tally, edit_one, last_name};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
@@ -176,7 +176,7 @@ fn take_out(args: &EditorArgs, file: &Path, path: &[u8]) -> Result<(Draft, State
 fn copy_out(session: &Session<'_>, path: &[u8], inode: &Inode, draft: &Draft) -> Result<()> {
     let content = Content::Image { inode: inode.clone(), writable: false };
     let sink = Sink::Host(draft.create()?.into());
-    content::copy(&content, &sink, Sparse::Auto, &mut Vec::new()).map_err(|fault| match fault {
+    Mover::silent().copy(&content, &sink, Sparse::Auto).map_err(|fault| match fault {
         Fault::From(trouble) => trouble.about(Some(&session.name), path),
         Fault::To(trouble) => trouble.about(None, draft.file.as_os_str().as_bytes()),
         Fault::Half(_) => Trouble::Fs(FsError::ReadOnly).about(Some(&session.name), path),

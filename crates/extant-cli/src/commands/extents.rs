@@ -7,21 +7,21 @@ use extant::MappingKind;
 use serde_json::json;
 
 use crate::exit::{Exit, Result};
-use crate::image::{Failures, ImageArgs};
-use crate::output::Out;
+use crate::image::{Failures, Image, ImagesArgs};
+use crate::output::{Out, put_bytes};
 use crate::text::counted;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant extents root.img:/var/lib/db\n";
 
-/// Show where the blocks of a file of an image are
+/// Show where the blocks of files of images are
 ///
 /// Like filefrag -v: one line for each run of blocks that lie together. Numbers are blocks of the
 /// file system. Holes have no line.
 #[derive(Args, Debug)]
 pub(crate) struct ExtentsArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    images: ImagesArgs,
     /// One JSON object on each line, in bytes as well as blocks
     #[arg(long)]
     json: bool,
@@ -29,7 +29,10 @@ pub(crate) struct ExtentsArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &ExtentsArgs) -> Result<Exit> {
-    let image = args.image.open()?;
+    args.images.each(|image| extents(args, image))
+}
+
+fn extents(args: &ExtentsArgs, image: &Image) -> Result<Exit> {
     let inode = image.resolve_link()?;
     let block_bytes = u64::from(image.fs.block_size().bytes());
     let size_blocks = inode.block_len();
@@ -37,6 +40,9 @@ pub(crate) fn run(args: &ExtentsArgs) -> Result<Exit> {
     let mut failures = Failures::default();
     if !args.json {
         let size = inode.size();
+        if image.is_one_of_several {
+            write!(out, "{}: ", image.label(&image.path))?;
+        }
         writeln!(
             out,
             "{}, {} of {block_bytes} bytes",
@@ -66,7 +72,7 @@ pub(crate) fn run(args: &ExtentsArgs) -> Result<Exit> {
         let (first, last) = (u64::from(run.file_start.0), run.file_end().saturating_sub(1));
         let past_end = first >= size_blocks && kind != "inline";
         if args.json {
-            out.json(&json!({
+            let mut value = json!({
                 "logical": first,
                 "physical": physical,
                 "length": run.len,
@@ -75,7 +81,12 @@ pub(crate) fn run(args: &ExtentsArgs) -> Result<Exit> {
                 "length_bytes": run.len.saturating_mul(block_bytes),
                 "kind": kind,
                 "past_end": past_end,
-            }))?;
+            });
+            if let (true, Some(object)) = (image.is_one_of_several, value.as_object_mut()) {
+                image.put_name(object);
+                put_bytes(object, "path", &image.path);
+            }
+            out.json(&value)?;
         } else {
             let span = |from: u64, to: u64| format!("{from}..{to}");
             let device = physical.map_or("in the inode".to_owned(), |start| {

@@ -11,10 +11,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::Args;
-use extant::{Inode, WalkEntry};
+use extant::{FileKind, Inode, WalkEntry};
 use extant_sync::threads::{self, Sender, ThreadError, TrySendError};
+use extant_sync::{Clock, SystemClock};
 use rustc_hash::FxHashMap;
 use rustix::fs::{self, CWD, Mode};
 use rustix::io::Errno;
@@ -25,13 +28,18 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::image::{Image, ImageArgs};
 use crate::interrupt;
-use crate::restore::{Job, LARGE_BYTES, Large, Level, PART_BYTES, Shared, Worker};
+use crate::progress::Bar;
+use crate::restore::{Job, LARGE_BYTES, Large, Level, Shared, Worker};
+use crate::text::escape;
 
 /// Files that wait for a thread; a directory stays open for each of them.
 const QUEUE: usize = 256;
 
 /// Most threads: more only wait for each other in the kernel.
 const THREADS_MAX: usize = 8;
+
+/// How often it is asked whether the bar is there.
+const SURVEY_STEP: Duration = Duration::from_millis(50);
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant extract root.img out/\n  extant extract root.img:/etc out/etc\n  extant extract root.img:/etc/passwd passwd\n  extant extract --no-same-owner root.img:/home home/\n";
@@ -84,7 +92,10 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
     raise_file_limit();
     let is_root = rustix::process::geteuid().is_root();
     let privileged = args.same_owner || (is_root && !args.no_same_owner);
-    let shared = Shared::new(&image, args.force, privileged);
+    let bar = Bar::new(!args.quiet);
+    let shared = Shared::new(&image, args.force, privileged, bar.clone());
+    let surveyed = AtomicBool::new(false);
+    let surveyed = &surveyed;
     let (sender, receiver) = threads::channel(QUEUE);
     let receiver = &receiver;
     let shared = &shared;
@@ -97,6 +108,13 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
                     worker.run(job);
                 }
                 worker
+            })?);
+        }
+        if bar.is_wanted() {
+            let (image, bar) = (&image, bar.clone());
+            threads.push(scope.spawn("extract-survey", move || {
+                survey(image, &bar, surveyed);
+                Worker::new(shared)
             })?);
         }
         let mut extractor = Extractor {
@@ -115,6 +133,7 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
         while let Ok(job) = receiver.recv() {
             worker.run(job);
         }
+        surveyed.store(true, Ordering::Relaxed);
         for thread in threads {
             worker.add(thread.join()?);
         }
@@ -124,7 +143,9 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
         .map_err(ThreadError::from)
         .and_then(|result| result)
         .map_err(|error| Failure::caused(Exit::Internal, "", &error))?;
+    bar.end();
     result?;
+    shared.summarise(&escape(args.dest.as_os_str().as_bytes()));
     if interrupt::requested() {
         return Err(interrupted(&args.dest));
     }
@@ -274,14 +295,19 @@ impl Extractor<'_> {
         }
         match self.worker.large(level, name, inode, path) {
             Ok(file) => {
-                let mut at = 0;
-                while at < inode.size() && !self.worker.stops() {
-                    let end = at.saturating_add(PART_BYTES).min(inode.size());
-                    self.give(Job::Part { file: Arc::clone(&file), range: at..end });
-                    at = end;
-                }
-                if at < inode.size() {
-                    Large::give_up(&file);
+                for part in file.parts() {
+                    match part {
+                        _ if self.worker.stops() => {
+                            Large::give_up(&file);
+                            break;
+                        }
+                        Ok(range) => self.give(Job::Part { file: Arc::clone(&file), range }),
+                        Err(trouble) => {
+                            if !file.fail() {
+                                self.worker.report(path, trouble);
+                            }
+                        }
+                    }
                 }
                 self.worker.end_large(file);
             }
@@ -290,8 +316,33 @@ impl Extractor<'_> {
     }
 }
 
+/// Counts the bytes that there are to extract, once somebody looks at the bar, until `done`.
+fn survey(image: &Image, bar: &Bar, done: &AtomicBool) {
+    let is_over = || done.load(Ordering::Relaxed) || interrupt::requested();
+    while !bar.is_visible() {
+        if is_over() {
+            return;
+        }
+        SystemClock.sleep(SURVEY_STEP);
+    }
+    let Ok(walk) = image.fs.walk(&image.path) else { return };
+    let mut bytes = 0u64;
+    for entry in walk.flatten() {
+        if is_over() {
+            return;
+        }
+        let meta = entry.inode().metadata();
+        if meta.kind == FileKind::Regular {
+            // What cannot be read is no news here; names after the first are counted too.
+            bytes = bytes.saturating_add(meta.size.min(meta.blocks.saturating_mul(512)));
+        }
+    }
+    bar.set_total(bytes);
+}
+
 /// What a signal leaves behind.
 fn interrupted(dest: &Path) -> Failure {
     let dest = dest.display();
     Failure::new(Exit::Interrupted, format!("interrupted; {dest} holds what was restored so far"))
+        .on(dest.to_string())
 }

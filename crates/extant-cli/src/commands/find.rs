@@ -7,21 +7,21 @@ use extant::{FileKind, Metadata, WalkEntry};
 
 use crate::entry::inode_json;
 use crate::exit::{Exit, Failure, Result};
-use crate::image::{Failures, ImageArgs};
+use crate::image::{Failures, Image, ImagesArgs};
 use crate::output::Out;
 use crate::text::glob;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant find root.img -name '*.conf' -size +1M\n  extant find root.img:/usr -perm -4000\n  extant find root.img -type l -print0 | xargs -0 -n1 echo\n";
 
-/// Find files of an image that meet all conditions given
+/// Find files of images that meet all conditions given
 ///
 /// The long options may be written with one dash, as find(1) has them. Paths are printed in stored
 /// order as they are met; on a terminal, control characters in them become escapes.
 #[derive(Args, Debug)]
 pub(crate) struct FindArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    images: ImagesArgs,
     /// The name matches a shell pattern: * ? [a-z] [!a-z]
     #[arg(long, value_name = "PATTERN", allow_hyphen_values = true)]
     name: Option<String>,
@@ -205,7 +205,10 @@ impl FindArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &FindArgs) -> Result<Exit> {
-    let image = args.image.open()?;
+    args.images.each(|image| find(args, image))
+}
+
+fn find(args: &FindArgs, image: &Image) -> Result<Exit> {
     let mut out = Out::new();
     let mut failures = Failures::default();
     let start = image.resolve_link()?;
@@ -224,12 +227,20 @@ pub(crate) fn run(args: &FindArgs) -> Result<Exit> {
             continue;
         }
         if args.json {
-            let (value, failed) = inode_json("path", found.path(), found.inode());
+            let (mut value, failed) = inode_json("path", found.path(), found.inode());
+            if let Some(object) = value.as_object_mut() {
+                image.put_name(object);
+            }
             out.json(&value)?;
             if let Some(error) = failed {
                 failures.report(&image.failure(found.path(), error));
             }
-        } else if args.print0 {
+            continue;
+        }
+        if image.is_one_of_several {
+            out.write_all(&image.file_prefix())?;
+        }
+        if args.print0 {
             out.write_all(found.path())?;
             out.write_all(b"\0")?;
         } else {

@@ -10,18 +10,18 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::exit::{Exit, Result};
-use crate::image::{Failures, Image, ImageArgs, device_bytes};
+use crate::image::{Failures, Image, ImagesArgs, device_bytes};
 use crate::output::{Out, complain, put_bytes};
 use crate::text::{human_bytes, seconds_text};
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant info root.img\n  extant info --json --groups root.img\n  extant info -b 32768 damaged.img\n";
 
-/// Show the file system of an image: sizes, features, journal, free space
+/// Show the file systems of images: sizes, features, journal, free space
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    images: ImagesArgs,
     /// Also every block group
     #[arg(long)]
     groups: bool,
@@ -84,7 +84,10 @@ fn state_names(state: State) -> Vec<&'static str> {
 
 /// Runs the command.
 pub(crate) fn run(args: &InfoArgs) -> Result<Exit> {
-    let image = args.image.open()?;
+    args.images.each(|image| info(args, image))
+}
+
+fn info(args: &InfoArgs, image: &Image) -> Result<Exit> {
     let mut failures = Failures::default();
     let mut out = Out::new();
     let statfs = image.fs.statfs().map_err(|error| {
@@ -100,7 +103,8 @@ pub(crate) fn run(args: &InfoArgs) -> Result<Exit> {
         ));
     }
     if args.json {
-        let mut object = to_json(&image, args, statfs.ok().as_ref());
+        let mut object = to_json(image, args, statfs.ok().as_ref());
+        image.put_name(&mut object);
         if args.groups {
             let mut groups = Vec::new();
             for index in 0..superblock.group_count {
@@ -113,9 +117,9 @@ pub(crate) fn run(args: &InfoArgs) -> Result<Exit> {
         }
         out.json_pretty(&Value::Object(object))?;
     } else {
-        print(&mut out, &image, args, statfs.ok().as_ref())?;
+        print(&mut out, image, args, statfs.ok().as_ref())?;
         if args.groups {
-            print_groups(&mut out, &image, &mut failures)?;
+            print_groups(&mut out, image, &mut failures)?;
         }
     }
     out.flush()?;
@@ -171,7 +175,7 @@ fn print(
         superblock.group_count, superblock.blocks_per_group, superblock.inodes_per_group
     )?;
     writeln!(out, "   Features: {}", fs.features().names().join(" "))?;
-    writeln!(out, "    Journal: {}", journal_state(fs, args.image.how.no_replay))?;
+    writeln!(out, "    Journal: {}", journal_state(fs, args.images.how.no_replay))?;
     writeln!(out, "      State: {}", state_names(superblock.state).join(", "))?;
     writeln!(out, "    Created: {}", seconds_text(superblock.mkfs_time))?;
     writeln!(out, "    Mounted: {}", seconds_text(superblock.mount_time))?;
@@ -276,7 +280,7 @@ fn to_json(image: &Image, args: &InfoArgs, statfs: Option<&extant::Statfs>) -> M
         "blocks_per_group": superblock.blocks_per_group,
         "inodes_per_group": superblock.inodes_per_group,
         "features": image.fs.features().names(),
-        "journal": journal_state(&image.fs, args.image.how.no_replay),
+        "journal": journal_state(&image.fs, args.images.how.no_replay),
         "replayed": replayed,
         "state": state_names(superblock.state),
         "created": superblock.mkfs_time,

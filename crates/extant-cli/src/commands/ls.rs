@@ -1,6 +1,7 @@
 //! `extant ls`: names in a directory, or one file.
 
 use std::io::Write;
+use std::rc::Rc;
 
 use clap::Args;
 use extant::{DirEntry, Inode, ReadDir};
@@ -8,23 +9,24 @@ use extant::{DirEntry, Inode, ReadDir};
 use crate::accounts::Names;
 use crate::entry::{LinkError, LongForm, inode_json, link_suffix, long_prefix};
 use crate::exit::{Exit, Failure, Result};
-use crate::image::{Failures, Image, ImageArgs};
+use crate::image::{Failures, Image, ImagesArgs};
 use crate::output::Out;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str =
     "Examples:\n  extant ls -l root.img:/etc\n  extant ls --json disk.img:/ --partition 2\n";
 
-/// List files of an image
+/// List files of images
 ///
-/// A directory is listed by name; names that begin with a dot only with -a. Owners are shown
+/// Of several paths, files come first, then directories, each under a heading. A directory is listed
+/// by name; names that begin with a dot only with -a. Owners are shown
 /// as the image's own /etc/passwd and /etc/group name them. Times are in UTC. On a terminal,
 /// control characters in names become escapes; into a pipe or file, names go as they are.
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    images: ImagesArgs,
     /// Mode, links, owner, group, size, time, name
     #[arg(short = 'l', long)]
     long: bool,
@@ -63,21 +65,50 @@ pub(crate) struct LsArgs {
 struct Lister<'a> {
     args: &'a LsArgs,
     image: &'a Image,
-    names: Names,
+    names: Rc<Names>,
     out: Out,
     failures: Failures,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &LsArgs) -> Result<Exit> {
-    let image = args.image.open()?;
-    let names = Names::load(&image.fs, args.numeric || !args.long);
-    let mut lister =
-        Lister { args, image: &image, names, out: Out::new(), failures: Failures::default() };
-    let inode =
-        if args.long || args.directory { image.resolve_link()? } else { image.resolve()? };
+    // Names of owners are read once for each image.
+    let mut known: Vec<(String, Rc<Names>)> = Vec::new();
+    let mut is_first = true;
+    // What cannot be looked up counts as a file.
+    let rank = |image: &Image| {
+        u8::from(!args.directory && resolve(args, image).is_ok_and(|inode| inode.is_dir()))
+    };
+    args.images.each_in_order(rank, |image| {
+        let found = known.iter().find(|(name, _)| *name == image.name);
+        let names = found.map(|(_, names)| Rc::clone(names)).unwrap_or_else(|| {
+            let names = Rc::new(Names::load(&image.fs, args.numeric || !args.long));
+            known.push((image.name.clone(), Rc::clone(&names)));
+            names
+        });
+        let exit = ls(args, image, names, is_first);
+        is_first = false;
+        exit
+    })
+}
+
+fn resolve(args: &LsArgs, image: &Image) -> Result<Inode> {
+    if args.long || args.directory { image.resolve_link() } else { image.resolve() }
+}
+
+fn ls(args: &LsArgs, image: &Image, names: Rc<Names>, is_first: bool) -> Result<Exit> {
+    let mut lister = Lister { args, image, names, out: Out::new(), failures: Failures::default() };
+    let inode = resolve(args, image)?;
+    if image.is_one_of_several && inode.is_dir() && !args.directory && !args.json && !args.null {
+        let blank = if is_first { "" } else { "\n" };
+        write!(lister.out, "{blank}{}:\n", image.label(&image.path))?;
+    }
     if !inode.is_dir() || args.directory {
-        lister.line(&image.path, &image.path, inode.ino().0, Some(&inode))?;
+        let name = match image.is_one_of_several && !args.json {
+            true => [image.name.as_bytes(), b":", &image.path].concat(),
+            false => image.path.clone(),
+        };
+        lister.line(&name, &image.path, inode.ino().0, Some(&inode))?;
     } else if args.recursive {
         lister.recurse()?;
     } else {
@@ -182,8 +213,15 @@ impl Lister<'_> {
 
     fn line(&mut self, name: &[u8], path: &[u8], ino: u32, inode: Option<&Inode>) -> Result<()> {
         if let (true, Some(inode)) = (self.args.json, inode) {
-            let key = if self.args.recursive { "path" } else { "name" };
-            let (value, failed) = inode_json(key, name, inode);
+            let several = self.image.is_one_of_several;
+            let (key, shown) = match self.args.recursive || several {
+                true => ("path", path),
+                false => ("name", name),
+            };
+            let (mut value, failed) = inode_json(key, shown, inode);
+            if let Some(object) = value.as_object_mut() {
+                self.image.put_name(object);
+            }
             self.out.json(&value)?;
             return failed.map_or(Ok(()), |error| self.report(path, error));
         }

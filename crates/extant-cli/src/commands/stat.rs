@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::acl_text::entries_text;
 use crate::entry::inode_json;
 use crate::exit::{Exit, Result};
-use crate::image::{Failures, Image, ImageArgs};
+use crate::image::{Failures, Image, ImagesArgs};
 use crate::output::{Out, hex, xattrs_json};
 use crate::text;
 
@@ -17,18 +17,18 @@ use crate::text;
 pub(crate) const EXAMPLES: &str =
     "Examples:\n  extant stat root.img:/etc/passwd\n  extant stat --json root.img:/etc/passwd\n";
 
-/// Show all attributes of a file of an image
+/// Show all attributes of files of images
 ///
 /// Times to the nanosecond, flags, extended attributes, access control lists. A symbolic link is
 /// shown itself unless -L is given.
 #[derive(Args, Debug)]
 pub(crate) struct StatArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    images: ImagesArgs,
     /// Follow a symbolic link
     #[arg(short = 'L', long)]
     dereference: bool,
-    /// One JSON object
+    /// One JSON object for each file
     #[arg(long)]
     json: bool,
 }
@@ -62,15 +62,18 @@ struct Extras {
 
 /// Runs the command.
 pub(crate) fn run(args: &StatArgs) -> Result<Exit> {
-    let image = args.image.open()?;
+    args.images.each(|image| stat(args, image))
+}
+
+fn stat(args: &StatArgs, image: &Image) -> Result<Exit> {
     let inode = if args.dereference { image.resolve()? } else { image.resolve_link()? };
     let mut failures = Failures::default();
-    let extras = Extras::load(&image, &inode, &mut failures);
+    let extras = Extras::load(image, &inode, &mut failures);
     let mut out = Out::new();
     if args.json {
-        out.json_pretty(&to_json(&image, &inode, &extras))?;
+        out.json_pretty(&to_json(image, &inode, &extras))?;
     } else {
-        print(&mut out, &image, &inode, &extras)?;
+        print(&mut out, image, &inode, &extras)?;
     }
     out.flush()?;
     Ok(failures.exit())
@@ -103,6 +106,9 @@ fn flag_names(flags: InodeFlags) -> Vec<&'static str> {
 fn print(out: &mut Out, image: &Image, inode: &Inode, extras: &Extras) -> Result<()> {
     let meta = inode.metadata();
     write!(out, "      Path: ")?;
+    if image.is_one_of_several {
+        write!(out, "{}:", image.name)?;
+    }
     out.name(&image.path)?;
     if let Some(target) = &extras.target {
         write!(out, " -> ")?;
@@ -155,6 +161,7 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
         .map(|(kind, acl)| ((*kind).to_owned(), json!(entries_text(acl))))
         .collect();
     if let Some(object) = value.as_object_mut() {
+        image.put_name(object);
         object.insert("generation".into(), meta.generation.into());
         object.insert("project".into(), meta.project.into());
         object.insert("version".into(), meta.version.into());

@@ -8,18 +8,18 @@ use rustc_hash::FxHashSet;
 
 use crate::entry::{LinkError, inode_json, link_suffix};
 use crate::exit::{Exit, Failure, Result};
-use crate::image::{Failures, Image, ImageArgs};
+use crate::image::{Failures, Image, ImagesArgs};
 use crate::output::Out;
 use crate::text::{counted, human_short};
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant tree -L 2 root.img:/etc\n";
 
-/// Draw a directory of an image as a tree
+/// Draw directories of images as trees
 #[derive(Args, Debug)]
 pub(crate) struct TreeArgs {
     #[command(flatten)]
-    image: ImageArgs,
+    images: ImagesArgs,
     /// Go down at most N levels
     #[arg(short = 'L', long, value_name = "N")]
     depth: Option<usize>,
@@ -52,11 +52,14 @@ struct Drawer<'a> {
 
 /// Runs the command.
 pub(crate) fn run(args: &TreeArgs) -> Result<Exit> {
-    let image = args.image.open()?;
+    args.images.each(|image| tree(args, image))
+}
+
+fn tree(args: &TreeArgs, image: &Image) -> Result<Exit> {
     let start = image.resolve()?;
     let mut drawer = Drawer {
         args,
-        image: &image,
+        image,
         out: Out::new(),
         failures: Failures::default(),
         entered: FxHashSet::default(),
@@ -80,6 +83,9 @@ impl Drawer<'_> {
         if self.args.json {
             self.json(&path, start, 0)?;
         } else {
+            if self.image.is_one_of_several {
+                write!(self.out, "{}:", self.image.name)?;
+            }
             self.out.coloured(&path, start.kind(), start.metadata().mode())?;
             self.out.write_all(b"\n")?;
         }
@@ -185,6 +191,7 @@ impl Drawer<'_> {
         let (mut value, failed) = inode_json("path", path, inode);
         if let Some(object) = value.as_object_mut() {
             object.insert("depth".into(), depth.into());
+            self.image.put_name(object);
         }
         self.out.json(&value)?;
         failed.map_or(Ok(()), |error| self.report(path, error))

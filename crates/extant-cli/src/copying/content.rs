@@ -6,11 +6,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use extant::{FsError, Inode, MappingKind};
+use extant_image::write::Progress;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::{Trouble, host, io};
 use crate::interrupt;
+use crate::progress::Bar;
 
 /// Bytes moved at once: large enough to cost few calls, small enough to stay in the processor's
 /// cache between reading and writing.
@@ -69,9 +71,10 @@ impl Content {
         }
     }
 
-    /// The next bytes from `at` on that are stored, if there are any.
-    fn data(&self, at: u64) -> Result<Option<Range<u64>>, Trouble> {
-        let end = self.len();
+    /// The first bytes of `range` that are stored, if there are any. Costs what is stored, and
+    /// nothing for holes, however large.
+    pub(crate) fn data(&self, range: Range<u64>) -> Result<Option<Range<u64>>, Trouble> {
+        let (at, end) = (range.start, range.end.min(self.len()));
         if at >= end {
             return Ok(None);
         }
@@ -79,6 +82,7 @@ impl Content {
             Content::Memory(_) => Ok(Some(at..end)),
             Content::Host { file, .. } => {
                 let from = match seek(file, SeekFrom::Data(at)) {
+                    Ok(from) if from >= end => return Ok(None),
                     Ok(from) => from,
                     Err(Errno::NXIO) => return Ok(None),
                     // A file system that does not know holes has none.
@@ -208,30 +212,6 @@ fn check_interrupt() -> Result<(), Trouble> {
     }
 }
 
-/// Copies all of `from` into `to`, which is empty. `buffer` is used for it, whatever it holds.
-pub(crate) fn copy(
-    from: &Content,
-    to: &Sink,
-    sparse: Sparse,
-    buffer: &mut Vec<u8>,
-) -> Result<(), Fault> {
-    let is_stream = matches!(from, Content::Host { is_stream: true, .. });
-    let all = 0..if is_stream { u64::MAX } else { from.len() };
-    let wrote = copy_part(from, to, sparse, all, buffer)?;
-    let end = match wrote {
-        Part { cut_off: true, end } => end,
-        // A hole at the end.
-        Part { end, .. } if !is_stream => end.max(from.len()),
-        Part { end, .. } => end,
-    };
-    // Whoever wrote the last byte has set the size.
-    match end == wrote.end && sparse != Sparse::Always {
-        true if end > 0 => {}
-        _ => to.set_size(end).map_err(Fault::To)?,
-    }
-    to.hand_over().map_err(Fault::To)
-}
-
 /// How far a part was copied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
@@ -241,71 +221,105 @@ pub(crate) struct Part {
     pub(crate) cut_off: bool,
 }
 
-/// Copies what is stored in `range`; the size stays as the last write leaves it.
-pub(crate) fn copy_part(
-    from: &Content,
-    to: &Sink,
-    sparse: Sparse,
-    range: Range<u64>,
-    buffer: &mut Vec<u8>,
-) -> Result<Part, Fault> {
-    if let Content::Image { inode, .. } = from
-        && inode.is_encrypted()
-    {
-        let error = FsError::Encrypted { ino: inode.ino(), what: "contents" };
-        return Err(Fault::From(error.into()));
-    }
-    let is_stream = matches!(from, Content::Host { is_stream: true, .. });
-    if is_stream || sparse == Sparse::Never {
-        // Holes read as zeros.
-        let end = copy_range(from, to, sparse, range.clone(), buffer)?;
-        return Ok(Part { end, cut_off: end < range.end });
-    }
-    let (mut at, mut end) = (range.start, 0);
-    while at < range.end {
-        let Some(data) = from.data(at).map_err(Fault::From)? else { break };
-        let wanted = data.end.min(range.end);
-        if data.start >= wanted {
-            break;
-        }
-        end = copy_range(from, to, sparse, data.start..wanted, buffer)?;
-        if end < wanted {
-            return Ok(Part { end, cut_off: true });
-        }
-        at = end;
-    }
-    Ok(Part { end, cut_off: false })
+/// Moves bytes, and shows how many.
+pub(crate) struct Mover {
+    buffer: Vec<u8>,
+    bar: Bar,
 }
 
-/// Copies `range`, or as much of it as there is, and returns where that ends.
-fn copy_range(
-    from: &Content,
-    to: &Sink,
-    sparse: Sparse,
-    range: Range<u64>,
-    buffer: &mut Vec<u8>,
-) -> Result<u64, Fault> {
-    let mut at = range.start;
-    while at < range.end {
-        check_interrupt().map_err(Fault::From)?;
-        let want = (range.end - at).min(CHUNK_BYTES as u64) as usize; // At most CHUNK_BYTES.
-        if buffer.len() < want {
-            buffer.resize(want, 0);
-        }
-        let part = &mut buffer[..want];
-        let read = from.read_at(at, part).map_err(Fault::From)?;
-        let part = &part[..read];
-        if sparse == Sparse::Always {
-            write_nonzero(to, at, part)?;
-        } else {
-            to.write_at(at, part).map_err(Fault::To)?;
-        }
-        at = at.saturating_add(read as u64);
-        if read < want {
-            break;
-        }
+impl Mover {
+    /// Counts what it moves in `bar`.
+    pub(crate) fn new(bar: &Bar) -> Mover {
+        Mover { buffer: Vec::new(), bar: bar.clone() }
     }
-    Ok(at)
+
+    /// Moves without a word.
+    pub(crate) fn silent() -> Mover {
+        Mover::new(&Bar::none())
+    }
+
+    /// Copies all of `from` into `to`, which is empty.
+    pub(crate) fn copy(&mut self, from: &Content, to: &Sink, sparse: Sparse) -> Result<(), Fault> {
+        let is_stream = matches!(from, Content::Host { is_stream: true, .. });
+        let all = 0..if is_stream { u64::MAX } else { from.len() };
+        let wrote = self.copy_part(from, to, sparse, all)?;
+        let end = match wrote {
+            Part { cut_off: true, end } => end,
+            // A hole at the end.
+            Part { end, .. } if !is_stream => end.max(from.len()),
+            Part { end, .. } => end,
+        };
+        // Whoever wrote the last byte has set the size.
+        match end == wrote.end && sparse != Sparse::Always {
+            true if end > 0 => {}
+            _ => to.set_size(end).map_err(Fault::To)?,
+        }
+        to.hand_over().map_err(Fault::To)
+    }
+
+    /// Copies what is stored in `range`; the size stays as the last write leaves it.
+    pub(crate) fn copy_part(
+        &mut self,
+        from: &Content,
+        to: &Sink,
+        sparse: Sparse,
+        range: Range<u64>,
+    ) -> Result<Part, Fault> {
+        if let Content::Image { inode, .. } = from
+            && inode.is_encrypted()
+        {
+            let error = FsError::Encrypted { ino: inode.ino(), what: "contents" };
+            return Err(Fault::From(error.into()));
+        }
+        let is_stream = matches!(from, Content::Host { is_stream: true, .. });
+        if is_stream || sparse == Sparse::Never {
+            // Holes read as zeros.
+            let end = self.copy_range(from, to, sparse, range.clone())?;
+            return Ok(Part { end, cut_off: end < range.end });
+        }
+        let (mut at, mut end) = (range.start, 0);
+        while at < range.end {
+            let Some(data) = from.data(at..range.end).map_err(Fault::From)? else { break };
+            end = self.copy_range(from, to, sparse, data.clone())?;
+            if end < data.end {
+                return Ok(Part { end, cut_off: true });
+            }
+            at = end;
+        }
+        Ok(Part { end, cut_off: false })
+    }
+
+    /// Copies `range`, or as much of it as there is, and returns where that ends.
+    fn copy_range(
+        &mut self,
+        from: &Content,
+        to: &Sink,
+        sparse: Sparse,
+        range: Range<u64>,
+    ) -> Result<u64, Fault> {
+        let mut at = range.start;
+        while at < range.end {
+            check_interrupt().map_err(Fault::From)?;
+            let want = (range.end - at).min(CHUNK_BYTES as u64) as usize; // At most CHUNK_BYTES.
+            if self.buffer.len() < want {
+                self.buffer.resize(want, 0);
+            }
+            let part = &mut self.buffer[..want];
+            let read = from.read_at(at, part).map_err(Fault::From)?;
+            let part = &part[..read];
+            if sparse == Sparse::Always {
+                write_nonzero(to, at, part)?;
+            } else {
+                to.write_at(at, part).map_err(Fault::To)?;
+            }
+            self.bar.add(read as u64);
+            at = at.saturating_add(read as u64);
+            if read < want {
+                break;
+            }
+        }
+        Ok(at)
+    }
 }
 
 /// Writes what is not aligned runs of zeros, in the largest pieces.
@@ -343,7 +357,7 @@ mod tests {
     fn copied(from: &Content, sparse: Sparse) -> (Vec<u8>, u64) {
         let file = tempfile::tempfile().unwrap();
         let sink = Sink::Host(file.try_clone().unwrap().into());
-        copy(from, &sink, sparse, &mut Vec::new()).unwrap();
+        Mover::silent().copy(from, &sink, sparse).unwrap();
         let meta = file.metadata().unwrap();
         let mut all = vec![0; meta.len() as usize];
         file.read_exact_at(&mut all, 0).unwrap();

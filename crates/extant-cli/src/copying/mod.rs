@@ -80,11 +80,13 @@ impl Trouble {
             Trouble::Fs(error) => image::failure(image.unwrap_or_default(), path, error),
             Trouble::Host(doing, errno) => {
                 let error = std::io::Error::from(errno);
-                let what = format!("{}: cannot {doing}", label(image, path));
-                Failure::caused(host_exit(doing, &error), &what, &error)
+                let label = label(image, path);
+                let what = format!("{label}: cannot {doing}");
+                Failure::caused(host_exit(doing, &error), &what, &error).on(label)
             }
             Trouble::Refused(exit, message, hint) => {
-                let failure = Failure::new(exit, format!("{}: {message}", label(image, path)));
+                let label = label(image, path);
+                let failure = Failure::new(exit, format!("{label}: {message}")).on(label);
                 match hint {
                     Some(hint) => failure.hint(hint),
                     None => failure,

@@ -39,6 +39,8 @@ pub(crate) struct About {
     /// Major and minor number of a device.
     pub(crate) rdev: Option<(u32, u32)>,
     pub(crate) size: u64,
+    /// Bytes that are no holes, about.
+    pub(crate) stored_bytes: u64,
     pub(crate) links: u64,
     pub(crate) id: Id,
 }
@@ -55,6 +57,7 @@ impl About {
             mtime: meta.mtime,
             rdev: meta.rdev,
             size: meta.size,
+            stored_bytes: meta.size.min(meta.blocks.saturating_mul(512)),
             links: u64::from(meta.links),
             id: Id::Image(image, meta.ino.0),
         }
@@ -83,6 +86,7 @@ impl About {
             mtime: Timestamp::new(meta.mtime(), nanos(meta.mtime_nsec())),
             rdev: is_device.then(|| (major(meta.rdev()), minor(meta.rdev()))),
             size: meta.size(),
+            stored_bytes: meta.size().min(meta.blocks().saturating_mul(512)),
             links: meta.nlink(),
             id: Id::Host(meta.dev(), meta.ino()),
         }

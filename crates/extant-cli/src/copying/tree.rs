@@ -10,7 +10,7 @@
 use extant::{DEPTH_MAX, FileKind, Fs};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::content::{self, Fault, Sparse};
+use super::content::{Fault, Mover, Sparse};
 use super::dest::{Copy, Defaults, Dir, First, Preserve};
 use super::host::Omitted;
 use super::node::{About, Id, Node};
@@ -19,6 +19,7 @@ use crate::edit::{Tally, join};
 use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::output::Out;
+use crate::progress::Bar;
 
 /// An image that is open.
 pub(crate) struct Opened {
@@ -83,7 +84,7 @@ pub(crate) struct Copier<'a> {
     /// What was made: one source must not overwrite the copy of another.
     made: FxHashSet<Id>,
     omitted: Omitted,
-    buffer: Vec<u8>,
+    mover: Mover,
 }
 
 /// The image that a file is in.
@@ -100,6 +101,7 @@ impl<'a> Copier<'a> {
         images: &'a [Opened],
         to_image: Option<usize>,
         (root, root_path): (Dir, Vec<u8>),
+        bar: &Bar,
     ) -> Copier<'a> {
         Copier {
             options,
@@ -112,7 +114,7 @@ impl<'a> Copier<'a> {
             links: FxHashMap::default(),
             made: FxHashSet::default(),
             omitted: Omitted::default(),
-            buffer: Vec::new(),
+            mover: Mover::new(bar),
         }
     }
 
@@ -142,6 +144,9 @@ impl<'a> Copier<'a> {
 
     fn note(&mut self, fault: Fault, from: &Node, to: &[u8]) {
         let writes = !matches!(fault, Fault::From(_)) && self.to_image.is_some();
+        if matches!(fault, Fault::Half(_)) {
+            self.tally.changed();
+        }
         let failure = self.failure(fault, from, to);
         match writes {
             true => self.tally.failed(&failure),
@@ -249,6 +254,9 @@ impl<'a> Copier<'a> {
             Ok(()) => self.tally.done(),
             Err(fault) => self.note(fault, &level.from, &level.to_path),
         }
+        if level.is_new {
+            self.tally.ended();
+        }
     }
 
     fn show(&mut self, from: &Node, to_path: &[u8]) -> Result<()> {
@@ -291,6 +299,9 @@ impl<'a> Copier<'a> {
             return match made {
                 Ok((id, to)) => {
                     self.made.insert(id);
+                    if there.is_none() {
+                        self.tally.begun();
+                    }
                     Ok(Some(self.open(from, to, to_path, there.is_none())))
                 }
                 Err(trouble) => {
@@ -467,7 +478,7 @@ impl<'a> Copier<'a> {
             },
         };
         let sink = sink.map_err(Fault::To)?;
-        let copied = content::copy(&content, &sink, *sparse, &mut self.buffer);
+        let copied = self.mover.copy(&content, &sink, *sparse);
         if let Err(fault) = copied {
             drop(sink);
             if !is_new {
@@ -485,5 +496,5 @@ impl<'a> Copier<'a> {
 
 fn left_out() -> Trouble {
     let hint = Some("-r copies it with all that is in it");
-    Trouble::Refused(Exit::Partial, "it is a directory, left out".into(), hint)
+    Trouble::Refused(Exit::NotFound, "it is a directory, left out".into(), hint)
 }

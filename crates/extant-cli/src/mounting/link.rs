@@ -196,7 +196,12 @@ fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
         "failed" => {
             let code = value.get("exit")?.as_u64()?;
             let exit = Exit::ALL.into_iter().find(|exit| u64::from(exit.code()) == code)?;
-            Word::Failed(Failure { exit, message: text("message")?, hint: text("hint") })
+            Word::Failed(Failure {
+                exit,
+                message: text("message")?,
+                hint: text("hint"),
+                object: None,
+            })
         }
         "log" => {
             let level = u8::try_from(value.get("level")?.as_u64()?).ok()?;

@@ -10,6 +10,7 @@ use extant::MountErrors;
 use extant_fuse::{AccessTimes, RingUse};
 
 use crate::exit::{Exit, Failure, Result};
+use crate::manuals;
 use crate::mounting::options::{IdRange, Kind, MountChoices, SandboxMode};
 use crate::size::parse_bytes;
 
@@ -157,7 +158,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("grpjquota=", "quota files that users see are not kept; the quota feature is"),
     ("jqfmt=", "quota files that users see are not kept; the quota feature is"),
     ("journal_dev=", "a device is given by name: journal_path=FILE"),
-    ("abort", "extended attribute extant.control stops a mount: see docs/mounting.md"),
+    ("abort", "setfattr -n extant.control -v shutdown=nologflush DIR stops a mount"),
     ("debug", "the log has what there is to say"),
     ("uid=", "ext4 stores owners; to show others give map_root or idmap=u:IMAGE:HOST:COUNT"),
     ("gid=", "ext4 stores groups; to show others give map_root or idmap=g:IMAGE:HOST:COUNT"),
@@ -364,7 +365,10 @@ fn unknown(word: &str, name: &str, value: Option<&str>) -> Failure {
     let shown = if value.is_some() { name } else { word };
     let failure = Failure::usage(format!("-o {shown}: no such mount option"));
     match names.is_empty() {
-        true => failure.hint("docs/mounting.md and extant mount --help list the options"),
+        true => failure.hint(format!(
+            "{} and extant mount --help list the options",
+            manuals::place("mounting.md")
+        )),
         false => failure.hint(format!("there is {}", names.join(", "))),
     }
 }

@@ -55,6 +55,19 @@ impl Place {
         Ran { args: args.join(" "), output: self.command(args).output().unwrap() }
     }
 
+    /// Whether `process` writes an image here: to a file without a name, or to a temporary one.
+    pub(crate) fn is_writing(&self, process: u32) -> bool {
+        let here = self.0.path().canonicalize().unwrap();
+        let Ok(open) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return false };
+        let mut names = open.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let is_ours = |name: PathBuf| {
+            let last = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.parent() == Some(&here)
+                && (last.ends_with(" (deleted)") || last.contains(".extant-"))
+        };
+        names.any(is_ours)
+    }
+
     /// Names in the directory: to see that nothing is left behind.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).unwrap();

@@ -5,6 +5,7 @@ use std::io;
 
 use extant_sync::threads::ThreadError;
 
+use crate::signature::Found;
 use crate::tree::TreeError;
 
 /// Why a source cannot be turned into a tree, or its contents not be read.
@@ -35,6 +36,17 @@ pub enum SourceError {
         /// What is wrong, naming the member.
         what: String,
     },
+    /// What was given as an archive is none.
+    NotTar {
+        /// Name of the file.
+        archive: String,
+        /// What it is instead, where that is known.
+        found: Option<Found>,
+        /// How the whole is packed, if it had to be unpacked to be looked at: "gzip", "zstd".
+        packed: Option<&'static str>,
+        /// Why it cannot be an archive, with numbers.
+        why: String,
+    },
     /// The names collected do not make a tree.
     Tree(TreeError),
     /// The threads that should have read the source could not be had, or failed.
@@ -57,6 +69,19 @@ impl fmt::Display for SourceError {
             SourceError::Archive { archive, offset, what } => {
                 write!(f, "{archive}: at byte {offset}: {what}")
             }
+            SourceError::NotTar { archive, found, packed, why } => {
+                write!(f, "{archive}: this is ")?;
+                match (found, packed) {
+                    (Some(found), None) => write!(f, "{}, not a tar archive", found.name),
+                    (Some(found), Some(packed)) => {
+                        write!(f, "{}, packed with {packed}, not a tar archive", found.name)
+                    }
+                    (None, None) => write!(f, "not a tar archive: {why}"),
+                    (None, Some(packed)) => {
+                        write!(f, "packed with {packed}, and not a tar archive: {why}")
+                    }
+                }
+            }
             SourceError::Tree(e) => e.fmt(f),
             SourceError::Threads(e) => e.fmt(f),
         }
@@ -67,7 +92,9 @@ impl std::error::Error for SourceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             SourceError::Io { cause, .. } => Some(cause),
-            SourceError::Changed { .. } | SourceError::Archive { .. } => None,
+            SourceError::Changed { .. }
+            | SourceError::Archive { .. }
+            | SourceError::NotTar { .. } => None,
             SourceError::Tree(_) => None,
             // Display already says all of it but the cause.
             SourceError::Threads(e) => e.source(),

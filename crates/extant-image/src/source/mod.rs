@@ -12,10 +12,12 @@
 //! - S2. A file that changed between the two steps is an error that names it: an image never mixes
 //!   two states of one file without saying so.
 
+mod container;
 pub mod dir;
 mod error;
 pub mod tar;
 
+pub use container::{ContainerImage, container_image};
 pub use error::SourceError;
 
 use crate::tree::{NodeId, Tree};

@@ -41,6 +41,7 @@ use self::assemble::Assembler;
 use self::contents::{Stamp, TarContents};
 use self::input::{Input, Packing, Peek, Spool, decompress, pipe};
 use self::member::Members;
+use crate::signature::recognise;
 use crate::source::{Scanned, Skipped, SourceError};
 use crate::tree::Tree;
 
@@ -65,8 +66,11 @@ pub struct TarOptions {
 ///
 /// # Errors
 ///
-/// - [`SourceError::Archive`]: damaged, cut short, packed in a way that is not known, or with
-///   members that make no tree or would leave it. Names archive, byte offset and member.
+/// - [`SourceError::NotTar`]: it is no tar archive, plain or packed with gzip or zstd; says what it
+///   is where that is known. An archive without members has at most 10,240 bytes, all of them zero:
+///   what merely begins with zeros is no archive.
+/// - [`SourceError::Archive`]: damaged, cut short, or with members that make no tree or would leave
+///   it. Names archive, byte offset and member.
 /// - [`SourceError::Io`]: it cannot be opened or read, or the temporary file not be written.
 /// - [`SourceError::Tree`]: too much for one tree.
 /// - [`SourceError::Threads`]: the system gave no thread to decompress.
@@ -95,7 +99,7 @@ pub fn scan_tar(input: TarInput, options: &TarOptions) -> Result<Scanned, Source
     }
     let stamp = Stamp::of(&file).map_err(|e| failed("examine", e))?;
     let input = Input::File { file: &file, len: meta.len(), window: Vec::new(), window_start: 0 };
-    let tree = parse(input, &name)?;
+    let tree = parse(input, &name, None)?;
     let contents = Box::new(TarContents::new(file, name, Some(stamp)));
     Ok(Scanned { tree, contents, skipped: Skipped::default() })
 }
@@ -113,23 +117,12 @@ pub fn scan_tar_stream(
     let mut input = Peek::new(input);
     let start = input.peek(Packing::START).map_err(|e| stopped(name, 0, e))?;
     let packing = Packing::of(start);
-    if let Packing::Foreign(program) = packing {
-        let flag = if program == "unzip" { "-p" } else { "-dc" };
-        return Err(SourceError::Archive {
-            archive: name.into(),
-            offset: 0,
-            what: format!(
-                "this is not a tar archive, nor one packed with gzip or zstd; unpack it first: \
-                 {program} {flag} FILE | extant build OUT --from -"
-            ),
-        });
-    }
     let spool = spool_file(&options.spool_dir)?;
     let tree = threads::scope(|scope| {
         let (writer, reader) = pipe();
         let worker = scope.spawn("decompress", move || decompress(input, packing, &writer))?;
         let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(&spool) };
-        let tree = parse(stream, name);
+        let tree = parse(stream, name, packing.name());
         worker.join().map_err(threads::ThreadError::from)?;
         tree
     })
@@ -138,8 +131,19 @@ pub fn scan_tar_stream(
     Ok(Scanned { tree, contents, skipped: Skipped::default() })
 }
 
-fn parse(input: Input<'_>, name: &str) -> Result<Tree, SourceError> {
-    let mut members = Members::new(input, name);
+fn parse(
+    mut input: Input<'_>,
+    name: &str,
+    packed: Option<&'static str>,
+) -> Result<Tree, SourceError> {
+    let start = input.start().map_err(|e| stopped(name, 0, e))?;
+    // A first member may hold anything, also at the place of another format's magic number.
+    let is_tar = start.first_chunk().is_some_and(|block| header::check_sum(block).is_ok());
+    if !is_tar && let Some(found) = recognise(&start) {
+        let (archive, why) = (name.into(), String::new());
+        return Err(SourceError::NotTar { archive, found: Some(found), packed, why });
+    }
+    let mut members = Members::new(input, name, packed);
     let mut tree = Assembler::new(name);
     while let Some(member) = members.next()? {
         tree.add(member)?;

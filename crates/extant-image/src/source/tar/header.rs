@@ -156,7 +156,8 @@ impl Header {
 }
 
 /// The sum counts the sum field itself as blanks. Some old systems added signed bytes.
-fn check_sum(block: &Block) -> Result<(), HeaderFault> {
+/// Whether a block is a header at all.
+pub(super) fn check_sum(block: &Block) -> Result<(), HeaderFault> {
     let mut unsigned = 0u32;
     let mut signed = 0i64;
     for (at, &byte) in block.iter().enumerate() {

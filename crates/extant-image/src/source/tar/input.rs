@@ -13,6 +13,8 @@ use std::os::unix::fs::FileExt;
 
 use extant_sync::threads::{Receiver, Sender, channel};
 
+use crate::signature::PROBE_BYTES;
+
 /// Most bytes behind an archive's end mark that are looked at; tapes pad by a few kilobytes.
 const TRAILER_MAX: u64 = 256 << 20;
 
@@ -77,6 +79,31 @@ impl Input<'_> {
             done += count;
         }
         Ok(done)
+    }
+
+    /// The first bytes, as many as can be had without reading them away: 132 KiB, unless the
+    /// archive is shorter or comes in smaller pieces.
+    pub(super) fn start(&mut self) -> io::Result<Vec<u8>> {
+        let mut start = Vec::new();
+        match self {
+            Input::File { file, .. } => {
+                start.resize(PROBE_BYTES, 0);
+                let mut done = 0;
+                while let Some(rest) = start.get_mut(done..).filter(|rest| !rest.is_empty()) {
+                    match retry(|| file.read_at(rest, done as u64))? {
+                        0 => break,
+                        count => done += count,
+                    }
+                }
+                start.truncate(done);
+            }
+            Input::Stream { stream, .. } => {
+                let piece = retry(|| stream.fill_buf().map(<[u8]>::len))?;
+                let have = stream.fill_buf()?;
+                start.extend_from_slice(have.get(..piece.min(PROBE_BYTES)).unwrap_or_default());
+            }
+        }
+        Ok(start)
     }
 
     /// Passes over `count` bytes from byte `pos`; returns how many there were.
@@ -178,35 +205,33 @@ impl<'a> Spool<'a> {
 /// How an archive is packed, told by its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Packing {
-    /// Not, as far as the first bytes tell.
+    /// Not, or in a way that is not undone here.
     Plain,
     Gzip,
     Zstd,
-    /// In a way that has to be undone by another program: its usual name.
-    Foreign(&'static str),
 }
 
 impl Packing {
     /// Longest start that is looked at.
-    pub(super) const START: usize = 6;
+    pub(super) const START: usize = 4;
 
     /// Tells by the first bytes of an archive, at most [`Packing::START`].
     pub(super) fn of(start: &[u8]) -> Packing {
-        let foreign: [(&[u8], &str); 6] = [
-            (b"\xfd7zXZ\0", "xz"),
-            (b"BZh", "bzip2"),
-            (b"\x04\x22\x4d\x18", "lz4"),
-            (b"LZIP", "lzip"),
-            (b"\x1f\x9d", "gzip"),
-            (b"PK\x03\x04", "unzip"),
-        ];
         if start.starts_with(&GZIP) {
             Packing::Gzip
         } else if is_zstd(start) {
             Packing::Zstd
         } else {
-            let found = foreign.iter().find(|(magic, _)| start.starts_with(magic));
-            found.map_or(Packing::Plain, |(_, name)| Packing::Foreign(name))
+            Packing::Plain
+        }
+    }
+
+    /// What it is called; `None` if there is nothing to be undone.
+    pub(super) fn name(self) -> Option<&'static str> {
+        match self {
+            Packing::Plain => None,
+            Packing::Gzip => Some("gzip"),
+            Packing::Zstd => Some("zstd"),
         }
     }
 }
@@ -304,7 +329,7 @@ pub(super) struct PipeReader {
 /// zeros): the archive's own end mark tells whether something is missing.
 pub(super) fn decompress(mut input: Peek<impl Read>, packing: Packing, out: &PipeWriter) {
     let outcome = match packing {
-        Packing::Plain | Packing::Foreign(_) => out.send_all(&mut input),
+        Packing::Plain => out.send_all(&mut input),
         Packing::Gzip => members(
             &mut input,
             out,

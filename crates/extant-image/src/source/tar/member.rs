@@ -1,6 +1,8 @@
 //! The members of an archive, one after the other, each with all that its headers say.
 
-use super::header::{BLOCK, Block, Header, SparseRun, gnu_sparse, gnu_sparse_more, until_nul};
+use super::header::{
+    BLOCK, Block, Header, HeaderFault, SparseRun, gnu_sparse, gnu_sparse_more, until_nul,
+};
 use super::input::Input;
 use super::pax::{Pax, decimal};
 use super::{acl, stopped};
@@ -9,6 +11,10 @@ use crate::tree::{DataRun, Kind, Time, XattrSet};
 
 /// Longest extended header, long name or long link; real ones have a few hundred bytes.
 const EXTENSION_MAX: u64 = 1 << 20;
+
+/// Most bytes of an archive without members: one record of tar's usual size. Longer runs of zeros
+/// are disks, not archives.
+const EMPTY_MAX: usize = 20 * BLOCK;
 
 /// What a member is.
 #[derive(Clone, Debug)]
@@ -55,6 +61,8 @@ pub(super) struct Member {
 pub(super) struct Members<'a> {
     input: Input<'a>,
     archive: &'a str,
+    /// How the archive was packed, for messages.
+    packed: Option<&'static str>,
     pos: u64,
     /// What applies to all members from here on.
     global: Pax,
@@ -76,8 +84,12 @@ struct Layout {
 }
 
 impl<'a> Members<'a> {
-    pub(super) fn new(input: Input<'a>, archive: &'a str) -> Members<'a> {
-        Members { input, archive, pos: 0, global: Pax::default() }
+    pub(super) fn new(
+        input: Input<'a>,
+        archive: &'a str,
+        packed: Option<&'static str>,
+    ) -> Members<'a> {
+        Members { input, archive, packed, pos: 0, global: Pax::default() }
     }
 
     /// Reads what is left of a stream.
@@ -99,10 +111,9 @@ impl<'a> Members<'a> {
                 }
                 return Ok(None);
             };
-            let header = Header::decode(&block).map_err(|fault| {
-                let what = fault.text();
-                let first = if offset == 0 { "not a tar archive: " } else { "" };
-                self.bad(offset, format!("{first}{what}"))
+            let header = Header::decode(&block).map_err(|fault| match fault {
+                HeaderFault::Checksum { .. } if offset == 0 => self.no_archive(fault.text()),
+                _ => self.bad(offset, fault.text()),
             })?;
             match header.typeflag {
                 b'x' | b'X' | b'g' => {
@@ -133,7 +144,9 @@ impl<'a> Members<'a> {
         let mut block = [0; BLOCK];
         let count = self.read(&mut block)?;
         if count == 0 && self.pos == 0 {
-            return Err(self.bad(0, "not a tar archive: it is empty".into()));
+            return Err(
+                self.no_archive("it is empty, and even an archive of nothing is not".into())
+            );
         }
         if count < BLOCK {
             let what = "the archive is cut short: there is no end mark (blocks of zeros)";
@@ -149,7 +162,40 @@ impl<'a> Members<'a> {
             let what = "one block of zeros, then more: the archive is damaged or two in one file";
             return Err(self.bad(at, what.into()));
         }
+        if at == BLOCK as u64 {
+            self.only_zeros()?;
+        }
         Ok(None)
+    }
+
+    /// Says whether an end mark at the very start is that of an archive without members: zeros
+    /// alone, and no more of them than one record.
+    fn only_zeros(&mut self) -> Result<(), SourceError> {
+        let seen = self.pos;
+        if seen < 2 * BLOCK as u64 {
+            let why = format!("it has {seen} zero bytes; an archive of nothing has 1024 at least");
+            return Err(self.no_archive(why));
+        }
+        let mut rest = vec![0; EMPTY_MAX - 2 * BLOCK + 1];
+        let count = self.read(&mut rest)?;
+        let rest = rest.get(..count).unwrap_or_default();
+        if let Some(at) = rest.iter().position(|byte| *byte != 0) {
+            let why = format!("it begins with {} zero bytes", seen + at as u64);
+            return Err(self.no_archive(why));
+        }
+        if self.pos > EMPTY_MAX as u64 {
+            let why = format!(
+                "it begins with more than {EMPTY_MAX} zero bytes, the most that an archive of \
+                 nothing has"
+            );
+            return Err(self.no_archive(why));
+        }
+        Ok(())
+    }
+
+    fn no_archive(&self, why: String) -> SourceError {
+        let (archive, packed) = (self.archive.into(), self.packed);
+        SourceError::NotTar { archive, found: None, packed, why }
     }
 
     fn read(&mut self, buf: &mut [u8]) -> Result<usize, SourceError> {

@@ -1,0 +1,216 @@
+//! What `build` is given as a source: what is taken, and what is refused, with what it is and what
+//! to do about it.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+mod support;
+
+use support::{Place, Ran};
+
+/// A file with `magic` at byte `at`, as long as real ones are.
+fn with_magic(at: usize, magic: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; (at + magic.len()).next_multiple_of(4096) + 200_000];
+    bytes[at..at + magic.len()].copy_from_slice(magic);
+    bytes
+}
+
+/// An archive without members, of `bytes` bytes.
+fn zeros(bytes: usize) -> Vec<u8> {
+    vec![0; bytes]
+}
+
+fn feed(place: &Place, args: &[&str], bytes: &[u8]) -> Ran {
+    let mut command = place.command(args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A command that refuses its input early closes the pipe.
+    let _ = child.stdin.take().unwrap().write_all(bytes);
+    Ran { args: args.join(" "), output: child.wait_with_output().unwrap() }
+}
+
+fn gzip(place: &Place, name: &str) -> Option<Vec<u8>> {
+    let output = Command::new("gzip").arg("-c").arg(name).current_dir(place.0.path()).output();
+    let packed = output.ok().filter(|output| output.status.success()).map(|output| output.stdout);
+    if packed.is_none() {
+        println!("skipped: gzip is not installed");
+    }
+    packed
+}
+
+/// Each kind of file that somebody may hold for a source: its name, and how a source is made of it.
+#[test]
+fn what_is_no_archive_is_refused_with_its_name_and_a_way_out() {
+    let place = Place::with_image();
+    let ext4 = std::fs::read(place.path("a.img")).unwrap();
+    let table: &[(&str, Vec<u8>, &str, &str)] = &[
+        ("fs.img", ext4, "an ext4 file system", "extant cp -a fs.img:/. b.img:/"),
+        (
+            "x.zip",
+            with_magic(0, b"PK\x03\x04"),
+            "a zip archive",
+            "(unzip -d DIR x.zip), then --from DIR",
+        ),
+        ("x.7z", with_magic(0, b"7z\xbc\xaf\x27\x1c"), "a 7z archive", "7z x -oDIR x.7z"),
+        ("x.cpio", with_magic(0, b"070701"), "a cpio archive", "cpio -idm -D DIR < x.cpio"),
+        (
+            "x.deb",
+            with_magic(0, b"!<arch>\ndebian-binary   "),
+            "a Debian package",
+            "dpkg-deb -x x.deb",
+        ),
+        ("x.rpm", with_magic(0, b"\xed\xab\xee\xdb"), "an RPM package", "rpm2cpio x.rpm"),
+        ("x.squashfs", with_magic(0, b"hsqs"), "a SquashFS image", "unsquashfs -d DIR x.squashfs"),
+        ("x.erofs", with_magic(1024, b"\xe2\xe1\xf5\xe0"), "an EROFS image", "fsck.erofs"),
+        ("x.iso", with_magic(0x8001, b"CD001"), "an ISO 9660 image", "xorriso"),
+        ("x.xfs", with_magic(0, b"XFSB"), "an XFS file system", "mount -o ro x.xfs DIR"),
+        ("x.btrfs", with_magic(0x10040, b"_BHRfS_M"), "a Btrfs file system", "btrfs restore"),
+        (
+            "x.qcow2",
+            with_magic(0, b"QFI\xfb\0\0\0\x03"),
+            "a QCOW2 image",
+            "qemu-img convert -f qcow2 -O raw",
+        ),
+        ("x.vmdk", with_magic(0, b"KDMV"), "a VMDK image", "qemu-img convert -f vmdk"),
+        ("x.vhd", with_magic(0, b"conectix"), "a VHD image", "qemu-img convert -f vpc"),
+        ("x.vhdx", with_magic(0, b"vhdxfile"), "a VHDX image", "qemu-img convert -f vhdx"),
+        (
+            "x.gpt",
+            with_magic(512, b"EFI PART"),
+            "a GPT partition table",
+            "extant extract --partition N x.gpt DIR",
+        ),
+        ("x.luks", with_magic(0, b"LUKS\xba\xbe"), "a LUKS volume", "open the volume"),
+        (
+            "x.xz",
+            with_magic(0, b"\xfd7zXZ\0"),
+            "a file packed with xz",
+            "xz -dc x.xz | extant build b.img --from -",
+        ),
+        (
+            "x.bz2",
+            with_magic(0, b"BZh9"),
+            "a file packed with bzip2",
+            "bzip2 -dc x.bz2 | extant build",
+        ),
+        ("x.lz4", with_magic(0, b"\x04\x22\x4d\x18"), "a file packed with lz4", "lz4 -dc x.lz4 |"),
+        ("program", with_magic(0, b"\x7fELF"), "a program (ELF)", "--from takes a directory"),
+        ("empty", zeros(0), "not a tar archive: it is empty", "extant mkfs b.img SIZE"),
+        (
+            "text",
+            b"#!/bin/sh\n".repeat(100),
+            "not a tar archive: a header",
+            "--from takes a directory",
+        ),
+        // Zeros: a disk on which nothing was made, or that begins with some.
+        ("zero", zeros(1 << 20), "it begins with more than 10240 zero bytes", "extant mkfs b.img"),
+        ("record", zeros(10_241), "it begins with more than 10240 zero bytes", "--from takes"),
+        ("block", zeros(512), "it has 512 zero bytes", "--from takes"),
+        (
+            "late",
+            [zeros(2000), b"x".repeat(3000)].concat(),
+            "it begins with 2000 zero bytes",
+            "--from takes",
+        ),
+    ];
+    for (name, bytes, what, hint) in table {
+        std::fs::write(place.path(name), bytes).unwrap();
+        let before = place.names();
+        let build = ["build", "b.img", "--from", name];
+        place.run(&build).ends_with(3).complains(&[name, what]).hints(hint);
+        // From a pipe: the same, by content.
+        let build = ["build", "b.img", "--from", "-"];
+        feed(&place, &build, bytes).ends_with(3).complains(&["standard input", what]);
+        assert_eq!(place.names(), before, "{name}");
+    }
+}
+
+#[test]
+fn an_archive_of_nothing_is_a_source() {
+    let place = Place::new();
+    for (name, bytes) in [("two.tar", zeros(1024)), ("record.tar", zeros(10_240))] {
+        std::fs::write(place.path(name), &bytes).unwrap();
+        place.run(&["build", "b.img", "-F", "--from", name]).succeeds();
+        assert_eq!(place.run(&["ls", "b.img"]).succeeds().out(), "lost+found\n", "{name}");
+        feed(&place, &["build", "b.img", "-F", "--from", "-"], &bytes).succeeds();
+    }
+    // As tar makes it.
+    let made = ["-cf", "made.tar", "-T", "/dev/null"];
+    if support::tool("tar", &made, place.0.path()).is_some() {
+        place.run(&["build", "c.img", "--from", "made.tar"]).succeeds();
+    }
+}
+
+#[test]
+fn what_is_packed_is_looked_into() {
+    let place = Place::with_image();
+    std::fs::write(place.path("zeros"), zeros(1 << 20)).unwrap();
+    std::fs::write(place.path("cpio"), with_magic(0, b"070701")).unwrap();
+    for (name, what, hint) in [
+        ("a.img", "this is an ext4 file system, packed with gzip, not a tar", "gzip -dc x.gz >"),
+        ("cpio", "this is a cpio archive, packed with gzip", "cpio -idm -D DIR < UNPACKED"),
+        ("zeros", "packed with gzip, and not a tar archive: it begins", "extant mkfs"),
+    ] {
+        let Some(packed) = gzip(&place, name) else { return };
+        std::fs::write(place.path("x.gz"), &packed).unwrap();
+        let build = ["build", "b.img", "--from", "x.gz"];
+        place.run(&build).ends_with(3).complains(&["x.gz", what]).hints(hint);
+        feed(&place, &["build", "b.img", "--from", "-"], &packed).ends_with(3).complains(&[what]);
+        assert!(!place.path("b.img").exists());
+    }
+}
+
+#[test]
+fn no_source_and_misplaced_ones_are_told_how_to_give_one() {
+    let place = Place::with_image();
+    let before = place.names();
+    place.run(&["build", "b.img"]).ends_with(2).complains(&["no source", "--from"]).hints("mkfs");
+    let stray = place.run(&["build", "b.img", "source"]);
+    stray.ends_with(2).complains(&["source", "--from"]).hints("extant build b.img --from source");
+    let gone = place.run(&["build", "b.img", "--from", "gone"]);
+    gone.ends_with(3).complains(&["cannot open \"gone\""]).hints("no such file or directory");
+    // A path in an image.
+    let inside = place.run(&["build", "b.img", "--from", "a.img:/dir"]);
+    inside.ends_with(3).hints("extant extract a.img:/dir DIR");
+    assert_eq!(place.names(), before);
+}
+
+/// The image of a container is layers in archives: nobody wants a file system of those by mistake.
+#[test]
+fn container_images_are_refused_unless_they_are_wanted_as_they_are() {
+    let place = Place::new();
+    let digest = "0123456789abcdef".repeat(4);
+    let make = |name: &str, files: &[&str]| {
+        for file in files {
+            let path = place.path(name).join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, b"{}").unwrap();
+        }
+    };
+    let layer = format!("{digest}/layer.tar");
+    let flat = format!("{digest}.tar");
+    make("oci", &["oci-layout", "index.json", "blobs/sha256/x"]);
+    make("docker", &["manifest.json", "repositories", &layer]);
+    make("older", &["manifest.json", &layer]);
+    make("podman", &["manifest.json", &flat]);
+    // A root file system may hold such names, only not all of them in its root.
+    make("rootfs", &["manifest.json", "etc/oci-layout", "etc/index.json", "x/layer.tar"]);
+    for (name, what) in [
+        ("oci", "an OCI image layout"),
+        ("docker", "docker save"),
+        ("older", "docker save"),
+        ("podman", "docker save"),
+    ] {
+        let tar = format!("{name}.tar");
+        support::tool("tar", &["-C", name, "-cf", &tar, "."], place.0.path());
+        for source in [name, &*tar].into_iter().filter(|source| place.path(source).exists()) {
+            let build = ["build", "b.img", "-F", "--from", source];
+            let refused = place.run(&build).ends_with(5).complains(&[source, what, "layers"]);
+            assert!(!place.path("b.img").exists());
+            refused.hints("docker export CONTAINER | extant build b.img --from -").hints("--as-is");
+            place.run(&[&build[..], &["--as-is"]].concat()).succeeds();
+            std::fs::remove_file(place.path("b.img")).unwrap();
+        }
+    }
+    place.run(&["build", "b.img", "--from", "rootfs"]).succeeds();
+}
