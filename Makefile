@@ -7,6 +7,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 EXTANT := $(TARGET)/release/extant
+DOCUMENTS := $(PREFIX)/share/doc/extant
 # The tree that `make demo` packs.
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
@@ -80,16 +81,20 @@ bench-mount: build ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= 
 	@scripts/deps fuse2fs fuse3 || true
 	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mount
 
-install: build ## command, mount helpers, manual pages, completions (PREFIX, DESTDIR)
+install: build ## command, mount helpers, manual pages, completions, documents (PREFIX, DESTDIR)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
-	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d \
+	  $(DESTDIR)$(DOCUMENTS)/design
 	install -m 755 $(EXTANT) $(DESTDIR)$(PREFIX)/bin/extant
 	@# mount -t fuse.extant looks for these in /sbin: PREFIX=/usr puts them there.
 	ln -sf ../bin/extant $(DESTDIR)$(PREFIX)/sbin/mount.fuse.extant
 	ln -sf ../bin/extant $(DESTDIR)$(PREFIX)/sbin/umount.fuse.extant
-	$(EXTANT) man $(DESTDIR)$(PREFIX)/share/man/man1
+	@# Messages and manual pages point to these.
+	install -m 644 CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/*.md $(DESTDIR)$(DOCUMENTS)
+	install -m 644 docs/design/*.md $(DESTDIR)$(DOCUMENTS)/design
+	$(EXTANT) man --documents $(DOCUMENTS) $(DESTDIR)$(PREFIX)/share/man/man1
 	$(EXTANT) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/extant
 	$(EXTANT) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_extant
 	$(EXTANT) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/extant.fish
