@@ -1,7 +1,6 @@
 //! Files that are mostly holes cost what is stored in them, whatever their size says.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{Duration, Instant};
 
 mod support;
 
@@ -9,11 +8,11 @@ use support::{Place, Ran, tool};
 
 /// Runs the command, which must end in a time in which nothing of a file's size can be gone through.
 fn soon(place: &Place, args: &[&str]) -> Ran {
-    let started = Instant::now();
     let mut command = std::process::Command::new("timeout");
     command.args(["-s", "KILL", "60", support::EXTANT]).args(args).current_dir(place.0.path());
     let ran = Ran { args: args.join(" "), output: command.output().unwrap() };
-    assert!(started.elapsed() < Duration::from_secs(50), "{}", ran.args);
+    // Killed by a signal, or timeout's own code for that.
+    assert!(!matches!(ran.output.status.code(), None | Some(137)), "{} does not end", ran.args);
     ran
 }
 

@@ -101,7 +101,7 @@ fn ls(args: &LsArgs, image: &Image, names: Rc<Names>, is_first: bool) -> Result<
     let inode = resolve(args, image)?;
     if image.is_one_of_several && inode.is_dir() && !args.directory && !args.json && !args.null {
         let blank = if is_first { "" } else { "\n" };
-        write!(lister.out, "{blank}{}:\n", image.label(&image.path))?;
+        writeln!(lister.out, "{blank}{}:", image.label(&image.path))?;
     }
     if !inode.is_dir() || args.directory {
         let name = match image.is_one_of_several && !args.json {
