@@ -106,9 +106,11 @@ impl Allocator {
         for block in new_table_blocks(volume, state, used, bit) {
             txn.create_block(block, BlockKind::Plain, |_| ())?;
         }
-        // Whoever has the inode will change it; from then on nothing may fail.
+        // Whoever has the inode will change it; from then on nothing may fail. What is claimed is loaded.
         let at = table_block(volume, state, bit);
-        txn.claim_slot(&volume.slot(at))?;
+        let slot = volume.slot(at);
+        slot.get(|| volume.load_block(at))?;
+        txn.claim_slot(&slot)?;
         self.inodes_of(volume, place.0, state)?.take(bit);
         let descriptor = &mut state.descriptor;
         descriptor.free_inodes = descriptor.free_inodes.saturating_sub(1);
