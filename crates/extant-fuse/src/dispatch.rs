@@ -12,7 +12,7 @@ use crate::stats::Lane;
 
 /// Seconds that the kernel may trust what it was told: this server is the only way to the file system.
 const FOR_EVER: u64 = 1 << 30;
-/// Seconds that the kernel may trust attributes when they change without it.
+/// Seconds that the kernel may keep what there is none of.
 const NOT_AT_ALL: u64 = 0;
 /// The largest listing that is answered at once, whatever is asked for.
 const LISTING_MAX: u32 = 1 << 20;
@@ -372,15 +372,23 @@ fn attr(of: &Attributes) -> abi::Attr {
 }
 
 fn attributes(of: &Attributes) -> Reply<Outcome> {
-    bytes(&abi::AttrOut { attr_valid: FOR_EVER, attr: attr(of), ..Default::default() })
+    let (attr_valid, attr_valid_nsec) = valid(of);
+    bytes(&abi::AttrOut { attr_valid, attr_valid_nsec, attr: attr(of), ..Default::default() })
+}
+
+/// How long the kernel may trust attributes, in seconds and nanoseconds.
+fn valid(of: &Attributes) -> (u64, u32) {
+    of.valid_for.map_or((FOR_EVER, 0), |time| (time.as_secs(), time.subsec_nanos()))
 }
 
 fn entry_out(of: &Entry) -> abi::EntryOut {
+    let (attr_valid, attr_valid_nsec) = valid(&of.attributes);
     abi::EntryOut {
         nodeid: of.node,
         generation: of.generation,
         entry_valid: if of.keep_name { FOR_EVER } else { NOT_AT_ALL },
-        attr_valid: if of.node == 0 { NOT_AT_ALL } else { FOR_EVER },
+        attr_valid: if of.node == 0 { NOT_AT_ALL } else { attr_valid },
+        attr_valid_nsec,
         attr: attr(&of.attributes),
         ..Default::default()
     }
@@ -428,7 +436,8 @@ fn statx(of: &Attributes) -> Reply<Outcome> {
         rdev_minor: of.rdev.1,
         ..Default::default()
     };
-    bytes(&abi::StatxOut { attr_valid: FOR_EVER, stat, ..Default::default() })
+    let (attr_valid, attr_valid_nsec) = valid(of);
+    bytes(&abi::StatxOut { attr_valid, attr_valid_nsec, stat, ..Default::default() })
 }
 
 fn set_attr(wanted: &abi::SetattrIn) -> SetAttr {

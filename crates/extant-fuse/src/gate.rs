@@ -9,7 +9,8 @@
 //!
 //! - G1. A thread that sees `frozen` does not change anything: it has said before looking that it is in,
 //!   and takes that back. Whoever freezes looks in the opposite order.
-//! - G2. `held` is empty unless it is frozen, or somebody is about to answer what is in it.
+//! - G2. `held` is empty unless it is frozen, or somebody is about to answer what is in it. What is put off is so
+//!   while another thread waits, which says when it has done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,8 @@ struct Inside(AtomicBool);
 #[derive(Default)]
 struct Held {
     waiting: Vec<Vec<u8>>,
+    /// Not for a freeze: until a thread is free to wait for what they need.
+    put_off: Vec<Vec<u8>>,
     /// Of those who keep what they received.
     keepers: Vec<Arc<Bell>>,
     released: Vec<Vec<u8>>,
@@ -111,6 +114,19 @@ impl Gate {
         true
     }
 
+    /// Keeps a request until [`try_again`](Gate::try_again).
+    pub(crate) fn put_off(&self, request: &[u8]) {
+        self.held.lock().put_off.push(request.to_vec());
+    }
+
+    /// What was put off is to be answered now.
+    pub(crate) fn try_again(&self) {
+        let mut held = self.held.lock();
+        let put_off = std::mem::take(&mut held.put_off);
+        held.released.extend(put_off);
+        self.has_released.store(!held.released.is_empty(), Ordering::Release);
+    }
+
     /// Whether changes are held back.
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::SeqCst)
@@ -147,6 +163,22 @@ mod tests {
         assert_eq!(gate.take_released().as_deref(), Some(&b"c"[..]));
         assert_eq!(gate.take_released(), None);
         assert!(gate.enter(1, b"d"));
+    }
+
+    #[test]
+    fn what_is_put_off_comes_back_when_somebody_says_so_frozen_or_not() {
+        let gate = Gate::new(1);
+        gate.put_off(b"a");
+        assert_eq!(gate.take_released(), None);
+        assert!(gate.freeze(&FixedClock::at(0, 0)));
+        gate.try_again();
+        assert_eq!(gate.take_released().as_deref(), Some(&b"a"[..]));
+        gate.put_off(b"b");
+        assert!(gate.thaw());
+        assert_eq!(gate.take_released(), None, "whoever waits has not done");
+        gate.try_again();
+        assert_eq!(gate.take_released().as_deref(), Some(&b"b"[..]));
+        assert_eq!(gate.take_released(), None);
     }
 
     #[test]

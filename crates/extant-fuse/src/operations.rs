@@ -10,6 +10,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use crate::gate::Gate;
 
@@ -18,6 +19,8 @@ use crate::gate::Gate;
 pub struct Errno(pub i32);
 
 impl Errno {
+    /// No answer yet: too many wait for what only others can do. Of the server to itself; no kernel is told.
+    pub(crate) const LATER: Errno = Errno(i32::MIN);
     /// No such operation: the kernel does not ask again, where it can do without.
     pub const ENOSYS: Errno = Errno(38);
     /// Not permitted, whoever asks or for this caller.
@@ -46,6 +49,10 @@ impl Errno {
     pub const EOVERFLOW: Errno = Errno(75);
     /// The operation is known and not for this.
     pub const EOPNOTSUPP: Errno = Errno(95);
+    /// Not now.
+    pub const EAGAIN: Errno = Errno(11);
+    /// No room.
+    pub const ENOSPC: Errno = Errno(28);
     /// The inode is gone.
     pub const ESTALE: Errno = Errno(116);
 }
@@ -111,6 +118,8 @@ pub struct Attributes {
     pub blksize: u32,
     /// `STATX_ATTR_*`: compressed, immutable, append-only, no dump, encrypted, verity.
     pub statx_attributes: u64,
+    /// How long the kernel may take them for good; `None` for ever.
+    pub valid_for: Option<Duration>,
 }
 
 /// The answer to a lookup: the kernel knows the node once more.
@@ -307,8 +316,8 @@ pub trait Operations: Send + Sync {
     /// Attributes of a node.
     ///
     /// `through` is the handle of the open file that asks. Linux names it only on behalf of a program
-    /// that is about to write through the cache, and only after its attributes became
-    /// void by a message of ours; the program is given the error.
+    /// that is about to write through the cache (or to read behind the end, or to seek to it), and only when its
+    /// attributes are not good any more; the program is given the error.
     fn attributes(&self, node: u64, through: Option<u64>) -> Reply<Attributes>;
     /// Changes attributes; the new ones.
     fn set_attributes(&self, caller: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes>;
@@ -427,6 +436,10 @@ pub trait Operations: Send + Sync {
     /// than to be answered.
     fn some_file(&self) -> Option<u64> {
         None
+    }
+    /// Whether what was put off ([`Errno::LATER`]) can be tried again now.
+    fn may_try_again(&self) -> bool {
+        true
     }
     /// Who lets changes pass, or holds them back for a while.
     fn gate(&self) -> &Gate;

@@ -228,17 +228,26 @@ impl Session {
             if changes && !gate.enter(index, &buffer[..len]) {
                 continue; // Held back until the file system is thawed.
             }
-            self.serve(&desk, request, events);
+            let is_answered = self.serve(&desk, request, events);
             if changes {
                 gate.leave(index);
             }
+            if !is_answered {
+                put_off(operations, &buffer[..len]);
+            }
             while let Some(held) = gate.take_released() {
+                let Some(request) = Request::parse(&held) else { continue };
+                let changes = crate::session::changes(&request);
                 // Through the gate as any other: it may be frozen again by now.
-                if let Some(request) = Request::parse(&held)
-                    && gate.enter(index, &held)
-                {
-                    self.serve(&desk, request, events);
+                if changes && !gate.enter(index, &held) {
+                    continue;
+                }
+                let is_answered = self.serve(&desk, request, events);
+                if changes {
                     gate.leave(index);
+                }
+                if !is_answered {
+                    put_off(operations, &held);
                 }
             }
             let has_come = || self.connection.has_request();
@@ -263,13 +272,16 @@ impl Session {
         self.connection.receive(buffer)
     }
 
-    /// Answers one request and counts it.
-    fn serve(&self, desk: &Desk<'_>, request: Request<'_>, events: &dyn Events) {
+    /// Answers one request and counts it. `false`: it is to be put off.
+    fn serve(&self, desk: &Desk<'_>, request: Request<'_>, events: &dyn Events) -> bool {
         let (opcode, unique) = (request.header.opcode, request.header.unique);
         let began = self.clock.monotonic();
         let mut contents = Sent { connection: &self.connection, unique, sent: None, refused: None };
         let outcome = attempt(desk, request, &mut contents, events);
         let failed = matches!(outcome, Outcome::Failed(_));
+        if matches!(outcome, Outcome::Failed(Errno::LATER)) {
+            return false;
+        }
         let taken = match outcome {
             Outcome::Silent => Ok(()),
             Outcome::Sent => contents.refused.map_or(Ok(()), Err),
@@ -281,6 +293,7 @@ impl Session {
             self.tell_refused(opcode, &error.to_string(), events);
         }
         desk.lane.count(opcode, self.clock.monotonic().saturating_sub(began), failed);
+        true
     }
 
     /// The kernel did not take an answer, which is a bug of ours: its caller got an error, and nothing else ends.
@@ -293,6 +306,15 @@ impl Session {
             );
             events.log(Level::Error, &text);
         }
+    }
+}
+
+/// Keeps a request that is to be tried again when a thread has done what it waits for.
+fn put_off(operations: &dyn Operations, request: &[u8]) {
+    operations.gate().put_off(request);
+    // That may have been so before it was kept.
+    if operations.may_try_again() {
+        operations.gate().try_again();
     }
 }
 

@@ -206,7 +206,10 @@ fn data_that_the_kernel_holds_back_is_found_by_seeking(settings: &Settings) {
         file.write_all_at(b"x", 1 << 20).unwrap();
         file.write_all_at(b"y", 5 << 20).unwrap();
         assert_eq!(seek(&file, SeekFrom::Data(0)), Ok(1 << 20));
-        assert_eq!(seek(&file, SeekFrom::Hole(1 << 20)), Ok((1 << 20) + 4096));
+        // Of blocks of 1 KiB one or four: the kernel writes a page, or, near a full file system, what there is of
+        // it before the next write.
+        let hole = seek(&file, SeekFrom::Hole(1 << 20)).unwrap() - (1 << 20);
+        assert!(matches!(hole, 1024 | 4096), "{hole}");
         assert_eq!(seek(&file, SeekFrom::Data(2 << 20)), Ok(5 << 20));
         assert_eq!(seek(&file, SeekFrom::Data(6 << 20)), Err(rustix::io::Errno::NXIO));
         let mut byte = [0];

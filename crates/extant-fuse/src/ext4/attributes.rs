@@ -45,6 +45,7 @@ impl Ext4<'_> {
             rdev: of.rdev.unwrap_or((0, 0)),
             blksize: self.fs.block_size().bytes(),
             statx_attributes: statx.map(|(_, bit)| bit).fold(0, |all, bit| all | bit),
+            valid_for: self.valid_for(inode),
         }
     }
 
@@ -79,6 +80,12 @@ impl Ext4<'_> {
         let takes = changes.take_set_id && (changes.size.is_some() || caller.uid != 0);
         wanted.by = self.on_behalf_of(caller, takes, &inode);
         self.said(inode.set_attributes(&wanted))?;
+        if changes.size.is_some() {
+            self.room.note_freed();
+        }
+        if changes.size == Some(0) {
+            self.nodes.give_up_refusals(node);
+        }
         Ok(self.shown(&inode))
     }
 }

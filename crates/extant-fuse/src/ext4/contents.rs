@@ -4,11 +4,13 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use extant::{Fallocate, FileKind, FsError, Inode, InodeFlags, WriteBy};
 use extant_format::features::Incompat;
 
-use super::nodes::Heard;
+use super::nodes::{Heard, Refusal};
+use super::room::Lease;
 use super::{Ext4, node_of};
 use crate::operations::{Caller, Errno, Opened, ReadAnswer, Reply, WriteHow};
 
@@ -51,6 +53,14 @@ fn mode_of(bits: u32) -> Option<Fallocate> {
 /// From this length on, in bytes, a write goes past our cache.
 const DIRECT_MIN: usize = 128 << 10;
 
+/// So long after a write was refused for want of room others are refused at once while there is none.
+const REFUSED_FOR: Duration = Duration::from_millis(200);
+/// How often and how long somebody waits for his turn to wait, over rings.
+const TURNS: u32 = 25;
+const TURN: Duration = Duration::from_millis(2);
+/// Bytes that are room again.
+const ROOM_AGAIN: u64 = 1 << 20;
+
 /// From this length on, in bytes, moving pages is cheaper than copying them.
 const MOVE_MIN: usize = 64 << 10;
 
@@ -89,7 +99,11 @@ impl Ext4<'_> {
     /// An open file of an inode that may be opened.
     pub(super) fn opened(&self, inode: &Inode, node: u64, flags: u32) -> Opened {
         let handle = if writes(flags) {
-            self.nodes.count_writer(node, true);
+            let writers = self.nodes.count_writer(node, true);
+            if self.lease() != Lease::ForEver && writers == 1 {
+                // Those that the kernel has are for ever. At worst it finds out late that there is no room.
+                let _ = self.connection.drop_attributes(node);
+            }
             let refusals = self.nodes.refused(node).count;
             self.opens.add(Heard { failures: inode.writeback_failures(), refusals })
         } else {
@@ -207,6 +221,9 @@ impl Ext4<'_> {
                 Err(_) => break,
             }
         }
+        if self.room.used(done as u64) {
+            let _ = self.lease();
+        }
         Ok(done as u32)
     }
 
@@ -245,18 +262,86 @@ impl Ext4<'_> {
     /// What a program was told it had written has no place. `fsync` and `close` say so; whoever goes
     /// on writing would not hear of it, and fill the cache for ever. So its next write is to ask here.
     fn refuse(&self, node: u64, why: Errno) {
-        self.nodes.refuse(node, why);
+        let (at, freed) = (self.clock.monotonic(), self.room.freed());
+        self.nodes.refuse(node, Refusal { why, at, freed });
         // Nobody to be told any more if this fails.
         let _ = self.connection.drop_attributes(node);
     }
 
-    /// Before a write through an open file: each hears once of what was refused.
-    pub(super) fn tell_refusal(&self, node: u64, handle: u64) -> Reply<()> {
+    /// Before a write through an open file: each hears once of what was refused, and as long as there is no room
+    /// for as much, again. After a while a write is let through all the same, for it may need no room.
+    fn tell_refusal(&self, node: u64, handle: u64) -> Reply<()> {
         let refused = self.nodes.refused(node);
-        match refused.last {
-            Some(why) if self.opens.has_new_refusals(handle, refused.count) => Err(why),
-            _ => Ok(()),
+        let Some(last) = refused.last.filter(|_| handle != 0) else { return Ok(()) };
+        if self.opens.has_new_refusals(handle, refused.count) {
+            return Err(last.why);
         }
+        let since = self.clock.monotonic().saturating_sub(last.at);
+        let is_space = last.why == Errno::ENOSPC;
+        let goes_on = since < REFUSED_FOR
+            && last.freed == self.room.freed()
+            && !(is_space && self.room_left() >= ROOM_AGAIN);
+        if goes_on { Err(last.why) } else { Ok(()) }
+    }
+
+    /// Before a write through an open file that goes into the kernel's cache.
+    pub(super) fn admit(&self, node: u64, handle: u64) -> Reply<()> {
+        self.tell_refusal(node, handle)?;
+        let is_scarce = self.lease() == Lease::Never { scarce: true };
+        let is_news = self.room.note_scarce(is_scarce);
+        if !is_scarce || self.gate.is_frozen() {
+            return Ok(());
+        }
+        let mut brought = match is_news {
+            // What was written to others has a claim to what is left; who wrote it hears of it himself.
+            true => self.hand_over(),
+            false => self.bring_back(node),
+        };
+        if brought == Err(Errno::EAGAIN) && !self.over_rings {
+            return Err(Errno::LATER);
+        }
+        // The slot stays ours until there is an answer, so this ends in any case; he may hear of it later.
+        for _ in 0..TURNS {
+            if brought != Err(Errno::EAGAIN) {
+                break;
+            }
+            self.clock.sleep(TURN);
+            brought = self.bring_back(node);
+        }
+        self.tell_refusal(node, handle)
+    }
+
+    /// Whether one more thread may wait for the kernel to write.
+    pub(super) fn may_wait_more(&self) -> bool {
+        self.drops.load(Ordering::Acquire) < self.may_wait
+    }
+
+    /// Bytes that can still be written, as far as anybody can.
+    fn room_left(&self) -> u64 {
+        let totals = self.fs.statfs();
+        totals.map_or(0, |of| of.blocks_available.saturating_mul(u64::from(of.block_bytes)))
+    }
+
+    /// How long the kernel may go on collecting writes unasked.
+    fn lease(&self) -> Lease {
+        if !self.holds_writes_back {
+            return Lease::ForEver;
+        }
+        let (lease, is_news) = self.room.lease(self.room_left(), self.clock.monotonic());
+        if is_news {
+            for node in self.nodes.written() {
+                let _ = self.connection.drop_attributes(node);
+            }
+        }
+        lease
+    }
+
+    /// How long the kernel may take attributes for good: the time in which it may go on collecting writes.
+    pub(super) fn valid_for(&self, inode: &Inode) -> Option<Duration> {
+        let is_lent = self.room.is_lent()
+            && inode.kind() == FileKind::Regular
+            && self.nodes.has_writers(node_of(inode.ino()));
+        if is_lent { self.lease().time() } else { None }
     }
 
     pub(super) fn sync_file(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {
@@ -268,6 +353,8 @@ impl Ext4<'_> {
         };
         let failed_before = handle != 0 && self.opens.has_new_failures(handle, failures);
         self.said(synced)?;
+        // The kernel asks only if nothing of the file was refused that nobody has heard of.
+        self.nodes.settle_refusals(node);
         // What failed once was written again, but its owner must hear that it was late.
         if failed_before { Err(Errno::EIO) } else { Ok(()) }
     }
@@ -287,7 +374,13 @@ impl Ext4<'_> {
         let by = self.on_behalf_of(caller, caller.uid != 0, &inode);
         self.without_privileges(node, &inode, by, || {
             self.said(inode.fallocate_by(by, mode, offset..end))
-        })
+        })?;
+        match mode {
+            Fallocate::PunchHole | Fallocate::ZeroRange { .. } => self.room.note_freed(),
+            _ if self.room.used(length) => _ = self.lease(),
+            _ => {}
+        }
+        Ok(())
     }
 
     pub(super) fn seek_file(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {
@@ -314,13 +407,16 @@ impl Ext4<'_> {
     }
 
     /// Waits for what the kernel writes, if enough other threads are left to take it; else `EAGAIN`.
-    pub(super) fn while_others_write<T>(&self, wait: impl FnOnce() -> Reply<T>) -> Reply<T> {
+    pub(super) fn while_others_write(&self, wait: impl FnOnce() -> Reply<()>) -> Reply<()> {
         let waiting = self.drops.fetch_add(1, Ordering::AcqRel);
         let result = match waiting < self.may_wait && crate::rings::may_wait_here() {
             true => wait(),
-            false => Err(Errno(11)), // EAGAIN
+            false => Err(Errno::EAGAIN),
         };
         self.drops.fetch_sub(1, Ordering::AcqRel);
+        if result != Err(Errno::EAGAIN) {
+            self.gate.try_again();
+        }
         result
     }
 
@@ -351,7 +447,7 @@ impl Ext4<'_> {
         })?;
         let refused = self.nodes.all_refused();
         match refused.last {
-            Some(why) if refused.count != before => Err(why),
+            Some(last) if refused.count != before => Err(last.why),
             _ => Ok(()),
         }
     }

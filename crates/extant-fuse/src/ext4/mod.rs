@@ -6,6 +6,7 @@
 //! nodes     which inodes the kernel knows      attributes  of nodes: shown and set
 //! names     looked up, made, moved, removed    contents    read, written, allocated
 //! listing   directories                        xattrs      attributes with names, ACLs
+//! room      for what the kernel holds back
 //! control   ioctl, orders to the server, statistics    brake   ended by the server itself
 //! ```
 //!
@@ -23,6 +24,7 @@ mod control;
 mod listing;
 mod names;
 mod nodes;
+mod room;
 mod xattrs;
 
 use std::os::fd::OwnedFd;
@@ -48,6 +50,8 @@ use crate::settings::{AccessTimes, Durable, RingUse, Settings};
 use crate::stats::RequestStats;
 use listing::Damaged;
 use nodes::{Nodes, Opens};
+use room::Room;
+pub(crate) use room::prepare;
 
 /// After so many messages about damage only every so many is logged.
 const LOG_ALL: u32 = 100;
@@ -135,6 +139,7 @@ pub(crate) fn serve_session(
             drops: AtomicU32::new(0),
             ended: &ended,
             damaged: Damaged::new(),
+            room: Room::new(agreed.flags.contains(InitFlags::WRITEBACK_CACHE)),
         };
         events.connected(Brake {
             nodes: Arc::clone(&server.nodes),
@@ -183,6 +188,7 @@ struct Ext4<'a> {
     /// The label as it is now; the superblock of the mount is the one from its start.
     label: Mutex<Vec<u8>>,
     damaged: Damaged,
+    room: Room,
     /// Threads that wait for the kernel to write back, which needs other threads.
     drops: AtomicU32,
     /// So many may: one less than may be asked to do the writing.
@@ -326,7 +332,7 @@ impl Operations for Ext4<'_> {
     fn attributes(&self, node: u64, through: Option<u64>) -> Reply<Attributes> {
         self.check()?;
         if let Some(handle) = through {
-            self.tell_refusal(node, handle)?;
+            self.admit(node, handle)?;
         }
         Ok(self.shown(&self.inode(node)?))
     }
@@ -365,6 +371,7 @@ impl Operations for Ext4<'_> {
         self.check_change()?;
         let dir = self.inode(parent)?;
         self.said(dir.unlink(name))?;
+        self.room.note_freed();
         self.renamed_in(&dir)
     }
 
@@ -372,6 +379,7 @@ impl Operations for Ext4<'_> {
         self.check_change()?;
         let dir = self.inode(parent)?;
         self.said(dir.rmdir(name))?;
+        self.room.note_freed();
         self.renamed_in(&dir)
     }
 
@@ -569,6 +577,11 @@ impl Operations for Ext4<'_> {
     ) -> Reply<u64> {
         self.check_change()?;
         let (from, into) = (self.inode(node)?, self.inode(to)?);
+        let source = self.nodes.refused(node);
+        if let Some(lost) = source.last.filter(|_| source.has_lost) {
+            // There are holes in it that nobody put there.
+            return Err(lost.why);
+        }
         let by = self.on_behalf_of(caller, caller.uid != 0, &into);
         let copied = self.without_privileges(to, &into, by, || {
             self.said(from.copy_range_by(by, offset, &into, to_offset, length))
@@ -584,6 +597,10 @@ impl Operations for Ext4<'_> {
 
     fn some_file(&self) -> Option<u64> {
         self.nodes.some_file()
+    }
+
+    fn may_try_again(&self) -> bool {
+        self.may_wait_more()
     }
 
     fn gate(&self) -> &Gate {

@@ -160,7 +160,14 @@ impl Ext4<'_> {
         };
         self.renamed_in(&dir)?;
         let entry = self.entry(&dir, inode.clone())?;
-        Ok((entry, self.opened(&inode, entry.node, flags)))
+        Ok(self.made(entry, &inode, flags))
+    }
+
+    /// What was made, and is open; its attributes are those of an open file.
+    fn made(&self, mut entry: Entry, inode: &Inode, flags: u32) -> (Entry, Opened) {
+        let opened = self.opened(inode, entry.node, flags);
+        entry.attributes = self.shown(inode);
+        (entry, opened)
     }
 
     pub(super) fn make_nameless(
@@ -174,7 +181,7 @@ impl Ext4<'_> {
         let new = self.new_inode(&dir, caller, new)?;
         let inode = self.said(dir.tmpfile(&new))?;
         let entry = self.entry(&dir, inode.clone())?;
-        Ok((entry, self.opened(&inode, entry.node, flags)))
+        Ok(self.made(entry, &inode, flags))
     }
 
     pub(super) fn move_name(
@@ -186,6 +193,7 @@ impl Ext4<'_> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         self.said(dir.rename(name, &new_dir, new_name, flags))?;
+        self.room.note_freed();
         // One transaction did it; either of the two waits for that.
         self.renamed_in(&dir)?;
         self.renamed_in(&new_dir)
@@ -219,6 +227,7 @@ const NO_ENTRY: Entry = Entry {
         rdev: (0, 0),
         blksize: 0,
         statx_attributes: 0,
+        valid_for: None,
     },
 };
 

@@ -1,6 +1,7 @@
 //! Which inodes the kernel knows, and which files it has open for writing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use extant::{FileKind, Inode};
 use extant_sync::{Mutex, Rank};
@@ -24,7 +25,25 @@ struct Known {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Refusals {
     pub(super) count: u64,
-    pub(super) last: Option<Errno>,
+    pub(super) last: Option<Refusal>,
+    /// Some of what was written is missing, and nobody has made durable or given up what there is since.
+    pub(super) has_lost: bool,
+}
+
+/// A write that was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Refusal {
+    pub(super) why: Errno,
+    /// When, by the clock that counts on.
+    pub(super) at: Duration,
+    /// How often something had been freed by then.
+    pub(super) freed: u64,
+}
+
+impl Refusals {
+    fn and(self, one: Refusal) -> Refusals {
+        Refusals { count: self.count.saturating_add(1), last: Some(one), has_lost: true }
+    }
 }
 
 /// The nodes that the kernel knows, by number. Memory follows the kernel's cache of inodes.
@@ -82,14 +101,15 @@ impl Nodes {
         }
     }
 
-    /// It is open for writing once more, or once less.
-    pub(super) fn count_writer(&self, node: u64, opened: bool) {
-        if let Some(known) = self.shard(node).lock().get_mut(&node) {
-            known.writers = match opened {
-                true => known.writers.saturating_add(1),
-                false => known.writers.saturating_sub(1),
-            };
-        }
+    /// It is open for writing once more, or once less; how often then.
+    pub(super) fn count_writer(&self, node: u64, opened: bool) -> u32 {
+        let mut shard = self.shard(node).lock();
+        let Some(known) = shard.get_mut(&node) else { return 0 };
+        known.writers = match opened {
+            true => known.writers.saturating_add(1),
+            false => known.writers.saturating_sub(1),
+        };
+        known.writers
     }
 
     /// Whether somebody has it open for writing, so that the kernel may hold contents back.
@@ -108,14 +128,27 @@ impl Nodes {
     }
 
     /// A write out of the kernel's cache was refused.
-    pub(super) fn refuse(&self, node: u64, why: Errno) {
+    pub(super) fn refuse(&self, node: u64, refusal: Refusal) {
         {
             let mut all = self.refused.lock();
-            *all = Refusals { count: all.count.saturating_add(1), last: Some(why) };
+            *all = all.and(refusal);
         }
         if let Some(known) = self.shard(node).lock().get_mut(&node) {
-            let count = known.refused.count.saturating_add(1);
-            known.refused = Refusals { count, last: Some(why) };
+            known.refused = known.refused.and(refusal);
+        }
+    }
+
+    /// Nobody who reads a node from now on takes it for something else than what is there.
+    pub(super) fn settle_refusals(&self, node: u64) {
+        if let Some(known) = self.shard(node).lock().get_mut(&node) {
+            known.refused.has_lost = false;
+        }
+    }
+
+    /// Nothing is wanted any more of what was written to a node.
+    pub(super) fn give_up_refusals(&self, node: u64) {
+        if let Some(known) = self.shard(node).lock().get_mut(&node) {
+            (known.refused.last, known.refused.has_lost) = (None, false);
         }
     }
 

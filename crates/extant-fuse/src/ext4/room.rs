@@ -1,0 +1,235 @@
+//! Room for what the kernel holds back.
+//!
+//! The kernel collects what programs write without asking whether there is room for it, and they are told that it is
+//! written. It asks here before a write only when its attributes of the file are not good any more. So they are good for
+//! as long as what can be written meanwhile has room: for ever while there is more room than memory; for a
+//! time that follows the room that is left; and not at all, when little is. With too little, what the kernel holds
+//! of a file is taken in before each write, which then hears of what found no room.
+//!
+//! What is held is not known, but it is part of what is dirty in the whole system.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use extant_sync::{Mutex, Rank};
+
+/// Bytes that programs write in a second, at most.
+const RATE: u64 = 16 << 30;
+/// How far off the counters of the kernel may be, with what is written while they are looked at.
+const MARGIN: u64 = 16 << 20;
+/// With less than this to spare each write asks: the kernel counts time in steps of 1 to 10 ms.
+const LENT_MIN: u64 = 128 << 20;
+const LEASE_MIN: Duration = Duration::from_millis(1);
+/// How long the kernel's counters are believed; [`MARGIN`] has room for it.
+const FRESH: Duration = Duration::from_millis(1);
+/// At least so much is written between two looks while there is plenty of room.
+const LOOK_MIN: u64 = 64 << 20;
+
+/// How long the kernel may take attributes of a file for good, and with them go on collecting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lease {
+    ForEver,
+    For(Duration),
+    /// Each write asks first; `scarce`: what is held back is taken in before.
+    Never {
+        scarce: bool,
+    },
+}
+
+impl Lease {
+    /// As attributes say it: `None` is for ever.
+    pub(super) fn time(self) -> Option<Duration> {
+        match self {
+            Lease::ForEver => None,
+            Lease::For(time) => Some(time),
+            Lease::Never { .. } => Some(Duration::ZERO),
+        }
+    }
+}
+
+/// How long writes may go on unasked, with `room` bytes left, of which `held` at most are spoken for, in a system
+/// with so much memory.
+fn lease(room: u64, held: u64, memory: u64) -> Lease {
+    if room >= memory {
+        return Lease::ForEver;
+    }
+    match room.saturating_sub(held.saturating_add(MARGIN)) {
+        0 => Lease::Never { scarce: true },
+        spare if spare < LENT_MIN => Lease::Never { scarce: false },
+        spare => {
+            // Half of it, for several may write.
+            let nanos = u128::from(spare / 2) * 1_000_000_000 / u128::from(RATE);
+            Lease::For(Duration::from_nanos(nanos as u64).max(LEASE_MIN))
+        }
+    }
+}
+
+/// What the kernel says of its memory, opened once: a sandbox may begin later.
+fn counters() -> Option<&'static File> {
+    static COUNTERS: OnceLock<Option<File>> = OnceLock::new();
+    COUNTERS.get_or_init(|| File::open("/proc/meminfo").ok()).as_ref()
+}
+
+/// To be called while files can still be opened.
+pub(crate) fn prepare() {
+    let _ = counters();
+}
+
+/// Bytes of memory, and of those that are dirty or being written.
+fn read_counters() -> Option<(u64, u64)> {
+    let mut text = [0; 4096];
+    let len = counters()?.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(text.get(..len)?).ok()?;
+    let of = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    let held = ["Dirty:", "Writeback:", "WritebackTmp:"].into_iter().filter_map(of);
+    Some((of("MemTotal:")?, held.fold(0, u64::saturating_add)))
+}
+
+/// The counters, and whether anybody has to ask.
+pub(super) struct Room {
+    /// Nothing is collected, or for other reasons nobody need ask.
+    is_off: bool,
+    memory: u64,
+    /// Some attributes are not for ever.
+    is_lent: AtomicBool,
+    /// Little was left at the last look.
+    is_scarce: AtomicBool,
+    /// Bytes that may be written until somebody looks again, while attributes are for ever.
+    until_look: AtomicI64,
+    seen: Mutex<Seen>,
+    /// How often something was freed.
+    freed: AtomicU64,
+}
+
+#[derive(Clone, Copy)]
+struct Seen {
+    at: Option<Duration>,
+    held: u64,
+}
+
+impl Room {
+    /// `holds_writes_back`: the kernel collects writes.
+    pub(super) fn new(holds_writes_back: bool) -> Room {
+        Room {
+            is_off: !holds_writes_back,
+            // Without counters everything may be held.
+            memory: read_counters().map_or(u64::MAX, |(memory, _)| memory),
+            is_lent: AtomicBool::new(false),
+            is_scarce: AtomicBool::new(false),
+            until_look: AtomicI64::new(0),
+            seen: Mutex::new(Rank::Leaf, Seen { at: None, held: u64::MAX }),
+            freed: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether attributes of files that are open for writing may be for less than ever.
+    pub(super) fn is_lent(&self) -> bool {
+        self.is_lent.load(Ordering::Acquire)
+    }
+
+    fn held(&self, now: Duration) -> u64 {
+        let mut seen = self.seen.lock();
+        if seen.at.is_none_or(|at| now.saturating_sub(at) > FRESH) {
+            let held = read_counters().map_or(u64::MAX, |(_, held)| held);
+            *seen = Seen { at: Some(now), held };
+        }
+        seen.held
+    }
+
+    /// How long writes may go on unasked now. `true` with it when attributes that are for ever must not be so
+    /// any more.
+    pub(super) fn lease(&self, room: u64, now: Duration) -> (Lease, bool) {
+        if self.is_off {
+            return (Lease::ForEver, false);
+        }
+        let held = if room >= self.memory { 0 } else { self.held(now) };
+        let lease = lease(room, held, self.memory);
+        if lease != Lease::ForEver {
+            return (lease, !self.is_lent.swap(true, Ordering::AcqRel));
+        }
+        let spare = (room - self.memory) / 2;
+        let until = i64::try_from(spare.max(LOOK_MIN)).unwrap_or(i64::MAX);
+        self.until_look.store(until, Ordering::Relaxed);
+        // What is lent stays so until there is room to spare, or each write would change it.
+        if spare > self.memory / 8 {
+            self.is_lent.store(false, Ordering::Release);
+        }
+        (lease, false)
+    }
+
+    /// So many bytes found room. Whether it is time to look how much is left.
+    pub(super) fn used(&self, bytes: u64) -> bool {
+        if self.is_off || self.is_lent() {
+            return false;
+        }
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.until_look.fetch_sub(bytes, Ordering::Relaxed) <= bytes
+    }
+
+    /// Something was freed, or may have been.
+    pub(super) fn note_freed(&self) {
+        self.freed.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn freed(&self) -> u64 {
+        self.freed.load(Ordering::Acquire)
+    }
+
+    /// Little is left, or not; `true` when that is news.
+    pub(super) fn note_scarce(&self, scarce: bool) -> bool {
+        self.is_scarce.swap(scarce, Ordering::AcqRel) != scarce && scarce
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_can_be_written_during_a_lease_has_room() {
+        let memory = 16 * GIB;
+        assert_eq!(lease(16 * GIB, GIB, memory), Lease::ForEver);
+        assert_eq!(lease(100 * MIB, 100 * MIB, memory), Lease::Never { scarce: true });
+        assert_eq!(lease(100 * MIB, 84 * MIB, memory), Lease::Never { scarce: true });
+        assert_eq!(lease(100 * MIB, 83 * MIB, memory), Lease::Never { scarce: false });
+        assert_eq!(lease(GIB, u64::MAX, memory), Lease::Never { scarce: true });
+        for room in [150 * MIB, GIB, 8 * GIB] {
+            let Lease::For(time) = lease(room, MIB, memory) else { panic!("{room}") };
+            let written = u128::from(RATE) * time.as_nanos() / 1_000_000_000;
+            assert!(time == LEASE_MIN || written <= u128::from(room) / 2, "{room}: {time:?}");
+        }
+    }
+
+    #[test]
+    fn attributes_that_are_for_ever_are_taken_back_once() {
+        let room = Room { memory: GIB, ..Room::new(true) };
+        let now = Duration::from_secs(1);
+        assert!(room.used(1), "nobody has looked yet");
+        assert_eq!(room.lease(4 * GIB, now), (Lease::ForEver, false));
+        assert!(!room.used(GIB) && room.used(GIB));
+        let (lent, is_news) = room.lease(GIB / 2, now);
+        assert!(lent != Lease::ForEver && is_news && room.is_lent());
+        assert!(!room.lease(GIB / 2, now).1 && !room.used(GIB));
+        assert_eq!(room.lease(4 * GIB, now), (Lease::ForEver, false));
+        assert!(!room.is_lent());
+        let off = Room::new(false);
+        assert_eq!(off.lease(0, now), (Lease::ForEver, false));
+        assert!(!off.used(u64::MAX));
+    }
+
+    #[test]
+    fn the_counters_of_this_system_can_be_read() {
+        let (memory, held) = read_counters().unwrap();
+        assert!(memory > 16 * MIB && held < memory, "{memory} {held}");
+    }
+}
