@@ -14,6 +14,7 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
+use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 
 /// Longest piece of explicit zeros written at once, in bytes.
@@ -78,6 +79,8 @@ pub struct FileDevice {
     is_block_device: bool,
     /// Parts of the file may have no room on the disk yet: what is written there needs some.
     has_holes: AtomicBool,
+    /// A block device that says so, or any file: what its file system cannot do shows when it is asked.
+    discards: bool,
 }
 
 impl FileDevice {
@@ -177,6 +180,7 @@ impl FileDevice {
             is_read_only,
             is_block_device,
             has_holes: AtomicBool::new(false),
+            discards: !is_block_device || discard::is_offered(&metadata),
         };
         if !is_read_only && !is_block_device {
             let holes = device.next_hole(0..size_bytes);
@@ -476,14 +480,20 @@ impl BlockDevice for FileDevice {
             .map_err(|error| self.error(OperationKind::Flush, 0, 0, DeviceFault::Io(error)))
     }
 
-    /// Punches a hole. On a block device only whole sectors inside the range.
+    /// Punches a hole into a file, and tells a block device; that only of whole sectors inside the range.
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         let kind = OperationKind::Discard;
         check_range(self, kind, offset, len)?;
         let (start, end) = self.whole_sectors(offset, len);
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.has_holes.store(true, Ordering::Relaxed);
-        let fault = match self.fallocate(mode, start, end - start) {
+        let done = match self.is_block_device {
+            // A hole in a device is zeros, which is more than was asked for and than many can do.
+            true if start < end && self.discards => discard::discard(self, start, end - start),
+            true => Ok(self.discards),
+            false => self.fallocate(mode, start, end - start),
+        };
+        let fault = match done {
             Ok(true) => return Ok(()),
             Ok(false) => DeviceFault::Unsupported,
             Err(error) => DeviceFault::Io(error),

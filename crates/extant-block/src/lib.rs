@@ -19,10 +19,11 @@
 //! ```
 //!
 //! What a device promises, and what it does not, is in `docs/crash-model.md`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod buffer;
 mod device;
+mod discard;
 mod error;
 mod fault;
 mod file;

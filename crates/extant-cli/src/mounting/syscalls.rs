@@ -142,6 +142,9 @@ mod filter {
     /// `IORING_REGISTER_ENABLE_RINGS`.
     const ENABLE_RINGS: i64 = 12;
 
+    /// `BLKDISCARD`.
+    const BLKDISCARD: i64 = 0x1277;
+
     /// Calls that may pass when all of their conditions hold.
     fn conditional() -> Result<Rules, seccompiler::BackendError> {
         use SeccompCmpArgLen::{Dword, Qword};
@@ -174,6 +177,8 @@ mod filter {
                     when(0, Dword, Eq, i64::from(libc::PR_SET_VMA))?,
                 ],
             ),
+            // Telling the disk of free space: the one operation on devices that is not a read or write.
+            (libc::SYS_ioctl, vec![when(1, Dword, Eq, BLKDISCARD)?]),
             // A ring that was made before is begun with, and nothing is added to it.
             (libc::SYS_io_uring_register, vec![when(1, Dword, Eq, ENABLE_RINGS)?]),
             // Limits are looked at, not set.

@@ -1,0 +1,46 @@
+//! Telling a block device that parts of it hold nothing: `BLKDISCARD`.
+//!
+//! What such a part reads as afterwards is anybody's guess.
+#![expect(unsafe_code)]
+
+use std::fs::Metadata;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+
+use crate::file::FileDevice;
+
+/// `BLKDISCARD` of `linux/fs.h`: reads a start and a length, both in bytes and of 64 bits.
+const BLKDISCARD: Opcode = opcode::none(0x12, 119);
+
+/// Whether a block device says that it takes discards. Where the system does not tell, it is to be tried.
+pub(crate) fn is_offered(device: &Metadata) -> bool {
+    let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
+    let of_device = format!("/sys/dev/block/{major}:{minor}");
+    // Those of a partition are its disk's.
+    let limits = ["queue", "../queue"].map(|dir| Path::new(&of_device).join(dir));
+    let limit =
+        limits.iter().find_map(|dir| std::fs::read_to_string(dir.join("discard_max_bytes")).ok());
+    limit.is_none_or(|limit| limit.trim() != "0")
+}
+
+/// Discards whole sectors of a block device that is open for writing; `false` where it cannot do that.
+pub(crate) fn discard(device: &FileDevice, start: u64, len: u64) -> io::Result<bool> {
+    debug_assert!(device.is_block_device());
+    loop {
+        let file = device.file().as_fd();
+        // SAFETY: the number is that of an operation of all block devices, and `file` is one; it reads two
+        // words of 64 bits, which are what `Setter` points to, and writes nothing.
+        let done = unsafe { ioctl(file, Setter::<BLKDISCARD, [u64; 2]>::new([start, len])) };
+        match done {
+            Ok(()) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS) => return Ok(false),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
