@@ -134,7 +134,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// Why a command ends early: what happened, what to do about it, and the exit code.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) message: String,

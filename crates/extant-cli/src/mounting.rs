@@ -23,8 +23,10 @@
 
 pub(crate) mod asked;
 pub(crate) mod busy;
+pub(crate) mod farewell;
 pub(crate) mod figures;
 pub(crate) mod helper;
+pub(crate) mod holders;
 pub(crate) mod keeper;
 pub(crate) mod launcher;
 pub(crate) mod link;
@@ -34,7 +36,9 @@ pub(crate) mod options;
 mod peek;
 pub(crate) mod remount;
 pub(crate) mod sandbox;
+mod second;
 pub(crate) mod server;
 mod syscalls;
 pub(crate) mod table;
+mod utab;
 pub(crate) mod words;

@@ -163,12 +163,12 @@ fn a_block_device_that_somebody_has_is_refused_and_can_be_mounted_in_the_other_w
     let Some(device) = mounted_device(&mounts, &["-o", "nofuseblk"]) else { return };
     assert!(mounts.listed().unwrap().contains(" - fuse.extant "));
     fs::create_dir(mounts.path("n")).unwrap();
-    let again = mounts.place.run(&["mount", "-o", "fuseblk", &device.0, "n"]);
+    let again = mounts.place.run(&["mount", "-f", "-o", "fuseblk", &device.0, "n"]);
     again.ends_with(7).complains(&["in use"]);
     mounts.place.run(&["umount", "m"]).succeeds();
     mounts.place.run(&["mount", &device.0, "m"]).succeeds();
     for how in ["nofuseblk", "fuseblk"] {
-        let again = mounts.place.run(&["mount", "-o", how, &device.0, "n"]);
+        let again = mounts.place.run(&["mount", "-f", "-o", how, &device.0, "n"]);
         again.ends_with(7).complains(&["use"]).hints("extant umount");
     }
     mounts.place.run(&["umount", "m"]).succeeds();
@@ -178,4 +178,28 @@ fn a_block_device_that_somebody_has_is_refused_and_can_be_mounted_in_the_other_w
     fs::write(&device.0, vec![0; 1 << 16]).unwrap();
     mounts.place.run(&["mount", &device.0, "m"]).ends_with(4).complains(&[&device.0, "magic"]);
     assert!(is_free(&device.0) && mounts.listed().is_none());
+}
+
+#[test]
+fn a_label_is_on_the_device_when_the_call_returns_and_flags_change_times() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let program = "import fcntl, os, sys, time\n\
+                   root = os.open(sys.argv[1], os.O_RDONLY)\n\
+                   fcntl.ioctl(root, 0x41009432, b'fresh' + bytes(251))\n\
+                   with open(sys.argv[2], 'rb') as image:\n\
+                   \timage.seek(1024 + 120)\n\
+                   \tassert image.read(6) == b'fresh\\0'\n\
+                   before = os.fstat(root).st_ctime_ns\n\
+                   time.sleep(0.02)\n\
+                   fcntl.ioctl(root, 0x40086602, (0x80080).to_bytes(8, 'little'))\n\
+                   assert os.fstat(root).st_ctime_ns > before";
+    let mut command = std::process::Command::new("python3");
+    let ran =
+        command.args(["-c", program]).arg(mounts.path("m")).arg(mounts.path("a.img")).output();
+    match ran {
+        Ok(ran) => assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr)),
+        Err(_) => println!("skipped: needs python3"),
+    }
+    mounts.umount();
 }

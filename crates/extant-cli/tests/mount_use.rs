@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use support::mounts::{Mounts, is_alive, mounts, signal, until};
+use support::mounts::{Mounts, is_alive, let_others_go, mounts, signal, until};
 use support::{EXTANT, text, tool};
 
 /// An ordinary user that every system has: fusermount3 wants one with a name.
@@ -376,7 +376,8 @@ fn with_helpers(mounts: &Mounts, line: &str) -> Option<Output> {
     );
     let mut command = Command::new("unshare");
     command.args(["-m", "--propagation", "slave", "sh", "-c"]);
-    command.arg(format!("{prepare} || exit 77; set -ex; {line}"));
+    let others = let_others_go(mounts.place.0.path());
+    command.arg(format!("{others}; {prepare} || exit 77; set -ex; {line}"));
     command.current_dir(mounts.place.0.path()).env("LC_ALL", "C").stdin(Stdio::null());
     let output = command.output().ok().filter(|output| output.status.code() != Some(77));
     if output.is_none() {
@@ -418,6 +419,26 @@ fn mount_and_umount_of_the_system_use_it_as_their_helper() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("noatim: no such mount option"));
     let Some(output) = with_helpers(&mounts, "mount -t fuse.extant none.img m") else { return };
     assert_eq!(output.status.code(), Some(32));
+}
+
+#[test]
+fn umount_of_the_system_waits_for_the_server_however_it_was_mounted() {
+    let Some(mounts) = mounts() else { return };
+    if !Path::new("/run/mount/utab").exists() {
+        return println!("skipped: umount(8) keeps no list of its own here");
+    }
+    // Free at once: whoever has the lock is the server.
+    let round = "head -c 8000000 /dev/urandom > m/data; umount m; flock -n a.img true";
+    for how in [format!("{EXTANT} mount a.img m"), "mount -t fuse.extant a.img m".to_owned()] {
+        let lines = vec![format!("{how}; {round}"); 4].join("; ");
+        let Some(output) = with_helpers(&mounts, &lines) else { return };
+        succeeded(&output);
+        mounts.clean();
+    }
+    let lines =
+        format!("{EXTANT} mount a.img m; {EXTANT} umount m; ! grep \"$PWD/m \" /run/mount/utab");
+    let Some(output) = with_helpers(&mounts, &lines) else { return };
+    succeeded(&output);
 }
 
 /// Runs `line` as an ordinary user in a directory of his own with the image, where `/dev/fuse` is for

@@ -233,6 +233,22 @@ pub fn remount(dir: &Path, options: &KernelOptions) -> Result<(), MountError> {
         .map_err(|errno| system("remount", dir, errno))
 }
 
+/// Shows the mount at `from` at the directory `dir` too, with what `options` say of reading only, set-user-ID
+/// bits, devices, programs and access times. Needs root.
+///
+/// # Errors
+///
+/// [`MountError::System`]. Nothing is mounted then.
+pub fn bind(from: &Path, dir: &Path, options: &KernelOptions) -> Result<(), MountError> {
+    rustix::mount::mount_bind(from, dir).map_err(|errno| system("mount on", dir, errno))?;
+    // The rest is of the file system, and the first mount's.
+    let own = options.flags() - MountFlags::SYNCHRONOUS - MountFlags::DIRSYNC;
+    rustix::mount::mount_remount(dir, own | MountFlags::BIND, c"").map_err(|errno| {
+        let _ = rustix::mount::unmount(dir, UnmountFlags::DETACH);
+        system("mount on", dir, errno)
+    })
+}
+
 /// Hands what programs have written to the mount at `dir`, and the kernel still keeps, to the server.
 ///
 /// # Errors

@@ -30,6 +30,11 @@ pub trait Events: Send + Sync {
         let _ = brake;
     }
 
+    /// Somebody wants to hear how the mount ended, at the socket with the name `path`.
+    fn tell_at_end(&self, path: &str) {
+        let _ = path;
+    }
+
     /// Has the kernel send what it holds back of all files, in large pieces, by a call of `syncfs` from another
     /// process. Whether all of that was answered as well when this returns.
     fn hand_over_writes(&self) -> bool {

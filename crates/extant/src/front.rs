@@ -116,6 +116,18 @@ impl Fs {
         synced
     }
 
+    /// Makes every change so far durable and brings it home from the journal: whoever looks at the device beside
+    /// this mount, and does not replay the journal, sees it too. The metadata that changed is written once more.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`sync`](Self::sync). A mount for reading has nothing to do.
+    pub fn bring_home(&self) -> Result<()> {
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        self.sync()?;
+        writer.journal().checkpoint().map_err(FsError::from_journal)
+    }
+
     /// Notes damage that was met while reading, which changes notice by themselves: does what
     /// `errors=` asks for, and records it in the superblock with the next commit. Errors that are no
     /// damage, and mounts for reading, are left alone. Whether changes are refused now.

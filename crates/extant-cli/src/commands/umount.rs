@@ -15,6 +15,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use crate::exit::{Exit, Failure, Result};
+use crate::mounting::farewell::Hearer;
+use crate::mounting::holders::Holders;
+use crate::mounting::link::Word;
 use crate::mounting::table::Entry;
 use crate::mounting::{asked, busy, table};
 use crate::output::{complain, report};
@@ -33,7 +36,8 @@ pub(crate) struct UmountArgs {
     /// Also when it is in use: it goes on for whoever has something open, and nothing is waited for
     #[arg(short, long)]
     lazy: bool,
-    /// Seconds to wait for the server; without end if not given
+    /// Seconds to wait for the server; without end if not given, but 5 while others have it mounted in
+    /// name spaces of their own
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
     /// Directories of mounts, or their images; those that cannot be unmounted are named, the others are
@@ -70,39 +74,44 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
         return Err(Failure::new(Exit::Refused, message).hint(format!("umount {name}")));
     }
     let point = entry.point.as_path();
-    let mut stopped = None;
-    let server = match asked::info(point) {
+    let (server, stored) = match asked::info(point) {
         Ok(info) => {
-            let says = |what: &str| {
-                let value = info.get(what);
-                value.is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false)))
-            };
             if info.get("frozen").and_then(Value::as_bool) == Some(true) {
                 // What the kernel still keeps could not be written.
                 complain(&format!("{name} was frozen: thawing it"));
                 let _ = asked::order(point, "thaw");
             }
-            // Once it is unmounted, nobody hears of a write that fails. Where writing has stopped for
-            // good, there is nothing to wait for.
-            if !says("shut_down") {
-                stopped = info.get("stopped_because").and_then(Value::as_str).map(str::to_owned);
-            }
-            if !lazy && !says("shut_down") && stopped.is_none() {
-                write_everything(point, &name)?;
-            }
-            info.get("pid").and_then(Value::as_i64)
+            // Where it was stopped on request there is nothing to store.
+            let is_shut_down = info.get("shut_down").and_then(Value::as_bool) == Some(true);
+            let stored = match lazy || is_shut_down {
+                true => Ok(()),
+                false => write_everything(point, &info),
+            };
+            // What has stopped for good does not store it later either. Else it stays: nobody hears of a
+            // write that fails once it is unmounted.
+            let stored = match (stored, stopped_because(point)) {
+                (Err(failure), None) => return Err(stays(&failure, &name)),
+                (Err(_), Some(why)) => Err(writing_had_stopped(&name, &why)),
+                (Ok(()), _) => Ok(()),
+            };
+            (info.get("pid").and_then(Value::as_i64), stored)
         }
         Err(error) if error.raw_os_error() == Some(NOT_CONNECTED) => {
             complain(&format!("{name}: the server is gone; taking the mount away"));
             return unmount(point, true).map(|()| Exit::Success).map_err(Failure::from);
         }
         // Somebody else's, who may keep even root out.
-        Err(_) => holder(&entry.source),
+        Err(_) => (holder(&entry.source), Ok(())),
     };
+    let pid = server;
     let server = server.and_then(process);
     if lazy {
         // What can be in the image shall be there.
         let _ = hand_over_writes(point);
+    }
+    let hearer = Hearer::new().ok();
+    if let Some(path) = hearer.as_ref().map(Hearer::path) {
+        let _ = asked::order(point, &format!("tell={}", path.display()));
     }
     unmount(point, lazy).map_err(|error| {
         let is_busy = error.is_busy();
@@ -116,14 +125,19 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
             false => failure,
         }
     })?;
-    let exit = match server {
-        Some(server) if !lazy => wait(&server, &name, timeout)?,
-        _ => Exit::Success,
-    };
-    match stopped {
-        Some(why) => Err(writing_had_stopped(&name, &why)),
-        None => Ok(exit),
+    let Some(server) = server.filter(|_| !lazy) else { return Ok(Exit::Success) };
+    let left = Left { name: &name, entry: &entry, server: &server, pid: pid.unwrap_or(0) };
+    let exit = left.wait(timeout)?;
+    stored?;
+    if has_ended(&server, Some(Duration::ZERO))?
+        && let Some(Word::Failed(failure)) = hearer.and_then(|hearer| hearer.hear(LAST_WORD))
+    {
+        let message =
+            format!("{name} is unmounted, and not everything is stored: {}", failure.message);
+        return Err(Failure { message, exit: Exit::Io, ..failure }
+            .hint("what was stored before is there, and the next mount replays the journal"));
     }
+    Ok(exit)
 }
 
 /// Programs were told by every sync; whoever unmounts is told once more.
@@ -134,21 +148,53 @@ fn writing_had_stopped(name: &str, why: &str) -> Failure {
     )
 }
 
-/// Has all that was written so far stored in the image.
-fn write_everything(point: &Path, name: &str) -> Result<()> {
-    let handed_over = hand_over_writes(point).map_err(Failure::from);
-    let stored = handed_over.and_then(|()| {
-        let what = "the server could not write everything";
-        asked::order(point, "sync").map_err(|error| Failure::caused(Exit::Io, what, &error))
-    });
-    stored.map_err(|failure| {
-        let message =
-            format!("{name} stays mounted: not everything is stored: {}", failure.message);
-        Failure { message, ..failure }.hint(format!(
-            "its log says what failed (is the disk with the image full?); extant umount -l {name} \
-             gives up what cannot be stored"
-        ))
-    })
+/// Why nothing will be stored any more, if that is so.
+fn stopped_because(point: &Path) -> Option<String> {
+    let info = asked::info(point).ok()?;
+    info.get("stopped_because").and_then(Value::as_str).map(str::to_owned)
+}
+
+/// Has all that was written so far stored in the image. What programs wrote and nobody could store is told
+/// once: it is lost by then.
+fn write_everything(point: &Path, info: &Value) -> Result<()> {
+    let refused = |info: &Value| info.get("refused_writes").and_then(Value::as_u64).unwrap_or(0);
+    // Failures that a program was told of are told to who asks next, too. Only the server knows what was not
+    // stored since.
+    let first = hand_over_writes(point);
+    let handed_over = match &first {
+        Ok(()) => Ok(()),
+        Err(_) => hand_over_writes(point),
+    };
+    let what = "the server could not write everything";
+    asked::order(point, "sync").map_err(|error| Failure::caused(Exit::Io, what, &error))?;
+    handed_over?;
+    let count = asked::info(point).map_or(0, |now| refused(&now).saturating_sub(refused(info)));
+    match (count, first) {
+        (0, Ok(())) => Ok(()),
+        (0, Err(error)) => {
+            let why = Failure::from(error).message;
+            complain(&format!(
+                "note: since it was mounted, or somebody asked last, writes have failed, which their \
+                 programs were told ({why}); all others are stored"
+            ));
+            Ok(())
+        }
+        _ => Err(Failure::new(
+            Exit::Io,
+            format!(
+                "there was no place for {count} writes that programs had made, and they are lost"
+            ),
+        )),
+    }
+}
+
+/// Why it is not unmounted.
+fn stays(failure: &Failure, name: &str) -> Failure {
+    let message = format!("{name} stays mounted: not everything is stored: {}", failure.message);
+    Failure { message, ..failure.clone() }.hint(format!(
+        "its log says what failed (is the disk with the image full?); extant umount -l {name} gives \
+         up what cannot be stored"
+    ))
 }
 
 /// Wait before something is said.
@@ -197,21 +243,65 @@ fn holder(source: &OsStr) -> Option<i64> {
     })
 }
 
-fn wait(server: &OwnedFd, name: &str, timeout: Option<Duration>) -> Result<Exit> {
-    let soon = timeout.map_or(PATIENCE, |timeout| timeout.min(PATIENCE));
-    if has_ended(server, Some(soon))? {
-        return Ok(Exit::Success);
-    }
-    let rest = timeout.map(|timeout| timeout.saturating_sub(soon));
-    if rest.is_none_or(|rest| !rest.is_zero()) {
-        complain(&format!("{name} is unmounted; waiting for the server to write everything"));
-        if has_ended(server, rest)? {
-            return Ok(Exit::Success);
+/// How long the keeper has for its last word, after the end of its server.
+const LAST_WORD: Duration = Duration::from_secs(2);
+/// How long others who have it mounted, in other name spaces, may take to let go without being asked.
+const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(5);
+/// Pause between two looks at who else has it mounted.
+const STEP: Duration = Duration::from_millis(300);
+
+/// What is left of a mount that was taken away.
+struct Left<'a> {
+    name: &'a str,
+    entry: &'a Entry,
+    server: &'a OwnedFd,
+    pid: i64,
+}
+
+impl Left<'_> {
+    /// Waits for the server, if this was the last mount of its file system.
+    fn wait(&self, timeout: Option<Duration>) -> Result<Exit> {
+        let Left { name, entry, server, pid } = *self;
+        let mut waited = Duration::ZERO;
+        let mut is_told = false;
+        loop {
+            let left = timeout.map_or(STEP, |timeout| timeout.saturating_sub(waited).min(STEP));
+            if has_ended(server, Some(left))? {
+                return Ok(Exit::Success);
+            }
+            waited += left;
+            let holders = Holders::of(entry);
+            if !holders.here.is_empty() {
+                complain(&format!("note: {name} is unmounted; it is still {}", holders.text()));
+                return Ok(Exit::Success);
+            }
+            let is_over = |most: Duration| waited >= timeout.unwrap_or(most);
+            if !holders.are_none() && is_over(PATIENCE_WITH_OTHERS) {
+                let message = format!(
+                    "{name} is unmounted here and everything is stored, but the image is not free: it is \
+                     still {}",
+                    holders.text()
+                );
+                return Err(Failure::new(Exit::Refused, message).hint(format!(
+                    "kill -TERM {pid} ends it for them too, and leaves the image clean"
+                )));
+            }
+            if is_over(Duration::MAX) {
+                let seconds = waited.as_secs();
+                let message =
+                    format!("{name} is unmounted, but the server still writes after {seconds} s");
+                return Err(Failure::new(Exit::Refused, message)
+                    .hint("the image is free when the process has ended"));
+            }
+            if holders.are_none() && waited >= PATIENCE && !is_told {
+                is_told = true;
+                complain(&format!(
+                    "{name} is unmounted; waiting for the server to write everything, or for who has \
+                     something open in it"
+                ));
+            }
         }
     }
-    let seconds = timeout.unwrap_or_default().as_secs();
-    let message = format!("{name} is unmounted, but the server still writes after {seconds} s");
-    Err(Failure::new(Exit::Refused, message).hint("the image is free when the process has ended"))
 }
 
 /// Waits for the end of a process.

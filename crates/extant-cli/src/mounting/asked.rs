@@ -3,13 +3,19 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
+use extant_sync::{Clock as _, SystemClock};
 use rustix::fs::getxattr;
 use rustix::io::Errno;
 use serde_json::Value;
 
 /// Longest answer.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// How often, and how long apart, an order is given that cannot be taken at the moment.
+const TRIES_MAX: u32 = 200;
+const TRY_STEP: Duration = Duration::from_millis(50);
 
 /// Who serves the mount at `dir`, and what it is.
 pub(crate) fn info(dir: &Path) -> io::Result<Value> {
@@ -26,8 +32,15 @@ pub(crate) fn stats(dir: &Path) -> io::Result<Value> {
 pub(crate) fn order(dir: &Path, order: &str) -> io::Result<()> {
     let name = [extant_fuse::ORDER, order.as_bytes()].concat();
     let mut answer = [0; 16];
-    rustix::io::retry_on_intr(|| getxattr(dir, name.as_slice(), &mut answer[..]))?;
-    Ok(())
+    let clock = SystemClock;
+    for _ in 0..TRIES_MAX {
+        match rustix::io::retry_on_intr(|| getxattr(dir, name.as_slice(), &mut answer[..])) {
+            // So many wait for the kernel to write that none is left to take what it writes.
+            Err(Errno::AGAIN) => clock.sleep(TRY_STEP),
+            other => return Ok(other.map(drop)?),
+        }
+    }
+    Err(Errno::AGAIN.into())
 }
 
 fn answer(dir: &Path, name: &[u8]) -> io::Result<Value> {

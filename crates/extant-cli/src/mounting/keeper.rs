@@ -10,22 +10,26 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
+use std::time::Duration;
 
 use extant_fuse::mount::{BlockMount, cache_freely, hand_over_writes, open_and_mount, unmount};
 use extant_sync::threads::{self, Scope};
+use extant_sync::{Clock as _, SystemClock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::exit::{Exit, Failure, Result};
+use crate::mounting::farewell::{self, HEARERS_MAX};
+use crate::mounting::holders::Holders;
 use crate::mounting::launcher::{Request, start_server};
 use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
 use crate::mounting::options::source_name;
 use crate::mounting::server::FIRST_THE_IMAGE;
 use crate::mounting::table::Entry;
-use crate::mounting::{asked, busy, notify, peek, table};
+use crate::mounting::{asked, busy, notify, peek, table, utab};
 use crate::text::escape;
 
 /// Keeps a mount for the terminal that it was called from.
@@ -81,6 +85,10 @@ struct Keeper {
     log: Log,
     /// Said by the server at its end.
     failed: Option<Failure>,
+    /// Sockets of those who want to hear how it ended.
+    hearers: Vec<PathBuf>,
+    /// umount(8) knows that it is to wait.
+    is_registered: bool,
 }
 
 fn internal(what: &'static str) -> impl Fn(io::Error) -> Failure {
@@ -117,8 +125,20 @@ impl Keeper {
         let bytes = |path: &Path| escape(path.as_os_str().as_bytes());
         let name = format!("{} on {}", escape(source.as_bytes()), bytes(&dir));
         let entry = None;
-        let failed = None;
-        let mut keeper = Keeper { dir, name, entry, server, link, signals, signalled, log, failed };
+        let (failed, hearers) = (None, Vec::new());
+        let mut keeper = Keeper {
+            dir,
+            name,
+            entry,
+            server,
+            link,
+            signals,
+            signalled,
+            log,
+            failed,
+            hearers,
+            is_registered: false,
+        };
         // What is relative has been looked up by the server when it says that it is ready.
         let read_only = match keeper.next_word(launcher)? {
             Word::Opened { read_only } => read_only,
@@ -127,7 +147,9 @@ impl Keeper {
         let device = match claimed.as_mut().and_then(BlockMount::take_connection) {
             Some(device) => device,
             None => {
-                let kernel = choices.kernel(&source);
+                let mut kernel = choices.kernel(&source);
+                // Write-protected, say.
+                kernel.read_only |= read_only;
                 let device = open_and_mount(&keeper.dir, &kernel);
                 let device = device.inspect_err(|_| keeper.let_go())?;
                 keeper.entry = table::made_at(&keeper.dir);
@@ -156,6 +178,7 @@ impl Keeper {
         }
         if let Some(entry) = &keeper.entry {
             cache_freely(&entry.device);
+            keeper.is_registered = utab::register(entry);
         }
         let _ = std::env::set_current_dir("/");
         if launcher.is_some() {
@@ -292,6 +315,11 @@ impl Keeper {
             Ok(Some(Word::AskEnd { thread })) => {
                 let _ = self.link.say(&Word::AskedEnd(peek::shutdown_argument(thread)));
             }
+            Ok(Some(Word::Hearer { path })) => {
+                if self.hearers.len() < HEARERS_MAX {
+                    self.hearers.push(path.into());
+                }
+            }
             Ok(Some(Word::HandOver)) => {
                 if let Err(error) = self.hand_over(scope) {
                     self.log.add(WARNING, &format!("cannot have writes handed over: {error}"));
@@ -332,6 +360,21 @@ impl Keeper {
 
     /// The server has ended, or is about to.
     fn end(&mut self) -> Result<Exit> {
+        let ended = self.ended();
+        let word = match &ended {
+            Ok(_) => Word::Ready,
+            Err(failure) => Word::Failed(failure.clone()),
+        };
+        if let Some(entry) = self.entry.as_ref().filter(|_| self.is_registered)
+            && table::made_at(&entry.point).is_none()
+        {
+            utab::forget(entry);
+        }
+        self.hearers.iter().for_each(|path| farewell::say(path, &word));
+        ended
+    }
+
+    fn ended(&mut self) -> Result<Exit> {
         let status = self.server.wait().map_err(internal("cannot wait for the server"))?;
         if status.success() {
             return Ok(Exit::Success);
@@ -424,11 +467,11 @@ fn take_apart(dir: &Path, entry: Option<&Entry>, link: &Link) {
         tell(ERROR, Failure::from(error).message);
     }
     let error = match unmount(dir, false) {
-        Ok(()) => return,
+        Ok(()) => return end_for_all(entry, link),
         Err(error) => error,
     };
     if error.is_not_mounted() {
-        return;
+        return end_for_all(entry, link);
     }
     if error.is_busy() {
         let by = entry.map_or_else(|| "another process".to_owned(), busy::users_text);
@@ -436,8 +479,38 @@ fn take_apart(dir: &Path, entry: Option<&Entry>, link: &Link) {
         tell(WARNING, format!("{dir} is in use by {by}: it goes on for them until they end"));
     }
     match unmount(dir, true) {
-        Ok(()) => drop(link.say(&Word::Sync)),
+        Ok(()) => end_for_all(entry, link),
         Err(error) => drop(link.say(&Word::Failed(error.into()))),
+    }
+}
+
+/// How long programs that have files open in what was unmounted by a signal may go on. Managers of services
+/// kill after 90 seconds, and that would cost them what is not stored.
+const GRACE: Duration = Duration::from_secs(60);
+/// Pause between two looks at who has it mounted.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Waits for the server, which ends with the last who has the file system. Where that can take for ever,
+/// because somebody else has it mounted, or takes too long, it ends for all of them.
+fn end_for_all(entry: Option<&Entry>, link: &Link) {
+    let Some(entry) = entry else { return };
+    let clock = SystemClock;
+    let until = clock.monotonic().saturating_add(GRACE);
+    // The keeper hangs up when the server has ended.
+    while !link.is_over(STEP) {
+        let holders = Holders::of(entry);
+        if holders.are_none() && clock.monotonic() < until {
+            continue;
+        }
+        let point = escape(entry.point.as_os_str().as_bytes());
+        let who = match holders.are_none() {
+            true => format!("in use by {}", busy::users_text(entry)),
+            false => holders.text(),
+        };
+        let text = format!("{point} is still {who}: it ends for them too");
+        let _ = link.say(&Word::Log { level: WARNING, text });
+        let _ = link.say(&Word::End);
+        return;
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use crate::exit::{Exit, Failure, Result};
 use crate::mounting::link::{Link, Word};
 use crate::mounting::options::MountChoices;
-use crate::mounting::{keeper, server};
+use crate::mounting::{keeper, second, server};
 
 /// Tells a child which part it plays.
 const ROLE: &str = "EXTANT_MOUNT_ROLE";
@@ -30,8 +30,11 @@ pub(crate) fn run(request: &Request) -> Result<Exit> {
         Some(role) if role == SERVER => server::run(request),
         Some(role) if role == KEEPER => keeper::daemon(request),
         Some(role) => Err(Failure::usage(format!("{ROLE} is set to {}", role.display()))),
-        None if request.choices.foreground => keeper::foreground(request),
-        None => launch(),
+        None => match second::show(request)? {
+            Some(exit) => Ok(exit),
+            None if request.choices.foreground => keeper::foreground(request),
+            None => launch(),
+        },
     }
 }
 

@@ -10,7 +10,9 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -57,8 +59,13 @@ pub(crate) enum Word {
     },
     /// Server: somebody asked me to end.
     Terminate,
-    /// Keeper: make everything durable.
-    Sync,
+    /// Keeper: write everything, leave the image clean and end, whoever still has it mounted.
+    End,
+    /// Server: say your last word to this socket as well.
+    Hearer {
+        /// Its name.
+        path: String,
+    },
     /// Server: have the kernel send what it holds back.
     HandOver,
     /// Keeper: it has.
@@ -104,8 +111,7 @@ impl Link {
             Word::Serve(descriptor) => Some(descriptor.as_fd()),
             _ => None,
         };
-        let text = encode(word).to_string();
-        self.send(text.as_bytes(), descriptor)
+        self.send(&packet(word), descriptor)
     }
 
     fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -119,6 +125,14 @@ impl Link {
         let parts = [IoSlice::new(bytes)];
         rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut control, flags))?;
         Ok(())
+    }
+
+    /// Waits for the other side to hang up, no longer than `within`.
+    pub(crate) fn is_over(&self, within: Duration) -> bool {
+        let within = Timespec::try_from(within).ok();
+        let mut wanted = [PollFd::new(&self.0, PollFlags::IN)];
+        let came = rustix::io::retry_on_intr(|| poll(&mut wanted, within.as_ref()));
+        came.is_err() || wanted.iter().any(|fd| fd.revents().intersects(PollFlags::HUP))
     }
 
     /// Waits for the next word; `None` at the end.
@@ -146,6 +160,16 @@ impl Link {
         let value: Value = serde_json::from_slice(packet).map_err(|_| strange())?;
         decode(&value, descriptor).ok_or_else(strange).map(Some)
     }
+}
+
+/// A word that comes with no descriptor, for another way of saying it.
+pub(crate) fn packet(word: &Word) -> Vec<u8> {
+    encode(word).to_string().into_bytes()
+}
+
+/// The same, heard.
+pub(crate) fn of_packet(packet: &[u8]) -> Option<Word> {
+    decode(&serde_json::from_slice(packet).ok()?, None)
 }
 
 impl From<OwnedFd> for Link {
@@ -178,7 +202,8 @@ fn encode(word: &Word) -> Value {
         }),
         Word::Log { level, text } => json!({"word": "log", "level": level, "text": cut(text)}),
         Word::Terminate => json!({"word": "terminate"}),
-        Word::Sync => json!({"word": "sync"}),
+        Word::End => json!({"word": "end"}),
+        Word::Hearer { path } => json!({"word": "hearer", "path": path}),
         Word::AskEnd { thread } => json!({"word": "ask end", "thread": thread}),
         Word::AskedEnd(kind) => json!({"word": "asked end", "kind": kind}),
     }
@@ -208,7 +233,8 @@ fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
             Word::Log { level, text: text("text")? }
         }
         "terminate" => Word::Terminate,
-        "sync" => Word::Sync,
+        "end" => Word::End,
+        "hearer" => Word::Hearer { path: text("path")? },
         "ask end" => Word::AskEnd { thread: u32::try_from(value.get("thread")?.as_u64()?).ok()? },
         "asked end" => {
             let kind = value.get("kind")?;

@@ -120,6 +120,8 @@ pub(crate) struct MountChoices {
     /// The words of `-o`, as they were given.
     pub(crate) words: String,
     pub(crate) read_only: bool,
+    /// What cannot be written is not to be mounted for reading instead.
+    pub(crate) insists_on_writing: bool,
     pub(crate) remount: bool,
     pub(crate) access_times: AccessTimes,
     pub(crate) nodiratime: bool,
@@ -165,6 +167,7 @@ impl Default for MountChoices {
         MountChoices {
             words: String::new(),
             read_only: false,
+            insists_on_writing: false,
             remount: false,
             access_times: AccessTimes::Relative,
             nodiratime: false,
@@ -210,6 +213,8 @@ impl MountSet {
             words::apply_list(list, &mut choices)?;
         }
         choices.words = self.lists.join(",");
+        // mount(8) says "rw" to its helpers always; whoever says it here means it.
+        choices.insists_on_writing = choices.words.split(',').any(|word| word == "rw");
         choices.read_only |= self.read_only;
         choices.no_checksums |= self.no_checksums;
         choices.map_root |= self.map_root;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -62,7 +63,7 @@ fn internal(what: &str) -> impl Fn(io::Error) -> Failure {
 }
 
 fn serve(request: &Request, link: &Link) -> Result<()> {
-    let choices = &request.choices;
+    let mut choices = request.choices.clone();
     // A terminal's ^C is for the keeper alone.
     let _ = rustix::process::setsid();
     let signals = signals().map_err(internal("cannot handle signals"))?;
@@ -75,7 +76,8 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let Some(Word::Open { is_claimed }) = link.hear().map_err(internal("no keeper"))? else {
         return Err(Failure::new(Exit::Interrupted, "interrupted: nothing is mounted"));
     };
-    let devices = Devices::open(request, is_claimed)?;
+    let devices = Devices::open(request, &mut choices, is_claimed)?;
+    let choices = &choices;
     let rings = rings(&settings)?;
     let _ = std::env::set_current_dir("/");
     for missing in sandbox::enter(choices.sandbox)? {
@@ -136,8 +138,8 @@ struct Devices {
 }
 
 impl Devices {
-    fn open(request: &Request, is_claimed: bool) -> Result<Devices> {
-        let choices = &request.choices;
+    /// Opens and locks them. What is write-protected is opened for reading, unless writing was insisted on.
+    fn open(request: &Request, choices: &mut MountChoices, is_claimed: bool) -> Result<Devices> {
         let path = request.image.as_path();
         let name = escape(path.as_os_str().as_bytes());
         if let Some(holder) = loop_device_of(path)
@@ -153,7 +155,17 @@ impl Devices {
             (false, true) => Opening::Claimed,
             (false, false) => Opening::ToWrite,
         };
-        let image = open_patiently(path, how, choices)?;
+        let image = match open_patiently(path, how, choices)? {
+            Opened::Device(image) => image,
+            Opened::WriteProtected => {
+                complain(&format!("{name} is write-protected, mounting read-only"));
+                choices.read_only = true;
+                match open_patiently(path, Opening::ToRead, choices)? {
+                    Opened::Device(image) => image,
+                    Opened::WriteProtected => return Err(Failure::new(Exit::Io, name)),
+                }
+            }
+        };
         let how = if choices.read_only { Opening::ToRead } else { Opening::ToWrite };
         let journal = choices.journal_device.as_deref().map(|path| open(path, how));
         let journal = journal.transpose()?;
@@ -176,6 +188,11 @@ impl Devices {
         };
         let fs = open_at(&options, choices.superblock_kib, &device)
             .map_err(|error| opening_failed(error, &part, &device, at_start))?;
+        // Without its root there is nothing to see.
+        if let Err(error) = fs.root() {
+            let _ = fs.unmount();
+            return Err(opening_failed(error, &part, &device, at_start));
+        }
         note_journal_error(&fs, &name);
         if fs.recovered_orphans().is_some_and(|orphans| orphans.list_ignored || orphans.damaged > 0)
         {
@@ -243,15 +260,25 @@ fn is_read_only_device(device: &str) -> bool {
     std::fs::read(format!("/sys/block/{name}/ro")).is_ok_and(|text| text.starts_with(b"1"))
 }
 
+/// Whether a file is a block device that takes no writes.
+fn is_protected_device(path: &Path) -> bool {
+    let number = std::fs::metadata(path).ok().filter(|file| file.file_type().is_block_device());
+    number.map(|file| file.rdev()).is_some_and(|number| {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let told = std::fs::read(format!("/sys/dev/block/{major}:{minor}/ro"));
+        told.is_ok_and(|text| text.starts_with(b"1"))
+    })
+}
+
 /// Opens and locks the image. If the one who holds it is a server of ours whose mount is gone, it is
 /// about to end: `umount` returns before everything is written.
-fn open_patiently(path: &Path, how: Opening, choices: &MountChoices) -> Result<FileDevice> {
+fn open_patiently(path: &Path, how: Opening, choices: &MountChoices) -> Result<Opened> {
     let source = source_name(path, choices);
     let clock = SystemClock;
     let until = clock.monotonic() + HANDOVER;
     loop {
         let error = match open_locked(path, how) {
-            Ok(device) => return Ok(device),
+            Ok(device) => return Ok(Opened::Device(device)),
             Err(error) => error,
         };
         let holder = match &error {
@@ -261,6 +288,14 @@ fn open_patiently(path: &Path, how: Opening, choices: &MountChoices) -> Result<F
                 Some(holder) => Some(holder),
                 None => return Err(opening(error, path)),
             },
+            OpenError::Io { source, .. }
+                if how != Opening::ToRead
+                    && !choices.insists_on_writing
+                    && is_write_protection(source)
+                    && File::open(path).is_ok() =>
+            {
+                return Ok(Opened::WriteProtected);
+            }
             _ => return Err(opening(error, path)),
         };
         let mounts = table::mounts_of(&source);
@@ -282,6 +317,17 @@ fn open(path: &Path, how: Opening) -> Result<FileDevice> {
     open_locked(path, how).map_err(|error| opening(error, path))
 }
 
+/// An image that was opened, or was not because nobody may write to it.
+enum Opened {
+    Device(FileDevice),
+    WriteProtected,
+}
+
+/// A device or file system that is read-only, or a file that this user may only read.
+fn is_write_protection(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
+}
+
 /// What a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Opening {
@@ -292,6 +338,11 @@ enum Opening {
 }
 
 fn open_locked(path: &Path, how: Opening) -> Result<FileDevice, OpenError> {
+    if how != Opening::ToRead && is_protected_device(path) {
+        // The kernel lets one open it, and refuses the first write.
+        let source = io::ErrorKind::ReadOnlyFilesystem.into();
+        return Err(OpenError::Io { action: "write to", path: path.to_owned(), source });
+    }
     match how {
         Opening::ToWrite => FileDevice::open_read_write(path),
         Opening::Claimed => FileDevice::open_claimed(path),
@@ -443,6 +494,11 @@ impl Events for Server<'_> {
         self.answers.ends.to(self.link, &question, KEEPER_ANSWERS).flatten()
     }
 
+    fn tell_at_end(&self, path: &str) {
+        // Without a keeper nobody can: the server opens nothing.
+        let _ = self.link.say(&Word::Hearer { path: path.to_owned() });
+    }
+
     fn hand_over_writes(&self) -> bool {
         self.answers.handed_over.to(self.link, &Word::HandOver, KERNEL_SENDS).unwrap_or(false)
     }
@@ -494,7 +550,10 @@ impl Orders<'_> {
             }
             if word {
                 match self.server.link.hear() {
-                    Ok(Some(Word::Sync)) => self.sync(),
+                    Ok(Some(Word::End)) => self.end(
+                        "asked to end, and still mounted elsewhere or in use: everything is \
+                         written, and who has it gets \"not connected\"",
+                    ),
                     Ok(Some(Word::AskedEnd(kind))) => self.server.answers.ends.give(kind),
                     Ok(Some(Word::HandedOver { completely })) => {
                         self.server.answers.handed_over.give(completely);
@@ -520,7 +579,12 @@ impl Orders<'_> {
         *has_keeper = false;
         self.sync();
         if self.choices.sandbox != SandboxMode::Off {
-            self.end_without_unmounting();
+            let dir = escape(self.server.dir.as_os_str().as_bytes());
+            self.end(&format!(
+                "asked to end, and the process that keeps this mount, which alone may unmount it, is \
+                 gone: everything is written; {dir} is a mount without server now (\"not connected\"); \
+                 this takes it away: extant umount {dir}, or fusermount3 -u {dir}"
+            ));
         }
         // The other threads answer meanwhile.
         let dir = &self.server.dir;
@@ -535,27 +599,24 @@ impl Orders<'_> {
 
     /// Writes everything, leaves the image clean, and ends the process: only the end of all its
     /// threads, which wait in the kernel, closes the connection.
-    fn end_without_unmounting(&self) -> ! {
+    fn end(&self, how: &str) -> ! {
         let server = self.server;
-        if let Some(brake) = server.brake.get() {
-            brake.pull();
-        }
-        let dir = escape(server.dir.as_os_str().as_bytes());
-        let left = format!(
-            "{dir} is a mount without server now (\"not connected\"); this takes it away: extant umount \
-             {dir}, or fusermount3 -u {dir}"
-        );
-        let exit = match self.fs.clone().unmount() {
+        let ended = match server.brake.get() {
+            Some(brake) => brake.end(),
+            None => self.fs.clone().unmount(),
+        };
+        let exit = match ended {
             Ok(()) => {
-                let text = "asked to end, and the process that keeps this mount, which alone may \
-                            unmount it, is gone: everything is written";
-                server.tell(WARNING, &format!("{text}; {left}"));
+                server.tell(WARNING, how);
                 Exit::Success
             }
             Err(error) => {
-                let failure = Failure::from(error);
-                server.tell(ERROR, &format!("the mount ended badly: {}; {left}", failure.message));
-                failure.exit
+                let failure = Failure::caused(Exit::Io, "the mount ended badly", &error);
+                let exit = failure.exit;
+                if let Err(Word::Failed(failure)) = said(server.link, Word::Failed(failure)) {
+                    server.tell(ERROR, &failure.message);
+                }
+                exit
             }
         };
         std::process::exit(exit.code().into())

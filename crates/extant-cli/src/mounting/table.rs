@@ -38,8 +38,12 @@ impl Entry {
 
 /// All mounts of this process's name space, later ones last.
 pub(crate) fn all() -> io::Result<Vec<Entry>> {
-    let text = std::fs::read("/proc/self/mountinfo")?;
-    Ok(text.split(|byte| *byte == b'\n').filter_map(entry).collect())
+    Ok(entries(&std::fs::read("/proc/self/mountinfo")?).collect())
+}
+
+/// All mounts in a text such as `/proc/self/mountinfo`.
+pub(crate) fn entries(text: &[u8]) -> impl Iterator<Item = Entry> + '_ {
+    text.split(|byte| *byte == b'\n').filter_map(entry)
 }
 
 /// The mount that is seen at `dir`, if something is mounted right there. A directory that cannot be

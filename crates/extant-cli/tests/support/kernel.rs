@@ -21,7 +21,7 @@ pub(crate) fn clean(place: &Place, image: &str) {
 }
 
 /// A mounted image, unmounted at the end.
-pub(crate) struct Mounted(pub(crate) PathBuf);
+pub(crate) struct Mounted(pub(crate) PathBuf, PathBuf);
 
 impl Mounted {
     pub(crate) fn of(place: &Place, image: &str) -> Mounted {
@@ -34,7 +34,7 @@ impl Mounted {
         let args = ["-o", options, image, point.to_str().unwrap()];
         let mount = tool("mount", &args, place.0.path()).unwrap();
         assert!(mount.status.success(), "{}", String::from_utf8_lossy(&mount.stderr));
-        Mounted(point)
+        Mounted(point, place.path(image))
     }
 
     /// Runs a line of shell in the root of the image.
@@ -61,11 +61,21 @@ impl Drop for Mounted {
         for _ in 0..200 {
             let umount = Command::new("umount").arg(&self.0).stderr(Stdio::null()).status();
             if umount.is_ok_and(|status| status.success()) {
+                // Its loop device stays for a moment in mount name spaces that other tests have just made.
+                super::mounts::until("the image is free", || !has_loop_device(&self.1));
                 return;
             }
         }
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
+}
+
+fn has_loop_device(image: &Path) -> bool {
+    let backs = |device: std::fs::DirEntry| {
+        let backing = std::fs::read_to_string(device.path().join("loop/backing_file"));
+        backing.is_ok_and(|backing| Path::new(backing.trim_end()) == image)
+    };
+    std::fs::read_dir("/sys/block").is_ok_and(|mut devices| devices.any(|d| d.is_ok_and(backs)))
 }
 
 /// A loop device that goes away with the value.

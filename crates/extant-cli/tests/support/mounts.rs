@@ -1,7 +1,7 @@
 //! Mounts for tests: made, asked, and taken away whatever happens.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -112,4 +112,15 @@ pub(crate) fn is_alive(pid: i32) -> bool {
 pub(crate) fn signal(pid: i32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// A line of shell for a new mount name space, that takes away its copies of mounts that are not below `kept`:
+/// their ends would wait for it.
+pub(crate) fn let_others_go(kept: &Path) -> String {
+    let (kept, all) = (kept.display(), std::env::temp_dir());
+    let all = all.display();
+    format!(
+        "while read -r a b c d point rest; do case $point in {kept}*) ;; {all}/.tmp*) umount -l $point;; \
+         esac; done < /proc/self/mountinfo"
+    )
 }

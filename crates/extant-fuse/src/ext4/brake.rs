@@ -3,8 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use extant::Fs;
 use extant_sync::Clock;
 
+use super::end;
+use super::ending::Ending;
 use super::nodes::Nodes;
 use crate::connection::Connection;
 use crate::gate::Gate;
@@ -17,6 +20,8 @@ pub struct Brake {
     pub(super) gate: Arc<Gate>,
     pub(super) connection: Arc<Connection>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) ending: Arc<Ending>,
+    pub(super) fs: Fs,
 }
 
 impl Brake {
@@ -34,6 +39,21 @@ impl Brake {
             let _ = self.connection.drop_cached(node, 0);
         }
         self.gate.freeze(&*self.clock);
+    }
+
+    /// Brings the mount to rest and ends its file system: everything is written and the image is clean. What
+    /// programs have open is of no use after that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fs::unmount`]. If it was being ended already this waits for it, and whoever did that hears how it went.
+    pub fn end(&self) -> extant::Result<()> {
+        self.pull();
+        self.ending.reach(|| {
+            self.nodes.forget_all();
+            end(&self.fs)
+        });
+        self.ending.take().unwrap_or(Ok(()))
     }
 }
 

@@ -20,7 +20,7 @@ pub const STATS: &[u8] = b"extant.stats";
 /// Attribute with what is mounted and how, as JSON.
 pub const INFO: &[u8] = b"extant.info";
 /// Attribute that takes orders: `sync`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
-/// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`.
+/// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`, and for `extant umount` `tell=SOCKET`.
 ///
 /// `sync`, `freeze` and `shutdown=default` have the kernel send what programs have written before, and wait
 /// for it; it forgets what it has cached of files that are open for writing. `EAGAIN` when too many wait for it already.
@@ -32,6 +32,9 @@ pub const CONTROL: &[u8] = b"extant.control";
 /// In front of an order, the name of an attribute: asking for it gives the order too, as
 /// `extant.order.thaw`. See [`CONTROL`]; and a mount for reading lets no attribute be set.
 pub const ORDER: &[u8] = b"extant.order.";
+
+/// In front of the name of a socket, an order: how the mount ended is said there.
+const TELL: &str = "tell=";
 
 /// Numbers of control operations, as Linux has them for 64-bit programs.
 mod number {
@@ -110,7 +113,9 @@ impl Ext4<'_> {
             }
             n::SETFLAGS | n::SETFLAGS_32 => {
                 self.check_change()?;
-                self.set_flags(&inode, u32_at(asked.input, 0)?)?;
+                let set = self.set_flags(&inode, u32_at(asked.input, 0)?);
+                self.has_new_times(node);
+                set?;
                 self.changed(node)?;
                 Ok(Vec::new())
             }
@@ -124,6 +129,7 @@ impl Ext4<'_> {
             n::FSSETXATTR => {
                 self.check_change()?;
                 self.set_fsxattr(&inode, asked.input)?;
+                self.has_new_times(node);
                 self.changed(node)?;
                 Ok(Vec::new())
             }
@@ -145,6 +151,8 @@ impl Ext4<'_> {
                     return Err(Errno::EINVAL);
                 }
                 self.said(self.fs.tune(&Tune::new().label(label)))?;
+                // Who lists disks by their labels looks at the device.
+                self.said(self.fs.bring_home())?;
                 *self.label.lock() = label.to_vec();
                 Ok(Vec::new())
             }
@@ -170,6 +178,12 @@ impl Ext4<'_> {
             n::EXT4_PRECACHE_EXTENTS => Ok(Vec::new()),
             _ => Err(Errno::ENOTTY),
         }
+    }
+
+    /// A control operation changed a node, which the kernel does not know to change anything.
+    fn has_new_times(&self, node: u64) {
+        // At worst it shows the old ones.
+        let _ = self.connection.drop_attributes(node);
     }
 
     fn set_flags(&self, inode: &Inode, asked: u32) -> Reply<()> {
@@ -301,6 +315,10 @@ impl Ext4<'_> {
                     return Err(Errno::EROFS);
                 }
                 self.read_only.store(false, Ordering::Release);
+                Ok(())
+            }
+            _ if order.starts_with(TELL) => {
+                self.events.tell_at_end(&order[TELL.len()..]);
                 Ok(())
             }
             "shutdown=default" => self.shut_down(Shutdown::Sync),

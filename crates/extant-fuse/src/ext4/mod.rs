@@ -8,6 +8,7 @@
 //! listing   directories                        xattrs      attributes with names, ACLs
 //! room      for what the kernel holds back
 //! control   ioctl, orders to the server, statistics    brake   ended by the server itself
+//! ending    once, whoever asks for it
 //! ```
 //!
 //! # Invariants
@@ -21,6 +22,7 @@ mod attributes;
 mod brake;
 mod contents;
 mod control;
+mod ending;
 mod listing;
 mod names;
 mod nodes;
@@ -48,6 +50,7 @@ use crate::rings::Rings;
 use crate::session::{Events, Level, ServeError, Session};
 use crate::settings::{AccessTimes, Durable, RingUse, Settings};
 use crate::stats::RequestStats;
+use ending::Ending;
 use listing::Damaged;
 use nodes::{Nodes, Opens};
 use room::Room;
@@ -110,8 +113,7 @@ pub(crate) fn serve_session(
 ) -> Result<(), ServeError> {
     // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
-    // What became of the file system, if it was ended while the kernel waited.
-    let ended = Mutex::new(Rank::Leaf, None);
+    let (ending, nodes) = (Arc::new(Ending::new()), Arc::new(Nodes::new()));
     let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
         // Unmounted before anybody used it.
         let Some(agreed) = agreed else { return Ok(()) };
@@ -121,7 +123,7 @@ pub(crate) fn serve_session(
         let stats = Arc::new(RequestStats::new(threads));
         let server = Ext4 {
             fs: fs.clone(),
-            nodes: Arc::new(Nodes::new()),
+            nodes: Arc::clone(&nodes),
             opens: Opens::new(),
             settings,
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
@@ -137,7 +139,7 @@ pub(crate) fn serve_session(
             complaints: AtomicU32::new(0),
             label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
             drops: AtomicU32::new(0),
-            ended: &ended,
+            ending: Arc::clone(&ending),
             damaged: Damaged::new(),
             room: Room::new(agreed.flags.contains(InitFlags::WRITEBACK_CACHE)),
         };
@@ -146,6 +148,8 @@ pub(crate) fn serve_session(
             gate: Arc::clone(&server.gate),
             connection: Arc::clone(&server.connection),
             clock: Arc::clone(&server.clock),
+            ending: Arc::clone(&ending),
+            fs: fs.clone(),
         });
         events.ready();
         match rings {
@@ -153,7 +157,11 @@ pub(crate) fn serve_session(
             None => session.run(&server, agreed, &stats, settings, events),
         }
     });
-    let ended = ended.into_inner().unwrap_or_else(|| end(&fs));
+    ending.reach(|| {
+        nodes.forget_all();
+        end(&fs)
+    });
+    let ended = ending.take().unwrap_or(Ok(()));
     served?;
     Ok(ended?)
 }
@@ -195,8 +203,7 @@ struct Ext4<'a> {
     may_wait: u32,
     /// Requests come over the kernel's rings.
     over_rings: bool,
-    /// How the file system ended, if it has.
-    ended: &'a Mutex<Option<extant::Result<()>>>,
+    ending: Arc<Ending>,
 }
 
 impl Ext4<'_> {
@@ -482,10 +489,11 @@ impl Operations for Ext4<'_> {
     }
 
     fn end(&self) {
-        // What was removed and is known no more is deleted first. What the kernel forgets later is nobody's.
-        self.nodes.forget_all();
-        let ended = end(&self.fs);
-        *self.ended.lock() = Some(ended);
+        self.ending.reach(|| {
+            // What was removed is deleted first. What the kernel forgets later is nobody's.
+            self.nodes.forget_all();
+            end(&self.fs)
+        });
     }
 
     fn totals(&self) -> Reply<Totals> {
