@@ -1,21 +1,21 @@
 //! Commands on several paths: one mount for each image, every failure named, one exit code.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use extant::{AclKind, Fs, FsError, Inode, MountOptions, NewInode};
-use extant_block::FileDevice;
+use extant_block::{FileDevice, OpenError};
 use extant_format::features::Incompat;
 use extant_sync::{Clock, SystemClock};
 
 use crate::accounts::OwnerSpec;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{self, ReadArgs, mount_failure, note_journal_error, window};
+use crate::in_use::{loop_device_of, mounted_on};
 use crate::interrupt;
 use crate::output::{complain, report};
 use crate::size::parse_bytes;
@@ -47,7 +47,14 @@ impl EditArgs {
             )));
         }
         let device = FileDevice::open_read_write(file).map_err(|error| {
+            let is_locked = matches!(error, OpenError::Locked { .. });
             let failure = image::opening(error, file);
+            if is_locked && let Some(dir) = mounted_on(file, self.partition, self.offset) {
+                let dir = escape(dir.as_os_str().as_bytes());
+                return failure.hint(format!(
+                    "it is mounted on {dir}: change its files there, or extant umount {dir} first"
+                ));
+            }
             match &failure.hint {
                 Some(_) if is_read_only(file) => {
                     failure.hint("the command changes the image: it needs to be writable")
@@ -79,21 +86,6 @@ impl EditArgs {
         }
         Ok((fs, name))
     }
-}
-
-/// The loop device that the kernel has over `file`. Nothing locks the file for it, and what it
-/// keeps in memory would be written over our changes.
-pub(crate) fn loop_device_of(file: &Path) -> Option<String> {
-    let ours = std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
-    for device in std::fs::read_dir("/sys/block").ok()?.flatten() {
-        let Ok(backing) = std::fs::read(device.path().join("loop/backing_file")) else { continue };
-        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
-        let Ok(theirs) = std::fs::metadata(Path::new(OsStr::from_bytes(backing))) else { continue };
-        if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) {
-            return Some(format!("/dev/{}", device.file_name().display()));
-        }
-    }
-    None
 }
 
 impl EditArgs {

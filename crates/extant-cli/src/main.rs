@@ -16,6 +16,7 @@ mod fault;
 mod flags;
 mod foreign;
 mod image;
+mod in_use;
 mod interrupt;
 mod manuals;
 mod mkfs_args;

@@ -19,6 +19,28 @@ fn check(place: &Place, mistakes: &[Mistake<'_>]) {
     }
 }
 
+/// Runs the command as an ordinary user; `None`, with a line about it, where that cannot be done.
+fn as_user(place: &Place, args: &[&str]) -> Option<Ran> {
+    if !is_root() {
+        return Some(place.run(args));
+    }
+    let mode = PermissionsExt::from_mode;
+    std::fs::set_permissions(place.0.path(), mode(0o777)).unwrap();
+    std::fs::set_permissions(place.path("source/dir"), mode(0o755)).unwrap();
+    // The command where an ordinary user can run it.
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(copy.path(), mode(0o755)).unwrap();
+    let program = copy.path().join("extant");
+    std::fs::copy(support::EXTANT, &program).unwrap();
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program).args(args);
+    let Ok(output) = command.current_dir(place.0.path()).output() else {
+        println!("skipped: setpriv is not installed");
+        return None;
+    };
+    Some(Ran { args: args.join(" "), output })
+}
+
 #[test]
 fn paths_and_names() {
     let place = Place::with_image();
@@ -234,14 +256,12 @@ fn an_extract_onto_what_is_there_says_so_once() {
     assert!(place.path("out/file").exists());
     place.run(&["extract", "-F", "a.img", "out"]).succeeds();
     // Other troubles that many files have alike: a few are named, the rest is counted.
-    if is_root() {
-        println!("skipped: root may write into directories without permission");
-        return;
-    }
     std::fs::create_dir_all(place.path("shut/dir")).unwrap();
     let shut = |mode| PermissionsExt::from_mode(mode);
-    std::fs::set_permissions(place.path("shut/dir"), shut(0o500)).unwrap();
-    let ran = place.run(&["extract", "a.img", "shut"]).ends_with(1);
+    std::fs::set_permissions(place.path("shut/dir"), shut(0o555)).unwrap();
+    std::fs::set_permissions(place.path("shut"), shut(0o777)).unwrap();
+    let Some(ran) = as_user(&place, &["extract", "a.img", "shut"]) else { return };
+    let ran = ran.ends_with(1);
     std::fs::set_permissions(place.path("shut/dir"), shut(0o700)).unwrap();
     assert!(ran.err().lines().count() < 20, "{}", ran.err());
     assert!(ran.err().contains("more: cannot create: Permission denied"), "{}", ran.err());
@@ -266,16 +286,36 @@ fn an_image_that_must_not_or_cannot_be_changed() {
     );
     place.run(&["ls", "a.img"]).succeeds();
     drop(held);
-    if is_root() {
-        println!("skipped: root may open everything");
-        return;
-    }
     let mode =
         |mode| std::fs::set_permissions(place.path("a.img"), PermissionsExt::from_mode(mode));
     mode(0o444).unwrap();
-    check(&place, &[(&["mkdir", "a.img:/new"], 8, &["Permission denied"], "needs to be writable")]);
+    let Some(ran) = as_user(&place, &["mkdir", "a.img:/new"]) else { return };
+    ran.ends_with(8).complains(&["a.img", "Permission denied"]).hints("needs to be writable");
+    as_user(&place, &["ls", "a.img"]).unwrap().succeeds();
     mode(0).unwrap();
-    check(&place, &[(&["ls", "a.img"], 8, &["Permission denied"], "needs no root")]);
+    let ran = as_user(&place, &["ls", "a.img"]).unwrap();
+    ran.ends_with(8).complains(&["a.img", "Permission denied"]).hints("needs no root");
+    // A place where nothing may be made.
+    std::fs::create_dir(place.path("closed")).unwrap();
+    std::fs::set_permissions(place.path("closed"), PermissionsExt::from_mode(0o555)).unwrap();
+    let ran = as_user(&place, &["build", "closed/b.img", "--from", "source/dir/deep"]).unwrap();
+    ran.ends_with(8).complains(&["cannot create a file in \"closed\"", "Permission denied"]);
+}
+
+#[test]
+fn an_image_that_is_mounted_is_changed_through_its_mount() {
+    let place = Place::with_image();
+    std::fs::create_dir(place.path("mnt")).unwrap();
+    let mounted = place.run(&["mount", "--log", "log", "a.img", "mnt"]);
+    if mounted.output.status.code() != Some(0) {
+        println!("skipped: cannot mount here: {}", mounted.err());
+        return;
+    }
+    let ran = place.run(&["mkdir", "a.img:/new"]);
+    let read = place.run(&["cat", "a.img:/file"]);
+    place.run(&["umount", "mnt"]).succeeds();
+    ran.ends_with(7).complains(&["a.img is in use by"]).hints("mnt: change its files there");
+    assert_eq!(read.succeeds().out(), "hello\n");
 }
 
 /// An image on a full disk: the message names the disk, not the image.

@@ -167,6 +167,8 @@ fn no_source_and_misplaced_ones_are_told_how_to_give_one() {
     place.run(&["build", "b.img"]).ends_with(2).complains(&["no source", "--from"]).hints("mkfs");
     let stray = place.run(&["build", "b.img", "source"]);
     stray.ends_with(2).complains(&["source", "--from"]).hints("extant build b.img --from source");
+    let swapped = place.run(&["build", "source", "b.img"]).ends_with(2);
+    swapped.hints("extant build b.img --from source");
     let gone = place.run(&["build", "b.img", "--from", "gone"]);
     gone.ends_with(3).complains(&["cannot open \"gone\""]).hints("no such file or directory");
     // A path in an image.

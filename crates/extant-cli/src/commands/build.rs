@@ -139,7 +139,10 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
 fn source(args: &BuildArgs) -> Result<&OsStr> {
     let out = escape(args.out.as_bytes());
     if let Some(stray) = &args.stray {
+        // As cp has it: the source first.
+        let swapped = Path::new(&args.out).is_dir() && !Path::new(stray).is_dir();
         let stray = escape(stray.as_bytes());
+        let (stray, out) = if swapped { (out, stray) } else { (stray, out) };
         return Err(Failure::usage(format!(
             "{stray}: what is this? A source is given with --from"
         ))

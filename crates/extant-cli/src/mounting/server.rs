@@ -19,9 +19,9 @@ use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::edit::loop_device_of;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{mount_failure, note_journal_error, window};
+use crate::in_use::loop_device_of;
 use crate::mounting::launcher::Request;
 use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
