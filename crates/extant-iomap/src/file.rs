@@ -69,7 +69,7 @@ pub struct FileCache {
     passes: Mutex<u64>,
     pass_ended: Condvar,
     errors: AtomicU64,
-    closed: AtomicBool,
+    ended: AtomicBool,
 }
 
 /// Where a new folio may begin.
@@ -120,7 +120,7 @@ impl FileCache {
             passes: Mutex::new(Rank::Leaf, 0),
             pass_ended: Condvar::new(),
             errors: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         }
     }
 
@@ -441,27 +441,19 @@ impl FileCache {
         }
     }
 
-    /// Ends writeback of the file: waits for what runs, and lets none begin before
-    /// [`reopen`](Self::reopen). For a file that is about to be deleted. No folio lock and no journal
-    /// handle is held.
-    pub fn close(&self) {
-        let _none = self.writeback.lock();
-        self.closed.store(true, Ordering::Release);
+    /// The file is being deleted: forgets everything, dirty or not, and whoever waits to write back
+    /// finds nothing, for good. Nobody reads or writes the file. Takes no lock but leaves.
+    pub fn end(&self, _kept_out: &KeptOut<'_>) {
+        self.ended.store(true, Ordering::Release);
+        self.forget_all();
     }
 
-    /// Allows writeback again.
-    pub fn reopen(&self) {
-        self.closed.store(false, Ordering::Release);
+    /// Whether the file has [ended](Self::end). What a caller that keeps writeback out sees stays so.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether writeback has been ended.
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// Forgets everything, dirty or not. For a file that nobody can use: it is
-    /// [closed](Self::close), and nobody reads or writes it. Takes no lock but leaves.
-    pub fn forget_all(&self) {
+    fn forget_all(&self) {
         let index = std::mem::take(&mut *self.inner.index.write());
         for (frame, order) in index.folios.into_values() {
             // Somebody who follows an old hint may have it pinned for a moment.

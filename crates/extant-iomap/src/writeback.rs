@@ -85,7 +85,7 @@ impl FileCache {
     ) -> Result<u64, M::Error> {
         let mut at = range.start;
         let mut written = 0;
-        while written < most && !self.is_closed() {
+        while written < most && !self.has_ended() {
             self.cache.begin_batch();
             let batch = self.collect(mapper, at..range.end);
             let Some(last) = batch.last() else {

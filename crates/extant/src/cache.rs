@@ -17,7 +17,7 @@
 
 use std::hash::{BuildHasher, Hash};
 
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Mutex, MutexGuard, Rank};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 /// Number of shards; a power of two. More than the threads that usually run at once.
@@ -131,7 +131,26 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
             return slot.value.clone();
         }
         let value = make();
-        let slot = Slot { key, value: value.clone(), used: false };
+        self.insert_missing(guard, key, value.clone());
+        value
+    }
+
+    /// Stores `value`, whatever is there, and returns that.
+    pub(crate) fn replace(&self, key: K, value: V) -> Option<V> {
+        let mut guard = self.shard(&key).lock();
+        let shard = &mut *guard;
+        if let Some(slot) = shard.map.get(&key).and_then(|index| shard.slots.get_mut(*index)) {
+            slot.used = true;
+            return Some(std::mem::replace(&mut slot.value, value));
+        }
+        self.insert_missing(guard, key, value);
+        None
+    }
+
+    /// Stores the value of a key that has none, in a shard that is locked.
+    fn insert_missing(&self, mut guard: MutexGuard<'_, Shard<K, V>>, key: K, value: V) {
+        let shard = &mut *guard;
+        let slot = Slot { key, value, used: false };
         let len = shard.slots.len();
         if len >= self.capacity {
             // Two rounds at most: the first clears every bit.
@@ -148,12 +167,11 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
                 let others = shard.shrink(self.capacity);
                 drop(guard);
                 drop((victim, others));
-                return value;
+                return;
             }
         }
         shard.map.insert(key, len);
         shard.slots.push(slot);
-        value
     }
 
     /// Takes a value out.

@@ -36,7 +36,7 @@ use crate::error::{Family, Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Node, Settled};
 use crate::txn::Txn;
 
 /// An extent tree without extents.
@@ -271,17 +271,11 @@ impl<'a> Work<'a> {
     /// The number was freed and given to another inode: what the first one had goes, and its names
     /// go with the names.
     fn bury(&self, txn: &mut Txn<'_>, ino: Ino, old: InodeData) -> Result<()> {
-        let is_dir = old.kind == FileKind::Directory;
         let node = self.node(ino, old);
-        node.take_for_deletion();
-        let purpose = node.with(crate::namei::purpose_of);
-        if node.with(map::has_blocks) {
-            map::remove(txn, self.fs, &node, 0..FILE_BLOCKS_END, purpose)?;
-        }
-        crate::xattr::release_all(txn, self.fs, &node)?;
-        let record = node.with(|data| data.record.clone());
-        txn.uncharge_inode(&record);
-        txn.writer().alloc().free_inode(txn, ino, is_dir)
+        node.life().lose_names();
+        let settled = Settled::without_contents(&node);
+        let dying = settled.die().ok_or_else(|| damaged(ino, "it is given out while in use"))?;
+        self.fs.delete_now(txn, dying)
     }
 
     /// How many clusters the map of a file names, and which.
@@ -449,7 +443,10 @@ impl<'a> Work<'a> {
             let links = u16::try_from(links.clamp(0, limit)).unwrap_or(u16::MAX);
             txn.update(&node, |data| data.record.links = links)?;
             if links == 0 {
+                node.life().lose_names();
                 self.fs.add_orphan(txn, &node)?;
+            } else {
+                node.life().name();
             }
         }
         Ok(())

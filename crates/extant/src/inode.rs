@@ -245,16 +245,22 @@ impl Fs {
     /// The node of an inode in use.
     pub(crate) fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         let volume = self.volume();
-        if let Some(node) = volume.nodes().get(&ino) {
-            return Ok(node);
+        let node = match volume.nodes().get(&ino) {
+            Some(node) => node,
+            None => {
+                let node = Arc::new(Node::new(self.load_inode(ino)?));
+                volume.nodes().insert(ino, node)
+            }
+        };
+        if node.life().is_gone() {
+            return Err(FsError::NoSuchInode { ino, inode_count: volume.inode_count() });
         }
-        let node = Arc::new(Node::new(self.load_inode(ino)?));
-        Ok(volume.nodes().insert(ino, node))
+        Ok(node)
     }
 
     /// A handle on `node` as it is now.
     pub(crate) fn handle(&self, node: &Arc<Node>) -> Result<Inode> {
-        if !node.hold() {
+        if !node.life().hold() {
             let inode_count = self.volume().inode_count();
             return Err(FsError::NoSuchInode { ino: node.ino(), inode_count });
         }
@@ -311,7 +317,7 @@ impl Fs {
 impl Clone for Inode {
     fn clone(&self) -> Inode {
         // It is held already, so it cannot be dead; 2^32 - 2 handles would be 250 GiB of them.
-        let counted = self.counted && self.node.hold();
+        let counted = self.counted && self.node.life().hold();
         let (fs, node, data) = (self.fs.clone(), Arc::clone(&self.node), Arc::clone(&self.data));
         Inode { fs, node, counted, data }
     }
@@ -320,9 +326,8 @@ impl Clone for Inode {
 impl Drop for Inode {
     fn drop(&mut self) {
         if self.counted
-            && self.node.let_go()
+            && self.node.life().let_go()
             && let Ok(writer) = self.fs.volume().writer()
-            && self.node.with(|data| data.record.links == 0)
         {
             writer.reclaim_later(Arc::clone(&self.node));
         }

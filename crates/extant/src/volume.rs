@@ -289,18 +289,12 @@ impl Volume {
         self.writer.get().is_some()
     }
 
-    /// The node of an inode number that was just given out. A node of an earlier inode of that
-    /// number, waiting to be encoded as free, takes the new state.
+    /// The node of an inode number that was just given out. A dead node of an earlier inode of that
+    /// number stays with those who have it; nobody finds it any more.
     pub(crate) fn install_node(&self, ino: Ino, data: InodeData) -> Arc<Node> {
-        let mut data = Some(data);
-        let make = || match data.take() {
-            Some(data) => Arc::new(Node::new(data)),
-            None => unreachable!("called at most once"),
-        };
-        let node = self.nodes.get_or_insert_with(ino, make);
-        if let Some(data) = data {
-            node.revive(data);
-        }
+        let node = Arc::new(Node::new(data));
+        let earlier = self.nodes.replace(ino, Arc::clone(&node));
+        debug_assert!(earlier.is_none_or(|earlier| earlier.life().is_gone()), "in use: {ino}");
         node
     }
 

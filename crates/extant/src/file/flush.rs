@@ -81,8 +81,8 @@ impl DirtyFiles {
 
     fn insert(&self, node: &Arc<Node>, file: &FileState, since: Duration) {
         let mut shard = self.shard(node.ino()).lock();
-        // Decided under the lock: a file is listed once.
-        if file.listed_since().is_none() {
+        // Decided under the lock: a file is listed once, and one that is being deleted not again.
+        if file.listed_since().is_none() && !file.cache.has_ended() {
             file.set_listed_since(Some(since));
             shard.insert((since, node.ino()), Arc::clone(node));
         }
@@ -161,15 +161,15 @@ impl Fs {
     /// `data` counts. Whether there was anything.
     fn store_pending(&self, mapper: &FileMapper<'_>, data: bool) -> Result<bool> {
         let (node, file) = (mapper.node, mapper.file);
-        if node.is_dead() || file.cache.is_closed() {
-            return Ok(false);
-        }
         let stored = node.with(|data| data.record.size);
         if file.size() == stored && (data || file.stamp().is_none()) {
             return Ok(false);
         }
         // A writer dirties before it raises the size: read in the other order.
         let _kept_out = file.cache.keep_writeback_out();
+        if file.cache.has_ended() {
+            return Ok(false);
+        }
         let size = file.size();
         let size_to = if file.cache.is_dirty() { 0 } else { size };
         if size_to <= stored && (data || file.stamp().is_none()) {

@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use extant_format::inode::FileKind;
 use extant_format::time::Timestamp;
 use extant_iomap::{Cache, Cookie, FileCache, MappedPages};
 use extant_sync::{Mutex, Rank, RwLock};
@@ -25,7 +24,7 @@ use extant_sync::{Mutex, Rank, RwLock};
 use super::delayed::Delayed;
 use crate::alloc::Run;
 use crate::inode::{InodeData, Metadata};
-use crate::node::Node;
+use crate::node::{Dying, Node};
 use crate::volume::Volume;
 
 /// Blocks that writeback has taken in memory for a range that starts at some file block.
@@ -184,11 +183,9 @@ impl Node {
         self.file_state().get_or_init(make)
     }
 
-    /// The state of a regular file in use. A number that comes to an inode of another kind leaves one
-    /// behind, which says nothing about that.
+    /// The state of a regular file in use.
     pub(crate) fn file_in_use(&self) -> Option<&FileState> {
-        let is_regular = FileKind::from_mode(self.gist().mode) == Some(FileKind::Regular);
-        self.file_state().get().filter(|_| is_regular).map(|file| &**file)
+        self.file_state().get().map(|file| &**file)
     }
 
     /// The size that readers see.
@@ -229,31 +226,21 @@ impl Node {
         metadata.blocks = metadata.blocks.saturating_add(sectors);
         metadata
     }
+}
 
-    /// Ends writeback of a file that will perhaps be deleted, until the guard is dropped or for good
-    /// if it is. Before a transaction is opened.
-    pub(crate) fn settle(&self) -> Settled<'_> {
-        let closes = self.is_unheld() && self.with(|data| data.record.links <= 1);
-        if closes && let Some(file) = self.file_state().get() {
-            file.cache.close();
-        }
-        Settled { node: self }
-    }
-
-    /// Whether nothing of the file is or comes under writeback.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.file_state().get().is_none_or(|file| file.cache.is_closed())
-    }
-
-    /// The inode is being deleted: forgets its contents and gives back what was promised for them.
+impl Dying<'_> {
+    /// Forgets the contents and gives back what was promised for them.
     pub(crate) fn drop_contents(&self, volume: &Volume) {
-        let Some(file) = self.file_state().get() else { return };
-        file.cache.forget_all();
-        file.drop_delayed(volume, self, 0..u64::MAX);
+        let node = self.node();
+        let (Some(file), Some(kept_out)) = (node.file_state().get(), self.kept_out()) else {
+            return;
+        };
+        file.cache.end(kept_out);
+        file.drop_delayed(volume, node, 0..u64::MAX);
         file.drop_stamp();
         file.set_size(0);
         if let Ok(writer) = volume.writer() {
-            writer.dirty_files().remove(self, file);
+            writer.dirty_files().remove(node, file);
         }
     }
 }
@@ -278,31 +265,6 @@ impl FileState {
             let bits = volume.superblock().cluster_bits() + volume.block_size().log2() - 9;
             writer.quotas().unpromise(node, clusters << bits);
             writer.alloc().unpromise(clusters);
-        }
-    }
-
-    /// For a new inode of the same number.
-    pub(crate) fn revive(&self, size: u64) {
-        self.set_size(size);
-        self.drop_stamp();
-        self.mapping_changed();
-        self.placed.0.store(0, Ordering::Relaxed);
-        self.cache.reopen();
-    }
-}
-
-/// Keeps writeback of one file ended.
-#[must_use = "writeback may go on when it is dropped"]
-pub(crate) struct Settled<'a> {
-    node: &'a Node,
-}
-
-impl Drop for Settled<'_> {
-    fn drop(&mut self) {
-        if !self.node.is_dead()
-            && let Some(file) = self.node.file_state().get()
-        {
-            file.cache.reopen();
         }
     }
 }

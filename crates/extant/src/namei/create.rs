@@ -1,7 +1,6 @@
 //! New inodes.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use extant_base::Ino;
 use extant_format::dir::FileType;
@@ -181,7 +180,7 @@ impl Inode {
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             let node = self.new_node(&mut txn, &parent, b"", new, What::File)?;
             txn.update(&node, |data| data.record.links = 0)?;
-            node.nameless.store(true, Ordering::Release);
+            node.life().make_nameless();
             let handle = fs.handle(&node);
             fs.add_orphan(&mut txn, &node).map_err(|error| txn.fail(error))?;
             handle

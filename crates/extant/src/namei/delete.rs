@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::inode::InodeData;
 use crate::map::{self, FILE_BLOCKS_END};
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Dying, Node, Settled};
 use crate::txn::Txn;
 use crate::xattr;
 
@@ -31,15 +31,25 @@ pub(crate) fn purpose_of(data: &InodeData) -> Purpose {
 impl Fs {
     /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
     /// holds it, else makes it an orphan.
-    pub(crate) fn bury(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data))
-            && node.is_settled();
-        if small && node.take_for_deletion() {
-            return self.delete_in(txn, node, false);
+    pub(crate) fn bury(
+        &self,
+        txn: &mut Txn<'_>,
+        node: &Arc<Node>,
+        settled: Settled<'_>,
+    ) -> Result<()> {
+        node.life().lose_names();
+        let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data));
+        if small && let Some(dying) = settled.die() {
+            return self.delete_now(txn, dying);
         }
         self.add_orphan(txn, node)?;
         // Handles may have been let go before the count came to 0.
-        if node.is_unheld() {
+        self.queue_orphan(node)
+    }
+
+    /// Lets an orphan that nobody holds be deleted soon.
+    fn queue_orphan(&self, node: &Arc<Node>) -> Result<()> {
+        if node.life().queue() {
             self.volume().writer()?.reclaim_later(Arc::clone(node));
         }
         Ok(())
@@ -53,23 +63,39 @@ impl Fs {
         let nodes = writer.take_reclaimable();
         let any = !nodes.is_empty();
         for node in nodes {
-            if node.take_for_deletion() && self.delete_orphan(&node).is_err() {
-                node.keep();
+            node.life().unqueue();
+            match Settled::new(&node).die() {
+                Some(dying) => {
+                    if let Err(error) = self.delete_orphan(dying) {
+                        writer.supers().report(&error, writer.now().seconds);
+                    }
+                }
+                None => _ = self.queue_orphan(&node),
             }
         }
         any
     }
 
-    /// Deletes an orphan that nobody can reach any more (D3).
-    pub(crate) fn delete_orphan(&self, node: &Arc<Node>) -> Result<()> {
-        let _settled = node.settle();
+    /// Deletes an orphan that nobody can reach any more.
+    ///
+    /// # Errors
+    ///
+    /// Damage, device errors, a journal that stopped. The inode stays an orphan then, without what of
+    /// its contents is freed already, and the next mount goes on.
+    pub(crate) fn delete_orphan(&self, dying: Dying<'_>) -> Result<()> {
         let mut txn = Txn::begin(self.volume(), CREDITS)?;
-        self.delete_in(&mut txn, node, true)
+        self.delete_in(&mut txn, dying, true)
     }
 
-    fn delete_in(&self, txn: &mut Txn<'_>, node: &Arc<Node>, is_orphan: bool) -> Result<()> {
+    /// Deletes an inode that is no orphan, in the transaction that took its last name.
+    pub(crate) fn delete_now(&self, txn: &mut Txn<'_>, dying: Dying<'_>) -> Result<()> {
+        self.delete_in(txn, dying, false)
+    }
+
+    fn delete_in(&self, txn: &mut Txn<'_>, dying: Dying<'_>, is_orphan: bool) -> Result<()> {
+        let node = dying.node();
         let purpose = node.with(purpose_of);
-        node.drop_contents(self.volume());
+        dying.drop_contents(self.volume());
         if node.with(map::has_blocks) {
             map::remove(txn, self, node, 0..FILE_BLOCKS_END, purpose)?;
             // What is no orphan goes whole, in the transaction that took its last name.
@@ -81,13 +107,21 @@ impl Fs {
         if is_orphan {
             self.remove_orphan(txn, node)?;
         }
-        self.free_node(txn, node)
+        self.free_node(txn, node)?;
+        dying.end();
+        Ok(())
     }
 
     /// Undoes the making of an inode that no directory names yet.
     pub(crate) fn undo_new(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        node.take_for_deletion();
-        self.delete_in(txn, node, false)
+        node.life().lose_names();
+        if let Some(dying) = Settled::without_contents(node).die() {
+            return self.delete_now(txn, dying);
+        }
+        // Somebody has found it by its number.
+        txn.update(node, |data| data.record.links = 0)?;
+        self.add_orphan(txn, node)?;
+        self.queue_orphan(node)
     }
 
     fn free_node(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {

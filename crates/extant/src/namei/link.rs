@@ -1,7 +1,6 @@
 //! Names added to what exists, and names removed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use extant_format::dir::FileType;
 use extant_format::inode::{FileKind, InodeFlags};
@@ -12,7 +11,7 @@ use super::{LINKS_MAX, check_directory, check_linkable, check_name, drop_subdire
 use crate::dir::edit as dir_edit;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
-use crate::node::Node;
+use crate::node::{Node, Settled};
 use crate::txn::Txn;
 
 /// Blocks that adding a name to an inode changes at most.
@@ -49,7 +48,7 @@ impl Inode {
             let what = "directories have one name only";
             return Err(FsError::NotPermitted { ino: target.ino(), what });
         }
-        let nameless = target.nameless.load(Ordering::Acquire);
+        let nameless = target.life().is_nameless();
         let kind = target.with(|data| {
             check_linkable(data)?;
             if data.record.links == 0 && !nameless {
@@ -92,7 +91,7 @@ impl Inode {
             // Whoever gave it its first name takes it off the orphans; nobody else.
             if before == 0 {
                 fs.remove_orphan(txn, target)?;
-                target.nameless.store(false, Ordering::Release);
+                target.life().name();
             }
             let file_type = FileType::from_mode(kind.mode_bits());
             dir_edit::insert(txn, fs, dir, place, name, target.ino(), file_type)?;
@@ -130,7 +129,7 @@ impl Inode {
             }
             check_linkable(data)
         })?;
-        let _settled = node.settle();
+        let settled = node.settle();
         let mut txn = Txn::begin(volume, UNLINK_CREDITS)?;
         dir_edit::remove(&mut txn, fs, dir, name)?;
         let now = writer.now();
@@ -141,7 +140,7 @@ impl Inode {
                 data.record.ctime = now;
                 data.record.links
             })?;
-            if left == 0 { fs.bury(txn, &node) } else { Ok(()) }
+            if left == 0 { fs.bury(txn, &node, settled) } else { Ok(()) }
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
         fs.note_name(dir, name, None);
@@ -209,7 +208,7 @@ impl Inode {
                 data.record.links = 0;
                 data.record.ctime = now;
             })?;
-            fs.bury(txn, node)
+            fs.bury(txn, node, Settled::without_contents(node))
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
         fs.note_name(dir, name, None);

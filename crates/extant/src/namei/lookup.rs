@@ -31,8 +31,15 @@ impl Inode {
     /// at most four blocks and usually two or three, cached; without, half of the directory on
     /// average.
     pub fn lookup(&self, name: impl AsRef<[u8]>) -> Result<Inode> {
-        let node = self.lookup_node(name.as_ref())?;
-        self.fs().handle(&node)
+        let name = name.as_ref();
+        loop {
+            let node = self.lookup_node(name)?;
+            match self.fs().handle(&node) {
+                // It went just now, with that name: somebody else got something done.
+                Err(FsError::NoSuchInode { .. }) if node.life().is_gone() => {}
+                done => return done,
+            }
+        }
     }
 
     /// Like [`lookup`](Self::lookup), without loading the inode.
@@ -40,9 +47,9 @@ impl Inode {
         let name = name.as_ref();
         let Ok(writer) = self.volume().writer() else { return self.search(name) };
         match writer.dentries().get(self.ino(), name) {
-            Known::Is(node) => return Ok(node.ino()),
+            Known::Is(node) if !node.life().is_gone() => return Ok(node.ino()),
             Known::Missing => return Err(FsError::NotFound { dir: self.ino() }),
-            Known::Unknown => {}
+            Known::Is(_) | Known::Unknown => {}
         }
         let _content = self.node().content.read();
         self.fs().view(self.node()).search(name)
@@ -64,9 +71,11 @@ impl Fs {
     pub(crate) fn lookup_in(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Arc<Node>> {
         if let Ok(writer) = self.volume().writer() {
             match writer.dentries().get(dir.ino(), name) {
-                Known::Is(node) => return Ok(node),
+                Known::Is(node) if !node.life().is_gone() => return Ok(node),
                 Known::Missing => return Err(FsError::NotFound { dir: dir.ino() }),
-                Known::Unknown => {}
+                // What is gone had its name taken, and who did that holds the directory until the
+                // cache knows.
+                Known::Is(_) | Known::Unknown => {}
             }
         }
         let _content = self.volume().is_writable().then(|| dir.content.read());
@@ -78,9 +87,9 @@ impl Fs {
     pub(crate) fn find_in(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Option<Arc<Node>>> {
         if let Ok(writer) = self.volume().writer() {
             match writer.dentries().get(dir.ino(), name) {
-                Known::Is(node) => return Ok(Some(node)),
+                Known::Is(node) if !node.life().is_gone() => return Ok(Some(node)),
                 Known::Missing => return Ok(None),
-                Known::Unknown => {}
+                Known::Is(_) | Known::Unknown => {}
             }
         }
         self.search_in(dir, name)

@@ -18,7 +18,7 @@ use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Node, Settled};
 use crate::txn::Txn;
 
 bitflags! {
@@ -304,7 +304,7 @@ impl Move<'_> {
     fn replace(&self) -> Result<()> {
         let (fs, volume) = (self.fs, self.fs.volume());
         let writer = volume.writer()?;
-        let _settled = self.target.map(|target| target.settle());
+        let settled = self.target.map(|target| target.settle());
         let mut txn = Txn::begin(volume, CREDITS)?;
         // All that can fail for want of space. The whiteout can be undone, growth of a directory not.
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
@@ -347,7 +347,7 @@ impl Move<'_> {
                     dir_edit::remove(txn, fs, self.old_dir, self.old_name)?;
                 }
             }
-            self.settle(txn, now)
+            self.settle(txn, now, settled)
         };
         finish(&mut txn).map_err(|error| txn.fail(error))?;
         fs.note_name(self.old_dir, self.old_name, whiteout.as_ref());
@@ -356,7 +356,12 @@ impl Move<'_> {
     }
 
     /// Times, link counts, `..`, and the end of what was replaced.
-    fn settle(&self, txn: &mut Txn<'_>, now: Timestamp) -> Result<()> {
+    fn settle(
+        &self,
+        txn: &mut Txn<'_>,
+        now: Timestamp,
+        settled: Option<Settled<'_>>,
+    ) -> Result<()> {
         let (fs, volume) = (self.fs, self.fs.volume());
         let crosses = self.old_dir.ino() != self.new_dir.ino();
         let moved_is_dir = is_dir(self.moved);
@@ -378,7 +383,7 @@ impl Move<'_> {
                 dir_edit::set_parent(txn, fs, self.moved, self.new_dir.ino())?;
             }
         }
-        let Some(target) = self.target else { return Ok(()) };
+        let (Some(target), Some(settled)) = (self.target, settled) else { return Ok(()) };
         let left = txn.update(target, |data| {
             data.record.links = match data.kind {
                 FileKind::Directory => 0,
@@ -387,7 +392,7 @@ impl Move<'_> {
             data.record.ctime = now;
             data.record.links
         })?;
-        if left == 0 { fs.bury(txn, target) } else { Ok(()) }
+        if left == 0 { fs.bury(txn, target, settled) } else { Ok(()) }
     }
 
     fn exchange(&self, target: &Arc<Node>) -> Result<()> {

@@ -15,7 +15,7 @@ use super::Orphans;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::map;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Node, Settled};
 use crate::supers::SuperState;
 use crate::txn::Txn;
 
@@ -157,14 +157,11 @@ impl Orphans {
     /// Deletes an orphan, or cuts it to its size.
     fn settle(&self, fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> {
         if node.with(|data| data.record.links == 0) {
-            if !node.take_for_deletion() {
+            let Some(dying) = Settled::new(node).die() else {
                 let rule = "the inode is in use by the file system itself";
                 return Err(FsError::corrupt("orphan", node.ino(), None, Fault::Rule(rule)));
-            }
-            if let Err(error) = fs.delete_orphan(node) {
-                node.keep();
-                return Err(error);
-            }
+            };
+            fs.delete_orphan(dying)?;
             summary.deleted += 1;
             return Ok(());
         }

@@ -17,7 +17,7 @@ use crate::error::{Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::map;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Node, Settled};
 use crate::slot::BlockKind;
 use crate::txn::Txn;
 use crate::volume::Volume;
@@ -144,7 +144,7 @@ pub(super) fn add_references(txn: &mut Txn<'_>, fs: &Fs, ino: Ino, more: i64) ->
         }
         left
     })?;
-    if left == 0 { fs.bury(txn, &node) } else { Ok(()) }
+    if left == 0 { fs.bury(txn, &node, Settled::without_contents(&node)) } else { Ok(()) }
 }
 
 /// One inode more pays for a value.

@@ -5,16 +5,34 @@
 //! Below: `inode` decodes the stored record into an [`InodeData`]. Above: the name space changes
 //! nodes through `Txn::update`; handles ([`Inode`](crate::Inode)) keep them in existence.
 //!
+//! # Shape
+//!
+//! ```text
+//! life     named, without links, dying, dead; handles; who may delete
+//! end      writeback kept out, and the right to delete that comes with it
+//! model    both, in every order of steps that the memory model allows
+//! ```
+//!
 //! # Invariants
 //!
-//! - D1. There is one node for an inode number, as long as anybody holds it.
-//! - D2. `data` is the truth. Its stored form is made when the transaction that changed it locks.
-//! - D3. A node is deleted (its inode freed) only without links and without handles, and by one
-//!   thread: the one that moved `handles` from 0 to [`DEAD`].
+//! - D1. There is one node for an inode in use, as long as anybody holds it. A number that is given
+//!   out again gets a new node; the dead one stays with those who still have it.
+//! - D2. `data` is the truth. Its stored form is made when the transaction that changed it locks. A
+//!   dead node is before its successor in the list of that transaction.
+//! - D3. An inode is freed only by whoever has its [`Dying`]: without links, without handles, with
+//!   nothing under writeback, and by one thread (`life`, Z2).
+
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
+mod end;
+mod life;
+#[cfg(all(test, not(miri)))]
+mod model;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use extant_base::Ino;
 use extant_format::inode::InodeFlags;
@@ -23,8 +41,8 @@ use extant_sync::{Rank, RwLock};
 use crate::file::FileSlot;
 use crate::inode::InodeData;
 
-/// In `handles`: being deleted, or not in use. No handle can be made.
-const DEAD: u32 = u32::MAX;
+pub(crate) use end::{Dying, Settled};
+pub(crate) use life::{Life, Stage};
 
 /// The part of an inode that each write looks at.
 #[derive(Clone, Copy, Debug)]
@@ -66,16 +84,11 @@ pub(crate) struct Node {
     pub(crate) content: RwLock<()>,
     /// The current state. Rank `InodeMap`; held for a moment, never over I/O.
     data: RwLock<Arc<InodeData>>,
-    /// Handles that callers hold, or [`DEAD`].
-    handles: AtomicU32,
+    life: Life,
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
     /// The last transaction that changed the inode or its entries: what a sync waits for.
     pub(crate) changed_tid: AtomicU32,
-    /// In a directory: where the last entry went, so that the next is not searched from the start.
-    pub(crate) insert_hint: AtomicU64,
-    /// Made without a name: it may get its first one.
-    pub(crate) nameless: AtomicBool,
     /// What every write has to know, without a lock: see [`Gist`].
     gist: AtomicU64,
     /// Of a regular file in use: sizes, delayed blocks, cached contents.
@@ -87,16 +100,15 @@ impl Node {
         let ino = data.ino;
         let order = u64::from(ino.0);
         let gist = AtomicU64::new(Gist::pack_new(&data));
+        let has_links = data.record.links > 0;
         Node {
             gist,
             ino,
             content: RwLock::with_order(Rank::InodeContent, order, ()),
             data: RwLock::with_order(Rank::InodeMap, order, Arc::new(data)),
-            handles: AtomicU32::new(0),
+            life: Life::new(if has_links { Stage::Named } else { Stage::Orphan }),
             dirty_tid: AtomicU32::new(0),
             changed_tid: AtomicU32::new(0),
-            insert_hint: AtomicU64::new(0),
-            nameless: AtomicBool::new(false),
             file: FileSlot::new(),
         }
     }
@@ -105,9 +117,8 @@ impl Node {
         &self.file
     }
 
-    /// Whether the inode is deleted or being deleted.
-    pub(crate) fn is_dead(&self) -> bool {
-        self.handles.load(Ordering::Acquire) == DEAD
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
     }
 
     pub(crate) fn ino(&self) -> Ino {
@@ -147,44 +158,6 @@ impl Node {
     /// What each write looks at, of the current version.
     pub(crate) fn gist(&self) -> Gist {
         Gist::unpack(self.gist.load(Ordering::Acquire))
-    }
-
-    /// The number came to a new inode: new contents, and alive again.
-    pub(crate) fn revive(&self, data: InodeData) {
-        if let Some(file) = self.file.get() {
-            file.revive(data.record.size);
-        }
-        self.gist.store(Gist::pack_new(&data), Ordering::Release);
-        *self.data.write() = Arc::new(data);
-        self.insert_hint.store(0, Ordering::Relaxed);
-        self.nameless.store(false, Ordering::Relaxed);
-        self.handles.store(0, Ordering::Release);
-    }
-
-    /// One more handle; `false` when the inode is being deleted.
-    pub(crate) fn hold(&self) -> bool {
-        let more = |held| if held >= DEAD - 1 { None } else { Some(held + 1) };
-        self.handles.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
-    }
-
-    /// One handle less; `true` when it was the last.
-    pub(crate) fn let_go(&self) -> bool {
-        self.handles.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// Takes the right to delete the inode (D3).
-    pub(crate) fn take_for_deletion(&self) -> bool {
-        self.handles.compare_exchange(0, DEAD, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Gives that right back, when deleting failed.
-    pub(crate) fn keep(&self) {
-        self.handles.store(0, Ordering::Release);
-    }
-
-    /// Whether no caller holds a handle.
-    pub(crate) fn is_unheld(&self) -> bool {
-        self.handles.load(Ordering::Acquire) == 0
     }
 }
 

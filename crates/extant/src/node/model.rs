@@ -1,0 +1,254 @@
+//! The end of an inode under a model checker: every order of steps that the memory model allows.
+//!
+//! Two cells stand for what may be torn: the blocks of the file, which writeback and deletion
+//! change, and the inode, which holders look at and deletion changes. The checker fails when two
+//! threads meet at one of them.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicBool;
+use loom::sync::{Mutex, MutexGuard};
+use loom::thread;
+
+mod atomic {
+    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+}
+
+#[path = "life.rs"]
+#[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
+#[expect(dead_code, reason = "the model needs only a part")]
+mod life;
+
+use atomic::Ordering::{Acquire, Release};
+use life::{Life, Stage};
+
+/// A step left out or done wrong, to see that the model notices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    None,
+    /// Deleting keeps writeback out only if it finds nobody deleting: itself.
+    AsksAfterwards,
+    /// Contents that came into use late are not looked for.
+    NoSecondLook,
+    /// What is taken from the queue is deleted if it has no handles, whatever became of it.
+    TrustsQueue,
+}
+
+/// A node, with as much of its file as matters.
+struct Model {
+    life: Life,
+    mistake: Mistake,
+    /// Whether the file has been used.
+    is_used: AtomicBool,
+    /// The writeback lock; whether the file has ended.
+    writeback: Mutex<bool>,
+    blocks: UnsafeCell<()>,
+    inode: UnsafeCell<()>,
+    /// How often it is in the queue, and how often it was deleted.
+    queue: Mutex<(u32, u32)>,
+}
+
+impl Model {
+    #[expect(clippy::arc_with_non_send_sync, reason = "the checker looks after the cells")]
+    fn new(stage: Stage, handles: u32, is_used: bool, mistake: Mistake) -> Arc<Model> {
+        let life = Life::new(stage);
+        assert!((0..handles).all(|_| life.hold()));
+        Arc::new(Model {
+            life,
+            mistake,
+            is_used: AtomicBool::new(is_used),
+            writeback: Mutex::new(false),
+            blocks: UnsafeCell::new(()),
+            inode: UnsafeCell::new(()),
+            queue: Mutex::new((0, 0)),
+        })
+    }
+
+    fn push(&self) {
+        self.queue.lock().unwrap().0 += 1;
+    }
+
+    fn let_go(&self) {
+        if self.life.let_go() {
+            self.push();
+        }
+    }
+
+    /// A program with a handle: looks at the inode, brings contents, lets go.
+    fn program(&self) {
+        self.inode.with(|_| ());
+        self.is_used.store(true, Release);
+        self.let_go();
+    }
+
+    /// Lets go of the last handle, and deletes what that leaves.
+    fn leave(&self) {
+        self.let_go();
+        self.reclaim();
+    }
+
+    /// Somebody finds the inode by its number.
+    fn visitor(&self) {
+        if self.life.hold() {
+            self.program();
+        }
+    }
+
+    /// The background.
+    fn flusher(&self) {
+        if self.is_used.load(Acquire) {
+            let ended = self.writeback.lock().unwrap();
+            if !*ended {
+                self.blocks.with_mut(|_| ());
+            }
+        }
+    }
+
+    fn settle(&self) -> Option<MutexGuard<'_, bool>> {
+        self.is_used.load(Acquire).then(|| self.writeback.lock().unwrap())
+    }
+
+    /// As `Settled::die`, and all that follows.
+    fn die(&self, kept_out: Option<MutexGuard<'_, bool>>) -> bool {
+        let skips = self.mistake == Mistake::NoSecondLook;
+        if !self.life.die(|| skips || kept_out.is_some() || !self.is_used.load(Acquire)) {
+            return false;
+        }
+        self.delete(kept_out);
+        self.life.end();
+        true
+    }
+
+    fn delete(&self, kept_out: Option<MutexGuard<'_, bool>>) {
+        self.blocks.with_mut(|_| ());
+        self.inode.with_mut(|_| ());
+        if let Some(mut ended) = kept_out {
+            *ended = true;
+        }
+        self.queue.lock().unwrap().1 += 1;
+    }
+
+    /// Takes the last name, as `unlink` does.
+    fn unlink(&self) {
+        let kept_out = if self.life.is_unheld() { self.settle() } else { None };
+        self.life.lose_names();
+        if !self.die(kept_out) && self.life.queue() {
+            self.push();
+        }
+    }
+
+    /// Deletes what is in the queue.
+    fn reclaim(&self) {
+        loop {
+            {
+                let mut queue = self.queue.lock().unwrap();
+                if queue.0 == 0 {
+                    return;
+                }
+                queue.0 -= 1;
+            }
+            self.life.unqueue();
+            match self.mistake {
+                Mistake::AsksAfterwards => {
+                    let dies = self.life.die(|| true);
+                    let kept_out = if self.life.is_gone() { None } else { self.settle() };
+                    if dies {
+                        self.delete(kept_out);
+                        self.life.end();
+                    }
+                }
+                Mistake::TrustsQueue if self.life.is_unheld() => self.delete(self.settle()),
+                _ => {
+                    let kept_out = self.settle();
+                    if !self.die(kept_out) && self.life.queue() {
+                        self.push();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All orders with at most so many moments at which a running thread is stopped for another; in the
+/// end the inode was deleted once.
+fn check(
+    preemptions: usize,
+    mistake: Mistake,
+    (stage, handles, is_used): (Stage, u32, bool),
+    threads: &'static [fn(&Model)],
+) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let model = Model::new(stage, handles, is_used, mistake);
+        let run = |work: &fn(&Model)| {
+            let (model, work) = (Arc::clone(&model), *work);
+            thread::spawn(move || work(&model))
+        };
+        let running: Vec<_> = threads.iter().map(run).collect();
+        for thread in running {
+            thread.join().unwrap();
+        }
+        model.reclaim();
+        let (left, deleted) = *model.queue.lock().unwrap();
+        assert_eq!((left, deleted), (0, 1), "left in the queue, deleted");
+        assert!(!model.life.hold(), "a handle of a dead inode");
+    });
+}
+
+const NAMED: (Stage, u32, bool) = (Stage::Named, 0, true);
+const OPEN: (Stage, u32, bool) = (Stage::Named, 1, true);
+
+#[test]
+fn an_unlink_does_not_meet_writeback() {
+    check(3, Mistake::None, NAMED, &[Model::unlink, Model::flusher]);
+}
+
+#[test]
+fn the_last_handle_does_not_meet_unlink_and_writeback() {
+    check(2, Mistake::None, OPEN, &[Model::unlink, Model::program, Model::flusher]);
+}
+
+#[test]
+fn two_handles_and_two_who_delete() {
+    let two = (Stage::Orphan, 2, true);
+    check(2, Mistake::None, two, &[Model::program, Model::program, Model::reclaim]);
+}
+
+#[test]
+fn what_is_deleted_does_not_meet_writeback() {
+    check(3, Mistake::None, (Stage::Orphan, 1, true), &[Model::leave, Model::flusher]);
+}
+
+#[test]
+fn contents_that_come_late_are_not_missed() {
+    let unused = (Stage::Named, 0, false);
+    check(2, Mistake::None, unused, &[Model::unlink, Model::visitor, Model::flusher]);
+}
+
+#[test]
+fn a_visitor_of_an_orphan_has_it_or_not() {
+    let orphan = (Stage::Orphan, 1, true);
+    check(2, Mistake::None, orphan, &[Model::program, Model::visitor, Model::reclaim]);
+}
+
+#[test]
+#[should_panic]
+fn the_model_finds_deletion_beside_writeback() {
+    check(3, Mistake::AsksAfterwards, (Stage::Orphan, 1, true), &[Model::leave, Model::flusher]);
+}
+
+#[test]
+#[should_panic]
+fn the_model_finds_contents_that_nobody_kept_out() {
+    let unused = (Stage::Named, 0, false);
+    check(2, Mistake::NoSecondLook, unused, &[Model::unlink, Model::visitor, Model::flusher]);
+}
+
+#[test]
+#[should_panic]
+fn the_model_finds_what_is_deleted_twice() {
+    let two = (Stage::Orphan, 2, true);
+    check(2, Mistake::TrustsQueue, two, &[Model::program, Model::visitor, Model::reclaim]);
+}
