@@ -5,11 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use extant::{Fs, Inode, MountOptions, NewInode};
-use extant_block::{BlockDevice, DeviceError, MemoryDevice, Operation, Pending};
+use extant_block::{
+    BlockDevice, DeviceError, FaultDevice, FaultPlan, MemoryDevice, Operation, Pending,
+    SharedDevice,
+};
 use extant_check::CheckOptions;
+use extant_format::features::{RoCompat, State};
+use extant_format::superblock::Superblock;
 use extant_sync::threads::scope;
 use extant_sync::{Clock, SystemClock};
-use extant_testkit::oracle::{e2fsck, mke2fs};
+use extant_testkit::oracle::{e2fsck, e2fsck_as, mke2fs};
 use extant_testkit::{image, require};
 
 const NEW: NewInode = NewInode { permissions: 0o644, uid: 0, gid: 0 };
@@ -119,23 +124,30 @@ impl Bench {
         let Bench { device, fs, root, .. } = self;
         drop(root);
         fs.unmount().expect("unmounts");
-        let report = extant_check::check(&*device, &CheckOptions::default()).expect("checks");
-        assert!(report.is_clean(), "{:#?}", report.problems);
-        let dir = extant_testkit::tempdir().expect("a temporary directory");
-        let path = dir.path().join("image");
-        image::save(&device, &path);
-        e2fsck(&path)?.assert_clean();
-        Ok(())
+        check(&device)
     }
+}
+
+/// Both checkers find nothing.
+fn check(device: &MemoryDevice) -> Result<(), String> {
+    let report = extant_check::check(device, &CheckOptions::default()).expect("checks");
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let dir = extant_testkit::tempdir().expect("a temporary directory");
+    let path = dir.path().join("image");
+    image::save(device, &path);
+    e2fsck(&path)?.assert_clean();
+    Ok(())
 }
 
 /// One thread has the contents of a file under writeback while another removes its last name and
 /// lets its last handle go: the inode is deleted after the writeback or before, never beside it.
 #[test]
 fn a_file_is_not_deleted_while_another_thread_writes_it_back() {
-    for options in
-        [&["-t", "ext4"][..], &["-t", "ext3", "-b", "1024"], &["-t", "ext4", "-O", "bigalloc"]]
-    {
+    for options in [
+        &["-t", "ext4", "-b", "4096"][..],
+        &["-t", "ext3", "-b", "1024"],
+        &["-t", "ext4", "-b", "4096", "-O", "bigalloc"],
+    ] {
         let bench = require!(bench(options));
         let file = bench.root.create("f", &NEW).expect("creates");
         file.write_at(0, &vec![7; 4 << 20]).expect("writes");
@@ -153,5 +165,158 @@ fn a_file_is_not_deleted_while_another_thread_writes_it_back() {
         })
         .expect("threads");
         require!(bench.finish());
+    }
+}
+
+/// What a power cut leaves: a copy of the device.
+fn cut(bench: &Bench) -> Arc<MemoryDevice> {
+    Arc::new(bench.device.snapshot())
+}
+
+/// Mounts what a cut left, and says how many orphans were deleted. Clean afterwards.
+fn recover(device: Arc<MemoryDevice>) -> Result<u64, String> {
+    let fs = MountOptions::new()
+        .read_only(false)
+        .background(false)
+        .open_shared(Arc::clone(&device) as _)
+        .expect("mounts");
+    let summary = fs.recovered_orphans().expect("a mount for writing");
+    assert_eq!(summary.damaged, 0, "{summary:?}");
+    let deleted = summary.deleted;
+    fs.unmount().expect("unmounts");
+    check(&device)?;
+    Ok(deleted)
+}
+
+const ORPHANS: [&[&str]; 2] = [
+    &["-t", "ext4", "-b", "4096", "-O", "^orphan_file"],
+    &["-t", "ext4", "-b", "4096", "-O", "orphan_file"],
+];
+
+/// A file that is open and has no name any more is shortened, and the power goes: it is an orphan all
+/// the same, and the next mount deletes it.
+#[test]
+fn a_file_without_a_name_that_was_truncated_is_gone_after_a_cut() {
+    // In its last block, to the start of a block, longer than before; and to nothing.
+    for (options, size) in
+        ORPHANS.into_iter().flat_map(|o| [5000, 8192, 1 << 20, 0].map(|s| (o, s)))
+    {
+        let bench = require!(bench(options));
+        let file = bench.root.create("f", &NEW).expect("creates");
+        // Too many extents for the inode.
+        for at in 0..20 {
+            file.write_at(at * 16384, &[7; 6000]).expect("writes");
+        }
+        bench.fs.sync().expect("syncs");
+        bench.root.unlink("f").expect("unlinks");
+        bench.fs.sync().expect("syncs");
+        file.truncate(size).expect("truncates");
+        bench.fs.sync().expect("syncs");
+        assert_eq!(require!(recover(cut(&bench))), 1, "{options:?}, to {size}");
+        drop(file);
+        require!(bench.finish());
+    }
+}
+
+/// The same, when the name goes while the file is being shortened: it is an orphan for two reasons, and
+/// stays one when the first is over.
+#[test]
+fn a_name_that_goes_during_a_truncation_leaves_an_orphan() {
+    for options in ORPHANS {
+        let bench = require!(bench(options));
+        let file = bench.root.create("f", &NEW).expect("creates");
+        file.write_at(0, &vec![7; 100_000]).expect("writes");
+        bench.fs.sync().expect("syncs");
+        bench.gate.arm();
+        scope(|threads| {
+            // Its last step writes zeros behind the end.
+            let truncates = threads.spawn("truncate", || file.truncate(50_000)).expect("a thread");
+            bench.gate.wait();
+            bench.root.unlink("f").expect("unlinks");
+            bench.gate.open();
+            truncates.join().expect("ends").expect("truncates");
+        })
+        .expect("threads");
+        bench.fs.sync().expect("syncs");
+        assert_eq!(require!(recover(cut(&bench))), 1, "{options:?}");
+        drop(file);
+        require!(bench.finish());
+    }
+}
+
+/// A file with a tree of extents, on an image that nobody has mounted; and the block of its leaf.
+fn with_tree(options: &[&str]) -> Result<(Arc<MemoryDevice>, u64), String> {
+    let bench = bench(options)?;
+    let file = bench.root.create("f", &NEW).expect("creates");
+    for at in 0..20 {
+        file.write_at(at * 16384, &[7; 6000]).expect("writes");
+    }
+    bench.fs.sync().expect("syncs");
+    let mut file = file;
+    file.refresh();
+    let block = &file.record().block;
+    assert_eq!(block[6], 1, "a tree of one level");
+    let leaf = u32::from_le_bytes([block[16], block[17], block[18], block[19]]);
+    let device = Arc::clone(&bench.device);
+    drop(file);
+    bench.finish()?;
+    Ok((device, u64::from(leaf)))
+}
+
+/// The map of a file that is removed cannot be read. The name goes, the damage is told to whoever asks
+/// the superblock, and the inode stays where e2fsck finds it.
+#[test]
+fn a_file_that_cannot_be_deleted_stays_an_orphan_and_its_damage_is_told() {
+    for options in ORPHANS {
+        let (device, leaf) = require!(with_tree(options));
+        device.write_at(leaf * 4096, &[0x5a; 4096]).expect("writes");
+        let shared: SharedDevice = Arc::clone(&device) as _;
+        let fs = MountOptions::new().read_only(false).background(false).open_shared(shared);
+        let fs = fs.expect("mounts");
+        let root = fs.root().expect("a root");
+        let ino = root.lookup_ino("f").expect("a file");
+        root.unlink("f").expect("the name goes");
+        assert!(fs.inode(ino).is_err(), "half of an inode is of no use to anybody");
+        drop(root);
+        fs.unmount().expect("unmounts");
+        let mut bytes = [0; 1024];
+        device.read_at(1024, &mut bytes).expect("reads");
+        let found = Superblock::decode(&bytes).expect("a superblock");
+        assert!(found.state.contains(State::ERROR), "{options:?}: nobody was told");
+        assert!(found.error_count > 0, "{options:?}");
+        let in_file = found.features.has_ro_compat(RoCompat::ORPHAN_PRESENT);
+        assert!(found.last_orphan == ino.0 || in_file, "{options:?}: on no list");
+        let dir = extant_testkit::tempdir().expect("a temporary directory");
+        let path = dir.path().join("image");
+        image::save(&device, &path);
+        let repaired = require!(e2fsck_as(&path, "-fy", &[]));
+        assert!(repaired.text.contains(&format!("node {ino} ")), "{}", repaired.text);
+        require!(e2fsck(&path)).assert_clean();
+    }
+}
+
+/// The device fails while a file is being deleted: the next mount goes on, and nothing is lost or
+/// freed twice.
+#[test]
+fn a_deletion_that_the_device_stops_is_ended_by_the_next_mount() {
+    for options in ORPHANS {
+        let (device, _) = require!(with_tree(options));
+        let plan = FaultPlan { read_one_in: 1, ..FaultPlan::default() };
+        let failing = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
+        failing.set_enabled(false);
+        let shared: SharedDevice = Arc::clone(&failing) as _;
+        let fs = MountOptions::new().read_only(false).background(false).open_shared(shared);
+        let fs = fs.expect("mounts");
+        let root = fs.root().expect("a root");
+        let file = root.lookup("f").expect("a file");
+        root.unlink("f").expect("unlinks");
+        failing.set_enabled(true);
+        drop(file);
+        let _ = fs.tick();
+        assert!(failing.failed() > 0, "nothing was read");
+        failing.set_enabled(false);
+        drop(root);
+        fs.unmount().expect("unmounts");
+        assert_eq!(require!(recover(device)), 1, "{options:?}");
     }
 }

@@ -106,12 +106,8 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         remove(&mut txn)?;
         return set_size(&mut txn).map_err(|error| txn.fail(error));
     }
-    // An inode without names is an orphan already, and stays one.
-    let is_orphan = node.with(|data| data.record.links == 0);
     let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
-    if !is_orphan {
-        fs.add_orphan(&mut txn, node)?;
-    }
+    fs.begin_shortening(&mut txn, node)?;
     set_size(&mut txn).map_err(|error| txn.fail(error))?;
     file.set_size(size);
     drop_cached();
@@ -130,9 +126,6 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         let block = (end_block - 1) << block_size.log2()..end_block << block_size.log2();
         file.cache.write_back(mapper, block)?;
     }
-    if !is_orphan {
-        let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
-        fs.remove_orphan(&mut txn, node)?;
-    }
-    Ok(())
+    let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+    fs.end_shortening(&mut txn, node)
 }

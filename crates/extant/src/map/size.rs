@@ -63,12 +63,8 @@ pub(crate) fn shrink(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
         remove_after(&mut txn, fs, node, size)?;
         return set_size(&mut txn, node, size).map_err(|error| txn.fail(error));
     }
-    // An inode without names is an orphan already, and stays one.
-    let is_orphan = node.with(|data| data.record.links == 0);
     let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
-    if !is_orphan {
-        fs.add_orphan(&mut txn, node)?;
-    }
+    fs.begin_shortening(&mut txn, node)?;
     set_size(&mut txn, node, size).map_err(|error| txn.fail(error))?;
     let tid = txn.tid();
     drop(txn);
@@ -76,11 +72,8 @@ pub(crate) fn shrink(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
         volume.writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
     }
     finish_shrink(fs, node)?;
-    if !is_orphan {
-        let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
-        fs.remove_orphan(&mut txn, node)?;
-    }
-    Ok(())
+    let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+    fs.end_shortening(&mut txn, node)
 }
 
 /// Frees what lies behind the size of an inode and zeroes the rest of its last block: the end of a

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use extant_format::inode::{FileKind, InodeFlags};
 
 use crate::alloc::Purpose;
-use crate::error::Result;
+use crate::error::{Family, Result};
 use crate::inode::InodeData;
 use crate::map::{self, FILE_BLOCKS_END};
 use crate::mount::Fs;
@@ -66,8 +66,13 @@ impl Fs {
             node.life().unqueue();
             match Settled::new(&node).die() {
                 Some(dying) => {
-                    if let Err(error) = self.delete_orphan(dying) {
-                        writer.supers().report(&error, writer.now().seconds);
+                    // The name is gone, and nobody waits here who could be told of damage: the
+                    // superblock is. After anything else the next mount goes on.
+                    if let Err(error) = self.delete_orphan(dying)
+                        && error.family() == Family::Damage
+                        && writer.supers().report(&error, writer.now().seconds)
+                    {
+                        writer.abort(&error);
                     }
                 }
                 None => _ = self.queue_orphan(&node),

@@ -90,7 +90,7 @@ impl Inode {
         let finish = |txn: &mut Txn<'_>| {
             // Whoever gave it its first name takes it off the orphans; nobody else.
             if before == 0 {
-                fs.remove_orphan(txn, target)?;
+                fs.end_namelessness(txn, target)?;
                 target.life().name();
             }
             let file_type = FileType::from_mode(kind.mode_bits());

@@ -32,7 +32,7 @@ mod model;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::Ino;
 use extant_format::inode::InodeFlags;
@@ -85,6 +85,8 @@ pub(crate) struct Node {
     /// The current state. Rank `InodeMap`; held for a moment, never over I/O.
     data: RwLock<Arc<InodeData>>,
     life: Life,
+    /// Being shortened, in several transactions: an orphan until that is done.
+    pub(crate) is_shortened: AtomicBool,
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
     /// The last transaction that changed the inode or its entries: what a sync waits for.
@@ -107,6 +109,7 @@ impl Node {
             content: RwLock::with_order(Rank::InodeContent, order, ()),
             data: RwLock::with_order(Rank::InodeMap, order, Arc::new(data)),
             life: Life::new(if has_links { Stage::Named } else { Stage::Orphan }),
+            is_shortened: AtomicBool::new(false),
             dirty_tid: AtomicU32::new(0),
             changed_tid: AtomicU32::new(0),
             file: FileSlot::new(),

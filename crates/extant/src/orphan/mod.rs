@@ -15,7 +15,9 @@
 //!
 //! # Invariants
 //!
-//! - O1. An inode is in the file or in the list, once, or in neither.
+//! - O1. An inode is in the file or in the list, once, or in neither. There are two reasons: it has
+//!   no links, or it is being shortened. Both may begin and end at any time beside each other; it
+//!   leaves when neither is left (`end_shortening`).
 //! - O2. Every free slot of the file is on the stack of its block, once.
 //! - O3. What is in memory here is what the running transaction will write.
 
@@ -32,7 +34,7 @@ use extant_format::checksum::inode_seed;
 use extant_format::features::Compat;
 use extant_format::orphan::{OrphanBlock, orphans_per_block};
 use extant_sync::{Mutex, Rank};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::{Fault, FsError, Result};
 use crate::map::MappingKind;
@@ -56,7 +58,21 @@ pub(crate) struct Orphans {
     /// Rank `InodeMap` with key 0, before every inode: it is held while neighbours in the list are
     /// changed.
     list: Mutex<List>,
+    /// Those that somebody is adding at this moment, so that two who come at once add one.
+    adding: Vec<Mutex<FxHashSet<Ino>>>,
     count: AtomicU64,
+}
+
+/// The right to add one inode.
+struct Adding<'a> {
+    among: &'a Mutex<FxHashSet<Ino>>,
+    ino: Ino,
+}
+
+impl Drop for Adding<'_> {
+    fn drop(&mut self) {
+        self.among.lock().remove(&self.ino);
+    }
 }
 
 struct OrphanFile {
@@ -105,6 +121,7 @@ impl Orphans {
         Ok(Orphans {
             file,
             list: Mutex::with_order(Rank::InodeMap, 0, List::default()),
+            adding: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, FxHashSet::default())).collect(),
             count: AtomicU64::new(count),
         })
     }
@@ -119,7 +136,15 @@ impl Orphans {
             || self.list.lock().members.contains_key(&ino)
     }
 
+    /// `None` when somebody else is at it: in the same transaction, since both are open.
+    fn begin_to_add(&self, ino: Ino) -> Option<Adding<'_>> {
+        let among = &self.adding[ino.0 as usize % SHARDS];
+        let is_first = among.lock().insert(ino);
+        is_first.then_some(Adding { among, ino })
+    }
+
     fn add(&self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let Some(_adding) = self.begin_to_add(node.ino()) else { return Ok(()) };
         if self.contains(node.ino()) {
             return Ok(());
         }
@@ -262,9 +287,12 @@ impl OrphanFile {
 
     /// Frees the inode's slot; false when it has none. One credit.
     fn remove(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<bool> {
-        let Some(place) = self.place(ino) else { return Ok(false) };
-        self.put(txn, place, Ino(0))?;
-        self.shard(ino).lock().remove(&ino);
+        // Two may come at once: one has the place.
+        let Some(place) = self.shard(ino).lock().remove(&ino) else { return Ok(false) };
+        if let Err(error) = self.put(txn, place, Ino(0)) {
+            self.shard(ino).lock().insert(ino, place);
+            return Err(error);
+        }
         self.free(place);
         Ok(true)
     }
@@ -352,6 +380,32 @@ impl Fs {
     pub(crate) fn add_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         let writer = txn.writer();
         writer.orphans().add(writer.supers(), txn, node)
+    }
+
+    /// Makes an inode an orphan until [`end_shortening`](Self::end_shortening). Two credits.
+    pub(crate) fn begin_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        node.is_shortened.store(true, Ordering::Release);
+        self.add_orphan(txn, node)
+    }
+
+    /// The inode is as short as it says: no orphan any more, unless it has no links. Five credits.
+    pub(crate) fn end_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let has_links = || node.with(|data| data.record.links > 0);
+        node.is_shortened.store(false, Ordering::Release);
+        if !has_links() {
+            return Ok(());
+        }
+        self.remove_orphan(txn, node)?;
+        // Who took the last link meanwhile may have found it an orphan already.
+        if has_links() { Ok(()) } else { self.add_orphan(txn, node) }
+    }
+
+    /// The inode got its first link: no orphan any more, unless it is being shortened. Three credits.
+    pub(crate) fn end_namelessness(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        if node.is_shortened.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.remove_orphan(txn, node)
     }
 
     /// The inode is no orphan any more, if it was one. Three credits.
