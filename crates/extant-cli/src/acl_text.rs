@@ -2,6 +2,7 @@
 //! them.
 
 use extant::Acl;
+use extant_base::sabotage;
 use extant_format::acl::{AclEntry, AclFault, Who};
 
 use crate::accounts::{Account, Names};
@@ -226,7 +227,7 @@ impl AclChange {
         }
         let finish = |entries: &mut Vec<AclEntry>, touched: bool, masked: bool| {
             if touched {
-                fit_mask(entries, self.keep_mask, masked);
+                fit_mask(entries, self.keep_mask || sabotage("cli.acl.mask-not-fitted"), masked);
             }
             entries.sort_by_key(|entry| (entry.who.tag(), entry.who.id()));
             Acl::new(std::mem::take(entries)).map_err(|fault| {

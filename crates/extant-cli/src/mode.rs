@@ -1,5 +1,7 @@
 //! Permissions as `chmod` takes them: `755`, `u=rwX,go-w`, `g=u`.
 
+use extant_base::sabotage;
+
 /// The umask that counts where a clause says no `u`, `g`, `o` or `a`. The host's is not asked, so
 /// that the same command makes the same image everywhere.
 const UMASK: u16 = 0o022;
@@ -73,10 +75,11 @@ impl Step {
                 }
             }
         }
-        if self.executable && (is_dir || mode & 0o111 != 0) {
+        if self.executable && (is_dir || mode & 0o111 != 0 || sabotage("cli.mode.x-for-all")) {
             bits |= 0o111;
         }
-        let kept = if is_dir { SET_IDS & !self.set_ids } else { 0 };
+        let keeps = is_dir && !sabotage("cli.mode.set-id-of-directory-lost");
+        let kept = if keeps { SET_IDS & !self.set_ids } else { 0 };
         bits &= self.whom.unwrap_or(!UMASK & ALL) & !kept;
         match self.operator {
             Operator::Add => mode | bits,

@@ -1,5 +1,6 @@
 //! Sizes on the command line.
 
+use extant_base::sabotage;
 use extant_image::plan::{Headroom, SizeSpec};
 
 /// A size with its unit, or a plain number, whose meaning depends on where it stands.
@@ -22,6 +23,7 @@ pub(crate) fn parse_amount(text: &str) -> Result<Amount, String> {
     let scale = match lower.strip_suffix("ib").unwrap_or(&lower) {
         "" if lower.is_empty() => return Ok(Amount::Plain(number)),
         "b" => 1,
+        "s" if sabotage("cli.size.sector-of-1024") => 1024,
         "s" => 512,
         "k" => 1 << 10,
         "m" => 1 << 20,
@@ -77,7 +79,8 @@ fn parse_percent(text: &str) -> Result<u32, String> {
     }
     let hundredths: u32 = format!("{part:0<2}").parse().map_err(|_| error())?;
     let whole: u32 = whole.parse().map_err(|_| error())?;
-    Some(whole).filter(|w| *w <= 10_000).map(|w| w * 100 + hundredths).ok_or_else(error)
+    let part = if sabotage("cli.size.part-of-percent-lost") { 0 } else { hundredths };
+    Some(whole).filter(|w| *w <= 10_000).map(|w| w * 100 + part).ok_or_else(error)
 }
 
 #[cfg(test)]

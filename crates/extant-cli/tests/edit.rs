@@ -475,6 +475,20 @@ fn a_file_that_was_open_without_a_name_is_deleted_by_replay() {
 }
 
 #[test]
+fn a_replay_that_left_something_to_e2fsck_says_so_by_its_exit_code() {
+    let Some(place) = made(EXT4) else { return };
+    // A file without a name that a crash left, and a file system with errors: nobody can tell whether its
+    // list is true, so nothing on it is deleted.
+    let commands = "ssv last_orphan 12\nssv state 2\n";
+    std::fs::write(place.path("commands"), commands).unwrap();
+    let directory = place.path("");
+    let done = tool("debugfs", &["-w", "-f", "commands", "a.img"], &directory);
+    assert!(done.is_some_and(|done| done.status.success()), "debugfs");
+    let ran = place.run(&["replay", "a.img"]).ends_with(1);
+    assert!(ran.out().contains("run e2fsck"), "{}", ran.out());
+}
+
+#[test]
 fn a_signal_ends_a_long_change_between_two_files() {
     let place = Place::new();
     let source = place.path("tree");

@@ -1,5 +1,6 @@
 //! From a request's bytes to a call, and from its result to the reply.
 
+use extant_base::sabotage;
 use zerocopy::IntoBytes;
 
 use crate::abi::{self, SetattrValid, op};
@@ -287,7 +288,8 @@ struct Listing {
 impl Listing {
     fn record_len(&self, name: &[u8]) -> usize {
         let entry = if self.plus { size_of::<abi::EntryOut>() } else { 0 };
-        (entry + size_of::<abi::Dirent>() + name.len()).next_multiple_of(8)
+        let len = entry + size_of::<abi::Dirent>() + name.len();
+        if sabotage("fuse.dispatch.listing-not-padded") { len } else { len.next_multiple_of(8) }
     }
 }
 
@@ -335,7 +337,11 @@ fn sized(value: Vec<u8>, wanted: u32) -> Reply<Outcome> {
     }
     match wanted {
         0 => bytes(&abi::GetxattrOut { size: size as u32, padding: 0 }),
-        wanted if size > wanted as usize => Err(Errno::ERANGE),
+        wanted
+            if size > wanted as usize + usize::from(sabotage("fuse.dispatch.value-too-long")) =>
+        {
+            Err(Errno::ERANGE)
+        }
         _ => Ok(Outcome::Bytes(value)),
     }
 }

@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use extant_base::sabotage;
 use extant_ring::Bell;
 use extant_sync::{Clock, Mutex, Rank};
 
@@ -94,7 +95,9 @@ impl Gate {
                 return false;
             }
         }
-        while self.inside.iter().any(|inside| inside.0.load(Ordering::SeqCst)) {
+        while !sabotage("fuse.gate.freeze-does-not-wait")
+            && self.inside.iter().any(|inside| inside.0.load(Ordering::SeqCst))
+        {
             clock.sleep(std::time::Duration::from_micros(200));
         }
         true
@@ -109,7 +112,9 @@ impl Gate {
         let waiting = std::mem::take(&mut held.waiting);
         held.released.extend(waiting);
         held.keepers.drain(..).for_each(|bell| bell.ring());
-        held.released.reverse(); // Taken from the end: in the order in which they came.
+        if !sabotage("fuse.gate.last-comes-first") {
+            held.released.reverse(); // Taken from the end: in the order in which they came.
+        }
         self.has_released.store(!held.released.is_empty(), Ordering::Release);
         true
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use extant_base::sabotage;
 use extant_sync::threads::{self, ThreadError};
 use extant_sync::{Clock, Mutex, Rank};
 use zerocopy::{FromBytes, IntoBytes};
@@ -440,7 +441,7 @@ fn agree(
     if has_rings {
         wanted |= InitFlags::OVER_IO_URING;
     }
-    let flags = wanted & offered;
+    let flags = if sabotage("fuse.session.more-than-offered") { wanted } else { wanted & offered };
     let write_max = settings.write_bytes_max.clamp(PAGE, 1 << 20) / PAGE * PAGE;
     // Without MAX_PAGES the kernel sends 32 pages at most, whatever it is told.
     let out = abi::InitOut {

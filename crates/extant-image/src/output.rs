@@ -15,6 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use extant_base::sabotage;
 use extant_block::{BlockDevice, FileDevice, OpenError};
 use extant_sync::os_random;
 use rustix::fs::{AtFlags, CWD};
@@ -287,6 +288,9 @@ impl Output {
         match std::mem::replace(&mut self.place, Place::Direct) {
             Place::Nameless { name } => {
                 let file = self.device.file();
+                if sabotage("image.output.never-named") {
+                    return Ok(());
+                }
                 match link(file, &name) {
                     // A name cannot be taken over by a link.
                     Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {

@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
+use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, sabotage};
 use extant_block::{BlockDevice, DeviceError, DeviceFault, SharedDevice};
 use extant_format::features::{Compat, Features, Incompat, RoCompat, SuperFlags};
 use extant_format::group::{
@@ -226,7 +226,7 @@ impl Volume {
 
     /// How names hash in an index made from now on.
     pub(crate) fn new_index_hash(&self) -> HashVersion {
-        let unsigned = self.unsigned_hash();
+        let unsigned = self.unsigned_hash() != sabotage("extant.dir.first-split-other-sign");
         let default = HashVersion::from_disk(self.superblock.default_hash.to_raw(), unsigned);
         let usual = if unsigned { HashVersion::HalfMd4Unsigned } else { HashVersion::HalfMd4 };
         default.filter(|version| *version != HashVersion::SipHash).unwrap_or(usual)

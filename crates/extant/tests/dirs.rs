@@ -441,3 +441,39 @@ fn a_damaged_index_takes_no_names() {
     assert_eq!(listed(&dir).len(), 199);
     assert!(fs.resolve("/").unwrap().create("elsewhere", &NewInode::root(0o644)).is_ok());
 }
+
+#[test]
+fn names_of_bytes_above_127_hash_as_the_superblock_says_from_the_first_split_on() {
+    // Bits of `s_flags`: signed and unsigned bytes in hashes of names.
+    for flags in ["1", "2"] {
+        for hash in ["half_md4", "tea", "legacy"] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("image");
+            require!(mke2fs(&path, "16M", &["-t", "ext4", "-b", "1024"]));
+            require!(debugfs(
+                &path,
+                true,
+                &format!("ssv flags {flags}\nssv def_hash_version {hash}\n")
+            ));
+            let device = Arc::new(image::load(&path));
+            let fs = mount(&device);
+            let root = fs.root().unwrap();
+            let names: Vec<Vec<u8>> = (0..200u32)
+                .map(|n| {
+                    [&[0xe4, 0x80 + (n % 100) as u8, 0xff], format!("{n}").as_bytes()].concat()
+                })
+                .collect();
+            for name in &names {
+                root.create(name, &NewInode::root(0o644)).unwrap();
+            }
+            drop(root);
+            fs.unmount().unwrap();
+            assert_clean(&device);
+            let fs = mount(&device);
+            let root = fs.root().unwrap();
+            for name in &names {
+                assert!(root.lookup(name).is_ok(), "{hash}, flags {flags}: {name:x?}");
+            }
+        }
+    }
+}

@@ -1,9 +1,11 @@
 //! Changes of the name space on images of mke2fs, checked by e2fsck and by reading back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use extant::{Fs, MountOptions, NewInode, RenameFlags, SetAttributes, Special, XattrMode};
+use extant::{Fs, FsError, MountOptions, NewInode, RenameFlags, SetAttributes, Special, XattrMode};
 use extant_block::MemoryDevice;
+use extant_sync::FixedClock;
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{image, require};
 
@@ -173,6 +175,87 @@ fn exchange_and_whiteout() {
     drop((a, b, inner));
     fs.unmount().unwrap();
     check(&dir, &device);
+}
+
+#[test]
+fn an_exchange_puts_no_directory_below_itself() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let new = NewInode::root(0o755);
+    let root = fs.root().unwrap();
+    fs.create_dir("/a", &new).unwrap();
+    fs.create_dir("/a/b", &new).unwrap();
+    let deep = fs.create_dir("/a/b/c", &new).unwrap();
+    deep.create("file", &new).unwrap();
+    deep.mkdir("dir", &new).unwrap();
+    for name in ["file", "dir"] {
+        // Either may be the one that is asked to move.
+        let down = root.rename("a", &deep, name, RenameFlags::EXCHANGE);
+        assert!(matches!(down, Err(FsError::IntoItself { .. })), "{name}: {down:?}");
+        let up = deep.rename(name, &root, "a", RenameFlags::EXCHANGE);
+        assert!(matches!(up, Err(FsError::IntoItself { .. })), "{name}: {up:?}");
+    }
+    assert!(fs.metadata("/a/b/c/file").unwrap().is_file());
+    assert!(fs.metadata("/a/b/c/dir").unwrap().is_dir());
+    drop((root, deep));
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
+#[test]
+fn a_directory_that_replaces_one_beside_it_takes_a_link_from_their_parent() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let new = NewInode::root(0o755);
+    let parent = fs.create_dir("/parent", &new).unwrap();
+    for name in ["one", "two", "three"] {
+        parent.mkdir(name, &new).unwrap();
+    }
+    assert_eq!(parent.metadata().links, 5);
+    parent.rename("one", &parent, "four", RenameFlags::empty()).unwrap();
+    assert_eq!(parent.metadata().links, 5, "another name for the same");
+    parent.rename("four", &parent, "two", RenameFlags::empty()).unwrap();
+    assert_eq!(parent.metadata().links, 4, "one directory fewer");
+    parent.rename("two", &parent, "three", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(parent.metadata().links, 4);
+    let other = fs.create_dir("/other", &new).unwrap();
+    other.mkdir("two", &new).unwrap();
+    parent.rename("two", &other, "two", RenameFlags::empty()).unwrap();
+    assert_eq!((parent.metadata().links, other.metadata().links), (3, 3), "moved over another");
+    drop((parent, other));
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
+#[test]
+fn a_file_that_loses_a_name_has_changed() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let clock = Arc::new(FixedClock::at(1_000_000, 0));
+    let shared = Arc::clone(&device);
+    let options = MountOptions::new().read_only(false).seed(1).clock(clock.clone());
+    let fs = options.open_shared(shared).unwrap();
+    let root = fs.root().unwrap();
+    let file = root.create("file", &NewInode::root(0o644)).unwrap();
+    let mut last = file.metadata();
+    let mut step = |what: &str, change: &dyn Fn()| {
+        clock.advance(Duration::from_secs(10));
+        change();
+        let now = file.metadata();
+        assert_eq!(now.ctime.seconds, last.ctime.seconds + 10, "{what}");
+        assert_eq!(now.mtime, last.mtime, "{what}: its contents have not");
+        last = now;
+    };
+    step("link", &|| root.link("second", &file).unwrap());
+    step("rename", &|| root.rename("second", &root, "third", RenameFlags::empty()).unwrap());
+    step("unlink", &|| root.unlink("third").unwrap());
+    step("replaced", &|| {
+        root.link("fourth", &file).unwrap();
+        root.create("fifth", &NewInode::root(0o644)).unwrap();
+        root.rename("fifth", &root, "fourth", RenameFlags::empty()).unwrap();
+    });
 }
 
 #[test]

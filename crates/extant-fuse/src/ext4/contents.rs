@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use extant::{Fallocate, FileKind, FsError, Inode, InodeFlags, WriteBy};
+use extant_base::sabotage;
 use extant_format::features::Incompat;
 
 use super::nodes::{Heard, Refusal};
@@ -40,7 +41,9 @@ fn mode_of(bits: u32) -> Option<Fallocate> {
     let keep_size = mode.contains(Mode::KEEP_SIZE);
     Some(match mode.difference(Mode::KEEP_SIZE) {
         rest if rest.is_empty() => Fallocate::Allocate { keep_size },
-        Mode::PUNCH_HOLE if keep_size => Fallocate::PunchHole,
+        Mode::PUNCH_HOLE if keep_size || sabotage("fuse.contents.punch-of-any-size") => {
+            Fallocate::PunchHole
+        }
         Mode::ZERO_RANGE => Fallocate::ZeroRange { keep_size },
         Mode::COLLAPSE_RANGE if !keep_size => Fallocate::CollapseRange,
         Mode::INSERT_RANGE if !keep_size => Fallocate::InsertRange,
@@ -252,7 +255,7 @@ impl Ext4<'_> {
     ) -> Reply<R> {
         let may_lose = inode.may_lose_privileges(by);
         let changed = change();
-        if may_lose {
+        if may_lose && !sabotage("fuse.contents.lost-rights-not-told") {
             // Before the answer: it returns to the program that writes. Waits for nobody.
             let _ = self.connection.drop_attributes(node);
         }

@@ -7,6 +7,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::sync::atomic::Ordering;
 
 use extant::{FileKind, FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
+use extant_base::sabotage;
 use extant_format::features::RoCompat;
 use serde_json::{Map, Value, json};
 
@@ -87,7 +88,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Reply<u64> {
 
 /// What is immutable and stays so takes no other flag.
 fn check_frozen(old: InodeFlags, new: InodeFlags) -> Reply<()> {
-    match (old & new).contains(InodeFlags::IMMUTABLE) && old != new {
+    let stays = (old & new).contains(InodeFlags::IMMUTABLE);
+    match stays && old != new && !sabotage("fuse.control.immutable-takes-flags") {
         true => Err(Errno::EPERM),
         false => Ok(()),
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use extant::{FileKind, Inode};
+use extant_base::sabotage;
 use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashMap;
 
@@ -83,6 +84,7 @@ impl Nodes {
     pub(super) fn forget(&self, node: u64, count: u64) {
         let mut shard = self.shard(node).lock();
         let Some(known) = shard.get_mut(&node) else { return };
+        let count = if sabotage("fuse.nodes.forget-counts-one") { 1 } else { count };
         known.lookups = known.lookups.saturating_sub(count);
         if known.lookups == 0 {
             let gone = shard.remove(&node);
@@ -208,6 +210,9 @@ impl Opens {
 
     /// Whether passes of writeback failed since this open file last asked.
     pub(super) fn has_new_failures(&self, handle: u64, failures: u64) -> bool {
+        if sabotage("fuse.nodes.failure-told-again") {
+            return self.hears(handle, |heard| heard.failures != failures);
+        }
         self.hears(handle, |heard| std::mem::replace(&mut heard.failures, failures) != failures)
     }
 
@@ -232,7 +237,37 @@ fn shards<V>() -> Vec<Mutex<FxHashMap<u64, V>>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use extant::MountOptions;
+    use extant_testkit::oracle::mke2fs;
+    use extant_testkit::{image, require, tempdir};
+
     use super::*;
+
+    #[test]
+    fn a_node_is_known_until_all_its_lookups_are_forgotten_however_many_at_a_time() {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join("image");
+        require!(mke2fs(&path, "8M", &["-t", "ext4"]));
+        let fs = MountOptions::new().open_shared(Arc::new(image::load(&path))).unwrap();
+        let (nodes, root) = (Nodes::new(), fs.root().unwrap());
+        for _ in 0..5 {
+            nodes.learn(1, root.clone());
+        }
+        nodes.learn(65, root.clone()); // In the same shard.
+        nodes.forget(1, 3);
+        nodes.forget(7, 1); // Nobody knows it.
+        assert!(nodes.get(1).is_some() && nodes.get(65).is_some());
+        nodes.forget(1, 1);
+        assert!(nodes.get(1).is_some());
+        nodes.forget(1, 1);
+        assert!(nodes.get(1).is_none(), "five were counted, and five forgotten");
+        assert_eq!(nodes.len(), 1);
+        // More than were counted, as only a kernel with a mistake would say.
+        nodes.forget(65, u64::MAX);
+        assert_eq!(nodes.len(), 0);
+    }
 
     #[test]
     fn an_open_file_hears_of_each_failure_once() {

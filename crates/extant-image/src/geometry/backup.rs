@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use extant_base::GroupIndex;
+use extant_base::{GroupIndex, sabotage};
 
 use super::Geometry;
 use crate::options::Feature;
@@ -43,6 +43,9 @@ pub(super) fn has_super(geometry: &Geometry, group: GroupIndex) -> bool {
         return geometry.backup_groups.contains(&group);
     }
     if group == 1 || !geometry.has(Feature::SPARSE_SUPER) {
+        return true;
+    }
+    if sabotage("image.geometry.multiples-of-7") && group.is_multiple_of(7) {
         return true;
     }
     [3, 5, 7].into_iter().any(|base| is_power_of(group, base))

@@ -1,5 +1,6 @@
 //! The `-E` list: mke2fs's extended options, by its names.
 
+use extant_base::sabotage;
 use std::fmt;
 
 use super::{Encoding, MkfsOptions, QuotaTypes, SizeOption};
@@ -177,6 +178,9 @@ impl MkfsOptions {
             },
             "packed_meta_blocks" => self.packed_meta_blocks = Some(item.switch()?),
             "lazy_itable_init" => self.lazy_itable_init = item.switch()?,
+            "lazy_journal_init" if sabotage("image.options.wrong-field") => {
+                self.lazy_itable_init = item.switch()?;
+            }
             "lazy_journal_init" => self.lazy_journal_init = item.switch()?,
             "assume_storage_prezeroed" => self.assume_zeroed = item.switch()?,
             "root_owner" => {
@@ -268,35 +272,51 @@ mod tests {
         options.apply_extended(list).map(|()| options)
     }
 
-    /// Every name in the table is handled, and changes something when its value says so.
+    /// What an option changes.
+    type Change = fn(&mut MkfsOptions);
+
+    /// Every name in the table changes what it is about, as its value says, and nothing else.
     #[test]
-    fn every_known_option_has_an_effect() {
-        let samples = [
-            ("mmp_update_interval", "=7"),
-            ("num_backup_sb", "=1"),
-            ("stride", "=16"),
-            ("stripe_width", "=32"),
-            ("resize", "=1000000"),
-            ("packed_meta_blocks", "=1"),
-            ("lazy_itable_init", ""),
-            ("lazy_journal_init", "=1"),
-            ("assume_storage_prezeroed", "=1"),
-            ("root_owner", "=5:6"),
-            ("root_perms", "=1777"),
-            ("desc_size", "=128"),
-            ("hash_seed", "=00112233-4455-6677-8899-aabbccddeeff"),
-            ("quotatype", "=usrquota:prjquota"),
-            ("encoding", "=utf8"),
-            ("encoding_flags", "=strict"),
-            ("orphan_file_size", "=64K"),
-            ("no_copy_xattrs", ""),
-            ("test_fs", ""),
-            ("discard", ""),
+    fn every_known_option_has_its_effect_and_no_other() {
+        let samples: &[(&str, &str, Change)] = &[
+            ("mmp_update_interval", "=7", |o| o.mmp_update_interval = 7),
+            ("num_backup_sb", "=1", |o| o.backup_superblocks = 1),
+            ("stride", "=16", |o| o.stride = 16),
+            ("stripe_width", "=32", |o| o.stripe_width = 32),
+            ("resize", "=1000000", |o| o.resize_limit_blocks = Some(1_000_000)),
+            ("packed_meta_blocks", "=1", |o| o.packed_meta_blocks = Some(true)),
+            ("packed_meta_blocks", "=0", |o| o.packed_meta_blocks = Some(false)),
+            ("lazy_itable_init", "", |o| o.lazy_itable_init = true),
+            ("lazy_journal_init", "=1", |o| o.lazy_journal_init = true),
+            ("assume_storage_prezeroed", "=1", |o| o.assume_zeroed = true),
+            ("root_owner", "=5:6", |o| o.root_owner = Some((5, 6))),
+            ("root_perms", "=1777", |o| o.root_perms = Some(0o1777)),
+            ("desc_size", "=128", |o| o.desc_size = Some(128)),
+            ("hash_seed", "=00112233-4455-6677-8899-aabbccddeeff", |o| {
+                o.hash_seed = Some(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff_u128.to_be_bytes());
+            }),
+            ("quotatype", "=usrquota:prjquota", |o| {
+                o.quota = Some(QuotaTypes { user: true, group: false, project: true });
+            }),
+            ("encoding", "=utf8", |o| o.encoding = Some(Encoding::Utf8V12_1)),
+            ("encoding_flags", "=strict", |o| o.encoding_strict = true),
+            ("orphan_file_size", "=64K", |o| {
+                o.orphan_file_size = Some(SizeOption::Bytes(64 << 10));
+            }),
+            ("no_copy_xattrs", "", |o| o.copy_xattrs = false),
+            ("test_fs", "", |o| o.test_fs = true),
+            ("discard", "", |o| o.discard = true),
+            ("nodiscard", "", |o| o.discard = false),
         ];
-        for (name, _) in KNOWN.iter().filter(|(name, _)| *name != "nodiscard") {
-            let (_, value) = samples.iter().find(|(sample, _)| sample == name).expect(name);
-            let options = apply(&format!("{name}{value}")).unwrap();
-            assert_ne!(options, MkfsOptions::default(), "{name}");
+        for (name, value, change) in samples {
+            let mut wanted = MkfsOptions::default();
+            change(&mut wanted);
+            assert_eq!(apply(&format!("{name}{value}")).unwrap(), wanted, "{name}{value}");
+            let is_default = wanted == MkfsOptions::default();
+            assert_eq!(is_default, *name == "nodiscard", "{name}{value} tells nothing");
+        }
+        for (name, _) in KNOWN {
+            assert!(samples.iter().any(|(sample, ..)| sample == name), "{name} is not tried");
         }
         assert_eq!(apply("discard,nodiscard").unwrap(), MkfsOptions::default());
     }

@@ -1,6 +1,6 @@
 //! What the files of a tree need, whatever the size of the image.
 
-use extant_base::{BlockSize, FileBlock, Ino};
+use extant_base::{BlockSize, FileBlock, Ino, sabotage};
 use extant_format::dir::DirLayout;
 use extant_format::hash::HashSeed;
 use extant_format::indirect;
@@ -140,7 +140,8 @@ impl Demand {
         for (index, node) in tree.nodes().iter().enumerate() {
             let id = NodeId(index as u32);
             let fail = |why| Err(refuse(tree, id, why));
-            if node.kind != Kind::Dir && node.name_count > LINKS_MAX {
+            let most = LINKS_MAX + u32::from(sabotage("image.plan.one-link-too-many"));
+            if node.kind != Kind::Dir && node.name_count > most {
                 return fail(format!(
                     "it has {} hard links; ext4 allows {LINKS_MAX}",
                     node.name_count
@@ -210,7 +211,8 @@ impl Demand {
         for (id, entries) in tree.dirs() {
             let sub_dirs =
                 entries.iter().filter(|e| tree.node(e.node).kind == Kind::Dir).count() as u32;
-            if sub_dirs + 2 > LINKS_MAX && !features.has(Feature::DIR_NLINK) {
+            let own = if sabotage("image.plan.own-links-forgotten") { 0 } else { 2 };
+            if sub_dirs + own > LINKS_MAX && !features.has(Feature::DIR_NLINK) {
                 let why = format!(
                     "it has {sub_dirs} sub-directories; without the dir_nlink feature ext4 allows {}",
                     LINKS_MAX - 2
@@ -350,7 +352,8 @@ pub(crate) fn file_runs(
         let (start, mut end) = bytes.next()?;
         // Join runs that meet in one cluster or in neighbouring ones.
         while let Some(&(next_start, next_end)) = bytes.peek() {
-            if next_start / unit > (end - 1) / unit + 1 {
+            let gap = 1 + u64::from(sabotage("image.plan.hole-of-one-filled"));
+            if next_start / unit > (end - 1) / unit + gap {
                 break;
             }
             end = next_end;
@@ -401,12 +404,17 @@ mod tests {
         // Two pieces of one block are one run; so are pieces in neighbouring blocks.
         assert_eq!(runs(&[(0, 100), (512, 100), (4096, 1)], 8192, 1), [(0, 2)]);
         assert_eq!(runs(&[(8191, 2)], 1 << 20, 1), [(1, 2)]);
+        // A hole of a single block is kept.
+        assert_eq!(runs(&[(0, 4096), (8192, 4096)], 1 << 20, 1), [(0, 1), (2, 1)]);
+        assert_eq!(runs(&[(0, 1), (8192, 1)], 1 << 20, 1), [(0, 1), (2, 1)]);
     }
 
     #[test]
     fn runs_cover_whole_clusters_but_end_with_the_file() {
         assert_eq!(runs(&[(4096, 1)], 1 << 20, 16), [(0, 16)]);
         assert_eq!(runs(&[(4096, 1)], 20_000, 16), [(0, 5)]);
+        // The hole between is one cluster.
         assert_eq!(runs(&[(0, 1), (65_536 * 2, 1)], 1 << 20, 16), [(0, 16), (32, 16)]);
+        assert_eq!(runs(&[(0, 1), (65_536, 1)], 1 << 20, 16), [(0, 32)]);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use extant_base::{FsBlock, GroupIndex};
+use extant_base::{FsBlock, GroupIndex, sabotage};
 use extant_format::indirect::{DIRECT, POINTER_BYTES};
 use extant_format::inode::Inode;
 use extant_format::jbd2::{
@@ -56,7 +56,10 @@ impl Worker<'_> {
                 let ino = image.own_ino(own);
                 let empty = OrphanBlock::empty(image.plan.layout.geometry.block_size);
                 for (at, block) in out.chunks_exact_mut(size).enumerate() {
-                    let device = piece.block + u64::from(first - piece.file_block) + at as u64;
+                    let mut device = piece.block + u64::from(first - piece.file_block) + at as u64;
+                    if sabotage("image.write.orphan-block-of-the-file") {
+                        device = at as u64;
+                    }
                     empty
                         .encode(
                             image.plan.layout.geometry.block_size,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 
 use super::group::{GroupState, damaged};
@@ -281,7 +281,9 @@ impl Allocator {
         blocks.take(range.clone());
         self.space.take(count);
         state.descriptor.free_clusters = state.descriptor.free_clusters.saturating_sub(count);
-        state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
+        if !sabotage("extant.alloc.uninit-flag-kept") {
+            state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
+        }
         place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
         Ok(Some(range))
     }

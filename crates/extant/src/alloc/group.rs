@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use extant_base::{FsBlock, GroupIndex};
+use extant_base::{FsBlock, GroupIndex, sabotage};
 use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_jbd2::Tid;
@@ -375,7 +375,7 @@ impl Blocks {
         if self.stored.view().count_clear(range.clone()) > 0 {
             return Err("blocks are freed that are free (first and end bit follow)");
         }
-        if self.holds_own(range) {
+        if self.holds_own(range) && !sabotage("extant.alloc.own-blocks-freed") {
             return Err("blocks are freed that hold the file system's own structures");
         }
         Ok(())
@@ -386,7 +386,12 @@ impl Blocks {
         self.stored.clear_range(range.clone());
         match self.freed.last_mut() {
             // Within one transaction only (P58).
-            Some((last, of)) if *of == tid && last.end == range.start => last.end = range.end,
+            Some((last, of))
+                if (*of == tid || sabotage("extant.alloc.freed-runs-mixed"))
+                    && last.end == range.start =>
+            {
+                last.end = range.end;
+            }
             Some((last, of)) if *of == tid && last.start == range.end => last.start = range.start,
             _ => self.freed.push((range, tid)),
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 use extant_format::inode::FileKind;
 
@@ -117,7 +117,8 @@ impl Allocator {
         descriptor.directories += u32::from(is_dir);
         if volume.has_uninit_groups() {
             descriptor.flags.remove(GroupFlags::INODE_UNINIT);
-            descriptor.itable_unused = per_group.saturating_sub(used.max(bit + 1));
+            let end = bit + u32::from(!sabotage("extant.alloc.last-inode-unused"));
+            descriptor.itable_unused = per_group.saturating_sub(used.max(end));
         }
         self.count_inode(locked, -1, i64::from(is_dir));
         Ok(())
@@ -182,7 +183,8 @@ impl Allocator {
         self.inodes_of(volume, place.0, state)?.free(bit);
         let descriptor = &mut state.descriptor;
         descriptor.free_inodes += 1;
-        descriptor.directories = descriptor.directories.saturating_sub(u32::from(is_dir));
+        let gone = u32::from(is_dir && !sabotage("extant.alloc.directories-not-counted-down"));
+        descriptor.directories = descriptor.directories.saturating_sub(gone);
         self.count_inode(&locked, 1, -i64::from(is_dir));
         Ok(())
     }

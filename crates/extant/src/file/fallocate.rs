@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_base::{BlockCount, FileBlock, FsBlock, sabotage};
 use extant_format::extent::{Extent, ExtentState, UNWRITTEN_LEN_MAX};
 use extant_format::features::Compat;
 use extant_format::inode::{FileKind, InodeFlags};
@@ -274,7 +274,8 @@ impl Change<'_> {
     /// Stores times, and the size as far as the data in front of it is on the device.
     fn store(&self, txn: &mut Txn<'_>) -> Result<()> {
         let file = self.file();
-        let size_to = if file.cache.is_dirty() { 0 } else { file.size() };
+        let waits = file.cache.is_dirty() && !sabotage("extant.file.fallocate-passes-dirty");
+        let size_to = if waits { 0 } else { file.size() };
         self.mapper.store_size(txn, size_to)
     }
 
@@ -440,7 +441,9 @@ impl Change<'_> {
             self.forget(&blocks, &kept_out);
             self.remove(&blocks)
         };
-        if removed.as_ref().is_err_and(FsError::is_no_room) {
+        if removed.as_ref().is_err_and(FsError::is_no_room)
+            && !sabotage("extant.file.punched-comes-back")
+        {
             // An extent could not be cut in two. What the cache had is gone: the old contents must not
             // come back.
             self.file().cache.zero(self.mapper, self.bytes(&blocks))?;

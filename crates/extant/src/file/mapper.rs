@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_base::{BlockCount, FileBlock, FsBlock, sabotage};
 use extant_block::BlockDevice;
 use extant_format::extent::{Extent, ExtentState};
 use extant_format::inode::InodeFlags;
@@ -303,7 +303,8 @@ impl FileMapper<'_> {
                 self.file.mapping_changed();
             }
             // Ascending: what is before the end of this part is on the device.
-            let size_to = if rest.is_empty() { done.size_to } else { good_to.min(done.size_to) };
+            let is_whole = rest.is_empty() || sabotage("extant.file.size-before-extents");
+            let size_to = if is_whole { done.size_to } else { good_to.min(done.size_to) };
             self.store_size(&mut txn, size_to)?;
             if rest.is_empty() {
                 return Ok(());
@@ -420,7 +421,9 @@ impl Mapper for FileMapper<'_> {
         let blocks = at..piece.file_end().min(end);
         Ok(match piece.kind {
             MappingKind::Mapped(block) => {
-                self.settle_moves()?;
+                if !sabotage("extant.file.moves-not-settled") {
+                    self.settle_moves()?;
+                }
                 self.placement(blocks, self.address(block)?, Placed::Over)
             }
             MappingKind::Unwritten(block) => {

@@ -18,6 +18,7 @@ use crate::map::{self, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS};
 use crate::mount::Fs;
 use crate::node::Node;
 use crate::txn::Txn;
+use extant_base::sabotage;
 use extant_format::inode::InodeFlags;
 
 /// The inode, an orphan's place, and the superblock.
@@ -53,9 +54,11 @@ pub(crate) fn resize(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
 
 fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     let (fs, node, file) = (mapper.fs, mapper.node, mapper.file);
-    file.cache.zero_tail(mapper, file.size())?; // C2
+    if !sabotage("extant.file.old-tail-shows") {
+        file.cache.zero_tail(mapper, file.size())?; // C2
+    }
     let kept_out = file.cache.keep_writeback_out();
-    if file.cache.is_dirty() {
+    if file.cache.is_dirty() && !sabotage("extant.file.growth-passes-dirty") {
         // C3: stored by the writeback of what is in front of it.
         file.set_size(size);
         file.touch(fs.volume().writer()?.now());
@@ -113,7 +116,7 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     drop_cached();
     let tid = txn.tid();
     drop(txn);
-    if tail {
+    if tail && !sabotage("extant.file.zeroes-before-size") {
         volume.writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
     }
     {
@@ -125,6 +128,9 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         file.cache.zero_tail(mapper, size)?;
         let block = (end_block - 1) << block_size.log2()..end_block << block_size.log2();
         file.cache.write_back(mapper, block)?;
+    }
+    if sabotage("extant.orphan.stays-after-truncate") {
+        return Ok(());
     }
     let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
     fs.end_shortening(&mut txn, node)

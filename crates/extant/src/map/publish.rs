@@ -17,7 +17,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use extant_base::{BlockCount, FileBlock, FsBlock};
+use extant_base::{BlockCount, FileBlock, FsBlock, sabotage};
 use extant_format::extent::{
     self, Extent, ExtentState, ROOT_RECORDS, UNWRITTEN_LEN_MAX, WRITTEN_LEN_MAX,
 };
@@ -151,7 +151,10 @@ pub(crate) fn publish_credits(
     extents: usize,
     blocks: u64,
 ) -> u32 {
-    let extents = u32::try_from(extents).unwrap_or(u32::MAX).min(1 << 20);
+    let mut extents = u32::try_from(extents).unwrap_or(u32::MAX).min(1 << 20);
+    if sabotage("extant.map.credits-of-one-run") {
+        extents = 1;
+    }
     let is_tree = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     if !is_tree {
         // Each run lies in the pointer blocks that it fills and one more at each end; the levels

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use extant_base::sabotage;
 use extant_format::inode::{FileKind, InodeFlags};
 
 use crate::alloc::Purpose;
@@ -136,6 +137,9 @@ impl Fs {
             data.record.links = 0;
             // Zero would mean "in use" to e2fsck.
             data.record.dtime = (seconds as u32).max(1);
+            if sabotage("extant.delete.dtime-zero") {
+                data.record.dtime = 0;
+            }
             (data.record.clone(), data.kind == FileKind::Directory)
         })?;
         txn.uncharge_inode(&record);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use extant_base::sabotage;
 use extant_format::dir::FileType;
 use extant_format::inode::{FileKind, InodeFlags};
 
@@ -137,7 +138,9 @@ impl Inode {
             txn.update(dir, |data| touch(data, now))?;
             let left = txn.update(&node, |data| {
                 data.record.links = data.record.links.saturating_sub(1);
-                data.record.ctime = now;
+                if !sabotage("extant.unlink.ctime-kept") {
+                    data.record.ctime = now;
+                }
                 data.record.links
             })?;
             if left == 0 { fs.bury(txn, &node, settled) } else { Ok(()) }

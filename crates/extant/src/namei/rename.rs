@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bitflags::bitflags;
-use extant_base::Ino;
+use extant_base::{Ino, sabotage};
 use extant_format::dir::FileType;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::time::Timestamp;
@@ -195,7 +195,9 @@ impl Move<'_> {
     /// No directory moves into itself or below.
     fn check_not_below(&self) -> Result<()> {
         let mut movers = vec![(self.moved, self.new_dir)];
-        if self.flags.contains(RenameFlags::EXCHANGE) {
+        if self.flags.contains(RenameFlags::EXCHANGE)
+            && !sabotage("extant.rename.exchange-below-itself")
+        {
             movers.extend(self.target.map(|target| (target, self.old_dir)));
         }
         for (mover, to) in movers {
@@ -368,7 +370,8 @@ impl Move<'_> {
         txn.update(self.moved, |data| data.record.ctime = now)?;
         txn.update(self.old_dir, |data| {
             touch(data, now);
-            if moved_is_dir && (crosses || self.target.is_some()) {
+            let replaces = self.target.is_some() && !sabotage("extant.rename.links-beside");
+            if moved_is_dir && (crosses || replaces) {
                 drop_subdirectory(data);
             }
         })?;
@@ -379,7 +382,7 @@ impl Move<'_> {
                     add_subdirectory(volume, data);
                 }
             })?;
-            if moved_is_dir {
+            if moved_is_dir && !sabotage("extant.rename.parent-kept") {
                 dir_edit::set_parent(txn, fs, self.moved, self.new_dir.ino())?;
             }
         }

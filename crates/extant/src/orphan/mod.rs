@@ -29,7 +29,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use extant_base::{FsBlock, Ino};
+use extant_base::{FsBlock, Ino, sabotage};
 use extant_format::checksum::inode_seed;
 use extant_format::features::Compat;
 use extant_format::orphan::{OrphanBlock, orphans_per_block};
@@ -189,7 +189,9 @@ impl OrphanFile {
         }
         let checked = superblock.features.metadata_csum();
         let generation = inode.record().generation;
-        let seed = checked.then(|| inode_seed(superblock.checksum_seed(), ino, generation));
+        let wrong = sabotage("extant.orphan.seed-of-inode-2");
+        let of = if wrong { Ino::ROOT } else { ino };
+        let seed = checked.then(|| inode_seed(superblock.checksum_seed(), of, generation));
         let shard = || Mutex::new(Rank::Leaf, FxHashMap::default());
         let mut file = OrphanFile {
             kind: seed.map_or(BlockKind::Plain, |seed| BlockKind::Orphan { seed }),
@@ -352,12 +354,15 @@ impl List {
         let Some(member) = self.members.get(&ino) else { return Ok(false) };
         let (previous, next) = (member.previous, member.next);
         match previous.and_then(|previous| self.members.get(&previous)) {
+            Some(_) if sabotage("extant.orphan.chain-not-stored") => {}
             Some(before) => txn.update(&before.node, |data| data.record.dtime = number(next))?,
             None => supers.change(txn, |superblock| superblock.last_orphan = number(next))?,
         }
         self.members.remove(&ino);
         if let Some(before) = previous.and_then(|previous| self.members.get_mut(&previous)) {
-            before.next = next;
+            if !sabotage("extant.orphan.neighbour-not-told") {
+                before.next = next;
+            }
         } else {
             self.head = next;
         }

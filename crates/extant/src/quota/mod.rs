@@ -23,7 +23,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use extant_base::{FsBlock, Ino};
+use extant_base::{FsBlock, Ino, sabotage};
 use extant_format::features::RoCompat;
 use extant_format::inode::{Inode as Record, InodeFlags};
 use extant_format::quota::{LIMIT_UNIT_BYTES, QuotaEntry, QuotaHeader, QuotaKind, RECORD_BYTES};
@@ -376,7 +376,9 @@ impl Quotas {
             if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
                 let entry = &mut usage.entry;
                 entry.space_bytes = entry.space_bytes.saturating_sub(charge.space);
-                entry.inodes = entry.inodes.saturating_sub(charge.inodes);
+                if !sabotage("extant.quota.inodes-not-uncharged") {
+                    entry.inodes = entry.inodes.saturating_sub(charge.inodes);
+                }
                 set_grace(entry, file, now);
             }
         }
@@ -529,6 +531,7 @@ fn set_grace(entry: &mut QuotaEntry, file: &File, now: u64) {
     let end = |used: u64, soft: u64, end: u64, grace: u32| match end {
         _ if soft == 0 || used <= soft => 0,
         // 0 would mean that it does not run.
+        0 if sabotage("extant.quota.grace-never-runs") => 0,
         0 => now.saturating_add(u64::from(grace)).max(1),
         running => running,
     };
