@@ -64,6 +64,8 @@ impl Connection {
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match rustix::io::read(&self.device, &mut *buffer) {
+                // Of a transport that is closed; the kernel's says it otherwise.
+                Ok(0) => return Ok(None),
                 Ok(len) => return Ok(Some(len)),
                 // ENOENT: the request was taken back before it could be handed out.
                 Err(Os::INTR | Os::AGAIN | Os::NOENT) => {}

@@ -17,6 +17,8 @@ const FOR_EVER: u64 = 1 << 30;
 const NOT_AT_ALL: u64 = 0;
 /// The largest listing that is answered at once, whatever is asked for.
 const LISTING_MAX: u32 = 1 << 20;
+/// The largest copy that is made at once.
+const COPY_MAX: u64 = 1 << 30;
 /// The largest read that is answered at once: the kernel asks for no more.
 const READ_MAX: u32 = 1 << 20;
 /// The longest target of a symbolic link that the kernel takes. Of a longer one it takes nothing, where its own
@@ -233,11 +235,9 @@ impl Desk<'_> {
             }
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
                 let wanted: abi::CopyFileRangeIn = request.take()?;
-                // The older reply has 32 bits, of which the caller takes all for a length.
-                let most = match header.opcode {
-                    op::COPY_FILE_RANGE => wanted.len.min(1 << 30),
-                    _ => wanted.len,
-                };
+                // Of the older reply with 32 bits the caller takes all for a length; and none is to keep a thread
+                // for long. Less than was asked for is a good answer.
+                let most = wanted.len.min(COPY_MAX);
                 let (from, to) = (wanted.off_in, wanted.off_out);
                 let copied = ops.copy_range(caller, node, from, wanted.nodeid_out, to, most)?;
                 match header.opcode {

@@ -1,5 +1,7 @@
-//! Answers that the kernel must refuse: none of them may end a server, or leave a caller waiting.
+//! Answers that the kernel must refuse: none of them may end a server, or leave a caller waiting. And questions that no
+//! kernel asks: each has an answer of a form that a kernel takes.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,8 +13,12 @@ use extant_base::Prng;
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use extant_testkit::oracle::mke2fs;
 use extant_testkit::{require, skip};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::abi::OutHeader;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::abi::{InHeader, InitIn, InitInExt, OutHeader, op};
 use crate::ext4::serve_session;
 use crate::mount::{KernelOptions, open_and_mount, unmount};
 use crate::session::{Events, Level, Session};
@@ -263,4 +269,168 @@ fn no_answer_that_the_kernel_refuses_ends_a_server_over_rings() {
         skip!("{obstacle}");
     }
     no_answer_ends_a_server(&settings);
+}
+
+/// The other end of a server's connection.
+struct Kernel {
+    socket: OwnedFd,
+    unique: u64,
+    buffer: Vec<u8>,
+}
+
+impl Kernel {
+    fn send(&mut self, opcode: u32, nodeid: u64, claimed: Option<u32>, body: &[u8]) {
+        self.unique += 2;
+        let len = (size_of::<InHeader>() + body.len()) as u32;
+        let header = InHeader {
+            len: claimed.unwrap_or(len),
+            opcode,
+            unique: self.unique,
+            nodeid,
+            ..InHeader::default()
+        };
+        let all = [header.as_bytes(), body].concat();
+        assert_eq!(rustix::io::write(&self.socket, &all), Ok(all.len()));
+    }
+
+    /// The answer to the last request: its error, and its body.
+    fn answer(&mut self, what: &dyn std::fmt::Debug) -> (i32, &[u8]) {
+        loop {
+            let mut wanted = [PollFd::new(&self.socket, PollFlags::IN)];
+            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            assert_eq!(poll(&mut wanted, Some(&limit)), Ok(1), "no answer to {what:?}");
+            let len = rustix::io::read(&self.socket, &mut self.buffer[..]).unwrap();
+            let (header, _) = OutHeader::read_from_prefix(&self.buffer[..len]).unwrap();
+            assert_eq!(header.len as usize, len, "{what:?}");
+            if header.unique == 0 {
+                continue; // A message that nobody asked for.
+            }
+            assert_eq!(header.unique, self.unique, "{what:?}");
+            assert!(header.error <= 0 && header.error > -512, "{what:?}: {header:?}");
+            assert!(header.error == 0 || len == HEAD, "{what:?}: {header:?}");
+            return (header.error, &self.buffer[HEAD..len]);
+        }
+    }
+}
+
+/// A body that may be a request, or nearly.
+fn body(random: &mut Prng, nodes: &[u64]) -> Vec<u8> {
+    let mut body = Vec::new();
+    let pick = |random: &mut Prng, from: &[u64]| from[random.below(from.len() as u64) as usize];
+    match random.below(5) {
+        0 => {}
+        1 => body.extend((0..random.below(300)).map(|_| random.below(256) as u8)),
+        2 => body.resize(random.below(70_000) as usize, random.below(256) as u8),
+        _ => {
+            for _ in 0..random.below(12) {
+                let wide = [0, 1, 2, 4096, 5, u64::MAX, 1 << 32, 1 << 62, i64::MAX as u64];
+                let narrow = [0u32, 1, 2, 3, 0o100_644, 0o040_755, 4096, 65536, u32::MAX];
+                match random.below(4) {
+                    0 => body.extend(pick(random, &wide).to_ne_bytes()),
+                    1 => body.extend(pick(random, nodes).to_ne_bytes()),
+                    _ => {
+                        let one = narrow[random.below(narrow.len() as u64) as usize];
+                        body.extend(one.to_ne_bytes());
+                    }
+                }
+            }
+            let names: [&[u8]; 10] = [
+                b"file",
+                b"a",
+                b"link",
+                b"new",
+                b".",
+                b"..",
+                b"",
+                b"a/b",
+                b"user.x",
+                b"security.capability",
+            ];
+            for _ in 0..random.below(3) {
+                match random.below(8) {
+                    0 => body.resize(body.len() + [255, 256, 5000][random.below(3) as usize], b'n'),
+                    _ => body.extend(names[random.below(10) as usize]),
+                }
+                if random.below(8) > 0 {
+                    body.push(0);
+                }
+            }
+        }
+    }
+    body
+}
+
+#[test]
+fn every_question_that_no_kernel_asks_has_an_answer() {
+    const ASKED: u32 = 6000;
+    let dir = extant_testkit::tempdir().unwrap();
+    let (image, source) = (dir.path().join("image"), dir.path().join("source"));
+    std::fs::create_dir_all(source.join("a")).unwrap();
+    std::fs::write(source.join("file"), vec![7; 300_000]).unwrap();
+    std::os::unix::fs::symlink("file", source.join("link")).unwrap();
+    require!(mke2fs(&image, "16M", &["-t", "ext4", "-d", source.to_str().unwrap()]));
+    let device = Arc::new(extant_testkit::image::load(&image));
+    let shared = Arc::clone(&device) as extant_block::SharedDevice;
+    let fs = MountOptions::new().read_only(false).open_shared(shared).unwrap();
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, socket) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let (settings, log) = (Settings { threads: 2, ..Settings::default() }, Log::default());
+    let session = Session::new(ours, Arc::new(SystemClock));
+    let mut kernel = Kernel { socket, unique: 0, buffer: vec![0; 2 << 20] };
+    threads::scope(|s| {
+        let serve = || serve_session(&session, None, fs, &settings, &log);
+        let server = s.spawn("server", serve).unwrap();
+        let init = InitIn { major: 7, minor: 41, max_readahead: 131_072, flags: u32::MAX };
+        let more = InitInExt { flags2: u32::MAX, ..InitInExt::default() };
+        kernel.send(op::INIT, 0, None, &[init.as_bytes(), more.as_bytes()].concat());
+        assert_eq!(kernel.answer(&"init").0, 0);
+        let mut nodes = vec![0, 1, 2, 7, 11, u64::MAX, 1 << 40];
+        for name in [&b"file\0"[..], b"a\0", b"link\0"] {
+            kernel.send(op::LOOKUP, 1, None, name);
+            let (error, entry) = kernel.answer(&name);
+            assert_eq!(error, 0);
+            nodes.push(u64::from_ne_bytes(entry[..8].try_into().unwrap()));
+        }
+        let mut random = Prng::new(1);
+        let (mut errors, mut answers) = (0, 0);
+        for round in 0..ASKED {
+            let opcode = match random.below(20) {
+                0 => random.below(1 << 32) as u32,
+                _ => 1 + random.below(u64::from(op::COUNT) + 4) as u32,
+            };
+            // It ends everything, as it should.
+            if opcode == op::DESTROY {
+                continue;
+            }
+            let node = nodes[random.below(nodes.len() as u64) as usize];
+            let body = body(&mut random, &nodes);
+            let claimed = (random.below(50) == 0).then(|| random.below(200) as u32);
+            let what = (round, opcode, node, claimed, &body[..body.len().min(64)]);
+            let is_whole = claimed.is_none_or(|len| {
+                (size_of::<InHeader>()..=size_of::<InHeader>() + body.len())
+                    .contains(&(len as usize))
+            });
+            kernel.send(opcode, node, claimed, &body);
+            let silent = [op::FORGET, op::BATCH_FORGET, op::INTERRUPT, op::NOTIFY_REPLY];
+            if silent.contains(&opcode) && is_whole {
+                continue;
+            }
+            let (error, _) = kernel.answer(&what);
+            assert!(is_whole || error == -5, "{what:?}: {error}");
+            errors += u32::from(error != 0);
+            answers += 1;
+            assert_eq!(log.bugs.load(Ordering::SeqCst), 0, "{what:?}: {:?}", log.lines.0.lock());
+        }
+        println!("{answers} answers, {errors} of them errors");
+        assert!(errors > answers / 4 && errors < answers);
+        kernel.send(op::STATFS, 1, None, &[]);
+        assert_eq!(kernel.answer(&"statfs").0, 0);
+        drop(kernel);
+        server.join().unwrap().unwrap();
+    })
+    .unwrap();
+    let path = dir.path().join("check");
+    extant_testkit::image::save(&device, &path);
+    extant_testkit::oracle::e2fsck(&path).unwrap().assert_clean();
 }
