@@ -53,6 +53,8 @@ impl Errno {
     pub const EAGAIN: Errno = Errno(11);
     /// No room.
     pub const ENOSPC: Errno = Errno(28);
+    /// No room for this owner.
+    pub const EDQUOT: Errno = Errno(122);
     /// The inode is gone.
     pub const ESTALE: Errno = Errno(116);
 }

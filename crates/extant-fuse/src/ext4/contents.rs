@@ -280,10 +280,13 @@ impl Ext4<'_> {
             return Err(last.why);
         }
         let since = self.clock.monotonic().saturating_sub(last.at);
-        let is_space = last.why == Errno::ENOSPC;
-        let goes_on = since < REFUSED_FOR
-            && last.freed == self.room.freed()
-            && !(is_space && self.room_left() >= ROOM_AGAIN);
+        // Of any other reason the next write may know nothing.
+        let goes_on = match last.why {
+            Errno::ENOSPC => self.room_left() < ROOM_AGAIN,
+            Errno::EDQUOT => true,
+            _ => false,
+        } && since < REFUSED_FOR
+            && last.freed == self.room.freed();
         if goes_on { Err(last.why) } else { Ok(()) }
     }
 
