@@ -530,3 +530,65 @@ fn what_an_ordinary_user_may_not_is_explained() {
         assert!(complaints.contains("user_allow_other"), "{complaints}");
     }
 }
+
+/// Binds `m` to `b` with owners moved by 10,000, makes a file there as user 10,007, and looks at it from both sides.
+const IDMAPPED: &str = "
+import ctypes, os, subprocess, sys
+libc = ctypes.CDLL(None, use_errno=True)
+m, b = sys.argv[1].encode(), sys.argv[2].encode()
+holder = subprocess.Popen(['unshare', '-U', 'sh', '-c', 'echo x; exec sleep 60'], stdout=subprocess.PIPE)
+holder.stdout.readline()
+for name in ('uid_map', 'gid_map'):
+    with open('/proc/%d/%s' % (holder.pid, name), 'w') as ids:
+        ids.write('0 10000 1000')
+user_ns = os.open('/proc/%d/ns/user' % holder.pid, os.O_RDONLY)
+attr = (ctypes.c_uint64 * 4)(0x100000, 0, 0, user_ns)
+tree = libc.syscall(428, -100, m, 1 | 0o2000000)
+failed = libc.syscall(442, tree, b'', 0x1000, attr, 32)
+holder.kill()
+holder.wait()
+if failed:
+    sys.exit(ctypes.get_errno())
+assert libc.syscall(429, tree, b'', -100, b, 4) == 0
+assert os.stat(b).st_uid == 10000 and os.stat(m).st_uid == 0
+os.chmod(m, 0o777)
+made = os.path.join(b, b'made')
+if os.fork() == 0:
+    os.setgid(10007)
+    os.setuid(10007)
+    with open(made, 'w') as file:
+        file.write('x')
+    os._exit(0)
+assert os.wait()[1] == 0
+assert os.stat(made).st_uid == 10007 and os.stat(os.path.join(m, b'made')).st_uid == 7
+assert os.getxattr(m, 'extant.info')
+";
+
+#[test]
+fn idmapped_mounts_are_made_of_a_mount_that_allows_them() {
+    let Some(mounts) = mounts() else { return };
+    fs::create_dir(mounts.path("b")).unwrap();
+    let idmap = || {
+        let mut python = Command::new("python3");
+        python.args(["-c", IDMAPPED]).arg(mounts.path("m")).arg(mounts.path("b")).output()
+    };
+    let asked = mounts.mount(&["-o", "idmapped"]);
+    if asked.err().contains("Linux 6.12") {
+        return println!("skipped: {}", asked.err());
+    }
+    asked.succeeds();
+    let Ok(ran) = idmap() else {
+        println!("skipped: needs python3");
+        return mounts.umount();
+    };
+    succeeded(&ran);
+    mounts.place.run(&["umount", "b"]).succeeds();
+    // Who gives orders is known all the same.
+    mounts.place.run(&["stats", "m"]).succeeds();
+    mounts.umount();
+    let stat = mounts.place.run(&["stat", "--json", "a.img:/made"]).succeeds().out();
+    assert!(stat.contains("\"uid\": 7"), "{stat}");
+    mounts.mount(&[]).succeeds();
+    assert_eq!(idmap().unwrap().status.code(), Some(22), "EINVAL");
+    mounts.umount();
+}

@@ -12,6 +12,9 @@ pub(crate) const MINOR: u32 = 41;
 /// The oldest kernel that is spoken to: 4.20's, the first with requests above 128 KiB.
 pub(crate) const OLDEST_MINOR: u32 = 28;
 
+/// In `InHeader::uid` and `gid`, with `ALLOW_IDMAP`: not told, for it makes nothing new.
+pub(crate) const ID_NOT_TOLD: u32 = u32::MAX;
+
 /// The root directory's number towards the kernel.
 pub(crate) const ROOT: u64 = 1;
 
@@ -88,6 +91,7 @@ bitflags::bitflags! {
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
         const DIRECT_IO_ALLOW_MMAP = 1 << 36;
+        const ALLOW_IDMAP = 1 << 40;
         const OVER_IO_URING = 1 << 41;
     }
 

@@ -31,6 +31,12 @@ pub trait Events: Send + Sync {
         let _ = brake;
     }
 
+    /// Whose thread `thread` of some program is, which waits for an answer. Asked when the kernel does not tell.
+    fn user_of(&self, thread: u32) -> Option<u32> {
+        let _ = thread;
+        None
+    }
+
     /// Somebody wants to hear how the mount ended, at the socket with the name `path`.
     fn tell_at_end(&self, path: &str) {
         let _ = path;
@@ -82,6 +88,9 @@ pub enum ServeError {
     /// Rings were asked for, and this mount gets none.
     #[error("requests cannot come over io_uring: {0}")]
     NoRing(String),
+    /// Idmapped mounts were asked for.
+    #[error("this kernel makes no idmapped mounts of FUSE: Linux 6.12 does")]
+    NoIdmappedMounts,
     /// A thread could not be started, or ended by a bug of ours.
     #[error(transparent)]
     Thread(#[from] ThreadError),
@@ -182,6 +191,10 @@ impl Session {
             {
                 self.connection.fail(unique, Errno(71))?;
                 return Err(ServeError::NoRing("the kernel does not offer it".to_owned()));
+            }
+            if settings.idmapped && !agreed.flags.contains(InitFlags::ALLOW_IDMAP) {
+                self.connection.fail(unique, Errno(71))?;
+                return Err(ServeError::NoIdmappedMounts);
             }
             self.connection.reply(unique, &[IoSlice::new(out.as_bytes())])?;
             return Ok(Some(agreed));
@@ -440,6 +453,9 @@ fn agree(
     };
     if has_rings {
         wanted |= InitFlags::OVER_IO_URING;
+    }
+    if settings.idmapped {
+        wanted |= InitFlags::ALLOW_IDMAP;
     }
     let flags = if sabotage("fuse.session.more-than-offered") { wanted } else { wanted & offered };
     let write_max = settings.write_bytes_max.clamp(PAGE, 1 << 20) / PAGE * PAGE;

@@ -63,6 +63,10 @@ pub struct Settings {
     pub write_bytes_max: u32,
     /// How requests come.
     pub ring: RingUse,
+    /// Whether the kernel may make idmapped mounts of it (Linux 6.12). It then tells who asks only when
+    /// something new is made: elsewhere root is treated as any other user, and who gives an order is found by
+    /// [`Events::user_of`](crate::Events::user_of).
+    pub idmapped: bool,
 }
 
 impl Default for Settings {
@@ -79,6 +83,7 @@ impl Default for Settings {
             options: String::new(),
             write_bytes_max: 1 << 20,
             ring: RingUse::default(),
+            idmapped: false,
         }
     }
 }

@@ -315,6 +315,9 @@ impl Keeper {
             Ok(Some(Word::AskEnd { thread })) => {
                 let _ = self.link.say(&Word::AskedEnd(peek::shutdown_argument(thread)));
             }
+            Ok(Some(Word::AskUser { thread })) => {
+                let _ = self.link.say(&Word::AskedUser(peek::user_of(thread)));
+            }
             Ok(Some(Word::Hearer { path })) => {
                 if self.hearers.len() < HEARERS_MAX {
                     self.hearers.push(path.into());

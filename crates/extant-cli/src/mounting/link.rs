@@ -78,6 +78,13 @@ pub(crate) enum Word {
         /// The thread.
         thread: u32,
     },
+    /// Server: whose is this thread of a program, which waits for an answer?
+    AskUser {
+        /// The thread.
+        thread: u32,
+    },
+    /// Keeper: this user's; `None` when that cannot be seen.
+    AskedUser(Option<u32>),
     /// Keeper: this one; `None` when it asks for none.
     AskedEnd(Option<u32>),
 }
@@ -205,12 +212,19 @@ fn encode(word: &Word) -> Value {
         Word::End => json!({"word": "end"}),
         Word::Hearer { path } => json!({"word": "hearer", "path": path}),
         Word::AskEnd { thread } => json!({"word": "ask end", "thread": thread}),
+        Word::AskUser { thread } => json!({"word": "ask user", "thread": thread}),
+        Word::AskedUser(user) => json!({"word": "asked user", "user": user}),
         Word::AskedEnd(kind) => json!({"word": "asked end", "kind": kind}),
     }
 }
 
 fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
     let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+    // There, and perhaps a number.
+    let number = |key: &str| {
+        let value = value.get(key)?;
+        Some(value.as_u64().and_then(|number| u32::try_from(number).ok()))
+    };
     Some(match text("word")?.as_str() {
         "open" => Word::Open { is_claimed: value.get("is_claimed")?.as_bool()? },
         "hand over" => Word::HandOver,
@@ -235,12 +249,10 @@ fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
         "terminate" => Word::Terminate,
         "end" => Word::End,
         "hearer" => Word::Hearer { path: text("path")? },
-        "ask end" => Word::AskEnd { thread: u32::try_from(value.get("thread")?.as_u64()?).ok()? },
-        "asked end" => {
-            let kind = value.get("kind")?;
-            let number = kind.as_u64().and_then(|kind| u32::try_from(kind).ok());
-            Word::AskedEnd(number)
-        }
+        "ask end" => Word::AskEnd { thread: number("thread")?? },
+        "asked end" => Word::AskedEnd(number("kind")?),
+        "ask user" => Word::AskUser { thread: number("thread")?? },
+        "asked user" => Word::AskedUser(number("user")?),
         _ => return None,
     })
 }

@@ -23,8 +23,13 @@ const PROCESS: &str = "Process";
 pub(crate) struct MountSet {
     /// Mount options as mount(8) takes them: ro,noatime,errors=remount-ro,…
     ///
-    /// ext4's names with ext4's meaning, the words of fstab, and extant's own. An option that is not
-    /// known is an error. docs/mounting.md lists all.
+    /// ext4's names with ext4's meaning (ro, noatime, nosuid, sync, dirsync, discard, errors=, commit=,
+    /// noload, sb=, data=ordered, journal_path=, the words of quotas, remount), the words of fstab, and
+    /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, max_threads=, max_read=,
+    /// nowriteback_cache, io_uring, sandbox=, log=; fuseblk, with which the kernel holds the block device
+    /// and waits for the server at sync and umount (what root gets where that can be; nofuseblk does
+    /// without); idmapped, so that idmapped mounts can be made of it. An option that is not known is an
+    /// error. docs/mounting.md says what each does.
     #[arg(short = 'o', long = "options", value_name = "LIST", action = clap::ArgAction::Append)]
     pub(crate) lists: Vec<String>,
     /// No changes through this mount; the same as -o ro
@@ -156,6 +161,8 @@ pub(crate) struct MountChoices {
     pub(crate) ring: RingUse,
     /// A block device is to be held by the kernel for the mount, or not; `None`: where that can be.
     pub(crate) block_mount: Option<bool>,
+    /// The kernel may make idmapped mounts of it.
+    pub(crate) idmapped: bool,
     pub(crate) foreground: bool,
     pub(crate) log: Option<PathBuf>,
     pub(crate) sandbox: SandboxMode,
@@ -197,6 +204,7 @@ impl Default for MountChoices {
             discard: false,
             ring: RingUse::default(),
             block_mount: None,
+            idmapped: false,
             foreground: false,
             log: None,
             sandbox: SandboxMode::On,
@@ -295,6 +303,7 @@ impl MountChoices {
         };
         settings.options.clone_from(&self.words);
         settings.ring = self.ring;
+        settings.idmapped = self.idmapped;
         settings.access_times = self.access_times;
         settings.directory_access_times = !self.nodiratime;
         settings.ids = self.ids();

@@ -1,4 +1,4 @@
-//! The argument of a program that shuts a mount down.
+//! The argument of a program that shuts a mount down, and whose a program is.
 //!
 //! The number of that control operation says that it reads nothing, so the kernel passes no argument to
 //! the server, which in its sandbox cannot look for it. The keeper can, and looks at nothing else: it
@@ -11,6 +11,14 @@ use std::io::{Read, Seek, SeekFrom};
 const SHUTDOWN: u64 = 0x8004_587d;
 /// Number of ioctl(2): x86-64, and the machines that share the generic table.
 const IOCTL: u64 = if cfg!(target_arch = "x86_64") { 16 } else { 29 };
+
+/// The user that a thread acts as on files; `None` when there is no such thread to be seen.
+pub(super) fn user_of(thread: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    // Real, effective, saved, and that for files.
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_ascii_whitespace().nth(3)?.parse().ok()
+}
 
 /// What a thread that waits in the operation has given it; `None` when it is not in it, or this process
 /// may not look.

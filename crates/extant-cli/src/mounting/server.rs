@@ -410,6 +410,8 @@ struct Answers {
     ends: Answer<Option<u32>>,
     /// [`Word::HandOver`].
     handed_over: Answer<bool>,
+    /// [`Word::AskUser`].
+    users: Answer<Option<u32>>,
 }
 
 /// A server with a mount.
@@ -494,6 +496,10 @@ impl Events for Server<'_> {
         self.answers.ends.to(self.link, &question, KEEPER_ANSWERS).flatten()
     }
 
+    fn user_of(&self, thread: u32) -> Option<u32> {
+        self.answers.users.to(self.link, &Word::AskUser { thread }, KEEPER_ANSWERS).flatten()
+    }
+
     fn tell_at_end(&self, path: &str) {
         // Without a keeper nobody can: the server opens nothing.
         let _ = self.link.say(&Word::Hearer { path: path.to_owned() });
@@ -555,6 +561,7 @@ impl Orders<'_> {
                          written, and who has it gets \"not connected\"",
                     ),
                     Ok(Some(Word::AskedEnd(kind))) => self.server.answers.ends.give(kind),
+                    Ok(Some(Word::AskedUser(user))) => self.server.answers.users.give(user),
                     Ok(Some(Word::HandedOver { completely })) => {
                         self.server.answers.handed_over.give(completely);
                     }

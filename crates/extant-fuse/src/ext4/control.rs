@@ -12,6 +12,7 @@ use extant_format::features::RoCompat;
 use serde_json::{Map, Value, json};
 
 use super::Ext4;
+use crate::abi::ID_NOT_TOLD;
 use crate::operations::{Caller, Errno, Ioctl, Reply};
 use crate::session::Level;
 use crate::settings::Durable;
@@ -98,7 +99,15 @@ fn check_frozen(old: InodeFlags, new: InodeFlags) -> Reply<()> {
 impl Ext4<'_> {
     /// Whether `caller` may do what needs `CAP_SYS_ADMIN` elsewhere: root, or who runs the server.
     fn is_operator(&self, caller: Caller) -> bool {
-        caller.uid == 0 || caller.uid == self.settings.operator
+        self.user_of(caller).is_some_and(|user| user == 0 || user == self.settings.operator)
+    }
+
+    /// Who asks, as far as that can be found out.
+    pub(super) fn user_of(&self, caller: Caller) -> Option<u32> {
+        match caller.uid {
+            ID_NOT_TOLD if self.settings.idmapped => self.events.user_of(caller.pid),
+            user => Some(user),
+        }
     }
 
     fn check_operator(&self, caller: Caller) -> Reply<()> {
