@@ -60,7 +60,7 @@ impl Credentials {
         self.uid == 0
     }
 
-    fn is_in(&self, group: u32) -> bool {
+    pub(crate) fn is_in(&self, group: u32) -> bool {
         self.gid == group || self.groups.contains(&group)
     }
 }

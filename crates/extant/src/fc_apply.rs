@@ -57,7 +57,9 @@ pub(crate) fn apply(fs: &Fs, overlay: &FastCommitOverlay) -> Result<()> {
     let mut txn = Txn::begin(volume, journal.credits_max())?;
     txn.never_restart();
     let tid = txn.tid();
-    let done = Work::new(fs, overlay).run(&mut txn).map_err(|error| txn.fail(error));
+    // It had room when it was done.
+    let done = txn.rescue(|txn| Work::new(fs, overlay).run(txn));
+    let done = done.map_err(|error| txn.fail(error));
     drop(txn);
     done?;
     journal.commit(tid).map_err(FsError::from_journal)

@@ -78,6 +78,7 @@ mod writer;
 mod xattr;
 
 pub use access::{Access, Credentials};
+pub use alloc::SpaceFor;
 pub use casefold::fold_name;
 pub use dir::{DirEntry, NAME_MAX, ReadDir};
 pub use error::{Family, Fault, FsError, Result};

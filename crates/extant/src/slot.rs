@@ -169,6 +169,11 @@ impl Slot {
         Ok(())
     }
 
+    /// The device has set room aside for the block, whatever was so before.
+    pub(crate) fn note_room(&self) {
+        self.has_room.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn number(&self) -> FsBlock {
         self.number
     }

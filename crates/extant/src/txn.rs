@@ -21,6 +21,7 @@ use extant_format::inode::InodeFlags;
 use extant_jbd2::{Handle, Tid};
 use extant_sync::{Mutex, Rank};
 
+use crate::alloc::Right;
 use crate::error::{FsError, Result};
 use crate::inode::InodeData;
 use crate::node::Node;
@@ -43,6 +44,8 @@ pub(crate) struct Txn<'v> {
     is_single: bool,
     /// It brings promised data into a map.
     is_publishing: bool,
+    /// It must not fail for want of space.
+    is_rescue: bool,
 }
 
 /// A node that a transaction changed, with the place of its stored form.
@@ -88,7 +91,7 @@ impl<'v> Txn<'v> {
             return Err(FsError::ReadOnly);
         }
         let handle = writer.journal().start(credits).map_err(FsError::from_journal)?;
-        Ok(Txn { volume, writer, handle, is_single: false, is_publishing: false })
+        Ok(Txn { volume, writer, handle, is_single: false, is_publishing: false, is_rescue: false })
     }
 
     pub(crate) fn volume(&self) -> &'v Volume {
@@ -145,6 +148,20 @@ impl<'v> Txn<'v> {
 
     pub(crate) fn is_publishing(&self) -> bool {
         self.is_publishing
+    }
+
+    /// Runs `change`, which gives space back or changes the state of what a file has: blocks that its map
+    /// needs for that may be the last ones.
+    pub(crate) fn rescue<R>(&mut self, change: impl FnOnce(&mut Self) -> R) -> R {
+        let before = std::mem::replace(&mut self.is_rescue, true);
+        let result = change(self);
+        self.is_rescue = before;
+        result
+    }
+
+    /// How much of the free space blocks may come from.
+    pub(crate) fn right(&self) -> Right {
+        if self.is_rescue { Right::Rescue } else { Right::of_this_thread() }
     }
 
     /// Changes metadata block `slot`, which is loaded if need be. `kind` says how it is sealed.

@@ -8,7 +8,7 @@ use extant_format::group::GroupFlags;
 
 use super::group::{GroupState, damaged};
 use super::promise::Claimant;
-use super::{Allocator, BlockAsk, Half, Locked, Purpose, Run};
+use super::{Allocator, BlockAsk, Half, Locked, Purpose, Right, Run};
 use crate::error::{Family, Fault, FsError, Result};
 use crate::txn::Txn;
 use crate::volume::Volume;
@@ -65,8 +65,7 @@ pub(super) enum Taker<'t, 'v> {
 impl Allocator {
     /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`, out of
     /// one group. With clusters, whole ones. What is promised to others stays (S3).
-    /// `may_use_reserved`: down to the last block, else not those reserved in the superblock. Only
-    /// from groups that end at or before block `end`.
+    /// How far down it may go, `right` says. Only from groups that end at or before block `end`.
     ///
     /// # Errors
     ///
@@ -76,18 +75,13 @@ impl Allocator {
         &self,
         txn: &mut Txn<'_>,
         ask: &BlockAsk,
-        may_use_reserved: bool,
+        right: Right,
         end: u64,
     ) -> Result<Run> {
         let volume = txn.volume();
-        let superblock = volume.superblock();
-        let reserved = match may_use_reserved {
-            true => 0,
-            false => superblock.reserved_blocks_count >> superblock.cluster_bits(),
-        };
         let claimant = match ask.purpose {
             Purpose::Metadata if txn.is_publishing() => Claimant::Publisher,
-            purpose => Claimant::Purpose(purpose, reserved),
+            purpose => Claimant::Purpose(purpose, right),
         };
         self.hunt(volume, ask, end, &mut Taker::Handle(txn, claimant))
     }
@@ -255,7 +249,12 @@ impl Allocator {
                     let range = range.start..range.start + count;
                     let room = match claimant.is_metadata() {
                         true => run_of(volume, group, range).and_then(|run| {
-                            volume.allocate_on_device(run.start, u64::from(run.len))
+                            // It may have been discarded since somebody else had it.
+                            volume.allocate_on_device(run.start, u64::from(run.len))?;
+                            for block in run.start.0..run.start.0 + u64::from(run.len) {
+                                volume.slot(FsBlock(block)).note_room();
+                            }
+                            Ok(())
                         }),
                         false => Ok(()),
                     };

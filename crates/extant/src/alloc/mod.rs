@@ -15,6 +15,7 @@
 //! promise     totals; space for data that has no place yet     trim  telling the device what is free
 //! spent       what was freed, to be discarded
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
+//! right       who may have the last blocks
 //! ```
 //!
 //! # Rules
@@ -37,6 +38,7 @@ mod group;
 mod inodes;
 mod pin;
 mod promise;
+mod right;
 mod spent;
 mod spread;
 #[cfg(test)]
@@ -63,6 +65,9 @@ use crate::volume::Volume;
 use flex::{Flex, Sparse};
 use group::{Blocks, GroupState, Inodes};
 use promise::Space;
+pub(crate) use promise::kept_of;
+pub(crate) use right::Right;
+pub use right::SpaceFor;
 use spent::Spent;
 use trim::Held;
 
@@ -561,7 +566,7 @@ impl Txn<'_> {
     /// errors, and damage when nothing else is left.
     pub(crate) fn allocate(&mut self, node: &Arc<Node>, ask: &BlockAsk) -> Result<Run> {
         let alloc = self.writer().alloc();
-        let run = alloc.allocate(self, ask, true, blocks_end(node))?;
+        let run = alloc.allocate(self, ask, self.right(), blocks_end(node))?;
         let sectors = self.sectors_of(run);
         let charged = self.charge_blocks(node, sectors).and_then(|()| {
             let counted = self.update(node, |data| data.record.sectors += sectors);

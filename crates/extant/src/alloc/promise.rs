@@ -18,6 +18,24 @@
 //! | unpin n | | − n | | | | − n | |
 //! | take n pinned, p promised | + n | | − n | + p − n | − p | − n | |
 //!
+//! # Who may take what
+//!
+//! Spare clusters that are left alone. *Reserve*: what the superblock reserves for root. *Pool*: a
+//! fiftieth of all, at most 4096, for blocks of extent trees and block maps.
+//!
+//! | who | leaves |
+//! | --- | --- |
+//! | a promise, data or metadata of an ordinary user | reserve + pool |
+//! | a promise, data or metadata of root | pool |
+//! | metadata to give space back or to convert it ([`Right::Rescue`]) | half of the pool, as far as so much is promised |
+//! | metadata for data that is being published | nothing, and goes into what is promised and not pinned |
+//!
+//! Without extents only promises leave the pool; data leaves of it as much as is promised, and
+//! metadata half of that, since a block map needs no blocks to give space back.
+//!
+//! `df` follows: free is free − promised; available is what an ordinary user could be promised when
+//! what is pending has been released, so it is never more than can be written.
+//!
 //! # Invariants
 //!
 //! - S1. At rest, spare = free − promised − pending, and the clear bits of all `taken` are spare +
@@ -25,10 +43,8 @@
 //!   gives space back raises it after: no two can have the same cluster, and nothing is held back
 //!   from one who could have it.
 //! - S2. No more is pinned than is promised.
-//! - S3. Promises leave a pool for the metadata that promised data will need, and the blocks that
-//!   the superblock reserves. Other data leaves the pool alone while anything is promised, other
-//!   metadata half of it. What brings promised data into the map may go below: its own blocks would
-//!   be lost otherwise.
+//! - S3. Of what is spare, everybody leaves something alone; `who may take what` below. Nothing but
+//!   what brings promised data into the map goes below zero: its own blocks would be lost otherwise.
 //! - S4. Clusters come back in this order: the bits, with the group let go; the count of returns;
 //!   the numbers here. A search that found nothing and sees the same count before and after has
 //!   missed nothing.
@@ -37,8 +53,11 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use extant_format::superblock::Superblock;
 
-use super::{Allocator, Purpose};
+use extant_format::features::Incompat;
+
+use super::{Allocator, Purpose, Right};
 use crate::error::{FsError, Result};
+use crate::mount::Fs;
 use crate::volume::Volume;
 use crate::writer::Writer;
 
@@ -63,14 +82,35 @@ pub(super) struct Space {
     pinned: AtomicU64,
     /// Freed by transactions that are not committed.
     pending: AtomicU64,
+    /// What the superblock reserves.
+    reserve: AtomicU64,
     pool: u64,
+    /// The pool is kept from all data, promised or not.
+    has_extents: bool,
+}
+
+/// Clusters that the superblock reserves.
+pub(super) fn reserve_of(superblock: &Superblock) -> u64 {
+    superblock.reserved_blocks_count >> superblock.cluster_bits()
+}
+
+/// Clusters that ordinary users cannot fill, as Linux tells of a file system that is mounted for reading.
+pub(crate) fn kept_of(superblock: &Superblock) -> u64 {
+    let has_extents = superblock.features.has_incompat(Incompat::EXTENTS);
+    reserve_of(superblock).saturating_add(if has_extents { pool_of(superblock) } else { 0 })
+}
+
+/// Clusters of the pool.
+pub(super) fn pool_of(superblock: &Superblock) -> u64 {
+    let clusters = superblock.blocks_count >> superblock.cluster_bits();
+    (clusters / POOL_PART).min(POOL_MAX)
 }
 
 /// Who wants clusters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claimant {
-    /// Whoever has no promise, and leaves so many of the reserved ones alone.
-    Purpose(Purpose, u64),
+    /// Whoever has no promise.
+    Purpose(Purpose, Right),
     /// Metadata that promised data needs to get into its file's map.
     Publisher,
 }
@@ -84,14 +124,45 @@ impl Claimant {
 
 impl Space {
     pub(super) fn new(superblock: &Superblock, free: i64) -> Space {
-        let clusters = superblock.blocks_count >> superblock.cluster_bits();
         Space {
             free: AtomicI64::new(free),
             spare: AtomicI64::new(free),
             promised: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
             pending: AtomicU64::new(0),
-            pool: (clusters / POOL_PART).min(POOL_MAX),
+            reserve: AtomicU64::new(reserve_of(superblock)),
+            pool: pool_of(superblock),
+            has_extents: superblock.features.has_incompat(Incompat::EXTENTS),
+        }
+    }
+
+    /// The superblock reserves so many from now on.
+    pub(super) fn set_reserve(&self, clusters: u64) {
+        self.reserve.store(clusters, Ordering::Relaxed);
+    }
+
+    /// What an ordinary user could be promised once what is pending is released.
+    pub(super) fn available(&self) -> u64 {
+        let released = i64::try_from(self.pending()).unwrap_or(i64::MAX);
+        let spare = self.spare.load(Ordering::Acquire).saturating_add(released);
+        spare.saturating_sub(self.kept_from_promises(Right::Ordinary)).max(0) as u64
+    }
+
+    /// What could be promised now.
+    pub(super) fn promisable(&self, right: Right) -> u64 {
+        let spare = self.spare.load(Ordering::Acquire);
+        spare.saturating_sub(self.kept_from_promises(right)).max(0) as u64
+    }
+
+    fn kept_from_promises(&self, right: Right) -> i64 {
+        let kept = self.pool.saturating_add(self.reserved_from(right));
+        i64::try_from(kept).unwrap_or(i64::MAX)
+    }
+
+    fn reserved_from(&self, right: Right) -> u64 {
+        match right {
+            Right::Ordinary => self.reserve.load(Ordering::Relaxed),
+            Right::Privileged | Right::Rescue => 0,
         }
     }
 
@@ -121,8 +192,15 @@ impl Space {
         let promised = self.promised();
         let pool = self.pool.min(promised);
         let kept = match who {
-            Claimant::Purpose(Purpose::Data, reserved) => pool.saturating_add(reserved),
-            Claimant::Purpose(Purpose::Metadata, reserved) => (pool / 2).saturating_add(reserved),
+            Claimant::Purpose(_, right) if self.has_extents && right != Right::Rescue => {
+                self.pool.saturating_add(self.reserved_from(right))
+            }
+            Claimant::Purpose(Purpose::Data, right) => {
+                pool.saturating_add(self.reserved_from(right))
+            }
+            Claimant::Purpose(Purpose::Metadata, right) => {
+                (pool / 2).saturating_add(self.reserved_from(right))
+            }
             Claimant::Publisher => {
                 // The bits that are clear and not pinned.
                 let unpinned = promised.saturating_sub(self.pinned());
@@ -208,8 +286,8 @@ impl Space {
         self.pinned.fetch_sub(u64::from(count), Ordering::AcqRel);
     }
 
-    fn promise(&self, clusters: u64, reserved: u64) -> Result<(), u64> {
-        let kept = i64::try_from(reserved.saturating_add(self.pool)).unwrap_or(i64::MAX);
+    fn promise(&self, clusters: u64, right: Right) -> Result<(), u64> {
+        let kept = self.kept_from_promises(right);
         let promise = |spare: i64| {
             let left = spare.saturating_sub(kept).max(0);
             let clusters = i64::try_from(clusters).ok().filter(|clusters| *clusters <= left)?;
@@ -221,9 +299,8 @@ impl Space {
         Ok(())
     }
 
-    /// Promises from the last cluster on.
-    #[cfg(test)]
-    pub(super) fn promise_all(&self, clusters: u64) {
+    /// Promises whatever there is: for blocks that will need no cluster in the end, or in tests.
+    pub(super) fn promise_anyway(&self, clusters: u64) {
         self.spare.fetch_sub(clusters as i64, Ordering::AcqRel);
         self.promised.fetch_add(clusters, Ordering::AcqRel);
     }
@@ -251,17 +328,34 @@ impl Allocator {
     /// # Errors
     ///
     /// [`FsError::NoSpace`], in blocks, and nothing is promised: less is free than this, what is
-    /// promised already, what the superblock reserves, and the pool (S3). See
+    /// promised already, the pool, and what is reserved from whoever this thread works for (S3). See
     /// [`Self::worth_a_commit`].
     pub(crate) fn promise(&self, volume: &Volume, clusters: u64) -> Result<()> {
-        let superblock = volume.superblock();
-        let bits = superblock.cluster_bits();
-        let promised = self.space.promise(clusters, superblock.reserved_blocks_count >> bits);
+        let bits = volume.superblock().cluster_bits();
+        let promised = self.space.promise(clusters, Right::of_this_thread());
         promised.map_err(|left| FsError::NoSpace {
             what: "blocks",
             wanted: clusters << bits,
             free: left << bits,
         })
+    }
+
+    /// Promises clusters to delayed blocks whose clusters the file has already: they count like
+    /// others, are never pinned, and are given back. So there need not be any.
+    pub(crate) fn promise_anyway(&self, clusters: u64) {
+        if clusters > 0 {
+            self.space.promise_anyway(clusters);
+        }
+    }
+
+    /// The superblock reserves so many blocks from now on.
+    pub(crate) fn set_reserve(&self, volume: &Volume, blocks: u64) {
+        self.space.set_reserve(blocks >> volume.superblock().cluster_bits());
+    }
+
+    /// Clusters that an ordinary user can have: see the module's documentation.
+    pub(crate) fn available(&self) -> u64 {
+        self.space.available()
     }
 
     /// Gives promises back that were not used. What was pinned for them has been
@@ -310,5 +404,23 @@ impl Writer {
             }
         }
         run()
+    }
+}
+
+impl Fs {
+    /// Bytes that can be written into holes or behind the end of files now, by whoever may use reserved
+    /// blocks or not: so much is promised without waiting for anything. What was removed lately counts when
+    /// a commit has released it. 0 on a mount for reading.
+    ///
+    /// # Cost
+    ///
+    /// A few loads; the answer may be out of date when it arrives.
+    pub fn room(&self, may_use_reserve: bool) -> u64 {
+        let Ok(writer) = self.volume().writer() else { return 0 };
+        let right = if may_use_reserve { Right::Privileged } else { Right::Ordinary };
+        let superblock = self.superblock();
+        let bits = superblock.cluster_bits() + superblock.block_size.log2();
+        let clusters = writer.alloc().space.promisable(right);
+        clusters.checked_shl(bits).unwrap_or(u64::MAX)
     }
 }

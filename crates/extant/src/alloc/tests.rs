@@ -66,7 +66,7 @@ impl Mount {
 
     fn take(&self, goal: u64, len: u32, min: u32) -> Result<Run> {
         let ask = BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data };
-        self.alloc().allocate(&mut self.txn(), &ask, true, u64::MAX)
+        self.alloc().allocate(&mut self.txn(), &ask, Right::Rescue, u64::MAX)
     }
 
     fn free(&self, start: u64, len: u32) -> Result<()> {
@@ -194,7 +194,7 @@ fn history(image: &Image, seed: u64) {
                 let goal = FsBlock(random.below(superblock.blocks_count * 11 / 10));
                 let ask = BlockAsk { goal, len, min, purpose };
                 let mut txn = mount.txn();
-                let run = alloc.allocate(&mut txn, &ask, true, u64::MAX).unwrap();
+                let run = alloc.allocate(&mut txn, &ask, Right::Rescue, u64::MAX).unwrap();
                 assert!(run.len >= min, "{ask:?} got {run:?}");
                 for block in each(run) {
                     assert!(!waiting.contains_key(&block), "{block} is not committed as free");
@@ -294,10 +294,73 @@ fn reserved_blocks_are_for_those_who_may_use_them() {
     let reserved = mount.volume().superblock().reserved_blocks_count;
     let ask = BlockAsk { goal: FsBlock(0), len: 8000, min: 1, purpose: Purpose::Data };
     let alloc = mount.alloc();
-    while alloc.allocate(&mut mount.txn(), &ask, false, u64::MAX).is_ok() {}
+    let allocate = |right| alloc.allocate(&mut mount.txn(), &ask, right, u64::MAX);
+    while allocate(Right::Ordinary).is_ok() {}
     assert_eq!(alloc.free_clusters(), reserved);
-    assert!(mount.take(0, 1, 1).is_ok());
-    assert!(alloc.allocate(&mut mount.txn(), &ask, false, u64::MAX).is_err());
+    assert!(allocate(Right::Privileged).is_ok());
+    assert!(allocate(Right::Ordinary).is_err());
+    while allocate(Right::Privileged).is_ok() {}
+    assert_eq!(alloc.free_clusters(), 0, "without extents nothing is kept from root");
+}
+
+#[test]
+fn everybody_leaves_alone_what_is_not_his() {
+    for options in [
+        &["-t", "ext4", "-b", "1024", "-m", "10"][..],
+        &["-t", "ext4", "-O", "bigalloc", "-C", "16384", "-m", "3"],
+        &["-t", "ext4", "-m", "0"],
+    ] {
+        let image = require!(Image::make("64M", options, ""));
+        let mount = Mount::of(&image);
+        let superblock = mount.volume().superblock();
+        let (reserve, pool) = (promise::reserve_of(superblock), promise::pool_of(superblock));
+        assert!(pool > 10);
+        let (alloc, ratio) = (mount.alloc(), u64::from(superblock.cluster_ratio()));
+        let bytes = |clusters: u64| clusters * superblock.cluster_bytes();
+        let totals = || {
+            let totals = mount.fs.statfs().unwrap();
+            (totals.blocks_free / ratio, totals.blocks_available / ratio)
+        };
+        let room = || (mount.fs.room(false), mount.fs.room(true));
+        let free = alloc.free_clusters();
+        assert_eq!(totals(), (free, free - reserve - pool));
+        assert_eq!(room(), (bytes(free - reserve - pool), bytes(free - pool)));
+        // A promise counts for everybody, and comes back.
+        alloc.promise(mount.volume(), 9).unwrap();
+        assert_eq!(totals(), (free - 9, free - reserve - pool - 9));
+        alloc.unpromise(9);
+        let take = |purpose, right| {
+            let ask = BlockAsk { goal: FsBlock(0), len: 4000, min: 1, purpose };
+            while alloc.allocate(&mut mount.txn(), &ask, right, u64::MAX).is_ok() {}
+            alloc.free_clusters()
+        };
+        assert_eq!(take(Purpose::Data, Right::Ordinary), reserve + pool);
+        assert_eq!(take(Purpose::Metadata, Right::Ordinary), reserve + pool);
+        assert_eq!((totals(), room()), ((reserve + pool, 0), (0, bytes(reserve))));
+        {
+            let _ordinary = mount.fs.take_space_for(false);
+            assert!(alloc.promise(mount.volume(), 1).is_err());
+            let _root = mount.fs.take_space_for(true);
+            assert_eq!(alloc.promise(mount.volume(), 1).is_ok(), reserve > 0);
+            alloc.unpromise(u64::from(reserve > 0));
+        }
+        // Who says nothing owns the device.
+        assert_eq!(Right::of_this_thread(), Right::Privileged);
+        if reserve > 0 {
+            // What is not reserved any more is everybody's at once.
+            mount.fs.tune(&crate::Tune::new().reserve(crate::Reserve::Blocks(0))).unwrap();
+            assert_eq!(totals(), (reserve + pool, reserve));
+            mount
+                .fs
+                .tune(&crate::Tune::new().reserve(crate::Reserve::Blocks(reserve * ratio)))
+                .unwrap();
+            assert_eq!(totals(), (reserve + pool, 0));
+        }
+        assert_eq!(take(Purpose::Metadata, Right::Privileged), pool);
+        assert_eq!(take(Purpose::Data, Right::Privileged), pool);
+        assert_eq!((totals(), room()), ((pool, 0), (0, 0)));
+        assert_eq!(take(Purpose::Metadata, Right::Rescue), 0);
+    }
 }
 
 #[test]
@@ -556,7 +619,7 @@ fn blocks_end_where_pointers_do() {
     let end = 2048 * 5 + 100;
     let mut last = 0;
     loop {
-        match mount.alloc().allocate(&mut mount.txn(), &ask, true, end) {
+        match mount.alloc().allocate(&mut mount.txn(), &ask, Right::Rescue, end) {
             Ok(run) => last = last.max(run.start.0 + u64::from(run.len)),
             Err(FsError::NoSpace { .. }) => break,
             Err(other) => panic!("{other}"),

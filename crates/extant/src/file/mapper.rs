@@ -11,6 +11,7 @@ use extant_format::extent::{Extent, ExtentState};
 use extant_format::inode::InodeFlags;
 use extant_iomap::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
 
+use super::delayed::Delayed;
 use super::state::{FileState, Pinned};
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{FsError, Result};
@@ -66,23 +67,74 @@ impl FileMapper<'_> {
         self.volume().block_size().offset_of(block).ok_or(FsError::InvalidArgument { what })
     }
 
-    /// Makes a hole delayed: space is promised for it.
+    /// Makes the first blocks of a hole delayed: as many as there is room for.
     fn delay(&self, blocks: Range<u64>) -> Result<Mapping> {
-        let writer = self.volume().writer()?;
         let mut delayed = self.file.map.write();
-        let clusters = delayed.new_clusters(&blocks);
-        if clusters > 0 {
-            let sectors = clusters << (self.volume().superblock().cluster_bits() + self.bits() - 9);
-            writer.quotas().promise(self.node, sectors)?;
-            if let Err(error) = writer.alloc().promise(self.volume(), clusters) {
-                writer.quotas().unpromise(self.node, sectors);
-                return Err(error);
-            }
-        }
+        let blocks = self.promise(&delayed, blocks)?;
         delayed.insert(blocks.clone());
         self.file.mapping_changed();
         let cookie = self.file.cookie();
         Ok(self.answer(blocks, Kind::Delayed, cookie, true))
+    }
+
+    /// Promises space for the first of these blocks, which are a hole, and says for which: at least those
+    /// of one cluster.
+    fn promise(&self, delayed: &Delayed, mut blocks: Range<u64>) -> Result<Range<u64>> {
+        let writer = self.volume().writer()?;
+        let superblock = self.volume().superblock();
+        let ratio = u64::from(superblock.cluster_ratio().max(1));
+        let sectors = |clusters: u64| clusters << (superblock.cluster_bits() + self.bits() - 9);
+        loop {
+            // Blocks in a cluster that the file has already take no space.
+            let own = self.own_clusters(delayed, &blocks)?;
+            let new = delayed.new_clusters(&blocks) - own;
+            let promised = match new {
+                0 => Ok(()),
+                _ => writer.quotas().promise(self.node, sectors(new)).and_then(|()| {
+                    let promised = writer.alloc().promise(self.volume(), new);
+                    promised.inspect_err(|_| writer.quotas().unpromise(self.node, sectors(new)))
+                }),
+            };
+            match promised {
+                Ok(()) => {
+                    if own > 0 {
+                        writer.quotas().promise_anyway(self.node, sectors(own))?;
+                        writer.alloc().promise_anyway(own);
+                    }
+                    return Ok(blocks);
+                }
+                Err(error) if error.is_no_room() => {
+                    let (first, end) = (blocks.start / ratio, blocks.end.div_ceil(ratio));
+                    if end - first <= 1 {
+                        return Err(error);
+                    }
+                    // Half as much, perhaps; what is left of it is asked for next.
+                    blocks.end = (first + (end - first) / 2) * ratio;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// How many clusters of a hole belong to the file by other blocks that are in them, and have no delayed
+    /// block: only the first and the last can.
+    fn own_clusters(&self, delayed: &Delayed, blocks: &Range<u64>) -> Result<u64> {
+        let ratio = u64::from(self.volume().superblock().cluster_ratio().max(1));
+        if ratio == 1 {
+            return Ok(0);
+        }
+        let (first, last) = (blocks.start / ratio, (blocks.end - 1) / ratio);
+        let mut count = 0;
+        for cluster in [Some(first), Some(last).filter(|last| *last != first)].into_iter().flatten()
+        {
+            let start = cluster * ratio;
+            if delayed.next(start).is_some_and(|next| next < start + ratio) {
+                continue;
+            }
+            let block = FileBlock(u32::try_from(start).unwrap_or(u32::MAX));
+            count += u64::from(map::implied_block(self.fs, self.node, block)?.is_some());
+        }
+        Ok(count)
     }
 
     /// Takes blocks in memory for the delayed blocks `at..end`.
@@ -190,7 +242,7 @@ impl FileMapper<'_> {
     fn publish_one(
         &self,
         txn: &mut Txn<'_>,
-        delayed: &mut super::delayed::Delayed,
+        delayed: &mut Delayed,
         placement: &Placement,
         from: u64,
     ) -> Result<u64> {
@@ -261,6 +313,14 @@ impl FileMapper<'_> {
         }
     }
 
+    /// Credits to put placements into the map in one handle.
+    fn publish_credits(&self, placements: &[&Placement]) -> u32 {
+        let blocks = placements.iter().map(|placement| placement.len >> self.bits()).sum();
+        map::publish_credits(self.volume(), self.node, placements.len(), blocks)
+            + PLACEMENT_CREDITS * PUBLISH_MOST as u32
+            + BASE_CREDITS
+    }
+
     fn publish_all(&self, done: &Done) -> Result<()> {
         let stored = self.node.with(|data| data.record.size);
         let is_quiet = done
@@ -279,11 +339,14 @@ impl FileMapper<'_> {
         // Block up to which the first of the rest is published already.
         let mut from = 0;
         loop {
-            let now = &rest[..rest.len().min(PUBLISH_MOST)];
-            let blocks = now.iter().map(|placement| placement.len >> self.bits()).sum();
-            let credits = map::publish_credits(self.volume(), self.node, now.len(), blocks)
-                + PLACEMENT_CREDITS * PUBLISH_MOST as u32
-                + BASE_CREDITS;
+            let credits_max = self.volume().writer()?.journal().credits_max();
+            let mut now = &rest[..rest.len().min(PUBLISH_MOST)];
+            let mut credits = self.publish_credits(now);
+            // A block map may need a block for each run of a few hundred; a small journal has fewer.
+            while credits > credits_max && now.len() > 1 {
+                now = &now[..now.len() / 2];
+                credits = self.publish_credits(now);
+            }
             let mut txn = Txn::begin(self.volume(), credits)?;
             // From the first placement on: what the map needs for data that is stored.
             txn.publishes();

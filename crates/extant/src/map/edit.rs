@@ -189,6 +189,16 @@ pub(crate) fn remove(
     if !fs.view(node).has_block_map() || !node.with(has_blocks) {
         return Ok(());
     }
+    txn.rescue(|txn| remove_steps(txn, fs, node, blocks, was))
+}
+
+fn remove_steps(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    blocks: Range<u64>,
+    was: Purpose,
+) -> Result<()> {
     let start = blocks.start;
     let mut end = blocks.end.min(FILE_BLOCKS_END);
     let extents = uses_extents(txn.volume(), node)?;

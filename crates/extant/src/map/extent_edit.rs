@@ -93,7 +93,7 @@ pub(super) fn reserve_blocks(
 fn allocate_over_quota(txn: &mut Txn<'_>, node: &Arc<Node>, ask: &BlockAsk) -> Result<FsBlock> {
     let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     let end = if extents { u64::MAX } else { 1 << 32 };
-    let run = txn.writer().alloc().allocate(txn, ask, true, end)?;
+    let run = txn.writer().alloc().allocate(txn, ask, txn.right(), end)?;
     let sectors = u64::from(run.len) * u64::from(txn.volume().block_size().bytes() / 512);
     let charged = txn.writer().quotas().charge_blocks_unchecked(txn, node, sectors);
     let counted = charged.and_then(|()| txn.update(node, |data| data.record.sectors += sectors));

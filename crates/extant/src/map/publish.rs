@@ -130,9 +130,10 @@ pub(crate) fn convert_range(
         if !txn.has_room(CONVERT_STEP_CREDITS) {
             return Ok(Progress { end: at, done: false });
         }
-        let mut tree = Tree::new(txn, node, goal);
-        let result = extent::convert_step(&mut tree, (at, end), to, STEP_EXTENTS);
-        let changed = tree.changed;
+        let (result, changed) = txn.rescue(|txn| {
+            let mut tree = Tree::new(txn, node, goal);
+            (extent::convert_step(&mut tree, (at, end), to, STEP_EXTENTS), tree.changed)
+        });
         let step = result.map_err(|error| if changed { txn.fail(error) } else { error })?;
         if step.done || step.end <= at {
             break;

@@ -25,7 +25,7 @@ pub(crate) const SHIFT_STEP_CREDITS: u32 = 2 + 6 + 2 * 5;
 /// No space or quota for a node of the map, damage: and then nothing has changed.
 pub(crate) fn split_at(txn: &mut Txn<'_>, node: &Arc<Node>, at: FileBlock) -> Result<()> {
     check_tree(txn, node)?;
-    change(txn, node, |tree| extent::split_at(tree, at)).map(|_| ())
+    txn.rescue(|txn| change(txn, node, |tree| extent::split_at(tree, at)).map(|_| ()))
 }
 
 /// Moves everything from file block `at` on down by `by` blocks, over the hole in front of it, as

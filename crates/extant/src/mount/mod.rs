@@ -557,7 +557,8 @@ pub struct Statfs {
     /// Free blocks, from the group descriptors; those that are promised to data in the cache are not
     /// free.
     pub blocks_free: u64,
-    /// Free blocks that ordinary users may take.
+    /// Free blocks that ordinary users may fill: without what the superblock reserves, and what is kept
+    /// for the metadata of files.
     pub blocks_available: u64,
     /// All inodes.
     pub files: u64,
@@ -758,16 +759,19 @@ impl Fs {
         let superblock = self.superblock();
         let ratio = u64::from(superblock.cluster_ratio());
         let (mut free_clusters, mut files_free) = (0u64, 0u64);
+        let available;
         if let Ok(writer) = self.volume().writer() {
             let alloc = writer.alloc();
             free_clusters = alloc.free_clusters().saturating_sub(alloc.promised());
             files_free = u64::from(writer.alloc().free_inodes());
+            available = alloc.available();
         } else {
             for group in 0..superblock.group_count {
                 let descriptor = self.group(GroupIndex(group))?;
                 free_clusters += u64::from(descriptor.free_clusters);
                 files_free += u64::from(descriptor.free_inodes);
             }
+            available = free_clusters.saturating_sub(crate::alloc::kept_of(superblock));
         }
         let blocks_free = free_clusters.saturating_mul(ratio);
         let overhead = u64::from(superblock.overhead_clusters).saturating_mul(ratio);
@@ -775,7 +779,7 @@ impl Fs {
             block_bytes: superblock.block_size.bytes(),
             blocks: superblock.blocks_count.saturating_sub(overhead),
             blocks_free,
-            blocks_available: blocks_free.saturating_sub(superblock.reserved_blocks_count),
+            blocks_available: available.saturating_mul(ratio).min(blocks_free),
             files: u64::from(superblock.inodes_count),
             files_free,
             name_max: crate::NAME_MAX as u32, // 255.

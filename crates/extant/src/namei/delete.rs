@@ -29,6 +29,9 @@ pub(crate) fn purpose_of(data: &InodeData) -> Purpose {
     }
 }
 
+/// Rounds of removals that one call makes: some thousand inodes.
+const REMOVALS_MAX: usize = 256;
+
 impl Fs {
     /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
     /// holds it, else makes it an orphan.
@@ -54,6 +57,16 @@ impl Fs {
             self.volume().writer()?.reclaim_later(Arc::clone(node));
         }
         Ok(())
+    }
+
+    /// Deletes what has no name and no handle any more, so that its space shows as free. Otherwise that is done
+    /// with the next change, or by [`tick`](Fs::tick). A long row of them may be left for the next call.
+    pub fn finish_removals(&self) {
+        for _ in 0..REMOVALS_MAX {
+            if !self.reclaim() {
+                break;
+            }
+        }
     }
 
     /// Deletes some of the inodes whose last handle was let go; `false` when there were none.

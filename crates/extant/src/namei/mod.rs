@@ -134,10 +134,14 @@ fn drop_subdirectory(dir: &mut InodeData) {
 impl Fs {
     /// Runs a change, again after a commit if it found no room while freed blocks were waiting for
     /// one; then deletes inodes that lost their last handle.
-    pub(crate) fn change<R>(&self, run: impl FnMut() -> Result<R>) -> Result<R> {
+    pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
         writer.supers().check_writable()?;
-        let result = writer.with_commits(run);
+        let mut result = writer.with_commits(&mut run);
+        // What was removed lately may wait to be deleted.
+        while matches!(result, Err(FsError::NoSpace { .. })) && self.reclaim() {
+            result = writer.with_commits(&mut run);
+        }
         self.reclaim();
         if let Err(error) = &result
             && writer.supers().report(error, writer.now().seconds)

@@ -25,14 +25,23 @@ impl Quotas {
     /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), and nothing is promised; damage
     /// of a quota file, device errors.
     pub(crate) fn promise(&self, node: &Node, sectors: u64) -> Result<()> {
+        self.promise_if(node, sectors, true)
+    }
+
+    /// [`promise`](Self::promise) whatever the limits say: for blocks that will charge nothing.
+    pub(crate) fn promise_anyway(&self, node: &Node, sectors: u64) -> Result<()> {
+        self.promise_if(node, sectors, false)
+    }
+
+    fn promise_if(&self, node: &Node, sectors: u64, checked: bool) -> Result<()> {
         let Some(owners) = self.payers(node) else { return Ok(()) };
         let charge = Charge::blocks(sectors);
         let to = Some(owners);
-        let change = Change { to, from: None, charge, promised: 0, checked: true };
+        let change = Change { to, from: None, charge, promised: 0, checked };
         for key in self.gainers(&change) {
             self.load(key)?;
         }
-        let volume = self.volume.upgrade().filter(|_| self.enforced);
+        let volume = self.volume.upgrade().filter(|_| self.enforced && checked);
         let now = match &volume {
             Some(volume) => u64::try_from(volume.writer()?.now().seconds).unwrap_or(0),
             None => 0,

@@ -187,6 +187,10 @@ impl Fs {
         // Tried on a copy first: what is refused must not open a transaction.
         tune.apply(&mut supers.with(Superblock::clone))?;
         let mut txn = Txn::begin(self.volume(), 1)?;
-        supers.change(&mut txn, |superblock| tune.apply(superblock))?
+        let reserved = supers.change(&mut txn, |superblock| {
+            tune.apply(superblock).map(|()| superblock.reserved_blocks_count)
+        })??;
+        txn.writer().alloc().set_reserve(self.volume(), reserved);
+        Ok(())
     }
 }

@@ -85,14 +85,15 @@ fn a_promise_is_kept_from_everybody_else() {
         // Ordinary metadata goes half into the pool, that of a publication to its end, and further
         // before data is lost.
         let ask = BlockAsk { goal: FsBlock(0), len: 1, min: 1, purpose: Purpose::Metadata };
-        while let Ok(run) = mount.alloc().allocate(&mut mount.txn(), &ask, true, u64::MAX) {
+        while let Ok(run) = mount.alloc().allocate(&mut mount.txn(), &ask, Right::Rescue, u64::MAX)
+        {
             taken.push(run);
         }
         assert_eq!(mount.alloc().free_clusters(), all + pool / 2);
         for _ in 0..pool / 2 + 1 {
             let mut txn = mount.txn();
             txn.publishes();
-            taken.push(mount.alloc().allocate(&mut txn, &ask, true, u64::MAX).unwrap());
+            taken.push(mount.alloc().allocate(&mut txn, &ask, Right::Rescue, u64::MAX).unwrap());
         }
         assert_eq!(mount.alloc().free_clusters(), all - 1);
         mount.verify();
@@ -355,7 +356,7 @@ fn nothing_is_refused_for_what_others_do_at_the_same_time() {
         mount.take(0, 1, 1).unwrap();
     }
     // The pool would be in the way of a promise.
-    mount.alloc().space.promise_all(threads * part);
+    mount.alloc().space.promise_anyway(threads * part);
     let worker = |seed: u64| {
         let mut random = Prng::new(seed);
         let mut runs: Vec<Run> = Vec::new();
