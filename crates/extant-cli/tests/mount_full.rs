@@ -3,6 +3,8 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::fs::FallocateFlags;
@@ -178,4 +180,107 @@ fn cp_into_an_image_on_a_full_disk_names_what_does_not_fit_and_keeps_the_rest() 
     let refused = mounts.place.run(&["mkdir", "full/b.img:/d"]);
     refused.ends_with(6).complains(&["the disk that holds"]).hints("make room there");
     assert!(fs::read(mounts.path("full/b.img")).unwrap() == before);
+}
+
+/// Free and available blocks, and bytes of one.
+fn totals(dir: &std::path::Path) -> (u64, u64, u64) {
+    let totals = rustix::fs::statvfs(dir).unwrap();
+    (totals.f_bfree, totals.f_bavail, totals.f_frsize)
+}
+
+#[test]
+fn the_last_blocks_are_roots_and_df_is_right_at_once() {
+    let Some(mounts) = mounts() else { return };
+    let make = ["-q", "-F", "-t", "ext4", "-m", "10", "a.img", "48M"];
+    assert!(tool("mke2fs", &make, mounts.place.0.path()).unwrap().status.success());
+    mounts.mount(&["-o", "allow_other"]).succeeds();
+    let m = mounts.path("m");
+    fs::set_permissions(&m, fs::Permissions::from_mode(0o777)).unwrap();
+    // The way to the mount, for the user.
+    fs::set_permissions(mounts.place.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let allocate = |uid: u32, name: &str, bytes: u64| {
+        let mut command = Command::new("fallocate");
+        command.args(["-l", &bytes.to_string()]).arg(mounts.inside(name)).uid(uid).gid(uid);
+        text(&command.env("LC_ALL", "C").output().unwrap())
+    };
+    let (free, available, block) = totals(&m);
+    let kept = (free - available) * block;
+    assert!(kept >= 48 * 1024 * 1024 / 10, "{kept}");
+    assert_eq!(allocate(1, "most", (available - 4) * block), "");
+    let (_, left, _) = totals(&m);
+    assert!(left <= 4, "{left}");
+    assert!(allocate(1, "more", 64 * block).contains("No space left"), "the reserve is root's");
+    assert_eq!(allocate(0, "roots", kept / 2), "");
+    assert_eq!(totals(&m).1, 0);
+    // An ordinary user's file through the kernel's cache: what was accepted is not root's to take.
+    let mut write = Command::new("dd");
+    write.args(["if=/dev/zero", "bs=64k", "count=16", "conv=fsync"]);
+    write.arg(format!("of={}", mounts.inside("late").display())).uid(1).gid(1);
+    assert!(!write.output().unwrap().status.success());
+    // What is removed shows as free without waiting for anything.
+    fs::remove_file(mounts.inside("most")).unwrap();
+    for round in 0..10 {
+        let path = mounts.inside("gone");
+        fs::write(&path, vec![round; 1 << 20]).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        let (before, ..) = totals(&m);
+        fs::remove_file(&path).unwrap();
+        let wanted = before + (1 << 20) / block;
+        let looks = (1..).find(|_| totals(&m).0 >= wanted).unwrap();
+        assert!(looks <= 300, "round {round}: asked {looks} times");
+    }
+    mounts.umount();
+}
+
+/// Writes by `io_submit` to a file opened with `O_DIRECT`, in pieces of 1 MiB, and prints each result.
+const ASYNCHRONOUS: &str = r#"
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+IO_SETUP, IO_GETEVENTS, IO_SUBMIT = 206, 208, 209
+context = ctypes.c_ulong(0)
+if libc.syscall(IO_SETUP, 8, ctypes.byref(context)) != 0:
+    sys.exit("no aio")
+size = 1 << 20
+memory = mmap.mmap(-1, size)
+memory.write(b"x" * size)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o644)
+for number in range(100):
+    block = (ctypes.c_ulonglong * 8)()
+    # data, key; opcode 1 is a write, and the descriptor; buffer, bytes, offset
+    block[2] = 1 | (fd << 32)
+    block[3], block[4], block[5] = address, size, number * size
+    pointer = ctypes.pointer(block)
+    if libc.syscall(IO_SUBMIT, context, 1, ctypes.byref(pointer)) != 1:
+        sys.exit("io_submit: %d" % ctypes.get_errno())
+    event = (ctypes.c_longlong * 4)()
+    libc.syscall(IO_GETEVENTS, context, 1, 1, ctypes.byref(event), None)
+    print(event[2])
+    if event[2] <= 0:
+        break
+"#;
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn an_asynchronous_direct_write_that_fits_in_part_says_how_much() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let path = mounts.inside("file").display().to_string();
+    let Some(ran) = tool("python3", &["-c", ASYNCHRONOUS, &path], mounts.place.0.path()) else {
+        return println!("skipped: no python3");
+    };
+    if text(&ran).contains("no aio") {
+        return println!("skipped: no asynchronous I/O");
+    }
+    assert!(ran.status.success(), "{}", text(&ran));
+    let results: Vec<i64> =
+        String::from_utf8_lossy(&ran.stdout).lines().map(|line| line.parse().unwrap()).collect();
+    let (last, before) = results.split_last().unwrap();
+    assert_eq!(*last, -28, "{results:?}");
+    let (part, whole) = before.split_last().unwrap();
+    assert!(whole.iter().all(|result| *result == 1 << 20), "{results:?}");
+    assert!((1..=1 << 20).contains(part), "{results:?}");
+    let stored: i64 = before.iter().sum();
+    assert_eq!(fs::metadata(mounts.inside("file")).unwrap().len(), stored as u64);
+    mounts.umount();
 }

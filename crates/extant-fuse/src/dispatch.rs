@@ -99,6 +99,7 @@ impl Desk<'_> {
         let node = header.nodeid;
         let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
         let ops = self.operations;
+        let _space = ops.takes_space_for(caller);
         match header.opcode {
             op::LOOKUP => entry(&ops.lookup(caller, node, request.name()?)?),
             op::GETATTR => {

@@ -12,6 +12,8 @@ use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use extant::SpaceFor;
+
 use crate::gate::Gate;
 
 /// Why a request failed: an error number of Linux, positive.
@@ -311,6 +313,10 @@ pub struct Ioctl<'a> {
 ///
 /// The kernel has checked permissions before (`default_permissions`), except where noted.
 pub trait Operations: Send + Sync {
+    /// What is done for a request until the guard is dropped takes space on behalf of its caller.
+    fn takes_space_for(&self, _caller: Caller) -> Option<SpaceFor> {
+        None
+    }
     /// The node of `name` in directory `parent`.
     fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<Entry>;
     /// The kernel forgets `count` lookups of a node.

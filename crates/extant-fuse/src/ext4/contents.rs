@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use extant::{Fallocate, FileKind, FsError, Inode, InodeFlags, WriteBy};
+use extant::{Credentials, Fallocate, FileKind, FsError, Inode, InodeFlags, SpaceFor, WriteBy};
 use extant_base::sabotage;
 use extant_format::features::Incompat;
 
@@ -108,7 +108,9 @@ impl Ext4<'_> {
                 let _ = self.connection.drop_attributes(node);
             }
             let refusals = self.nodes.refused(node).count;
-            self.opens.add(Heard { failures: inode.writeback_failures(), refusals })
+            let may_use_reserve = SpaceFor::may_use_reserve();
+            let failures = inode.writeback_failures();
+            self.opens.add(Heard { failures, refusals, may_use_reserve })
         } else {
             0
         };
@@ -403,6 +405,15 @@ impl Ext4<'_> {
             SEEK_HOLE => self.said(inode.seek_hole(offset))?.ok_or(Errno::ENXIO),
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// Whether a caller may take blocks that the superblock reserves. Of his groups only one is known.
+    pub(super) fn may_use_reserve(&self, caller: Caller) -> bool {
+        let ids = &self.settings.ids;
+        let Some(uid) = ids.user_inside(caller.uid) else { return false };
+        // Nobody's group is the largest number.
+        let gid = ids.group_inside(caller.gid).unwrap_or(u32::MAX);
+        self.fs.may_use_reserve(&Credentials::new(uid, gid))
     }
 
     /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It

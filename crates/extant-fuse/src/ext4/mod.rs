@@ -33,7 +33,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use extant::{AccessRule, Family, Fs, FsError, Ino, Inode, InodeFlags};
+use extant::{AccessRule, Family, Fs, FsError, Ino, Inode, InodeFlags, SpaceFor};
 use extant_sync::{Clock, Mutex, Rank, SystemClock};
 
 pub use brake::Brake;
@@ -332,6 +332,10 @@ impl Operations for Ext4<'_> {
         self.look_up(parent, name)
     }
 
+    fn takes_space_for(&self, caller: Caller) -> Option<SpaceFor> {
+        self.is_writable.then(|| self.fs.take_space_for(self.may_use_reserve(caller)))
+    }
+
     fn forget(&self, node: u64, count: u64) {
         self.nodes.forget(node, count);
     }
@@ -459,12 +463,15 @@ impl Operations for Ext4<'_> {
         &self,
         caller: Caller,
         node: u64,
-        _: u64,
+        handle: u64,
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
     ) -> Reply<u32> {
         self.check_change()?;
+        // The kernel brings it in its own time and name: who opened the file counts.
+        let by_opener = || self.fs.take_space_for(self.opens.may_use_reserve(handle));
+        let _space = how.from_cache.then(by_opener);
         let written = self.write_file(caller, node, offset, bytes, how)?;
         match how.durable {
             // What is stored through maps, or was collected.
@@ -498,6 +505,10 @@ impl Operations for Ext4<'_> {
 
     fn totals(&self) -> Reply<Totals> {
         self.check()?;
+        // Whoever removed files and asks what is free now has let go of them already.
+        if !self.gate.is_frozen() {
+            self.fs.finish_removals();
+        }
         let totals = self.said(self.fs.statfs())?;
         Ok(Totals {
             block_bytes: totals.block_bytes,

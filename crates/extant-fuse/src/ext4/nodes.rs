@@ -184,6 +184,8 @@ impl Nodes {
 pub(super) struct Heard {
     pub(super) failures: u64,
     pub(super) refusals: u64,
+    /// Not of what was heard, but who hears: whoever opened it may take reserved blocks.
+    pub(super) may_use_reserve: bool,
 }
 
 /// Files that are open for writing, and what each has heard of.
@@ -219,6 +221,11 @@ impl Opens {
     /// Whether writes were refused since this open file last asked.
     pub(super) fn has_new_refusals(&self, handle: u64, refusals: u64) -> bool {
         self.hears(handle, |heard| std::mem::replace(&mut heard.refusals, refusals) != refusals)
+    }
+
+    /// Whether the open file is somebody's who may take reserved blocks.
+    pub(super) fn may_use_reserve(&self, handle: u64) -> bool {
+        self.hears(handle, |heard| heard.may_use_reserve)
     }
 
     fn hears(&self, handle: u64, news: impl FnOnce(&mut Heard) -> bool) -> bool {
@@ -272,7 +279,7 @@ mod tests {
     #[test]
     fn an_open_file_hears_of_each_failure_once() {
         let opens = Opens::new();
-        let at = |failures| Heard { failures, refusals: 7 };
+        let at = |failures| Heard { failures, refusals: 7, may_use_reserve: failures == 1 };
         let (a, b) = (opens.add(at(0)), opens.add(at(1)));
         assert!(a != 0 && a != b);
         assert!(opens.has_new_failures(a, 1) && !opens.has_new_failures(a, 1));
