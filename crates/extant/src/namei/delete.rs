@@ -30,7 +30,7 @@ pub(crate) fn purpose_of(data: &InodeData) -> Purpose {
 }
 
 /// Rounds of removals that one call makes: some thousand inodes.
-const REMOVALS_MAX: usize = 256;
+pub(super) const REMOVALS_MAX: usize = 256;
 
 impl Fs {
     /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody

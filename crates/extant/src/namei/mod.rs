@@ -139,7 +139,10 @@ impl Fs {
         writer.supers().check_writable()?;
         let mut result = writer.with_commits(&mut run);
         // What was removed lately may wait to be deleted.
-        while matches!(result, Err(FsError::NoSpace { .. })) && self.reclaim() {
+        for _ in 0..delete::REMOVALS_MAX {
+            if !matches!(result, Err(FsError::NoSpace { .. })) || !self.reclaim() {
+                break;
+            }
             result = writer.with_commits(&mut run);
         }
         self.reclaim();
