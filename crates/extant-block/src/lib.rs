@@ -39,6 +39,6 @@ pub use error::{DeviceError, DeviceFault, OperationKind};
 pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};
 pub use memory::MemoryDevice;
-pub use recording::{Event, Record, RecordingDevice, Survival, protected_from};
+pub use recording::{Event, Record, RecordingDevice, Survival, Touch, protected_from};
 pub use thin::ThinDevice;
 pub use window::{WindowDevice, WindowError};

@@ -12,6 +12,7 @@
 //! What may survive a crash is defined in `docs/crash-model.md`.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use extant_sync::{Mutex, Rank};
@@ -164,6 +165,21 @@ struct Log {
     /// The next moment.
     now: u64,
     devices: usize,
+    /// Parts of devices that somebody named: the device, its bytes, the name.
+    labels: Vec<(usize, Range<u64>, Arc<str>)>,
+}
+
+/// A part of a record that changed bytes of a labelled part of a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Touch {
+    /// Name of the part.
+    pub label: Arc<str>,
+    /// Which record, counted from the first.
+    pub record: usize,
+    /// Bytes of the device that it changed there.
+    pub bytes: Range<u64>,
+    /// What was written; empty for what was discarded or made zero.
+    pub data: Vec<u8>,
 }
 
 impl Log {
@@ -245,6 +261,37 @@ impl RecordingDevice {
         let now = log.now;
         let place = log.push(self.number, Record::Mark(text.to_owned()), now);
         log.complete([place]);
+    }
+
+    /// Names a part of the device, for [`touches`](Self::touches). Parts may overlap.
+    pub fn label(&self, bytes: Range<u64>, name: &str) {
+        self.log.lock().labels.push((self.number, bytes, Arc::from(name)));
+    }
+
+    /// What records of this device changed in parts that have a name, in the order of records.
+    pub fn touches(&self) -> Vec<Touch> {
+        let log = self.log.lock();
+        let mut found = Vec::new();
+        for (record, event) in log.events.iter().enumerate() {
+            let (offset, len) = event.record.range();
+            if event.device != self.number || len == 0 {
+                continue;
+            }
+            for (number, part, label) in &log.labels {
+                let bytes = offset.max(part.start)..(offset + len).min(part.end);
+                if *number != self.number || bytes.is_empty() {
+                    continue;
+                }
+                let data = match &event.record {
+                    Record::Write { data, .. } => data
+                        [(bytes.start - offset) as usize..(bytes.end - offset) as usize]
+                        .to_vec(),
+                    _ => Vec::new(),
+                };
+                found.push(Touch { label: Arc::clone(label), record, bytes, data });
+            }
+        }
+        found
     }
 
     /// Says that a flush failed above this device.

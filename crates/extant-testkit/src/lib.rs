@@ -28,6 +28,7 @@ pub mod oracle;
 pub mod proof;
 pub mod sim;
 pub mod tree;
+pub mod zones;
 
 pub use compare::{CompareOptions, Difference, compare_trees};
 pub use tempfile::{TempDir, tempdir};

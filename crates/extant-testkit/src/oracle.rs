@@ -209,6 +209,18 @@ impl LoopMount {
     /// Mounts with the given mount flags and ext4 options. The error is the reason to skip: no
     /// root, no loop devices. Panics if the kernel refuses the image itself.
     pub fn new(image: &Path, flags: MountFlags, options: &str) -> Result<LoopMount, String> {
+        match LoopMount::attempt(image, flags, options)? {
+            Ok(mount) => Ok(mount),
+            Err(error) => panic!("the kernel does not mount {}: {error}", image.display()),
+        }
+    }
+
+    /// [`new`](Self::new) of an image that the kernel may refuse; the inner error is its answer.
+    pub fn attempt(
+        image: &Path,
+        flags: MountFlags,
+        options: &str,
+    ) -> Result<std::io::Result<LoopMount>, String> {
         root("mounts an image through a loop device")?;
         let losetup = Tool::find("losetup")?;
         let mut command = losetup.command();
@@ -230,10 +242,10 @@ impl LoopMount {
         if let Err(errno) =
             rustix::mount::mount(guard.device.as_str(), dir.path(), "ext4", flags, &*options)
         {
-            panic!("the kernel does not mount {}: {errno}", image.display());
+            return Ok(Err(errno.into()));
         }
         guard.mounted = Some(dir);
-        Ok(guard)
+        Ok(Ok(guard))
     }
 
     /// Where it is mounted.

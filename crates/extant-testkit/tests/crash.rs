@@ -65,7 +65,8 @@ fn start() -> Tree {
 fn format() -> Base {
     let device = MemoryDevice::new(16384);
     device.write_at(0, &[1]).unwrap();
-    Base { name: "toy".to_owned(), devices: vec![device], rules: RULES, kernel: false, unit: 512 }
+    let (name, devices, zones) = ("toy".to_owned(), vec![device], Vec::new());
+    Base { name, devices, rules: RULES, kernel: false, unit: 512, zones }
 }
 
 impl Toy {

@@ -23,6 +23,37 @@ pub fn written(seed: u64, offset: u64, len: u64) -> Vec<u8> {
     (offset..offset + len).map(|at| pattern(seed, at)).collect()
 }
 
+/// Undoes the mixing of [`pattern`].
+fn unmixed(mut word: u64) -> u64 {
+    let unshift = |word: u64, by: u32| {
+        let mut whole = word;
+        for _ in 0..64 / by {
+            whole = word ^ (whole >> by);
+        }
+        whole
+    };
+    word = unshift(word, 31).wrapping_mul(0x3196_42b2_d24d_8ec3);
+    word = unshift(word, 27).wrapping_mul(0x96de_1b17_3f11_9089);
+    unshift(word, 30).wrapping_sub(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Whether these bytes are, by and large, what [`written`] makes from a multiple of 8 on, whatever the
+/// seed and the offset. At least 64 bytes.
+pub fn is_written(bytes: &[u8]) -> bool {
+    let words = bytes
+        .chunks_exact(8)
+        .map(|word| unmixed(word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))));
+    let words: Vec<u64> = words.collect();
+    // Neighbours differ as two consecutive numbers do: in all bits from the lowest up to one.
+    let is_next = |pair: &[u64]| {
+        let change = (pair[0] ^ pair[1]).rotate_right(32);
+        change != 0 && change & change.wrapping_add(1) == 0
+    };
+    // A byte that would be zero is not, and spoils two pairs.
+    let pairs = words.len().saturating_sub(1);
+    pairs >= 7 && words.windows(2).filter(|pair| is_next(pair)).count() * 2 > pairs
+}
+
 /// Some bytes of a file, without the zeros at their end. The digest stands for them.
 #[derive(Clone, Debug)]
 struct Piece {
@@ -164,6 +195,22 @@ mod tests {
     use extant_base::Prng;
 
     use super::*;
+
+    #[test]
+    fn what_was_written_is_told_from_anything_else() {
+        let mut random = Prng::new(7);
+        for seed in 0..2000 {
+            let offset = random.below(1 << 40) / 8 * 8;
+            assert!(is_written(&written(seed * seed * seed, offset, 512)), "seed {seed}");
+            let mut other = vec![0; 512];
+            random.fill(&mut other);
+            assert!(!is_written(&other));
+        }
+        for byte in 0..=255 {
+            assert!(!is_written(&[byte; 512]), "{byte}");
+        }
+        assert!(!is_written(&(0..512).map(|at| at as u8).collect::<Vec<_>>()));
+    }
 
     #[test]
     fn changes_of_contents_match_those_of_a_vector() {

@@ -22,7 +22,7 @@ mod ops;
 mod tree;
 
 pub use apply::{Model, Outcome, Rules, errno, pages};
-pub use content::{Content, PIECE_BYTES, pattern, written};
+pub use content::{Content, PIECE_BYTES, is_written, pattern, written};
 pub use extant_format::inode::FileKind;
 pub use generate::{Generator, Profile};
 pub use ops::{NewNode, Op, Path, RenameMode, Space, Special, Which, XattrWrite};

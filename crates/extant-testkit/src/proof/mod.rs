@@ -34,7 +34,7 @@ pub use contents::Contents;
 pub(crate) use contents::Moment;
 pub use judge::{Counts, Proof, explain};
 pub use record::{Base, Recorded, Step, record, record_with};
-pub(crate) use record::{Progress, recorders};
+pub(crate) use record::{Progress, check_zones, recorders};
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Does operations on a recording device, in step with the model.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,10 @@ use extant_sync::FixedClock;
 use super::contents::Contents;
 use super::{EPOCH, Target};
 use crate::crash::History;
-use crate::model::{Model, Op, Outcome, Rules, Tree};
+use crate::model::{Model, Op, Outcome, Rules, Tree, is_written};
+
+/// Bytes by which contents are recognised.
+const SECTOR_BYTES: usize = 512;
 
 /// A file system to start from.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub struct Base {
     pub kernel: bool,
     /// Bytes of a block, or of a cluster if it has some.
     pub unit: u64,
+    /// Parts of the first device where no contents of files may ever be written, and what is there.
+    pub zones: Vec<(Range<u64>, String)>,
 }
 
 impl Base {
@@ -32,7 +38,8 @@ impl Base {
     #[must_use]
     pub fn snapshot(&self) -> Base {
         let devices = self.devices.iter().map(MemoryDevice::snapshot).collect();
-        Base { name: self.name.clone(), devices, ..*self }
+        let (name, zones) = (self.name.clone(), self.zones.clone());
+        Base { name, devices, zones, ..*self }
     }
 }
 
@@ -172,7 +179,26 @@ pub fn record_with<T: Target>(
     } else {
         drop(fs);
     }
+    check_zones(base, &recorders[0])?;
     Ok(done.recorded(&recorders, start, base))
+}
+
+/// No contents of files were written over what is not theirs.
+pub(crate) fn check_zones(base: &Base, recorder: &RecordingDevice) -> Result<(), String> {
+    for touch in recorder.touches() {
+        for (at, sector) in touch.data.chunks_exact(SECTOR_BYTES).enumerate() {
+            if is_written(sector) {
+                return Err(format!(
+                    "{}: record {} has contents of a file at byte {}, in {}",
+                    base.name,
+                    touch.record,
+                    touch.bytes.start + (at * SECTOR_BYTES) as u64,
+                    touch.label
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Compares the whole tree with the model's.
@@ -205,6 +231,9 @@ pub(crate) fn recorders(base: &Base) -> Vec<Arc<RecordingDevice>> {
             Some(first) => RecordingDevice::beside(device.snapshot(), first),
         };
         all.push(Arc::new(next));
+    }
+    for (bytes, name) in &base.zones {
+        all[0].label(bytes.clone(), name);
     }
     all
 }

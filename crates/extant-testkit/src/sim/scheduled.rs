@@ -10,7 +10,7 @@ use extant_sync::FixedClock;
 
 use crate::model::{Generator, Model, Op, Outcome, Profile, errno};
 use crate::proof::{Base, EPOCH, Recorded, Target};
-use crate::proof::{Progress, recorders};
+use crate::proof::{Progress, check_zones, recorders};
 
 /// A simulated run.
 #[derive(Clone, Debug)]
@@ -113,6 +113,7 @@ pub fn simulate<T: Target>(target: &T, base: &Base, plan: &Plan) -> Result<Simul
     drop(clients);
     // As when the machine stops: nothing more is written.
     drop(fs);
+    check_zones(base, &recorders[0])?;
     let device_errors = faulty.iter().map(|device| device.failed()).sum();
     let recorded = done.recorded(&recorders, start, base);
     Ok(Simulated { recorded, device_errors, failed_ops, gave_up })

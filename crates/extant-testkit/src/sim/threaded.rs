@@ -9,7 +9,7 @@ use extant_sync::{FixedClock, threads};
 
 use crate::crash::History;
 use crate::model::{FileKind, Generator, Model, NewNode, Node, Op, Path, Profile, Rules, Tree};
-use crate::proof::{Base, Contents, EPOCH, Moment, Step, Target, recorders};
+use crate::proof::{Base, Contents, EPOCH, Moment, Step, Target, check_zones, recorders};
 
 /// The directory that all clients use.
 const SHARED: &str = "shared";
@@ -196,6 +196,7 @@ pub fn run_threads<T: Target>(
     let results = threads::workers("client", clients, client).map_err(|e| e.to_string())?;
     let each = results.into_iter().collect::<Result<Vec<_>, _>>()?;
     let found = target.snapshot(&fs, &rules)?;
+    check_zones(base, &recorders[0])?;
     let history = History::of(&devices);
     let parse = |text: &str| {
         let mut numbers = text.split(' ').map(|word| word.parse().expect("a number"));

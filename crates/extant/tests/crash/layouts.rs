@@ -288,7 +288,8 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
     let rules = Rules { times: true, crtime, project: layout.project, full: false, contents: true };
     // The kernel may have been built without quotas, and takes no blocks larger than a page.
     let kernel = !layout.project && layout.unit != 65536;
-    Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit })
+    let zones = extant_testkit::zones::zones(&devices[0]);
+    Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit, zones })
 }
 
 /// The base of a layout, made once.
