@@ -57,6 +57,8 @@ impl From<FsError> for Failure {
                 | FsError::ReadOnly,
                 _,
             ) => Exit::Refused,
+            // What stopped it counts: EBADMSG and EUCLEAN are damage.
+            (FsError::Aborted { errno: 74 | 117, .. }, _) => Exit::Image,
             (FsError::Aborted { .. }, _) => Exit::Io,
             (_, Family::Damage) => Exit::Image,
             (_, Family::Device) => Exit::Io,
@@ -297,5 +299,48 @@ impl From<MountError> for Failure {
         let mut failure = Failure::caused(exit, "", &error);
         failure.hint = hint.map(str::to_owned);
         failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use extant::{FsBlock, FsError, Ino, Zone};
+
+    use super::*;
+
+    /// Whoever has to act: damage is 4 whatever met it, a device is 8, a wrong question 9.
+    #[test]
+    fn each_error_of_an_image_has_its_code() {
+        let damage = |fault| FsError::Corrupt {
+            structure: "inode",
+            ino: Some(Ino(12)),
+            block: Some(FsBlock(7)),
+            fault,
+        };
+        let aborted = |errno| FsError::Aborted { errno, why: "for the test".into() };
+        let zone = Zone::Journal(Ino(8));
+        let table = [
+            (damage(extant::Fault::Rule("its inode is not in use")), 4),
+            (damage(extant::Fault::Checksum { stored: 1, computed: 2 }), 4),
+            (damage(extant::Fault::Zone { file_block: Some(0), zone }), 4),
+            (FsError::CutShort { file_system_bytes: 2, device_bytes: 1 }, 4),
+            (FsError::NotExt { offset: 1024, magic: None }, 4),
+            (aborted(117), 4),
+            (aborted(74), 4),
+            (aborted(5), 8),
+            (aborted(28), 8),
+            (FsError::Unsupported { wanted: "read", features: "x".into() }, 5),
+            (FsError::NoSpace { what: "blocks", wanted: 1, free: 0 }, 6),
+            (FsError::ReadOnly, 7),
+            (FsError::InUse { by: "another".into() }, 7),
+            (FsError::NotFound { dir: Ino(2) }, 9),
+            (FsError::NotADirectory { ino: Ino(12) }, 9),
+            // Of a number that somebody gave; what an image says to be in use and is not is damage.
+            (FsError::NoSuchInode { ino: Ino(12), inode_count: 11 }, 9),
+        ];
+        for (error, code) in table {
+            let text = error.to_string();
+            assert_eq!(Failure::from(error).exit.code(), code, "{text}");
+        }
     }
 }

@@ -42,6 +42,20 @@ fn the_list_of_mounts_shows_image_and_kind() {
     mounts.umount();
 }
 
+/// Nobody is told of success when the first call after it would fail.
+#[test]
+fn a_root_that_cannot_be_used_is_no_mount() {
+    let Some(mounts) = mounts() else { return };
+    let change = ["-w", "-R", "set_inode_field <2> mode 0100644", "a.img"];
+    if tool("debugfs", &change, mounts.place.0.path()).is_none() {
+        return;
+    }
+    for options in [&[][..], &["-r"]] {
+        mounts.mount(options).ends_with(4).complains(&["root"]);
+        assert_eq!(mounts.listed(), None, "{options:?}");
+    }
+}
+
 #[test]
 fn an_image_in_use_is_refused_with_who_and_where() {
     let Some(mounts) = mounts() else { return };

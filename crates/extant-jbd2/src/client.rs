@@ -180,6 +180,8 @@ pub enum JournalError {
     /// The journal stopped for good.
     #[error("the journal stopped: {why}")]
     Aborted {
+        /// Linux errno of what stopped it, positive.
+        errno: i32,
         /// Why.
         why: String,
     },

@@ -174,7 +174,7 @@ impl Journal {
             other => {
                 let why = other.to_string();
                 self.abort(EIO, &why);
-                JournalError::Aborted { why }
+                JournalError::Aborted { errno: EIO, why }
             }
         }
     }

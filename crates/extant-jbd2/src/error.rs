@@ -68,6 +68,13 @@ pub enum RecoveryError {
         /// The block of the journal.
         block: u32,
     },
+    /// A commit block with a wrong checksum, in a log whose commit blocks are written last. As for the
+    /// kernel, only the feature `async_commit` makes it the mark of a transaction cut short.
+    #[error("journal transaction {tid} is damaged: wrong checksum in its commit block")]
+    CommitChecksum {
+        /// The transaction.
+        tid: Tid,
+    },
     /// A committed data block whose contents do not match its tag.
     #[error(
         "journal transaction {tid} is damaged: wrong checksum of the copy of block {fs_block} in \

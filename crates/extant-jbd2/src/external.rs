@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use extant_base::{BlockSize, BlockSizeError};
 use extant_block::{BlockDevice, DeviceError, SharedDevice};
+use extant_format::checksum::{CRC32C_INIT, crc32c};
+use extant_format::error::ChecksumError;
 use extant_format::jbd2::JournalSuperblock;
 
 use crate::error::RecoveryError;
@@ -51,6 +53,9 @@ pub enum ExternalJournalError {
         /// `s_feature_incompat`.
         incompat: u32,
     },
+    /// The checksum of its ext4 superblock is wrong.
+    #[error(transparent)]
+    Checksum(#[from] ChecksumError),
     /// An impossible block size.
     #[error("journal device: {0}")]
     BlockSize(BlockSizeError),
@@ -63,6 +68,10 @@ pub enum ExternalJournalError {
 const EXT4_SUPERBLOCK_OFFSET: u64 = 1024;
 /// `s_feature_incompat`: the device is a journal.
 const INCOMPAT_JOURNAL_DEV: u32 = 0x8;
+/// `s_feature_ro_compat`: the superblock has a checksum.
+const RO_COMPAT_METADATA_CSUM: u32 = 0x400;
+/// Where it is; it covers what is before it.
+const CHECKSUM_AT: usize = 0x3fc;
 
 impl ExternalJournal {
     /// Recognises a journal device and loads the superblock of its journal.
@@ -72,8 +81,9 @@ impl ExternalJournal {
     /// [`ExternalJournalError`] says what it is instead, or what is wrong with it.
     pub fn open(device: SharedDevice) -> Result<ExternalJournal, ExternalJournalError> {
         // Of the ext4 superblock only these fields have a meaning here:
-        // s_log_block_size at 0x18, s_magic 0x38, s_feature_incompat 0x60, s_uuid 0x68.
-        let mut bytes = [0u8; 0x78];
+        // s_log_block_size at 0x18, s_magic 0x38, s_feature_incompat 0x60, s_feature_ro_compat 0x64,
+        // s_uuid 0x68, s_checksum 0x3fc.
+        let mut bytes = [0u8; 0x400];
         device.read_at(EXT4_SUPERBLOCK_OFFSET, &mut bytes)?;
         let le32 = |at: usize| {
             let field = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
@@ -86,6 +96,11 @@ impl ExternalJournal {
         let incompat = le32(0x60);
         if incompat & INCOMPAT_JOURNAL_DEV == 0 {
             return Err(ExternalJournalError::NotAJournal { incompat });
+        }
+        if le32(0x64) & RO_COMPAT_METADATA_CSUM != 0 {
+            let (covered, _) = bytes.split_at(CHECKSUM_AT);
+            let computed = crc32c(CRC32C_INIT, covered);
+            ChecksumError::check("journal device's superblock", le32(CHECKSUM_AT), computed)?;
         }
         let block_size =
             BlockSize::from_log_kib(le32(0x18)).map_err(ExternalJournalError::BlockSize)?;

@@ -92,8 +92,8 @@ impl Replay {
 ///
 /// [`RecoveryError`] where a mount would fail: unreadable blocks, damage inside complete
 /// transactions, blocks outside the file system, fast commits with unknown features. A transaction
-/// that was cut short is not an error, nor is a wrong checksum in the commit block: the log ends
-/// before it, and [`Replay::stop`] tells.
+/// that was cut short is not an error, nor is a wrong checksum in the commit block of a log with
+/// asynchronous commits: the log ends before it, and [`Replay::stop`] tells.
 pub fn recover(
     log: &dyn JournalReader,
     superblock: &JournalSuperblock,

@@ -8,12 +8,14 @@
 //!   of that one is ever taken for a new one (J9).
 
 use std::fmt;
+use std::sync::Arc;
 
 use extant_base::{FsBlock, sabotage};
 use extant_block::{AlignedBuffer, BlockDevice, DeviceError, Operation, SharedDevice};
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
 use crate::client::tid_next;
+use crate::device::ReplayedDevice;
 use crate::error::RecoveryError;
 use crate::overlay::read_copy;
 use crate::recovery::{RecoveryOptions, Replay, recover};
@@ -33,16 +35,25 @@ pub struct RecoveredLog {
 /// superblock if it is not 0, and calls [`RecoveredLog::finish`]. Doing all of it again after a
 /// crash gives the same. Of a clean log nothing is written.
 ///
+/// `check` sees the device as it will be, and may refuse: then nothing was written. It is not
+/// called when there is nothing to write.
+///
 /// # Errors
 ///
-/// As [`recover`]: then nothing was written. [`RecoveryError::Write`] when the device refused a
-/// write.
-pub fn recover_to_device(
+/// As [`recover`], and those of `check`: then nothing was written. [`RecoveryError::Write`] when the
+/// device refused a write.
+pub fn recover_to_device<E: From<RecoveryError>>(
     store: LogStore,
     home: &SharedDevice,
     options: &RecoveryOptions,
-) -> Result<RecoveredLog, RecoveryError> {
+    check: impl FnOnce(SharedDevice, &Replay) -> Result<(), E>,
+) -> Result<RecoveredLog, E> {
     let replay = recover(store.reader(), store.superblock(), options)?;
+    if replay.dirty || replay.errno != 0 {
+        let log = Arc::clone(store.reader());
+        let blocks = Arc::new(replay.blocks.clone());
+        check(Arc::new(ReplayedDevice::new(SharedDevice::clone(home), log, blocks)), &replay)?;
+    }
     if !replay.blocks.is_empty() {
         write_blocks(&store, home, &replay)?;
         home.flush().map_err(RecoveryError::Write)?;

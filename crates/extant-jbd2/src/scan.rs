@@ -13,8 +13,8 @@ use std::ops::Range;
 
 use extant_base::FsBlock;
 use extant_format::jbd2::{
-    BlockHeader, BlockType, CommitBlock, JournalChecksum, JournalSuperblock, LogFormat, Tag,
-    TagFlags, Tags, Tid, TransactionChecksum, verify_tail,
+    BlockHeader, BlockType, CommitBlock, JournalChecksum, JournalIncompat, JournalSuperblock,
+    LogFormat, Tag, TagFlags, Tags, Tid, TransactionChecksum, verify_tail,
 };
 
 use crate::error::RecoveryError;
@@ -42,8 +42,8 @@ pub enum ScanStop {
         /// The transaction.
         tid: Tid,
     },
-    /// A commit block whose checksum is wrong. With asynchronous commits this is how an
-    /// interrupted transaction looks; without, the journal is damaged.
+    /// A commit block whose checksum is wrong, with asynchronous commits: so looks a transaction
+    /// that was interrupted. Without, it is [damage](RecoveryError::CommitChecksum).
     CommitChecksum {
         /// The transaction; it and all that follow are ignored.
         tid: Tid,
@@ -125,6 +125,8 @@ impl Ring {
 struct Walk<'a> {
     log: &'a dyn JournalReader,
     format: LogFormat,
+    /// Commit blocks may be on the device before what they commit.
+    is_async: bool,
     ring: Ring,
     scan: Scan,
     /// The transaction expected.
@@ -146,6 +148,7 @@ pub(crate) fn scan(
     let mut walk = Walk {
         log,
         format: superblock.log_format(),
+        is_async: superblock.incompat.contains(JournalIncompat::ASYNC_COMMIT),
         ring,
         scan: Scan {
             copies: Vec::new(),
@@ -253,9 +256,11 @@ impl Walk<'_> {
             _ => CommitBlock::verify(&self.format, bytes).is_ok(),
         };
         if !whole {
-            let stop =
-                if stale { ScanStop::Stale { tid } } else { ScanStop::CommitChecksum { tid } };
-            return Ok(Some(stop));
+            return match (stale, self.is_async) {
+                (true, _) => Ok(Some(ScanStop::Stale { tid })),
+                (false, true) => Ok(Some(ScanStop::CommitChecksum { tid })),
+                (false, false) => Err(RecoveryError::CommitChecksum { tid }),
+            };
         }
         self.sum = TransactionChecksum::new();
         self.last_commit_sec = commit.commit_sec;

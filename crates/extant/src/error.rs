@@ -17,6 +17,8 @@ use extant_jbd2::{
     ExternalJournalError, JournalError, JournalOpenError, JournalReadError, RecoveryError,
 };
 
+use crate::zones::Zone;
+
 /// Shorthand for results of this crate.
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
 
@@ -226,6 +228,9 @@ pub enum FsError {
     },
     /// The journal stopped after a failure; nothing more is written until the next mount.
     Aborted {
+        /// Linux errno of the failure, positive: `EUCLEAN` or `EBADMSG` when it was damage of the
+        /// image, and not the device.
+        errno: i32,
         /// The failure, in words.
         why: Box<str>,
     },
@@ -319,6 +324,13 @@ pub enum Fault {
     },
     /// The structure contradicts itself or another one.
     Rule(&'static str),
+    /// What is mapped, or pointed to, belongs to the file system itself.
+    Zone {
+        /// The block of the file, where it is one of its contents.
+        file_block: Option<u64>,
+        /// What is there.
+        zone: Zone,
+    },
     /// The decoder of the structure rejected it.
     Decode(Box<dyn StdError + Send + Sync>),
 }
@@ -383,6 +395,7 @@ impl FsError {
             Self::JournalDevice(error) => match &**error {
                 ExternalJournalError::Device(_) => Family::Device,
                 ExternalJournalError::Journal(error) => journal_family(error),
+                ExternalJournalError::Checksum(_) => Family::Damage,
                 _ => Family::Refusal,
             },
             Self::Corrupt { .. } | Self::CutShort { .. } => Family::Damage,
@@ -457,7 +470,10 @@ impl FsError {
                 let (wanted, free) = (u64::from(wanted), u64::from(limit));
                 FsError::NoSpace { what: "journal blocks for one change", wanted, free }
             }
-            other => FsError::Aborted { why: other.to_string().into() },
+            JournalError::Aborted { errno, .. } => {
+                FsError::Aborted { errno, why: error.to_string().into() }
+            }
+            other => FsError::Aborted { errno: errno::EIO, why: other.to_string().into() },
         }
     }
 
@@ -480,7 +496,12 @@ impl FsError {
 
     /// The journal cannot be written to.
     pub(crate) fn journal_open(error: JournalOpenError) -> FsError {
-        FsError::Unsupported { wanted: "write", features: error.to_string().into() }
+        match error {
+            JournalOpenError::Unmapped { .. } => {
+                FsError::corrupt("journal", None, None, Fault::Decode(Box::new(error)))
+            }
+            _ => FsError::Unsupported { wanted: "write", features: error.to_string().into() },
+        }
     }
 
     pub(crate) fn journal(error: RecoveryError) -> FsError {
@@ -582,7 +603,7 @@ impl fmt::Display for FsError {
                  was lost, and what failed was written again"
             ),
             Self::InUse { by } => write!(f, "the file system is in use by {by}"),
-            Self::Aborted { why } => {
+            Self::Aborted { why, .. } => {
                 write!(f, "the journal stopped, mount again to go on: {why}")
             }
             Self::NotExt { offset, magic: Some(magic) } => write!(
@@ -682,6 +703,12 @@ impl fmt::Display for Fault {
             }
             Self::Field { rule, value, limit } => write!(f, "{rule} ({value}, limit {limit})"),
             Self::Rule(rule) => f.write_str(rule),
+            Self::Zone { file_block: Some(at), zone } => {
+                write!(f, "file block {at} lies in {zone}, which no file may use")
+            }
+            Self::Zone { file_block: None, zone } => {
+                write!(f, "it lies in {zone}, which no file may use")
+            }
             Self::Decode(fault) => fmt::Display::fmt(fault, f),
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! # What loading checks
 //!
-//! The record decodes, its checksum fits, it is in use. Whether its map or its attributes make
+//! The record decodes, its checksum fits, it is in use, its size is one that its map can reach. Whether its map or its attributes make
 //! sense is looked at when they are used: a file with a damaged tree can still be listed and
 //! named.
 
@@ -29,7 +29,7 @@ use extant_jbd2::{FcDirectory, FcEntry, FcInode, FcMapping};
 
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::map::{ExtentNode, FILE_BLOCKS_END, MapIter, MappingKind};
+use crate::map::{ExtentNode, FILE_BLOCKS_END, MapIter, MappingKind, check_stored_size};
 use crate::mount::Fs;
 use crate::node::Node;
 use crate::volume::Volume;
@@ -310,7 +310,9 @@ impl Fs {
             fail(Fault::Field { rule, value: u64::from(record.mode), limit: 0xffff })
         })?;
         let raw = raw.into_boxed_slice();
-        Ok(InodeData { ino, kind, record, raw, extent_root: OnceLock::new() })
+        let data = InodeData { ino, kind, record, raw, extent_root: OnceLock::new() };
+        check_stored_size(volume, &data)?;
+        Ok(data)
     }
 }
 

@@ -76,6 +76,7 @@ mod txn;
 mod volume;
 mod writer;
 mod xattr;
+mod zones;
 
 pub use access::{Access, Credentials};
 pub use alloc::SpaceFor;
@@ -94,6 +95,7 @@ pub use quota::QuotaLimits;
 pub use supers::{MountErrors, Reserve, Tune};
 pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr};
+pub use zones::Zone;
 
 pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};
 pub use extant_format::acl::Acl;

@@ -26,13 +26,14 @@ use extant_format::superblock::Superblock;
 use extant_jbd2::FastCommitOverlay;
 
 use crate::cache::{Cache, Evict};
-use crate::error::{Fault, FsError, Result};
+use crate::error::{Family, Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::map::ExtentNode;
 use crate::mount::ReplaySummary;
 use crate::node::Node;
 use crate::slot::{MetaBlock, Slot};
 use crate::writer::Writer;
+use crate::zones::Zones;
 
 /// Bytes that one cached inode takes, about: its raw form, its decoded form, bookkeeping.
 const INODE_COST: usize = 1024;
@@ -48,6 +49,9 @@ pub(crate) struct Volume {
     /// The group whose copy of superblock and descriptors is in use.
     home_group: GroupIndex,
     verify_checksums: bool,
+    /// Asked for reading only: what a writer must not trust may still be of use.
+    reads_only: bool,
+    minix_df: bool,
     read_limit: u64,
     fast_commit: Option<FastCommitOverlay>,
     replay: Option<ReplaySummary>,
@@ -59,12 +63,16 @@ pub(crate) struct Volume {
     /// Contents of files, made when the first is used.
     page_cache: OnceLock<Arc<extant_iomap::Cache>>,
     data_cache: DataCache,
+    /// Blocks of no file; none while the journal is looked through.
+    zones: OnceLock<Zones>,
 }
 
 /// What [`Volume::new`] needs besides the device and the superblock.
 pub(crate) struct VolumeOptions {
     pub(crate) home_group: GroupIndex,
     pub(crate) verify_checksums: bool,
+    pub(crate) reads_only: bool,
+    pub(crate) minix_df: bool,
     pub(crate) cache_bytes: usize,
     pub(crate) read_limit: u64,
     pub(crate) data_cache: DataCache,
@@ -119,6 +127,8 @@ impl Volume {
             inode_layout: InodeLayout::of(&superblock),
             home_group: options.home_group,
             verify_checksums: options.verify_checksums,
+            reads_only: options.reads_only,
+            minix_df: options.minix_df,
             read_limit: options.read_limit,
             fast_commit: options.fast_commit,
             replay: options.replay,
@@ -128,8 +138,24 @@ impl Volume {
             writer: OnceLock::new(),
             page_cache: OnceLock::new(),
             data_cache: options.data_cache,
+            zones: OnceLock::new(),
             superblock,
         }
+    }
+
+    /// Which blocks are the file system's own; `None` while the journal is looked through.
+    pub(crate) fn zones(&self) -> Option<&Zones> {
+        self.zones.get()
+    }
+
+    /// Once, before anybody else has the volume.
+    pub(crate) fn set_zones(&self, zones: Zones) {
+        let _ = self.zones.set(zones);
+    }
+
+    /// Whether totals count the file system's own tables.
+    pub(crate) fn counts_overhead(&self) -> bool {
+        self.minix_df
     }
 
     pub(crate) fn superblock(&self) -> &Superblock {
@@ -412,15 +438,23 @@ impl Volume {
             .bytes()
             .get(start..start + desc_bytes)
             .ok_or_else(|| fail(Fault::Rule("the descriptor ends after its block")))?;
-        if self.verify_checksums {
-            GroupDescriptor::verify_checksum(group, &self.group_checksum, bytes).map_err(
-                |error| match error {
+        let decoded = GroupDescriptor::decode(bytes);
+        let mut descriptor = decoded.map_err(|error| fail(Fault::Decode(Box::new(error))))?;
+        if self.verify_checksums
+            && let Err(error) = GroupDescriptor::verify_checksum(group, &self.group_checksum, bytes)
+        {
+            if !self.reads_only {
+                return Err(match error {
                     GroupError::Checksum { source, .. } => fail(Fault::from(source)),
                     other => fail(Fault::Decode(Box::new(other))),
-                },
-            )?;
+                });
+            }
+            // As for the kernel, which mounts that for reading: its table may be right, and whatever
+            // is in it has checksums of its own. What it says was never used is not believed.
+            descriptor.flags.remove(GroupFlags::INODE_UNINIT | GroupFlags::BLOCK_UNINIT);
+            descriptor.itable_unused = 0;
         }
-        GroupDescriptor::decode(bytes).map_err(|error| fail(Fault::Decode(Box::new(error))))
+        Ok(descriptor)
     }
 
     /// Whether descriptors say what was never written. Without descriptor checksums the flags mean
@@ -436,7 +470,11 @@ impl Volume {
         let Some((group, index)) = self.superblock.group_of_inode(ino) else { return Ok(None) };
         let recorded = self.fast_commit.as_ref().and_then(|overlay| overlay.inode(ino));
         let recorded = recorded.filter(|inode| inode.image().is_some());
-        let descriptor = self.group(group)?;
+        let descriptor = match self.group(group) {
+            // Nothing is allocated there any more, and what is in its table can be read.
+            Err(error) if error.family() == Family::Damage => self.stored_group(group)?,
+            other => other?,
+        };
         let never_used = self.has_uninit_groups()
             && (descriptor.flags.contains(GroupFlags::INODE_UNINIT)
                 || index

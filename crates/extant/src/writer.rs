@@ -289,7 +289,10 @@ impl Writer {
     pub(crate) fn check_running(&self) -> Result<()> {
         match self.journal.abort_reason() {
             None => Ok(()),
-            Some(reason) => Err(FsError::Aborted { why: reason.why.as_str().into() }),
+            Some(reason) => {
+                let AbortReason { errno, why } = reason;
+                Err(FsError::Aborted { errno: *errno, why: why.as_str().into() })
+            }
         }
     }
 

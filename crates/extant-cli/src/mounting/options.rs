@@ -140,6 +140,7 @@ pub(crate) struct MountChoices {
     /// A backup superblock, in KiB from the start, as ext4 counts.
     pub(crate) superblock_kib: Option<u64>,
     pub(crate) quota_limits: bool,
+    pub(crate) minix_df: bool,
     /// The image must have the quota feature.
     pub(crate) needs_quota: bool,
     /// The image must have checksums in its journal.
@@ -187,6 +188,7 @@ impl Default for MountChoices {
             no_checksums: false,
             superblock_kib: None,
             quota_limits: true,
+            minix_df: false,
             needs_quota: false,
             needs_journal_checksums: false,
             allow_other: None,
@@ -272,6 +274,7 @@ impl MountChoices {
             .ignore_journal(self.no_replay)
             .verify_checksums(!self.no_checksums)
             .quota_limits(self.quota_limits)
+            .minix_df(self.minix_df)
             .discard(self.discard);
         // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
         // becomes durable as soon as names do.

@@ -188,8 +188,8 @@ impl Devices {
         };
         let fs = open_at(&options, choices.superblock_kib, &device)
             .map_err(|error| opening_failed(error, &part, &device, at_start))?;
-        // Without its root there is nothing to see.
-        if let Err(error) = fs.root() {
+        // Before anybody hears of success: without its root there is nothing to see.
+        if let Err(error) = fs.check_root() {
             let _ = fs.unmount();
             return Err(opening_failed(error, &part, &device, at_start));
         }

@@ -7,12 +7,17 @@ use super::{
     SuperblockError, join_time, join32, join64,
 };
 use crate::features::{
-    DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, Features, Incompat,
-    RoCompat, State, SuperFlags,
+    Compat, DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, Features,
+    Incompat, RoCompat, State, SuperFlags,
 };
 
 /// `s_log_cluster_size` of 512 MiB, the largest cluster mke2fs makes.
 const LOG_CLUSTER_MAX: u32 = 19;
+
+/// The largest `s_log_groups_per_flex`.
+const FLEX_LOG_MAX: u64 = 31;
+/// The last hash that can be a default: TEA of unsigned bytes. SipHash needs a key.
+const HASH_VERSION_MAX: u64 = 5;
 
 /// Sizes of blocks and clusters: S1.
 fn sizes(raw: &RawSuperblock, features: &Features) -> Result<(BlockSize, u32), SuperblockError> {
@@ -138,9 +143,7 @@ fn feature_rules(raw: &RawSuperblock, features: &Features) -> Result<(), Superbl
             return Err(SuperblockError::ChecksumType { found: raw.s_checksum_type });
         }
     }
-    if features.has_incompat(Incompat::META_BG)
-        && features.has_compat(crate::features::Compat::RESIZE_INODE)
-    {
+    if features.has_incompat(Incompat::META_BG) && features.has_compat(Compat::RESIZE_INODE) {
         return Err(SuperblockError::FeatureConflict { one: "meta_bg", other: "resize_inode" });
     }
     Ok(())
@@ -200,6 +203,25 @@ pub(super) fn decode(raw: &RawSuperblock) -> Result<Superblock, SuperblockError>
     limit("s_first_ino", u64::from(first_inode), u64::from(raw.s_inodes_count.get()))?;
     let gdt_max = u64::from(block_size.bytes()).checked_div(4).unwrap_or(0);
     limit("s_reserved_gdt_blocks", u64::from(raw.s_reserved_gdt_blocks.get()), gdt_max)?;
+
+    // As the kernel: what it would compute with these makes no sense.
+    if features.has_incompat(Incompat::FLEX_BG) {
+        limit("s_log_groups_per_flex", u64::from(raw.s_log_groups_per_flex), FLEX_LOG_MAX)?;
+    }
+    if features.has_compat(Compat::DIR_INDEX) {
+        limit("s_def_hash_version", u64::from(raw.s_def_hash_version), HASH_VERSION_MAX)?;
+    }
+    if inode_size > OLD_INODE_SIZE {
+        let room = u64::from(inode_size.saturating_sub(OLD_INODE_SIZE));
+        limit("s_want_extra_isize", u64::from(raw.s_want_extra_isize.get()), room)?;
+        limit("s_min_extra_isize", u64::from(raw.s_min_extra_isize.get()), room)?;
+    }
+    // The descriptors of the groups before it are in one piece: at most all of them are.
+    if features.has_incompat(Incompat::META_BG) {
+        let per_block = block_size.bytes().checked_div(u32::from(desc_size)).unwrap_or(1).max(1);
+        let table_blocks = u64::from(group_count.div_ceil(per_block));
+        limit("s_first_meta_bg", u64::from(raw.s_first_meta_bg.get()), table_blocks)?;
+    }
 
     let wide = features.has_incompat(Incompat::SIXTY_FOUR_BIT);
     let count = |low, high| if wide { join64(low, high) } else { join64(low, 0.into()) };

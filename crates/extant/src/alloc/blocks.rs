@@ -206,7 +206,7 @@ impl Allocator {
         }
         search.looks += 1;
         let start = if group == search.goal { search.goal_bit } else { 0 };
-        let found = match self.blocks_of(volume, place, state) {
+        let found = match self.blocks_of(volume, place.0, state) {
             Ok(blocks) => {
                 let bound = blocks.longest_bound();
                 if bound < needed {
@@ -272,7 +272,7 @@ impl Allocator {
             return Ok(None);
         };
         let range = range.start..range.start + count;
-        let blocks = self.blocks_of(volume, place, state)?;
+        let blocks = self.blocks_of(volume, place.0, state)?;
         if let Taker::Pin(_) = taker {
             blocks.pin(range.clone());
             return Ok(Some(range));
@@ -344,7 +344,7 @@ impl Allocator {
         }
         let (place, state) = locked.parts()?;
         let at = state.descriptor.block_bitmap;
-        match self.blocks_of(volume, place, state) {
+        match self.blocks_of(volume, place.0, state) {
             Ok(blocks) => blocks.check_free(range.clone()).map_err(|rule| {
                 let (value, limit) = (u64::from(range.start), u64::from(range.end));
                 FsError::corrupt("block bitmap", None, at, Fault::Field { rule, value, limit })
@@ -363,7 +363,7 @@ impl Allocator {
         let (volume, tid) = (txn.volume(), txn.tid());
         let (place, state) = locked.parts()?;
         self.touch(txn, state, Half::Blocks)?;
-        self.blocks_of(volume, place, state)?.free(range.clone(), tid);
+        self.blocks_of(volume, place.0, state)?.free(range.clone(), tid);
         let count = range.end - range.start;
         let GroupState { descriptor, waits_for, index, .. } = state;
         descriptor.free_clusters += count;

@@ -23,7 +23,7 @@ impl Allocator {
         each_group(volume, run, |group, range| {
             let mut locked = self.lock(volume, group)?;
             let (place, state) = locked.parts()?;
-            let blocks = self.blocks_of(volume, place, state)?;
+            let blocks = self.blocks_of(volume, place.0, state)?;
             if blocks.holds_own(range.clone()) {
                 let rule = "a fast commit claims the file system's own structures";
                 let fault = Fault::Rule(rule);
@@ -36,7 +36,7 @@ impl Allocator {
             let free = blocks.count_free(range.clone());
             if free > 0 {
                 self.touch(txn, state, Half::Blocks)?;
-                let blocks = self.blocks_of(volume, place, state)?;
+                let blocks = self.blocks_of(volume, place.0, state)?;
                 // Else a commit would give them away.
                 let waiting = blocks.unfree(&range);
                 blocks.take(range);

@@ -1,4 +1,4 @@
-//! Flexible groups: where the structures of their groups lie, and what is free in them together.
+//! Flexible groups: where the inode tables of their groups lie, and what is free in them together.
 //!
 //! Places of bitmaps and tables do not change during a mount, so they are looked up without a lock.
 //!
@@ -13,11 +13,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use extant_base::{FsBlock, GroupIndex};
-use extant_format::group::{GroupDescriptor, super_and_descriptor_blocks};
-use extant_format::superblock::Superblock;
+use extant_format::group::GroupDescriptor;
 
 use crate::error::Result;
 use crate::volume::Volume;
+use crate::zones::merge;
 
 /// Elements of a [`Sparse`] that are made together.
 const CHUNK: usize = 512;
@@ -50,8 +50,6 @@ pub(super) struct Flex {
     first: u32,
     /// Inode tables of its groups; block 0 where the descriptor is not to be believed.
     tables: Vec<FsBlock>,
-    /// Blocks with bitmaps and tables of its groups, wherever they lie: sorted, apart.
-    own: Vec<Range<u64>>,
     pub(super) clusters: AtomicI64,
     pub(super) inodes: AtomicI64,
     pub(super) directories: AtomicI64,
@@ -65,7 +63,6 @@ impl Flex {
         let mut flex = Flex {
             first,
             tables: Vec::with_capacity(end.saturating_sub(first) as usize),
-            own: Vec::new(),
             clusters: AtomicI64::new(0),
             inodes: AtomicI64::new(0),
             directories: AtomicI64::new(0),
@@ -76,10 +73,8 @@ impl Flex {
                 continue;
             };
             flex.tables.push(descriptor.inode_table);
-            flex.own.extend(structures(superblock, &descriptor));
             flex.add(&descriptor);
         }
-        merge(&mut flex.own);
         flex
     }
 
@@ -107,74 +102,17 @@ pub(super) fn believed_group(volume: &Volume, group: GroupIndex) -> Result<Group
     Ok(descriptor)
 }
 
-/// Blocks with the bitmaps and the table that a descriptor names; it was checked.
-fn structures(superblock: &Superblock, descriptor: &GroupDescriptor) -> [Range<u64>; 3] {
-    let run = |start: FsBlock, len: u32| start.0..start.0.saturating_add(u64::from(len));
-    [
-        run(descriptor.block_bitmap, 1),
-        run(descriptor.inode_bitmap, 1),
-        run(descriptor.inode_table, superblock.inode_table_blocks()),
-    ]
-}
-
-/// Structures of `group` that lie outside its flexible group.
-pub(super) fn strays(
-    superblock: &Superblock,
-    group: GroupIndex,
-    descriptor: &GroupDescriptor,
-) -> impl Iterator<Item = Range<u64>> {
-    let len = superblock.groups_per_flex().max(1);
-    let first = GroupIndex(group.0 - group.0 % len);
-    let start = superblock.group_first_block(first).map_or(0, |block| block.0);
-    let span = u64::from(len).saturating_mul(u64::from(superblock.blocks_per_group));
-    let end = start.saturating_add(span);
-    let all = structures(superblock, descriptor);
-    all.into_iter().filter(move |range| range.start < start || range.end > end)
-}
-
-/// Sorts ranges and joins those that touch.
-pub(super) fn merge(ranges: &mut Vec<Range<u64>>) {
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|next, last| {
-        let joins = next.start <= last.end;
-        if joins {
-            last.end = last.end.max(next.end);
-        }
-        joins
-    });
-}
-
-/// The clusters of group `index` that hold the file system's own structures, sorted, apart:
-/// superblock and descriptors, and what lies here of its flexible group and of `strays`.
-pub(super) fn own_clusters(
-    superblock: &Superblock,
-    index: GroupIndex,
-    flex: &Flex,
-    strays: &[Range<u64>],
-) -> Vec<Range<u32>> {
+/// The clusters of group `index` that hold the file system's own structures, sorted, apart.
+pub(super) fn own_clusters(volume: &Volume, index: GroupIndex) -> Vec<Range<u32>> {
+    let superblock = volume.superblock();
     let Some(first) = superblock.group_first_block(index) else { return Vec::new() };
     let end = first.0.saturating_add(u64::from(superblock.group_blocks(index)));
-    let mut head = u64::from(super_and_descriptor_blocks(superblock, index));
-    if index.0 == 0 && first.0 == 0 && superblock.block_size.bytes() == 1024 {
-        head += 1; // The boot block, before the superblock.
-    }
-    let base = first.0..first.0.saturating_add(head);
-    let parts = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {
-        let from = ranges.partition_point(|range| range.end <= first.0);
-        let here = ranges.get(from..).unwrap_or_default().iter();
-        here.take_while(|range| range.start < end).cloned().collect()
-    };
-    let mut blocks = parts(&flex.own);
-    blocks.extend(parts(strays));
-    blocks.push(base);
+    let Some(zones) = volume.zones() else { return Vec::new() };
     let bits = superblock.cluster_bits();
-    let mut clusters = Vec::with_capacity(blocks.len());
-    for range in blocks {
-        let (from, to) = (range.start.max(first.0), range.end.min(end));
-        if from < to {
-            clusters.push((from - first.0) >> bits..((to - 1 - first.0) >> bits) + 1);
-        }
-    }
+    let mut clusters: Vec<_> = zones
+        .within(&(first.0..end))
+        .map(|part| (part.start - first.0) >> bits..((part.end - 1 - first.0) >> bits) + 1)
+        .collect();
     merge(&mut clusters);
     // Inside the group: below 2^32.
     clusters.into_iter().map(|range| range.start as u32..range.end as u32).collect()

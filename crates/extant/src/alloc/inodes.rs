@@ -98,7 +98,7 @@ impl Allocator {
         self.touch(txn, state, Half::Inodes)?;
         if volume.has_uninit_groups() && state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT) {
             // Inodes in use and an unwritten block bitmap do not go together.
-            self.blocks_of(volume, place, state)?;
+            self.blocks_of(volume, place.0, state)?;
             self.touch(txn, state, Half::Blocks)?;
             state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
         }
@@ -141,7 +141,7 @@ impl Allocator {
         let found = found.and_then(|bit| {
             let flags = state.descriptor.flags;
             if volume.has_uninit_groups() && flags.contains(GroupFlags::BLOCK_UNINIT) {
-                self.blocks_of(volume, place, state)?;
+                self.blocks_of(volume, place.0, state)?;
             }
             Ok(bit)
         });

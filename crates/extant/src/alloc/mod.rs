@@ -46,7 +46,6 @@ mod tests;
 mod trim;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -161,9 +160,6 @@ impl Cell {
 pub(crate) struct Allocator {
     cells: Sparse<Cell>,
     flexes: Sparse<OnceLock<Flex>>,
-    /// Structures that no flexible group has as its own: those of groups that lie elsewhere, the
-    /// journal. Sorted, apart.
-    strays: Vec<Range<u64>>,
     group_count: u32,
     groups_per_flex: u32,
     space: Space,
@@ -200,14 +196,8 @@ impl Allocator {
         let groups_per_flex = superblock.groups_per_flex().clamp(1, count.max(1));
         let mut free_clusters = (superblock.free_blocks_count >> superblock.cluster_bits()) as i64;
         let mut free_inodes = i64::from(superblock.free_inodes_count);
-        let (mut directories, mut strays, mut reports) = (0, Vec::new(), Vec::new());
-        // All structures may be packed at the front of the device; the last group's show it.
-        let packed = || {
-            let last = GroupIndex(count.saturating_sub(1));
-            let descriptor = flex::believed_group(volume, last).ok()?;
-            flex::strays(superblock, last, &descriptor).next()
-        };
-        if !is_clean || count <= SCAN_MAX || packed().is_some() {
+        let (mut directories, mut reports) = (0, Vec::new());
+        if !is_clean || count <= SCAN_MAX {
             (free_clusters, free_inodes) = (0, 0);
             for group in (0..count).map(GroupIndex) {
                 match flex::believed_group(volume, group) {
@@ -215,7 +205,6 @@ impl Allocator {
                         free_clusters += i64::from(descriptor.free_clusters);
                         free_inodes += i64::from(descriptor.free_inodes);
                         directories += i64::from(descriptor.directories);
-                        strays.extend(flex::strays(superblock, group, &descriptor));
                     }
                     Err(error) if error.family() == Family::Damage => {
                         if reports.len() < REPORTS_MAX {
@@ -225,14 +214,12 @@ impl Allocator {
                     Err(error) => return Err(error),
                 }
             }
-            flex::merge(&mut strays);
         }
         // Three bitmaps for a group. At least a few groups, whatever their size.
         let loaded_max = (BITMAP_BYTES_MAX / volume.block_size().len() / 3).max(64);
         Ok(Allocator {
             cells: Sparse::new(count, Cell::new),
             flexes: Sparse::new(count.div_ceil(groups_per_flex), |_| OnceLock::new()),
-            strays,
             group_count: count,
             groups_per_flex,
             space: Space::new(superblock, free_clusters),
@@ -249,13 +236,6 @@ impl Allocator {
             reports: Mutex::new(Rank::Leaf, reports),
             encoded: AtomicU64::new(0),
         })
-    }
-
-    /// These blocks are the file system's own as well: never given away, never freed. Before any
-    /// group is loaded.
-    pub(crate) fn protect(&mut self, blocks: impl IntoIterator<Item = Range<u64>>) {
-        self.strays.extend(blocks);
-        flex::merge(&mut self.strays);
     }
 
     /// What was freed is to be discarded. Before the first change.
@@ -289,7 +269,15 @@ impl Allocator {
         self.encoded.load(Ordering::Relaxed)
     }
 
-    /// Damage of groups that was found and worked around since the last call (B5).
+    /// Damage that was found and worked around, to be recorded with the next transaction.
+    pub(crate) fn note_damage(&self, error: FsError) {
+        let mut reports = self.reports.lock();
+        if reports.len() < REPORTS_MAX {
+            reports.push(error);
+        }
+    }
+
+    /// Damage that was found and worked around since the last call (B5).
     pub(crate) fn take_reports(&self) -> Vec<FsError> {
         std::mem::take(&mut *self.reports.lock())
     }
@@ -431,12 +419,11 @@ impl Allocator {
     fn blocks_of<'s>(
         &self,
         volume: &Volume,
-        (cell, flex): (&Cell, &Flex),
+        cell: &Cell,
         state: &'s mut GroupState,
     ) -> Result<&'s mut Blocks> {
         if state.blocks.is_none() {
-            let superblock = volume.superblock();
-            let own = flex::own_clusters(superblock, state.index, flex, &self.strays);
+            let own = flex::own_clusters(volume, state.index);
             let loaded = state.load_blocks(volume, own);
             state.blocks =
                 Some(loaded.map_err(|error| self.report(cell, Half::Blocks as u8, error))?);
@@ -518,6 +505,7 @@ fn copy_of(error: &FsError) -> FsError {
         }
         Fault::Field { rule, value, limit } => Fault::Field { rule, value: *value, limit: *limit },
         Fault::Rule(rule) => Fault::Rule(rule),
+        Fault::Zone { file_block, zone } => Fault::Zone { file_block: *file_block, zone: *zone },
         Fault::Decode(source) => Fault::Decode(source.to_string().into()),
     };
     FsError::corrupt(structure, *ino, *block, fault)

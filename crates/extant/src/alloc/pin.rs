@@ -58,7 +58,7 @@ impl Allocator {
             each_group(volume, run, |group, range| {
                 let mut locked = self.lock(volume, group)?;
                 let (place, state) = locked.parts()?;
-                let blocks = self.blocks_of(volume, place, state)?;
+                let blocks = self.blocks_of(volume, place.0, state)?;
                 blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))?;
                 blocks.unpin(range.clone());
                 place.0.forget_longest();
@@ -115,7 +115,7 @@ impl Txn<'_> {
         each_group(volume, run, |group, range| {
             let mut locked = alloc.lock(volume, group)?;
             let (place, state) = locked.parts()?;
-            let blocks = alloc.blocks_of(volume, place, state)?;
+            let blocks = alloc.blocks_of(volume, place.0, state)?;
             blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))
         })?;
         self.take_checked(node, run, promised_clusters).map_err(|error| self.fail(error))
@@ -130,7 +130,7 @@ impl Txn<'_> {
             let mut locked = alloc.lock(volume, group)?;
             let (place, state) = locked.parts()?;
             alloc.touch(self, state, Half::Blocks)?;
-            alloc.blocks_of(volume, place, state)?.take_pinned(range.clone());
+            alloc.blocks_of(volume, place.0, state)?.take_pinned(range.clone());
             let count = range.end - range.start;
             let descriptor = &mut state.descriptor;
             descriptor.free_clusters = descriptor.free_clusters.saturating_sub(count);

@@ -96,7 +96,7 @@ impl Mount {
             let (place, state) = locked.parts().unwrap();
             let (free_clusters, free_inodes) =
                 (state.descriptor.free_clusters, state.descriptor.free_inodes);
-            let blocks = alloc.blocks_of(volume, place, state).unwrap();
+            let blocks = alloc.blocks_of(volume, place.0, state).unwrap();
             let (stored, taken, len) = blocks.parts();
             assert_eq!(stored.count_clear(0..len), free_clusters, "clusters of {group}");
             assert!(stored.is_padded(len));
@@ -575,7 +575,7 @@ fn memory_for_bitmaps_is_bounded() {
     for group in (0..count).chain(0..count).map(GroupIndex) {
         let mut locked = alloc.lock(volume, group).unwrap();
         let (place, state) = locked.parts().unwrap();
-        alloc.blocks_of(volume, place, state).unwrap();
+        alloc.blocks_of(volume, place.0, state).unwrap();
         drop(locked);
         assert!(alloc.loaded_count.load(Ordering::Relaxed) <= 65);
     }

@@ -150,7 +150,7 @@ impl Allocator {
     ) -> Result<Vec<Range<u32>>> {
         let mut locked = self.lock(volume, group)?;
         let (place, state) = locked.parts()?;
-        let blocks = self.blocks_of(volume, place, state)?;
+        let blocks = self.blocks_of(volume, place.0, state)?;
         let runs = blocks.clear_runs(clusters.clone());
         let held: Vec<_> = runs.filter(|run| run.end - run.start >= min_len).take(BATCH).collect();
         clusters.start = held.last().map_or(clusters.end, |run| run.end);
@@ -169,7 +169,7 @@ impl Allocator {
         // The group is loaded, so there is nothing to fail.
         let done = self.lock(volume, group).and_then(|mut locked| {
             let (place, state) = locked.parts()?;
-            let blocks = self.blocks_of(volume, place, state)?;
+            let blocks = self.blocks_of(volume, place.0, state)?;
             for run in held {
                 blocks.held = blocks.held.saturating_sub(run.end - run.start);
                 blocks.show(run);

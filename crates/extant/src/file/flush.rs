@@ -304,7 +304,7 @@ impl Volume {
             return Ok(());
         }
         if flushed.failed {
-            return Err(FsError::Aborted { why: "a flush of data failed before".into() });
+            return Err(FsError::Aborted { errno: 5, why: "a flush of data failed before".into() });
         }
         let now = files.in_place.load(Ordering::Acquire);
         match self.device().flush() {

@@ -235,7 +235,8 @@ impl Inode {
             }
             let block_size = inode.volume().block_size();
             if let Some(block) = inode.xattr_block() {
-                inode.volume().check_blocks("attribute block", inode.ino(), block, 1)?;
+                let (volume, ino) = (inode.volume(), inode.ino());
+                volume.check_file_blocks("attribute block", ino, None, block, 1)?;
                 let at = block_size.offset_of(block).unwrap_or(0);
                 found.push(FiemapExtent::new(logical, at, u64::from(block_size.bytes())));
             }

@@ -240,7 +240,14 @@ fn release_extents(
     let mut freed_from = None;
     for extent in extents {
         let (start, len) = (extent.device_start, u64::from(extent.len.0));
-        volume.check_blocks("file mapping", node.ino(), start, len)?;
+        let checked =
+            volume.check_file_blocks("file mapping", node.ino(), extent.file_start, start, len);
+        if let Err(error) = checked {
+            // These were never the file's: it loses them, and nothing is freed. To refuse would make
+            // the file, or an orphan, impossible to remove.
+            txn.writer().alloc().note_damage(error);
+            continue;
+        }
         if ratio == 1 {
             txn.release(node, Run { start, len: extent.len.0 }, was)?;
             continue;
@@ -372,7 +379,22 @@ pub(crate) fn check_size(volume: &Volume, data: &InodeData, size: u64) -> Result
     Ok(())
 }
 
-fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
+/// A size that no map of this kind reaches is damage, as for the kernel.
+///
+/// # Errors
+///
+/// Damage of the inode.
+pub(crate) fn check_stored_size(volume: &Volume, data: &InodeData) -> Result<()> {
+    let (value, limit) = (data.record.size, reach(volume, data));
+    if value > limit {
+        let fault = Fault::Field { rule: "the size is more than its map reaches", value, limit };
+        return Err(FsError::corrupt("inode", data.ino, None, fault));
+    }
+    Ok(())
+}
+
+/// The largest size that the map of an inode reaches, whatever kind of file it is.
+fn reach(volume: &Volume, data: &InodeData) -> u64 {
     let features = volume.features();
     let block_size = volume.block_size();
     let bits = block_size.log2();
@@ -388,7 +410,12 @@ fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
         let own = indirect::pointer_blocks(reached.min(blocks), block_size);
         blocks = reached.min(blocks.saturating_sub(own));
     }
-    let most = blocks.checked_shl(bits).unwrap_or(u64::MAX).min((1 << 63) - 1);
+    blocks.checked_shl(bits).unwrap_or(u64::MAX).min((1 << 63) - 1)
+}
+
+fn size_limit(volume: &Volume, data: &InodeData) -> u64 {
+    let most = reach(volume, data);
+    let features = volume.features();
     let wide = match data.kind {
         FileKind::Regular => true,
         FileKind::Directory => features.has_incompat(Incompat::LARGEDIR),

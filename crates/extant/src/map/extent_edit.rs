@@ -174,7 +174,7 @@ pub(super) fn read_node(
     seed: u32,
     block: FsBlock,
 ) -> Result<Arc<MetaBlock>> {
-    volume.check_blocks("extent index", ino, block, 1)?;
+    volume.check_file_blocks("extent index", ino, None, block, 1)?;
     let bytes = volume.read_block(block)?;
     if volume.verifies_metadata() {
         let verify = |bytes: &[u8]| extent::verify(seed, bytes).map_err(Fault::from);

@@ -134,7 +134,7 @@ pub(super) fn load(
         let bytes = read_node(volume, ino, seed, block)?;
         decode(bytes.bytes(), expect)
     } else {
-        volume.check_blocks("extent index", ino, block, 1)?;
+        volume.check_file_blocks("extent index", ino, None, block, 1)?;
         // Decoded nodes have a cache of their own; the bytes are not needed again.
         let bytes = volume.read_block_uncached(block)?;
         if volume.verifies_metadata() {

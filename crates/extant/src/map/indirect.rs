@@ -73,7 +73,7 @@ impl IndirectCursor {
         {
             return Ok(Arc::clone(last));
         }
-        volume.check_blocks("indirect block pointer", ino, block, 1)?;
+        volume.check_file_blocks("indirect block pointer", ino, None, block, 1)?;
         volume.read_block(block)
     }
 }

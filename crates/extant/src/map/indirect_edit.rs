@@ -46,7 +46,7 @@ impl PointerStore for Pointers<'_, '_> {
 
     fn read(&mut self, block: FsBlock) -> Result<Held> {
         let volume = self.txn.volume();
-        volume.check_blocks("indirect block pointer", self.node.ino(), block, 1)?;
+        volume.check_file_blocks("indirect block pointer", self.node.ino(), None, block, 1)?;
         volume.read_block(block).map(Held)
     }
 

@@ -89,7 +89,7 @@ pub(crate) fn lookup(fs: &Fs, node: &Arc<Node>, at: u64, end: u64) -> Result<Map
     }
     run.len = run.len.min(end - at);
     if let MappingKind::Mapped(start) | MappingKind::Unwritten(start) = run.kind {
-        volume.check_blocks("file mapping", node.ino(), start, run.len)?;
+        volume.check_file_blocks("file mapping", node.ino(), first, start, run.len)?;
     }
     Ok(run)
 }

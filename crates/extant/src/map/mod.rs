@@ -21,7 +21,8 @@
 //!
 //! - M1. A piece covers the block asked for and at least that one block, so every loop over pieces
 //!   moves forward.
-//! - M2. Device blocks of a piece lie inside the file system. A reader need not check again.
+//! - M2. Device blocks of a piece lie inside the file system, and are none of its own
+//!   ([`zones`](crate::zones)). A reader need not check again.
 
 mod edit;
 mod extent_edit;
@@ -45,8 +46,8 @@ use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::volume::Volume;
 pub(crate) use edit::{
-    REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, has_blocks, implied_block, insert,
-    insert_first, is_small, remove,
+    REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, check_stored_size, has_blocks,
+    implied_block, insert, insert_first, is_small, remove,
 };
 pub(crate) use extents::ExtentNode;
 pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
@@ -167,7 +168,8 @@ impl Cursor {
         };
         piece.len = piece.len.clamp(1, FILE_BLOCKS_END - at);
         if let MappingKind::Mapped(start) | MappingKind::Unwritten(start) = piece.kind {
-            inode.volume().check_blocks("file mapping", inode.ino(), start, piece.len)?;
+            let (volume, ino) = (inode.volume(), inode.ino());
+            volume.check_file_blocks("file mapping", ino, file_start, start, piece.len)?;
         }
         Ok(piece)
     }
@@ -233,8 +235,9 @@ impl Iterator for MapIter {
 }
 
 impl Volume {
-    /// M2: `len` blocks from `start` on are blocks of the file system that can hold anything at
-    /// all. `structure` names who pointed there.
+    /// `len` blocks from `start` on are blocks of the file system that can hold anything at all.
+    /// `structure` names who pointed there. For what belongs to a file,
+    /// [`check_file_blocks`](Self::check_file_blocks).
     pub(crate) fn check_blocks(
         &self,
         structure: &'static str,

@@ -33,13 +33,14 @@ use extant_jbd2::{
 
 use extant_sync::{Clock, SystemClock};
 
-use crate::error::{Fault, FsError, Result};
+use crate::error::{Family, Fault, FsError, Result};
 use crate::file::EXPIRE;
 use crate::inode::Inode;
 use crate::map::MappingKind;
 use crate::supers::MountErrors;
 use crate::volume::{DataCache, Volume, VolumeOptions};
 use crate::writer::{Writer, WriterStats};
+use crate::zones::GROUPS_MAX;
 
 /// Longest that one [`Fs::tick`] discards: it has other duties that must not wait.
 const DISCARD_STEP: Duration = Duration::from_millis(250);
@@ -90,6 +91,7 @@ pub struct MountOptions {
     quota_limits: bool,
     background: bool,
     discard: bool,
+    minix_df: bool,
 }
 
 impl Default for MountOptions {
@@ -118,6 +120,7 @@ impl Default for MountOptions {
             quota_limits: true,
             background: true,
             discard: false,
+            minix_df: false,
         }
     }
 }
@@ -204,6 +207,14 @@ impl MountOptions {
     #[must_use]
     pub fn discard(mut self, discard: bool) -> MountOptions {
         self.discard = discard;
+        self
+    }
+
+    /// Whether [`Statfs::blocks`] counts the file system's own tables as well (`minixdf` of mount); not
+    /// unless set.
+    #[must_use]
+    pub fn minix_df(mut self, minix_df: bool) -> MountOptions {
+        self.minix_df = minix_df;
         self
     }
 
@@ -316,8 +327,8 @@ impl MountOptions {
     ///
     /// # Cost
     ///
-    /// A few blocks, plus one pass over the journal's transactions when it is dirty. Independent
-    /// of the size of the file system.
+    /// A few blocks, one pass over the group descriptors (8 MiB on 16 TiB), and one over the
+    /// journal's transactions when it is dirty.
     pub fn open(&self, device: impl BlockDevice + 'static) -> Result<Fs> {
         self.open_shared(Arc::new(device))
     }
@@ -335,18 +346,25 @@ impl MountOptions {
         check_features(&superblock.features)?;
         check_size(&device, &superblock)?;
         let plain = Fs::build(self, Arc::clone(&device), superblock, None, None);
-        let Some((log, replay)) = self.look_through_journal(&plain)? else { return Ok(plain) };
+        let Some((log, replay)) = self.look_through_journal(&plain)? else {
+            plain.find_zones(false)?;
+            return Ok(plain);
+        };
         let summary = ReplaySummary::of(&replay);
         if replay.changes_nothing() {
             let superblock = plain.superblock().clone();
-            return Ok(Fs::build(self, device, superblock, None, Some(summary)));
+            let fs = Fs::build(self, device, superblock, None, Some(summary));
+            fs.find_zones(false)?;
+            return Ok(fs);
         }
         let Replay { blocks, fast_commits, .. } = replay;
         let replayed: SharedDevice = Arc::new(ReplayedDevice::new(device, log, Arc::new(blocks)));
         let superblock = self.read_superblock(&replayed)?;
         check_features(&superblock.features)?;
         check_size(&replayed, &superblock)?;
-        Ok(Fs::build(self, replayed, superblock, fast_commits, Some(summary)))
+        let fs = Fs::build(self, replayed, superblock, fast_commits, Some(summary));
+        fs.find_zones(false)?;
+        Ok(fs)
     }
 
     /// Byte offset of the superblock in use.
@@ -404,20 +422,7 @@ impl MountOptions {
         }
         if !external {
             let log: Arc<dyn JournalReader> = Arc::new(internal_journal(fs)?);
-            let failed = |error| match error {
-                RecoveryError::Read(JournalReadError::Device { source, block }) => {
-                    match fs.volume().read_error(source) {
-                        FsError::Device(source) => {
-                            FsError::journal(RecoveryError::Read(JournalReadError::Device {
-                                source,
-                                block,
-                            }))
-                        }
-                        cut_short => cut_short,
-                    }
-                }
-                other => FsError::journal(other),
-            };
+            let failed = |error| journal_error(fs, error);
             let journal = load_superblock(&log, 0).map_err(failed)?;
             let replay = recover(&log, &journal, &options).map_err(failed)?;
             return Ok(Some((log, replay)));
@@ -465,6 +470,10 @@ fn check_features(features: &Features) -> Result<()> {
 /// That alone does not refuse: what lies before the end can be read. It is only refused when not
 /// even the first group's descriptors can exist.
 fn check_size(device: &SharedDevice, superblock: &Superblock) -> Result<()> {
+    if superblock.group_count > GROUPS_MAX {
+        let features = format!("{} block groups, more than {GROUPS_MAX}", superblock.group_count);
+        return Err(FsError::Unsupported { wanted: "read", features: features.into() });
+    }
     let block_size = superblock.block_size;
     let first = u64::from(superblock.first_data_block);
     let needed = block_size.offset_of(FsBlock(first + 2)).unwrap_or(u64::MAX);
@@ -476,10 +485,28 @@ fn check_size(device: &SharedDevice, superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
+/// Tells a log on a device that is cut short from one that cannot be read.
+fn journal_error(fs: &Fs, error: RecoveryError) -> FsError {
+    match error {
+        RecoveryError::Read(JournalReadError::Device { source, block }) => {
+            match fs.volume().read_error(source) {
+                FsError::Device(source) => {
+                    FsError::journal(RecoveryError::Read(JournalReadError::Device {
+                        source,
+                        block,
+                    }))
+                }
+                cut_short => cut_short,
+            }
+        }
+        other => FsError::journal(other),
+    }
+}
+
 /// The blocks of the journal inode.
 fn internal_journal(fs: &Fs) -> Result<MappedJournal> {
     let superblock = fs.superblock();
-    let inode = fs.inode(superblock.journal_inode)?;
+    let inode = fs.own_inode(superblock.journal_inode, "journal")?;
     let fail = |rule| FsError::corrupt("journal", inode.ino(), None, Fault::Rule(rule));
     if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
         return Err(fail("its inode is not a regular file with blocks"));
@@ -584,6 +611,8 @@ impl Fs {
         let volume_options = VolumeOptions {
             home_group,
             verify_checksums: options.verify_checksums,
+            reads_only: options.read_only,
+            minix_df: options.minix_df,
             cache_bytes: options.cache_bytes,
             read_limit: options.read_limit,
             data_cache: options.data_cache,
@@ -731,12 +760,40 @@ impl Fs {
     ///
     /// Those of [`inode`](Self::inode); damage when inode 2 is not a directory.
     pub fn root(&self) -> Result<Inode> {
-        let root = self.inode(Ino::ROOT)?;
+        let root = self.own_inode(Ino::ROOT, "root directory")?;
         if root.is_dir() {
             return Ok(root);
         }
         let fault = Fault::Rule("the root inode is not a directory");
         Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
+    }
+
+    /// Whether the root can be used as a mount needs it: it can be loaded, is a directory, and has
+    /// a size and space, as the kernel asks when it mounts. A mount for writing has been asked
+    /// this when it was opened; one for reading is of use without a root, to look at inodes by number.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the root, its group descriptor, or its inode table; device errors.
+    pub fn check_root(&self) -> Result<()> {
+        let root = self.root()?;
+        let record = root.record();
+        if record.size != 0 && (record.sectors != 0 || root.is_inline()) {
+            return Ok(());
+        }
+        let fault = Fault::Rule("the root directory has no contents");
+        Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
+    }
+
+    /// An inode that the file system cannot do without; `what` is what it is. Not being in use is
+    /// damage then.
+    pub(crate) fn own_inode(&self, ino: Ino, what: &'static str) -> Result<Inode> {
+        self.inode(ino).map_err(|error| match error {
+            FsError::NoSuchInode { ino, .. } => {
+                FsError::corrupt(what, ino, None, Fault::Rule("its inode is not in use"))
+            }
+            other => other,
+        })
     }
 
     /// The descriptor of a block group.
@@ -754,7 +811,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// Damage of a group descriptor; device errors.
+    /// Device errors.
     pub fn statfs(&self) -> Result<Statfs> {
         let superblock = self.superblock();
         let ratio = u64::from(superblock.cluster_ratio());
@@ -767,14 +824,21 @@ impl Fs {
             available = alloc.available();
         } else {
             for group in 0..superblock.group_count {
-                let descriptor = self.group(GroupIndex(group))?;
+                let descriptor = match self.group(GroupIndex(group)) {
+                    // What is free there cannot be told, and is not free for anybody.
+                    Err(error) if error.family() == Family::Damage => continue,
+                    other => other?,
+                };
                 free_clusters += u64::from(descriptor.free_clusters);
                 files_free += u64::from(descriptor.free_inodes);
             }
             available = free_clusters.saturating_sub(crate::alloc::kept_of(superblock));
         }
         let blocks_free = free_clusters.saturating_mul(ratio);
-        let overhead = u64::from(superblock.overhead_clusters).saturating_mul(ratio);
+        let overhead = match self.volume().counts_overhead() {
+            true => 0,
+            false => u64::from(superblock.overhead_clusters).saturating_mul(ratio),
+        };
         Ok(Statfs {
             block_bytes: superblock.block_size.bytes(),
             blocks: superblock.blocks_count.saturating_sub(overhead),

@@ -19,13 +19,15 @@ use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
 use extant_format::jbd2::JournalIncompat;
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
-    ExternalJournal, FastCommitOverlay, Journal, JournalOptions, JournalRun, LogStore,
-    RecoveryOptions, recover_to_device,
+    ExternalJournal, FastCommitOverlay, Journal, JournalOptions, LogStore, RecoveryError,
+    RecoveryOptions, Replay, recover_to_device,
 };
 
-use super::{Fs, MountOptions, ReplaySummary, check_features, check_size, internal_journal};
+use super::{
+    Fs, MountOptions, ReplaySummary, check_features, check_size, internal_journal, journal_error,
+};
 use crate::alloc::Allocator;
-use crate::error::{FsError, Result};
+use crate::error::{Fault, FsError, Result};
 use crate::mmp::{MmpGuard, MmpNames};
 use crate::orphan::Orphans;
 use crate::quota::Quotas;
@@ -65,6 +67,24 @@ fn os_seed() -> Result<u64> {
     let what = "the operating system gives no random numbers: set a seed";
     extant_sync::os_random(&mut bytes).map_err(|_| FsError::InvalidArgument { what })?;
     Ok(u64::from_le_bytes(bytes))
+}
+
+/// Why a journal was not replayed.
+enum Refused {
+    Recovery(RecoveryError),
+    Check(FsError),
+}
+
+impl From<RecoveryError> for Refused {
+    fn from(error: RecoveryError) -> Refused {
+        Refused::Recovery(error)
+    }
+}
+
+impl From<FsError> for Refused {
+    fn from(error: FsError) -> Refused {
+        Refused::Check(error)
+    }
 }
 
 /// The log as recovery left it.
@@ -115,6 +135,8 @@ impl MountOptions {
             && !superblock.features.has_incompat(Incompat::RECOVER)
             && replay.is_none();
         let fs = Fs::build(self, Arc::clone(&device), superblock, None, replay);
+        fs.find_zones(true)?;
+        fs.check_root()?;
         self.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
         fs.begin_writing(fast_commits.as_ref())?;
         if self.background {
@@ -127,6 +149,20 @@ impl MountOptions {
         check_features(&superblock.features)?;
         check_writable(&superblock.features)?;
         check_size(device, superblock)?;
+        let features = &superblock.features;
+        let contradiction = if features.has_compat(Compat::HAS_JOURNAL)
+            && superblock.journal_inode != Ino(0)
+            && superblock.journal_device != 0
+        {
+            Some("it names a journal inode and a journal device")
+        } else if superblock.bigalloc() && !features.has_incompat(Incompat::EXTENTS) {
+            Some("it has the feature bigalloc without extent")
+        } else {
+            None
+        };
+        if let Some(rule) = contradiction {
+            return Err(FsError::corrupt("superblock", None, None, Fault::Rule(rule)));
+        }
         let block_size = superblock.block_size;
         let end = block_size.offset_of(extant_base::FsBlock(superblock.blocks_count));
         let (file_system_bytes, device_bytes) = (end.unwrap_or(u64::MAX), device.size_bytes());
@@ -162,12 +198,17 @@ impl MountOptions {
             LogStore::external(journal)
         } else {
             let log = Arc::new(internal_journal(&plain)?);
-            LogStore::internal(log).map_err(FsError::journal)?
+            LogStore::internal(log).map_err(|error| journal_error(&plain, error))?
         };
         // Before anything is written: whatever a commit writes to the log has room.
         store.allocate().map_err(FsError::from)?;
         let options = RecoveryOptions::new(superblock.blocks_count);
-        let recovered = recover_to_device(store, device, &options).map_err(FsError::journal)?;
+        let check = |replayed, replay: &Replay| self.check_replayed(replayed, replay);
+        let recovered = recover_to_device(store, device, &options, check);
+        let recovered = recovered.map_err(|refused| match refused {
+            Refused::Recovery(error) => journal_error(&plain, error),
+            Refused::Check(error) => error,
+        })?;
         let replay = recovered.replay();
         let summary = (!replay.changes_nothing()).then(|| ReplaySummary::of(replay));
         if replay.errno != 0 {
@@ -177,6 +218,20 @@ impl MountOptions {
         let store = if fast_commits.is_some() { recovered.resume() } else { recovered.finish() };
         let store = store.map_err(FsError::journal)?;
         Ok(Some(RecoveredJournal { store, summary, fast_commits }))
+    }
+
+    /// Whether the file system can be opened for writing as a replay will leave it. Before anything
+    /// is written, so that a damaged log does not make an image worse.
+    fn check_replayed(&self, replayed: SharedDevice, replay: &Replay) -> Result<(), Refused> {
+        let superblock = self.read_superblock(&replayed)?;
+        self.check_for_writing(&replayed, &superblock)?;
+        let fast_commits = replay.fast_commits.clone();
+        let fs = Fs::build(self, replayed, superblock, fast_commits, None);
+        fs.find_zones(true)?;
+        fs.check_root()?;
+        Orphans::open(&fs)?;
+        Quotas::open(&fs, self.quota_limits)?;
+        Ok(())
     }
 
     /// The journal stopped for an error in an earlier life: the file system says so from now on.
@@ -226,12 +281,6 @@ impl MountOptions {
         let quotas = Quotas::open(fs, self.quota_limits)?;
         let mut alloc = Allocator::open(volume, is_clean)?;
         alloc.discard(self.discard);
-        let superblock = fs.superblock();
-        if superblock.features.has_compat(Compat::HAS_JOURNAL) && superblock.journal_inode.0 != 0 {
-            let journal = internal_journal(fs)?;
-            let end = |run: &JournalRun| run.device_start.0.saturating_add(u64::from(run.len));
-            alloc.protect(journal.runs().iter().map(|run| run.device_start.0..end(run)));
-        }
         let clock = Arc::clone(&self.clock);
         let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
         let expire = self.write_back_after;

@@ -308,6 +308,7 @@ impl Inode {
         let now = writer.now();
         let layout = volume.inode_layout();
         let mut record = Record::empty(layout);
+        record.extra_isize = volume.superblock().new_extra_isize();
         let mut permissions = new.permissions & 0o7777;
         record.gid = new.gid;
         // Set-gid directories give their group, and to directories the bit itself.

@@ -175,7 +175,7 @@ impl OrphanFile {
     fn open(fs: &Fs) -> Result<OrphanFile> {
         let superblock = fs.superblock();
         let ino = superblock.orphan_file_inode;
-        let inode = fs.inode(ino)?;
+        let inode = fs.own_inode(ino, "orphan file")?;
         let fail = |rule| FsError::corrupt("orphan file", ino, None, Fault::Rule(rule));
         if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
             return Err(fail("its inode is not a regular file with blocks"));

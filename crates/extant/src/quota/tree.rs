@@ -50,7 +50,7 @@ enum Found {
 
 impl Tree {
     pub(super) fn open(fs: &Fs, ino: Ino, kind: QuotaKind) -> Result<(Tree, QuotaHeader)> {
-        let inode = fs.inode(ino)?;
+        let inode = fs.own_inode(ino, "quota file")?;
         let fail = |fault| FsError::corrupt("quota file", ino, None, fault);
         if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
             return Err(fail(Fault::Rule("its inode is not a regular file with blocks")));

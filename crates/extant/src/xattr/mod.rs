@@ -258,7 +258,7 @@ impl Inode {
 
 /// The current version of an attribute block, its checksum checked. `ino` is who pointed there.
 fn read_block(volume: &Volume, ino: Option<Ino>, at: FsBlock) -> Result<Arc<MetaBlock>> {
-    volume.check_blocks("extended attribute block pointer", ino, at, 1)?;
+    volume.check_file_blocks("extended attribute block pointer", ino, None, at, 1)?;
     let block = volume.read_block(at)?;
     if volume.verifies_metadata() {
         // Blocks are shared: the checksum does not depend on the inode.

@@ -46,6 +46,7 @@ fn create_charged(
     let parent = owner.data();
     let hash = value_hash(volume.checksum_seed(), value);
     let mut record = Record::empty(volume.inode_layout());
+    record.extra_isize = volume.superblock().new_extra_isize();
     record.mode = FileKind::Regular.mode_bits() | 0o600;
     (record.uid, record.gid) = (parent.record.uid, parent.record.gid);
     record.links = 1;

@@ -15,6 +15,8 @@ pub(crate) struct Place {
     pub(crate) len: u64,
     /// Fields here say nothing about the owners of blocks.
     pub(crate) is_local: bool,
+    /// The inode that it belongs to; 0 for none.
+    pub(crate) ino: u32,
 }
 
 /// The metadata of an image, but for what belongs to the inodes `kept`.
@@ -23,8 +25,9 @@ pub(crate) fn places(device: &MemoryDevice, kept: &BTreeSet<u32>) -> Vec<Place> 
     let superblock = fs.superblock().clone();
     let block = u64::from(superblock.block_size.bytes());
     let mut found = Vec::new();
+    let owner = std::cell::Cell::new(0);
     let mut add = |what, at: u64, len, is_local| {
-        found.push(Place { what, at, len, is_local });
+        found.push(Place { what, at, len, is_local, ino: owner.get() });
     };
     add("superblock", 1024, 1024, false);
     add("first orphan", 1024 + 0xe8, 4, true);
@@ -42,6 +45,7 @@ pub(crate) fn places(device: &MemoryDevice, kept: &BTreeSet<u32>) -> Vec<Place> 
     }
     let inode_size = u64::from(superblock.inode_size);
     for ino in 1..=superblock.inodes_count {
+        owner.set(ino);
         let at = group.inode_table.0 * block + u64::from(ino - 1) * inode_size;
         let raw = read(device, at, 128);
         if raw[0..2] != [0; 2] && raw[26..28] == [0; 2] && ino >= superblock.first_inode.0 {
@@ -125,7 +129,17 @@ fn read(device: &MemoryDevice, at: u64, len: usize) -> Vec<u8> {
 }
 
 /// Does one damage, and says which.
+#[allow(dead_code, reason = "each test binary uses a part")]
 pub(crate) fn damage(device: &MemoryDevice, places: &[Place], random: &mut Prng) -> String {
+    damage_one(device, places, random).0
+}
+
+/// The same, and says where.
+pub(crate) fn damage_one<'a>(
+    device: &MemoryDevice,
+    places: &'a [Place],
+    random: &mut Prng,
+) -> (String, &'a Place) {
     // Each kind as often as any other, however many places it has.
     let mut kinds: Vec<&str> = places.iter().map(|place| place.what).collect();
     kinds.sort_unstable();
@@ -195,5 +209,7 @@ pub(crate) fn damage(device: &MemoryDevice, places: &[Place], random: &mut Prng)
     };
     let len = (bytes.len() as u64).min(place.len - at);
     device.write_at(place.at + at, &bytes[..len as usize]).unwrap();
-    format!("{kind} at byte {}: {:02x?}", place.at + at, &bytes[..len.min(24) as usize])
+    let story =
+        format!("{kind} at byte {}: {:02x?}", place.at + at, &bytes[..len.min(24) as usize]);
+    (story, place)
 }

@@ -1,5 +1,6 @@
 //! Promises and pins.
 
+use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 use extant_base::{BlockCount, FileBlock};
@@ -245,13 +246,13 @@ fn a_group_with_pins_stays_in_memory() {
     for group in (0..count).map(GroupIndex) {
         let mut locked = alloc.lock(volume, group).unwrap();
         let (place, state) = locked.parts().unwrap();
-        alloc.blocks_of(volume, place, state).unwrap();
+        alloc.blocks_of(volume, place.0, state).unwrap();
     }
     for run in &runs {
         let (group, bit) = volume.superblock().group_of_block(run.start).unwrap();
         let mut locked = alloc.lock(volume, group).unwrap();
         let (place, state) = locked.parts().unwrap();
-        let blocks = alloc.blocks_of(volume, place, state).unwrap();
+        let blocks = alloc.blocks_of(volume, place.0, state).unwrap();
         assert_eq!(blocks.count_pinned(bit..bit + run.len), run.len);
     }
     for run in runs {

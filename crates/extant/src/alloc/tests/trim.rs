@@ -1,5 +1,7 @@
 //! Discards of free space.
 
+use std::ops::Range;
+
 use extant_testkit::oracle::{LoopMount, Tool};
 
 use super::*;
