@@ -258,7 +258,7 @@ fn names_of_owners_are_those_of_the_image() {
 #[test]
 fn a_command_that_fails_changes_nothing_and_says_why() {
     let Some(place) = made(EXT4) else { return };
-    place.run(&["mkdir", "a.img:/d", "a.img:/d/e"]).succeeds();
+    place.run(&["mkdir", "a.img:/d", "a.img:/d/e", "a.img:/d/e/g"]).succeeds();
     place.run(&["touch", "a.img:/d/f"]).succeeds();
     place.run(&["chattr", "+i", "a.img:/d/f"]).succeeds();
     let listing = || place.run(&["find", "--json", "a.img"]).succeeds().out();
@@ -279,6 +279,8 @@ fn a_command_that_fails_changes_nothing_and_says_why() {
     fails(&["mv", "a.img:/d", "a.img:/d/e"], 2, &["inside itself"]);
     fails(&["mv", "-n", "-T", "a.img:/d/e", "a.img:/lost+found"], 7, &["exists already"]);
     fails(&["mv", "--exchange", "a.img:/d", "a.img:/none"], 9, &["a.img:/none"]);
+    fails(&["mv", "--exchange", "a.img:/d", "a.img:/d/e/g"], 2, &["inside itself"]);
+    fails(&["mv", "--exchange", "a.img:/d/e/g", "a.img:/d"], 2, &["inside itself"]);
     fails(&["mv", "a.img:/d", "b.img:/d"], 2, &["not in the same image"]);
     fails(&["mv", "a.img:/d", "a.img:/d"], 2, &["inside itself"]);
     fails(&["mv", "-T", "a.img:/d", "a.img:/d"], 2, &["the same file"]);
