@@ -110,8 +110,22 @@ if pid == 0:
     fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 100, 0, 0))
     os.dup2(os.open('/dev/null', os.O_RDWR), 1)
     os.execv(sys.argv[1], sys.argv[1:])
-# Long enough for a bar, whatever the machine, if it is met in the middle.
-time.sleep(float(os.environ['STOP_AFTER']))
+# Long enough for a bar, whatever the machine: when it has begun to write, it waits for a while.
+def is_writing():
+    try:
+        if os.listdir('out'):
+            return True
+    except OSError:
+        pass
+    try:
+        fds = '/proc/%d/fd/' % pid
+        names = [os.readlink(fds + fd) for fd in os.listdir(fds)]
+    except OSError:
+        return False
+    return any(name.endswith(' (deleted)') or '.extant-' in name for name in names)
+for attempt in range(100000):
+    if is_writing() or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        break
 os.kill(pid, signal.SIGSTOP)
 time.sleep(0.7)
 os.kill(pid, signal.SIGCONT)
@@ -128,10 +142,10 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ";
 
 /// What a terminal would have shown; `None`, with a line about it, where there is no Python.
-fn on_terminal(place: &Place, args: &[&str], terminal: &str, stop_after: &str) -> Option<String> {
+fn on_terminal(place: &Place, args: &[&str], terminal: &str) -> Option<String> {
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", "120", "python3", "-c", TERMINAL, support::EXTANT]).args(args);
-    command.env("TERM", terminal).env("STOP_AFTER", stop_after).current_dir(place.0.path());
+    command.env("TERM", terminal).current_dir(place.0.path());
     let output = command.output().ok().filter(|output| output.status.code() != Some(127));
     let Some(output) = output else {
         println!("skipped: python3 is not installed");
@@ -146,7 +160,7 @@ fn progress_is_shown_on_terminals_and_nowhere_else() {
     let place = Place::new();
     std::fs::create_dir(place.path("source")).unwrap();
     for number in 0..600 {
-        std::fs::write(place.path(&format!("source/{number:05}")), vec![b'x'; 5000]).unwrap();
+        std::fs::write(place.path(&format!("source/{number:05}")), vec![b'x'; 60_000]).unwrap();
     }
     place.run(&["build", "-q", "a.img", "--from", "source", "--size", "auto"]).succeeds();
     let clear = || {
@@ -156,9 +170,9 @@ fn progress_is_shown_on_terminals_and_nowhere_else() {
     let build = ["build", "c.img", "--from", "source", "--threads", "1"];
     for args in [&["extract", "a.img", "out"][..], &["cp", "-r", "a.img:/", "out"], &build] {
         let mut seen = false;
-        for stop_after in ["0.1", "0.03", "0.3", "0.01", "0.6", "1"] {
+        for _ in 0..8 {
             clear();
-            let Some(shown) = on_terminal(&place, args, "xterm", stop_after) else { return };
+            let Some(shown) = on_terminal(&place, args, "xterm") else { return };
             // Bytes and rate; and how much is left, if that is known.
             seen = shown.contains("iB/s") && (args != build || shown.contains("% "));
             if seen {
@@ -170,11 +184,52 @@ fn progress_is_shown_on_terminals_and_nowhere_else() {
         let quiet = [&args[..1], &["-q"], &args[1..]].concat();
         for (args, terminal) in [(args, "dumb"), (&quiet[..], "xterm")] {
             clear();
-            let shown = on_terminal(&place, args, terminal, "0.1").unwrap();
+            let shown = on_terminal(&place, args, terminal).unwrap();
             assert!(!shown.contains("iB/s") && !shown.contains('\u{1b}'), "{args:?}: {shown}");
         }
         clear();
         let piped = place.run(args).succeeds().err();
         assert!(!piped.contains("iB/s") && !piped.contains('\u{1b}'), "{args:?}: {piped}");
+    }
+}
+
+/// `make install` puts the documents where the installed command says that they are.
+#[test]
+fn the_documents_that_messages_point_to_are_installed() {
+    let place = Place::new();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let installed = place.path("root/usr");
+    let variables = [
+        format!("EXTANT={}", support::EXTANT),
+        "PREFIX=/usr".to_owned(),
+        format!("DESTDIR={}", place.path("root").display()),
+    ];
+    let mut make = Command::new("make");
+    // Built already.
+    make.args(["-C", source, "-s", "-o", "build", "install"]).args(variables);
+    let Ok(output) = make.output() else {
+        println!("skipped: make is not installed");
+        return;
+    };
+    Ran { args: "install".into(), output }.succeeds();
+    let extant = Command::new(installed.join("bin/extant"))
+        .args(["mount", "-o", "nonsense-of-mine", "x", "y"])
+        .current_dir(place.0.path())
+        .output()
+        .unwrap();
+    let ran = Ran { args: "mount".into(), output: extant }.ends_with(2);
+    let document = installed.join("share/doc/extant/mounting.md");
+    assert!(document.exists());
+    let real = document.canonicalize().unwrap();
+    let said = ran.err();
+    let named = [&document, &real].iter().any(|path| said.contains(&*path.to_string_lossy()));
+    assert!(named, "{said}");
+    // The manual pages name the place without what was only for the installation.
+    let page = std::fs::read_to_string(installed.join("share/man/man1/extant-ls.1")).unwrap();
+    assert!(page.contains("/usr/share/doc/extant/troubleshooting.md"), "{page}");
+    for name in
+        ["exit-codes.md", "json.md", "semantics.md", "compatibility.md", "troubleshooting.md"]
+    {
+        assert!(installed.join("share/doc/extant").join(name).exists(), "{name}");
     }
 }
