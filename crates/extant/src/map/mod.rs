@@ -223,7 +223,13 @@ impl Iterator for MapIter {
         let (at, end) = (self.at, self.end);
         let run = match self.inode.volume().is_writable() {
             // The map may have become another since the last step.
-            true => self.inode.locked(|inode| Cursor::new(inode).run(inode, at, end)),
+            true => self.inode.locked(|inode| {
+                // Writeback does not need the content lock, and changes the tree.
+                let file = inode.node().file_in_use();
+                let _map = file.map(|file| file.map.read());
+                let now = inode.fs().view(inode.node());
+                Cursor::new(&now).run(&now, at, end)
+            }),
             false => self.cursor.run(&self.inode, at, end),
         };
         self.at = match &run {
