@@ -17,6 +17,7 @@
 //! - [`model`]: a name space in memory, operations on it, operations from a seed.
 //! - [`proof`]: does operations, cuts the power everywhere, and says whether what is left may be.
 //! - [`sim`]: many clients, faults and cuts under one seed.
+//! - [`storm`]: many threads, real ones, on a few shared names.
 #![forbid(unsafe_code)]
 
 pub mod compare;
@@ -27,6 +28,7 @@ pub mod model;
 pub mod oracle;
 pub mod proof;
 pub mod sim;
+pub mod storm;
 pub mod tree;
 pub mod zones;
 

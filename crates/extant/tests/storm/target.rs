@@ -1,0 +1,229 @@
+//! The library under storm.
+
+use std::ops::Range;
+
+use extant::{
+    Fallocate, Fs, FsError, Inode, NewInode, RenameFlags, Result, SetAttributes, XattrMode,
+};
+use extant_testkit::storm::{Answer, DIRS, FILE_BYTES, Place, Renaming, Space, Target, Way};
+
+const NEW: NewInode = NewInode { permissions: 0o644, uid: 1000, gid: 100 };
+const EIO: i32 = 5;
+const EISDIR: i32 = 21;
+const ELOOP: i32 = 40;
+
+/// A mount, and handles on its directories.
+pub(crate) struct Library {
+    pub(crate) fs: Fs,
+    dirs: Vec<Inode>,
+}
+
+fn answer<T>(result: Result<T>) -> Answer<T> {
+    result.map_err(|error| {
+        // Damage says more than its number.
+        if matches!(error, FsError::Corrupt { .. }) {
+            eprintln!("{error}");
+        }
+        error.errno()
+    })
+}
+
+impl Library {
+    /// Makes the directories if they are not there.
+    pub(crate) fn new(fs: Fs) -> Result<Library> {
+        let open = |dir| {
+            let name = Place { dir, name: 0 }.dir_name();
+            let root = fs.root()?;
+            match root.lookup(&name) {
+                Err(FsError::NotFound { .. }) => {
+                    root.mkdir(&name, &NewInode { permissions: 0o755, ..NEW })
+                }
+                found => found,
+            }
+        };
+        let dirs = (0..DIRS).map(open).collect::<Result<_>>()?;
+        Ok(Library { fs, dirs })
+    }
+
+    fn dir(&self, at: Place) -> &Inode {
+        &self.dirs[usize::from(at.dir)]
+    }
+}
+
+impl Target for Library {
+    type File = Inode;
+
+    fn is_atomic(&self) -> bool {
+        true
+    }
+
+    fn create(&self, at: Place, exclusive: bool) -> Answer<Inode> {
+        loop {
+            match self.dir(at).create(at.file_name(), &NEW) {
+                Err(FsError::Exists { .. }) if !exclusive => match self.open(at) {
+                    Err(2) => {}
+                    other => return other,
+                },
+                made => return answer(made),
+            }
+        }
+    }
+
+    fn open(&self, at: Place) -> Answer<Inode> {
+        let inode = answer(self.dir(at).lookup(at.file_name()))?;
+        match (inode.is_dir(), inode.is_file()) {
+            (true, _) => Err(EISDIR),
+            (_, false) => Err(ELOOP),
+            _ => Ok(inode),
+        }
+    }
+
+    fn tmpfile(&self, dir: u8) -> Answer<Inode> {
+        answer(self.dirs[usize::from(dir)].tmpfile(&NEW))
+    }
+
+    fn identity(&self, file: &Inode) -> Answer<u64> {
+        Ok((u64::from(file.ino().0) << 32) | u64::from(file.record().generation))
+    }
+
+    fn read(&self, file: &Inode, at: u64, out: &mut [u8], way: Way) -> Answer<usize> {
+        match way {
+            Way::Cached => answer(file.read_at(at, out)),
+            Way::Direct => answer(file.read_direct_at(at, out)),
+            Way::Mapped => {
+                let start = at & !4095;
+                let map = answer(file.map_shared(start..at + out.len() as u64, false))?;
+                // Behind the end are zeros.
+                answer(map.read(at - start, out))?;
+                Ok(out.len())
+            }
+        }
+    }
+
+    fn write(&self, file: &Inode, mut at: u64, mut bytes: &[u8], way: Way) -> Answer<()> {
+        if way == Way::Mapped {
+            let start = at & !4095;
+            let map = answer(file.map_shared(start..at + bytes.len() as u64, true))?;
+            answer(map.write(at - start, bytes))?;
+            return answer(map.sync(map.range()));
+        }
+        while !bytes.is_empty() {
+            let written = match way {
+                Way::Direct => answer(file.write_direct_at(at, bytes))?,
+                _ => answer(file.write_at(at, bytes))?,
+            };
+            if written == 0 {
+                return Err(EIO);
+            }
+            at += written as u64;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+
+    fn append(&self, file: &Inode, bytes: &[u8]) -> Answer<u64> {
+        answer(file.append(bytes))
+    }
+
+    fn size(&self, file: &Inode) -> Answer<u64> {
+        Ok(file.metadata().size)
+    }
+
+    fn truncate(&self, file: &Inode, size: u64) -> Answer<()> {
+        answer(file.truncate(size))
+    }
+
+    fn space(&self, file: &Inode, what: Space, range: Range<u64>) -> Answer<()> {
+        let mode = match what {
+            Space::Allocate { keep_size } => Fallocate::Allocate { keep_size },
+            Space::Punch => Fallocate::PunchHole,
+            Space::Zero { keep_size } => Fallocate::ZeroRange { keep_size },
+            Space::Collapse => Fallocate::CollapseRange,
+            Space::Insert => Fallocate::InsertRange,
+        };
+        answer(file.fallocate(mode, range))
+    }
+
+    fn copy(&self, from: &Inode, at: u64, to: &Inode, to_at: u64, len: u64) -> Answer<u64> {
+        answer(from.copy_range(at, to, to_at, len))
+    }
+
+    fn sync(&self, file: &Inode, data_only: bool) -> Answer<()> {
+        answer(if data_only { file.sync_data() } else { file.sync() })
+    }
+
+    fn sync_all(&self) -> Answer<()> {
+        answer(self.fs.sync())
+    }
+
+    fn link(&self, file: &Inode, to: Place) -> Answer<()> {
+        answer(self.dir(to).link(to.file_name(), file))
+    }
+
+    fn unlink(&self, at: Place) -> Answer<()> {
+        answer(self.dir(at).unlink(at.file_name()))
+    }
+
+    fn rename(&self, from: Place, to: Place, how: Renaming) -> Answer<()> {
+        let flags = match how {
+            Renaming::Over => RenameFlags::empty(),
+            Renaming::NoReplace => RenameFlags::NOREPLACE,
+            Renaming::Exchange => RenameFlags::EXCHANGE,
+        };
+        let (dir, to_dir) = (self.dir(from), self.dir(to));
+        answer(dir.rename(from.file_name(), to_dir, to.file_name(), flags))
+    }
+
+    fn symlink(&self, at: Place, target: &str) -> Answer<()> {
+        answer(self.dir(at).symlink(at.file_name(), target, &NEW)).map(drop)
+    }
+
+    fn mkdir(&self, at: Place) -> Answer<()> {
+        answer(self.dir(at).mkdir(at.file_name(), &NEW)).map(drop)
+    }
+
+    fn rmdir(&self, at: Place) -> Answer<()> {
+        answer(self.dir(at).rmdir(at.file_name()))
+    }
+
+    fn set_xattr(&self, file: &Inode, name: &str, value: &[u8]) -> Answer<()> {
+        answer(file.set_xattr(name, value, XattrMode::Any))
+    }
+
+    fn remove_xattr(&self, file: &Inode, name: &str) -> Answer<()> {
+        answer(file.remove_xattr(name))
+    }
+
+    fn attributes(&self, file: &Inode, mode: u16) -> Answer<()> {
+        answer(file.set_attributes(&SetAttributes::new().permissions(mode)))
+    }
+
+    fn look(&self, at: Place) -> Answer<()> {
+        for entry in answer(self.dir(at).read_dir())? {
+            answer(entry)?;
+        }
+        let inode = answer(self.dir(at).lookup(at.file_name()))?;
+        if inode.is_dir() {
+            answer(inode.lookup(".."))?;
+        }
+        if inode.is_file() {
+            for run in inode.map(0..FILE_BYTES / 1024) {
+                answer(run)?;
+            }
+            answer(inode.seek_hole(0))?;
+            answer(inode.seek_data(0))?;
+            answer(inode.fiemap(0..FILE_BYTES, 16, false))?;
+        }
+        answer(inode.xattrs()).map(drop)
+    }
+
+    fn disturb(&self, random: u64) -> Answer<()> {
+        match random % 4 {
+            0 => drop(self.fs.drop_cached()),
+            1 => drop(answer(self.fs.trim(0..u64::MAX, 0))),
+            2 => drop(self.fs.statfs()),
+            _ => answer(self.fs.tick())?,
+        }
+        Ok(())
+    }
+}
