@@ -85,6 +85,7 @@ fn errors_of_the_device_leave_whole_operations() {
         flush_one_in: if seed % 3 == 2 { 6 } else { 0 },
         streak_max: 2,
         reorder: seed % 2 == 0,
+        errno: errno(seed / 3),
         ..FaultPlan::default()
     };
     seeds("errors_of_the_device", 1, 6, plan, sampling(6));
@@ -96,7 +97,7 @@ fn each_single_error_leaves_whole_operations() {
     let plan = |seed: u64| {
         let kinds = [OperationKind::Write, OperationKind::Flush, OperationKind::Read];
         let kind = kinds[(seed % 3) as usize];
-        FaultPlan { exactly: vec![(kind, seed / 3, 1)], ..FaultPlan::default() }
+        FaultPlan { exactly: vec![(kind, seed / 3, 1)], errno: errno(seed), ..FaultPlan::default() }
     };
     seeds("each_single_error", 0, 300, plan, sampling(16));
 }
@@ -134,6 +135,11 @@ fn many_late_and_reordered_completions_lose_no_contents() {
     seeds_of("many_late_and_reordered_completions_lose", 6000, 60, contents(), plan, sampling(3));
 }
 
+/// Errors of devices, and disks that are full, in turn.
+fn errno(seed: u64) -> i32 {
+    if seed.is_multiple_of(2) { 5 } else { 28 }
+}
+
 /// What a sync said to be there is there, whatever failed before it and after it.
 fn errors(seed: u64) -> FaultPlan {
     FaultPlan {
@@ -142,6 +148,7 @@ fn errors(seed: u64) -> FaultPlan {
         flush_one_in: 8 * (seed / 4 % 2),
         streak_max: 1 + seed % 3,
         reorder: !seed.is_multiple_of(5),
+        errno: errno(seed / 8),
         ..FaultPlan::default()
     }
 }
@@ -163,7 +170,7 @@ fn each_single_error_loses_no_synced_contents() {
     let plan = |seed: u64| {
         let kinds = [OperationKind::Write, OperationKind::Flush, OperationKind::Read];
         let kind = kinds[(seed % 3) as usize];
-        FaultPlan { exactly: vec![(kind, seed / 3, 1)], ..FaultPlan::default() }
+        FaultPlan { exactly: vec![(kind, seed / 3, 1)], errno: errno(seed), ..FaultPlan::default() }
     };
     seeds_of("each_single_error_loses_no_synced", 0, 300, contents(), plan, sampling(16));
 }

@@ -352,7 +352,11 @@ impl Target for Extant {
             if std::env::var_os("EXTANT_TRACE").is_some() {
                 eprintln!("{op}: {}", in_full(&error));
             }
-            error.errno()
+            match error {
+                // A failure of the device, as far as the model knows.
+                extant::FsError::DeviceFull(_) => 5,
+                error => error.errno(),
+            }
         })
     }
 
