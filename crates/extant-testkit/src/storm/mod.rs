@@ -7,6 +7,7 @@
 //! run       one round: threads on a Target, and what must hold when they have ended
 //! thread    what one thread does, from a seed
 //! book      who wrote what where: each unit of 512 bytes says so itself
+//! system    a Target by system calls: a mount, or the kernel's own file system
 //! layouts   file systems of every shape to storm
 //! ```
 //!
@@ -23,6 +24,7 @@
 
 pub mod book;
 pub mod layouts;
+pub mod system;
 mod thread;
 
 use std::ops::Range;
