@@ -2,23 +2,32 @@
 //!
 //! # Shape
 //!
-//! A key hashes to one of [`SHARDS`] shards, each with its own lock, map and clock hand. A hit sets
-//! a "used" bit; when a shard is full, the hand clears bits until it finds an entry without one and
-//! replaces it. One pass over a large directory or inode table therefore leaves alone what is
-//! used again and again: the group descriptors and the upper levels of trees.
+//! A key hashes to one of [`SHARDS`] shards, each with its own lock, table and clock hand. A hit sets
+//! a "used" bit; when a shard is full, the hand looks for an entry that may go and has no such bit,
+//! clearing bits as it passes. One pass over a large directory or inode table therefore leaves
+//! alone what is used again and again: the group descriptors and the upper levels of trees.
+//!
+//! Entries that somebody else holds cannot go, and there may be millions of them: the inodes that a
+//! kernel knows. So the hand takes at most [`STEPS`] steps for an insertion. If all that it met are
+//! held, the shard grows; it gives back as many as the hand meets once they are let go.
 //!
 //! # Invariants
 //!
-//! - C1. A shard holds at most `capacity` entries, and besides those only such as cannot be evicted
-//!   ([`Evict`]): what the journal still needs. Its limits bound them.
-//! - C2. `map` and `slots` name each other: `slots[map[k]].key == k` for every key.
+//! - C1. An insertion looks at no more than [`STEPS`] entries, whatever the cache holds.
+//! - C2. A shard holds at most `capacity` entries, those that cannot be evicted ([`Evict`]), and one
+//!   for each [`STEPS`] of these. Who holds them bounds them: the journal's limits, and the kernel.
+//! - C3. `table` and `slots` name each other: each position in `table` is that of the slot whose
+//!   key hashes there.
+//! - C4. `excess` is the sum of what shards hold beyond their capacity.
 //!
 //! Values are cheap clones (`Arc`): an evicted value stays alive for those who hold it.
 
 use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use extant_sync::{Mutex, MutexGuard, Rank};
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
 
 /// Number of shards; a power of two. More than the threads that usually run at once.
 const SHARDS: usize = 64;
@@ -27,11 +36,18 @@ const SHARDS: usize = 64;
 /// not evict its own path.
 const CAPACITY_MIN: usize = 4;
 
+/// Entries that an insertion into a full shard looks at, and the most that it evicts.
+const STEPS: usize = 8;
+
+/// Room for so many entries is kept by a shard that shrinks.
+const ROOM_MIN: usize = 64;
+
 /// Whether a value may leave the cache now.
 pub(crate) trait Evict {
     /// Asked under the lock of the value's shard, so that nobody can get it from the cache at the
-    /// same time.
-    fn may_evict(&self) -> bool {
+    /// same time. `by_holder`: whoever asks holds the value itself.
+    fn may_evict(&self, by_holder: bool) -> bool {
+        let _ = by_holder;
         true
     }
 }
@@ -41,12 +57,17 @@ pub(crate) struct Cache<K, V> {
     shards: Vec<Mutex<Shard<K, V>>>,
     /// Entries per shard.
     capacity: usize,
+    excess: AtomicUsize,
 }
 
 struct Shard<K, V> {
-    map: FxHashMap<K, usize>,
+    /// Positions in `slots`.
+    table: HashTable<u32>,
     slots: Vec<Slot<K, V>>,
     hand: usize,
+    /// Entries that the hand has looked at.
+    #[cfg(test)]
+    steps: usize,
 }
 
 struct Slot<K, V> {
@@ -55,62 +76,148 @@ struct Slot<K, V> {
     used: bool,
 }
 
+fn hash_of<K: Hash>(key: &K) -> u64 {
+    FxBuildHasher.hash_one(key)
+}
+
 impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
+    fn find(&self, hash: u64, key: &K) -> Option<usize> {
+        let same = |at: &u32| self.slots.get(*at as usize).is_some_and(|slot| slot.key == *key);
+        self.table.find(hash, same).map(|at| *at as usize)
+    }
+
+    /// A new entry, for a key that has none.
+    fn push(&mut self, hash: u64, slot: Slot<K, V>) {
+        let at = self.slots.len() as u32;
+        self.slots.push(slot);
+        let Shard { table, slots, .. } = self;
+        table.insert_unique(hash, at, |at| hash_of(&slots[*at as usize].key));
+    }
+
+    /// Takes an entry out of the table; its slot is the caller's to fill or remove.
+    fn unlink(&mut self, index: usize) {
+        let hash = hash_of(&self.slots[index].key);
+        if let Ok(entry) = self.table.find_entry(hash, |at| *at as usize == index) {
+            entry.remove();
+        }
+    }
+
     /// Takes a value out, for the caller to drop when the lock is let go: that may take other locks.
     fn take_out(&mut self, index: usize) -> V {
+        self.unlink(index);
         let slot = self.slots.swap_remove(index);
-        self.map.remove(&slot.key);
         if let Some(moved) = self.slots.get(index) {
-            self.map.insert(moved.key, index);
+            let from = self.slots.len() as u32;
+            let hash = hash_of(&moved.key);
+            if let Some(at) = self.table.find_mut(hash, |at| *at == from) {
+                *at = index as u32;
+            }
         }
+        self.give_room_back();
         slot.value
     }
 
-    /// Gives back what was held beyond the budget while it could not be evicted: a few entries for
-    /// each insertion, so that no caller pays for all.
-    fn shrink(&mut self, capacity: usize) -> [Option<V>; 2] {
-        let mut out = [None, None];
+    /// Room that is no longer needed; each entry moves at most once for each two that left.
+    fn give_room_back(&mut self) {
+        let len = self.slots.len().max(ROOM_MIN);
+        if self.slots.capacity() >= 4 * len {
+            self.slots.shrink_to(2 * len);
+            let Shard { table, slots, .. } = self;
+            table.shrink_to(2 * len, |at| hash_of(&slots[*at as usize].key));
+        }
+    }
+
+    /// Puts a new entry in, in place of one that may go where there are `capacity` or more, and
+    /// returns what was evicted. All that the hand meets may go while the shard holds too many.
+    fn replace(&mut self, capacity: usize, slot: Slot<K, V>) -> [Option<V>; STEPS] {
+        let mut out = [const { None }; STEPS];
+        let (mut new, mut second_best) = (Some(slot), None);
         for place in &mut out {
-            let Some(last) = self.slots.len().checked_sub(1).filter(|last| *last >= capacity)
-            else {
+            let len = self.slots.len();
+            if len < capacity || (len == capacity && new.is_none()) {
                 break;
-            };
-            if self.slots[last].value.may_evict() {
-                *place = Some(self.take_out(last));
-            } else {
-                // Its turn comes: the others move to the end in time.
-                let other = self.hand % capacity;
-                self.slots.swap(last, other);
-                for index in [last, other] {
-                    self.map.insert(self.slots[index].key, index);
-                }
             }
+            let index = self.hand % len;
+            self.hand = index + 1;
+            #[cfg(test)]
+            {
+                self.steps += 1;
+            }
+            let was_used = std::mem::take(&mut self.slots[index].used);
+            if !self.slots[index].value.may_evict(false) {
+                continue;
+            }
+            if was_used {
+                second_best.get_or_insert(index);
+                continue;
+            }
+            *place = Some(self.evict(index, &mut new));
+        }
+        // One that was used and may go is better than to grow. Nothing has moved if none was evicted.
+        if out.iter().all(Option::is_none)
+            && let Some(index) = second_best
+        {
+            out[0] = Some(self.evict(index, &mut new));
+        }
+        if let Some(slot) = new {
+            self.push(hash_of(&slot.key), slot);
         }
         out
+    }
+
+    /// Evicts the entry at `index`; the new one takes its place, if it has none yet.
+    fn evict(&mut self, index: usize, new: &mut Option<Slot<K, V>>) -> V {
+        let Some(slot) = new.take() else { return self.take_out(index) };
+        self.unlink(index);
+        let hash = hash_of(&slot.key);
+        let old = std::mem::replace(&mut self.slots[index], slot);
+        let Shard { table, slots, .. } = self;
+        table.insert_unique(hash, index as u32, |at| hash_of(&slots[*at as usize].key));
+        old.value
     }
 }
 
 impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     /// Room for about `entries` values. Allocates as it fills, not before.
     pub(crate) fn new(entries: usize) -> Cache<K, V> {
-        let shard = || Shard { map: FxHashMap::default(), slots: Vec::new(), hand: 0 };
+        let shard = || Shard {
+            table: HashTable::new(),
+            slots: Vec::new(),
+            hand: 0,
+            #[cfg(test)]
+            steps: 0,
+        };
         Cache {
             shards: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, shard())).collect(),
             capacity: (entries / SHARDS).max(CAPACITY_MIN),
+            excess: AtomicUsize::new(0),
         }
     }
 
-    fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
-        // The hash's high bits: the low ones choose the bucket inside the shard.
-        let hash = FxBuildHasher.hash_one(key);
-        let index = (hash >> 32) as usize % SHARDS;
-        &self.shards[index]
+    fn shard(&self, hash: u64) -> &Mutex<Shard<K, V>> {
+        // Bits that choose no bucket inside the shard: those are the low ones and the top seven.
+        &self.shards[(hash >> 32) as usize % SHARDS]
+    }
+
+    /// Keeps C4, under the lock of a shard that had `before` entries.
+    fn count_excess(&self, before: usize, after: usize) {
+        let over = |len: usize| len.saturating_sub(self.capacity);
+        match (over(before), over(after)) {
+            (less, more) if less < more => {
+                self.excess.fetch_add(more - less, Ordering::Relaxed);
+            }
+            (more, less) if less < more => {
+                self.excess.fetch_sub(more - less, Ordering::Relaxed);
+            }
+            _ => {}
+        }
     }
 
     /// The value of `key`, if it is there.
     pub(crate) fn get(&self, key: &K) -> Option<V> {
-        let mut shard = self.shard(key).lock();
-        let index = *shard.map.get(key)?;
+        let hash = hash_of(key);
+        let mut shard = self.shard(hash).lock();
+        let index = shard.find(hash, key)?;
         let slot = shard.slots.get_mut(index)?;
         slot.used = true;
         Some(slot.value.clone())
@@ -124,75 +231,88 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
 
     /// The value of `key`; made by `make`, under the lock of the shard, if there is none.
     pub(crate) fn get_or_insert_with(&self, key: K, make: impl FnOnce() -> V) -> V {
-        let mut guard = self.shard(&key).lock();
-        let shard = &mut *guard;
-        if let Some(slot) = shard.map.get(&key).and_then(|index| shard.slots.get_mut(*index)) {
+        let hash = hash_of(&key);
+        let mut shard = self.shard(hash).lock();
+        if let Some(index) = shard.find(hash, &key)
+            && let Some(slot) = shard.slots.get_mut(index)
+        {
             slot.used = true;
             return slot.value.clone();
         }
         let value = make();
-        self.insert_missing(guard, key, value.clone());
+        self.insert_missing(shard, Slot { key, value: value.clone(), used: false });
         value
     }
 
     /// Stores `value`, whatever is there, and returns that.
     pub(crate) fn replace(&self, key: K, value: V) -> Option<V> {
-        let mut guard = self.shard(&key).lock();
-        let shard = &mut *guard;
-        if let Some(slot) = shard.map.get(&key).and_then(|index| shard.slots.get_mut(*index)) {
+        let hash = hash_of(&key);
+        let mut shard = self.shard(hash).lock();
+        if let Some(index) = shard.find(hash, &key)
+            && let Some(slot) = shard.slots.get_mut(index)
+        {
             slot.used = true;
             return Some(std::mem::replace(&mut slot.value, value));
         }
-        self.insert_missing(guard, key, value);
+        self.insert_missing(shard, Slot { key, value, used: false });
         None
     }
 
     /// Stores the value of a key that has none, in a shard that is locked.
-    fn insert_missing(&self, mut guard: MutexGuard<'_, Shard<K, V>>, key: K, value: V) {
-        let shard = &mut *guard;
-        let slot = Slot { key, value, used: false };
-        let len = shard.slots.len();
-        if len >= self.capacity {
-            // Two rounds at most: the first clears every bit.
-            for _ in 0..2 * len {
-                let index = shard.hand % len;
-                shard.hand = (index + 1) % len;
-                let victim = &mut shard.slots[index];
-                if std::mem::take(&mut victim.used) || !victim.value.may_evict() {
-                    continue;
-                }
-                shard.map.remove(&victim.key);
-                shard.map.insert(key, index);
-                let victim = std::mem::replace(victim, slot);
-                let others = shard.shrink(self.capacity);
-                drop(guard);
-                drop((victim, others));
-                return;
-            }
-        }
-        shard.map.insert(key, len);
-        shard.slots.push(slot);
+    fn insert_missing(&self, mut shard: MutexGuard<'_, Shard<K, V>>, slot: Slot<K, V>) {
+        let before = shard.slots.len();
+        let evicted = shard.replace(self.capacity, slot);
+        self.count_excess(before, shard.slots.len());
+        drop(shard);
+        drop(evicted);
     }
 
     /// Takes a value out.
     pub(crate) fn remove(&self, key: &K) {
-        let mut shard = self.shard(key).lock();
-        let value = shard.map.get(key).copied().map(|index| shard.take_out(index));
+        self.remove_if(key, |_, _| true);
+    }
+
+    /// Whoever asks holds the value of `key` and will let go of it: it leaves the cache, unless
+    /// somebody else holds it, if the cache has more than its budget. Costs nothing if not.
+    pub(crate) fn let_go(&self, key: &K) {
+        if self.excess.load(Ordering::Relaxed) > 0 {
+            self.remove_if(key, |len, value| len > self.capacity && value.may_evict(true));
+        }
+    }
+
+    fn remove_if(&self, key: &K, may: impl FnOnce(usize, &V) -> bool) {
+        let hash = hash_of(key);
+        let mut shard = self.shard(hash).lock();
+        let before = shard.slots.len();
+        let index = shard.find(hash, key).filter(|at| may(before, &shard.slots[*at].value));
+        let value = index.map(|index| shard.take_out(index));
+        self.count_excess(before, shard.slots.len());
         drop(shard);
         drop(value);
     }
 
-    /// Panics if C1 or C2 is broken.
+    /// Panics if an invariant is broken; `held` is how many values somebody holds.
     #[cfg(test)]
-    fn check(&self) {
+    fn check(&self, held: usize) {
+        let (mut entries, mut excess) = (0, 0);
         for shard in &self.shards {
             let shard = shard.lock();
-            assert!(shard.slots.len() <= self.capacity, "C1: {} entries", shard.slots.len());
-            assert_eq!(shard.map.len(), shard.slots.len(), "C2: map and slots differ in size");
-            for (key, index) in &shard.map {
-                assert!(shard.slots[*index].key == *key, "C2: slot {index} has another key");
+            assert_eq!(shard.table.len(), shard.slots.len(), "C3: table and slots differ in size");
+            for (index, slot) in shard.slots.iter().enumerate() {
+                let found = shard.find(hash_of(&slot.key), &slot.key);
+                assert_eq!(found, Some(index), "C3: the table has another place");
             }
+            entries += shard.slots.len();
+            excess += shard.slots.len().saturating_sub(self.capacity);
         }
+        let most = self.capacity * SHARDS + held + held / STEPS;
+        assert!(entries <= most, "C2: {entries} entries, at most {most}");
+        assert_eq!(self.excess.load(Ordering::Relaxed), excess, "C4");
+    }
+
+    #[cfg(test)]
+    fn steps(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().steps).sum()
     }
 }
 
@@ -206,8 +326,8 @@ mod tests {
     impl Evict for u64 {}
 
     impl Evict for Arc<u64> {
-        fn may_evict(&self) -> bool {
-            Arc::strong_count(self) == 1
+        fn may_evict(&self, by_holder: bool) -> bool {
+            Arc::strong_count(self) == 1 + usize::from(by_holder)
         }
     }
 
@@ -218,6 +338,7 @@ mod tests {
         for key in 1000..3000 {
             cache.insert(key, Arc::new(key));
         }
+        cache.check(1000);
         for value in &held {
             let found = cache.get(value).expect("evicted though held");
             assert!(Arc::ptr_eq(&found, value), "another copy of {value}");
@@ -226,10 +347,61 @@ mod tests {
         for key in 3000..6000 {
             cache.insert(key, Arc::new(key));
         }
-        cache.check();
+        cache.check(0);
         cache.remove(&5999);
         assert!(cache.get(&5999).is_none());
-        cache.check();
+        cache.check(0);
+    }
+
+    #[test]
+    fn an_insertion_takes_few_steps_however_many_entries_are_held() {
+        let cache: Cache<u64, Arc<u64>> = Cache::new(256);
+        let mut held = Vec::new();
+        for key in 0..200_000 {
+            let before = if key % 10_000 == 0 { Some(cache.steps()) } else { None };
+            held.push(cache.insert(key, Arc::new(key)));
+            if let Some(before) = before {
+                let steps = cache.steps() - before;
+                assert!(steps <= STEPS, "{steps} steps with {key} entries held");
+            }
+        }
+        let steps = cache.steps();
+        assert!(steps <= STEPS * 200_000, "C1: {steps} steps");
+        cache.check(200_000);
+    }
+
+    #[test]
+    fn the_last_holder_takes_its_entry_along_when_there_are_too_many() {
+        let cache: Cache<u64, Arc<u64>> = Cache::new(256);
+        let held: Vec<_> = (0..10_000).map(|key| cache.insert(key, Arc::new(key))).collect();
+        let twice = Arc::clone(&held[17]);
+        for value in held {
+            cache.let_go(&value);
+        }
+        cache.check(1);
+        assert!(Arc::ptr_eq(&cache.get(&17).expect("let go though held"), &twice));
+        // Within the budget entries stay for the next who asks.
+        let last = cache.insert(70_000, Arc::new(7));
+        while cache.excess.load(Ordering::Relaxed) > 0 {
+            cache.insert(80_000 + cache.steps() as u64, Arc::new(8));
+        }
+        cache.let_go(&70_000);
+        drop(last);
+        cache.check(1);
+        let room: usize = cache.shards.iter().map(|shard| shard.lock().slots.capacity()).sum();
+        assert!(room <= SHARDS * 4 * ROOM_MIN, "room for {room} entries is kept");
+    }
+
+    #[test]
+    fn what_is_used_all_the_time_does_not_make_the_cache_grow() {
+        let cache: Cache<u64, u64> = Cache::new(256);
+        for round in 0..3000 {
+            for key in 0..256 {
+                cache.get(&key);
+            }
+            cache.insert(round, 0);
+            cache.check(0);
+        }
     }
 
     #[test]
@@ -247,7 +419,7 @@ mod tests {
                 None => assert_eq!(cache.insert(key, key * 3), key * 3),
             }
         }
-        cache.check();
+        cache.check(0);
         assert!(hits > 2000, "only {hits} hits: nothing is kept");
     }
 
@@ -259,7 +431,7 @@ mod tests {
             cache.insert(key, 0);
             assert_eq!(cache.get(&7), Some(70), "evicted while in use, after {key}");
         }
-        cache.check();
+        cache.check(0);
     }
 
     #[test]
@@ -267,6 +439,6 @@ mod tests {
         let cache: Cache<u64, u64> = Cache::new(256);
         assert_eq!(cache.insert(1, 10), 10);
         assert_eq!(cache.insert(1, 11), 10);
-        cache.check();
+        cache.check(0);
     }
 }

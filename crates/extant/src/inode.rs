@@ -327,12 +327,16 @@ impl Clone for Inode {
 
 impl Drop for Inode {
     fn drop(&mut self) {
-        if self.counted
-            && self.node.life().let_go()
-            && let Ok(writer) = self.fs.volume().writer()
+        if !self.counted {
+            return;
+        }
+        let volume = self.fs.volume();
+        if self.node.life().let_go()
+            && let Ok(writer) = volume.writer()
         {
             writer.reclaim_later(Arc::clone(&self.node));
         }
+        volume.nodes().let_go(&self.node.ino());
     }
 }
 

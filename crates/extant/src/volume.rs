@@ -96,14 +96,14 @@ pub(crate) struct DataCache {
 }
 
 impl Evict for Arc<Slot> {
-    fn may_evict(&self) -> bool {
-        Arc::strong_count(self) == 1
+    fn may_evict(&self, by_holder: bool) -> bool {
+        Arc::strong_count(self) == 1 + usize::from(by_holder)
     }
 }
 
 impl Evict for Arc<Node> {
-    fn may_evict(&self) -> bool {
-        Arc::strong_count(self) == 1
+    fn may_evict(&self, by_holder: bool) -> bool {
+        Arc::strong_count(self) == 1 + usize::from(by_holder)
     }
 }
 
