@@ -272,11 +272,13 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         self.remove_if(key, |_, _| true);
     }
 
-    /// Whoever asks holds the value of `key` and will let go of it: it leaves the cache, unless
-    /// somebody else holds it, if the cache has more than its budget. Costs nothing if not.
-    pub(crate) fn let_go(&self, key: &K) {
+    /// Whoever asks holds a value that was stored for `key` and will let go of it: if the one that is
+    /// there `is_it` and nobody else holds it, it leaves a cache that has more than its budget. Costs
+    /// nothing if it has not.
+    pub(crate) fn let_go(&self, key: &K, is_it: impl FnOnce(&V) -> bool) {
         if self.excess.load(Ordering::Relaxed) > 0 {
-            self.remove_if(key, |len, value| len > self.capacity && value.may_evict(true));
+            let may = |len, value: &V| len > self.capacity && is_it(value) && value.may_evict(true);
+            self.remove_if(key, may);
         }
     }
 
@@ -376,7 +378,7 @@ mod tests {
         let held: Vec<_> = (0..10_000).map(|key| cache.insert(key, Arc::new(key))).collect();
         let twice = Arc::clone(&held[17]);
         for value in held {
-            cache.let_go(&value);
+            cache.let_go(&value, |there| Arc::ptr_eq(there, &value));
         }
         cache.check(1);
         assert!(Arc::ptr_eq(&cache.get(&17).expect("let go though held"), &twice));
@@ -385,7 +387,7 @@ mod tests {
         while cache.excess.load(Ordering::Relaxed) > 0 {
             cache.insert(80_000 + cache.steps() as u64, Arc::new(8));
         }
-        cache.let_go(&70_000);
+        cache.let_go(&70_000, |there| Arc::ptr_eq(there, &last));
         drop(last);
         cache.check(1);
         let room: usize = cache.shards.iter().map(|shard| shard.lock().slots.capacity()).sum();

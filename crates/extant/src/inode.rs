@@ -336,7 +336,7 @@ impl Drop for Inode {
         {
             writer.reclaim_later(Arc::clone(&self.node));
         }
-        volume.nodes().let_go(&self.node.ino());
+        volume.nodes().let_go(&self.node.ino(), |node| Arc::ptr_eq(node, &self.node));
     }
 }
 

@@ -160,9 +160,11 @@ impl Model {
         self.step
     }
 
-    /// The number of the last operation that changed the node at `path`; what an fsync of it covers.
-    pub fn changed_by(&self, path: &Path) -> Option<usize> {
-        self.find(path).ok().map(|id| self.tree.node(id).changed_by)
+    /// What an fsync of the node at `path` covers, after `done` operations: those up to the last one
+    /// that changed it if it is a regular file, and all of them if it is anything else.
+    pub fn synced_by(&self, path: &Path, done: usize) -> Option<usize> {
+        let node = self.tree.node(self.find(path).ok()?);
+        Some(if node.kind == FileKind::Regular { node.changed_by } else { done })
     }
 
     /// What an fdatasync of the node at `path` covers of names: what it takes to find it.

@@ -278,7 +278,7 @@ impl Progress {
         let followed = model.follow(&op, answer);
         let covered = match (&op, answer) {
             (Op::Sync, Ok(())) => Some(self.ops.len() + 1),
-            (Op::Fsync { path }, Ok(())) => model.changed_by(path),
+            (Op::Fsync { path }, Ok(())) => model.synced_by(path, self.ops.len() + 1),
             (Op::Fdatasync { path }, Ok(())) => model.named_by(path),
             _ => None,
         };

@@ -175,7 +175,7 @@ pub fn run_threads<T: Target>(
             let answer = target.apply(&fs, &mut slots, &op);
             let covered = match (&op, answer) {
                 (Op::Sync, Ok(())) => Some(at + 1),
-                (Op::Fsync { path }, Ok(())) => model.changed_by(path),
+                (Op::Fsync { path }, Ok(())) => model.synced_by(path, at + 1),
                 (Op::Fdatasync { path }, Ok(())) => model.named_by(path),
                 _ => None,
             };

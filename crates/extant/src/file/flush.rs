@@ -366,7 +366,12 @@ impl Inode {
             // A transaction that is opened after the data was written flushes it with its commit.
             covered = self.fs().store_pending(&mapper, data)?;
         }
-        let tid = node.changed_tid.load(Ordering::Acquire);
+        // As Linux: whoever syncs a directory means the names that are in it, and those that its files
+        // have elsewhere. Of a regular file what changed it counts.
+        let tid = match node.is_regular() {
+            true => node.changed_tid.load(Ordering::Acquire),
+            false => writer.journal().running(),
+        };
         if tid != 0 {
             writer.journal().commit(tid).map_err(FsError::from_journal)?;
         }

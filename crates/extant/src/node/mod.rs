@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::Ino;
-use extant_format::inode::InodeFlags;
+use extant_format::inode::{FileKind, InodeFlags};
 use extant_sync::{Rank, RwLock};
 
 use crate::file::FileSlot;
@@ -161,6 +161,11 @@ impl Node {
     /// What each write looks at, of the current version.
     pub(crate) fn gist(&self) -> Gist {
         Gist::unpack(self.gist.load(Ordering::Acquire))
+    }
+
+    /// Whether it is a regular file.
+    pub(crate) fn is_regular(&self) -> bool {
+        FileKind::from_mode(self.gist().mode) == Some(FileKind::Regular)
     }
 }
 

@@ -206,6 +206,63 @@ pub(crate) fn prove(
     counts.add(&counted);
 }
 
+/// Programs were written against this: whoever syncs the directory that a file came from finds the link
+/// elsewhere after a cut, although nothing in that directory changed.
+#[test]
+fn a_synced_directory_has_every_name_that_was_made_before() {
+    const NAME: &str = "a_synced_directory_has_every_name_that_was_made_before";
+    let seed = env::seed(1);
+    let sampling = Sampling { seed, exhaustive_max: 3, samples: 8, ..crate::states() };
+    let target = Extant::default();
+    let proof = Proof::new(&target, sampling.clone());
+    let (mut report, mut counts) = (Report::default(), Counts::default());
+    let base = match layouts::base(&SMALL) {
+        Ok(base) => base,
+        Err(reason) => {
+            extant_testkit::oracle::print_skip(module_path!(), line!(), &reason);
+            return;
+        }
+    };
+    let dir = || Path::of("dir");
+    let foo = || dir().join(b"foo");
+    let device = || Path::of("null");
+    let sync = |path: Path| Op::Fsync { path };
+    let link = |name: &str| Op::Link { from: foo(), to: Path::of(name) };
+    let begin = || {
+        vec![
+            Op::Mkdir { path: dir(), new: NewNode { permissions: 0o755, ..NEW } },
+            Op::Create { path: foo(), new: NEW },
+            sync(foo()),
+            sync(dir()),
+        ]
+    };
+    let after = |mut more: Vec<Op>| {
+        let mut all = begin();
+        all.append(&mut more);
+        all
+    };
+    let special = Op::Mknod { path: device(), special: Special::Fifo, new: NEW };
+    let cases = [
+        ("a link elsewhere", after(vec![link("bar"), sync(dir())])),
+        ("a file moved away", {
+            let mode = RenameMode::Replace;
+            let moved = Op::Rename { from: foo(), to: Path::of("bar"), mode };
+            after(vec![Op::Create { path: dir().join(b"f"), new: NEW }, moved, sync(dir())])
+        }),
+        ("attributes of a file below", {
+            let mode = Op::Chmod { path: foo(), permissions: 0o600 };
+            after(vec![mode, sync(dir())])
+        }),
+        ("the root", after(vec![link("dir/bar"), sync(Path(Vec::new()))])),
+        ("nothing at all", after(vec![sync(dir()), sync(dir())])),
+        ("something else than a directory", after(vec![special, link("bar"), sync(dir())])),
+    ];
+    for (what, ops) in cases {
+        prove(&base, what, ops, &proof, &mut report, &mut counts);
+    }
+    finish(NAME, seed, &report, &counts);
+}
+
 #[test]
 fn each_operation_is_whole_or_not_at_all() {
     let seed = env::seed(1);
