@@ -20,7 +20,7 @@ use extant_block::{BlockDevice, DeviceError, SharedDevice};
 use extant_format::jbd2::{
     JournalCompat, JournalIncompat, JournalSuperblock, JournalVersion, Tid as RawTid,
 };
-use extant_sync::{Condvar, Mutex, Rank};
+use extant_sync::{Mutex, Rank};
 
 use crate::checkpoint::Work;
 use crate::client::{
@@ -31,6 +31,7 @@ use crate::gate::Gate;
 use crate::handle::Handle;
 use crate::set::BlockSet;
 use crate::store::LogStore;
+use crate::waiting::Waiting;
 use crate::write::{copies_in, revokes_per_block};
 
 /// Fewest blocks of a log: a third of them is a small transaction.
@@ -43,10 +44,10 @@ pub(crate) const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
 /// Who is at work, and how far the log is.
-struct State {
-    busy: bool,
+pub(crate) struct State {
+    pub(crate) busy: bool,
     /// The last transaction that is durable.
-    durable: Tid,
+    pub(crate) durable: Tid,
     /// When the running transaction was begun, or last seen without a handle.
     born: Duration,
     closed: bool,
@@ -105,7 +106,7 @@ pub struct Journal {
     pub(crate) revokes: AtomicU32,
     pub(crate) set: BlockSet,
     state: Mutex<State>,
-    changed: Condvar,
+    pub(crate) waiting: Waiting,
     pub(crate) work: Mutex<Work>,
     /// In debug builds, shows the rank check who is about to wait.
     probe: Mutex<()>,
@@ -124,8 +125,9 @@ impl Drop for Role<'_> {
         if std::thread::panicking() {
             self.journal.abort(EIO, "a panic in the middle of a commit");
         }
-        self.journal.state.lock().busy = false;
-        self.journal.changed.notify_all();
+        self.journal.waiting.set_busy(&mut self.journal.state.lock(), false);
+        // The one that goes on takes the role, and the others with it.
+        self.journal.waiting.wake_one(self.journal.running());
     }
 }
 
@@ -228,7 +230,7 @@ impl Journal {
             revokes: AtomicU32::new(0),
             set: BlockSet::new(),
             state: Mutex::with_order(Rank::JournalState, 0, state),
-            changed: Condvar::new(),
+            waiting: Waiting::new(first),
             work: Mutex::new(Rank::JournalHandle, work),
             probe: Mutex::new(Rank::JournalHandle, ()),
             stopped: AtomicBool::new(false),
@@ -367,26 +369,44 @@ impl Journal {
         if cfg!(debug_assertions) {
             drop(self.probe.try_lock());
         }
-        let mut batched = false;
-        let role = {
-            let mut state = self.state.lock();
-            loop {
-                if tid_geq(state.durable, tid) {
-                    count(&self.counters.batched, usize::from(batched));
-                    return Ok(());
-                }
-                if self.stopped.load(Ordering::Acquire) {
-                    return Err(self.stop_error());
-                }
-                if !state.busy {
-                    state.busy = true;
-                    break Role { journal: self };
-                }
-                batched = true;
-                self.changed.wait(&mut state);
+        let Some(role) = self.lead_or_follow(tid)? else { return Ok(()) };
+        self.waiting.gather(tid);
+        let began = self.options.clock.monotonic();
+        let committed = self.commit_running(&role);
+        self.waiting.note_time(self.options.clock.monotonic().saturating_sub(began));
+        committed
+    }
+
+    /// The right to commit, or `None` when somebody else has made `tid` durable.
+    fn lead_or_follow(&self, tid: Tid) -> Result<Option<Role<'_>>, JournalError> {
+        let (mut followed, mut polled) = (false, false);
+        let mut state = self.state.lock();
+        loop {
+            if tid_geq(state.durable, tid) {
+                count(&self.counters.batched, usize::from(followed));
+                return Ok(None);
             }
-        };
-        self.commit_running(&role)
+            if self.stopped.load(Ordering::Acquire) {
+                return Err(self.stop_error());
+            }
+            if !followed {
+                self.waiting.came(tid);
+            }
+            if !state.busy {
+                self.waiting.set_busy(&mut state, true);
+                return Ok(Some(Role { journal: self }));
+            }
+            followed = true;
+            if polled {
+                self.waiting.sleep(&mut state, tid);
+            } else {
+                // Most commits take less than going to sleep and being woken.
+                polled = true;
+                drop(state);
+                self.waiting.poll(tid);
+                state = self.state.lock();
+            }
+        }
     }
 
     /// Commits the running transaction if it is older than the interval; for a tick of the caller.
@@ -455,17 +475,17 @@ impl Journal {
                 return Err(self.stop_error_in(&state));
             }
             if !state.busy {
-                state.busy = true;
+                self.waiting.set_busy(&mut state, true);
                 return Ok(Role { journal: self });
             }
-            self.changed.wait(&mut state);
+            let running = self.running();
+            self.waiting.sleep(&mut state, running);
         }
     }
 
     /// The transaction is durable: those who wait for it go on.
     pub(crate) fn publish(&self, tid: Tid) {
-        self.state.lock().durable = tid;
-        self.changed.notify_all();
+        self.waiting.publish(&mut self.state.lock(), tid);
     }
 
     /// Nothing is in the running transaction; the gate is shut and empty.
@@ -501,7 +521,7 @@ impl Journal {
         self.stopped.store(true, Ordering::Release);
         // Whoever was about to wait has seen `stopped` or is waiting.
         drop(self.state.lock());
-        self.changed.notify_all();
+        self.waiting.wake_all();
         if let Some(log) = &self.log {
             let mut store = log.store.lock();
             let positive = errno.saturating_abs();
@@ -527,7 +547,7 @@ impl Journal {
         }
         self.stopped.store(true, Ordering::Release);
         drop(self.state.lock());
-        self.changed.notify_all();
+        self.waiting.wake_all();
     }
 
     /// Why the journal stopped, if it did.

@@ -93,6 +93,7 @@ mod store;
 mod test_log;
 #[cfg(test)]
 mod tests;
+mod waiting;
 mod write;
 
 pub use client::{

@@ -55,6 +55,36 @@ guard! {
     RwLockWriteGuard, RwLockWriteGuard, deref_mut
 }
 
+/// The place of a lock among those of its rank. Only debug builds look at it; the others, in which there
+/// are millions of locks, do not keep it.
+#[derive(Clone, Copy)]
+struct Order {
+    #[cfg(debug_assertions)]
+    key: Option<u64>,
+}
+
+impl Order {
+    const NONE: Order = Order {
+        #[cfg(debug_assertions)]
+        key: None,
+    };
+
+    #[cfg_attr(not(debug_assertions), expect(unused_variables, reason = "not kept"))]
+    const fn key(key: u64) -> Order {
+        Order {
+            #[cfg(debug_assertions)]
+            key: Some(key),
+        }
+    }
+
+    const fn get(self) -> Option<u64> {
+        #[cfg(debug_assertions)]
+        return self.key;
+        #[cfg(not(debug_assertions))]
+        None
+    }
+}
+
 /// Mutual exclusion with a rank. No poisoning: a panic in a critical section is our bug, and the
 /// panic itself is reported.
 ///
@@ -66,19 +96,19 @@ guard! {
 /// ```
 pub struct Mutex<T: ?Sized> {
     rank: Rank,
-    order: Option<u64>,
+    order: Order,
     inner: parking_lot::Mutex<T>,
 }
 
 impl<T> Mutex<T> {
     /// A lock that is never held together with another of its rank.
     pub const fn new(rank: Rank, value: T) -> Mutex<T> {
-        Mutex { rank, order: None, inner: parking_lot::Mutex::new(value) }
+        Mutex { rank, order: Order::NONE, inner: parking_lot::Mutex::new(value) }
     }
 
     /// A lock that may be held together with others of its rank, taken in rising `order`.
     pub const fn with_order(rank: Rank, order: u64, value: T) -> Mutex<T> {
-        Mutex { rank, order: Some(order), inner: parking_lot::Mutex::new(value) }
+        Mutex { rank, order: Order::key(order), inner: parking_lot::Mutex::new(value) }
     }
 
     /// The value, without locking.
@@ -95,7 +125,7 @@ impl<T: ?Sized> Mutex<T> {
     /// In debug builds, when this thread holds a lock that must come later.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let token = RankToken::acquire(self.rank, self.order, self.id());
+        let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         let free = self.inner.try_lock();
         let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.lock()));
         MutexGuard { guard, _token: token }
@@ -105,7 +135,7 @@ impl<T: ?Sized> Mutex<T> {
     /// wait, so that a path does not depend on luck.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        let token = RankToken::acquire(self.rank, self.order, self.id());
+        let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         self.inner.try_lock().map(|guard| MutexGuard { guard, _token: token })
     }
 
@@ -129,19 +159,19 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
 /// between the two would stop it for ever, so the check refuses that too.
 pub struct RwLock<T: ?Sized> {
     rank: Rank,
-    order: Option<u64>,
+    order: Order,
     inner: parking_lot::RwLock<T>,
 }
 
 impl<T> RwLock<T> {
     /// A lock that is never held together with another of its rank.
     pub const fn new(rank: Rank, value: T) -> RwLock<T> {
-        RwLock { rank, order: None, inner: parking_lot::RwLock::new(value) }
+        RwLock { rank, order: Order::NONE, inner: parking_lot::RwLock::new(value) }
     }
 
     /// A lock that may be held together with others of its rank, taken in rising `order`.
     pub const fn with_order(rank: Rank, order: u64, value: T) -> RwLock<T> {
-        RwLock { rank, order: Some(order), inner: parking_lot::RwLock::new(value) }
+        RwLock { rank, order: Order::key(order), inner: parking_lot::RwLock::new(value) }
     }
 
     /// The value, without locking.
@@ -158,7 +188,7 @@ impl<T: ?Sized> RwLock<T> {
     /// In debug builds, when this thread holds a lock that must come later.
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        let token = RankToken::acquire(self.rank, self.order, self.id());
+        let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         let free = self.inner.try_read();
         let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.read()));
         RwLockReadGuard { guard, _token: token }
@@ -171,7 +201,7 @@ impl<T: ?Sized> RwLock<T> {
     /// In debug builds, when this thread holds a lock that must come later.
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        let token = RankToken::acquire(self.rank, self.order, self.id());
+        let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         let free = self.inner.try_write();
         let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.write()));
         RwLockWriteGuard { guard, _token: token }
@@ -180,14 +210,14 @@ impl<T: ?Sized> RwLock<T> {
     /// Shared access if it is free now; checked like [`read`](Self::read).
     #[track_caller]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        let token = RankToken::acquire(self.rank, self.order, self.id());
+        let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         self.inner.try_read().map(|guard| RwLockReadGuard { guard, _token: token })
     }
 
     /// Exclusive access if it is free now; checked like [`write`](Self::write).
     #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
-        let token = RankToken::acquire(self.rank, self.order, self.id());
+        let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         self.inner.try_write().map(|guard| RwLockWriteGuard { guard, _token: token })
     }
 
@@ -231,6 +261,11 @@ impl Condvar {
     /// [`wait`](Self::wait) for at most `time`. Whether that has passed.
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
         self.inner.wait_for(&mut guard.guard, time).timed_out()
+    }
+
+    /// Wakes one that waits, if any does.
+    pub fn notify_one(&self) {
+        self.inner.notify_one();
     }
 
     /// Wakes all that wait.

@@ -48,6 +48,11 @@ pub fn available() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
+/// Lets another thread run that is ready to, if there is one: for whoever waits for a moment only.
+pub fn give_way() {
+    thread::yield_now();
+}
+
 /// A queue of at most `capacity` items (at least 1) for any number of senders and receivers. A
 /// full queue makes senders wait; it ends when all senders, or all receivers, are gone.
 pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {

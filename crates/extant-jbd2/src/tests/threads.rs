@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use extant_block::{BlockDevice, Operation, OperationKind, Pending};
 use extant_sync::threads;
 
 use super::*;
@@ -145,4 +146,95 @@ fn t3_credits_kept_by_lanes_neither_overfill_a_transaction_nor_block_the_next_ha
     let commits = journal.stats().commits;
     journal.commit(journal.running()).unwrap();
     assert_eq!(journal.stats().commits, commits, "empty transactions are not written");
+}
+
+/// A device whose first flush takes until as many as wanted have come.
+struct Slow {
+    inner: SharedDevice,
+    came: Arc<AtomicU64>,
+    wanted: u64,
+}
+
+impl BlockDevice for Slow {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        if batch.iter().any(|operation| operation.kind() == OperationKind::Flush) {
+            while self.came.load(Ordering::SeqCst) < self.wanted {
+                threads::give_way();
+            }
+        }
+        self.inner.submit(batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> Arc<str> {
+        self.inner.describe()
+    }
+}
+
+/// Changes a block, in a transaction that is not committed.
+fn set(journal: &Journal, block: &Arc<TestBlock>, fill: u8) -> Tid {
+    let mut handle = journal.start(1).unwrap();
+    handle.claim(block).unwrap();
+    block.set(fill);
+    handle.tid()
+}
+
+#[test]
+fn all_who_come_during_a_commit_share_the_next_one_and_are_woken_once() {
+    // So many that their handles fit into one transaction of this log.
+    const OTHERS: u64 = 6;
+    let came = Arc::new(AtomicU64::new(0));
+    let inner: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let device: SharedDevice = Arc::new(Slow { inner, came: Arc::clone(&came), wanted: OTHERS });
+    let journal = open(&device, TestClient::plain());
+    let (first, block) = (set(&journal, &TestBlock::new(0), 1), TestBlock::new(1));
+    assert!(u64::from(journal.credits_max()) >= OTHERS, "{}", journal.credits_max());
+    threads::workers("committer", OTHERS as usize + 1, |thread| {
+        if thread == 0 {
+            return journal.commit(first).unwrap();
+        }
+        // The first transaction is locked: it waits for these.
+        while journal.running() == first {
+            threads::give_way();
+        }
+        let tid = set(&journal, &block, thread as u8);
+        // First: if anything is wrong, the device must not wait for ever.
+        came.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(tid, tid_next(first));
+        journal.commit(tid).unwrap();
+    })
+    .unwrap();
+    assert_eq!(journal.stats().commits, 2, "{:?}", journal.stats());
+    let woken = journal.waiting.woken.load(Ordering::Relaxed);
+    assert!(woken <= OTHERS, "{woken} wakes of {OTHERS} who waited");
+    journal.close().unwrap();
+}
+
+#[test]
+fn many_who_commit_and_some_who_checkpoint_all_come_back() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let journal = open(&device, TestClient::plain());
+    threads::workers("committer", 8, |thread| {
+        let block = TestBlock::new(thread as u64);
+        for round in 0..400 {
+            let tid = set(&journal, &block, round as u8);
+            match round % 50 {
+                // Nothing is in it any more, or not yet.
+                49 => journal.commit(journal.running()).unwrap(),
+                7 if thread == 0 => journal.checkpoint().unwrap(),
+                _ => journal.commit(tid).unwrap(),
+            }
+        }
+    })
+    .unwrap();
+    let stats = journal.stats();
+    assert!(stats.commits <= stats.handles, "{stats:?}");
+    journal.close().unwrap();
 }
