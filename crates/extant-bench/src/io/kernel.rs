@@ -208,6 +208,10 @@ impl Dir for KernelDir {
         self.file(name, OFlags::RDWR)
     }
 
+    fn open_direct(&self, name: &str) -> Result<KernelFile> {
+        self.file(name, OFlags::RDWR | OFlags::DIRECT)
+    }
+
     fn open_to_read(&self, name: &str) -> Result<KernelFile> {
         self.file(name, OFlags::RDONLY)
     }
@@ -241,6 +245,10 @@ impl Handle for KernelFile {
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
         Ok(rustix::io::pwrite(&self.fd, bytes, at)?)
+    }
+
+    fn write_direct(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
+        self.write(at, bytes)
     }
 
     fn set_len(&mut self, len: u64) -> Result<()> {

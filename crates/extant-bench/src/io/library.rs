@@ -33,6 +33,17 @@ impl Library {
         })
     }
 
+    /// Mounts `image` as everybody does, but for the size of the cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`mount`](Self::mount).
+    pub fn mount_by_default(image: &Path, cache_bytes: u64) -> Result<Library> {
+        let device = FileDevice::open_read_write(image)?;
+        let options = MountOptions::new().read_only(false).data_cache_bytes(cache_bytes);
+        Ok(Library { fs: options.open(device)? })
+    }
+
     /// The file system.
     pub fn fs(&self) -> &Fs {
         &self.fs
@@ -74,6 +85,10 @@ impl Dir for LibraryDir {
         Ok(LibraryFile(self.0.lookup(name)?))
     }
 
+    fn open_direct(&self, name: &str) -> Result<LibraryFile> {
+        self.open(name)
+    }
+
     fn open_to_read(&self, name: &str) -> Result<LibraryFile> {
         self.open(name)
     }
@@ -105,6 +120,10 @@ impl Handle for LibraryFile {
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
         Ok(self.0.write_at(at, bytes)?)
+    }
+
+    fn write_direct(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
+        Ok(self.0.write_direct_at(at, bytes)?)
     }
 
     fn set_len(&mut self, len: u64) -> Result<()> {

@@ -168,6 +168,9 @@ mod tests {
         fn open(&self, name: &str) -> Result<Self::File> {
             Ok(ForgetfulFile(self.0.open(name)?, 0))
         }
+        fn open_direct(&self, name: &str) -> Result<Self::File> {
+            Ok(ForgetfulFile(self.0.open_direct(name)?, 0))
+        }
         fn open_to_read(&self, name: &str) -> Result<Self::File> {
             Ok(ForgetfulFile(self.0.open_to_read(name)?, 0))
         }
@@ -189,6 +192,9 @@ mod tests {
         fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
             self.1 += 1;
             if self.1 == 100 { Ok(bytes.len()) } else { self.0.write(at, bytes) }
+        }
+        fn write_direct(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
+            self.0.write_direct(at, bytes)
         }
         fn set_len(&mut self, len: u64) -> Result<()> {
             self.0.set_len(len)

@@ -1,7 +1,8 @@
 //! Contents of files, against the kernel's ext4 and XFS and against plain copies.
 //!
-//! Two tables: sequential reading and writing by one thread, one call at a time, row by row as
-//! [`rows`] has them; and [`metamix`], many small files by many threads. [`memory`] is a third
+//! Three tables: sequential reading and writing by one thread, one call at a time, row by row as
+//! [`rows`] has them; [`load`], what databases do, with the limits of everybody; and [`metamix`], many
+//! small files by many threads. [`memory`] is a third
 //! measurement, of a process of its own.
 //!
 //! The kernel works on loop devices over tmpfs, extant on a file in the same tmpfs, both on images
@@ -11,6 +12,7 @@
 
 pub mod kernel;
 pub mod library;
+pub mod load;
 pub mod memory;
 pub mod metamix;
 pub mod rows;
@@ -23,6 +25,7 @@ use anyhow::{Context, Result, ensure};
 
 use self::kernel::{Dirty, Kernel};
 use self::library::Library;
+use self::load::Load;
 use self::rows::{Bar, Row, Writeback};
 use self::side::Volume;
 use crate::report::{self, Series, add};
@@ -164,6 +167,23 @@ impl Images<'_> {
         Ok(Some(rate))
     }
 
+    /// One cell of the table of loads; `None` where a contender has nothing to compare with.
+    fn load(&self, target: Target, load: Load) -> Result<Option<f64>> {
+        let bytes = self.settings.file_bytes;
+        Ok(match target {
+            Target::Extant => {
+                let library = Library::mount_by_default(&self.path(target), 2 * bytes)?;
+                let rate = load::run(&library, load, bytes)?;
+                library.close()?;
+                Some(rate)
+            }
+            Target::Ext4 | Target::Xfs => {
+                Some(self.kernel(target, |volume| load::run(volume, load, bytes))?)
+            }
+            Target::Memcpy => load::run_copy(load, bytes)?,
+        })
+    }
+
     /// One run of metamix: files per second, and writes that zeroing waited for where counted.
     fn metamix(&self, target: Target, instances: usize) -> Result<Option<(f64, Option<u64>)>> {
         fn on(volume: &impl Volume, count: usize, seconds: f64) -> Result<(f64, Option<u64>)> {
@@ -264,6 +284,7 @@ pub fn io(dir: &Path, settings: &Settings) -> Result<()> {
             kernel::check_ext4(&images.path(*target))?;
         }
     }
+    load_rounds(&images, &targets, &mut all, &mut lines)?;
     let flushes = metamix_rounds(&images, &targets, &mut all, &mut lines)?;
     let missed = print_table(&all, &lines);
     for (name, count) in flushes {
@@ -284,6 +305,48 @@ fn prepare(images: &Images<'_>, target: Target) -> Result<()> {
         Target::Memcpy => Ok(()),
     }
     .with_context(|| format!("{}: writing the file to read", target.name()))
+}
+
+/// Runs what databases do.
+fn load_rounds(
+    images: &Images<'_>,
+    targets: &[Target],
+    all: &mut Vec<Series>,
+    lines: &mut Vec<Line>,
+) -> Result<()> {
+    let settings = images.settings;
+    let loads: Vec<Load> =
+        Load::all().into_iter().filter(|load| settings.has_row(&load.to_string())).collect();
+    if loads.is_empty() {
+        return Ok(());
+    }
+    for load in &loads {
+        lines.push(Line { name: load.to_string(), unit: load.unit(), bars: load.bars() });
+    }
+    for target in targets {
+        images.make(*target)?;
+        prepare(images, *target)?;
+    }
+    for round in 0..settings.rounds {
+        for load in &loads {
+            let name = load.to_string();
+            print!("round {}, {name:<22}", round + 1);
+            for target in turn(targets, round) {
+                stop::check()?;
+                let ran = images.load(target, *load);
+                let Some(rate) = ran.with_context(|| format!("{}, {name}", target.name()))? else {
+                    continue;
+                };
+                print!("  {} {rate:.0}", target.name());
+                add(all, &name, target.name(), load.unit(), rate);
+            }
+            println!();
+        }
+    }
+    for target in targets.iter().filter(|t| matches!(t, Target::Extant | Target::Ext4)) {
+        kernel::check_ext4(&images.path(*target))?;
+    }
+    Ok(())
 }
 
 /// Runs metamix; returns what was counted, by row.
@@ -398,9 +461,11 @@ pub fn one(dir: &Path, settings: &Settings, wanted: &str) -> Result<()> {
     let images = Images { dir, settings };
     let row = Row::all().into_iter().find(|row| row.to_string() == wanted);
     let instances = INSTANCES.into_iter().find(|count| format!("metamix {count}") == wanted);
-    ensure!(row.is_some() || instances.is_some(), "no row is called {wanted}");
+    let load = Load::all().into_iter().find(|load| load.to_string() == wanted);
+    let is_known = row.is_some() || instances.is_some() || load.is_some();
+    ensure!(is_known, "no row is called {wanted}");
     for target in contenders(&images)? {
-        if row.is_some() {
+        if row.is_some() || load.is_some() {
             prepare(&images, target)?;
         }
         for _ in 0..settings.rounds {
@@ -409,6 +474,11 @@ pub fn one(dir: &Path, settings: &Settings, wanted: &str) -> Result<()> {
                 && let Some(rate) = images.cell(target, row)?
             {
                 println!("{:<8} {rate:.1} MiB/s", target.name());
+            }
+            if let Some(load) = load
+                && let Some(rate) = images.load(target, load)?
+            {
+                println!("{:<8} {rate:.1} {}", target.name(), load.unit());
             }
             if let Some(instances) = instances
                 && let Some((rate, _)) = images.metamix(target, instances)?

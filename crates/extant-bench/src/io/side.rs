@@ -11,6 +11,8 @@ pub trait Handle {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<usize>;
     /// Writes at a byte offset and returns how much was written.
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize>;
+    /// Writes past the cache, whole blocks of 4 KiB from memory at a multiple of that.
+    fn write_direct(&mut self, at: u64, bytes: &[u8]) -> Result<usize>;
     /// Sets the size in bytes.
     fn set_len(&mut self, len: u64) -> Result<()>;
     /// Its contents, all clean, leave the cache. Where the cache has memory of its own it keeps that.
@@ -29,6 +31,8 @@ pub trait Dir: Sync {
     fn create(&self, name: &str) -> Result<Self::File>;
     /// Opens a file for reading and writing.
     fn open(&self, name: &str) -> Result<Self::File>;
+    /// Opens a file for writing past the cache.
+    fn open_direct(&self, name: &str) -> Result<Self::File>;
     /// Opens a file for reading only, where there is a difference.
     fn open_to_read(&self, name: &str) -> Result<Self::File>;
     /// Size of a file in bytes, by name; `None` where there is none.
@@ -95,6 +99,10 @@ impl Handle for Region {
         let range = self.range(at, bytes.len())?;
         self.bytes[range].copy_from_slice(bytes);
         Ok(bytes.len())
+    }
+
+    fn write_direct(&mut self, _at: u64, _bytes: &[u8]) -> Result<usize> {
+        anyhow::bail!("memory has no cache")
     }
 
     fn set_len(&mut self, _len: u64) -> Result<()> {

@@ -18,7 +18,7 @@ use super::side::{Dir, Handle, Region, Volume};
 use crate::stop;
 
 /// Bytes with one stamp.
-const STAMPED: usize = 4096;
+pub(super) const STAMPED: usize = 4096;
 /// Bytes per call of what is not measured.
 const CHUNK: usize = 1 << 20;
 /// The place of the salt in a stamp.
@@ -27,13 +27,13 @@ const SALT_SHIFT: u32 = 40;
 const PASSES: u32 = 3;
 
 /// A buffer of one block: the pattern, stamps left out.
-fn pattern(len: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize) -> Vec<u8> {
     let mut one = [0; STAMPED];
     Prng::new(0x10).fill(&mut one);
     one.iter().copied().cycle().take(len).collect()
 }
 
-fn stamp(buffer: &mut [u8], at: u64, salt: u64) {
+pub(super) fn stamp(buffer: &mut [u8], at: u64, salt: u64) {
     let first = (salt << SALT_SHIFT) | (at / STAMPED as u64);
     for (word, block) in (first..).zip(buffer.chunks_exact_mut(STAMPED)) {
         block[..8].copy_from_slice(&word.to_le_bytes());
@@ -55,7 +55,7 @@ fn read_pass(file: &mut impl Handle, len: u64, buffer: &mut [u8]) -> Result<Dura
 }
 
 /// Writes `len` bytes from the start, and waits as `writeback` says.
-fn write_pass(
+pub(super) fn write_pass(
     file: &mut impl Handle,
     len: u64,
     buffer: &mut [u8],
@@ -81,7 +81,7 @@ fn write_pass(
 }
 
 /// Checks that the first `len` bytes are what one pass wrote, and returns its salt.
-fn verify(file: &mut impl Handle, len: u64) -> Result<u64> {
+pub(super) fn verify(file: &mut impl Handle, len: u64) -> Result<u64> {
     let (mut buffer, mut wanted) = (vec![0; CHUNK], pattern(CHUNK));
     file.read(0, &mut buffer[..8])?;
     let first = buffer.first_chunk().copied().unwrap_or_default();
@@ -124,12 +124,12 @@ fn settle_memory(bytes: u64) -> Result<()> {
 }
 
 /// A rate in MiB/s.
-fn rate(bytes: u64, times: u32, elapsed: Duration) -> f64 {
+pub(super) fn rate(bytes: u64, times: u32, elapsed: Duration) -> f64 {
     (bytes * u64::from(times)) as f64 / f64::from(1 << 20) / elapsed.as_secs_f64()
 }
 
 /// A file of `len` bytes with data in all of it, cached if it was written now.
-fn data_file<D: Dir>(dir: &D, name: &str, len: u64) -> Result<D::File> {
+pub(super) fn data_file<D: Dir>(dir: &D, name: &str, len: u64) -> Result<D::File> {
     match dir.size(name)? {
         Some(size) if size == len => return dir.open(name),
         Some(_) => dir.unlink(name)?,
