@@ -43,9 +43,11 @@ pub struct CacheOptions {
     pub block_log2: u32,
     /// Largest folio, in bytes, as a power of two: 12 to 21; less in a cache of less than 16 MiB.
     pub folio_max_log2: u32,
-    /// Above this many dirty bytes the background writer works; 0 for a tenth of `bytes`.
+    /// Above this many dirty bytes the background writer works; 0 for five eighths of `bytes`, or of
+    /// `dirty_max` if that is given.
     pub dirty_background: u64,
-    /// Above this many dirty bytes writers write back themselves; 0 for two fifths of `bytes`.
+    /// Above this many dirty bytes writers write back themselves; 0 for four fifths of `bytes`, which is
+    /// the most.
     pub dirty_max: u64,
     /// For tests: zeroing writes back what is dirty first, as kernels before 6.13 did.
     pub flush_before_zero: bool,
@@ -146,12 +148,17 @@ impl Cache {
         let share = (pages / FOLIOS_MIN).max(1).ilog2() as u8;
         let order_max = ((order_max - PAGE_LOG2) as u8).min(share).max(order_min);
         let mut options = CacheOptions { bytes: arena.len(), block_log2, ..options };
+        // A kernel lets a fifth of all memory be dirty; this is all that there is for contents. What
+        // is over is for readers, and for folios of whole size.
+        let most = options.bytes / 5 * 4;
         if options.dirty_background == 0 {
-            options.dirty_background = options.bytes / 10;
+            let of = if options.dirty_max == 0 { options.bytes } else { options.dirty_max };
+            options.dirty_background = of / 8 * 5;
         }
         if options.dirty_max == 0 {
-            options.dirty_max = options.bytes / 5 * 2;
+            options.dirty_max = most;
         }
+        options.dirty_max = options.dirty_max.min(most);
         options.dirty_background = options.dirty_background.min(options.dirty_max);
         Ok(Arc::new(Cache {
             buddy: Buddy::new(pages),
@@ -408,7 +415,7 @@ impl Cache {
             return 0;
         }
         debug_assert!(!is_busy(), "a dirty folio of pages {start}+2^{order} was given up");
-        index.folios.remove(&start);
+        index.remove(start);
         drop(index);
         self.counters.folios_evicted.add(1);
         self.release(page, order);

@@ -89,6 +89,8 @@ pub(crate) struct DataCache {
     pub(crate) folio_max_log2: u32,
     /// Dirty bytes above which the background writes; 0 for the cache's choice.
     pub(crate) dirty_background: u64,
+    /// Dirty bytes above which writers write; 0 for the cache's choice.
+    pub(crate) dirty_max: u64,
     /// For tests: zeroing writes back first.
     pub(crate) flush_before_zero: bool,
     /// For tests: what points to data is committed before the data is written.
@@ -289,12 +291,14 @@ impl Volume {
             bytes,
             folio_max_log2,
             dirty_background,
+            dirty_max,
             flush_before_zero,
             publish_before_data,
         } = self.data_cache;
         let mut options = extant_iomap::CacheOptions::new(bytes, self.block_size.log2());
         options.folio_max_log2 = folio_max_log2;
         options.dirty_background = dirty_background;
+        options.dirty_max = dirty_max;
         options.flush_before_zero = flush_before_zero;
         options.publish_before_data = publish_before_data;
         let cache = extant_iomap::Cache::new(options)?;

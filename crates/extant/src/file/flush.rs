@@ -24,6 +24,8 @@ const STEP: u64 = 16 << 20;
 const STEPS_MOST: u32 = 64;
 /// How often the background thread looks what is due.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Files of each shard that the background looks at before it looks again which are the oldest.
+const FEW: usize = 64;
 /// Credits to store a size and times.
 const SIZE_CREDITS: u32 = 8;
 
@@ -106,6 +108,19 @@ impl DirtyFiles {
         };
         let oldest = self.shards.iter().filter_map(first).min_by_key(|(place, _)| *place)?;
         (oldest.0.0 <= before).then_some(oldest.1)
+    }
+
+    /// Some of those that are dirty since `before`, the oldest of each shard among them, oldest first.
+    /// What it costs does not depend on how many there are.
+    fn oldest_some(&self, before: Duration) -> Vec<Arc<Node>> {
+        let mut some = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let old = shard.iter().take(FEW).take_while(|((since, _), _)| *since <= before);
+            some.extend(old.map(|(place, node)| (*place, Arc::clone(node))));
+        }
+        some.sort_unstable_by_key(|(place, _)| *place);
+        some.into_iter().map(|(_, node)| node).collect()
     }
 
     /// All of them, oldest first.
@@ -260,24 +275,51 @@ impl Fs {
         let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
         let mut much = cache.wants_writeback();
         let mut first = None;
-        for node in writer.dirty_files().all() {
+        // Those that were written are younger then, and the next are the oldest.
+        loop {
+            let before = if much { Some(now) } else { now.checked_sub(expire) };
+            let some = before.map_or(Vec::new(), |before| writer.dirty_files().oldest_some(before));
+            let dirty = cache.dirty_bytes();
+            let flushed = self.flush_some(cache, &some, (now, expire), &mut much);
+            if let Err(error) = flushed {
+                first.get_or_insert(error);
+            }
+            // What cannot be written is young again as well, and tried in the next tick.
+            let may_be_again = much || expire.is_zero();
+            if some.is_empty() || (may_be_again && cache.dirty_bytes() >= dirty) {
+                break;
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Writes those of some files that are due, and the others as long as `much` is dirty.
+    fn flush_some(
+        &self,
+        cache: &extant_iomap::Cache,
+        some: &[Arc<Node>],
+        (now, expire): (Duration, Duration),
+        much: &mut bool,
+    ) -> Result<()> {
+        let mut first = None;
+        for node in some {
             let since = node.file_in_use().and_then(FileState::listed_since);
             let is_due = since.is_some_and(|since| now.saturating_sub(since) >= expire);
-            if !is_due && !much {
+            if !is_due && !*much {
                 break; // Those that follow are younger.
             }
-            let mut flushed = self.absorb_maps(&node);
+            let mut flushed = self.absorb_maps(node);
             if is_due {
-                flushed = self.flush_file(&node, u64::MAX).and(flushed);
+                flushed = self.flush_file(node, u64::MAX).and(flushed);
             }
             // In large pieces: to be on the heels of somebody who writes is slow for both.
             for _ in 0..STEPS_MOST {
-                much = much && cache.wants_more_writeback();
+                *much = *much && cache.wants_more_writeback();
                 let is_dirty = node.file_in_use().is_some_and(|file| file.cache.is_dirty());
-                if !much || !is_dirty || flushed.is_err() {
+                if !*much || !is_dirty || flushed.is_err() {
                     break;
                 }
-                flushed = self.flush_file(&node, STEP).and(flushed);
+                flushed = self.flush_file(node, STEP).and(flushed);
             }
             if let Err(error) = flushed {
                 first.get_or_insert(error);

@@ -106,6 +106,7 @@ impl Default for MountOptions {
                 bytes: 256 << 20,
                 folio_max_log2: 21,
                 dirty_background: 0,
+                dirty_max: 0,
                 flush_before_zero: false,
                 publish_before_data: false,
             },
@@ -167,8 +168,8 @@ impl MountOptions {
     }
 
     /// Memory for cached contents of files on a writable mount, in bytes; 256 MiB unless set. At least
-    /// 2 MiB. Taken from the system as it fills; writers slow down when two fifths of it wait to be
-    /// written.
+    /// 2 MiB. Taken from the system as it fills; writers slow down when four fifths of it wait to be
+    /// written ([`dirty_bytes`](Self::dirty_bytes)).
     #[must_use]
     pub fn data_cache_bytes(mut self, bytes: u64) -> MountOptions {
         self.data_cache.bytes = bytes;
@@ -183,11 +184,20 @@ impl MountOptions {
         self
     }
 
-    /// How many bytes may be changed in memory before the background writes some of them: a tenth of
-    /// the [data cache](Self::data_cache_bytes) unless set. More than two fifths of it never may.
+    /// How many bytes may be changed in memory before the background writes some of them, whatever their
+    /// age: five eighths of the [data cache](Self::data_cache_bytes), or of
+    /// [`dirty_bytes`](Self::dirty_bytes) if that is set, unless set itself.
     #[must_use]
     pub fn dirty_background_bytes(mut self, bytes: u64) -> MountOptions {
         self.data_cache.dirty_background = bytes.max(1);
+        self
+    }
+
+    /// How many bytes may be changed in memory before whoever changes more writes some of them first: four
+    /// fifths of the [data cache](Self::data_cache_bytes), which is the most, unless set.
+    #[must_use]
+    pub fn dirty_bytes(mut self, bytes: u64) -> MountOptions {
+        self.data_cache.dirty_max = bytes.max(1);
         self
     }
 
