@@ -11,13 +11,10 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use extant_sync::{Condvar, Mutex, Rank, threads};
+use extant_sync::{Condvar, Mutex, Rank};
 
 /// Counters; a power of two. More threads than these share.
 const LANES: usize = 16;
-
-/// How often whoever waits at the gate looks before it goes to sleep.
-const POLLS: u32 = 32;
 
 /// Bits of a lane that count who is inside; the bits above count who ever entered.
 const INSIDE_BITS: u32 = 24;
@@ -67,17 +64,6 @@ fn lane_of_thread() -> usize {
     })
 }
 
-/// Looks a few times whether something `is_done`, giving way to others in between.
-fn polled(mut is_done: impl FnMut() -> bool) -> bool {
-    for _ in 0..POLLS {
-        if is_done() {
-            return true;
-        }
-        threads::give_way();
-    }
-    false
-}
-
 impl Gate {
     fn entry(&self, lane: usize) -> &Lane {
         // The mask keeps the index inside; `first` is never used.
@@ -124,10 +110,6 @@ impl Gate {
 
     /// Waits until the gate is open. It may be shut again by then.
     pub(crate) fn wait_open(&self) {
-        // It is shut for as long as it takes to encode what changed, mostly a few blocks.
-        if polled(|| !self.shut.load(Ordering::SeqCst)) {
-            return;
-        }
         let mut guard = self.sleep.lock.lock();
         while self.shut.load(Ordering::SeqCst) {
             self.sleep.opened.wait(&mut guard);
@@ -138,19 +120,6 @@ impl Gate {
     pub(crate) fn shut(&self) -> Shut<'_> {
         self.shut.store(true, Ordering::SeqCst);
         let shut = Shut { gate: self };
-        let is_empty = |lane: &Lane| lane.count.load(Ordering::SeqCst) & INSIDE == 0;
-        let mut rest = self.lanes.as_slice();
-        let drained = polled(|| {
-            while let Some((lane, others)) = rest.split_first()
-                && is_empty(lane)
-            {
-                rest = others;
-            }
-            rest.is_empty()
-        });
-        if drained {
-            return shut;
-        }
         let mut guard = self.sleep.lock.lock();
         for lane in &self.lanes {
             // Each lane needs to be seen empty only once: real entrants no longer come.

@@ -125,7 +125,7 @@ impl Drop for Role<'_> {
         if std::thread::panicking() {
             self.journal.abort(EIO, "a panic in the middle of a commit");
         }
-        self.journal.waiting.set_busy(&mut self.journal.state.lock(), false);
+        self.journal.state.lock().busy = false;
         // The one that goes on takes the role, and the others with it.
         self.journal.waiting.wake_one(self.journal.running());
     }
@@ -230,7 +230,7 @@ impl Journal {
             revokes: AtomicU32::new(0),
             set: BlockSet::new(),
             state: Mutex::with_order(Rank::JournalState, 0, state),
-            waiting: Waiting::new(first),
+            waiting: Waiting::default(),
             work: Mutex::new(Rank::JournalHandle, work),
             probe: Mutex::new(Rank::JournalHandle, ()),
             stopped: AtomicBool::new(false),
@@ -370,16 +370,12 @@ impl Journal {
             drop(self.probe.try_lock());
         }
         let Some(role) = self.lead_or_follow(tid)? else { return Ok(()) };
-        self.waiting.gather(tid);
-        let began = self.options.clock.monotonic();
-        let committed = self.commit_running(&role);
-        self.waiting.note_time(self.options.clock.monotonic().saturating_sub(began));
-        committed
+        self.commit_running(&role)
     }
 
     /// The right to commit, or `None` when somebody else has made `tid` durable.
     fn lead_or_follow(&self, tid: Tid) -> Result<Option<Role<'_>>, JournalError> {
-        let (mut followed, mut polled) = (false, false);
+        let mut followed = false;
         let mut state = self.state.lock();
         loop {
             if tid_geq(state.durable, tid) {
@@ -389,23 +385,12 @@ impl Journal {
             if self.stopped.load(Ordering::Acquire) {
                 return Err(self.stop_error());
             }
-            if !followed {
-                self.waiting.came(tid);
-            }
             if !state.busy {
-                self.waiting.set_busy(&mut state, true);
+                state.busy = true;
                 return Ok(Some(Role { journal: self }));
             }
             followed = true;
-            if polled {
-                self.waiting.sleep(&mut state, tid);
-            } else {
-                // Most commits take less than going to sleep and being woken.
-                polled = true;
-                drop(state);
-                self.waiting.poll(tid);
-                state = self.state.lock();
-            }
+            self.waiting.sleep(&mut state, tid);
         }
     }
 
@@ -475,7 +460,7 @@ impl Journal {
                 return Err(self.stop_error_in(&state));
             }
             if !state.busy {
-                self.waiting.set_busy(&mut state, true);
+                state.busy = true;
                 return Ok(Role { journal: self });
             }
             let running = self.running();
@@ -563,9 +548,7 @@ impl Journal {
     /// Fails after an abort.
     pub(crate) fn check(&self) -> Result<(), JournalError> {
         match self.reason.get() {
-            Some(AbortReason { errno, why }) => {
-                Err(JournalError::Aborted { errno: *errno, why: why.clone() })
-            }
+            Some(reason) => Err(JournalError::Aborted { why: reason.why.clone() }),
             None => Ok(()),
         }
     }
