@@ -415,7 +415,7 @@ impl Cache {
             return 0;
         }
         debug_assert!(!is_busy(), "a dirty folio of pages {start}+2^{order} was given up");
-        index.remove(start);
+        index.folios.remove(&start);
         drop(index);
         self.counters.folios_evicted.add(1);
         self.release(page, order);

@@ -548,7 +548,9 @@ impl Journal {
     /// Fails after an abort.
     pub(crate) fn check(&self) -> Result<(), JournalError> {
         match self.reason.get() {
-            Some(reason) => Err(JournalError::Aborted { why: reason.why.clone() }),
+            Some(AbortReason { errno, why }) => {
+                Err(JournalError::Aborted { errno: *errno, why: why.clone() })
+            }
             None => Ok(()),
         }
     }
