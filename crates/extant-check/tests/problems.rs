@@ -61,7 +61,7 @@ const BY_DEBUGFS: &[(&[&str], &str, Is)] = &[
     }),
     (EXT4, "set_super_value state 0", |p| matches!(p, Problem::State { .. })),
     (EXT4, "set_super_value state 3", |p| matches!(p, Problem::State { state: 3 })),
-    (EXT4, "set_super_value min_extra_isize 900", |p| matches!(p, Problem::ExtraSize { .. })),
+    (EXT4, "set_super_value min_extra_isize 66", |p| matches!(p, Problem::ExtraSize { .. })),
     (EXT4, "feature needs_recovery", |p| matches!(p, Problem::NeedsRecovery)),
     (EXT4, "sif /file links_count 2", |p| {
         matches!(p, Problem::Links { stored: 2, counted: 1, .. })
