@@ -445,7 +445,7 @@ pub trait Operations: Send + Sync {
     fn some_file(&self) -> Option<u64> {
         None
     }
-    /// Whether what was put off ([`Errno::LATER`]) can be tried again now.
+    /// Whether what was put off (`Errno::LATER`) can be tried again now.
     fn may_try_again(&self) -> bool {
         true
     }

@@ -201,7 +201,7 @@ pub struct Log {
     pub bytes: u64,
     /// The write behind them failed: some of it may be there.
     pub is_cut: bool,
-    /// Bytes that a sync returned for, and the clock ([`Round::moment`]) when it did.
+    /// Bytes that a sync returned for, and what the clock of the device said when it did.
     pub durable: Vec<(u64, u64)>,
 }
 
