@@ -229,7 +229,12 @@ fn look_at_survivor(
 
 /// Whether e2fsck had nothing to repair but space of inodes without names. A file system with errors has
 /// no list of them that it would trust, so it finds them one by one.
+/// A file that was being shortened keeps blocks behind its end until that is done, and only for those.
 fn is_only_orphans(text: &str) -> bool {
+    let was_listed = |line: &str| {
+        let inode = line.split(',').next().unwrap_or(line);
+        text.contains(&format!("{inode} was part of the orphaned inode list"))
+    };
     let known = |line: &str| {
         let gives_back = line.starts_with("Block bitmap differences: ")
             || line.starts_with("Inode bitmap differences: ");
@@ -239,6 +244,7 @@ fn is_only_orphans(text: &str) -> bool {
             || (line.starts_with("Deleted inode ") && line.contains(" has zero dtime."))
             || line.starts_with("Inodes that were part of a corrupted orphan linked list")
             || line.starts_with("Feature orphan_present is set")
+            || (line.starts_with("Inode ") && line.contains(", i_size is ") && was_listed(line))
     };
     let mut last = "";
     text.lines().all(|line| {
