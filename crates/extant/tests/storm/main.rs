@@ -4,6 +4,7 @@
 //! `EXTANT_STORM_LAYOUTS` and `EXTANT_STORM_THREADS` on what and with how many.
 
 mod round;
+mod stopped;
 mod target;
 
 use std::time::Duration;

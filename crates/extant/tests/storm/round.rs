@@ -17,6 +17,7 @@ use extant_testkit::oracle::{e2fsck, e2fsck_as};
 use extant_testkit::storm::book::Care;
 use extant_testkit::storm::{Log, Round, Storm, run};
 
+use crate::stopped::check_but_for_errors;
 use crate::target::Library;
 
 /// How one round is mounted and used.
@@ -127,7 +128,7 @@ fn storm_on(
 }
 
 /// Both checkers find nothing.
-fn check(device: &MemoryDevice, scratch: &Path) -> Result<(), String> {
+pub(crate) fn check(device: &MemoryDevice, scratch: &Path) -> Result<(), String> {
     let report = extant_check::check(device, &CheckOptions::default());
     let report = report.map_err(|error| error.to_string())?;
     let path = scratch.join("checked");
@@ -227,37 +228,8 @@ fn look_at_survivor(
     check(&left, scratch)
 }
 
-/// Whether e2fsck had nothing to repair but space of inodes without names. A file system with errors has
-/// no list of them that it would trust, so it finds them one by one.
-/// A file that was being shortened keeps blocks behind its end until that is done, and only for those.
-fn is_only_orphans(text: &str) -> bool {
-    let was_listed = |line: &str| {
-        let inode = line.split(',').next().unwrap_or(line);
-        text.contains(&format!("{inode} was part of the orphaned inode list"))
-    };
-    let known = |line: &str| {
-        let gives_back = line.starts_with("Block bitmap differences: ")
-            || line.starts_with("Inode bitmap differences: ");
-        let is_count = line.starts_with("Free ") || line.starts_with("Directories count");
-        (gives_back && !line.contains('+'))
-            || (is_count && line.contains(" count wrong"))
-            || (line.starts_with("Deleted inode ") && line.contains(" has zero dtime."))
-            || line.starts_with("Inodes that were part of a corrupted orphan linked list")
-            || line.starts_with("Feature orphan_present is set")
-            || (line.starts_with("Inode ") && line.contains(", i_size is ") && was_listed(line))
-    };
-    let mut last = "";
-    text.lines().all(|line| {
-        let fine = !line.ends_with("? yes") || known(if line == "Fix? yes" { last } else { line });
-        if !line.is_empty() {
-            last = line;
-        }
-        fine
-    })
-}
-
 /// A round on a device that fails now and then. What was said to be durable is there, e2fsck has
-/// nothing to repair but what a journal that stopped leaves: the log and orphans.
+/// nothing to repair but what a journal that stopped leaves: the state, the log and orphans.
 pub(crate) fn round_with_errors(
     device: &MemoryDevice,
     setting: &Setting,
@@ -299,14 +271,13 @@ pub(crate) fn round_with_errors(
     let path = scratch.join("failed");
     let _ = std::fs::remove_file(&path);
     image::save(&below, &path);
+    let tell =
+        |what: String| format!("after {} errors, unmount {unmounted:?}: {what}", device.failed());
     let found = e2fsck_as(&path, "-fy", &[])?;
-    if found.status.is_none() || !is_only_orphans(&found.text) {
-        return Err(format!(
-            "after {} errors, unmount {unmounted:?}: {}",
-            device.failed(),
-            found.text
-        ));
+    if !matches!(found.status, Some(0 | 1)) || !e2fsck(&path)?.is_clean() {
+        return Err(tell(found.text));
     }
+    check_but_for_errors(&below, &setting.options(), scratch).map_err(tell)?;
     let repaired: SharedDevice = Arc::new(image::load(&path));
     let fs = setting.options().open_shared(Arc::clone(&repaired)).map_err(said)?;
     check_survivors(&round, fs, u64::MAX)?;
