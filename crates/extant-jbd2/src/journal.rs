@@ -493,6 +493,9 @@ impl Journal {
     pub(crate) fn set_closed(&self) {
         self.state.lock().closed = true;
         self.stopped.store(true, Ordering::Release);
+        // Whoever was about to wait has seen `stopped` or is waiting. None of them takes the role.
+        drop(self.state.lock());
+        self.waiting.wake_all();
     }
 
     /// Stops the journal for good: no later handle, commit or home write. What was committed stays in

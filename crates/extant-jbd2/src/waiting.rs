@@ -13,6 +13,8 @@
 //!   that nobody falls asleep in between.
 //! - W2. Whoever has the role and gives it back wakes one of those who wait for the running transaction.
 //!   It takes the role, or somebody else has it and will do the same.
+//! - W3. Whoever stops the journal, for an error or for good, wakes all: who finds it stopped takes no role,
+//!   and wakes nobody.
 
 #[cfg(test)]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +31,9 @@ pub(crate) struct Waiting {
     /// How often somebody was woken.
     #[cfg(test)]
     pub(crate) woken: AtomicU64,
+    /// How often somebody fell asleep.
+    #[cfg(test)]
+    pub(crate) slept: AtomicU64,
 }
 
 impl Waiting {
@@ -55,6 +60,8 @@ impl Waiting {
 
     /// Sleeps until something changed that concerns `tid`.
     pub(crate) fn sleep(&self, state: &mut MutexGuard<'_, State>, tid: Tid) {
+        #[cfg(test)]
+        self.slept.fetch_add(1, Ordering::Relaxed);
         self.half(tid).wait(state);
         #[cfg(test)]
         self.woken.fetch_add(1, Ordering::Relaxed);

@@ -1,9 +1,10 @@
 //! T1: many threads at once, and every image of one consistent state.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use extant_block::{BlockDevice, Operation, OperationKind, Pending};
-use extant_sync::threads;
+use extant_sync::{Clock as _, SystemClock, threads};
 
 use super::*;
 
@@ -215,6 +216,41 @@ fn all_who_come_during_a_commit_share_the_next_one_and_are_woken_once() {
     let woken = journal.waiting.woken.load(Ordering::Relaxed);
     assert!(woken <= OTHERS, "{woken} wakes of {OTHERS} who waited");
     journal.close().unwrap();
+}
+
+#[test]
+fn all_who_wait_while_the_journal_is_closed_come_back() {
+    const OTHERS: u64 = 4;
+    let (came, back) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+    let inner: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let device: SharedDevice = Arc::new(Slow { inner, came: Arc::clone(&came), wanted: 1 });
+    let journal = open(&device, TestClient::plain());
+    let first = set(&journal, &TestBlock::new(0), 1);
+    let until = |what: &dyn Fn() -> bool| {
+        let start = SystemClock.monotonic();
+        while !what() && SystemClock.monotonic() - start < Duration::from_secs(20) {
+            threads::give_way();
+        }
+        what()
+    };
+    threads::workers("committer", OTHERS as usize + 2, |thread| match thread {
+        0 => journal.close().unwrap(),
+        1 => {
+            // The first transaction is written when those who wait for the next one sleep.
+            assert!(until(&|| journal.waiting.slept.load(Ordering::Relaxed) == OTHERS));
+            came.store(1, Ordering::SeqCst);
+            let all_back = until(&|| back.load(Ordering::SeqCst) == OTHERS);
+            journal.waiting.wake_all();
+            assert!(all_back, "{} of {OTHERS} came back", back.load(Ordering::SeqCst));
+        }
+        _ => {
+            assert!(until(&|| journal.running() != first));
+            let result = journal.commit(tid_next(first));
+            assert!(matches!(result, Err(JournalError::Closed)), "{result:?}");
+            back.fetch_add(1, Ordering::SeqCst);
+        }
+    })
+    .unwrap();
 }
 
 #[test]
