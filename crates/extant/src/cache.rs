@@ -42,25 +42,35 @@ const STEPS: usize = 8;
 /// Room for so many entries is kept by a shard that shrinks.
 const ROOM_MIN: usize = 64;
 
-/// Whether a value may leave the cache now.
+/// How a value leaves the cache.
 pub(crate) trait Evict {
+    /// What values that left a shard leave behind there, for those that come later.
+    type Trace: Copy + Default + PartialEq;
+
     /// Asked under the lock of the value's shard, so that nobody can get it from the cache at the
     /// same time. `by_holder`: whoever asks holds the value itself.
     fn may_evict(&self, by_holder: bool) -> bool {
         let _ = by_holder;
         true
     }
+
+    /// It leaves, under the lock of its shard.
+    fn depart(&self, trace: &mut Self::Trace) {
+        let _ = trace;
+    }
 }
 
 /// A bounded map from `K` to cheap clones of `V`.
-pub(crate) struct Cache<K, V> {
+pub(crate) struct Cache<K, V: Evict> {
     shards: Vec<Mutex<Shard<K, V>>>,
     /// Entries per shard.
     capacity: usize,
     excess: AtomicUsize,
 }
 
-struct Shard<K, V> {
+struct Shard<K, V: Evict> {
+    /// Of all that have left.
+    trace: V::Trace,
     /// Positions in `slots`.
     table: HashTable<u32>,
     slots: Vec<Slot<K, V>>,
@@ -106,6 +116,7 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
     fn take_out(&mut self, index: usize) -> V {
         self.unlink(index);
         let slot = self.slots.swap_remove(index);
+        slot.value.depart(&mut self.trace);
         if let Some(moved) = self.slots.get(index) {
             let from = self.slots.len() as u32;
             let hash = hash_of(&moved.key);
@@ -171,6 +182,7 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         self.unlink(index);
         let hash = hash_of(&slot.key);
         let old = std::mem::replace(&mut self.slots[index], slot);
+        old.value.depart(&mut self.trace);
         let Shard { table, slots, .. } = self;
         table.insert_unique(hash, index as u32, |at| hash_of(&slots[*at as usize].key));
         old.value
@@ -181,6 +193,7 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     /// Room for about `entries` values. Allocates as it fills, not before.
     pub(crate) fn new(entries: usize) -> Cache<K, V> {
         let shard = || Shard {
+            trace: V::Trace::default(),
             table: HashTable::new(),
             slots: Vec::new(),
             hand: 0,
@@ -244,17 +257,48 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         value
     }
 
+    /// The value of `key`; if there is none, what has left its shard: for
+    /// [`insert_since`](Self::insert_since), once the value has been made.
+    pub(crate) fn get_or_trace(&self, key: &K) -> Result<V, V::Trace> {
+        let hash = hash_of(key);
+        let mut guard = self.shard(hash).lock();
+        let shard = &mut *guard;
+        let Some(slot) = shard.find(hash, key).and_then(|index| shard.slots.get_mut(index)) else {
+            return Err(shard.trace);
+        };
+        slot.used = true;
+        Ok(slot.value.clone())
+    }
+
+    /// The value of `key`, or the one that is stored for it now; `None` when there is none and `value` was
+    /// made of what may be old: since `trace`, a value has left that leaves one.
+    pub(crate) fn insert_since(&self, key: K, trace: &V::Trace, value: V) -> Option<V> {
+        let hash = hash_of(&key);
+        let mut guard = self.shard(hash).lock();
+        let shard = &mut *guard;
+        if let Some(slot) = shard.find(hash, &key).and_then(|index| shard.slots.get_mut(index)) {
+            slot.used = true;
+            return Some(slot.value.clone());
+        }
+        if shard.trace != *trace {
+            return None;
+        }
+        self.insert_missing(guard, Slot { key, value: value.clone(), used: false });
+        Some(value)
+    }
+
     /// Stores `value`, whatever is there, and returns that.
     pub(crate) fn replace(&self, key: K, value: V) -> Option<V> {
         let hash = hash_of(&key);
-        let mut shard = self.shard(hash).lock();
-        if let Some(index) = shard.find(hash, &key)
-            && let Some(slot) = shard.slots.get_mut(index)
-        {
+        let mut guard = self.shard(hash).lock();
+        let shard = &mut *guard;
+        if let Some(slot) = shard.find(hash, &key).and_then(|index| shard.slots.get_mut(index)) {
             slot.used = true;
-            return Some(std::mem::replace(&mut slot.value, value));
+            let earlier = std::mem::replace(&mut slot.value, value);
+            earlier.depart(&mut shard.trace);
+            return Some(earlier);
         }
-        self.insert_missing(shard, Slot { key, value, used: false });
+        self.insert_missing(guard, Slot { key, value, used: false });
         None
     }
 
@@ -325,9 +369,18 @@ mod tests {
     use super::*;
     use extant_base::Prng;
 
-    impl Evict for u64 {}
+    impl Evict for u64 {
+        type Trace = ();
+    }
 
     impl Evict for Arc<u64> {
+        /// How many have left.
+        type Trace = u64;
+
+        fn depart(&self, trace: &mut u64) {
+            *trace += 1;
+        }
+
         fn may_evict(&self, by_holder: bool) -> bool {
             Arc::strong_count(self) == 1 + usize::from(by_holder)
         }
@@ -423,6 +476,39 @@ mod tests {
         }
         cache.check(0);
         assert!(hits > 2000, "only {hits} hits: nothing is kept");
+    }
+
+    #[test]
+    fn what_was_made_before_another_value_left_is_not_stored() {
+        let cache: Cache<u64, Arc<u64>> = Cache::new(1);
+        let ways: [&dyn Fn(u64); 4] = [
+            &|key| cache.remove(&key),
+            &|key| drop(cache.replace(key, Arc::new(1))),
+            // As many as evict it.
+            &|key| {
+                (1000..2000).for_each(|other| drop(cache.insert(key * 10_000 + other, Arc::new(2))))
+            },
+            &|key| {
+                let held: Vec<_> =
+                    (3000..4000).map(|other| cache.insert(other, Arc::new(3))).collect();
+                let value = cache.get(&key).unwrap_or_default();
+                cache.let_go(&key, |_| true);
+                drop((held, value));
+            },
+        ];
+        for (key, leave) in (1..).zip(ways) {
+            let trace = cache.get_or_trace(&key).expect_err("nobody has stored it");
+            let old = Arc::new(0);
+            drop(cache.insert(key, Arc::new(1)));
+            let found = cache.insert_since(key, &trace, Arc::clone(&old)).expect("what is there");
+            assert_eq!(*found, 1);
+            drop(found);
+            leave(key);
+            cache.remove(&key);
+            assert!(cache.insert_since(key, &trace, Arc::clone(&old)).is_none(), "way {key}");
+            let trace = cache.get_or_trace(&key).expect_err("it has left");
+            assert!(cache.insert_since(key, &trace, old).is_some());
+        }
     }
 
     #[test]

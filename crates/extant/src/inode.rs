@@ -245,17 +245,32 @@ impl Fs {
     /// The node of an inode in use.
     pub(crate) fn node(&self, ino: Ino) -> Result<Arc<Node>> {
         let volume = self.volume();
-        let node = match volume.nodes().get(&ino) {
-            Some(node) => node,
-            None => {
-                let node = Arc::new(Node::new(self.load_inode(ino)?));
-                volume.nodes().insert(ino, node)
-            }
-        };
+        let node = self.node_by(ino, || self.load_inode(ino))?;
         if node.life().is_gone() {
             return Err(FsError::NoSuchInode { ino, inode_count: volume.inode_count() });
         }
         Ok(node)
+    }
+
+    /// The node of `ino`; if there is none, one of what `load` reads.
+    pub(crate) fn node_by(
+        &self,
+        ino: Ino,
+        mut load: impl FnMut() -> Result<InodeData>,
+    ) -> Result<Arc<Node>> {
+        let nodes = self.volume().nodes();
+        // What was read is old if somebody else read it too, changed it, and let it leave memory again
+        // meanwhile. Each round but the last saw others do that much.
+        loop {
+            let departed = match nodes.get_or_trace(&ino) {
+                Ok(node) => return Ok(node),
+                Err(departed) => departed,
+            };
+            let node = Arc::new(Node::after(&departed, load()?));
+            if let Some(node) = nodes.insert_since(ino, &departed, node) {
+                return Ok(node);
+            }
+        }
     }
 
     /// A handle on `node` as it is now.

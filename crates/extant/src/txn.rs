@@ -230,7 +230,7 @@ impl<'v> Txn<'v> {
                 self.writer.dirty_nodes().push(DirtyNode { node, slot, offset });
             }
         }
-        node.changed_tid.store(tid, Ordering::Release);
+        node.unsynced().changed_by.store(tid, Ordering::Release);
         self.writer.count_update(node.ino());
         // Where the Hurd keeps the number of a block, other systems count changes.
         let keeps_translator = self.volume.superblock().creator_os == OS_HURD;

@@ -30,7 +30,7 @@ use crate::error::{Family, Fault, FsError, Result};
 use crate::inode::InodeData;
 use crate::map::ExtentNode;
 use crate::mount::ReplaySummary;
-use crate::node::Node;
+use crate::node::{Departed, Node};
 use crate::slot::{MetaBlock, Slot};
 use crate::writer::Writer;
 use crate::zones::Zones;
@@ -98,18 +98,28 @@ pub(crate) struct DataCache {
 }
 
 impl Evict for Arc<Slot> {
+    type Trace = ();
+
     fn may_evict(&self, by_holder: bool) -> bool {
         Arc::strong_count(self) == 1 + usize::from(by_holder)
     }
 }
 
 impl Evict for Arc<Node> {
+    type Trace = Departed;
+
+    fn depart(&self, trace: &mut Departed) {
+        Node::depart(self, trace);
+    }
+
     fn may_evict(&self, by_holder: bool) -> bool {
         Arc::strong_count(self) == 1 + usize::from(by_holder)
     }
 }
 
-impl Evict for Arc<ExtentNode> {}
+impl Evict for Arc<ExtentNode> {
+    type Trace = ();
+}
 
 impl Volume {
     pub(crate) fn new(

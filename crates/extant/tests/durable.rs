@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use extant::{Fs, FsError, MountOptions};
+use extant::{Fs, FsError, MountOptions, SetAttributes};
 use extant_block::{
     BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind, Pending,
-    SharedDevice,
+    RecordingDevice, SharedDevice, Survival,
 };
 use extant_sync::{Clock as _, FixedClock, Mutex, Rank, SystemClock, threads};
 use extant_testkit::oracle::mke2fs;
@@ -149,6 +149,88 @@ fn a_sync_beside_another_one_waits_for_the_flush_that_has_its_data() {
         drop(file);
         fs.unmount().unwrap();
     }
+}
+
+/// So many that the smallest cache of inodes has none left of those that nobody has looked at since.
+const OTHERS: usize = 1500;
+
+/// Mounted with the smallest cache there is, with a file and many others.
+fn mount_small(device: SharedDevice) -> Fs {
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
+    let fs = options.cache_bytes(0).open_shared(device).unwrap();
+    fs.write("/file", "first").unwrap();
+    for other in 0..OTHERS {
+        fs.write(format!("/{other}").as_str(), "").unwrap();
+    }
+    fs.sync().unwrap();
+    fs
+}
+
+/// The file leaves memory: nobody holds it, and others come.
+fn push_out(fs: &Fs) {
+    for other in 0..OTHERS {
+        fs.resolve(format!("/{other}").as_str()).unwrap();
+    }
+}
+
+#[test]
+fn a_sync_makes_durable_what_was_written_before_the_inode_left_memory() {
+    for layout in LAYOUTS {
+        let device = Arc::new(RecordingDevice::over(require!(make(layout))));
+        let fs = mount_small(Arc::clone(&device) as SharedDevice);
+        let file = fs.resolve("/file").unwrap();
+        file.write_at(0, b"later").unwrap();
+        // The times are stored, and that is durable: nothing but data is left, and goes over what is
+        // there. No transaction has to follow, so nobody flushes.
+        file.set_attributes(&SetAttributes::new().permissions(0o600)).unwrap();
+        fs.root().unwrap().sync().unwrap();
+        file.write_back().unwrap();
+        drop(file);
+        push_out(&fs);
+        fs.resolve("/file").unwrap().sync().unwrap();
+        let left = device.image_at(device.len(), |_, _| Survival::Lost);
+        let after = mount(Arc::new(left));
+        assert_eq!(after.read("/file").unwrap(), b"later", "{layout:?}");
+    }
+}
+
+#[test]
+fn a_sync_waits_for_the_commit_that_an_inode_left_memory_during() {
+    let (waits, waiting) = threads::channel(4);
+    let (opens, open) = threads::channel(4);
+    let door = Arc::new(Door {
+        below: require!(make(LAYOUTS[0])),
+        is_shut: AtomicBool::new(false),
+        waits: Mutex::new(Rank::Leaf, waits),
+        open: Mutex::new(Rank::Leaf, open),
+        flushed: AtomicU64::new(0),
+    });
+    let fs = mount_small(Arc::clone(&door) as SharedDevice);
+    let mode = SetAttributes::new().permissions(0o600);
+    fs.resolve("/file").unwrap().set_attributes(&mode).unwrap();
+    door.is_shut.store(true, Ordering::Release);
+    let is_back = AtomicBool::new(false);
+    threads::scope(|scope| {
+        scope.spawn("commits", || fs.sync().unwrap()).unwrap();
+        waiting.recv().unwrap();
+        // The transaction is being written: its inodes may leave.
+        push_out(&fs);
+        let syncs = || {
+            fs.resolve("/file").unwrap().sync().unwrap();
+            is_back.store(true, Ordering::Release);
+        };
+        scope.spawn("syncs", syncs).unwrap();
+        // Time enough to return too early.
+        SystemClock.sleep(Duration::from_millis(100));
+        let was_back = is_back.load(Ordering::Acquire);
+        door.is_shut.store(false, Ordering::Release);
+        opens.send(()).unwrap();
+        opens.send(()).unwrap();
+        assert!(!was_back, "returned while its change was not durable");
+    })
+    .unwrap();
+    fs.unmount().unwrap();
 }
 
 #[test]

@@ -541,9 +541,9 @@ impl Change<'_> {
             }
             at = end;
         }
-        volume.writer()?.dirty_files().wrote_in_place(self.file());
+        volume.writer()?.dirty_files().wrote_in_place(self.node());
         if !volume.features().has_compat(Compat::HAS_JOURNAL) {
-            volume.flush_in_place(self.file().in_place.load(Ordering::Acquire))?;
+            volume.flush_in_place(self.node().unsynced().in_place.load(Ordering::Acquire))?;
         }
         Ok(())
     }
@@ -583,7 +583,7 @@ impl Change<'_> {
     /// Blocks have another place in the file, as of this transaction.
     fn moved(&self, txn: &Txn<'_>) {
         self.file().mapping_changed();
-        self.file().moved_by.store(txn.tid(), Ordering::Release);
+        self.node().unsynced().moved_by.store(txn.tid(), Ordering::Release);
     }
 
     fn collapse(&self, range: &Range<u64>) -> Result<()> {

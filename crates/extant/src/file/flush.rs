@@ -66,9 +66,9 @@ impl DirtyFiles {
     }
 
     /// Notes that data of the file was written in place.
-    pub(super) fn wrote_in_place(&self, file: &FileState) {
+    pub(super) fn wrote_in_place(&self, node: &Node) {
         let number = self.in_place.fetch_add(1, Ordering::AcqRel) + 1;
-        file.in_place.fetch_max(number, Ordering::AcqRel);
+        node.unsynced().in_place.fetch_max(number, Ordering::AcqRel);
     }
 
     /// Notes that a commit which began after write `number` is durable, and that write with it.
@@ -400,18 +400,19 @@ impl Inode {
     pub(super) fn sync_stored(&self, data: bool) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let node = self.node();
-        let (mut in_place, mut covered) = (0, false);
+        let mut covered = false;
+        let mut in_place = node.unsynced().in_place.load(Ordering::Acquire);
         if let Some(file) = node.file_in_use() {
             let mapper = FileMapper { fs: self.fs(), node, file };
             file.cache.write_back(&mapper, 0..u64::MAX >> 1)?;
-            in_place = file.in_place.load(Ordering::Acquire);
+            in_place = node.unsynced().in_place.load(Ordering::Acquire);
             // A transaction that is opened after the data was written flushes it with its commit.
             covered = self.fs().store_pending(&mapper, data)?;
         }
         // As Linux: whoever syncs a directory means the names that are in it, and those that its files
         // have elsewhere. Of a regular file what changed it counts.
         let tid = match node.is_regular() {
-            true => node.changed_tid.load(Ordering::Acquire),
+            true => node.unsynced().changed_by.load(Ordering::Acquire),
             false => writer.journal().running(),
         };
         if tid != 0 {

@@ -290,11 +290,11 @@ impl FileMapper<'_> {
     /// Makes it durable that blocks were moved, before something is written over them: it would show at
     /// their old place after a crash.
     fn settle_moves(&self) -> Result<()> {
-        let tid = self.file.moved_by.load(Ordering::Acquire);
+        let tid = self.node.unsynced().moved_by.load(Ordering::Acquire);
         if tid != 0 {
             self.volume().writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
             // Writeback is kept out while blocks are moved.
-            self.file.moved_by.store(0, Ordering::Release);
+            self.node.unsynced().moved_by.store(0, Ordering::Release);
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ impl FileMapper<'_> {
             .all(|placement| matches!(placement.placed, Placed::Over | Placed::Nowhere))
             && done.size_to.min(self.file.size()) <= stored;
         if is_quiet {
-            self.volume().writer()?.dirty_files().wrote_in_place(self.file);
+            self.volume().writer()?.dirty_files().wrote_in_place(self.node);
             return Ok(());
         }
         let changes =
@@ -515,7 +515,7 @@ impl Mapper for FileMapper<'_> {
 
     fn end_overwrite(&self) {
         if let Ok(writer) = self.volume().writer() {
-            writer.dirty_files().wrote_in_place(self.file);
+            writer.dirty_files().wrote_in_place(self.node);
         }
     }
 

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -49,11 +49,6 @@ pub(crate) struct FileState {
     placed: (AtomicU64, AtomicU64),
     /// When it was written to, as far as that is not stored: packed; 0 for not at all.
     stamp: AtomicU64,
-    /// Number of its last write in place, among those of all files.
-    pub(super) in_place: AtomicU64,
-    /// The transaction that moved blocks within the file; 0 when it is durable. Until then a crash
-    /// brings them back to where they were, so nothing may be written over them.
-    pub(crate) moved_by: AtomicU32,
     /// Since when it is on the list of dirty files, in nanoseconds and one more; 0 when it is not.
     /// Changed under the lock of the list.
     listed: AtomicU64,
@@ -75,8 +70,6 @@ impl FileState {
             cache: FileCache::new(cache),
             placed: (AtomicU64::new(0), AtomicU64::new(0)),
             stamp: AtomicU64::new(0),
-            in_place: AtomicU64::new(0),
-            moved_by: AtomicU32::new(0),
             listed: AtomicU64::new(0),
             awaits_thread: AtomicBool::new(false),
             maps: Mutex::new(Rank::Leaf, Vec::new()),

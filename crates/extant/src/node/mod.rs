@@ -8,9 +8,10 @@
 //! # Shape
 //!
 //! ```text
-//! life     named, without links, dying, dead; handles; who may delete
-//! end      writeback kept out, and the right to delete that comes with it
-//! model    both, in every order of steps that the memory model allows
+//! life      named, without links, dying, dead; handles; who may delete
+//! end       writeback kept out, and the right to delete that comes with it
+//! unsynced  what a sync waits for, also when the node has left memory meanwhile
+//! model     both, in every order of steps that the memory model allows
 //! ```
 //!
 //! # Invariants
@@ -29,6 +30,9 @@ mod end;
 mod life;
 #[cfg(all(test, not(miri)))]
 mod model;
+#[cfg(test)]
+mod tests;
+mod unsynced;
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,6 +47,7 @@ use crate::inode::InodeData;
 
 pub(crate) use end::{Dying, Settled};
 pub(crate) use life::{Life, Stage};
+pub(crate) use unsynced::{Departed, Unsynced};
 
 /// The part of an inode that each write looks at.
 #[derive(Clone, Copy, Debug)]
@@ -89,8 +94,7 @@ pub(crate) struct Node {
     pub(crate) is_shortened: AtomicBool,
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
-    /// The last transaction that changed the inode or its entries: what a sync waits for.
-    pub(crate) changed_tid: AtomicU32,
+    unsynced: Unsynced,
     /// What every write has to know, without a lock: see [`Gist`].
     gist: AtomicU64,
     /// Of a regular file in use: sizes, delayed blocks, cached contents.
@@ -111,9 +115,25 @@ impl Node {
             life: Life::new(if has_links { Stage::Named } else { Stage::Orphan }),
             is_shortened: AtomicBool::new(false),
             dirty_tid: AtomicU32::new(0),
-            changed_tid: AtomicU32::new(0),
+            unsynced: Unsynced::default(),
             file: FileSlot::new(),
         }
+    }
+
+    /// A node of what was read of an inode whose shard of the cache others have left.
+    pub(crate) fn after(departed: &Departed, data: InodeData) -> Node {
+        Node { unsynced: Unsynced::after(departed), ..Node::new(data) }
+    }
+
+    /// It leaves the cache.
+    pub(crate) fn depart(&self, departed: &mut Departed) {
+        let is_changed = self.dirty_tid.load(Ordering::Acquire) != 0;
+        self.unsynced.depart(is_changed, departed);
+    }
+
+    /// What a sync of the inode waits for.
+    pub(crate) fn unsynced(&self) -> &Unsynced {
+        &self.unsynced
     }
 
     pub(crate) fn file_state(&self) -> &FileSlot {

@@ -217,10 +217,6 @@ impl Fs {
         if !is_used {
             return Err(fail("the inode is not in use"));
         }
-        if let Some(node) = volume.nodes().get(&ino) {
-            return Ok(node);
-        }
-        let node = Arc::new(Node::new(self.load_inode_or_orphan(ino)?));
-        Ok(volume.nodes().insert(ino, node))
+        self.node_by(ino, || self.load_inode_or_orphan(ino))
     }
 }
