@@ -16,6 +16,7 @@ use rustix::io::{Errno, retry_on_intr};
 use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
+use crate::room::Room;
 
 /// Longest piece of explicit zeros written at once, in bytes.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
@@ -79,6 +80,11 @@ pub struct FileDevice {
     is_block_device: bool,
     /// Parts of the file may have no room on the disk yet: what is written there needs some.
     has_holes: AtomicBool,
+    /// Where it has room.
+    room: Room,
+    /// How often the system was asked for a hole.
+    #[cfg(test)]
+    asked: std::sync::atomic::AtomicU64,
     /// A block device that says so, or any file: what its file system cannot do shows when it is asked.
     discards: bool,
 }
@@ -180,6 +186,9 @@ impl FileDevice {
             is_read_only,
             is_block_device,
             has_holes: AtomicBool::new(false),
+            room: Room::default(),
+            #[cfg(test)]
+            asked: std::sync::atomic::AtomicU64::new(0),
             discards: !is_block_device || discard::is_offered(&metadata),
         };
         if !is_read_only && !is_block_device {
@@ -249,15 +258,20 @@ impl FileDevice {
     }
 
     /// The first part of a range that has no room on the disk, as far as the file system below tells.
+    /// What it tells about the part in front is noted.
     fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        #[cfg(test)]
+        self.asked.fetch_add(1, Ordering::Relaxed);
         // Nothing here depends on the position of the file.
         let seek = |to| retry_on_intr(|| rustix::fs::seek(&self.file, to));
+        let asked = self.room.ask();
         let start = match seek(SeekFrom::Hole(range.start)) {
             Ok(start) => start,
             // Behind the end, or the file system below does not tell.
             Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
+        self.room.note(asked, range.start..start);
         if start >= range.end {
             return Ok(None);
         }
@@ -272,14 +286,20 @@ impl FileDevice {
     /// Gives every hole of a range room on the disk.
     fn fill_holes(&self, range: Range<u64>) -> io::Result<()> {
         let mut at = range.start;
-        while let Some(hole) = self.next_hole(at..range.end)? {
+        loop {
+            at = self.room.known_to(at);
+            if at >= range.end {
+                return Ok(());
+            }
+            let asked = self.room.ask();
+            let Some(hole) = self.next_hole(at..range.end)? else { return Ok(()) };
             let len = hole.end - hole.start;
             if !self.fallocate(FallocateFlags::KEEP_SIZE, hole.start, len)? {
                 self.write_explicit_zeros(hole.start, len)?;
             }
             at = hole.end;
+            self.room.note(asked, hole);
         }
-        Ok(())
     }
 
     fn write_explicit_zeros(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -491,7 +511,7 @@ impl BlockDevice for FileDevice {
             // A hole in a device is zeros, which is more than was asked for and than many can do.
             true if start < end && self.discards => discard::discard(self, start, end - start),
             true => Ok(self.discards),
-            false => self.fallocate(mode, start, end - start),
+            false => self.room.while_given(start..end, || self.fallocate(mode, start, end - start)),
         };
         let fault = match done {
             Ok(true) => return Ok(()),
@@ -521,11 +541,13 @@ impl BlockDevice for FileDevice {
                 self.write_explicit_zeros(offset, len)
             }
         };
-        zero().map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
+        let zeroed = self.room.while_given(offset..offset + len, zero);
+        zeroed.map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
     }
 
     /// Fills holes of a regular file, where the file system below tells where they are. Files that
-    /// share blocks with others, or are compressed, may still need room for a write.
+    /// share blocks with others, or are compressed, may still need room for a write. The system is asked
+    /// once for each part between two holes, and again after room was given away.
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         let kind = OperationKind::Allocate;
         check_range(self, kind, offset, len)?;
@@ -540,5 +562,72 @@ impl BlockDevice for FileDevice {
 impl fmt::Debug for FileDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FileDevice({}, {} bytes)", self.name, self.size_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 4 << 20;
+
+    /// A file with a hole at its start, one in the middle, and data besides.
+    fn holey(dir: &Path) -> FileDevice {
+        let path = dir.join("image");
+        std::fs::write(&path, vec![7; SIZE as usize]).unwrap();
+        let device = FileDevice::open_read_write(&path).unwrap();
+        device.discard(0, 65_536).unwrap();
+        device.discard(2 << 20, 65_536).unwrap();
+        // Opened anew, it knows nothing.
+        drop(device);
+        FileDevice::open_read_write(path).unwrap()
+    }
+
+    fn asked(device: &FileDevice) -> u64 {
+        device.asked.swap(0, Ordering::Relaxed)
+    }
+
+    /// Bytes in holes, as the system tells. Nothing is noted.
+    fn holes_bytes(device: &FileDevice) -> u64 {
+        let (mut at, mut bytes) = (0, 0);
+        while let Ok(hole) = rustix::fs::seek(&device.file, SeekFrom::Hole(at)) {
+            at = rustix::fs::seek(&device.file, SeekFrom::Data(hole)).unwrap_or(SIZE);
+            bytes += at - hole;
+        }
+        bytes
+    }
+
+    #[test]
+    fn the_system_is_asked_once_for_each_part_between_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = holey(dir.path());
+        if holes_bytes(&device) != 2 * 65_536 {
+            println!("skipped: the file system of {} has no holes", dir.path().display());
+            return;
+        }
+        asked(&device);
+        for at in (0..SIZE).step_by(4096) {
+            device.allocate(at, 4096).unwrap();
+        }
+        assert_eq!(holes_bytes(&device), 0);
+        // For each block of a hole, which is filled as far as was asked, and for what follows each.
+        assert_eq!(asked(&device), 2 * 16 + 2);
+        for at in (0..SIZE).step_by(4096) {
+            device.allocate(at, 8192.min(SIZE - at)).unwrap();
+        }
+        assert_eq!(asked(&device), 0);
+        // What has been given away since gets room again, and the rest is still known.
+        device.discard(3 << 20, 8192).unwrap();
+        device.write_zeroes(1 << 20, 4096).unwrap();
+        assert_eq!(holes_bytes(&device), 12_288);
+        device.allocate(0, 1 << 20).unwrap();
+        assert_eq!(asked(&device), 0);
+        device.allocate(0, SIZE).unwrap();
+        assert_eq!((asked(&device), holes_bytes(&device)), (2, 0));
+        let mut bytes = [0];
+        device.read_at(1 << 20, &mut bytes).unwrap();
+        assert_eq!(bytes, [0]);
+        device.read_at((1 << 20) + 4096, &mut bytes).unwrap();
+        assert_eq!(bytes, [7]);
     }
 }

@@ -30,6 +30,7 @@ mod file;
 mod memory;
 pub mod partition;
 mod recording;
+mod room;
 mod thin;
 mod window;
 

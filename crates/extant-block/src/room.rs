@@ -1,0 +1,172 @@
+//! Which parts of an image file are known to have room on the disk.
+//!
+//! # Why
+//!
+//! The system is asked where the next hole is, and some file systems go over every page up to it to
+//! answer: tens of milliseconds for an image of a gigabyte that has no more holes. An answer holds for all
+//! that is in front of the hole, until somebody gives room away.
+//!
+//! # Invariants
+//!
+//! - R1. What is known has room. Whoever gives room away takes it out before he does.
+//! - R2. An answer counts only when no room was being given away from before the question until it is
+//!   noted: it may be older than a hole in it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use extant_sync::{Mutex, Rank};
+
+/// Parts that are kept. Each needs a hole behind it, so there are few; when there are more, all are
+/// forgotten, and asked for again.
+const PARTS_MOST: usize = 4096;
+
+/// What is known.
+pub(crate) struct Room {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Ends by starts; neither empty nor touching.
+    parts: BTreeMap<u64, u64>,
+    /// How many are giving room away at the moment.
+    giving: u32,
+    /// How many ever began to.
+    gave: u64,
+}
+
+/// The moment of a question.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked(u64);
+
+impl Default for Room {
+    fn default() -> Room {
+        let state = State { parts: BTreeMap::new(), giving: 0, gave: 0 };
+        Room { state: Mutex::new(Rank::Leaf, state) }
+    }
+}
+
+impl Room {
+    /// How far there is room from `at` on, as far as is known: `at` itself when nothing is.
+    pub(crate) fn known_to(&self, at: u64) -> u64 {
+        let state = self.state.lock();
+        state.parts.range(..=at).next_back().map_or(at, |(_, end)| (*end).max(at))
+    }
+
+    /// Somebody is about to ask the system; `None` when the answer will not count.
+    pub(crate) fn ask(&self) -> Option<Asked> {
+        let state = self.state.lock();
+        (state.giving == 0).then_some(Asked(state.gave))
+    }
+
+    /// The answer: there is room in all of `range`.
+    pub(crate) fn note(&self, asked: Option<Asked>, range: Range<u64>) {
+        let mut state = self.state.lock();
+        if range.is_empty() || asked != Some(Asked(state.gave)) {
+            return;
+        }
+        if state.parts.len() >= PARTS_MOST {
+            state.parts.clear();
+        }
+        let (mut start, mut end) = (range.start, range.end);
+        while let Some((at, to)) = state.parts.range(..=end).next_back().map(|(at, to)| (*at, *to))
+            && to >= start
+        {
+            state.parts.remove(&at);
+            (start, end) = (start.min(at), end.max(to));
+        }
+        state.parts.insert(start, end);
+    }
+
+    /// Runs `give`, which may give away the room in `range`.
+    pub(crate) fn while_given<R>(&self, range: Range<u64>, give: impl FnOnce() -> R) -> R {
+        let _giving = self.begin_giving(range);
+        give()
+    }
+
+    fn begin_giving(&self, range: Range<u64>) -> Giving<'_> {
+        let mut state = self.state.lock();
+        state.giving += 1;
+        state.gave += 1;
+        while let Some((at, to)) =
+            state.parts.range(..range.end).next_back().map(|(at, to)| (*at, *to))
+            && to > range.start
+        {
+            state.parts.remove(&at);
+            if range.end < to {
+                state.parts.insert(range.end, to);
+            }
+            if at < range.start {
+                state.parts.insert(at, range.start);
+            }
+        }
+        Giving(self)
+    }
+}
+
+/// Room is being given away.
+struct Giving<'a>(&'a Room);
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().giving -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(room: &Room) -> Vec<(u64, u64)> {
+        room.state.lock().parts.iter().map(|(start, end)| (*start, *end)).collect()
+    }
+
+    fn note(room: &Room, range: Range<u64>) {
+        room.note(room.ask(), range);
+    }
+
+    #[test]
+    fn parts_that_meet_are_one_and_given_ones_are_gone() {
+        let room = Room::default();
+        for range in [10..20, 30..40, 50..60, 20..30, 35..55, 70..70] {
+            note(&room, range);
+        }
+        assert_eq!(parts(&room), [(10, 60)]);
+        assert_eq!((room.known_to(9), room.known_to(10), room.known_to(59)), (9, 60, 60));
+        assert_eq!(room.known_to(60), 60);
+        room.while_given(20..30, || assert_eq!(parts(&room), [(10, 20), (30, 60)]));
+        room.while_given(15..35, || ());
+        assert_eq!(parts(&room), [(10, 15), (35, 60)]);
+        room.while_given(0..100, || ());
+        assert_eq!(parts(&room), []);
+    }
+
+    #[test]
+    fn an_answer_that_may_be_older_than_a_hole_does_not_count() {
+        let room = Room::default();
+        let asked = room.ask();
+        // Asked before room was given away, and answered meanwhile or afterwards.
+        room.while_given(10..20, || room.note(asked, 0..100));
+        room.note(asked, 0..100);
+        assert_eq!(parts(&room), []);
+        // Asked meanwhile.
+        let asked = room.while_given(10..20, || {
+            assert_eq!(room.ask(), None);
+            room.ask()
+        });
+        room.note(asked, 0..100);
+        assert_eq!(parts(&room), []);
+        note(&room, 0..100);
+        assert_eq!(parts(&room), [(0, 100)]);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let room = Room::default();
+        for at in 0..3 * PARTS_MOST as u64 {
+            note(&room, 2 * at..2 * at + 1);
+        }
+        assert!(parts(&room).len() <= PARTS_MOST);
+        assert_eq!(room.known_to(6 * PARTS_MOST as u64 - 2), 6 * PARTS_MOST as u64 - 1);
+    }
+}
