@@ -110,7 +110,7 @@ impl Allocator {
         let len = to_clusters(ask.len).clamp(min, most.max(min));
         let left = |taker: &Taker<'_, '_>| match taker {
             Taker::Handle(_, claimant) => self.space.left_for(*claimant),
-            Taker::Pin(_) => self.space.promised().saturating_sub(self.space.pinned()),
+            Taker::Pin(_) => self.space.unpinned(),
         };
         let mut retries = 0;
         loop {

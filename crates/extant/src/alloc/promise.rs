@@ -49,12 +49,20 @@
 //!   the numbers here. A search that found nothing and sees the same count before and after has
 //!   missed nothing.
 
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+}
+mod counts;
+#[cfg(all(test, not(miri)))]
+mod model;
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use extant_format::superblock::Superblock;
 
 use extant_format::features::Incompat;
 
+use self::counts::Counts;
 use super::{Allocator, Purpose, Right};
 use crate::error::{FsError, Result};
 use crate::mount::Fs;
@@ -78,8 +86,7 @@ pub(super) struct Space {
     free: AtomicI64,
     /// What can be had now (S1). Below zero when metadata had to have what was promised.
     spare: AtomicI64,
-    promised: AtomicU64,
-    pinned: AtomicU64,
+    promises: Counts,
     /// Freed by transactions that are not committed.
     pending: AtomicU64,
     /// What the superblock reserves.
@@ -127,8 +134,7 @@ impl Space {
         Space {
             free: AtomicI64::new(free),
             spare: AtomicI64::new(free),
-            promised: AtomicU64::new(0),
-            pinned: AtomicU64::new(0),
+            promises: Counts::new(),
             pending: AtomicU64::new(0),
             reserve: AtomicU64::new(reserve_of(superblock)),
             pool: pool_of(superblock),
@@ -171,11 +177,17 @@ impl Space {
     }
 
     pub(super) fn promised(&self) -> u64 {
-        self.promised.load(Ordering::Acquire)
+        self.promises.promised()
     }
 
+    /// What can be pinned now: never less than what is promised to the caller and not pinned.
+    pub(super) fn unpinned(&self) -> u64 {
+        self.promises.unpinned()
+    }
+
+    #[cfg(test)]
     pub(super) fn pinned(&self) -> u64 {
-        self.pinned.load(Ordering::Acquire)
+        self.promised().saturating_sub(self.unpinned())
     }
 
     pub(super) fn pending(&self) -> u64 {
@@ -203,8 +215,7 @@ impl Space {
             }
             Claimant::Publisher => {
                 // The bits that are clear and not pinned.
-                let unpinned = promised.saturating_sub(self.pinned());
-                return i64::try_from(unpinned).map_or(i64::MIN, |unpinned| -unpinned);
+                return i64::try_from(self.unpinned()).map_or(i64::MIN, |unpinned| -unpinned);
             }
         };
         i64::try_from(kept).unwrap_or(i64::MAX)
@@ -266,24 +277,18 @@ impl Space {
 
     /// Pins of `most` clusters, or as many as are promised and not pinned, but at least `least`.
     pub(super) fn pin(&self, least: u32, most: u32) -> Option<u32> {
-        let promised = self.promised();
-        let size = |pinned: u64| {
-            let left = promised.saturating_sub(pinned).min(u64::from(most));
-            u32::try_from(left).ok().filter(|size| *size >= least)
-        };
-        let pin = |pinned: u64| size(pinned).map(|size| pinned + u64::from(size));
-        let before = self.pinned.fetch_update(Ordering::AcqRel, Ordering::Acquire, pin).ok()?;
-        size(before)
+        self.promises.pin(least, most)
     }
 
     pub(super) fn unpin(&self, count: u32) {
-        self.pinned.fetch_sub(u64::from(count), Ordering::AcqRel);
+        self.promises.unpin(count);
     }
 
-    /// Pinned clusters are taken on the device, instead of so many promised ones.
+    /// Pinned clusters are taken on the device, instead of so many promised ones: whose promises end
+    /// next.
     pub(super) fn take_pinned(&self, count: u32) {
         self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
-        self.pinned.fetch_sub(u64::from(count), Ordering::AcqRel);
+        self.promises.unpin(count);
     }
 
     fn promise(&self, clusters: u64, right: Right) -> Result<(), u64> {
@@ -295,25 +300,20 @@ impl Space {
         };
         let claimed = self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, promise);
         claimed.map_err(|spare| spare.saturating_sub(kept).max(0) as u64)?;
-        self.promised.fetch_add(clusters, Ordering::AcqRel);
+        self.promises.promise(clusters);
         Ok(())
     }
 
     /// Promises whatever there is: for blocks that will need no cluster in the end, or in tests.
     pub(super) fn promise_anyway(&self, clusters: u64) {
         self.spare.fetch_sub(clusters as i64, Ordering::AcqRel);
-        self.promised.fetch_add(clusters, Ordering::AcqRel);
+        self.promises.promise(clusters);
     }
 
     /// So many promises end, and `taken` of their clusters are in use.
     fn settle(&self, promises: u64, taken: u64) {
-        let lower = |promised: u64| Some(promised.saturating_sub(promises));
-        let before = self.promised.fetch_update(Ordering::AcqRel, Ordering::Acquire, lower);
-        let before = before.unwrap_or_else(|promised| promised);
-        debug_assert!(before >= promises, "{promises} promises end of {before}");
-        let change = i64::try_from(promises.min(before))
-            .unwrap_or(i64::MAX)
-            .saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX));
+        let ended = i64::try_from(self.promises.end(promises)).unwrap_or(i64::MAX);
+        let change = ended.saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX));
         if change != 0 {
             self.spare.fetch_add(change, Ordering::AcqRel);
         }
