@@ -54,6 +54,12 @@ pub(crate) trait Evict {
         true
     }
 
+    /// The last word, before it leaves: [`may_evict`](Self::may_evict), and from now on nobody gets it
+    /// otherwise, either.
+    fn try_leave(&self, by_holder: bool) -> bool {
+        self.may_evict(by_holder)
+    }
+
     /// It leaves, under the lock of its shard.
     fn depart(&self, trace: &mut Self::Trace) {
         let _ = trace;
@@ -162,13 +168,13 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
                 second_best.get_or_insert(index);
                 continue;
             }
-            *place = Some(self.evict(index, &mut new));
+            *place = self.evict(index, &mut new);
         }
         // One that was used and may go is better than to grow. Nothing has moved if none was evicted.
         if out.iter().all(Option::is_none)
             && let Some(index) = second_best
         {
-            out[0] = Some(self.evict(index, &mut new));
+            out[0] = self.evict(index, &mut new);
         }
         if let Some(slot) = new {
             self.push(hash_of(&slot.key), slot);
@@ -176,16 +182,19 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         out
     }
 
-    /// Evicts the entry at `index`; the new one takes its place, if it has none yet.
-    fn evict(&mut self, index: usize, new: &mut Option<Slot<K, V>>) -> V {
-        let Some(slot) = new.take() else { return self.take_out(index) };
+    /// Evicts the entry at `index`, if it still may go; the new one takes its place, if it has none yet.
+    fn evict(&mut self, index: usize, new: &mut Option<Slot<K, V>>) -> Option<V> {
+        if !self.slots[index].value.try_leave(false) {
+            return None;
+        }
+        let Some(slot) = new.take() else { return Some(self.take_out(index)) };
         self.unlink(index);
         let hash = hash_of(&slot.key);
         let old = std::mem::replace(&mut self.slots[index], slot);
         old.value.depart(&mut self.trace);
         let Shard { table, slots, .. } = self;
         table.insert_unique(hash, index as u32, |at| hash_of(&slots[*at as usize].key));
-        old.value
+        Some(old.value)
     }
 }
 
@@ -311,6 +320,26 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         drop(evicted);
     }
 
+    /// Takes out all values that may go; how many.
+    pub(crate) fn drop_unused(&self) -> usize {
+        let mut count = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let before = shard.slots.len();
+            let mut out = Vec::new();
+            // From the end: the last one takes the place of the one that goes.
+            for index in (0..before).rev() {
+                if shard.slots[index].value.try_leave(false) {
+                    out.push(shard.take_out(index));
+                }
+            }
+            self.count_excess(before, shard.slots.len());
+            drop(shard);
+            count += out.len();
+        }
+        count
+    }
+
     /// Takes a value out.
     pub(crate) fn remove(&self, key: &K) {
         self.remove_if(key, |_, _| true);
@@ -321,7 +350,7 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     /// nothing if it has not.
     pub(crate) fn let_go(&self, key: &K, is_it: impl FnOnce(&V) -> bool) {
         if self.excess.load(Ordering::Relaxed) > 0 {
-            let may = |len, value: &V| len > self.capacity && is_it(value) && value.may_evict(true);
+            let may = |len, value: &V| len > self.capacity && is_it(value) && value.try_leave(true);
             self.remove_if(key, may);
         }
     }
@@ -398,7 +427,14 @@ mod tests {
             let found = cache.get(value).expect("evicted though held");
             assert!(Arc::ptr_eq(&found, value), "another copy of {value}");
         }
+        assert!(cache.drop_unused() > 0);
+        cache.check(1000);
+        assert_eq!(cache.drop_unused(), 0, "all that is left is held");
+        for value in &held {
+            assert!(cache.get(value).is_some(), "taken out though held");
+        }
         drop(held);
+        assert_eq!(cache.drop_unused(), 1000);
         for key in 3000..6000 {
             cache.insert(key, Arc::new(key));
         }

@@ -97,7 +97,7 @@ impl Dentries {
         }
         match &slot.node {
             None => Known::Missing,
-            Some(node) => node.upgrade().map_or(Known::Unknown, Known::Is),
+            Some(node) => Node::upgrade(node).map_or(Known::Unknown, Known::Is),
         }
     }
 

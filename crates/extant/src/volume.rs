@@ -108,6 +108,10 @@ impl Evict for Arc<Slot> {
 impl Evict for Arc<Node> {
     type Trace = Departed;
 
+    fn try_leave(&self, by_holder: bool) -> bool {
+        Node::try_leave(self, 1 + usize::from(by_holder))
+    }
+
     fn depart(&self, trace: &mut Departed) {
         Node::depart(self, trace);
     }
@@ -351,6 +355,11 @@ impl Volume {
         let at = table.checked_add(offset >> self.block_size.log2()).unwrap_or(table);
         self.check_blocks("inode table", None, at, 1)?;
         Ok((at, (offset & u64::from(self.block_size.bytes() - 1)) as usize))
+    }
+
+    /// Empties the caches as far as nobody holds what is in them; how much it was.
+    pub(crate) fn drop_unused(&self) -> usize {
+        self.nodes.drop_unused() + self.extent_nodes.drop_unused() + self.blocks.drop_unused()
     }
 
     pub(crate) fn nodes(&self) -> &Cache<Ino, Arc<Node>> {

@@ -732,6 +732,12 @@ impl Fs {
         self.volume().page_cache_made().map_or(0, |cache| cache.drop_clean())
     }
 
+    /// Lets go of all inodes and metadata blocks in memory that nobody holds and nothing waits to store,
+    /// and returns how many that was: what is looked at next comes from the device.
+    pub fn drop_cached_metadata(&self) -> usize {
+        self.volume().drop_unused()
+    }
+
     /// What the writing side did since the mount; `None` on a mount for reading.
     pub fn writer_stats(&self) -> Option<WriterStats> {
         self.volume().writer().ok().map(Writer::stats)

@@ -10,6 +10,7 @@
 //! ```text
 //! life      named, without links, dying, dead; handles; who may delete
 //! end       writeback kept out, and the right to delete that comes with it
+//! leave     out of the cache, or found by a name: not both
 //! unsynced  what a sync waits for, also when the node has left memory meanwhile
 //! model     both, in every order of steps that the memory model allows
 //! ```
@@ -24,9 +25,10 @@
 //!   nothing under writeback, and by one thread (`life`, Z2).
 
 mod atomic {
-    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
 mod end;
+mod leave;
 mod life;
 #[cfg(all(test, not(miri)))]
 mod model;
@@ -35,8 +37,8 @@ mod tests;
 mod unsynced;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use extant_base::Ino;
 use extant_format::inode::{FileKind, InodeFlags};
@@ -46,6 +48,7 @@ use crate::file::FileSlot;
 use crate::inode::InodeData;
 
 pub(crate) use end::{Dying, Settled};
+use leave::Leave;
 pub(crate) use life::{Life, Stage};
 pub(crate) use unsynced::{Departed, Unsynced};
 
@@ -95,6 +98,7 @@ pub(crate) struct Node {
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
     unsynced: Unsynced,
+    leave: Leave,
     /// What every write has to know, without a lock: see [`Gist`].
     gist: AtomicU64,
     /// Of a regular file in use: sizes, delayed blocks, cached contents.
@@ -116,6 +120,7 @@ impl Node {
             is_shortened: AtomicBool::new(false),
             dirty_tid: AtomicU32::new(0),
             unsynced: Unsynced::default(),
+            leave: Leave::new(),
             file: FileSlot::new(),
         }
     }
@@ -125,8 +130,19 @@ impl Node {
         Node { unsynced: Unsynced::after(departed), ..Node::new(data) }
     }
 
+    /// The node, unless it has left memory or is about to: then the cache of nodes knows better.
+    pub(crate) fn upgrade(node: &Weak<Node>) -> Option<Arc<Node>> {
+        node.upgrade().filter(|node| node.leave.is_here())
+    }
+
+    /// Lets it leave the cache if there are no more than `references`. Whether it does.
+    pub(crate) fn try_leave(node: &Arc<Node>, references: usize) -> bool {
+        node.leave.try_leave(|| Arc::strong_count(node) == references)
+    }
+
     /// It leaves the cache.
     pub(crate) fn depart(&self, departed: &mut Departed) {
+        self.leave.leave();
         let is_changed = self.dirty_tid.load(Ordering::Acquire) != 0;
         self.unsynced.depart(is_changed, departed);
     }

@@ -7,20 +7,25 @@
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::{AtomicBool, AtomicUsize};
 use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
 mod atomic {
-    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
+
+#[path = "leave.rs"]
+#[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
+#[expect(dead_code, reason = "the model needs only a part")]
+mod leave;
 
 #[path = "life.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
 #[expect(dead_code, reason = "the model needs only a part")]
 mod life;
 
-use atomic::Ordering::{Acquire, Release};
+use atomic::Ordering::{Acquire, Relaxed, Release};
 use life::{Life, Stage};
 
 /// A step left out or done wrong, to see that the model notices.
@@ -251,4 +256,37 @@ fn the_model_finds_contents_that_nobody_kept_out() {
 fn the_model_finds_what_is_deleted_twice() {
     let two = (Stage::Orphan, 2, true);
     check(2, Mistake::TrustsQueue, two, &[Model::program, Model::visitor, Model::reclaim]);
+}
+
+/// The cache lets a node go while somebody finds it by a name; `looks`: and looks whether it has left.
+fn leaving(looks: bool) {
+    loom::model(move || {
+        let references = Arc::new(AtomicUsize::new(1));
+        let leave = Arc::new(leave::Leave::new());
+        let finder = {
+            let (references, leave) = (Arc::clone(&references), Arc::clone(&leave));
+            thread::spawn(move || {
+                references.fetch_add(1, Relaxed);
+                let is_here = leave.is_here() || !looks;
+                if !is_here {
+                    references.fetch_sub(1, Release);
+                }
+                is_here
+            })
+        };
+        let has_left = leave.try_leave(|| references.load(Relaxed) == 1);
+        let is_found = finder.join().unwrap();
+        assert!(!(has_left && is_found), "it has left, and is in use");
+    });
+}
+
+#[test]
+fn a_node_that_is_found_by_a_name_stays_and_one_that_leaves_is_not_found() {
+    leaving(true);
+}
+
+#[test]
+#[should_panic(expected = "it has left, and is in use")]
+fn who_does_not_look_uses_what_has_left() {
+    leaving(false);
 }

@@ -1,7 +1,10 @@
 //! Inodes that leave memory while somebody else loads them.
 
+use std::sync::Arc;
+
 use extant_testkit::require;
 
+use super::Node;
 use crate::namei::SetAttributes;
 use crate::test_images::Image;
 
@@ -54,5 +57,37 @@ fn inodes_that_leave_memory_as_they_came_keep_nobody_from_loading() {
     });
     loaded.unwrap();
     assert_eq!(rounds, 1);
+    fs.unmount().unwrap();
+}
+
+#[test]
+fn a_name_finds_the_same_node_as_a_number_while_an_earlier_one_leaves() {
+    let image = require!(Image::make("8M", &["-t", "ext4"], ""));
+    let fs = image.open();
+    fs.write("/file", "contents").unwrap();
+    fs.sync().unwrap();
+    let root = fs.root().unwrap();
+    let ino = root.lookup_ino("file").unwrap();
+    // Whoever evicts it has it, for a moment, outside of the cache and its lock.
+    let leaving = fs.volume().nodes().get(&ino).unwrap();
+    fs.volume().nodes().remove(&ino);
+    let by_name = root.lookup("file").unwrap();
+    let by_number = fs.inode(ino).unwrap();
+    assert!(Arc::ptr_eq(by_name.node(), by_number.node()), "two nodes of one inode");
+    drop((leaving, by_name, by_number, root));
+    fs.unmount().unwrap();
+}
+
+#[test]
+fn a_node_that_stays_is_found_by_its_name_again() {
+    let image = require!(Image::make("8M", &["-t", "ext4"], ""));
+    let fs = image.open();
+    fs.write("/file", "contents").unwrap();
+    let root = fs.root().unwrap();
+    let file = root.lookup("file").unwrap();
+    assert!(!Node::try_leave(file.node(), 1), "it is held");
+    let again = Node::upgrade(&Arc::downgrade(file.node())).expect("it has not left");
+    assert!(Arc::ptr_eq(&again, file.node()));
+    drop((again, file, root));
     fs.unmount().unwrap();
 }

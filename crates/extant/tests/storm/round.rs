@@ -120,6 +120,7 @@ fn storm_on(
         let said = |error: extant::FsError| error.to_string();
         fs.sync().map_err(said)?;
         fs.drop_cached();
+        fs.drop_cached_metadata();
         round.verify(&library)?;
         drop(library);
         fs.clone().unmount().map_err(said)?;

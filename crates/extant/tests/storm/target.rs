@@ -218,8 +218,9 @@ impl Target for Library {
     }
 
     fn disturb(&self, random: u64) -> Answer<()> {
-        match random % 4 {
+        match random % 5 {
             0 => drop(self.fs.drop_cached()),
+            4 => drop(self.fs.drop_cached_metadata()),
             1 => drop(answer(self.fs.trim(0..u64::MAX, 0))),
             2 => drop(self.fs.statfs()),
             _ => answer(self.fs.tick())?,
