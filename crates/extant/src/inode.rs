@@ -21,7 +21,7 @@ use extant_format::extent::{self, ExtentState};
 use extant_format::features::Incompat;
 use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
 use extant_format::inode::{
-    BASE_BYTES, FileKind, Inode as Record, InodeError, InodeFlags, InodeLayout,
+    BASE_BYTES, EXTRA_BYTES, FileKind, Inode as Record, InodeError, InodeFlags, InodeLayout,
 };
 use extant_format::time::Timestamp;
 use extant_format::xattr::NameIndex;
@@ -301,7 +301,7 @@ impl Fs {
     pub(crate) fn load_inode_or_orphan(&self, ino: Ino) -> Result<InodeData> {
         let volume = self.volume();
         let none = FsError::NoSuchInode { ino, inode_count: volume.inode_count() };
-        let Some((raw, is_recorded)) = volume.raw_inode(ino)? else { return Err(none) };
+        let Some((mut raw, is_recorded)) = volume.raw_inode(ino)? else { return Err(none) };
         let fail = |fault| FsError::corrupt("inode", ino, None, fault);
         let layout = volume.inode_layout();
         let broken = |error| match error {
@@ -316,9 +316,18 @@ impl Fs {
         if volume.verifies_checksums() && !is_recorded {
             Record::verify_checksum(layout, ino, &raw).map_err(broken)?;
         }
-        let record = Record::decode(layout, &raw).map_err(broken)?;
+        let mut record = Record::decode(layout, &raw).map_err(broken)?;
+        if !volume.features().has_incompat(Incompat::INLINE_DATA) {
+            // Without the feature no inode has its data in itself, whatever it says: as for Linux, the map counts.
+            record.flags -= InodeFlags::INLINE_DATA;
+        }
         if record.links == 0 && record.mode == 0 {
             return Err(none);
+        }
+        if record.extra_isize == 0 && use_extra_space(layout, &mut raw) {
+            let flags = record.flags;
+            record = Record::decode(layout, &raw).map_err(broken)?;
+            record.flags = flags;
         }
         let kind = record.kind().ok_or_else(|| {
             let rule = "the mode has no file type";
@@ -329,6 +338,23 @@ impl Fs {
         check_stored_size(volume, &data)?;
         Ok(data)
     }
+}
+
+/// Gives a record the extra fields that it says it has not, from what lies there, and empty space for attributes behind
+/// them: so does Linux. `false` where records have no room.
+fn use_extra_space(layout: &InodeLayout, raw: &mut [u8]) -> bool {
+    let bytes = layout.extra_max().min(EXTRA_BYTES);
+    if bytes == 0 {
+        return false;
+    }
+    let end = BASE_BYTES + usize::from(bytes);
+    if let Some(word) = raw.get_mut(BASE_BYTES..BASE_BYTES + 2) {
+        word.copy_from_slice(&bytes.to_le_bytes());
+    }
+    if let Some(space) = raw.get_mut(end..) {
+        space.fill(0);
+    }
+    true
 }
 
 impl Clone for Inode {

@@ -8,7 +8,7 @@ mod patch;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use extant::{Family, Fault, Fs, FsError, GroupIndex, MountOptions};
+use extant::{Family, Fault, Fs, FsError, GroupIndex, MountOptions, NewInode};
 use extant_block::{BlockDevice, FileDevice, MemoryDevice, Record, RecordingDevice, SharedDevice};
 use extant_format::inode::InodeFlags;
 use extant_jbd2::{ExternalJournal, ExternalJournalError};
@@ -333,4 +333,71 @@ fn minix_df_counts_all_blocks() {
     assert_eq!(statfs(true).blocks, 8192);
     assert!(statfs(false).blocks < 8192);
     assert_eq!(statfs(true).blocks_free, statfs(false).blocks_free);
+}
+
+/// What an inode says of data in itself counts only with the feature, as for the kernel: without it the map is followed,
+/// for reading and for writing.
+#[test]
+fn a_flag_for_data_in_the_inode_means_nothing_without_its_feature() {
+    for options in [&["-t", "ext2"][..], &["-t", "ext3", "-J", "size=1"]] {
+        let (dir, path) = require!(make(options));
+        let device = Arc::new(extant_testkit::image::load(&path));
+        for name in ["/file", "/dir"] {
+            patch::patch_inode(&device, name, |record| record.flags |= InodeFlags::INLINE_DATA);
+        }
+        assert_ne!(kernel_mounts(&device, dir.path()), Some(false));
+        for writing in [false, true] {
+            let fs = open(Arc::clone(&device) as _, writing).unwrap();
+            assert_eq!(fs.read("/file").unwrap(), [7; 5000], "writing: {writing}");
+            assert_eq!(fs.read("/dir/inner").unwrap(), b"inner");
+            if writing {
+                let root = fs.root().unwrap();
+                let file = root.lookup("file").unwrap();
+                file.truncate(9000).unwrap();
+                root.lookup("dir").unwrap().create("new", &NewInode::root(0o644)).unwrap();
+                drop((file, root));
+            }
+            fs.unmount().unwrap();
+        }
+        let changed = dir.path().join("changed");
+        extant_testkit::image::save(&device, &changed);
+        e2fsck(&changed).unwrap().assert_clean();
+    }
+}
+
+/// Linux uses the space for extra fields of an inode that says it has none, and so what is there counts.
+#[test]
+fn extra_fields_of_an_inode_that_says_it_has_none_are_used_as_by_the_kernel() {
+    let (dir, path) = require!(make(&["-t", "ext4", "-O", "^metadata_csum"]));
+    let device = Arc::new(extant_testkit::image::load(&path));
+    let at = patch::patch_inode(&device, "/file", |_| ());
+    let mut word = [0; 4];
+    device.read_at(at + 8 + 8, &mut word).unwrap(); // i_mtime
+    let seconds = i64::from(u32::from_le_bytes(word)) + (1 << 32);
+    device.write_at(at + 128, &[0, 0]).unwrap(); // i_extra_isize
+    device.write_at(at + 136, &[1, 0, 0, 0]).unwrap(); // i_mtime_extra
+    if is_root() {
+        let copy = dir.path().join("copy");
+        extant_testkit::image::save(&device, &copy);
+        if let Ok(Ok(mount)) = LoopMount::attempt(&copy, MountFlags::RDONLY, "errors=continue") {
+            let file = std::fs::metadata(mount.path().join("file")).unwrap();
+            assert_eq!(std::os::unix::fs::MetadataExt::mtime(&file), seconds);
+        }
+    }
+    for writing in [false, true] {
+        let fs = open(Arc::clone(&device) as _, writing).unwrap();
+        let file = fs.resolve("/file").unwrap();
+        assert_eq!(file.metadata().mtime.seconds, seconds, "writing: {writing}");
+        if writing {
+            // It has the fields from then on, and room for attributes behind them.
+            file.set_xattr("user.small", b"small", extant::XattrMode::Any).unwrap();
+        }
+        drop(file);
+        fs.unmount().unwrap();
+    }
+    let changed = dir.path().join("changed");
+    extant_testkit::image::save(&device, &changed);
+    e2fsck(&changed).unwrap().assert_clean();
+    let fs = open(device as _, false).unwrap();
+    assert_eq!(fs.resolve("/file").unwrap().record().extra_isize, 32);
 }

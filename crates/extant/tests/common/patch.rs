@@ -22,8 +22,12 @@ fn place_of(superblock: &Superblock, group: GroupIndex) -> u64 {
         + u64::from(group.0 % per_block) * u64::from(superblock.desc_size)
 }
 
-/// Changes the inode that a path leads to.
-pub(crate) fn patch_inode(device: &MemoryDevice, path: &str, change: impl FnOnce(&mut Record)) {
+/// Changes the inode that a path leads to; where it lies.
+pub(crate) fn patch_inode(
+    device: &MemoryDevice,
+    path: &str,
+    change: impl FnOnce(&mut Record),
+) -> u64 {
     let fs = MountOptions::new().open_shared(Arc::new(device.snapshot())).unwrap();
     let ino = fs.resolve_link(path).unwrap().ino();
     let superblock = superblock(device);
@@ -37,6 +41,7 @@ pub(crate) fn patch_inode(device: &MemoryDevice, path: &str, change: impl FnOnce
     change(&mut record);
     record.encode(&layout, ino, &mut bytes).unwrap();
     device.write_at(at, &bytes).unwrap();
+    at
 }
 
 /// Changes a group's descriptor.
