@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock, Ino};
-use extant_format::hash::HashVersion;
+use extant_format::dir::Records;
+use extant_format::hash::{HashVersion, name_hash};
 use extant_format::htree::{
     HtreeFault, Index, IndexLayout, LEVELS_MAX_LARGE_DIR, NodePlace, Record, Root,
 };
 
 use super::damage;
+use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::map::Cursor;
@@ -19,6 +21,12 @@ const DEPTH_MAX: usize = LEVELS_MAX_LARGE_DIR as usize + 1;
 
 /// Inner nodes that a check looks at, at most.
 const NODES_MAX: usize = 8192;
+
+/// Leaves that are looked through for one with names, to see whether they are where the index says.
+const SAMPLED_MAX: usize = 4;
+
+/// Names in wrong places that make an index wrong, and not them.
+const ASTRAY_MIN: usize = 2;
 
 /// An index block on the way, and which of its records was followed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,11 +99,54 @@ impl<'a> IndexWalk<'a> {
         let blocks = volume.block_size().blocks_for(view.size());
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         let root = view.dir_block(cursor, FileBlock(0))?;
-        check(view, &root, |bytes| Root::decode(bytes, &layout, blocks).map(drop))?;
-        let decoded = Root::peek(root.bytes(), &layout);
-        let decoded = decoded.map_err(|fault| broken(view, root.number(), fault))?;
-        let (hash, parent, levels) = (decoded.hash, decoded.parent, decoded.levels);
-        Ok(IndexWalk { view, layout, blocks, root, hash, parent, levels })
+        let walk = |root: &Arc<MetaBlock>| {
+            let decoded = Root::peek(root.bytes(), &layout);
+            let decoded = decoded.map_err(|fault| broken(view, root.number(), fault))?;
+            let (hash, parent, levels) = (decoded.hash, decoded.parent, decoded.levels);
+            let root = Arc::clone(root);
+            Ok(IndexWalk { view, layout, blocks, root, hash, parent, levels })
+        };
+        root.check_index_once(|bytes| -> Result<()> {
+            Root::decode(bytes, &layout, blocks)
+                .map_err(|fault| broken(view, root.number(), fault))?;
+            walk(&root)?.check_hashes(cursor)
+        })?;
+        walk(&root)
+    }
+
+    /// Refuses an index whose names have other hashes than it says: one that names another function, or was
+    /// made with another seed. A few such names are damage of theirs, and not of the index.
+    fn check_hashes(&self, cursor: &mut Cursor) -> Result<()> {
+        if self.view.is_encrypted() {
+            return Ok(());
+        }
+        let seed = self.view.volume().hash_seed();
+        // What cannot be read is met again by who needs it.
+        let Ok(mut descent) = self.descend(cursor, 0) else { return Ok(()) };
+        for _ in 0..SAMPLED_MAX {
+            let Some(next) = descent.next else { return Ok(()) };
+            let Ok(block) = self.view.dir_block(cursor, descent.leaf) else { return Ok(()) };
+            let (mut names, mut astray) = (0, 0);
+            let entries = Records::of_area(block.bytes(), self.layout.dir).used();
+            for entry in entries.map_while(std::result::Result::ok).filter(|one| !one.is_dots()) {
+                let hashed = Wanted::new(entry.name, self.view.is_casefold());
+                let Some(hash) = name_hash(self.hash, &seed, hashed.hashed()) else {
+                    return Ok(());
+                };
+                names += 1;
+                let (hash, end) = (hash.major & !1, next.hash & !1);
+                let fits = hash < end || (hash == end && next.continued);
+                astray += usize::from(!fits || hash < descent.start & !1);
+            }
+            if astray >= ASTRAY_MIN && astray * 4 >= names {
+                let rule = "its index orders names by other hashes than theirs";
+                return Err(damage(self.view, self.root.number(), Fault::Rule(rule)));
+            }
+            if names > 0 || !self.advance(cursor, &mut descent).unwrap_or(false) {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     /// To the first leaf that may hold names of major hash `hash`.
