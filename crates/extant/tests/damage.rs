@@ -111,3 +111,44 @@ fn changes_of_damaged_file_systems_end_in_errors() {
         assert!(mounted > 100, "{mounted}");
     }
 }
+
+/// A bitmap that has an inode in use as free, with the right count: the number is not given out a second time, which
+/// would be the end of what it stands for.
+#[test]
+fn an_inode_in_use_is_not_given_out_again_whatever_the_bitmap_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(mke2fs(&path, "8M", &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"]));
+    let device = Arc::new(image::load(&path));
+    let open = || MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as _);
+    let (ino, bitmap) = {
+        let fs = open().unwrap();
+        let root = fs.root().unwrap();
+        let file = root.create("file", &NewInode::root(0o644)).unwrap();
+        file.set_xattr("user.small", [2; 10], XattrMode::Any).unwrap();
+        let ino = file.ino();
+        drop((file, root));
+        let bitmap = fs.group(extant::GroupIndex(0)).unwrap().inode_bitmap;
+        fs.unmount().unwrap();
+        (ino, bitmap)
+    };
+    let flip = |ino: u32| {
+        let (at, mut byte) = (bitmap.0 * 1024 + u64::from((ino - 1) / 8), [0]);
+        device.read_at(at, &mut byte).unwrap();
+        device.write_at(at, &[byte[0] ^ 1 << ((ino - 1) % 8)]).unwrap();
+    };
+    // This one is free now, and one that nobody uses is not.
+    flip(ino.0);
+    flip(ino.0 + 100);
+    let fs = open().unwrap();
+    let root = fs.root().unwrap();
+    let file = root.lookup("file").unwrap();
+    assert_eq!(file.ino(), ino);
+    let refused = root.create("new", &NewInode::root(0o644)).unwrap_err();
+    assert_eq!(refused.errno(), 117, "{refused}");
+    assert!(refused.to_string().contains("inode bitmap"), "{refused}");
+    assert_eq!(file.xattr("user.small").unwrap(), [2; 10]);
+    assert_eq!(root.lookup("file").unwrap().metadata(), file.metadata());
+    drop((file, root));
+    fs.unmount().unwrap();
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 
-use super::group::{GroupState, damaged};
+use super::group::{GroupState, NotFreed, damaged};
 use super::promise::Claimant;
 use super::{Allocator, BlockAsk, Half, Locked, Purpose, Right, Run};
 use crate::error::{Family, Fault, FsError, Result};
@@ -293,9 +293,20 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Damage: blocks outside the file system, in its own structures, or free already, or parts of
-    /// clusters; then nothing has changed.
+    /// Damage: blocks outside the file system, in its own structures, or parts of clusters; then nothing has changed.
+    /// That they are free already is damage of the bitmap, which is reported, and its group is not used any more (B5).
     pub(crate) fn free(&self, txn: &mut Txn<'_>, run: Run, was: Purpose) -> Result<()> {
+        self.free_or(txn, run, was, NotFreed::lost)
+    }
+
+    /// [`free`](Self::free); `judge` says what becomes of blocks that are not freed.
+    pub(super) fn free_or(
+        &self,
+        txn: &mut Txn<'_>,
+        run: Run,
+        was: Purpose,
+        judge: fn(NotFreed) -> Result<&'static str, &'static str>,
+    ) -> Result<()> {
         let volume = txn.volume();
         volume.check_blocks("freed blocks", None, run.start, u64::from(run.len))?;
         check_clusters(volume, run)?;
@@ -306,11 +317,11 @@ impl Allocator {
             != superblock.group_of_block(run.start).map(|at| at.0);
         if several {
             each_group(volume, run, |group, range| {
-                self.with_freed(volume, group, &range, |_, _| Ok(()))
+                self.with_freed(volume, group, &range, judge, |_, _| Ok(()))
             })?;
         }
         each_group(volume, run, |group, range| {
-            self.with_freed(volume, group, &range, |locked, range| {
+            self.with_freed(volume, group, &range, judge, |locked, range| {
                 self.free_locked(txn, locked, range)
             })
         })?;
@@ -329,6 +340,7 @@ impl Allocator {
         volume: &Volume,
         group: GroupIndex,
         range: &Range<u32>,
+        judge: fn(NotFreed) -> Result<&'static str, &'static str>,
         then: impl FnOnce(&mut Locked<'_>, &Range<u32>) -> Result<()>,
     ) -> Result<()> {
         let lost = |error: FsError| match error.family() {
@@ -344,12 +356,21 @@ impl Allocator {
         }
         let (place, state) = locked.parts()?;
         let at = state.descriptor.block_bitmap;
-        match self.blocks_of(volume, place.0, state) {
-            Ok(blocks) => blocks.check_free(range.clone()).map_err(|rule| {
-                let (value, limit) = (u64::from(range.start), u64::from(range.end));
-                FsError::corrupt("block bitmap", None, at, Fault::Field { rule, value, limit })
-            })?,
+        let checked = match self.blocks_of(volume, place.0, state) {
+            Ok(blocks) => blocks.check_free(range.clone()),
             Err(error) => return lost(error),
+        };
+        let broken = |rule| {
+            let (value, limit) = (u64::from(range.start), u64::from(range.end));
+            FsError::corrupt("block bitmap", None, at, Fault::Field { rule, value, limit })
+        };
+        match checked.map_err(judge) {
+            Ok(()) => {}
+            Err(Err(rule)) => return Err(broken(rule)),
+            Err(Ok(rule)) => {
+                self.report(place.0, Half::Blocks as u8, broken(rule));
+                return Ok(());
+            }
         }
         then(&mut locked, range)
     }

@@ -220,6 +220,32 @@ impl GroupState {
     }
 }
 
+/// Why clusters are not freed, and the rule that was broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NotFreed {
+    /// Whoever frees them is wrong.
+    Refused(&'static str),
+    /// The bitmap is: it is not believed any more, and the others go on.
+    Lost(&'static str),
+}
+
+impl NotFreed {
+    /// What is lost with the bitmap, or an error.
+    pub(super) fn lost(self) -> Result<&'static str, &'static str> {
+        match self {
+            NotFreed::Lost(rule) => Ok(rule),
+            NotFreed::Refused(rule) => Err(rule),
+        }
+    }
+
+    /// An error in any case: for who never frees twice.
+    #[cfg(test)]
+    pub(super) fn refused(self) -> Result<&'static str, &'static str> {
+        let (NotFreed::Lost(rule) | NotFreed::Refused(rule)) = self;
+        Err(rule)
+    }
+}
+
 impl Blocks {
     fn new(stored: Bitmap, own: Vec<Range<u32>>, len: u32) -> Blocks {
         let first_free = first_clear(&stored, 0, len);
@@ -368,15 +394,18 @@ impl Blocks {
     }
 
     /// What forbids to free these clusters.
-    pub(super) fn check_free(&self, range: Range<u32>) -> Result<(), &'static str> {
+    pub(super) fn check_free(&self, range: Range<u32>) -> Result<(), NotFreed> {
         if range.end > self.len {
-            return Err("blocks are freed that lie behind the group (first and end bit follow)");
+            let rule = "blocks are freed that lie behind the group (first and end bit follow)";
+            return Err(NotFreed::Refused(rule));
         }
-        if self.stored.view().count_clear(range.clone()) > 0 {
-            return Err("blocks are freed that are free (first and end bit follow)");
+        if self.holds_own(range.clone()) && !sabotage("extant.alloc.own-blocks-freed") {
+            let rule = "blocks are freed that hold the file system's own structures";
+            return Err(NotFreed::Refused(rule));
         }
-        if self.holds_own(range) && !sabotage("extant.alloc.own-blocks-freed") {
-            return Err("blocks are freed that hold the file system's own structures");
+        if self.stored.view().count_clear(range) > 0 {
+            let rule = "blocks are freed that are free (first and end bit follow)";
+            return Err(NotFreed::Lost(rule));
         }
         Ok(())
     }

@@ -78,10 +78,18 @@ impl Allocator {
         let Some(bit) = self.find_inode(volume, &mut locked, reserved, obstacle)? else {
             return Ok(None);
         };
-        self.take_inode(txn, &mut locked, bit, is_dir)?;
         // At most the number of inodes, which fits.
-        let per_group = superblock.inodes_per_group;
-        Ok(Some(Ino(group.0 * per_group + bit + 1)))
+        let ino = Ino(group.0 * superblock.inodes_per_group + bit + 1);
+        let earlier = volume.nodes().get(&ino);
+        if earlier.is_some_and(|earlier| !earlier.life().is_gone()) {
+            let (place, state) = locked.parts()?;
+            let fault = Fault::Rule("an inode that is in use is free there");
+            let error = FsError::corrupt("inode bitmap", ino, state.descriptor.inode_bitmap, fault);
+            obstacle.get_or_insert(self.report(place.0, Half::Inodes as u8, error));
+            return Ok(None);
+        }
+        self.take_inode(txn, &mut locked, bit, is_dir)?;
+        Ok(Some(ino))
     }
 
     /// Takes inode `bit` of a locked group, which is free.
@@ -155,7 +163,8 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Damage: the inode is free already, or reserved; then nothing has changed.
+    /// Damage: the inode is reserved; then nothing has changed. That it is free already is damage of the bitmap, which
+    /// is reported, and the group gives no inodes any more (B5).
     pub(crate) fn free_inode(&self, txn: &mut Txn<'_>, ino: Ino, is_dir: bool) -> Result<()> {
         let volume = txn.volume();
         let superblock = volume.superblock();
@@ -176,7 +185,11 @@ impl Allocator {
         let (place, state) = locked.parts()?;
         match self.inodes_of(volume, place.0, state) {
             Ok(inodes) if inodes.is_used(bit) => {}
-            Ok(_) => return Err(fail("an inode is freed that is free")),
+            Ok(_) => {
+                let error = fail("an inode is freed that is free");
+                self.report(place.0, Half::Inodes as u8, error);
+                return Ok(());
+            }
             Err(error) => return lost(error),
         }
         self.touch(txn, state, Half::Inodes)?;

@@ -13,6 +13,7 @@ use extant_format::inode::FileKind;
 use extant_sync::threads::workers;
 use extant_testkit::require;
 
+use super::group::NotFreed;
 use super::*;
 use crate::map::MappingKind;
 use crate::mount::Fs;
@@ -69,8 +70,10 @@ impl Mount {
         self.alloc().allocate(&mut self.txn(), &ask, Right::Rescue, u64::MAX)
     }
 
+    /// Gives blocks back that must be in use.
     fn free(&self, start: u64, len: u32) -> Result<()> {
-        self.alloc().free(&mut self.txn(), Run { start: FsBlock(start), len }, Purpose::Data)
+        let run = Run { start: FsBlock(start), len };
+        self.alloc().free_or(&mut self.txn(), run, Purpose::Data, NotFreed::refused)
     }
 
     fn parent(&self, ino: Ino) -> Arc<crate::inode::InodeData> {
@@ -412,7 +415,7 @@ fn what_must_not_be_freed_is_damage_and_changes_nothing() {
     mount.commit();
     assert_eq!(mount.free(start, len).unwrap_err().family(), Family::Damage, "after the commit");
     let alloc = mount.alloc();
-    for ino in [Ino(2), Ino(8), Ino(12), Ino(u32::MAX)] {
+    for ino in [Ino(2), Ino(8), Ino(u32::MAX)] {
         let error = alloc.free_inode(&mut mount.txn(), ino, false).expect_err("refused");
         assert_eq!(error.family(), Family::Damage, "{ino}");
     }
@@ -581,6 +584,32 @@ fn memory_for_bitmaps_is_bounded() {
     }
     let kept = (0..count).filter(|at| alloc.cell(GroupIndex(*at)).unwrap().state.lock().is_some());
     assert!(kept.count() <= 65);
+}
+
+/// As with Linux: what is freed twice is damage of the bitmap, and whoever frees it goes on.
+#[test]
+fn what_is_freed_and_free_already_is_lost_and_reported() {
+    let image = require!(Image::make("64M", &["-t", "ext4", "-b", "1024"], ""));
+    let mount = Mount::of(&image);
+    let run = mount.take(20_000, 1, 1).unwrap();
+    let (group, _) = mount.volume().superblock().group_of_block(run.start).unwrap();
+    let twice = Run { start: run.start, len: 10 };
+    mount.alloc().free(&mut mount.txn(), twice, Purpose::Data).unwrap();
+    let reports = mount.alloc().take_reports();
+    assert!(reports[0].to_string().contains("block bitmap"), "{reports:?}");
+    assert_eq!((reports.len(), reports[0].errno()), (1, 117));
+    let other = mount.take(run.start.0, 1, 1).unwrap();
+    assert_ne!(mount.volume().superblock().group_of_block(other.start).unwrap().0, group);
+    mount.free(other.start.0, 1).unwrap();
+
+    let ino = mount.new_inode(Ino::ROOT, FileKind::Regular, "a").unwrap();
+    mount.alloc().free_inode(&mut mount.txn(), Ino(ino.0 + 1), false).unwrap();
+    let reports = mount.alloc().take_reports();
+    assert!(reports[0].to_string().contains("inode bitmap"), "{reports:?}");
+    assert_eq!((reports.len(), reports[0].errno()), (1, 117));
+    let other = mount.new_inode(Ino::ROOT, FileKind::Regular, "b").unwrap();
+    let group_of = |ino| mount.volume().superblock().group_of_inode(ino).unwrap().0;
+    assert_ne!(group_of(other), group_of(ino));
 }
 
 #[test]
