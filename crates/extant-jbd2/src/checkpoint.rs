@@ -137,7 +137,20 @@ impl Journal {
 
     /// Everything is committed: brings it home and marks the log clean. False when somebody opened
     /// a handle meanwhile.
-    pub(crate) fn close_clean(&self, _role: &Role<'_>) -> Result<bool, JournalError> {
+    pub(crate) fn close_clean(&self, role: &Role<'_>) -> Result<bool, JournalError> {
+        self.clean(role, || {
+            self.set_closed();
+            Ok(())
+        })
+    }
+
+    /// Writes everything home and marks the log clean, then does `when_clean` while there is no handle.
+    /// `false`, and not done, when the running transaction has changes by then.
+    pub(crate) fn clean<E: From<JournalError>>(
+        &self,
+        _role: &Role<'_>,
+        when_clean: impl FnOnce() -> Result<(), E>,
+    ) -> Result<bool, E> {
         let mut work = self.work.lock();
         self.checkpoint_work(&mut work)?;
         let shut = self.gate.shut();
@@ -155,7 +168,7 @@ impl Journal {
             Some(_) => {}
             None => self.flush(&self.home)?,
         }
-        self.set_closed();
+        when_clean()?;
         drop(shut);
         Ok(true)
     }

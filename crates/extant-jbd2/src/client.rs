@@ -83,13 +83,20 @@ impl fmt::Debug for EncodeSink<'_> {
 
 /// Why encoding failed.
 #[derive(Debug, thiserror::Error)]
-#[error("encoding a transaction failed: {0}")]
-pub struct EncodeError(Box<dyn std::error::Error + Send + Sync>);
+#[error("encoding a transaction failed: {why}")]
+pub struct EncodeError {
+    errno: i32,
+    why: String,
+}
 
 impl EncodeError {
-    /// Wraps the client's error.
-    pub fn new(error: impl std::error::Error + Send + Sync + 'static) -> EncodeError {
-        EncodeError(Box::new(error))
+    /// The client's error in words, and as the number that the journal stores: Linux errno, positive.
+    pub fn new(errno: i32, why: impl Into<String>) -> EncodeError {
+        EncodeError { errno, why: why.into() }
+    }
+
+    pub(crate) fn errno(&self) -> i32 {
+        self.errno
     }
 }
 

@@ -75,7 +75,7 @@ impl Journal {
         self.check()?;
         let mut sink = EncodeSink { journal: self, tid };
         if let Err(error) = self.client.encode(tid, &mut sink) {
-            self.abort(EIO, &error.to_string());
+            self.abort(error.errno(), &error.to_string());
         }
         self.check()?;
         let taken = self.set.take(self.log.is_some());

@@ -449,6 +449,22 @@ impl Journal {
         }
     }
 
+    /// Commits, writes everything home, marks the log clean, and does `when_clean`, during which nobody has a
+    /// handle. The next commit begins a log again, after [`Client::encode`](crate::Client::encode). `false`, and not
+    /// done, when there were changes in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit), and those of `when_clean`.
+    pub fn rest<E: From<JournalError>>(
+        &self,
+        when_clean: impl FnOnce() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let role = self.role()?;
+        self.commit_running(&role)?;
+        self.clean(&role, when_clean)
+    }
+
     /// Waits for the role; not available after an abort or a close.
     fn role(&self) -> Result<Role<'_>, JournalError> {
         if cfg!(debug_assertions) {

@@ -352,7 +352,8 @@ impl Client for VolumeClient {
     fn encode(&self, _: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError> {
         let Some(volume) = self.volume() else { return Ok(()) };
         let Ok(writer) = volume.writer() else { return Ok(()) };
-        writer.encode(&volume, sink).map_err(EncodeError::new)
+        let encoded = writer.encode(&volume, sink);
+        encoded.map_err(|error| EncodeError::new(error.errno(), error.with_causes()))
     }
 
     fn committed(&self, tid: Tid) {
@@ -376,6 +377,7 @@ impl Client for VolumeClient {
 
 impl Writer {
     fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
+        self.supers.wake()?;
         for dirty in self.dirty.take() {
             self.inodes_encoded.fetch_add(1, Ordering::Relaxed);
             let load = || volume.load_block(dirty.slot.number());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::work_dir;
 use extant::{Fs, Inode, MountOptions, NewInode, QuotaKind, SetAttributes};
-use extant_block::FileDevice;
+use extant_block::{FileDevice, RecordingDevice};
 use extant_sync::{FixedClock, threads};
 use extant_testkit::oracle::{LoopMount, Tool, debugfs, dumpe2fs, e2fsck, mke2fs, root};
 use extant_testkit::require;
@@ -215,4 +215,58 @@ fn multi_mount_protection_is_held_and_let_go() {
     let shown = debugfs(&image, false, "dump_mmp\n").unwrap();
     assert!(sequence(&shown).contains("ff4d4d50"), "{shown}");
     e2fsck(&image).unwrap().assert_clean();
+}
+
+/// A mount at rest leaves the image as one that was unmounted, for e2fsck too; what comes after that survives a crash, and
+/// before it is durable, each state between is one or the other.
+#[test]
+fn what_rests_is_clean_until_the_next_change_and_after_that_needs_recovery() {
+    let dir = work_dir();
+    for (number, layout) in
+        [&["-t", "ext4"][..], &["-t", "ext4", "-O", "orphan_file"], &["-t", "ext2"]]
+            .into_iter()
+            .enumerate()
+    {
+        let image = dir.path().join(format!("image-{number}"));
+        require!(mke2fs(&image, "16M", &[layout, &["-b", "1024"]].concat()));
+        let base = extant_testkit::image::load(&image);
+        let device = Arc::new(RecordingDevice::over(base));
+        let fs = options().background(false).open_shared(Arc::clone(&device) as _).unwrap();
+        let top = fs.root().unwrap();
+        top.create("first", &owned(0, 0)).unwrap().write_at(0, &[1; 5000]).unwrap();
+        assert!(fs.rest().unwrap() && fs.rest().unwrap(), "{layout:?}");
+        let rests = device.records().len();
+        let is_clean = |position: usize, name: &str| {
+            let path = dir.path().join(format!("{name}-{number}"));
+            extant_testkit::image::save(&device.image_with_all(position), &path);
+            e2fsck(&path).unwrap().assert_clean();
+            let facts = dumpe2fs(&path).unwrap();
+            !facts["Filesystem features"].contains("needs_recovery")
+                && facts["Filesystem state"] == "clean"
+        };
+        assert!(is_clean(rests, "rests"), "{layout:?}");
+        // Reading changes nothing.
+        assert_eq!(fs.read("/first").unwrap(), [1; 5000]);
+        fs.sync().unwrap();
+        assert_eq!(device.records().len(), rests, "{layout:?}");
+        top.create("second", &owned(0, 0)).unwrap();
+        fs.sync().unwrap();
+        let has_log = layout[1] == "ext4";
+        for position in rests..=device.records().len() {
+            let image = Arc::new(device.image_with_all(position));
+            let fs = options().open_shared(image as _).unwrap();
+            assert_eq!(fs.read("/first").unwrap(), [1; 5000], "{layout:?}, {position}");
+            let is_there = fs.resolve("/second").is_ok();
+            assert!(is_there || position < device.records().len(), "{layout:?}: durable, and lost");
+            fs.unmount().unwrap();
+        }
+        if has_log {
+            let image = Arc::new(device.image_with_all(device.records().len()));
+            let again = MountOptions::new().open_shared(image as _).unwrap();
+            assert!(again.replayed().is_some());
+        }
+        drop(top);
+        fs.unmount().unwrap();
+        assert!(is_clean(device.records().len(), "ended"), "{layout:?}");
+    }
 }

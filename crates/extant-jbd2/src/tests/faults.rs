@@ -133,20 +133,21 @@ fn j8_an_abort_inside_a_handle_keeps_its_transaction_from_the_device() {
 
 #[test]
 fn a_failed_encoding_aborts() {
-    #[derive(Debug, thiserror::Error)]
-    #[error("no")]
-    struct No;
     let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
-    let client = TestClient::new(Box::new(|_, _| Err(EncodeError::new(No))), Box::new(|_| ()));
+    let damaged = || EncodeError::new(117, "damaged");
+    let client = TestClient::new(Box::new(move |_, _| Err(damaged())), Box::new(|_| ()));
     let journal = open(&device, client.clone());
     let mut handle = journal.start(1).unwrap();
     handle.claim(&TestBlock::new(1)).unwrap();
     let tid = handle.tid();
     drop(handle);
     assert!(journal.commit(tid).is_err());
-    assert!(journal.is_aborted());
+    let reason = journal.abort_reason().unwrap();
+    assert_eq!(reason.errno, 117, "what it says counts, and not that encoding failed");
+    assert!(reason.why.contains("damaged"), "{}", reason.why);
     assert!(client.committed.lock().is_empty());
     assert!(!store(&device).superblock().is_dirty());
+    assert_eq!(store(&device).superblock().errno, -117);
 }
 
 /// Calls a hook before each flush.

@@ -11,7 +11,7 @@
 //! - U1. A change inside a transaction is part of it: [`SuperState::change`].
 //! - U2. Before the first transaction and after the last checkpoint there is no transaction to be
 //!   part of: the superblock is written directly, and flushed, by [`SuperState::mounted`] and
-//!   [`SuperState::unmounted`].
+//!   [`SuperState::unmounted`]; and between two, by [`SuperState::rest`] and [`SuperState::wake`].
 //! - U3. "Needs recovery" is on the device before the first block goes into the log (J11), and is
 //!   taken off after the log is empty.
 //! - U4. A record of damage goes with the next transaction, or with unmounting. When the journal
@@ -23,7 +23,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-use extant_base::{FsBlock, Ino};
+use extant_base::{FsBlock, Ino, sabotage};
 use extant_block::{BlockDevice, SharedDevice};
 use extant_format::features::{Compat, ErrorsPolicy, Incompat, RoCompat, State};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
@@ -139,6 +139,8 @@ pub(crate) struct SuperState {
     errors: MountErrors,
     /// After damage, with [`MountErrors::RemountReadOnly`].
     read_only: AtomicBool,
+    /// Marked clean, and nothing was committed since.
+    at_rest: AtomicBool,
 }
 
 struct Current {
@@ -174,6 +176,7 @@ impl SuperState {
             needed,
             errors: errors.unwrap_or(MountErrors::of(superblock.errors)),
             read_only: AtomicBool::new(false),
+            at_rest: AtomicBool::new(false),
             current: Mutex::new(
                 Rank::Leaf,
                 Current { dirty: false, state: superblock.state, superblock, records: Vec::new() },
@@ -247,15 +250,7 @@ impl SuperState {
             superblock.mount_time = now;
             superblock.write_time = now;
             superblock.mount_count = superblock.mount_count.saturating_add(1);
-            let features = &mut superblock.features;
-            if has_log {
-                features.incompat |= Incompat::RECOVER;
-                if features.has_compat(Compat::ORPHAN_FILE) {
-                    features.ro_compat |= RoCompat::ORPHAN_PRESENT;
-                }
-            } else {
-                superblock.state -= State::VALID;
-            }
+            mark(superblock, has_log);
         })
     }
 
@@ -276,6 +271,35 @@ impl SuperState {
                 }
             }
         })
+    }
+
+    /// Writes what [`unmounted`](Self::unmounted) writes, until [`wake`](Self::wake). No handle is open, the log is
+    /// empty, and everything is home.
+    pub(crate) fn rest(&self, now: i64, ending: Ending) -> Result<()> {
+        self.unmounted(now, ending)?;
+        self.at_rest.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Before the first commit after a rest: writes that the file system is mounted, onto what the device has, and
+    /// without anything of what is about to be committed (U3).
+    pub(crate) fn wake(&self) -> Result<()> {
+        if !self.at_rest.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        self.device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+        let mut stored = Superblock::decode(&bytes).map_err(|error| {
+            FsError::corrupt("superblock", None, None, Fault::Decode(Box::new(error)))
+        })?;
+        mark(&mut stored, self.has_log);
+        mark(&mut self.current.lock().superblock, self.has_log);
+        if !sabotage("extant.supers.wakes-unmarked") {
+            self.device.write_at(SUPERBLOCK_OFFSET, &stored.encode())?;
+            self.device.flush()?;
+        }
+        self.at_rest.store(false, Ordering::Release);
+        Ok(())
     }
 
     fn write_now(&self, change: impl FnOnce(&mut Current, bool)) -> Result<()> {
@@ -347,6 +371,19 @@ impl SuperState {
         }
         self.device.write_at(SUPERBLOCK_OFFSET, &stored.encode())?;
         Ok(self.device.flush()?)
+    }
+}
+
+/// Marks a file system as mounted.
+fn mark(superblock: &mut Superblock, has_log: bool) {
+    let features = &mut superblock.features;
+    if has_log {
+        features.incompat |= Incompat::RECOVER;
+        if features.has_compat(Compat::ORPHAN_FILE) {
+            features.ro_compat |= RoCompat::ORPHAN_PRESENT;
+        }
+    } else {
+        superblock.state -= State::VALID;
     }
 }
 

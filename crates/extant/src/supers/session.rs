@@ -2,7 +2,7 @@
 //! multi-mount protection.
 
 use extant_format::superblock::Superblock;
-use extant_jbd2::FastCommitOverlay;
+use extant_jbd2::{FastCommitOverlay, JournalError};
 
 use super::{Ending, Totals};
 use crate::alloc::Allocator;
@@ -11,6 +11,21 @@ use crate::fc_apply;
 use crate::mount::Fs;
 use crate::orphan::OrphanSummary;
 use crate::writer::Writer;
+
+/// How often [`Fs::rest`] tries.
+const REST_TRIES: u32 = 10;
+
+/// What keeps a file system from resting.
+enum Resting {
+    Journal(JournalError),
+    File(FsError),
+}
+
+impl From<JournalError> for Resting {
+    fn from(error: JournalError) -> Resting {
+        Resting::Journal(error)
+    }
+}
 
 impl Totals {
     /// As the allocator has them now.
@@ -56,6 +71,40 @@ impl Fs {
         })
     }
 
+    fn ending(&self, writer: &Writer, log_is_empty: bool, kbytes_written: u64) -> Ending {
+        Ending {
+            totals: Totals::of(writer.alloc(), self.superblock()),
+            log_is_empty,
+            no_orphans: writer.orphans().len() == 0,
+            kbytes_written,
+        }
+    }
+
+    /// Makes every change so far durable, empties the journal, and marks the image clean as unmounting does, while
+    /// it stays mounted: until the next change, the image is one that was unmounted, also after a crash. What was removed
+    /// and is still open is an orphan there. `false` when changes came in between again and again; all is durable then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`sync`](Self::sync). A mount for reading has nothing to do.
+    pub fn rest(&self) -> Result<bool> {
+        let Ok(writer) = self.volume().writer() else { return Ok(true) };
+        for _ in 0..REST_TRIES {
+            self.sync()?;
+            let mark = || {
+                let ending = self.ending(writer, true, 0);
+                writer.supers().rest(writer.now().seconds, ending).map_err(Resting::File)
+            };
+            match writer.journal().rest(mark) {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                Err(Resting::File(error)) => return Err(error),
+                Err(Resting::Journal(error)) => return Err(FsError::from_journal(error)),
+            }
+        }
+        Ok(false)
+    }
+
     /// The last writes of a mount. `log_is_empty` when everything that was committed is at its place
     /// and the journal says that it is empty, or there is none; `kbytes_written` of this mount.
     ///
@@ -65,12 +114,7 @@ impl Fs {
     /// mounts was lost.
     pub(crate) fn end_writing(&self, log_is_empty: bool, kbytes_written: u64) -> Result<()> {
         let writer = self.volume().writer()?;
-        let ending = Ending {
-            totals: Totals::of(writer.alloc(), self.superblock()),
-            log_is_empty,
-            no_orphans: writer.orphans().len() == 0,
-            kbytes_written,
-        };
+        let ending = self.ending(writer, log_is_empty, kbytes_written);
         writer.supers().unmounted(writer.now().seconds, ending)?;
         writer.mmp().map_or(Ok(()), |mmp| mmp.release())
     }
