@@ -35,6 +35,7 @@ pub(crate) mod notify;
 pub(crate) mod options;
 mod peek;
 pub(crate) mod remount;
+mod reopen;
 pub(crate) mod sandbox;
 mod second;
 pub(crate) mod server;

@@ -67,6 +67,7 @@ fn umount_says_who_else_has_it_and_a_signal_ends_it_for_them() {
                 .hints(&format!("kill -TERM {server}"));
             // It is as said.
             fs::copy(mounts.path("a.img"), mounts.path("cut.img")).unwrap();
+            kernel::clean(&mounts.place, "cut.img");
             let read = mounts.place.run(&["cat", "cut.img:/kept"]).succeeds();
             assert!(read.output.stdout == vec![7; 300_000]);
             signal(server, Signal::TERM);

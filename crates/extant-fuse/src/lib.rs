@@ -69,5 +69,5 @@ pub use operations::{
     ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
 };
 pub use rings::Rings;
-pub use session::{Events, Level, ServeError};
+pub use session::{Events, Level, NotWritable, ServeError};
 pub use settings::{AccessTimes, Durable, RingUse, Settings};

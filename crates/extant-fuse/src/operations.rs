@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use extant::SpaceFor;
+use extant_sync::RwLockReadGuard;
 
 use crate::gate::Gate;
 
@@ -451,4 +452,9 @@ pub trait Operations: Send + Sync {
     }
     /// Who lets changes pass, or holds them back for a while.
     fn gate(&self) -> &Gate;
+    /// Kept until a request is answered: what answers stays the same file system meanwhile. `None` where it
+    /// always does.
+    fn stays(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        None
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use extant::Fs;
 use extant_base::sabotage;
 use extant_sync::threads::{self, ThreadError};
 use extant_sync::{Clock, Mutex, Rank};
@@ -48,6 +49,17 @@ pub trait Events: Send + Sync {
         false
     }
 
+    /// Opens the file system for writing, which was mounted for reading
+    /// ([`Settings::may_become_writable`]). No request is being answered meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`NotWritable`].
+    fn open_for_writing(&self) -> Result<Fs, Box<NotWritable>> {
+        let (why, instead) = ("it was mounted for reading".to_owned(), None);
+        Err(Box::new(NotWritable { why, instead }))
+    }
+
     /// Something for the log.
     fn log(&self, level: Level, text: &str);
 
@@ -57,6 +69,16 @@ pub trait Events: Send + Sync {
         let _ = thread;
         None
     }
+}
+
+/// Why what was mounted for reading did not become writable.
+#[derive(Debug)]
+pub struct NotWritable {
+    /// In words, for whoever asked.
+    pub why: String,
+    /// The file system, opened for reading once more: on the way something may have been written, the replayed
+    /// journal for one, over which the one that is served looks at the image. `None` when nothing was.
+    pub instead: Option<Fs>,
 }
 
 /// How much a message matters.
@@ -346,6 +368,7 @@ pub(crate) fn attempt(
     events: &dyn Events,
 ) -> Outcome {
     let opcode = request.header.opcode;
+    let _same = waits_for_turn(opcode).then(|| desk.operations.stays()).flatten();
     let answered = catch_unwind(AssertUnwindSafe(|| desk.answer(request, contents)));
     answered.unwrap_or_else(|_| {
         let text = format!(
@@ -355,6 +378,21 @@ pub(crate) fn attempt(
         events.log(Level::Error, &text);
         Outcome::Failed(Errno::EIO)
     })
+}
+
+/// Whether a request is about the file system as it is, and waits while that becomes another one. Orders to the server
+/// are among attributes, which see to it themselves; what ends something never waits.
+fn waits_for_turn(opcode: u32) -> bool {
+    !matches!(
+        opcode,
+        op::GETXATTR
+            | op::SETXATTR
+            | op::FORGET
+            | op::BATCH_FORGET
+            | op::INTERRUPT
+            | op::INIT
+            | op::DESTROY
+    )
 }
 
 /// The reply to a read: sent where the bytes lie.

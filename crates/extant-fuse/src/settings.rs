@@ -67,6 +67,10 @@ pub struct Settings {
     /// something new is made: elsewhere root is treated as any other user, and who gives an order is found by
     /// [`Events::user_of`](crate::Events::user_of).
     pub idmapped: bool,
+    /// What is mounted for reading may be asked to become writable (`remount,rw`), by
+    /// [`Events::open_for_writing`](crate::Events::open_for_writing). The kernel then asks at each opening
+    /// of a file, as on a mount for writing: what it was told not to ask it never asks again.
+    pub may_become_writable: bool,
 }
 
 impl Default for Settings {
@@ -84,6 +88,7 @@ impl Default for Settings {
             write_bytes_max: 1 << 20,
             ring: RingUse::default(),
             idmapped: false,
+            may_become_writable: false,
         }
     }
 }

@@ -20,7 +20,7 @@ use std::cell::RefCell;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Rank {
-    /// "No new changes" while the file system is frozen.
+    /// Which file system a mount serves.
     Freeze = 1,
     /// The shape of the tree: renames across directories.
     Rename = 2,

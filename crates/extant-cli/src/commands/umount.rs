@@ -85,7 +85,10 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
             let is_shut_down = info.get("shut_down").and_then(Value::as_bool) == Some(true);
             let stored = match lazy || is_shut_down {
                 true => Ok(()),
-                false => write_everything(point, &info),
+                false => {
+                    let is_held = !Holders::of(&entry).elsewhere.is_empty();
+                    write_everything(point, &info, is_held)
+                }
             };
             // What has stopped for good does not store it later either. Else it stays: nobody hears of a
             // write that fails once it is unmounted.
@@ -154,9 +157,9 @@ fn stopped_because(point: &Path) -> Option<String> {
     info.get("stopped_because").and_then(Value::as_str).map(str::to_owned)
 }
 
-/// Has all that was written so far stored in the image. What programs wrote and nobody could store is told
+/// Has all that was written so far stored in the image; `is_held` when others have it mounted too. What programs wrote and nobody could store is told
 /// once: it is lost by then.
-fn write_everything(point: &Path, info: &Value) -> Result<()> {
+fn write_everything(point: &Path, info: &Value, is_held: bool) -> Result<()> {
     let refused = |info: &Value| info.get("refused_writes").and_then(Value::as_u64).unwrap_or(0);
     // Failures that a program was told of are told to who asks next, too. Only the server knows what was not
     // stored since.
@@ -166,7 +169,12 @@ fn write_everything(point: &Path, info: &Value) -> Result<()> {
         Err(_) => hand_over_writes(point),
     };
     let what = "the server could not write everything";
-    asked::order(point, "sync").map_err(|error| Failure::caused(Exit::Io, what, &error))?;
+    let stored = match is_held {
+        // They may go on for long: until they change something, the image is as if it were free.
+        true => asked::order(point, "rest").or_else(|_| asked::order(point, "sync")),
+        false => asked::order(point, "sync"),
+    };
+    stored.map_err(|error| Failure::caused(Exit::Io, what, &error))?;
     handed_over?;
     let count = asked::info(point).map_or(0, |now| refused(&now).saturating_sub(refused(info)));
     match (count, first) {

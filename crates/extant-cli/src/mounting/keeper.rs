@@ -27,6 +27,7 @@ use crate::mounting::launcher::{Request, start_server};
 use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
 use crate::mounting::options::source_name;
+use crate::mounting::reopen::Kept;
 use crate::mounting::server::FIRST_THE_IMAGE;
 use crate::mounting::table::Entry;
 use crate::mounting::{asked, busy, notify, peek, table, utab};
@@ -89,6 +90,8 @@ struct Keeper {
     hearers: Vec<PathBuf>,
     /// umount(8) knows that it is to wait.
     is_registered: bool,
+    /// Of a mount for reading, to be written to if that is asked for.
+    files: Option<Kept>,
 }
 
 fn internal(what: &'static str) -> impl Fn(io::Error) -> Failure {
@@ -138,6 +141,7 @@ impl Keeper {
             failed,
             hearers,
             is_registered: false,
+            files: None,
         };
         // What is relative has been looked up by the server when it says that it is ready.
         let read_only = match keeper.next_word(launcher)? {
@@ -175,6 +179,9 @@ impl Keeper {
         if let Err(failure) = ready {
             keeper.take_away();
             return Err(failure);
+        }
+        if read_only {
+            keeper.files = Some(Kept::of(&request.image, choices.journal_device.as_deref()));
         }
         if let Some(entry) = &keeper.entry {
             cache_freely(&entry.device);
@@ -317,6 +324,15 @@ impl Keeper {
             }
             Ok(Some(Word::AskUser { thread })) => {
                 let _ = self.link.say(&Word::AskedUser(peek::user_of(thread)));
+            }
+            Ok(Some(Word::AskFile { index })) => {
+                let nothing = || Failure::new(Exit::Io, "it was not mounted for reading");
+                let opened = self.files.as_ref().ok_or_else(nothing);
+                let word = match opened.and_then(|files| files.open(index as usize)) {
+                    Ok(file) => Word::File(file),
+                    Err(failure) => Word::Failed(failure),
+                };
+                let _ = self.link.say(&word);
             }
             Ok(Some(Word::Hearer { path })) => {
                 if self.hearers.len() < HEARERS_MAX {

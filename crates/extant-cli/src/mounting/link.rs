@@ -87,6 +87,13 @@ pub(crate) enum Word {
     AskedUser(Option<u32>),
     /// Keeper: this one; `None` when it asks for none.
     AskedEnd(Option<u32>),
+    /// Server: open this file for writing: the image is 0, a journal elsewhere 1.
+    AskFile {
+        /// Which.
+        index: u32,
+    },
+    /// Keeper: here it is; [`Word::Failed`] when it cannot.
+    File(OwnedFd),
 }
 
 impl Link {
@@ -115,7 +122,7 @@ impl Link {
     /// Says `word`.
     pub(crate) fn say(&self, word: &Word) -> io::Result<()> {
         let descriptor = match word {
-            Word::Serve(descriptor) => Some(descriptor.as_fd()),
+            Word::Serve(descriptor) | Word::File(descriptor) => Some(descriptor.as_fd()),
             _ => None,
         };
         self.send(&packet(word), descriptor)
@@ -215,6 +222,8 @@ fn encode(word: &Word) -> Value {
         Word::AskUser { thread } => json!({"word": "ask user", "thread": thread}),
         Word::AskedUser(user) => json!({"word": "asked user", "user": user}),
         Word::AskedEnd(kind) => json!({"word": "asked end", "kind": kind}),
+        Word::AskFile { index } => json!({"word": "ask file", "index": index}),
+        Word::File(_) => json!({"word": "file"}),
     }
 }
 
@@ -253,6 +262,8 @@ fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
         "asked end" => Word::AskedEnd(number("kind")?),
         "ask user" => Word::AskUser { thread: number("thread")?? },
         "asked user" => Word::AskedUser(number("user")?),
+        "ask file" => Word::AskFile { index: number("index")?? },
+        "file" => Word::File(descriptor?),
         _ => return None,
     })
 }

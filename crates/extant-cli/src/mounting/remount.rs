@@ -56,8 +56,7 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
         asked::order(point, order).map_err(|error| {
             let failure = Failure::caused(Exit::Refused, &format!("{name}: {order}"), &error);
             match error.kind() {
-                std::io::ErrorKind::ReadOnlyFilesystem => failure
-                    .hint("it was mounted for reading, or stopped after damage: mount it again"),
+                std::io::ErrorKind::ReadOnlyFilesystem => why_read_only(point, &name, failure),
                 std::io::ErrorKind::PermissionDenied => {
                     failure.hint("only root and who mounted it may")
                 }
@@ -67,6 +66,11 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
     };
     let is_root = geteuid().is_root();
     if !choices.read_only {
+        if before.read_only && !is_root {
+            let message = format!("{name} is mounted read-only, and only root can change that");
+            return Err(Failure::new(Exit::Refused, message)
+                .hint(format!("mount it again: extant umount {name}, then without -r")));
+        }
         order("remount,rw")?;
         if is_root {
             remount(point, &kernel)?;
@@ -81,6 +85,22 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
     }
     order("remount,ro")?;
     Ok(Exit::Success)
+}
+
+/// Why the server of what is mounted at `point` does not write.
+fn why_read_only(point: &Path, name: &str, failure: Failure) -> Failure {
+    let info = asked::info(point).unwrap_or_default();
+    let said = |key: &str| info.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
+    match (said("stopped_because"), said("not_writable_because")) {
+        (Some(why), _) => {
+            Failure::new(Exit::Refused, format!("{name}: writing has stopped: {why}"))
+                .hint("unmount it, and mount it again")
+        }
+        (None, Some(why)) => Failure::new(Exit::Refused, format!("{name} stays read-only: {why}")),
+        (None, None) => {
+            failure.hint("it was mounted for reading, or stopped after damage: mount it again")
+        }
+    }
 }
 
 /// Only what the kernel keeps, and read-only, can change while it is mounted.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use extant::{BlockSize, Fs, FsError, MountOptions};
 use extant_block::{FileDevice, OpenError, SharedDevice, lock_holder};
 use extant_format::features::RoCompat;
-use extant_fuse::{Brake, Events, Level, Obstacle, RingUse, Rings, Settings};
+use extant_fuse::{Brake, Events, Level, NotWritable, Obstacle, RingUse, Rings, Settings};
 use extant_sync::threads::{Receiver, Sender};
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -26,6 +26,7 @@ use crate::mounting::launcher::Request;
 use crate::mounting::link::{Link, Word};
 use crate::mounting::log::{ERROR, INFO, Log, WARNING};
 use crate::mounting::options::{MountChoices, SandboxMode, source_name};
+use crate::mounting::reopen::{Reopen, may_become_writable};
 use crate::mounting::{sandbox, table};
 use crate::output::complain;
 use crate::text::escape;
@@ -71,13 +72,18 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null");
     let null = null.map_err(internal("cannot open /dev/null"))?;
     let log = Log::open(choices.foreground, choices.log.as_deref())?;
-    let settings = choices.settings();
+    let mut settings = choices.settings();
     let dir = request.dir.canonicalize().unwrap_or_else(|_| request.dir.clone());
     let Some(Word::Open { is_claimed }) = link.hear().map_err(internal("no keeper"))? else {
         return Err(Failure::new(Exit::Interrupted, "interrupted: nothing is mounted"));
     };
     let devices = Devices::open(request, &mut choices, is_claimed)?;
     let choices = &choices;
+    settings.may_become_writable = may_become_writable(&request.image, choices);
+    let reopen = match settings.may_become_writable {
+        true => Some(devices.reopen(request, choices)?),
+        false => None,
+    };
     let rings = rings(&settings)?;
     let _ = std::env::set_current_dir("/");
     for missing in sandbox::enter(choices.sandbox)? {
@@ -94,7 +100,7 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let answers = Answers::default();
     let foreground = choices.foreground;
     let brake = OnceLock::new();
-    let server = Server { link, log, null, foreground, dir, answers, brake };
+    let server = Server { link, log, null, foreground, dir, answers, brake, reopen };
     server.catch_panics(choices.foreground)?;
     let answer = server.answer((device, rings), fs, &settings, &signals, end, choices);
     answer.inspect(|()| {
@@ -170,6 +176,16 @@ impl Devices {
         let journal = choices.journal_device.as_deref().map(|path| open(path, how));
         let journal = journal.transpose()?;
         Ok(Devices { name, image, journal })
+    }
+
+    /// What becoming writable later needs of them.
+    fn reopen(&self, request: &Request, choices: &MountChoices) -> Result<Reopen> {
+        let files = [Some((&request.image, &self.image))];
+        let journal = choices.journal_device.as_ref().zip(self.journal.as_ref());
+        let files = files.into_iter().chain([journal]).flatten();
+        let files = files.map(|(path, device)| Ok((path.clone(), device.file().try_clone()?)));
+        let files = files.collect::<io::Result<_>>();
+        Ok(Reopen::of(files.map_err(internal("cannot keep the image"))?, choices))
     }
 
     /// Opens the file system. From here on, bytes of the image are looked at.
@@ -261,7 +277,7 @@ fn is_read_only_device(device: &str) -> bool {
 }
 
 /// Whether a file is a block device that takes no writes.
-fn is_protected_device(path: &Path) -> bool {
+pub(crate) fn is_protected_device(path: &Path) -> bool {
     let number = std::fs::metadata(path).ok().filter(|file| file.file_type().is_block_device());
     number.map(|file| file.rdev()).is_some_and(|number| {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -412,6 +428,8 @@ struct Answers {
     handed_over: Answer<bool>,
     /// [`Word::AskUser`].
     users: Answer<Option<u32>>,
+    /// [`Word::AskFile`].
+    files: Answer<Result<OwnedFd>>,
 }
 
 /// A server with a mount.
@@ -425,6 +443,8 @@ struct Server<'a> {
     answers: Answers,
     /// Ends the mount where unmounting is not allowed.
     brake: OnceLock<Brake>,
+    /// Of a mount for reading that may become writable.
+    reopen: Option<Reopen>,
 }
 
 impl Server<'_> {
@@ -500,6 +520,24 @@ impl Events for Server<'_> {
         self.answers.users.to(self.link, &Word::AskUser { thread }, KEEPER_ANSWERS).flatten()
     }
 
+    fn open_for_writing(&self) -> Result<Fs, Box<NotWritable>> {
+        let ask = |index: usize| {
+            let question = Word::AskFile { index: index as u32 }; // 0 or 1.
+            let answer = self.answers.files.to(self.link, &question, KEEPER_ANSWERS);
+            answer.unwrap_or_else(|| {
+                let gone = "the process that keeps this mount does not answer: mount it again";
+                Err(Failure::new(Exit::Io, gone))
+            })
+        };
+        match &self.reopen {
+            Some(reopen) => reopen.write(ask),
+            None => {
+                let why = "it cannot be written".to_owned();
+                Err(Box::new(NotWritable { why, instead: None }))
+            }
+        }
+    }
+
     fn tell_at_end(&self, path: &str) {
         // Without a keeper nobody can: the server opens nothing.
         let _ = self.link.say(&Word::Hearer { path: path.to_owned() });
@@ -562,6 +600,10 @@ impl Orders<'_> {
                     ),
                     Ok(Some(Word::AskedEnd(kind))) => self.server.answers.ends.give(kind),
                     Ok(Some(Word::AskedUser(user))) => self.server.answers.users.give(user),
+                    Ok(Some(Word::File(file))) => self.server.answers.files.give(Ok(file)),
+                    Ok(Some(Word::Failed(failure))) => {
+                        self.server.answers.files.give(Err(failure));
+                    }
                     Ok(Some(Word::HandedOver { completely })) => {
                         self.server.answers.handed_over.give(completely);
                     }

@@ -144,6 +144,8 @@ mod filter {
 
     /// `BLKDISCARD`.
     const BLKDISCARD: i64 = 0x1277;
+    /// `BLKSSZGET`.
+    const BLKSSZGET: i64 = 0x1268;
 
     /// Calls that may pass when all of their conditions hold.
     fn conditional() -> Result<Rules, seccompiler::BackendError> {
@@ -177,8 +179,12 @@ mod filter {
                     when(0, Dword, Eq, i64::from(libc::PR_SET_VMA))?,
                 ],
             ),
-            // Telling the disk of free space: the one operation on devices that is not a read or write.
-            (libc::SYS_ioctl, vec![when(1, Dword, Eq, BLKDISCARD)?]),
+            // Telling the disk of free space: the one operation on devices that is not a read or write. And the
+            // size of its sectors, of a device that comes later.
+            (
+                libc::SYS_ioctl,
+                vec![when(1, Dword, Eq, BLKDISCARD)?, when(1, Dword, Eq, BLKSSZGET)?],
+            ),
             // A ring that was made before is begun with, and nothing is added to it.
             (libc::SYS_io_uring_register, vec![when(1, Dword, Eq, ENABLE_RINGS)?]),
             // Limits are looked at, not set.

@@ -44,7 +44,7 @@ impl Ext4<'_> {
             uid: ids.user_outside(of.uid),
             gid: ids.group_outside(of.gid),
             rdev: of.rdev.unwrap_or((0, 0)),
-            blksize: self.fs.block_size().bytes(),
+            blksize: self.fs().block_size().bytes(),
             statx_attributes: statx.map(|(_, bit)| bit).fold(0, |all, bit| all | bit),
             valid_for: self.valid_for(inode),
         }

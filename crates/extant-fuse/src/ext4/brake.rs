@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use extant::Fs;
 use extant_sync::Clock;
 
+use super::current::Current;
 use super::end;
 use super::ending::Ending;
 use super::nodes::Nodes;
@@ -21,7 +21,7 @@ pub struct Brake {
     pub(super) connection: Arc<Connection>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) ending: Arc<Ending>,
-    pub(super) fs: Fs,
+    pub(super) current: Arc<Current>,
 }
 
 impl Brake {
@@ -51,7 +51,7 @@ impl Brake {
         self.pull();
         self.ending.reach(|| {
             self.nodes.forget_all();
-            end(&self.fs)
+            end(self.current.get())
         });
         self.ending.take().unwrap_or(Ok(()))
     }

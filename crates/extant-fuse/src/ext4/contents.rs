@@ -84,7 +84,7 @@ impl Ext4<'_> {
         }
         if writes(flags) {
             self.check_change()?;
-            if self.fs.stopped_because().is_some() {
+            if self.fs().stopped_because().is_some() {
                 return Err(Errno::EROFS);
             }
             self.said(inode.check_open_for_writing(flags & O_APPEND != 0 && flags & O_TRUNC == 0))?;
@@ -95,8 +95,8 @@ impl Ext4<'_> {
     /// Whether opening a file can never fail or change anything: nobody can write, and everything
     /// can be read.
     fn opens_for_nothing(&self) -> bool {
-        let encrypts = self.fs.features().has_incompat(Incompat::ENCRYPT);
-        !self.is_writable && !encrypts
+        let encrypts = self.fs().features().has_incompat(Incompat::ENCRYPT);
+        !self.current.is_writable() && !self.current.may_change() && !encrypts
     }
 
     /// An open file of an inode that may be opened.
@@ -140,7 +140,7 @@ impl Ext4<'_> {
         self.accessed(&inode);
         // Ours has what was written not long ago. The rest the kernel keeps, unless it was asked not to.
         let mut sent = None;
-        if self.is_writable {
+        if self.current.is_writable() {
             // Nobody waits any more if this fails.
             let range = range.clone();
             sent = self.said(inode.with_resident(range, |parts| drop(answer.send(parts))))?;
@@ -155,7 +155,7 @@ impl Ext4<'_> {
             }
             return Ok(());
         }
-        let may_move = self.is_writable && wanted >= MOVE_MIN;
+        let may_move = self.current.is_writable() && wanted >= MOVE_MIN;
         let move_it = |file: BorrowedFd<'_>, parts: &[_]| answer.send_parts_of(file, parts);
         if may_move && self.said(inode.with_stored(range, move_it))? {
             return Ok(());
@@ -284,7 +284,7 @@ impl Ext4<'_> {
         let since = self.clock.monotonic().saturating_sub(last.at);
         // Of any other reason the next write may know nothing.
         let goes_on = match last.why {
-            Errno::ENOSPC => self.room_left() < ROOM_AGAIN,
+            Errno::ENOSPC => self.fs().room(false) < ROOM_AGAIN,
             Errno::EDQUOT => true,
             _ => false,
         } && since < REFUSED_FOR
@@ -324,18 +324,13 @@ impl Ext4<'_> {
         self.drops.load(Ordering::Acquire) < self.may_wait
     }
 
-    /// Bytes that can still be written, as far as anybody can.
-    fn room_left(&self) -> u64 {
-        let totals = self.fs.statfs();
-        totals.map_or(0, |of| of.blocks_available.saturating_mul(u64::from(of.block_bytes)))
-    }
-
     /// How long the kernel may go on collecting writes unasked.
     fn lease(&self) -> Lease {
-        if !self.holds_writes_back {
+        if !self.holds_writes_back || !self.current.is_writable() {
             return Lease::ForEver;
         }
-        let (lease, is_news) = self.room.lease(self.room_left(), self.clock.monotonic());
+        let room = || self.fs().room(false);
+        let (lease, is_news) = self.room.lease(room(), self.clock.monotonic());
         if is_news {
             for node in self.nodes.written() {
                 let _ = self.connection.drop_attributes(node);
@@ -413,7 +408,7 @@ impl Ext4<'_> {
         let Some(uid) = ids.user_inside(caller.uid) else { return false };
         // Nobody's group is the largest number.
         let gid = ids.group_inside(caller.gid).unwrap_or(u32::MAX);
-        self.fs.may_use_reserve(&Credentials::new(uid, gid))
+        self.fs().may_use_reserve(&Credentials::new(uid, gid))
     }
 
     /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It

@@ -21,10 +21,10 @@ use crate::settings::Durable;
 pub const STATS: &[u8] = b"extant.stats";
 /// Attribute with what is mounted and how, as JSON.
 pub const INFO: &[u8] = b"extant.info";
-/// Attribute that takes orders: `sync`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
+/// Attribute that takes orders: `sync`, `rest`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
 /// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`, and for `extant umount` `tell=SOCKET`.
 ///
-/// `sync`, `freeze` and `shutdown=default` have the kernel send what programs have written before, and wait
+/// `rest` is `sync`, and leaves the image as unmounting does until the next change. `sync`, `rest`, `freeze` and `shutdown=default` have the kernel send what programs have written before, and wait
 /// for it; it forgets what it has cached of files that are open for writing. `EAGAIN` when too many wait for it already.
 ///
 /// Setting an attribute waits for others who change the inode. While the file system is frozen these
@@ -161,9 +161,9 @@ impl Ext4<'_> {
                 if label.len() > LABEL_MAX {
                     return Err(Errno::EINVAL);
                 }
-                self.said(self.fs.tune(&Tune::new().label(label)))?;
+                self.said(self.fs().tune(&Tune::new().label(label)))?;
                 // Who lists disks by their labels looks at the device.
-                self.said(self.fs.bring_home())?;
+                self.said(self.fs().bring_home())?;
                 *self.label.lock() = label.to_vec();
                 Ok(Vec::new())
             }
@@ -237,7 +237,7 @@ impl Ext4<'_> {
         for (bit, flag) in XFLAGS {
             flags.set(flag, xflags & bit != 0);
         }
-        if project != now.project && !self.fs.features().has_ro_compat(RoCompat::PROJECT) {
+        if project != now.project && !self.fs().features().has_ro_compat(RoCompat::PROJECT) {
             return Err(Errno::EOPNOTSUPP);
         }
         check_frozen(now.flags, flags)?;
@@ -257,7 +257,7 @@ impl Ext4<'_> {
     fn trim(&self, input: &[u8]) -> Reply<Vec<u8>> {
         let (start, len, least) = (u64_at(input, 0)?, u64_at(input, 8)?, u64_at(input, 16)?);
         let range = start..start.saturating_add(len);
-        let trimmed = match self.fs.trim(range, least) {
+        let trimmed = match self.fs().trim(range, least) {
             Ok(trimmed) => trimmed,
             // As the kernel says it of a device that cannot.
             Err(FsError::Device(error)) if error.is_unsupported() => {
@@ -270,7 +270,7 @@ impl Ext4<'_> {
 
     fn shut_down(&self, how: Shutdown) -> Reply<()> {
         self.events.log(Level::Warning, &format!("shut down on request ({how:?})"));
-        if !self.is_writable {
+        if !self.current.is_writable() {
             return Err(Errno::EROFS);
         }
         if how == Shutdown::Sync {
@@ -278,7 +278,7 @@ impl Ext4<'_> {
             let _ = self.hand_over();
         }
         // What is lost is what was asked for.
-        let _ = self.fs.shutdown(how);
+        let _ = self.fs().shutdown(how);
         Ok(())
     }
 
@@ -291,8 +291,16 @@ impl Ext4<'_> {
                 self.check()?;
                 // All the rest is stored, whatever was refused.
                 let handed_over = self.hand_over();
-                self.said(self.fs.sync())?;
+                self.said(self.fs().sync())?;
                 handed_over
+            }
+            "rest" => {
+                self.check()?;
+                let handed_over = self.hand_over();
+                let rests = self.said(self.fs().rest())?;
+                handed_over?;
+                // Whoever changes it all the time.
+                if rests { Ok(()) } else { Err(Errno(16)) } // EBUSY
             }
             "freeze" => {
                 self.check()?;
@@ -300,7 +308,7 @@ impl Ext4<'_> {
                 if !self.gate.freeze(&*self.clock) {
                     return Err(Errno(16)); // EBUSY: frozen already.
                 }
-                if let Err(error) = self.fs.sync() {
+                if let Err(error) = self.fs().sync() {
                     self.gate.thaw();
                     return Err(self.errno(&error));
                 }
@@ -318,11 +326,12 @@ impl Ext4<'_> {
                 self.check()?;
                 self.hand_over()?;
                 self.read_only.store(true, Ordering::Release);
-                self.said(self.fs.sync())
+                self.said(self.fs().sync())
             }
             "remount,rw" => {
                 self.check()?;
-                if !self.is_writable || self.fs.stopped_because().is_some() {
+                self.become_writable()?;
+                if self.fs().stopped_because().is_some() {
                     return Err(Errno::EROFS);
                 }
                 self.read_only.store(false, Ordering::Release);
@@ -336,6 +345,53 @@ impl Ext4<'_> {
             "shutdown=logflush" => self.shut_down(Shutdown::LogFlush),
             "shutdown=nologflush" => self.shut_down(Shutdown::Now),
             _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// What was mounted for reading is opened for writing, and served in its place.
+    fn become_writable(&self) -> Reply<()> {
+        if self.current.is_writable() {
+            return Ok(());
+        }
+        let refuse = |why: &str| {
+            self.events.log(Level::Warning, &format!("cannot become writable: {why}"));
+            *self.not_writable.lock() = Some(why.to_owned());
+            Err(Errno::EROFS)
+        };
+        if !self.current.may_change() {
+            return refuse(
+                "it was write-protected when it was mounted, or was mounted with noload, sb= or \
+                 without checksums: mount it again",
+            );
+        }
+        let _turn = self.current.take_turn();
+        if self.current.is_writable() {
+            return Ok(()); // Somebody else asked too.
+        }
+        if !self.current.has_room() {
+            return refuse("it was tried too often");
+        }
+        let (fs, why) = match self.events.open_for_writing() {
+            Ok(fs) => (fs, None),
+            Err(error) => match error.instead {
+                Some(fs) => (fs, Some(error.why)),
+                None => return refuse(&error.why),
+            },
+        };
+        // What the kernel knows is there still, or somebody else has changed it.
+        self.nodes.renew(|old| {
+            let new = fs.inode(old.ino()).ok()?;
+            let same = new.metadata().generation == old.metadata().generation;
+            (same && new.kind() == old.kind()).then_some(new)
+        });
+        self.current.replace(fs);
+        match why {
+            Some(why) => refuse(&why),
+            None => {
+                *self.not_writable.lock() = None;
+                self.events.log(Level::Info, "writable from now on");
+                Ok(())
+            }
         }
     }
 
@@ -356,12 +412,13 @@ impl Ext4<'_> {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "device": &*self.fs.device().describe(),
+            "device": &*self.fs().device().describe(),
             "label": String::from_utf8_lossy(&self.label.lock()),
             "read_only": self.read_only.load(Ordering::Relaxed),
+            "not_writable_because": self.not_writable.lock().clone(),
             "frozen": self.gate.is_frozen(),
-            "shut_down": self.fs.is_shut_down(),
-            "stopped_because": self.fs.stopped_because(),
+            "shut_down": self.fs().is_shut_down(),
+            "stopped_because": self.fs().stopped_because(),
             "refused_writes": self.nodes.all_refused().count,
             "transport": if self.over_rings { "io_uring" } else { "/dev/fuse" },
             "threads": self.requests.threads(),
@@ -383,13 +440,13 @@ impl Ext4<'_> {
         all.insert("nodes".into(), json!(self.nodes.len()));
         all.insert("open_for_writing".into(), json!(self.opens.len()));
         all.insert("damage_reports".into(), json!(self.complaints.load(Ordering::Relaxed)));
-        if let Some(cache) = self.fs.io_stats() {
+        if let Some(cache) = self.fs().io_stats() {
             all.insert("cache".into(), named(&cache.named()));
         }
-        if let Some(writer) = self.fs.writer_stats() {
+        if let Some(writer) = self.fs().writer_stats() {
             all.insert("writer".into(), named(&writer.named()));
         }
-        if let Ok(totals) = self.fs.statfs() {
+        if let Ok(totals) = self.fs().statfs() {
             let space = json!({
                 "block_bytes": totals.block_bytes,
                 "blocks": totals.blocks,

@@ -8,7 +8,7 @@
 //! listing   directories                        xattrs      attributes with names, ACLs
 //! room      for what the kernel holds back
 //! control   ioctl, orders to the server, statistics    brake   ended by the server itself
-//! ending    once, whoever asks for it
+//! ending    once, whoever asks for it                  current the file system that is served
 //! ```
 //!
 //! # Invariants
@@ -22,6 +22,7 @@ mod attributes;
 mod brake;
 mod contents;
 mod control;
+mod current;
 mod ending;
 mod listing;
 mod names;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use extant::{AccessRule, Family, Fs, FsError, Ino, Inode, InodeFlags, SpaceFor};
-use extant_sync::{Clock, Mutex, Rank, SystemClock};
+use extant_sync::{Clock, Mutex, Rank, RwLockReadGuard, SystemClock};
 
 pub use brake::Brake;
 pub use control::{CONTROL, INFO, ORDER, STATS};
@@ -50,6 +51,7 @@ use crate::rings::Rings;
 use crate::session::{Events, Level, ServeError, Session};
 use crate::settings::{AccessTimes, Durable, RingUse, Settings};
 use crate::stats::RequestStats;
+use current::Current;
 use ending::Ending;
 use listing::Damaged;
 use nodes::{Nodes, Opens};
@@ -114,6 +116,7 @@ pub(crate) fn serve_session(
     // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
     let (ending, nodes) = (Arc::new(Ending::new()), Arc::new(Nodes::new()));
+    let current = Arc::new(Current::new(fs, settings.may_become_writable));
     let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
         // Unmounted before anybody used it.
         let Some(agreed) = agreed else { return Ok(()) };
@@ -122,13 +125,12 @@ pub(crate) fn serve_session(
         let threads = rings.as_ref().map_or(plain, Rings::threads);
         let stats = Arc::new(RequestStats::new(threads));
         let server = Ext4 {
-            fs: fs.clone(),
+            current: Arc::clone(&current),
             nodes: Arc::clone(&nodes),
             opens: Opens::new(),
             settings,
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
-            is_writable: is_writable(&fs),
-            read_only: AtomicBool::new(!is_writable(&fs)),
+            read_only: AtomicBool::new(!current.is_writable()),
             gate: Arc::new(Gate::new(threads)),
             connection: Arc::clone(&session.connection),
             requests: Arc::clone(&stats),
@@ -137,10 +139,11 @@ pub(crate) fn serve_session(
             clock: Arc::clone(&session.clock),
             events,
             complaints: AtomicU32::new(0),
-            label: Mutex::new(Rank::Leaf, fs.superblock().label().to_vec()),
+            label: Mutex::new(Rank::Leaf, current.get().superblock().label().to_vec()),
             drops: AtomicU32::new(0),
             ending: Arc::clone(&ending),
             damaged: Damaged::new(),
+            not_writable: Mutex::new(Rank::Leaf, None),
             room: Room::new(agreed.flags.contains(InitFlags::WRITEBACK_CACHE)),
         };
         events.connected(Brake {
@@ -149,7 +152,7 @@ pub(crate) fn serve_session(
             connection: Arc::clone(&server.connection),
             clock: Arc::clone(&server.clock),
             ending: Arc::clone(&ending),
-            fs: fs.clone(),
+            current: Arc::clone(&current),
         });
         events.ready();
         match rings {
@@ -159,7 +162,7 @@ pub(crate) fn serve_session(
     });
     ending.reach(|| {
         nodes.forget_all();
-        end(&fs)
+        end(current.get())
     });
     let ended = ending.take().unwrap_or(Ok(()));
     served?;
@@ -171,20 +174,14 @@ fn end(fs: &Fs) -> extant::Result<()> {
     if fs.is_shut_down() { Ok(()) } else { fs.clone().unmount() }
 }
 
-fn is_writable(fs: &Fs) -> bool {
-    fs.writer_stats().is_some()
-}
-
 /// One mounted file system.
 struct Ext4<'a> {
-    fs: Fs,
+    current: Arc<Current>,
     nodes: Arc<Nodes>,
     opens: Opens,
     settings: &'a Settings,
     /// The kernel keeps what programs write, sizes and times included, until it writes back.
     holds_writes_back: bool,
-    /// The file system was opened for writing.
-    is_writable: bool,
     /// Changes are refused: mounted so, or made so.
     read_only: AtomicBool,
     gate: Arc<Gate>,
@@ -196,6 +193,8 @@ struct Ext4<'a> {
     /// The label as it is now; the superblock of the mount is the one from its start.
     label: Mutex<Vec<u8>>,
     damaged: Damaged,
+    /// Why it did not become writable when that was asked for last.
+    not_writable: Mutex<Option<String>>,
     room: Room,
     /// Threads that wait for the kernel to write back, which needs other threads.
     drops: AtomicU32,
@@ -207,9 +206,13 @@ struct Ext4<'a> {
 }
 
 impl Ext4<'_> {
+    fn fs(&self) -> &Fs {
+        self.current.get()
+    }
+
     /// Refuses everything after a shutdown.
     fn check(&self) -> Reply<()> {
-        if self.fs.is_shut_down() { Err(Errno::EIO) } else { Ok(()) }
+        if self.fs().is_shut_down() { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// Refuses changes where there are to be none.
@@ -224,7 +227,7 @@ impl Ext4<'_> {
             return Ok(inode);
         }
         if node == ROOT {
-            return self.said(self.fs.root());
+            return self.said(self.fs().root());
         }
         Err(Errno::ESTALE)
     }
@@ -236,13 +239,13 @@ impl Ext4<'_> {
     }
 
     fn errno(&self, error: &FsError) -> Errno {
-        if self.fs.is_shut_down() {
+        if self.fs().is_shut_down() {
             return Errno::EIO;
         }
         match error.family() {
             Family::Refusal => {}
             Family::Damage => {
-                let refuses = self.fs.report_damage(error);
+                let refuses = self.fs().report_damage(error);
                 let more = match refuses && !self.read_only.load(Ordering::Acquire) {
                     true => "; changes are refused from now on (errors=remount-ro)",
                     false => "",
@@ -333,7 +336,7 @@ impl Operations for Ext4<'_> {
     }
 
     fn takes_space_for(&self, caller: Caller) -> Option<SpaceFor> {
-        self.is_writable.then(|| self.fs.take_space_for(self.may_use_reserve(caller)))
+        self.current.is_writable().then(|| self.fs().take_space_for(self.may_use_reserve(caller)))
     }
 
     fn forget(&self, node: u64, count: u64) {
@@ -470,7 +473,7 @@ impl Operations for Ext4<'_> {
     ) -> Reply<u32> {
         self.check_change()?;
         // The kernel brings it in its own time and name: who opened the file counts.
-        let by_opener = || self.fs.take_space_for(self.opens.may_use_reserve(handle));
+        let by_opener = || self.fs().take_space_for(self.opens.may_use_reserve(handle));
         let _space = how.from_cache.then(by_opener);
         let written = self.write_file(caller, node, offset, bytes, how)?;
         match how.durable {
@@ -492,14 +495,14 @@ impl Operations for Ext4<'_> {
 
     fn sync_all(&self) -> Reply<()> {
         self.check()?;
-        self.said(self.fs.sync())
+        self.said(self.fs().sync())
     }
 
     fn end(&self) {
         self.ending.reach(|| {
             // What was removed is deleted first. What the kernel forgets later is nobody's.
             self.nodes.forget_all();
-            end(&self.fs)
+            end(self.fs())
         });
     }
 
@@ -507,9 +510,9 @@ impl Operations for Ext4<'_> {
         self.check()?;
         // Whoever removed files and asks what is free now has let go of them already.
         if !self.gate.is_frozen() {
-            self.fs.finish_removals();
+            self.fs().finish_removals();
         }
-        let totals = self.said(self.fs.statfs())?;
+        let totals = self.said(self.fs().statfs())?;
         Ok(Totals {
             block_bytes: totals.block_bytes,
             blocks: totals.blocks,
@@ -539,9 +542,11 @@ impl Operations for Ext4<'_> {
     }
 
     fn xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
+        // Orders wait for nobody.
         if let Some(answer) = self.ask(caller, name) {
             return answer;
         }
+        let _same = self.current.use_it();
         self.check()?;
         self.get_xattr(node, name)
     }
@@ -624,5 +629,9 @@ impl Operations for Ext4<'_> {
 
     fn gate(&self) -> &Gate {
         &self.gate
+    }
+
+    fn stays(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.current.use_it()
     }
 }

@@ -31,10 +31,10 @@ impl Ext4<'_> {
             return self.entry(&inode.clone(), inode);
         }
         let ino = u32::try_from(node).map(Ino).map_err(|_| Errno::ESTALE)?;
-        if ino < self.fs.superblock().first_inode {
+        if ino < self.fs().superblock().first_inode {
             return Err(Errno::ESTALE); // What the file system keeps for itself has no handles.
         }
-        let inode = self.fs.inode(ino).map_err(|_| Errno::ESTALE)?;
+        let inode = self.fs().inode(ino).map_err(|_| Errno::ESTALE)?;
         self.entry(&inode.clone(), inode)
     }
 
@@ -42,7 +42,7 @@ impl Ext4<'_> {
     pub(super) fn entry(&self, dir: &Inode, inode: Inode) -> Reply<Entry> {
         let ino = inode.ino();
         // Names of what the file system keeps for itself are damage.
-        if ino != Ino::ROOT && ino < self.fs.superblock().first_inode {
+        if ino != Ino::ROOT && ino < self.fs().superblock().first_inode {
             self.complain(&format!(
                 "directory {}: an entry names inode {}, which belongs to the file system itself",
                 dir.ino().0,

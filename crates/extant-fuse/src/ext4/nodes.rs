@@ -103,6 +103,31 @@ impl Nodes {
         }
     }
 
+    /// Has every node be another handle of its inode, as `anew` gives it; without one nobody can use the node
+    /// until it is forgotten.
+    pub(super) fn renew(&self, anew: impl Fn(&Inode) -> Option<Inode>) {
+        for shard in &self.shards {
+            let known: Vec<(u64, Inode)> = {
+                let shard = shard.lock();
+                shard.iter().map(|(node, known)| (*node, known.inode.clone())).collect()
+            };
+            for (node, inode) in known {
+                // Reads, and takes other locks.
+                let new = anew(&inode);
+                let mut shard = self.shard(node).lock();
+                let gone = match (new, shard.get_mut(&node)) {
+                    (Some(new), Some(known)) => Some(std::mem::replace(&mut known.inode, new)),
+                    (None, Some(_)) => shard.remove(&node).map(|known| known.inode),
+                    // Forgotten meanwhile.
+                    (new, None) => new,
+                };
+                drop(shard);
+                // Last handles take other locks.
+                drop((gone, inode));
+            }
+        }
+    }
+
     /// It is open for writing once more, or once less; how often then.
     pub(super) fn count_writer(&self, node: u64, opened: bool) -> u32 {
         let mut shard = self.shard(node).lock();
