@@ -195,15 +195,18 @@ fn digest(bytes: &[u8]) -> String {
     format!("{} bytes {:016x}", bytes.len(), hasher.finish())
 }
 
-/// Looks at everything below `root`, changes it, looks again; writes the answers to `out`.
-pub(crate) fn look(root: &Path, out: &Path) {
+/// Looks at everything below `root`, changes it, looks again; writes the answers to `out`. What can be
+/// read only is not looked at again: nothing was changed.
+pub(crate) fn look(root: &Path, out: &Path, read_only: bool) {
     let mut looker = Looker { answers: Answers::new(), entries: 0, phase: "before" };
     looker.look(root, "", 0);
     looker.phase = "change";
     looker.change(root);
-    looker.phase = "after";
-    looker.entries = 0;
-    looker.look(root, "", 0);
+    if !read_only {
+        looker.phase = "after";
+        looker.entries = 0;
+        looker.look(root, "", 0);
+    }
     let lines: Vec<String> =
         looker.answers.iter().map(|(what, answer)| format!("{what}\t{answer}\n")).collect();
     fs::write(out, lines.concat()).unwrap();

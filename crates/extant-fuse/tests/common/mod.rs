@@ -113,7 +113,8 @@ pub(crate) fn with_mount_for_all<R>(
     with_mount_as(&kernel, fs, dir, settings, heard, use_it)
 }
 
-fn with_mount_as<R>(
+/// The same as `kernel` is told.
+pub(crate) fn with_mount_as<R>(
     kernel: &KernelOptions,
     fs: Fs,
     dir: &Path,
