@@ -52,13 +52,15 @@ fn what_was_mounted_for_reading_becomes_writable_while_it_is_in_use() {
     end.sync_all().unwrap();
     drop(end);
     // Who had it open sees it, as everybody.
-    (open.rewind().unwrap(), text.clear());
+    open.rewind().unwrap();
+    text.clear();
     open.read_to_end(&mut text).unwrap();
     assert_eq!(text, [TEXT, b", and more"].concat());
     fs::write(mounts.inside("two"), "cut").unwrap();
     fs::rename(mounts.inside("dir/three"), mounts.inside("dir/four")).unwrap();
     fs::remove_file(mounts.inside("one")).unwrap();
-    (open.rewind().unwrap(), text.clear());
+    open.rewind().unwrap();
+    text.clear();
     open.read_to_end(&mut text).unwrap();
     assert_eq!(text.len(), TEXT.len() + 10, "without a name, and there while it is open");
     drop((open, dir));
