@@ -1,6 +1,9 @@
-//! Chores of the project: `cargo run -p xtask -- tidy`.
+//! Chores of the project: `cargo run -p xtask -- tidy` checks rules; `floors [CRATE]` shows which
+//! modules of a crate lie on which of its floors.
 #![forbid(unsafe_code)]
 
+mod files;
+mod floors;
 mod tidy;
 
 use std::process::ExitCode;
@@ -8,8 +11,12 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some("tidy") => tidy::run(),
+        Some("floors") => {
+            tidy::print_floors(std::env::args().nth(2).as_deref());
+            ExitCode::SUCCESS
+        }
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy");
+            eprintln!("usage: cargo run -p xtask -- tidy | floors [CRATE]");
             ExitCode::from(2)
         }
     }

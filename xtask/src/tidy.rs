@@ -8,13 +8,35 @@
 //! - T6. No path of one machine is in the tree.
 //! - T7. The mistakes in the source (`sabotage("…")`) are those of `docs/mutations.md`, each has the
 //!   name of its crate, and the test that must notice it is there.
+//! - T8. The top-level modules of a crate lie on floors: none uses, over however many steps, one that
+//!   uses it ([`floors`](crate::floors)). A crate's table of its floors says the same.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
+
+use crate::files::{Text, all_files};
+use crate::floors::{Graph, table};
 
 /// Longest source file, in lines.
 const LINES_MAX: usize = 1000;
+
+/// Crates that have circles still.
+const CIRCLES: [&str; 10] = [
+    "extant",
+    "extant-block",
+    "extant-check",
+    "extant-cli",
+    "extant-format",
+    "extant-fuse",
+    "extant-image",
+    "extant-iomap",
+    "extant-jbd2",
+    "extant-sync",
+];
+
+/// Heading of the table of floors that a crate may have in its documentation.
+const TABLE: &str = "# Floors";
 
 /// Checks everything and prints what is wrong.
 pub(crate) fn run() -> ExitCode {
@@ -24,6 +46,9 @@ pub(crate) fn run() -> ExitCode {
     for fault in &faults {
         eprintln!("tidy: {fault}");
     }
+    for name in CIRCLES {
+        println!("tidy: {name} may have circles still");
+    }
     if faults.is_empty() {
         println!("tidy: nothing to complain about");
         return ExitCode::SUCCESS;
@@ -32,16 +57,8 @@ pub(crate) fn run() -> ExitCode {
     ExitCode::FAILURE
 }
 
-struct Text {
-    /// Relative to the root.
-    path: String,
-    contents: String,
-}
-
 fn check(root: &Path) -> Vec<String> {
-    let mut files = Vec::new();
-    collect(root, root, &mut files);
-    files.sort_by(|a, b| a.path.cmp(&b.path));
+    let files = all_files(root);
     let mut faults = Vec::new();
     architecture(root, &files, &mut faults);
     links(&files, &mut faults);
@@ -52,28 +69,62 @@ fn check(root: &Path) -> Vec<String> {
         machine_paths(file, &mut faults);
     }
     mutations(&files, &mut faults);
+    floors(&files, &mut faults);
     faults
 }
 
-/// Text files of the project; not what tools make.
-fn collect(root: &Path, dir: &Path, files: &mut Vec<Text>) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path: PathBuf = entry.path();
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if !matches!(name.as_str(), "target" | ".git" | "corpus" | "artifacts") {
-                collect(root, &path, files);
+/// Prints what the modules of each crate, or those of the crate `only`, look like from above.
+pub(crate) fn print_floors(only: Option<&str>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
+    let files = all_files(&root.unwrap_or_default());
+    for source in sources(&files) {
+        let name = source.trim_start_matches("crates/").trim_end_matches("/src/");
+        let graph = Graph::of(&files, &source);
+        let ((modules, edges), circles) = (graph.size(), graph.circles());
+        println!("{name}: {modules} modules, {edges} edges, {} circles", circles.len());
+        if only == Some(name) {
+            for (floor, modules) in graph.floors().iter().enumerate().rev() {
+                println!("{floor:>4}  {}", modules.join(" "));
             }
-            continue;
         }
-        let known = [".rs", ".md", ".toml", ".yml", ".sh"].iter().any(|end| name.ends_with(end))
-            || name == "Makefile"
-            || dir.file_name().is_some_and(|dir| dir == "scripts" || dir == ".ci");
-        let Some(contents) = known.then(|| fs::read_to_string(&path).ok()).flatten() else {
-            continue;
-        };
-        let path = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
-        files.push(Text { path, contents });
+        for circle in circles {
+            println!("      round: {}", circle.join(" "));
+        }
+    }
+}
+
+/// Where the crates of the workspace have their sources.
+fn sources(files: &[Text]) -> Vec<String> {
+    let root_of = |file: &Text| {
+        let root = ["lib.rs", "main.rs"].iter().find_map(|root| file.path.strip_suffix(root))?;
+        let is_crate = root.starts_with("crates/") && root.split('/').count() == 4;
+        (root.ends_with("/src/") && (is_crate || root == "xtask/src/")).then(|| root.to_owned())
+    };
+    let mut sources: Vec<_> = files.iter().filter_map(root_of).collect();
+    sources.dedup();
+    sources
+}
+
+/// T8.
+fn floors(files: &[Text], faults: &mut Vec<String>) {
+    for source in sources(files) {
+        let name = source.trim_start_matches("crates/").trim_end_matches("/src/");
+        let graph = Graph::of(files, &source);
+        let lib = find(files, &format!("{source}lib.rs")).unwrap_or_default();
+        let table = table(lib, TABLE);
+        if !table.is_empty() {
+            let told = graph.contradictions(&table).into_iter();
+            faults.extend(told.map(|fault| format!("{source}lib.rs: its table {fault}")));
+        }
+        for circle in graph.circles() {
+            if CIRCLES.contains(&name) {
+                continue;
+            }
+            faults.push(format!("{name}: modules use each other: {}", circle.join(" ")));
+            for way in graph.ways_round(&circle) {
+                faults.push(format!("{name}: round and round: {way}"));
+            }
+        }
     }
 }
 
