@@ -537,7 +537,7 @@ impl fmt::Display for FsError {
             Self::SymlinkLoop { ino } => write!(
                 f,
                 "more than {} symbolic links in one path, stopped at inode {ino}",
-                crate::SYMLINKS_MAX
+                crate::limits::SYMLINKS_MAX
             ),
             Self::TooDeep { ino, depth_max } => {
                 write!(f, "directory inode {ino} lies more than {depth_max} levels deep")

@@ -48,9 +48,12 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod admin;
 mod alloc;
 mod cache;
 mod casefold;
+mod change;
+mod delete;
 mod dentry;
 mod dir;
 mod error;
@@ -58,6 +61,7 @@ mod fc_apply;
 mod file;
 mod front;
 mod inode;
+mod limits;
 mod map;
 mod mmp;
 mod mount;
@@ -81,20 +85,21 @@ mod zones;
 pub use access::{Access, Credentials};
 pub use alloc::SpaceFor;
 pub use casefold::fold_name;
-pub use dir::{DirEntry, NAME_MAX, ReadDir};
+pub use dir::{DirEntry, ReadDir};
 pub use error::{Family, Fault, FsError, Result};
 pub use file::{Fallocate, FiemapExtent, MappedFile, WriteBy};
 pub use front::{AccessRule, Shutdown};
 pub use inode::{Inode, Metadata};
+pub use limits::{NAME_MAX, SYMLINKS_MAX};
 pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
-pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange, XattrMode};
+pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange};
 pub use orphan::OrphanSummary;
-pub use path::{DEPTH_MAX, File, OpenOptions, SYMLINKS_MAX, SyncMode, Walk, WalkEntry, WalkError};
+pub use path::{DEPTH_MAX, File, OpenOptions, SyncMode, Walk, WalkEntry, WalkError};
 pub use quota::QuotaLimits;
 pub use supers::{MountErrors, Reserve, Tune};
 pub use writer::WriterStats;
-pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr};
+pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr, XattrMode};
 pub use zones::Zone;
 
 pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};

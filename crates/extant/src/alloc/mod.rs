@@ -52,11 +52,12 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::group::GroupDescriptor;
-use extant_format::inode::InodeFlags;
+use extant_format::inode::{FileKind, InodeFlags};
 use extant_jbd2::Tid;
 use extant_sync::{Mutex, MutexGuard, Rank};
 
 use crate::error::{Family, Fault, FsError, Result};
+use crate::inode::InodeData;
 use crate::node::Node;
 use crate::txn::Txn;
 use crate::volume::Volume;
@@ -86,6 +87,16 @@ pub(crate) enum Purpose {
     Metadata,
     /// Contents of files.
     Data,
+}
+
+impl Purpose {
+    /// What the blocks of an inode are for.
+    pub(crate) fn of(data: &InodeData) -> Purpose {
+        match data.kind {
+            FileKind::Regular if !data.record.flags.contains(InodeFlags::EA_INODE) => Purpose::Data,
+            _ => Purpose::Metadata,
+        }
+    }
 }
 
 /// A wish for contiguous blocks.

@@ -65,19 +65,13 @@ use extant_format::features::Incompat;
 use self::counts::Counts;
 use super::{Allocator, Purpose, Right};
 use crate::error::{FsError, Result};
-use crate::mount::Fs;
 use crate::volume::Volume;
-use crate::writer::Writer;
 
 /// The pool is this part of all clusters, but at most [`POOL_MAX`].
 const POOL_PART: u64 = 50;
 
 /// Clusters in the pool at most.
 const POOL_MAX: u64 = 4096;
-
-/// How often an operation that found no room commits, to get back what was freed lately, and tries
-/// again.
-const COMMITS_MAX: usize = 3;
 
 /// Totals of a writable mount, in clusters.
 #[derive(Debug)]
@@ -375,52 +369,19 @@ impl Allocator {
     }
 
     /// Whether a commit would make room: blocks that were freed wait for one. To be asked when
-    /// there was no space, outside of any transaction; [`Writer::with_commits`] does.
+    /// there was no space, outside of any transaction; `Writer::with_commits` does.
     pub(crate) fn worth_a_commit(&self) -> bool {
         self.free_pending() > 0
     }
-}
 
-impl Writer {
-    /// Runs what may find no space, and again after a commit while blocks that were freed wait for
-    /// one, or when somebody else's commit brought some back meanwhile (P54). The caller holds no
-    /// handle, and what `run` does is whole or not at all.
-    ///
-    /// # Errors
-    ///
-    /// Those of `run`, and of a commit.
-    pub(crate) fn with_commits<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
-        let alloc = self.alloc();
-        let journal = self.journal();
-        for _ in 0..COMMITS_MAX {
-            let returned = alloc.returns.load(Ordering::Acquire);
-            match run() {
-                Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {
-                    journal.commit(journal.running()).map_err(FsError::from_journal)?;
-                }
-                Err(FsError::NoSpace { .. })
-                    if alloc.returns.load(Ordering::Acquire) != returned => {}
-                result => return result,
-            }
-        }
-        run()
+    /// Clusters that somebody with this right could be promised now.
+    pub(crate) fn promisable(&self, right: Right) -> u64 {
+        self.space.promisable(right)
     }
-}
 
-impl Fs {
-    /// Bytes that can be written into holes or behind the end of files now, by whoever may use reserved
-    /// blocks or not: so much is promised without waiting for anything. What was removed lately counts when
-    /// a commit has released it. 0 on a mount for reading.
-    ///
-    /// # Cost
-    ///
-    /// A few loads; the answer may be out of date when it arrives.
-    pub fn room(&self, may_use_reserve: bool) -> u64 {
-        let Ok(writer) = self.volume().writer() else { return 0 };
-        let right = if may_use_reserve { Right::Privileged } else { Right::Ordinary };
-        let superblock = self.superblock();
-        let bits = superblock.cluster_bits() + superblock.block_size.log2();
-        let clusters = writer.alloc().space.promisable(right);
-        clusters.checked_shl(bits).unwrap_or(u64::MAX)
+    /// How often clusters came back (S4): who found none, and sees that there were returns since, looks
+    /// again.
+    pub(crate) fn returns(&self) -> u64 {
+        self.returns.load(Ordering::Acquire)
     }
 }

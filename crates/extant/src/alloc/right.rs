@@ -7,9 +7,6 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use crate::access::Credentials;
-use crate::mount::Fs;
-
 /// How far down somebody may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Right {
@@ -33,7 +30,7 @@ impl Right {
     }
 }
 
-/// The thread that made it takes space for somebody, until it is dropped; see [`Fs::take_space_for`].
+/// The thread that made it takes space for somebody, until it is dropped; see [`Fs::take_space_for`](crate::Fs::take_space_for).
 #[derive(Debug)]
 #[must_use = "it counts only while it lives"]
 pub struct SpaceFor {
@@ -49,23 +46,13 @@ impl Drop for SpaceFor {
 }
 
 impl SpaceFor {
+    /// From now on, for somebody who may use reserved blocks or not.
+    pub(crate) fn begin(may_use_reserve: bool) -> SpaceFor {
+        SpaceFor { before: IS_ORDINARY.replace(!may_use_reserve), _here: PhantomData }
+    }
+
     /// Whether this thread takes space for somebody who may use reserved blocks.
     pub fn may_use_reserve() -> bool {
         Right::of_this_thread() == Right::Privileged
-    }
-}
-
-impl Fs {
-    /// Whether `who` may take blocks that the superblock reserves: root, its user and its group may.
-    pub fn may_use_reserve(&self, who: &Credentials) -> bool {
-        let superblock = self.superblock();
-        who.is_root() || who.uid == superblock.reserved_uid || who.is_in(superblock.reserved_gid)
-    }
-
-    /// What this thread does from now on, until the guard is dropped, takes space for somebody who may
-    /// use reserved blocks or not, in whichever file system. Without it a program counts as the owner of
-    /// the device, who may.
-    pub fn take_space_for(&self, may_use_reserve: bool) -> SpaceFor {
-        SpaceFor { before: IS_ORDINARY.replace(!may_use_reserve), _here: PhantomData }
     }
 }

@@ -6,12 +6,13 @@ use extant_base::{FileBlock, Ino};
 use extant_format::dir::{self, DirLayout};
 use extant_format::hash::{HashVersion, name_hash};
 
+use super::damage;
 use super::index::IndexWalk;
 use super::nokey::Shown;
-use super::{NAME_MAX, damage};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::{InlineDir, Inode};
+use crate::limits::NAME_MAX;
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::slot::MetaBlock;
 

@@ -45,9 +45,7 @@ use extant_format::htree::{self, NodePlace};
 
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
-
-/// Longest name, in bytes.
-pub const NAME_MAX: usize = dir::NAME_MAX;
+use crate::limits::NAME_MAX;
 
 // A name of an encrypted directory grows when it is shown; it is still a name.
 const _: () = assert!(nokey::SHOWN_MAX <= NAME_MAX);

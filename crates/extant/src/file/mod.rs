@@ -36,7 +36,6 @@ pub(crate) use flush::{DirtyFiles, EXPIRE};
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;
-pub(crate) use privilege::CAPABILITY;
 pub use privilege::WriteBy;
 pub use query::FiemapExtent;
 pub(crate) use resize::resize;

@@ -3,20 +3,15 @@
 //! Who can write to a program must not write one that runs with the rights of somebody else. So whatever changes
 //! the contents of a file takes them first, and so does a new owner.
 
-use extant_format::xattr::NameIndex;
-
 use crate::error::Result;
 use crate::inode::Inode;
-use crate::namei::XattrMode;
 use crate::txn::Txn;
-use crate::xattr;
+use crate::xattr::{self, CAPABILITY, XattrMode};
 
 const SET_UID: u16 = 0o4000;
 const SET_GID: u16 = 0o2000;
 const GROUP_EXECUTES: u16 = 0o010;
 
-/// The attribute that makes a program a privileged one.
-pub(crate) const CAPABILITY: (NameIndex, &[u8]) = (NameIndex::SECURITY, b"capability");
 const CAPABILITY_NAME: &[u8] = b"security.capability";
 /// Credits to take the set-id bits of an inode.
 const MODE_CREDITS: u32 = 4;

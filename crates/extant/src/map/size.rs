@@ -12,6 +12,7 @@ use extant_format::inode::InodeFlags;
 use super::edit::{REMOVE_STEP_CREDITS, is_small, remove};
 use super::inline::{grow_inline, shrink_inline};
 use super::{Cursor, FILE_BLOCKS_END, MappingKind};
+use crate::alloc::Purpose;
 use crate::error::{FsError, Result};
 use crate::inode::InodeData;
 use crate::mount::Fs;
@@ -86,7 +87,7 @@ pub(crate) fn finish_shrink(fs: &Fs, node: &Arc<Node>) -> Result<()> {
 }
 
 fn remove_after(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
-    let purpose = node.with(crate::namei::purpose_of);
+    let purpose = node.with(Purpose::of);
     let start = fs.volume().block_size().blocks_for(size);
     remove(txn, fs, node, start..FILE_BLOCKS_END, purpose)
 }

@@ -16,7 +16,7 @@ use crate::map;
 use crate::node::Node;
 use crate::quota::Owners;
 use crate::txn::Txn;
-use crate::xattr::{self, AclKind};
+use crate::xattr::{self, AclKind, XattrMode};
 
 /// Blocks that changing attributes changes at most: the inode's, an attribute block or a value's
 /// inode with their bitmaps and descriptors, quotas of two owners of each kind.
@@ -29,18 +29,6 @@ pub enum TimeChange {
     Now,
     /// This time; inodes of 128 bytes keep whole seconds from 1901 to 2038, others reach 2446.
     To(Timestamp),
-}
-
-/// Whether an extended attribute may or must exist before it is set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum XattrMode {
-    /// Either.
-    #[default]
-    Any,
-    /// It must not: [`FsError::AttributeExists`].
-    Create,
-    /// It must: [`FsError::NoAttribute`].
-    Replace,
 }
 
 /// Changes of an inode's attributes, made together. `None` leaves an attribute as it is.

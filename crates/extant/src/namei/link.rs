@@ -19,7 +19,7 @@ use crate::txn::Txn;
 const LINK_CREDITS: u32 = dir_edit::INSERT_CREDITS + 8;
 
 /// Blocks that removing a name changes at most, with an inode that goes at once.
-const UNLINK_CREDITS: u32 = dir_edit::REMOVE_CREDITS + super::delete::CREDITS;
+const UNLINK_CREDITS: u32 = dir_edit::REMOVE_CREDITS + crate::delete::CREDITS;
 
 impl Inode {
     /// Gives `target` another name, `name` in this directory. A file without a name, made by

@@ -12,7 +12,6 @@
 //! link     another name, names removed
 //! rename   with its three flags
 //! attr     owners, modes, times, flags, sizes, extended attributes
-//! delete   what happens to an inode without names
 //! lookup   from a name to an inode
 //! lock     content locks of several inodes
 //! ```
@@ -31,26 +30,23 @@
 
 mod attr;
 mod create;
-mod delete;
 mod link;
 mod lock;
 mod lookup;
 mod rename;
 
-pub use attr::{SetAttributes, TimeChange, XattrMode};
+pub use attr::{SetAttributes, TimeChange};
 pub use create::{NewInode, Special};
 pub use rename::RenameFlags;
-
-pub(crate) use delete::purpose_of;
 
 use std::sync::Arc;
 
 use extant_format::features::RoCompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
-use crate::dir::NAME_MAX;
 use crate::error::{FsError, Result};
 use crate::inode::InodeData;
+use crate::limits::NAME_MAX;
 use crate::mount::Fs;
 use crate::node::Node;
 use crate::volume::Volume;
@@ -132,28 +128,6 @@ fn drop_subdirectory(dir: &mut InodeData) {
 }
 
 impl Fs {
-    /// Runs a change, again after a commit if it found no room while freed blocks were waiting for
-    /// one; then deletes inodes that lost their last handle.
-    pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
-        let writer = self.volume().writer()?;
-        writer.supers().check_writable()?;
-        let mut result = writer.with_commits(&mut run);
-        // What was removed lately may wait to be deleted.
-        for _ in 0..delete::REMOVALS_MAX {
-            if !matches!(result, Err(FsError::NoSpace { .. })) || !self.reclaim() {
-                break;
-            }
-            result = writer.with_commits(&mut run);
-        }
-        self.reclaim();
-        if let Err(error) = &result
-            && writer.supers().report(error, writer.now().seconds)
-        {
-            writer.abort(error);
-        }
-        result
-    }
-
     /// Whether names of `dir` may be kept in the cache of names.
     fn caches_names(dir: &InodeData) -> bool {
         !dir.record.flags.intersects(InodeFlags::CASEFOLD | InodeFlags::ENCRYPT)

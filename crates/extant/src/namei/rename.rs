@@ -39,7 +39,7 @@ bitflags! {
 const CREDITS: u32 = 2 * dir_edit::INSERT_CREDITS
     + 2 * dir_edit::REMOVE_CREDITS
     + super::create::CREDITS
-    + super::delete::CREDITS
+    + crate::delete::CREDITS
     + 16;
 
 /// Levels from a directory to the root that are followed before the tree is taken to be circular.

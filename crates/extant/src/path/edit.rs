@@ -3,8 +3,9 @@
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::mount::Fs;
-use crate::namei::{NewInode, RenameFlags, SetAttributes, Special, XattrMode};
+use crate::namei::{NewInode, RenameFlags, SetAttributes, Special};
 use crate::xattr::AclKind;
+use crate::xattr::XattrMode;
 use crate::{Acl, DEPTH_MAX};
 
 use super::resolve::{Last, resolve};

@@ -19,7 +19,6 @@ mod resolve;
 mod walk;
 
 pub use file::{File, OpenOptions, SyncMode};
-pub use resolve::SYMLINKS_MAX;
 pub use walk::{DEPTH_MAX, Walk, WalkEntry, WalkError};
 
 use crate::dir::ReadDir;

@@ -2,10 +2,8 @@
 
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
+use crate::limits::SYMLINKS_MAX;
 use crate::mount::Fs;
-
-/// Most symbolic links followed for one path, as on Linux.
-pub const SYMLINKS_MAX: usize = 40;
 
 /// What to do with a symbolic link in the last place.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,6 @@ use extant_format::features::{Compat, DefaultMountOpts, ErrorsPolicy, Incompat};
 use extant_format::superblock::Superblock;
 
 use crate::error::{FsError, Result};
-use crate::mount::Fs;
-use crate::txn::Txn;
 
 /// Blocks that only the owner of the reserve may take.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -101,7 +99,7 @@ impl Tune {
     }
 
     /// Makes the changes in `superblock`, all or none.
-    fn apply(&self, superblock: &mut Superblock) -> Result<()> {
+    pub(crate) fn apply(&self, superblock: &mut Superblock) -> Result<()> {
         let refuse = |what| Err(FsError::InvalidArgument { what });
         let mut new = superblock.clone();
         if let Some(label) = &self.label {
@@ -169,28 +167,6 @@ impl Tune {
             new.default_mount_opts = options;
         }
         *superblock = new;
-        Ok(())
-    }
-}
-
-impl Fs {
-    /// Changes settings, all of them in one transaction.
-    ///
-    /// Backup superblocks keep the old ones, until e2fsck writes them anew.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::InvalidArgument`] says which setting cannot be had and why: then nothing has
-    /// changed. [`FsError::ReadOnly`], [`FsError::Aborted`], device errors.
-    pub fn tune(&self, tune: &Tune) -> Result<()> {
-        let supers = self.volume().writer()?.supers();
-        // Tried on a copy first: what is refused must not open a transaction.
-        tune.apply(&mut supers.with(Superblock::clone))?;
-        let mut txn = Txn::begin(self.volume(), 1)?;
-        let reserved = supers.change(&mut txn, |superblock| {
-            tune.apply(superblock).map(|()| superblock.reserved_blocks_count)
-        })??;
-        txn.writer().alloc().set_reserve(self.volume(), reserved);
         Ok(())
     }
 }

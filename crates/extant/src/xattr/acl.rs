@@ -12,12 +12,11 @@ use extant_format::acl::{Acl, AclEntry, Who};
 use extant_format::inode::{FileKind, Inode as Record};
 use extant_format::xattr::NameIndex;
 
-use super::AclKind;
 use super::edit::put;
+use super::{AclKind, XattrMode};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::mount::Fs;
-use crate::namei::XattrMode;
 use crate::node::Node;
 use crate::txn::Txn;
 

@@ -17,13 +17,11 @@ use extant_format::xattr::{
     decode_inode, entry_bytes, entry_hash_for_inode, value_bytes,
 };
 
-use super::{read_block, shared, value};
+use super::{CAPABILITY, XattrMode, read_block, shared, value};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
-use crate::file::CAPABILITY;
 use crate::inode::InodeData;
 use crate::mount::Fs;
-use crate::namei::XattrMode;
 use crate::node::Node;
 use crate::supers::Needed;
 use crate::txn::Txn;

@@ -54,6 +54,21 @@ pub enum AclKind {
     Default,
 }
 
+/// Whether an extended attribute may or must exist before it is set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum XattrMode {
+    /// Either.
+    #[default]
+    Any,
+    /// It must not: [`FsError::AttributeExists`].
+    Create,
+    /// It must: [`FsError::NoAttribute`].
+    Replace,
+}
+
+/// The attribute that makes a program a privileged one.
+pub(crate) const CAPABILITY: (NameIndex, &[u8]) = (NameIndex::SECURITY, b"capability");
+
 /// # Extended attributes
 impl Inode {
     /// The full names of all attributes.

@@ -7,8 +7,9 @@ use extant_testkit::{require, tempdir};
 use super::*;
 use crate::inode::Inode;
 use crate::map::{grow, shrink};
-use crate::namei::{NewInode, XattrMode};
+use crate::namei::NewInode;
 use crate::test_images::Image;
+use crate::xattr::XattrMode;
 
 /// Inodes of 256 bytes hold a little, those of 1024 more; small blocks, pointers, no log.
 const LAYOUTS: &[&[&str]] = &[

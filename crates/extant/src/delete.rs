@@ -6,11 +6,10 @@
 use std::sync::Arc;
 
 use extant_base::sabotage;
-use extant_format::inode::{FileKind, InodeFlags};
+use extant_format::inode::FileKind;
 
 use crate::alloc::Purpose;
 use crate::error::{Family, Result};
-use crate::inode::InodeData;
 use crate::map::{self, FILE_BLOCKS_END};
 use crate::mount::Fs;
 use crate::node::{Dying, Node, Settled};
@@ -19,18 +18,10 @@ use crate::xattr;
 
 /// Blocks that deleting an inode at once changes at most: its bitmap, descriptor and table block,
 /// four extents' bitmaps and descriptors, an attribute block likewise, quotas, an orphan's place.
-pub(super) const CREDITS: u32 = 32;
-
-/// What the blocks of an inode are.
-pub(crate) fn purpose_of(data: &InodeData) -> Purpose {
-    match data.kind {
-        FileKind::Regular if !data.record.flags.contains(InodeFlags::EA_INODE) => Purpose::Data,
-        _ => Purpose::Metadata,
-    }
-}
+pub(crate) const CREDITS: u32 = 32;
 
 /// Rounds of removals that one call makes: some thousand inodes.
-pub(super) const REMOVALS_MAX: usize = 256;
+pub(crate) const REMOVALS_MAX: usize = 256;
 
 impl Fs {
     /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
@@ -113,7 +104,7 @@ impl Fs {
 
     fn delete_in(&self, txn: &mut Txn<'_>, dying: Dying<'_>, is_orphan: bool) -> Result<()> {
         let node = dying.node();
-        let purpose = node.with(purpose_of);
+        let purpose = node.with(Purpose::of);
         dying.drop_contents(self.volume());
         if node.with(map::has_blocks) {
             map::remove(txn, self, node, 0..FILE_BLOCKS_END, purpose)?;
