@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::checksum::inode_seed;
@@ -23,105 +23,16 @@ use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
 use extant_format::inode::{
     BASE_BYTES, EXTRA_BYTES, FileKind, Inode as Record, InodeError, InodeFlags, InodeLayout,
 };
-use extant_format::time::Timestamp;
 use extant_format::xattr::NameIndex;
 use extant_jbd2::{FcDirectory, FcEntry, FcInode, FcMapping};
 
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::map::{ExtentNode, FILE_BLOCKS_END, MapIter, MappingKind, check_stored_size};
+use crate::extent_node::ExtentNode;
+use crate::map::{FILE_BLOCKS_END, MapIter, MappingKind, check_stored_size};
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Metadata, Node};
 use crate::volume::Volume;
-
-/// Attributes of an inode, as `stat` gives them and beyond.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Metadata {
-    /// The inode's number.
-    pub ino: Ino,
-    /// What it is.
-    pub kind: FileKind,
-    /// Permission, set-id and sticky bits: `0..=0o7777`.
-    pub permissions: u16,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Size in bytes. Of a directory, its blocks; of a symbolic link, its target.
-    pub size: u64,
-    /// Space taken, in units of 512 bytes, whatever the block size. A file whose data is in the
-    /// inode counts its size, as `stat` does, so that it is not taken for a hole.
-    pub blocks: u64,
-    /// Number of names. A directory with 1 has more subdirectories than fit the field.
-    pub links: u32,
-    /// Last access.
-    pub atime: Timestamp,
-    /// Last change of contents.
-    pub mtime: Timestamp,
-    /// Last change of attributes.
-    pub ctime: Timestamp,
-    /// Creation; `None` where the inode has no room for it.
-    pub crtime: Option<Timestamp>,
-    /// Device numbers `(major, minor)` of a device; `None` for everything else.
-    pub rdev: Option<(u32, u32)>,
-    /// Inode flags, as `lsattr` shows them and more.
-    pub flags: InodeFlags,
-    /// Project; 0 where the inode has no room for it.
-    pub project: u32,
-    /// Generation: tells inodes apart that had the number one after the other.
-    pub generation: u32,
-    /// Counts changes of the inode.
-    pub version: u64,
-}
-
-impl Metadata {
-    pub(crate) fn of(data: &InodeData) -> Metadata {
-        let record = &data.record;
-        let inline =
-            data.kind == FileKind::Regular && record.flags.contains(InodeFlags::INLINE_DATA);
-        let in_inode = if inline { record.size.div_ceil(512) } else { 0 };
-        Metadata {
-            ino: data.ino,
-            kind: data.kind,
-            permissions: record.permissions(),
-            uid: record.uid,
-            gid: record.gid,
-            size: record.size,
-            blocks: record.sectors.saturating_add(in_inode),
-            links: u32::from(record.links),
-            atime: record.atime,
-            mtime: record.mtime,
-            ctime: record.ctime,
-            crtime: record.crtime,
-            rdev: record.device().map(|device| (device.major, device.minor)),
-            flags: record.flags,
-            project: record.project,
-            generation: record.generation,
-            version: record.version,
-        }
-    }
-
-    /// Mode as `st_mode`: kind and permissions.
-    pub fn mode(&self) -> u16 {
-        self.kind.mode_bits() | self.permissions
-    }
-
-    /// Whether it is a directory.
-    pub fn is_dir(&self) -> bool {
-        self.kind == FileKind::Directory
-    }
-
-    /// Whether it is a regular file.
-    pub fn is_file(&self) -> bool {
-        self.kind == FileKind::Regular
-    }
-
-    /// Whether it is a symbolic link.
-    pub fn is_symlink(&self) -> bool {
-        self.kind == FileKind::Symlink
-    }
-}
 
 /// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
 ///
@@ -136,87 +47,6 @@ pub struct Inode {
     counted: bool,
     /// The version that this handle looks at.
     data: Arc<InodeData>,
-}
-
-/// One version of an inode, decoded.
-#[derive(Clone)]
-pub(crate) struct InodeData {
-    pub(crate) ino: Ino,
-    pub(crate) kind: FileKind,
-    pub(crate) record: Record,
-    /// The record as stored, for the attribute space behind the fields. The fields in it are those
-    /// of the last encoding.
-    pub(crate) raw: Box<[u8]>,
-    /// The root of the extent tree, once decoded. Whoever changes `record.block` resets it:
-    /// [`set_block_area`](InodeData::set_block_area).
-    extent_root: OnceLock<Arc<ExtentNode>>,
-}
-
-impl InodeData {
-    /// A new inode: `record` with nothing in its attribute space.
-    pub(crate) fn fresh(ino: Ino, kind: FileKind, record: Record, inode_bytes: usize) -> InodeData {
-        let raw = vec![0; inode_bytes].into_boxed_slice();
-        InodeData { ino, kind, record, raw, extent_root: OnceLock::new() }
-    }
-
-    /// Changes the 60 bytes of the map's root.
-    pub(crate) fn set_block_area(&mut self, area: [u8; extent::ROOT_BYTES]) {
-        self.record.block = area;
-        self.extent_root = OnceLock::new();
-    }
-
-    /// The root of the extent tree, decoded once.
-    pub(crate) fn extent_root(&self) -> Result<&Arc<ExtentNode>> {
-        if let Some(root) = self.extent_root.get() {
-            return Ok(root);
-        }
-        let root = ExtentNode::decode_root(&self.record.block).map_err(|fault| {
-            FsError::corrupt("extent root", self.ino, None, Fault::Decode(Box::new(fault)))
-        })?;
-        Ok(self.extent_root.get_or_init(|| Arc::new(root)))
-    }
-
-    /// The attribute space behind the fields; empty in inodes of 128 bytes.
-    pub(crate) fn xattr_space(&self) -> &[u8] {
-        let fields = BASE_BYTES + usize::from(self.record.extra_isize);
-        // An inode without extra fields keeps the word that says so.
-        match self.record.extra_isize {
-            0 => &[],
-            _ => self.raw.get(fields..).unwrap_or(&[]),
-        }
-    }
-
-    /// Whether there may be extended attributes, in the inode or in a block.
-    pub(crate) fn may_have_xattrs(&self) -> bool {
-        self.record.file_acl.0 != 0
-            || !matches!(extant_format::xattr::decode_inode(self.xattr_space()), Ok(None))
-    }
-
-    /// The attribute space behind the fields, for changing it; empty in inodes of 128 bytes.
-    pub(crate) fn xattr_space_mut(&mut self) -> &mut [u8] {
-        let fields = BASE_BYTES + usize::from(self.record.extra_isize);
-        match self.record.extra_isize {
-            0 => &mut [],
-            _ => self.raw.get_mut(fields..).unwrap_or(&mut []),
-        }
-    }
-
-    /// Writes the stored form to byte `offset` of its table block, with its checksum.
-    pub(crate) fn encode(
-        &self,
-        layout: &InodeLayout,
-        block: &mut [u8],
-        offset: usize,
-    ) -> Result<()> {
-        let fail = |fault| FsError::corrupt("inode", self.ino, None, fault);
-        let end = offset.saturating_add(self.raw.len());
-        let place = block
-            .get_mut(offset..end)
-            .ok_or_else(|| fail(Fault::Rule("the record ends after its block")))?;
-        place.copy_from_slice(&self.raw);
-        let encoded = self.record.encode(layout, self.ino, place);
-        encoded.map_err(|error| fail(Fault::Decode(Box::new(error))))
-    }
 }
 
 /// An inline directory: its parent and its areas of entries, each with its place in the listing.
@@ -334,7 +164,7 @@ impl Fs {
             fail(Fault::Field { rule, value: u64::from(record.mode), limit: 0xffff })
         })?;
         let raw = raw.into_boxed_slice();
-        let data = InodeData { ino, kind, record, raw, extent_root: OnceLock::new() };
+        let data = InodeData::stored(ino, kind, record, raw);
         check_stored_size(volume, &data)?;
         Ok(data)
     }
@@ -429,7 +259,7 @@ impl Inode {
 
     /// All attributes, as they are now. No I/O.
     pub fn metadata(&self) -> Metadata {
-        self.node.metadata(self.volume())
+        self.node.metadata(self.volume().block_size())
     }
 
     /// Makes every change of this inode so far durable, with all else that was changed before.

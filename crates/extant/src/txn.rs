@@ -23,8 +23,7 @@ use extant_sync::{Mutex, Rank};
 
 use crate::alloc::Right;
 use crate::error::{FsError, Result};
-use crate::inode::InodeData;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 use crate::writer::Writer;

@@ -27,10 +27,9 @@ use extant_jbd2::FastCommitOverlay;
 
 use crate::cache::{Cache, Evict};
 use crate::error::{Family, Fault, FsError, Result};
-use crate::inode::InodeData;
-use crate::map::ExtentNode;
+use crate::extent_node::ExtentNode;
 use crate::mount::ReplaySummary;
-use crate::node::{Departed, Node};
+use crate::node::{Departed, InodeData, Node};
 use crate::slot::{MetaBlock, Slot};
 use crate::writer::Writer;
 use crate::zones::Zones;

@@ -9,7 +9,7 @@ use extant_format::inode::FileKind;
 use super::group::GroupState;
 use super::{Allocator, Half, Locked};
 use crate::error::{Family, Fault, FsError, Result};
-use crate::inode::InodeData;
+use crate::node::InodeData;
 use crate::slot::BlockKind;
 use crate::txn::Txn;
 use crate::volume::Volume;

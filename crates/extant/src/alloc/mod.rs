@@ -57,11 +57,11 @@ use extant_jbd2::Tid;
 use extant_sync::{Mutex, MutexGuard, Rank};
 
 use crate::error::{Family, Fault, FsError, Result};
-use crate::inode::InodeData;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 use crate::volume::Volume;
 
+pub(crate) use crate::run::Run;
 use flex::{Flex, Sparse};
 use group::{Blocks, GroupState, Inodes};
 use promise::Space;
@@ -110,15 +110,6 @@ pub(crate) struct BlockAsk {
     pub(crate) min: u32,
     /// What for.
     pub(crate) purpose: Purpose,
-}
-
-/// Contiguous blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run {
-    /// The first one.
-    pub(crate) start: FsBlock,
-    /// How many.
-    pub(crate) len: u32,
 }
 
 /// A half of a group.

@@ -16,7 +16,7 @@ use extant_format::inode::InodeFlags;
 
 use super::Allocator;
 use crate::error::Result;
-use crate::inode::InodeData;
+use crate::node::InodeData;
 use crate::txn::Txn;
 
 /// Flexible groups that are looked at for the best place of a directory, before any place will do.

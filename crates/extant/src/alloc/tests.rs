@@ -76,7 +76,7 @@ impl Mount {
         self.alloc().free_or(&mut self.txn(), run, Purpose::Data, NotFreed::refused)
     }
 
-    fn parent(&self, ino: Ino) -> Arc<crate::inode::InodeData> {
+    fn parent(&self, ino: Ino) -> Arc<crate::node::InodeData> {
         self.fs.inode(ino).unwrap().node().data()
     }
 

@@ -18,10 +18,10 @@ use super::damage;
 use super::edit::{Shape, dir_damage};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::{Inode, InodeData};
+use crate::inode::Inode;
 use crate::map;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 
 const NAME: &[u8] = b"data";

@@ -150,7 +150,7 @@ impl Inode {
         let file = fs.file(node)?;
         let gist = node.gist();
         // What changes more than the bytes takes the other way, and so does what is refused there.
-        let is_plain = |file: &super::FileState| {
+        let is_plain = |file: &crate::node::FileState| {
             bytes.len() as u64 >= 1 << self.volume().block_size().log2()
                 && offset.saturating_add(bytes.len() as u64) <= file.size()
                 && !gist.flags.intersects(InodeFlags::INLINE_DATA | InodeFlags::APPEND)

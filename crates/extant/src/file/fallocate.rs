@@ -28,7 +28,7 @@ use extant_format::features::Compat;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_iomap::KeptOut;
 
-use super::{FileMapper, FileState, WriteBy};
+use super::{FileMapper, WriteBy};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -36,7 +36,7 @@ use crate::map::{
     self, CONVERT_STEP_CREDITS, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS,
     SHIFT_STEP_CREDITS,
 };
-use crate::node::Node;
+use crate::node::{FileState, Node};
 use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;

@@ -8,11 +8,11 @@ use std::time::Duration;
 use extant_base::Ino;
 use extant_sync::{Background, Mutex, Rank};
 
-use super::{FileMapper, FileState};
+use super::FileMapper;
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{FileState, Node};
 use crate::txn::Txn;
 use crate::volume::Volume;
 

@@ -8,12 +8,12 @@ use extant_base::Ino;
 use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
-use super::{FileMapper, FileState, WriteBy};
+use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::map;
 use crate::mount::Fs;
-use crate::node::{Gist, Node};
+use crate::node::{FileState, Gist, Node};
 use crate::txn::Txn;
 
 /// Which way the bytes of a write take.
@@ -34,7 +34,7 @@ pub(super) enum Place {
 impl Fs {
     /// The state of a regular file in use.
     pub(crate) fn file<'a>(&self, node: &'a Arc<Node>) -> Result<&'a FileState> {
-        Ok(node.file(self.volume(), self.volume().page_cache()?))
+        Ok(node.file(self.superblock(), self.volume().page_cache()?))
     }
 
     /// Calls `run` with what the page cache asks about a file.

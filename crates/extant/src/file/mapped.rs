@@ -8,12 +8,11 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use extant_format::inode::InodeFlags;
 use extant_iomap::MappedPages;
 
-use super::{FileMapper, FileState};
+use super::FileMapper;
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::map;
@@ -22,32 +21,6 @@ use crate::node::Node;
 
 /// Offsets of maps are multiples of it.
 const PAGE_BYTES: u64 = 4096;
-
-impl FileState {
-    /// Whether programs have parts of the file mapped.
-    pub(crate) fn is_mapped(&self) -> bool {
-        self.map_count.load(Ordering::Acquire) > 0
-    }
-
-    /// Whether stores may come at any time.
-    pub(crate) fn is_mapped_writable(&self) -> bool {
-        self.is_mapped() && self.maps.lock().iter().any(|pages| pages.is_writable())
-    }
-
-    fn mapped(&self) -> Vec<Arc<MappedPages>> {
-        if self.is_mapped() { self.maps.lock().clone() } else { Vec::new() }
-    }
-
-    fn add_map(&self, pages: &Arc<MappedPages>) {
-        self.maps.lock().push(Arc::clone(pages));
-        self.map_count.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn remove_map(&self, pages: &Arc<MappedPages>) {
-        self.maps.lock().retain(|other| !Arc::ptr_eq(other, pages));
-        self.map_count.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 impl FileMapper<'_> {
     /// Takes what programs may have stored through maps. The caller holds the content lock exclusively

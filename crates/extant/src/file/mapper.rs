@@ -11,13 +11,11 @@ use extant_format::extent::{Extent, ExtentState};
 use extant_format::inode::InodeFlags;
 use extant_iomap::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
 
-use super::delayed::Delayed;
-use super::state::{FileState, Pinned};
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{FsError, Result};
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Delayed, FileState, Node, Pinned};
 use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;

@@ -13,12 +13,11 @@
 //! ahead    the thread that fetches what readers will want
 //! flush    sync, the list of dirty files, limits
 //! mapper   what is behind a range, where delayed data goes, how it gets into the map
-//! state    both sizes, times to store    delayed  blocks without an address yet
+//! state    the end of what a file has in memory
 //! ```
 
 mod ahead;
 mod copy;
-mod delayed;
 mod direct;
 mod fallocate;
 mod flush;
@@ -39,4 +38,3 @@ pub(crate) use mapper::FileMapper;
 pub use privilege::WriteBy;
 pub use query::FiemapExtent;
 pub(crate) use resize::resize;
-pub(crate) use state::{FileSlot, FileState};

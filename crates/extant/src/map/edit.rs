@@ -28,9 +28,8 @@ use super::indirect_edit::Pointers;
 use super::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
-use crate::inode::InodeData;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 use crate::volume::Volume;
 

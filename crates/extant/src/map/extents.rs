@@ -4,43 +4,14 @@ use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::checksum::inode_seed;
-use extant_format::extent::{self, Entries, Expect, Extent, ExtentFault, ExtentState, Index, Node};
+use extant_format::extent::{self, Expect, ExtentState};
 
 use super::extent_edit::read_node;
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::{Fault, FsError, Result};
+use crate::extent_node::{ExtentNode, Records};
 use crate::inode::Inode;
 use crate::volume::Volume;
-
-/// A node of an extent tree, checked and decoded once.
-#[derive(Debug)]
-pub(crate) struct ExtentNode {
-    /// What the parent said when this was decoded; `None` for a root. The same block reached in
-    /// another way (only on a damaged image) is decoded again.
-    expect: Option<Expect>,
-    pub(super) records: Records,
-}
-
-#[derive(Debug)]
-pub(super) enum Records {
-    Leaf(Vec<Extent>),
-    Index(Vec<(Index, Expect)>),
-}
-
-impl ExtentNode {
-    /// The root, from `i_block`.
-    pub(crate) fn decode_root(i_block: &[u8; extent::ROOT_BYTES]) -> Result<Self, ExtentFault> {
-        Node::decode_root(i_block).map(|node| Self::from_node(&node, None))
-    }
-
-    fn from_node(node: &Node<'_>, expect: Option<Expect>) -> ExtentNode {
-        let records = match node.entries() {
-            Entries::Extents(_) => Records::Leaf(node.extents().collect()),
-            Entries::Indexes(_) => Records::Index(node.children().collect()),
-        };
-        ExtentNode { expect, records }
-    }
-}
 
 /// Finds extents, and remembers the leaf of the last one.
 #[derive(Debug, Default)]
@@ -132,7 +103,7 @@ pub(super) fn load(
     let node = if volume.is_writable() {
         // The newest version may not be on the device yet.
         let bytes = read_node(volume, ino, seed, block)?;
-        decode(bytes.bytes(), expect)
+        ExtentNode::decode_block(bytes.bytes(), expect)
     } else {
         volume.check_file_blocks("extent index", ino, None, block, 1)?;
         // Decoded nodes have a cache of their own; the bytes are not needed again.
@@ -140,13 +111,9 @@ pub(super) fn load(
         if volume.verifies_metadata() {
             extent::verify(seed, &bytes).map_err(|e| fail(Fault::from(e)))?;
         }
-        decode(&bytes, expect)
+        ExtentNode::decode_block(&bytes, expect)
     };
     let node = Arc::new(node.map_err(|fault| fail(Fault::Decode(Box::new(fault))))?);
     volume.extent_nodes().insert(key, Arc::clone(&node));
     Ok(node)
-}
-
-fn decode(bytes: &[u8], expect: Expect) -> Result<ExtentNode, ExtentFault> {
-    Node::decode_block(bytes, expect).map(|node| ExtentNode::from_node(&node, Some(expect)))
 }

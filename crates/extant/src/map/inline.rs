@@ -26,9 +26,8 @@ use super::edit::{REMOVE_STEP_CREDITS, insert_first};
 use super::size::{SIZE_CREDITS, set_size};
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{Fault, FsError, Result};
-use crate::inode::InodeData;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 use crate::volume::Volume;
 

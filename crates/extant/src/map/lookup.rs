@@ -16,13 +16,13 @@ use extant_base::{FileBlock, Ino};
 use extant_format::extent::{Expect, Extent, ExtentState, Index};
 use extant_format::inode::{FileKind, InodeFlags};
 
-use super::extents::{ExtentNode, Records, load};
+use super::extents::load;
 use super::indirect::IndirectCursor;
 use super::{Cursor, FILE_BLOCKS_END, MERGE_MAX, Mapping, MappingKind};
 use crate::error::{FsError, Result};
-use crate::inode::InodeData;
+use crate::extent_node::{ExtentNode, Records};
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::volume::Volume;
 
 /// What the root of a map says about a place.

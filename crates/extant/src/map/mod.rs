@@ -49,7 +49,6 @@ pub(crate) use edit::{
     REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, check_stored_size, has_blocks,
     implied_block, insert, insert_first, is_small, remove,
 };
-pub(crate) use extents::ExtentNode;
 pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
 pub(crate) use lookup::lookup;
 pub(crate) use publish::{CONVERT_STEP_CREDITS, convert_range, insert_run, publish_credits};

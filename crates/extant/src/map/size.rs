@@ -14,9 +14,8 @@ use super::inline::{grow_inline, shrink_inline};
 use super::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::alloc::Purpose;
 use crate::error::{FsError, Result};
-use crate::inode::InodeData;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::supers::Needed;
 use crate::txn::Txn;
 

@@ -11,9 +11,9 @@ use extant_format::xattr as format;
 
 use crate::error::{FsError, Result};
 use crate::file::WriteBy;
-use crate::inode::{Inode, InodeData};
+use crate::inode::Inode;
 use crate::map;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::quota::Owners;
 use crate::txn::Txn;
 use crate::xattr::{self, AclKind, XattrMode};

@@ -6,9 +6,9 @@ use extant_base::Ino;
 
 use crate::dentry::Known;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::{Inode, Metadata};
+use crate::inode::Inode;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{Metadata, Node};
 
 impl Inode {
     /// The inode that `name` means in this directory. `.` is the directory itself, `..` what its
@@ -58,7 +58,7 @@ impl Inode {
     /// Attributes of what `name` means in this directory, a symbolic link's own. As
     /// [`lookup`](Self::lookup), without a handle.
     pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Metadata> {
-        Ok(self.lookup_node(name.as_ref())?.metadata(self.volume()))
+        Ok(self.lookup_node(name.as_ref())?.metadata(self.volume().block_size()))
     }
 
     pub(crate) fn lookup_node(&self, name: &[u8]) -> Result<Arc<Node>> {

@@ -45,10 +45,9 @@ use extant_format::features::RoCompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
 use crate::error::{FsError, Result};
-use crate::inode::InodeData;
 use crate::limits::NAME_MAX;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::volume::Volume;
 
 /// The most links of a file or directory.

@@ -2,12 +2,15 @@
 //!
 //! # Place
 //!
-//! Below: `inode` decodes the stored record into an [`InodeData`]. Above: the name space changes
-//! nodes through `Txn::update`; handles ([`Inode`](crate::Inode)) keep them in existence.
+//! Below: `extent_node`. Above: the volume keeps nodes by their numbers, changes go through
+//! `Txn::update`; handles ([`Inode`](crate::Inode)) keep them in existence.
 //!
 //! # Shape
 //!
 //! ```text
+//! data      one version of an inode, decoded
+//! file      of a regular file in use: both sizes, times to store, cached contents
+//! delayed   its blocks without an address yet
 //! life      named, without links, dying, dead; handles; who may delete
 //! end       writeback kept out, and the right to delete that comes with it
 //! leave     out of the cache, or found by a name: not both
@@ -27,7 +30,10 @@
 mod atomic {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
+mod data;
+mod delayed;
 mod end;
+mod file;
 mod leave;
 mod life;
 #[cfg(all(test, not(miri)))]
@@ -44,10 +50,11 @@ use extant_base::Ino;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_sync::{Rank, RwLock};
 
-use crate::file::FileSlot;
-use crate::inode::InodeData;
-
+pub(crate) use data::InodeData;
+pub use data::Metadata;
+pub(crate) use delayed::Delayed;
 pub(crate) use end::{Dying, Settled};
+pub(crate) use file::{FileSlot, FileState, Pinned};
 use leave::Leave;
 pub(crate) use life::{Life, Stage};
 pub(crate) use unsynced::{Departed, Unsynced};

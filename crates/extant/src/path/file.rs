@@ -10,7 +10,8 @@ use crate::error::{FsError, Result};
 use crate::mount::Fs;
 use crate::namei::NewInode;
 
-use crate::inode::{Inode, Metadata};
+use crate::inode::Inode;
+use crate::node::Metadata;
 
 /// When writes become durable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

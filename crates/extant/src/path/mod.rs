@@ -23,8 +23,9 @@ pub use walk::{DEPTH_MAX, Walk, WalkEntry, WalkError};
 
 use crate::dir::ReadDir;
 use crate::error::{FsError, Result};
-use crate::inode::{Inode, Metadata};
+use crate::inode::Inode;
 use crate::mount::Fs;
+use crate::node::Metadata;
 use resolve::{Last, resolve};
 
 /// # Paths

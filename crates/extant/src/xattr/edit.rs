@@ -20,9 +20,8 @@ use extant_format::xattr::{
 use super::{CAPABILITY, XattrMode, read_block, shared, value};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
-use crate::inode::InodeData;
 use crate::mount::Fs;
-use crate::node::Node;
+use crate::node::{InodeData, Node};
 use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;

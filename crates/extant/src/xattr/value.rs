@@ -14,10 +14,9 @@ use extant_format::xattr::value_hash;
 
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{Fault, FsError, Result};
-use crate::inode::InodeData;
 use crate::map;
 use crate::mount::Fs;
-use crate::node::{Node, Settled};
+use crate::node::{InodeData, Node, Settled};
 use crate::slot::BlockKind;
 use crate::txn::Txn;
 use crate::volume::Volume;
