@@ -50,8 +50,7 @@ impl Graph {
         graph.modules.extend(parsed.iter().filter_map(|(_, module, _)| module.first().cloned()));
         let mut names: BTreeMap<&str, &str> = BTreeMap::new();
         for (_, _, paths) in parsed.iter().filter(|(_, module, _)| module.is_empty()) {
-            let exports = paths.exports.iter().filter(|(_, of)| graph.modules.contains(of));
-            names.extend(exports.map(|(name, of)| (name.as_str(), of.as_str())));
+            names.extend(paths.exports.iter().map(|(name, of)| (name.as_str(), of.as_str())));
         }
         for (file, module, paths) in &parsed {
             let user = module.first().map_or(ROOT, String::as_str);
@@ -59,7 +58,9 @@ impl Graph {
                 let first = path.first().map_or("", String::as_str);
                 let used = match names.get(first) {
                     _ if graph.modules.contains(first) => first,
-                    Some(module) => module,
+                    Some(module) if graph.modules.contains(*module) => module,
+                    // Another crate's.
+                    Some(_) => continue,
                     None if module.is_empty() => continue,
                     None => ROOT,
                 };
