@@ -9,6 +9,7 @@
 use crate::delete::REMOVALS_MAX;
 use crate::error::{FsError, Result};
 use crate::mount::Fs;
+use crate::quota::NO_CREDITS;
 use crate::writer::Writer;
 
 /// How often an operation that found no room commits, to get back what was freed lately, and tries
@@ -53,7 +54,9 @@ impl Writer {
         for _ in 0..COMMITS_MAX {
             let returned = alloc.returns();
             match run() {
-                Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {
+                Err(FsError::NoSpace { what, .. })
+                    if what == NO_CREDITS || alloc.worth_a_commit() =>
+                {
                     journal.commit(journal.running()).map_err(FsError::from_journal)?;
                 }
                 Err(FsError::NoSpace { .. }) if alloc.returns() != returned => {}

@@ -32,7 +32,7 @@ use crate::mount::ReplaySummary;
 use crate::node::{Departed, InodeData, Node};
 use crate::slot::{MetaBlock, Slot};
 use crate::writer::Writer;
-use crate::zones::Zones;
+use crate::zones::{Gained, Zones};
 
 /// Bytes that one cached inode takes, about: its raw form, its decoded form, bookkeeping.
 const INODE_COST: usize = 1024;
@@ -64,6 +64,7 @@ pub(crate) struct Volume {
     data_cache: DataCache,
     /// Blocks of no file; none while the journal is looked through.
     zones: OnceLock<Zones>,
+    gained: Gained,
 }
 
 /// What [`Volume::new`] needs besides the device and the superblock.
@@ -154,6 +155,7 @@ impl Volume {
             page_cache: OnceLock::new(),
             data_cache: options.data_cache,
             zones: OnceLock::new(),
+            gained: Gained::new(),
             superblock,
         }
     }
@@ -161,6 +163,11 @@ impl Volume {
     /// Which blocks are the file system's own; `None` while the journal is looked through.
     pub(crate) fn zones(&self) -> Option<&Zones> {
         self.zones.get()
+    }
+
+    /// Blocks that became the file system's own since.
+    pub(crate) fn gained(&self) -> &Gained {
+        &self.gained
     }
 
     /// Once, before anybody else has the volume.

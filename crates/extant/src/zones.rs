@@ -21,12 +21,14 @@
 //! # Invariants
 //!
 //! - Z1. `fixed` and `owned` are each sorted and apart; neither changes during a mount, so there is
-//!   no lock. Blocks that a quota file gets later were free, and no map of a sound image has them.
+//!   no lock. Blocks that a quota file gets later are in [`Gained`], which is looked at when there are any: no map
+//!   of a sound image has them, for they were free.
 //! - Z2. Only while the journal is looked for there are no zones: descriptors may be of any age
 //!   before it is replayed.
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::{FileBlock, FsBlock, GroupIndex, Ino};
 use extant_format::features::{Compat, Incompat, RoCompat};
@@ -34,6 +36,7 @@ use extant_format::group::{
     GroupChecksum, GroupDescriptor, has_superblock, super_and_descriptor_blocks,
 };
 use extant_format::superblock::Superblock;
+use extant_sync::{Rank, RwLock};
 
 use crate::error::{Family, Fault, FsError, Result};
 use crate::map::MappingKind;
@@ -185,6 +188,40 @@ impl Zones {
             range.start < range.end
         });
         self.owned = owned;
+    }
+}
+
+/// Blocks that inodes of the file system got during a mount.
+pub(crate) struct Gained {
+    any: AtomicBool,
+    /// In the order in which they came; those that go on where the last ones ended are joined with them.
+    runs: RwLock<Vec<(Range<u64>, Zone)>>,
+}
+
+impl Gained {
+    pub(crate) fn new() -> Gained {
+        Gained { any: AtomicBool::new(false), runs: RwLock::new(Rank::Leaf, Vec::new()) }
+    }
+
+    fn add(&self, block: u64, zone: Zone) {
+        let mut runs = self.runs.write();
+        match runs.last_mut() {
+            Some((run, of)) if run.end == block && *of == zone => run.end += 1,
+            _ => runs.push((block..block.saturating_add(1), zone)),
+        }
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// The first one of `blocks` that `ino` may not use, and what it is for.
+    fn hit(&self, blocks: &Range<u64>, ino: Option<Ino>) -> Option<(u64, Zone)> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let runs = self.runs.read();
+        let others = runs.iter().filter(|(run, zone)| {
+            run.start < blocks.end && blocks.start < run.end && zone.owner() != ino
+        });
+        others.map(|(run, zone)| (run.start.max(blocks.start), *zone)).min_by_key(|hit| hit.0)
     }
 }
 
@@ -449,10 +486,19 @@ impl Volume {
         self.check_blocks(structure, ino, start, len)?;
         let Some(zones) = self.zones() else { return Ok(()) };
         // Inside the file system: no overflow.
-        let Some(block) = zones.hit(&(start.0..start.0 + len), ino) else { return Ok(()) };
+        let blocks = start.0..start.0 + len;
+        let (block, zone) = match (zones.hit(&blocks, ino), self.gained().hit(&blocks, ino)) {
+            (Some(block), _) => (block, self.zone_of(FsBlock(block)).unwrap_or(Zone::Unknown)),
+            (None, Some(hit)) => hit,
+            (None, None) => return Ok(()),
+        };
         let file_block = file_block.into().map(|first| u64::from(first.0) + (block - start.0));
-        let zone = self.zone_of(FsBlock(block)).unwrap_or(Zone::Unknown);
         Err(FsError::corrupt(structure, ino, FsBlock(block), Fault::Zone { file_block, zone }))
+    }
+
+    /// `block` is a block of the quota file `ino` from now on.
+    pub(crate) fn gain_quota_block(&self, block: FsBlock, ino: Ino) {
+        self.gained().add(block.0, Zone::Quota(ino));
     }
 
     /// What a block of the file system's own is for; `None` for all others, and while the journal
@@ -467,6 +513,9 @@ impl Volume {
         let owned = zones.owned.iter().find(|(range, _)| range.contains(&block.0));
         if let Some((_, zone)) = owned {
             return Some(*zone);
+        }
+        if let Some((_, zone)) = self.gained().hit(&here, None) {
+            return Some(zone);
         }
         zones.within(&here).next()?;
         let superblock = self.superblock();

@@ -349,3 +349,53 @@ fn a_large_file_system_opens_at_the_cost_of_its_descriptors() {
         fs.unmount().unwrap();
     }
 }
+
+/// Blocks that a quota file gets during a mount are the file system's own from that moment on: a file that maps one of
+/// them, as only a hostile image has it, neither reads nor writes there.
+#[test]
+fn what_a_quota_file_gains_during_a_mount_is_nobody_elses() {
+    let options = ["-t", "ext4", "-b", "1024", "-O", "quota,^metadata_csum"];
+    let whole = require!(make("24M", &options));
+    let fill = |device: Arc<MemoryDevice>| {
+        let fs = open(Arc::clone(&device) as _, true).unwrap();
+        let root = fs.root().unwrap();
+        for uid in 0..150 {
+            let new = extant::NewInode { permissions: 0o644, uid: uid * 1000, gid: uid };
+            root.create(format!("of {uid}"), &new).unwrap();
+        }
+        drop(root);
+        fs
+    };
+    let blocks = |fs: &Fs| -> std::collections::BTreeSet<u64> {
+        let quota = fs.inode(fs.superblock().user_quota_inode).unwrap();
+        let runs = quota.map(0..quota.block_len()).map(Result::unwrap);
+        let of = |run: extant::Mapping| match run.kind {
+            extant::MappingKind::Mapped(start) => start.0..start.0 + run.len,
+            _ => 0..0,
+        };
+        runs.flat_map(of).collect()
+    };
+    // Once, to see which ones it gets.
+    let before = blocks(&open(Arc::new(whole.snapshot()), false).unwrap());
+    let fs = fill(Arc::new(whole.snapshot()));
+    let gained: Vec<u64> = blocks(&fs).difference(&before).copied().collect();
+    fs.unmount().unwrap();
+    let target = *gained.last().expect("it grows");
+
+    let image = whole.snapshot();
+    patch_inode(&image, "/file", |record| patch::point_first(record, FsBlock(target)));
+    let fs = fill(Arc::new(image));
+    assert!(blocks(&fs).contains(&target), "the same happens again");
+    let file = fs.resolve("/file").unwrap();
+    let mut bytes = [0; 100];
+    let refused = file.read_at(0, &mut bytes).unwrap_err();
+    assert!(refused.to_string().contains("inode"), "{refused}");
+    assert_eq!((refused.family(), refused.errno()), (extant::Family::Damage, 117));
+    let wrote = file.write_at(0, &[7; 100]).and_then(|_| file.sync());
+    assert_eq!(wrote.unwrap_err().family(), extant::Family::Damage);
+    drop(file);
+    let root = fs.root().unwrap();
+    root.unlink("file").unwrap();
+    drop(root);
+    fs.unmount().unwrap();
+}

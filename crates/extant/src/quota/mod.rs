@@ -40,6 +40,9 @@ use crate::txn::Txn;
 use crate::volume::Volume;
 use tree::Tree;
 
+/// What a transaction has too few of for one more record: the next one, after a commit, has them.
+pub(crate) const NO_CREDITS: &str = "journal blocks for a new quota record";
+
 /// Blocks that adding a record changes at most: tree blocks of four levels, a leaf, its neighbour,
 /// the header; the inode, and for four new blocks bitmaps, descriptors and nodes of the map.
 const ADD_CREDITS: u32 = 24;
@@ -247,8 +250,7 @@ impl Quotas {
         }
         if !txn.extend(ADD_CREDITS) {
             let (wanted, free) = (u64::from(ADD_CREDITS), 0);
-            let what = "journal blocks for a new quota record";
-            return Err(FsError::NoSpace { what, wanted, free });
+            return Err(FsError::NoSpace { what: NO_CREDITS, wanted, free });
         }
         tree.add(&fs, txn, key.1).map(Some)
     }

@@ -240,6 +240,7 @@ impl Tree {
                 return Err(txn.fail(error));
             }
             txn.create_block(block, BlockKind::Plain, |_| ()).map_err(|error| txn.fail(error))?;
+            fs.volume().gain_quota_block(block, self.ino);
             match self.extents.last_mut() {
                 Some(last) if last.device_start.0 + last.len == block.0 => last.len += 1,
                 _ => self.extents.push(Extent { file_start: have, device_start: block, len: 1 }),
