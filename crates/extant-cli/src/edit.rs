@@ -307,6 +307,8 @@ impl Session<'_> {
         let Session { fs, name, tally } = self;
         if let Err(failure) = close(fs, &name) {
             tally.failed(&failure);
+            // The journal stopped for it, and nobody knows what is stored of what was done.
+            tally.broken |= failure.exit == Exit::Image;
         }
     }
 

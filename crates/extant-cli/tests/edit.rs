@@ -616,3 +616,22 @@ fn damage_that_is_met_on_the_way_has_the_exit_code() {
     place.run(&["touch", "a.img:/d/x", "a.img:/d/y"]).ends_with(4).complains(&["checksum"]);
     place.run(&["ls", "a.img:/"]).succeeds();
 }
+
+#[test]
+fn damage_that_is_met_when_changes_are_stored_has_the_exit_code_too() {
+    let Some(place) = made(&["-t", "ext4", "-b", "1024", "-e", "panic"]) else { return };
+    let Some(dumped) = tool("dumpe2fs", &["a.img"], place.0.path()) else { return };
+    let dumped = text(&dumped);
+    let (_, bitmap) = dumped.split_once("Inode bitmap at ").expect("the first group's");
+    let number = bitmap.split(|at: char| !at.is_ascii_digit()).next().unwrap();
+    let image = std::fs::OpenOptions::new().read(true).write(true).open(place.path("a.img"));
+    let (image, at) = (image.unwrap(), number.parse::<u64>().unwrap() * 1024 + 50);
+    let mut byte = [0];
+    image.read_exact_at(&mut byte, at).unwrap();
+    image.write_all_at(&[!byte[0]], at).unwrap();
+    // There are others, but errors=panic stops the journal before anything is stored.
+    let touched = place.run(&["touch", "a.img:/x"]).ends_with(4);
+    assert!(touched.err().contains("inode bitmap"), "{}", touched.err());
+    let listed = place.run(&["ls", "a.img:/"]).succeeds();
+    assert!(!listed.out().contains('x'), "{}", listed.out());
+}
