@@ -366,6 +366,12 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         drop(value);
     }
 
+    /// How many entries there are, and how many there may be that nobody has beside the cache.
+    pub(crate) fn len_and_capacity(&self) -> (usize, usize) {
+        let len = self.shards.iter().map(|shard| shard.lock().slots.len()).sum();
+        (len, self.capacity * SHARDS)
+    }
+
     /// Panics if an invariant is broken; `held` is how many values somebody holds.
     #[cfg(test)]
     fn check(&self, held: usize) {

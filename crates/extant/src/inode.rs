@@ -31,7 +31,7 @@ use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
 use crate::map::{FILE_BLOCKS_END, MapIter, MappingKind, check_stored_size};
 use crate::mount::Fs;
-use crate::node::{InodeData, Metadata, Node};
+use crate::node::{InodeData, Metadata, Node, NodeStats};
 use crate::volume::Volume;
 
 /// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
@@ -101,6 +101,13 @@ impl Fs {
                 return Ok(node);
             }
         }
+    }
+
+    /// Inodes in memory: those in use, and those that were. Costs a lock for each part of their cache, not
+    /// for each inode.
+    pub fn node_stats(&self) -> NodeStats {
+        let volume = self.volume();
+        NodeStats::new(volume.nodes().len_and_capacity(), volume.inode_layout().inode_size)
     }
 
     /// A handle on `node` as it is now.
@@ -269,6 +276,11 @@ impl Inode {
     /// As [`Fs::sync`].
     pub fn sync(&self) -> Result<()> {
         self.sync_contents(false)
+    }
+
+    /// Whether it has a name now. What has none is deleted when its last handle is dropped.
+    pub fn has_name(&self) -> bool {
+        self.node.with(|data| data.record.links > 0)
     }
 
     /// Lets this handle look at the inode as it is now.

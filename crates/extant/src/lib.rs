@@ -96,7 +96,7 @@ pub use limits::{NAME_MAX, SYMLINKS_MAX};
 pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{Fs, MountOptions, ReplaySummary, Statfs};
 pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange};
-pub use node::Metadata;
+pub use node::{Metadata, NodeStats};
 pub use orphan::OrphanSummary;
 pub use path::{DEPTH_MAX, File, OpenOptions, SyncMode, Walk, WalkEntry, WalkError};
 pub use quota::QuotaLimits;

@@ -74,6 +74,8 @@ pub(crate) struct VolumeOptions {
     pub(crate) reads_only: bool,
     pub(crate) minix_df: bool,
     pub(crate) cache_bytes: usize,
+    /// Inodes in memory that nobody uses; `None` for what fits the budget.
+    pub(crate) inodes_max: Option<usize>,
     pub(crate) read_limit: u64,
     pub(crate) data_cache: DataCache,
     pub(crate) fast_commit: Option<FastCommitOverlay>,
@@ -150,7 +152,7 @@ impl Volume {
             replay: options.replay,
             blocks: Cache::new(half / block_size.len()),
             extent_nodes: Cache::new(half / 4 / block_size.len()),
-            nodes: Cache::new(half / 2 / INODE_COST),
+            nodes: Cache::new(options.inodes_max.unwrap_or(half / 2 / INODE_COST)),
             writer: OnceLock::new(),
             page_cache: OnceLock::new(),
             data_cache: options.data_cache,

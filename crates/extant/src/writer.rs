@@ -385,6 +385,8 @@ impl Writer {
             dirty.slot.change(BlockKind::Plain, load, |block| {
                 data.encode(volume.inode_layout(), block, dirty.offset)
             })??;
+            // Perhaps nobody else has it, and there are too many.
+            volume.nodes().let_go(&dirty.node.ino(), |node| Arc::ptr_eq(node, &dirty.node));
         }
         self.quotas.encode(volume)?;
         self.alloc.encode(volume)?;

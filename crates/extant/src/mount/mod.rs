@@ -79,6 +79,7 @@ pub struct MountOptions {
     ignore_journal: bool,
     journal_device: Option<SharedDevice>,
     cache_bytes: usize,
+    inodes_max: Option<usize>,
     data_cache: DataCache,
     verify_checksums: bool,
     read_limit: u64,
@@ -102,6 +103,7 @@ impl Default for MountOptions {
             ignore_journal: false,
             journal_device: None,
             cache_bytes: 64 << 20,
+            inodes_max: None,
             data_cache: DataCache {
                 bytes: 256 << 20,
                 folio_max_log2: 21,
@@ -164,6 +166,15 @@ impl MountOptions {
     #[must_use]
     pub fn journal_device(mut self, device: impl BlockDevice + 'static) -> MountOptions {
         self.journal_device = Some(Arc::new(device));
+        self
+    }
+
+    /// How many inodes stay in memory that nobody uses, 256 or more; a quarter of
+    /// [`cache_bytes`](Self::cache_bytes) in inodes of 1 KiB unless set. Those that have handles, or something to be
+    /// stored or committed, come on top. [`Fs::node_stats`] says what one takes.
+    #[must_use]
+    pub fn inodes_max(mut self, count: usize) -> MountOptions {
+        self.inodes_max = Some(count);
         self
     }
 
@@ -624,6 +635,7 @@ impl Fs {
             reads_only: options.read_only,
             minix_df: options.minix_df,
             cache_bytes: options.cache_bytes,
+            inodes_max: options.inodes_max,
             read_limit: options.read_limit,
             data_cache: options.data_cache,
             fast_commit,

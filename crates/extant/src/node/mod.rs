@@ -16,6 +16,7 @@
 //! leave     out of the cache, or found by a name: not both
 //! unsynced  what a sync waits for, also when the node has left memory meanwhile
 //! model     both, in every order of steps that the memory model allows
+//! memory    how many there are, and what they take
 //! ```
 //!
 //! # Invariants
@@ -36,6 +37,7 @@ mod end;
 mod file;
 mod leave;
 mod life;
+mod memory;
 #[cfg(all(test, not(miri)))]
 mod model;
 #[cfg(test)]
@@ -57,6 +59,7 @@ pub(crate) use end::{Dying, Settled};
 pub(crate) use file::{FileSlot, FileState, Pinned};
 use leave::Leave;
 pub(crate) use life::{Life, Stage};
+pub use memory::NodeStats;
 pub(crate) use unsynced::{Departed, Unsynced};
 
 /// The part of an inode that each write looks at.
