@@ -102,7 +102,7 @@ impl Ext4<'_> {
     /// An open file of an inode that may be opened.
     pub(super) fn opened(&self, inode: &Inode, node: u64, flags: u32) -> Opened {
         let handle = if writes(flags) {
-            let writers = self.nodes.count_writer(node, true);
+            let writers = self.nodes.add_writer(node, inode);
             if self.lease() != Lease::ForEver && writers == 1 {
                 // Those that the kernel has are for ever. At worst it finds out late that there is no room.
                 let _ = self.connection.drop_attributes(node);
@@ -122,7 +122,7 @@ impl Ext4<'_> {
     pub(super) fn close_file(&self, node: u64, handle: u64) {
         if handle != 0 {
             self.opens.remove(handle);
-            self.nodes.count_writer(node, false);
+            self.nodes.remove_writer(node);
         }
     }
 

@@ -437,7 +437,18 @@ impl Ext4<'_> {
     fn stats(&self) -> Value {
         let mut all = Map::new();
         all.insert("requests".into(), self.requests.to_json());
-        all.insert("nodes".into(), json!(self.nodes.len()));
+        let (nodes, inodes) = (self.nodes.count(), self.fs().node_stats());
+        all.insert("nodes".into(), json!(nodes.known));
+        let memory = inodes.count.saturating_mul(inodes.bytes_each);
+        let inodes = json!({
+            "known": nodes.known,
+            "known_bytes": nodes.bytes,
+            "held": nodes.held,
+            "in_memory": inodes.count,
+            "in_memory_max": inodes.max,
+            "in_memory_bytes": memory,
+        });
+        all.insert("inodes".into(), inodes);
         all.insert("open_for_writing".into(), json!(self.opens.len()));
         all.insert("damage_reports".into(), json!(self.complaints.load(Ordering::Relaxed)));
         if let Some(cache) = self.fs().io_stats() {

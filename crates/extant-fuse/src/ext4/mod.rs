@@ -13,8 +13,9 @@
 //!
 //! # Invariants
 //!
-//! - E1. A node that the kernel knows has a handle here, so its inode is not deleted and its number is
-//!   not used again until it is forgotten.
+//! - E1. A node that the kernel knows and that lost its last name has a handle here, so its inode is not
+//!   deleted and its number is not used again until it is forgotten. Of others nothing is kept but a few words
+//!   (`nodes`): their inodes are in memory or are read again, and one of another generation is stale.
 //! - E2. Nothing is changed after a shutdown, or while it was made read-only; requests of other kinds
 //!   fail after a shutdown as well.
 
@@ -34,7 +35,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use extant::{AccessRule, Family, Fs, FsError, Ino, Inode, InodeFlags, SpaceFor};
+use extant::{AccessRule, Family, FileKind, Fs, FsError, Ino, Inode, InodeFlags, SpaceFor};
+use extant_base::sabotage;
 use extant_sync::{Clock, Mutex, Rank, RwLockReadGuard, SystemClock};
 
 pub use brake::Brake;
@@ -54,7 +56,7 @@ use crate::stats::RequestStats;
 use current::Current;
 use ending::Ending;
 use listing::Damaged;
-use nodes::{Nodes, Opens};
+use nodes::{Found, Nodes, Opens};
 use room::Room;
 pub(crate) use room::prepare;
 
@@ -223,13 +225,25 @@ impl Ext4<'_> {
 
     /// The inode of a node that the kernel knows.
     fn inode(&self, node: u64) -> Reply<Inode> {
-        if let Some(inode) = self.nodes.get(node) {
-            return Ok(inode);
+        match self.nodes.get(node) {
+            Some(Found::Held(inode)) => Ok(inode),
+            Some(Found::Stored { generation, kind }) => self.stored_inode(node, generation, kind),
+            None if node == ROOT => self.said(self.fs().root()),
+            None => Err(Errno::ESTALE),
         }
-        if node == ROOT {
-            return self.said(self.fs().root());
+    }
+
+    /// The inode of a node that is not held here, if it is still the same.
+    fn stored_inode(&self, node: u64, generation: u32, kind: FileKind) -> Reply<Inode> {
+        let found = match ino_of(node).map(|ino| self.fs().inode(ino)) {
+            None | Some(Err(FsError::NoSuchInode { .. })) => return Err(Errno::ESTALE),
+            Some(found) => self.said(found)?,
+        };
+        let is_same = found.record().generation == generation && found.kind() == kind;
+        match is_same || sabotage("fuse.nodes.any-generation") {
+            true => Ok(found),
+            false => Err(Errno::ESTALE),
         }
-        Err(Errno::ESTALE)
     }
 
     /// Turns a result into an answer; damage and failures of devices are logged, and noted in the file
@@ -329,6 +343,11 @@ fn node_of(ino: Ino) -> u64 {
     if ino == Ino::ROOT { ROOT } else { u64::from(ino.0) }
 }
 
+/// The inode of a kernel's number.
+fn ino_of(node: u64) -> Option<Ino> {
+    if node == ROOT { Some(Ino::ROOT) } else { u32::try_from(node).ok().map(Ino) }
+}
+
 impl Operations for Ext4<'_> {
     fn lookup(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<Entry> {
         self.check()?;
@@ -384,7 +403,10 @@ impl Operations for Ext4<'_> {
     fn unlink(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
-        self.said(dir.unlink(name))?;
+        let victim = dir.lookup(name).ok();
+        let unlinked = self.said(dir.unlink(name));
+        self.keep_known(victim);
+        unlinked?;
         self.room.note_freed();
         self.renamed_in(&dir)
     }
@@ -392,7 +414,10 @@ impl Operations for Ext4<'_> {
     fn rmdir(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
-        self.said(dir.rmdir(name))?;
+        let victim = dir.lookup(name).ok();
+        let removed = self.said(dir.rmdir(name));
+        self.keep_known(victim);
+        removed?;
         self.room.note_freed();
         self.renamed_in(&dir)
     }

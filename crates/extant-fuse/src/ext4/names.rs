@@ -56,7 +56,7 @@ impl Ext4<'_> {
             keep_name: keeps_names(dir),
             attributes: self.shown(&inode),
         };
-        self.nodes.learn(entry.node, inode);
+        self.nodes.learn(entry.node, &inode);
         Ok(entry)
     }
 
@@ -184,6 +184,13 @@ impl Ext4<'_> {
         Ok(self.made(entry, &inode, flags))
     }
 
+    /// A name was taken from an inode: if it was the last, the inode stays as long as the kernel knows it.
+    pub(super) fn keep_known(&self, inode: Option<Inode>) {
+        if let Some(inode) = inode {
+            self.nodes.keep_nameless(node_of(inode.ino()), &inode);
+        }
+    }
+
     pub(super) fn move_name(
         &self,
         (parent, name): (u64, &[u8]),
@@ -192,7 +199,10 @@ impl Ext4<'_> {
     ) -> Reply<()> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
-        self.said(dir.rename(name, &new_dir, new_name, flags))?;
+        let replaced = new_dir.lookup(new_name).ok();
+        let renamed = self.said(dir.rename(name, &new_dir, new_name, flags));
+        self.keep_known(replaced);
+        renamed?;
         self.room.note_freed();
         // One transaction did it; either of the two waits for that.
         self.renamed_in(&dir)?;

@@ -1,4 +1,14 @@
 //! Which inodes the kernel knows, and which files it has open for writing.
+//!
+//! The kernel may know millions. Of each this keeps its number, its generation and how often the kernel was
+//! told of it; the inode itself is in memory as far as the library's budget for inodes goes, and read again
+//! when it is asked for.
+//!
+//! # Invariants
+//!
+//! - N1. What has no name or is open for writing has a handle here, so that it is not deleted and its
+//!   number not given out again while the kernel knows it.
+//! - N2. Of anything else generation and kind say whether the inode of that number is still the same.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,14 +22,56 @@ use crate::operations::Errno;
 
 /// Parts of each table, each with a lock of its own.
 const SHARDS: usize = 64;
+/// Room for so many nodes is kept by a part of which nodes were forgotten.
+const ROOM_MIN: usize = 64;
 
+/// A node that the kernel knows; one of millions.
 struct Known {
-    inode: Inode,
     /// Lookups that were answered and not forgotten.
     lookups: u64,
+    generation: u32,
+    kind: FileKind,
+}
+
+/// What few of them have.
+#[derive(Default)]
+struct More {
+    /// See N1.
+    held: Option<Inode>,
     /// Times it is open for writing.
     writers: u32,
     refused: Refusals,
+}
+
+#[derive(Default)]
+struct Shard {
+    known: FxHashMap<u64, Known>,
+    /// Only of those that are known.
+    more: FxHashMap<u64, More>,
+}
+
+impl Shard {
+    /// Room that nobody needs any more. Each entry moves at most once for each two that left.
+    fn give_room_back(&mut self) {
+        let len = self.known.len().max(ROOM_MIN);
+        if self.known.capacity() >= 4 * len {
+            self.known.shrink_to(2 * len);
+        }
+        let len = self.more.len().max(ROOM_MIN);
+        if self.more.capacity() >= 4 * len {
+            self.more.shrink_to(2 * len);
+        }
+    }
+
+    /// Takes the handle of what nobody has open for writing; the caller drops it when the lock is let go.
+    fn take_held(&mut self, node: u64) -> Option<Inode> {
+        let more = self.more.get_mut(&node).filter(|more| more.writers == 0)?;
+        let held = more.held.take();
+        if more.refused == Refusals::default() {
+            self.more.remove(&node);
+        }
+        held
+    }
 }
 
 /// Writes out of the kernel's cache that were refused: what a program wrote, and was told it had.
@@ -47,9 +99,27 @@ impl Refusals {
     }
 }
 
-/// The nodes that the kernel knows, by number. Memory follows the kernel's cache of inodes.
+/// Where the inode of a node that is known is.
+pub(super) enum Found {
+    /// Here.
+    Held(Inode),
+    /// In the file system, if it has this generation and is of this kind.
+    Stored { generation: u32, kind: FileKind },
+}
+
+/// How much there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct NodeCount {
+    pub(super) known: usize,
+    /// Those of them that have a handle.
+    pub(super) held: usize,
+    /// What the tables take.
+    pub(super) bytes: usize,
+}
+
+/// The nodes that the kernel knows, by number.
 pub(super) struct Nodes {
-    shards: Vec<Mutex<FxHashMap<u64, Known>>>,
+    shards: Vec<Mutex<Shard>>,
     /// Of all nodes, those included that are forgotten.
     refused: Mutex<Refusals>,
 }
@@ -59,35 +129,67 @@ impl Nodes {
         Nodes { shards: shards(), refused: Mutex::new(Rank::Leaf, Refusals::default()) }
     }
 
-    fn shard(&self, node: u64) -> &Mutex<FxHashMap<u64, Known>> {
+    fn shard(&self, node: u64) -> &Mutex<Shard> {
         &self.shards[node as usize % SHARDS]
     }
 
-    /// The inode of a node that is known.
-    pub(super) fn get(&self, node: u64) -> Option<Inode> {
-        self.shard(node).lock().get(&node).map(|known| known.inode.clone())
+    /// Where the inode of a node is, if it is known.
+    pub(super) fn get(&self, node: u64) -> Option<Found> {
+        let shard = self.shard(node).lock();
+        let known = shard.known.get(&node)?;
+        let held = shard.more.get(&node).and_then(|more| more.held.clone());
+        Some(match held {
+            Some(inode) => Found::Held(inode),
+            None => Found::Stored { generation: known.generation, kind: known.kind },
+        })
     }
 
     /// The kernel knows `node` once more.
-    pub(super) fn learn(&self, node: u64, inode: Inode) {
+    pub(super) fn learn(&self, node: u64, inode: &Inode) {
+        let (generation, kind) = (inode.record().generation, inode.kind());
+        {
+            let mut shard = self.shard(node).lock();
+            let known = shard.known.entry(node).or_insert(Known { lookups: 0, generation, kind });
+            known.lookups = known.lookups.saturating_add(1);
+            // What was told last is what the kernel goes by.
+            (known.generation, known.kind) = (generation, kind);
+        }
+        // Whoever takes the last name from now on finds that it is known.
+        self.keep_nameless(node, inode);
+    }
+
+    /// Keeps an inode that has no name any more, if it is known (N1). Whoever takes a name has a handle
+    /// before, and comes here afterwards.
+    pub(super) fn keep_nameless(&self, node: u64, inode: &Inode) {
+        if !inode.has_name() && !sabotage("fuse.nodes.nameless-not-kept") {
+            self.hold(node, inode);
+        }
+    }
+
+    fn hold(&self, node: u64, inode: &Inode) {
+        let mut inode = Some(inode.clone());
         let mut shard = self.shard(node).lock();
-        let known = shard.entry(node).or_insert(Known {
-            inode,
-            lookups: 0,
-            writers: 0,
-            refused: Refusals::default(),
-        });
-        known.lookups = known.lookups.saturating_add(1);
+        if shard.known.contains_key(&node) {
+            let more = shard.more.entry(node).or_default();
+            if more.held.is_none() {
+                more.held = inode.take();
+            }
+        }
+        drop(shard);
+        // Handles take other locks when they go.
+        drop(inode);
     }
 
     /// The kernel knows `node` so many times less.
     pub(super) fn forget(&self, node: u64, count: u64) {
         let mut shard = self.shard(node).lock();
-        let Some(known) = shard.get_mut(&node) else { return };
+        let Some(known) = shard.known.get_mut(&node) else { return };
         let count = if sabotage("fuse.nodes.forget-counts-one") { 1 } else { count };
         known.lookups = known.lookups.saturating_sub(count);
         if known.lookups == 0 {
-            let gone = shard.remove(&node);
+            shard.known.remove(&node);
+            let gone = shard.more.remove(&node);
+            shard.give_room_back();
             drop(shard);
             // The last handle may go with it, which takes other locks.
             drop(gone);
@@ -103,21 +205,25 @@ impl Nodes {
         }
     }
 
-    /// Has every node be another handle of its inode, as `anew` gives it; without one nobody can use the node
-    /// until it is forgotten.
+    /// Has every node that is held be held by another handle of its inode, as `anew` gives it; without one
+    /// nobody can use the node until it is forgotten. All others are looked for where they are asked for.
     pub(super) fn renew(&self, anew: impl Fn(&Inode) -> Option<Inode>) {
         for shard in &self.shards {
-            let known: Vec<(u64, Inode)> = {
+            let held: Vec<(u64, Inode)> = {
                 let shard = shard.lock();
-                shard.iter().map(|(node, known)| (*node, known.inode.clone())).collect()
+                let held = |more: &More| more.held.clone();
+                shard.more.iter().filter_map(|(node, more)| Some((*node, held(more)?))).collect()
             };
-            for (node, inode) in known {
+            for (node, inode) in held {
                 // Reads, and takes other locks.
                 let new = anew(&inode);
-                let mut shard = self.shard(node).lock();
-                let gone = match (new, shard.get_mut(&node)) {
-                    (Some(new), Some(known)) => Some(std::mem::replace(&mut known.inode, new)),
-                    (None, Some(_)) => shard.remove(&node).map(|known| known.inode),
+                let mut shard = shard.lock();
+                let gone = match (new, shard.more.get_mut(&node)) {
+                    (Some(new), Some(more)) => more.held.replace(new),
+                    (None, Some(_)) => {
+                        shard.known.remove(&node);
+                        shard.more.remove(&node).and_then(|more| more.held)
+                    }
                     // Forgotten meanwhile.
                     (new, None) => new,
                 };
@@ -128,27 +234,39 @@ impl Nodes {
         }
     }
 
-    /// It is open for writing once more, or once less; how often then.
-    pub(super) fn count_writer(&self, node: u64, opened: bool) -> u32 {
+    /// It is open for writing once more; how often then.
+    pub(super) fn add_writer(&self, node: u64, inode: &Inode) -> u32 {
+        self.hold(node, inode);
         let mut shard = self.shard(node).lock();
-        let Some(known) = shard.get_mut(&node) else { return 0 };
-        known.writers = match opened {
-            true => known.writers.saturating_add(1),
-            false => known.writers.saturating_sub(1),
+        let Some(more) = shard.more.get_mut(&node) else { return 0 };
+        more.writers = more.writers.saturating_add(1);
+        more.writers
+    }
+
+    /// It is open for writing once less.
+    pub(super) fn remove_writer(&self, node: u64) {
+        let held = {
+            let mut shard = self.shard(node).lock();
+            let Some(more) = shard.more.get_mut(&node) else { return };
+            more.writers = more.writers.saturating_sub(1);
+            shard.take_held(node)
         };
-        known.writers
+        // It may have lost its name just now, and whoever took that found it held here.
+        if let Some(inode) = held {
+            self.keep_nameless(node, &inode);
+        }
     }
 
     /// Whether somebody has it open for writing, so that the kernel may hold contents back.
     pub(super) fn has_writers(&self, node: u64) -> bool {
-        self.shard(node).lock().get(&node).is_some_and(|known| known.writers > 0)
+        self.shard(node).lock().more.get(&node).is_some_and(|more| more.writers > 0)
     }
 
     /// Those that somebody has open for writing.
     pub(super) fn written(&self) -> Vec<u64> {
-        let written = |shard: &Mutex<FxHashMap<u64, Known>>| -> Vec<u64> {
+        let written = |shard: &Mutex<Shard>| -> Vec<u64> {
             let shard = shard.lock();
-            let open = shard.iter().filter(|(_, known)| known.writers > 0);
+            let open = shard.more.iter().filter(|(_, more)| more.writers > 0);
             open.map(|(node, _)| *node).collect()
         };
         self.shards.iter().flat_map(written).collect()
@@ -160,28 +278,30 @@ impl Nodes {
             let mut all = self.refused.lock();
             *all = all.and(refusal);
         }
-        if let Some(known) = self.shard(node).lock().get_mut(&node) {
-            known.refused = known.refused.and(refusal);
+        let mut shard = self.shard(node).lock();
+        if shard.known.contains_key(&node) {
+            let more = shard.more.entry(node).or_default();
+            more.refused = more.refused.and(refusal);
         }
     }
 
     /// Nobody who reads a node from now on takes it for something else than what is there.
     pub(super) fn settle_refusals(&self, node: u64) {
-        if let Some(known) = self.shard(node).lock().get_mut(&node) {
-            known.refused.has_lost = false;
+        if let Some(more) = self.shard(node).lock().more.get_mut(&node) {
+            more.refused.has_lost = false;
         }
     }
 
     /// Nothing is wanted any more of what was written to a node.
     pub(super) fn give_up_refusals(&self, node: u64) {
-        if let Some(known) = self.shard(node).lock().get_mut(&node) {
-            (known.refused.last, known.refused.has_lost) = (None, false);
+        if let Some(more) = self.shard(node).lock().more.get_mut(&node) {
+            (more.refused.last, more.refused.has_lost) = (None, false);
         }
     }
 
     /// What was refused of a node so far.
     pub(super) fn refused(&self, node: u64) -> Refusals {
-        self.shard(node).lock().get(&node).map(|known| known.refused).unwrap_or_default()
+        self.shard(node).lock().more.get(&node).map(|more| more.refused).unwrap_or_default()
     }
 
     /// What was refused of all nodes so far.
@@ -191,16 +311,33 @@ impl Nodes {
 
     /// A regular file that is known, if a few nodes of each shard have one among them.
     pub(super) fn some_file(&self) -> Option<u64> {
-        let is_file = |known: &Known| known.inode.kind() == FileKind::Regular;
         self.shards.iter().find_map(|shard| {
             let shard = shard.lock();
-            shard.iter().take(8).find(|(_, known)| is_file(known)).map(|(node, _)| *node)
+            let is_file = |known: &Known| known.kind == FileKind::Regular;
+            shard.known.iter().take(8).find(|(_, known)| is_file(known)).map(|(node, _)| *node)
         })
     }
 
-    /// How many nodes are known.
-    pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    /// How many nodes are known, and what they take here. Costs a lock for each part.
+    pub(super) fn count(&self) -> NodeCount {
+        let mut count = NodeCount::default();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            count.known += shard.known.len();
+            count.held += shard.more.len();
+            count.bytes += table_bytes::<Known>(shard.known.capacity());
+            count.bytes += table_bytes::<More>(shard.more.capacity());
+        }
+        count
+    }
+}
+
+/// Bytes of a table of nodes with room for so many: at most seven eighths of its places are taken, and each
+/// has a byte beside it.
+fn table_bytes<V>(capacity: usize) -> usize {
+    match capacity {
+        0 => 0,
+        _ => (capacity * 8 / 7).next_power_of_two() * (size_of::<(u64, V)>() + 1),
     }
 }
 
@@ -263,31 +400,36 @@ impl Opens {
     }
 }
 
-fn shards<V>() -> Vec<Mutex<FxHashMap<u64, V>>> {
-    (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, FxHashMap::default())).collect()
+fn shards<S: Default>() -> Vec<Mutex<S>> {
+    (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, S::default())).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use extant::MountOptions;
+    use extant::{Fs, Ino, MountOptions, NewInode};
     use extant_testkit::oracle::mke2fs;
     use extant_testkit::{image, require, tempdir};
 
     use super::*;
 
-    #[test]
-    fn a_node_is_known_until_all_its_lookups_are_forgotten_however_many_at_a_time() {
+    fn mounted() -> Result<Fs, String> {
         let dir = tempdir().unwrap();
         let path = dir.path().join("image");
-        require!(mke2fs(&path, "8M", &["-t", "ext4"]));
-        let fs = MountOptions::new().open_shared(Arc::new(image::load(&path))).unwrap();
+        mke2fs(&path, "8M", &["-t", "ext4"])?;
+        let options = MountOptions::new().read_only(false).background(false);
+        Ok(options.open_shared(Arc::new(image::load(&path))).unwrap())
+    }
+
+    #[test]
+    fn a_node_is_known_until_all_its_lookups_are_forgotten_however_many_at_a_time() {
+        let fs = require!(mounted());
         let (nodes, root) = (Nodes::new(), fs.root().unwrap());
         for _ in 0..5 {
-            nodes.learn(1, root.clone());
+            nodes.learn(1, &root);
         }
-        nodes.learn(65, root.clone()); // In the same shard.
+        nodes.learn(65, &root); // In the same shard.
         nodes.forget(1, 3);
         nodes.forget(7, 1); // Nobody knows it.
         assert!(nodes.get(1).is_some() && nodes.get(65).is_some());
@@ -295,10 +437,67 @@ mod tests {
         assert!(nodes.get(1).is_some());
         nodes.forget(1, 1);
         assert!(nodes.get(1).is_none(), "five were counted, and five forgotten");
-        assert_eq!(nodes.len(), 1);
+        assert_eq!(nodes.count().known, 1);
         // More than were counted, as only a kernel with a mistake would say.
         nodes.forget(65, u64::MAX);
-        assert_eq!(nodes.len(), 0);
+        assert_eq!(nodes.count().known, 0);
+    }
+
+    #[test]
+    fn what_is_open_for_writing_or_has_no_name_is_held_and_nothing_else() {
+        let fs = require!(mounted());
+        let (nodes, root) = (Nodes::new(), fs.root().unwrap());
+        let new = NewInode { permissions: 0o644, uid: 0, gid: 0 };
+        let file = root.create("file", &new).unwrap();
+        let node = u64::from(file.ino().0);
+        let is_held = || matches!(nodes.get(node), Some(Found::Held(_)));
+        assert_eq!(nodes.add_writer(node, &file), 0, "nobody knows it");
+        nodes.learn(node, &file);
+        assert!(!is_held());
+        assert_eq!((nodes.add_writer(node, &file), nodes.add_writer(node, &file)), (1, 2));
+        assert!(is_held() && nodes.written() == [node]);
+        nodes.remove_writer(node);
+        assert!(is_held() && nodes.has_writers(node));
+        nodes.remove_writer(node);
+        assert!(!is_held() && nodes.count().held == 0 && nodes.written().is_empty());
+        // Its last name goes while it is open: it is held when it is closed, too.
+        nodes.add_writer(node, &file);
+        root.unlink("file").unwrap();
+        nodes.keep_nameless(node, &file);
+        nodes.remove_writer(node);
+        drop(file);
+        fs.finish_removals();
+        assert!(is_held(), "deleted though the kernel knows it");
+        assert!(fs.inode(Ino(node as u32)).is_ok());
+        nodes.forget(node, 1);
+        fs.finish_removals();
+        assert!(fs.inode(Ino(node as u32)).is_err(), "nobody knows it and it is there");
+        // Without a name from the start.
+        let nameless = root.tmpfile(&new).unwrap();
+        let node = u64::from(nameless.ino().0);
+        nodes.learn(node, &nameless);
+        assert!(matches!(nodes.get(node), Some(Found::Held(_))));
+        assert_eq!((nodes.count().known, nodes.count().held), (1, 1));
+        drop(nameless);
+        nodes.forget_all();
+        fs.unmount().unwrap();
+    }
+
+    #[test]
+    fn a_node_that_is_only_known_takes_tens_of_bytes() {
+        let fs = require!(mounted());
+        let (nodes, root) = (Nodes::new(), fs.root().unwrap());
+        for node in 0..100_000 {
+            nodes.learn(node, &root);
+        }
+        let many = nodes.count();
+        assert!(many.known == 100_000 && many.held == 0);
+        assert!(many.bytes <= many.known * 64, "{} bytes", many.bytes);
+        for node in 0..100_000 {
+            nodes.forget(node, 1);
+        }
+        let none = nodes.count();
+        assert!(none.known == 0 && none.bytes < many.bytes / 4, "{none:?} after {many:?}");
     }
 
     #[test]
