@@ -201,6 +201,17 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
         number(stats, "nodes"),
         number(stats, "open_for_writing"),
     );
+    if let Some(inodes) = stats.get("inodes") {
+        let _ = writeln!(
+            out,
+            "           {} for those that are known; {} inodes in memory, about {}, and at most {} \
+             that nobody uses",
+            human_bytes(number(inodes, "known_bytes")),
+            number(inodes, "in_memory"),
+            human_bytes(number(inodes, "in_memory_bytes")),
+            number(inodes, "in_memory_max"),
+        );
+    }
     out
 }
 
@@ -301,6 +312,15 @@ pub(crate) fn prometheus(stats: &Value, info: &Value, mount: &str) -> String {
     for key in ["nodes", "open_for_writing"] {
         family(key, "gauge", "Inodes that the kernel holds.", plain(number(stats, key)));
     }
+    for (key, value) in stats.get("inodes").and_then(Value::as_object).into_iter().flatten() {
+        let value = value.as_u64().unwrap_or(0);
+        family(
+            &format!("inodes_{key}"),
+            "gauge",
+            "Inodes of which the server knows.",
+            plain(value),
+        );
+    }
     let damage = number(stats, "damage_reports");
     family("damage_reports_total", "counter", "Times that damage was met.", plain(damage));
     let ranks = stats.get("lock_waits").and_then(Value::as_object);
@@ -337,6 +357,7 @@ mod tests {
                     "latency_ns": [[2048, reads], [1_048_576, slow]]}},
             },
             "cache": {"used_bytes": 1 << 20, "dirty_bytes": 4096, "bytes_filled": 4096},
+            "inodes": {"known": 7, "known_bytes": 2048, "in_memory": 3, "in_memory_max": 5},
             "lock_waits": {"Folio": {"waits": reads / 50, "total_ns": 5000}, "Leaf": {"waits": 0}},
         })
     }
@@ -358,6 +379,7 @@ mod tests {
         let info = json!({"device": "a.img", "pid": 7, "threads": 2, "transport": "io_uring"});
         assert!(text(&now, None, &info).contains("2 threads over io_uring\n"));
         assert!(all.contains("1.2 MiB read"), "{all}");
+        assert!(all.contains("3 inodes in memory") && all.contains("at most 5 "), "{all}");
         let round = text(&now, Some((&before, Duration::from_secs(2))), &json!({}));
         let row = round.lines().find(|line| line.trim_start().starts_with("read ")).unwrap();
         assert_eq!(row.split_whitespace().nth(1), Some("100.0"), "{round}");
@@ -377,6 +399,7 @@ mod tests {
             "extant_request_duration_seconds_bucket{mount=\"/m\",op=\"read\",le=\"+Inf\"} 100",
             "extant_request_duration_seconds_count{mount=\"/m\",op=\"read\"} 100",
             "extant_cache_dirty_bytes{mount=\"/m\"} 4096",
+            "extant_inodes_known_bytes{mount=\"/m\"} 2048",
             "extant_cache_bytes_filled_total{mount=\"/m\"} 4096",
             "extant_lock_waits_total{mount=\"/m\",rank=\"Folio\"} 1",
         ] {

@@ -25,11 +25,12 @@ pub(crate) struct MountSet {
     ///
     /// ext4's names with ext4's meaning (ro, noatime, nosuid, sync, dirsync, discard, errors=, commit=,
     /// noload, sb=, data=ordered, journal_path=, the words of quotas, remount), the words of fstab, and
-    /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, max_threads=, max_read=,
-    /// nowriteback_cache, io_uring, sandbox=, log=; fuseblk, with which the kernel holds the block device
-    /// and waits for the server at sync and umount (what root gets where that can be; nofuseblk does
-    /// without); idmapped, so that idmapped mounts can be made of it. An option that is not known is an
-    /// error. docs/mounting.md says what each does.
+    /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, dirty_bytes=,
+    /// dirty_background_bytes=, max_inodes=, max_threads=, max_read=, nowriteback_cache, io_uring,
+    /// sandbox=, log=; fuseblk, with which the kernel holds the block device and waits for the server at
+    /// sync and umount (what root gets where that can be; nofuseblk does without); idmapped, so that
+    /// idmapped mounts can be made of it. An option that is not known is an error. docs/mounting.md says
+    /// what each does.
     #[arg(short = 'o', long = "options", value_name = "LIST", action = clap::ArgAction::Append)]
     pub(crate) lists: Vec<String>,
     /// No changes through this mount; the same as -o ro
@@ -153,6 +154,9 @@ pub(crate) struct MountChoices {
     pub(crate) journal_device: Option<PathBuf>,
     pub(crate) threads: Option<usize>,
     pub(crate) cache_bytes: Option<u64>,
+    pub(crate) inodes_max: Option<usize>,
+    pub(crate) dirty_bytes: Option<u64>,
+    pub(crate) dirty_background_bytes: Option<u64>,
     pub(crate) max_read: Option<u32>,
     pub(crate) writeback_cache: bool,
     pub(crate) sync: bool,
@@ -169,6 +173,9 @@ pub(crate) struct MountChoices {
     pub(crate) sandbox: SandboxMode,
     pub(crate) verbose: bool,
 }
+
+/// Inodes that a mount keeps in memory beside those in use, unless told otherwise.
+const INODES_MAX: usize = 1 << 16;
 
 impl Default for MountChoices {
     fn default() -> MountChoices {
@@ -199,6 +206,9 @@ impl Default for MountChoices {
             journal_device: None,
             threads: None,
             cache_bytes: None,
+            inodes_max: None,
+            dirty_bytes: None,
+            dirty_background_bytes: None,
             max_read: None,
             writeback_cache: true,
             sync: false,
@@ -264,6 +274,12 @@ impl MountChoices {
         if self.cache_bytes.is_some_and(|bytes| bytes < 2 << 20) {
             return Err(Failure::usage("--cache: at least 2M"));
         }
+        let (begin, most) = (self.dirty_background_bytes, self.dirty_bytes);
+        if begin.zip(most).is_some_and(|(begin, most)| begin > most) {
+            let what = "dirty_background_bytes= is more than dirty_bytes=: the background would begin when \
+                        writers wait already";
+            return Err(Failure::usage(what));
+        }
         Ok(())
     }
 
@@ -288,6 +304,13 @@ impl MountChoices {
         if let Some(bytes) = self.cache_bytes {
             options = options.data_cache_bytes(bytes);
         }
+        if let Some(bytes) = self.dirty_bytes {
+            options = options.dirty_bytes(bytes);
+        }
+        if let Some(bytes) = self.dirty_background_bytes {
+            options = options.dirty_background_bytes(bytes);
+        }
+        options = options.inodes_max(self.inodes_max.unwrap_or(INODES_MAX));
         options
     }
 
@@ -441,6 +464,20 @@ mod tests {
         assert_eq!(choices.sandbox, SandboxMode::Require);
         assert_eq!((choices.threads, choices.cache_bytes), (Some(7), Some(8 << 20)));
         assert_eq!(choices.settings().threads, 7);
+    }
+
+    #[test]
+    fn limits_of_memory_are_numbers_that_make_sense() {
+        let all = choices(&["max_inodes=2000,dirty_bytes=8M,dirty_background_bytes=4M"]).unwrap();
+        assert_eq!(all.inodes_max, Some(2000));
+        assert_eq!((all.dirty_bytes, all.dirty_background_bytes), (Some(8 << 20), Some(4 << 20)));
+        for wrong in
+            ["max_inodes=255", "max_inodes=x", "dirty_bytes=64K", "dirty_background_bytes=0"]
+        {
+            assert!(choices(&[wrong]).is_err(), "{wrong}");
+        }
+        let failure = choices(&["dirty_bytes=4M,dirty_background_bytes=8M"]).unwrap_err();
+        assert!(failure.message.contains("more than dirty_bytes"), "{}", failure.message);
     }
 
     #[test]

@@ -64,6 +64,9 @@ const EFFECTIVE: &[&str] = &[
     "partition=",
     "max_threads=",
     "cache=",
+    "max_inodes=",
+    "dirty_bytes=",
+    "dirty_background_bytes=",
     "max_read=",
     "writeback_cache",
     "nowriteback_cache",
@@ -305,6 +308,13 @@ fn setting(name: &str, value: &str, choices: &mut MountChoices) -> Option<Result
                 Ok(())
             }
         }),
+        "dirty_bytes" => dirty_limit(value).map(|bytes| choices.dirty_bytes = Some(bytes)),
+        "dirty_background_bytes" => {
+            dirty_limit(value).map(|bytes| choices.dirty_background_bytes = Some(bytes))
+        }
+        "max_inodes" => number(value, 256, u64::from(u32::MAX)).map(|count| {
+            choices.inodes_max = usize::try_from(count).ok();
+        }),
         "max_read" => number(value, 4096, 1 << 24).map(|bytes| {
             choices.max_read = u32::try_from(bytes).ok();
         }),
@@ -322,6 +332,14 @@ fn setting(name: &str, value: &str, choices: &mut MountChoices) -> Option<Result
         _ => return None,
     };
     Some(result)
+}
+
+/// A limit of what may wait to be written.
+fn dirty_limit(value: &str) -> Result<u64, String> {
+    match parse_bytes(value)? {
+        0..0x10_0000 => Err("at least 1M".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 fn one_of<T: Copy>(value: &str, all: &[(&str, T)]) -> Result<T, String> {
