@@ -434,3 +434,36 @@ impl Inode {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use extant_testkit::require;
+
+    use super::*;
+    use crate::test_images::Image;
+
+    #[test]
+    fn a_file_that_two_find_dirty_at_once_is_listed_and_written_once() {
+        let image = require!(Image::make("8M", &["-t", "ext4"], ""));
+        let fs = image.open();
+        fs.write("/file", "contents").unwrap();
+        let node = Arc::clone(fs.resolve("/file").unwrap().node());
+        let file = node.file_in_use().expect("it was written to");
+        let files = fs.volume().writer().unwrap().dirty_files();
+        assert_eq!(files.all().len(), 1);
+        // The second has seen it unlisted as well, a little later.
+        let since = file.listed_since().expect("it is dirty") + Duration::from_secs(1);
+        files.insert(&node, file, since);
+        assert_eq!(files.all().len(), 1);
+        fs.flush_files().unwrap();
+        assert!(files.all().is_empty(), "listed though it is clean");
+        assert!(file.listed_since().is_none() && !file.has_to_store());
+        // Nothing is left to do for a background that took the list before.
+        let before = fs.writer_stats().unwrap();
+        fs.flush_file(&node, u64::MAX).unwrap();
+        assert!(files.all().is_empty());
+        assert_eq!(fs.writer_stats().unwrap().journal.handles, before.journal.handles);
+        drop(node);
+        fs.unmount().unwrap();
+    }
+}

@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use extant_base::{BlockCount, FileBlock, FsBlock, Prng};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::quota::QuotaKind;
+use extant_sync::threads;
 use extant_testkit::require;
 
 use super::edit::tests::assert_sound;
@@ -389,4 +391,31 @@ fn publishing_goes_over_a_quota_and_nothing_else_does() {
     drop(node);
     fs.unmount().unwrap();
     assert_sound(&image);
+}
+
+#[test]
+fn a_step_through_a_map_waits_for_a_publication() {
+    let image = require!(Image::make("8M", &["-t", "ext4", "-b", "1024"], ""));
+    let fs = image.open();
+    fs.write("/file", vec![1; 9 << 10]).unwrap();
+    let file = fs.resolve("/file").unwrap();
+    let state = file.node().file_in_use().expect("it was written to");
+    let (tells, told) = threads::channel(1);
+    // As whoever changes the tree has it.
+    let publishing = state.map.write();
+    threads::scope(|scope| {
+        let steps = || {
+            let runs: Vec<_> = file.map(0..9).collect::<Result<_>>().unwrap();
+            tells.send(runs).unwrap();
+        };
+        scope.spawn("steps", steps).unwrap();
+        // Time enough to look at a tree that is being changed.
+        assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "it did not wait");
+        drop(publishing);
+        let runs = told.recv().unwrap();
+        assert_eq!(runs.iter().map(|run| run.len).sum::<u64>(), 9);
+    })
+    .unwrap();
+    drop(file);
+    fs.unmount().unwrap();
 }

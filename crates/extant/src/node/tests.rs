@@ -1,11 +1,14 @@
 //! Inodes that leave memory while somebody else loads them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use extant_sync::threads;
 use extant_testkit::require;
 
 use super::Node;
-use crate::namei::SetAttributes;
+use crate::error::FsError;
+use crate::namei::{NewInode, SetAttributes};
 use crate::test_images::Image;
 
 #[test]
@@ -90,4 +93,76 @@ fn a_node_that_stays_is_found_by_its_name_again() {
     assert!(Arc::ptr_eq(&again, file.node()));
     drop((again, file, root));
     fs.unmount().unwrap();
+}
+
+const NEW: NewInode = NewInode { permissions: 0o644, uid: 0, gid: 0 };
+
+#[test]
+fn who_has_found_a_name_that_goes_gets_neither_the_dead_inode_nor_its_successor() {
+    let image = require!(Image::make("8M", &["-t", "ext4"], ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    let first = root.create("file", &NEW).unwrap();
+    let ino = first.ino();
+    drop(first);
+    // The first half of a lookup.
+    let found = root.lookup_node(b"file").unwrap();
+    root.unlink("file").unwrap();
+    assert!(matches!(fs.handle(&found), Err(FsError::NoSuchInode { .. })));
+    assert!(matches!(root.lookup("file"), Err(FsError::NotFound { .. })));
+    let next = root.create("file", &NEW).unwrap();
+    assert_eq!(next.ino(), ino, "the number is given out again");
+    assert!(matches!(fs.handle(&found), Err(FsError::NoSuchInode { .. })));
+    let again = root.lookup("file").unwrap();
+    assert!(Arc::ptr_eq(again.node(), next.node()) && !Arc::ptr_eq(again.node(), &found));
+    drop((found, next, again, root));
+    fs.unmount().unwrap();
+}
+
+#[test]
+fn a_lookup_beside_the_end_of_its_name_finds_the_file_or_nothing() {
+    const FILES: u32 = 400;
+    let image = require!(Image::make("8M", &["-t", "ext4"], ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    let is_over = AtomicBool::new(false);
+    threads::scope(|scope| {
+        let looks = || {
+            let mut found = 0;
+            while !is_over.load(Ordering::Acquire) {
+                match root.lookup("file") {
+                    Ok(file) => {
+                        // What is held has what was written to it, or nothing yet, whatever became of its name.
+                        let mut bytes = [0; 8];
+                        let len = file.read_at(0, &mut bytes).unwrap();
+                        let generation = u64::from(file.record().generation);
+                        assert!(len == 0 || bytes == generation.to_le_bytes(), "another file's");
+                        found += 1;
+                    }
+                    Err(FsError::NotFound { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                if found % 8 == 0 {
+                    fs.drop_cached_metadata();
+                }
+            }
+        };
+        let lookers: Vec<_> = (0..2).map(|_| scope.spawn("looks", looks).unwrap()).collect();
+        for _ in 0..FILES {
+            let file = root.create("file", &NEW).unwrap();
+            let generation = u64::from(file.record().generation);
+            file.write_at(0, &generation.to_le_bytes()).unwrap();
+            drop(file);
+            root.unlink("file").unwrap();
+        }
+        is_over.store(true, Ordering::Release);
+        for looker in lookers {
+            looker.join().unwrap();
+        }
+    })
+    .unwrap();
+    drop(root);
+    fs.unmount().unwrap();
+    let report = image.check();
+    assert!(report.is_clean(), "{}", report.text);
 }
