@@ -239,7 +239,16 @@ impl Book {
         }
         let is_zero = unit.iter().all(|byte| *byte == 0);
         let stamp = if is_zero { None } else { Stamp::read(unit) };
-        if let Some(stamp) = stamp {
+        if let Some(mut stamp) = stamp {
+            // Somebody may be seen writing over zeros, word by word.
+            if care == Care::Owner {
+                let words = [(&mut stamp.file, id), (&mut stamp.at, at)];
+                for (word, whole) in words.into_iter().chain([(&mut stamp.round, self.round)]) {
+                    if *word == 0 {
+                        *word = whole;
+                    }
+                }
+            }
             let here = stamp.at == at || stamp.at == ANYWHERE;
             let is_own = stamp.file == id && (here || file.has_moved.load(Ordering::Acquire));
             let is_foreign = !is_own && file.sources.lock().is_empty();

@@ -72,16 +72,17 @@ impl Inode {
         let now = writer.now();
         // Another thread may link or unlink the target at the same time: its count is decided
         // under its own lock.
-        let before = txn.update(target, |data| {
+        let (before, gone) = txn.update(target, |data| {
             let before = data.record.links;
-            let gone = before == 0 && !nameless;
+            // It may have got its first name meanwhile, and lost it again.
+            let gone = before == 0 && !target.life().is_nameless();
             if !gone && before < LINKS_MAX {
                 data.record.links += 1;
                 data.record.ctime = now;
             }
-            before
+            (before, gone)
         })?;
-        if before == 0 && !nameless {
+        if gone {
             return Err(FsError::NotFound { dir: dir.ino() });
         }
         if before >= LINKS_MAX {

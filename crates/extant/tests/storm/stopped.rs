@@ -27,6 +27,15 @@ fn is_of_orphans(line: &str) -> bool {
         || line.ends_with("Optimize? yes")
 }
 
+/// Whether e2fsck corrects how many blocks an inode has that it has just shortened itself: it gives nodes of the
+/// map back with the blocks that they named, and does not count them.
+fn is_count_of_shortened(text: &str, line: &str) -> bool {
+    line.split_once(", i_blocks is ").is_some_and(|(inode, _)| {
+        let inode = inode.trim_start_matches("Inode ");
+        text.contains(&format!("Truncating orphaned inode {inode} "))
+    })
+}
+
 /// Whether e2fsck found usage of the same inodes, but more space than they take, wherever it differs:
 /// an orphan pays for a block of attributes that it shares with other inodes, and e2fsck does not give
 /// that back when it deletes the orphan.
@@ -41,7 +50,7 @@ fn is_shared_block(text: &str) -> bool {
         Some(real.0 < recorded.0 && real.1 == recorded.1)
     };
     let warnings = text.lines().filter(|line| line.starts_with("[QUOTA WARNING]"));
-    text.contains("Clearing orphaned inode")
+    (text.contains("Clearing orphaned inode ") || text.contains("Truncating orphaned inode "))
         && warnings.clone().count() > 0
         && warnings.into_iter().all(|line| differs(line) == Some(true))
 }
@@ -56,7 +65,9 @@ fn ends_only_orphans(text: &str) -> bool {
             // The question may have a line of its own.
             let asked = if question.contains(' ') { line } else { said };
             let is_usage = line.starts_with("Update quota info for quota type ");
-            fine &= is_of_orphans(asked) || (is_usage && is_shared_block(text));
+            fine &= is_of_orphans(asked)
+                || is_count_of_shortened(text, asked)
+                || (is_usage && is_shared_block(text));
         }
         said = line;
     }
