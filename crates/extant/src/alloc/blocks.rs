@@ -58,8 +58,8 @@ impl Search {
 pub(super) enum Taker<'t, 'v> {
     /// A transaction.
     Handle(&'t mut Txn<'v>, Claimant),
-    /// Writeback of this file, in memory.
-    Pin(Ino),
+    /// Writeback of this file, in memory; perhaps at its end, where it grows.
+    Pin { ino: Ino, grows: bool },
 }
 
 impl Allocator {
@@ -110,7 +110,7 @@ impl Allocator {
         let len = to_clusters(ask.len).clamp(min, most.max(min));
         let left = |taker: &Taker<'_, '_>| match taker {
             Taker::Handle(_, claimant) => self.space.left_for(*claimant),
-            Taker::Pin(_) => self.space.unpinned(),
+            Taker::Pin { .. } => self.space.unpinned(),
         };
         let mut retries = 0;
         loop {
@@ -215,8 +215,8 @@ impl Allocator {
                     return Ok(None);
                 }
                 let start = match taker {
-                    Taker::Pin(ino) if group == search.goal => {
-                        blocks.start_of(*ino, start, search.len)
+                    Taker::Pin { ino, grows } if group == search.goal => {
+                        blocks.start_of((*ino, *grows), start, search.len)
                     }
                     _ => start,
                 };
@@ -265,7 +265,7 @@ impl Allocator {
                 }
                 count
             }
-            Taker::Pin(_) => self.space.pin(search.min, size),
+            Taker::Pin { .. } => self.space.pin(search.min, size),
         };
         let Some(count) = count else {
             search.is_out = true;
@@ -273,7 +273,7 @@ impl Allocator {
         };
         let range = range.start..range.start + count;
         let blocks = self.blocks_of(volume, place.0, state)?;
-        if let Taker::Pin(_) = taker {
+        if let Taker::Pin { .. } = taker {
             blocks.pin(range.clone());
             return Ok(Some(range));
         }

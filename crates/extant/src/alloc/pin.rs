@@ -41,14 +41,23 @@ impl Allocator {
     /// at a time.
     ///
     /// The length is that of the whole range to be written, not of one piece: files that grow side
-    /// by side stay apart by it.
+    /// by side stay apart by it. `grows`: the range is the end of a file that has more, and will likely get
+    /// more: it stays apart from others however short the range is, or files that are appended to in turns
+    /// would get one block each, in turns.
     ///
     /// # Errors
     ///
     /// [`FsError::NoSpace`]: more than is promised, or nothing of `ask.min` in one piece; see
     /// [`Self::worth_a_commit`]. Damage and device errors of groups, when no other group has room.
-    pub(crate) fn pin(&self, volume: &Volume, node: &Node, ask: &BlockAsk) -> Result<Run> {
-        self.hunt(volume, ask, super::blocks_end(node), &mut Taker::Pin(node.ino()))
+    pub(crate) fn pin(
+        &self,
+        volume: &Volume,
+        node: &Node,
+        ask: &BlockAsk,
+        grows: bool,
+    ) -> Result<Run> {
+        let taker = &mut Taker::Pin { ino: node.ino(), grows };
+        self.hunt(volume, ask, super::blocks_end(node), taker)
     }
 
     /// Gives pinned blocks back; the promise stays.
@@ -157,8 +166,8 @@ fn not_pinned(rule: &'static str, run: Run) -> FsError {
 
 impl super::group::Blocks {
     /// Where to look for `len` clusters that would best be at `goal`.
-    pub(super) fn start_of(&self, ino: Ino, goal: u32, len: u32) -> u32 {
-        if len < SPREAD_MIN || self.is_clear(goal) {
+    pub(super) fn start_of(&self, (ino, grows): (Ino, bool), goal: u32, len: u32) -> u32 {
+        if (len < SPREAD_MIN && !grows) || self.is_clear(goal) {
             return goal;
         }
         // A part of the group with at least its share of what is free; there is one.

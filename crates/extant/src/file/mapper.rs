@@ -31,6 +31,8 @@ const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 const PUBLISH_MOST: usize = 16;
 /// Parts of a file that are farther apart than this, in blocks, do not say where the other should be.
 const APART_MOST: u64 = 1 << 15;
+/// Files with so many blocks that are appended to are expected to grow further.
+const GROWS_FROM: u64 = 16;
 /// The inode, its quotas, the superblock.
 const BASE_CREDITS: u32 = 8;
 /// The bitmap and the descriptor of the group of a placement.
@@ -176,11 +178,13 @@ impl FileMapper<'_> {
         let most = u64::from(u32::MAX >> 1);
         let len = (end - at + into).min(most) as u32;
         let ask = BlockAsk { goal, len, min: 1, purpose: Purpose::Data };
-        let run = match alloc.pin(volume, self.node, &ask) {
+        // As many blocks as a file has before it is seen as one that grows.
+        let grows = at >= GROWS_FROM && at << self.bits() >= self.stored_size();
+        let run = match alloc.pin(volume, self.node, &ask, grows) {
             Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {
                 let journal = volume.writer()?.journal();
                 journal.commit(journal.running()).map_err(FsError::from_journal)?;
-                alloc.pin(volume, self.node, &ask)?
+                alloc.pin(volume, self.node, &ask, grows)?
             }
             other => other?,
         };

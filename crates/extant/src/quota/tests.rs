@@ -293,7 +293,7 @@ fn promises_count_for_every_check_and_become_charges_in_one_step() {
     quotas.unpromise(b.node(), 2 * 8);
     // What is taken is charged instead.
     alloc.promise(fs.volume(), 8).unwrap();
-    let run = alloc.pin(fs.volume(), a.node(), &BlockAsk { len: 3, min: 3, ..ask }).unwrap();
+    let run = alloc.pin(fs.volume(), a.node(), &BlockAsk { len: 3, min: 3, ..ask }, false).unwrap();
     let mut txn = Txn::begin(fs.volume(), 40).unwrap();
     txn.take_pinned(a.node(), run, 3).unwrap();
     drop(txn);

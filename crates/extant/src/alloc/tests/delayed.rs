@@ -21,7 +21,7 @@ impl Mount {
 
     fn pin(&self, node: &Node, goal: u64, len: u32, min: u32) -> Result<Run> {
         let ask = BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data };
-        self.alloc().pin(self.volume(), node, &ask)
+        self.alloc().pin(self.volume(), node, &ask, false)
     }
 
     fn promise(&self, clusters: u64) -> Result<()> {
@@ -240,7 +240,7 @@ fn a_group_with_pins_stays_in_memory() {
     for at in 0..100u64 {
         let ask =
             BlockAsk { goal: FsBlock(at * 2560 + 200), len: 5, min: 5, purpose: Purpose::Data };
-        runs.push(alloc.pin(volume, file.node(), &ask).unwrap());
+        runs.push(alloc.pin(volume, file.node(), &ask, false).unwrap());
     }
     let count = volume.superblock().group_count;
     for group in (0..count).map(GroupIndex) {
@@ -284,6 +284,28 @@ fn files_that_grow_together_stay_in_one_piece() {
 }
 
 #[test]
+fn files_that_are_appended_to_in_turns_come_apart() {
+    const SMALL: u32 = 16;
+    let image = require!(Image::make("512M", &["-t", "ext4", "-b", "4096"], ""));
+    let mount = Mount::of(&image);
+    let files: Vec<_> = (0..6).map(|at| mount.file(&at.to_string())).collect();
+    // All begin at the same place, a block each in turns.
+    let (mut ends, mut pieces) = (vec![5000u64; 6], vec![0u32; 6]);
+    for round in 0..300 {
+        for (file, (end, pieces)) in files.iter().zip(ends.iter_mut().zip(&mut pieces)) {
+            mount.promise(1).unwrap();
+            let (goal, purpose) = (FsBlock(*end), Purpose::Data);
+            let ask = BlockAsk { goal, len: 1, min: 1, purpose };
+            let run = mount.alloc().pin(mount.volume(), file.node(), &ask, round >= SMALL).unwrap();
+            *pieces += u32::from(*end != run.start.0);
+            *end = each(run).end;
+        }
+    }
+    assert!(pieces.iter().all(|pieces| *pieces <= SMALL + 4), "{pieces:?}");
+    mount.verify();
+}
+
+#[test]
 fn a_whole_run_elsewhere_is_better_than_pieces_here_and_the_longest_piece_than_a_short_one() {
     let image = require!(Image::make("256M", SMALL_GROUPS, ""));
     let mount = Mount::of(&image);
@@ -310,9 +332,12 @@ fn blocks_end_where_pointers_do_for_pins_too() {
     mount.promise(20_000).unwrap();
     let ask = BlockAsk { goal: FsBlock(50_000), len: 500, min: 1, purpose: Purpose::Data };
     let mut last = 0;
-    while let Ok(run) =
-        mount.alloc().hunt(mount.volume(), &ask, 2048 * 5 + 100, &mut blocks::Taker::Pin(Ino(12)))
-    {
+    while let Ok(run) = mount.alloc().hunt(
+        mount.volume(),
+        &ask,
+        2048 * 5 + 100,
+        &mut blocks::Taker::Pin { ino: Ino(12), grows: false },
+    ) {
         last = last.max(each(run).end);
     }
     assert_eq!(last, 2048 * 5);
