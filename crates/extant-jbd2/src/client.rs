@@ -1,6 +1,7 @@
 //! What the journal and its client, the file system, say to each other.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -133,6 +134,9 @@ pub struct Mutations {
 pub struct JournalOptions {
     /// Longest age of a running transaction, as [`Journal::commit_if_due`] sees it.
     pub commit_interval: Duration,
+    /// How long a commit waits for others that are expected to want one: about as long as the last one
+    /// took, within these limits. Ends at once when all have come.
+    pub batch_time: RangeInclusive<Duration>,
     /// Most images held in memory until they are home: a quarter for the running transaction, a
     /// quarter for the one being written, half for those that are committed. At least 64.
     pub pinned_blocks_max: usize,
@@ -150,6 +154,7 @@ impl Default for JournalOptions {
     fn default() -> JournalOptions {
         JournalOptions {
             commit_interval: Duration::from_secs(5),
+            batch_time: Duration::from_micros(100)..=Duration::from_millis(10),
             pinned_blocks_max: 1 << 14,
             clock: Arc::new(SystemClock),
             features: JournalIncompat::empty(),
@@ -162,6 +167,7 @@ impl fmt::Debug for JournalOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JournalOptions")
             .field("commit_interval", &self.commit_interval)
+            .field("batch_time", &self.batch_time)
             .field("pinned_blocks_max", &self.pinned_blocks_max)
             .field("features", &self.features)
             .field("mutations", &self.mutations)

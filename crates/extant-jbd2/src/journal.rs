@@ -31,7 +31,7 @@ use crate::gate::Gate;
 use crate::handle::Handle;
 use crate::set::BlockSet;
 use crate::store::LogStore;
-use crate::waiting::Waiting;
+use crate::waiting::{Gathering, Waiting, batch_time};
 use crate::write::{copies_in, revokes_per_block};
 
 /// Fewest blocks of a log: a third of them is a small transaction.
@@ -51,6 +51,11 @@ pub(crate) struct State {
     /// When the running transaction was begun, or last seen without a handle.
     born: Duration,
     closed: bool,
+    pub(crate) gathering: Gathering,
+    /// How many want the role whatever is committed.
+    pub(crate) wanted: u32,
+    /// How long the last commit took.
+    took: Duration,
 }
 
 /// Counters, relaxed: they order nothing.
@@ -118,6 +123,8 @@ pub struct Journal {
 /// The right to commit and checkpoint (T2).
 pub(crate) struct Role<'a> {
     journal: &'a Journal,
+    /// What it was taken for.
+    tid: Option<Tid>,
 }
 
 impl Drop for Role<'_> {
@@ -125,9 +132,13 @@ impl Drop for Role<'_> {
         if std::thread::panicking() {
             self.journal.abort(EIO, "a panic in the middle of a commit");
         }
-        self.journal.state.lock().busy = false;
+        let mut state = self.journal.state.lock();
+        state.busy = false;
+        if let Some(tid) = self.tid.filter(|tid| !tid_geq(state.durable, *tid)) {
+            state.gathering.leave(tid);
+        }
         // The one that goes on takes the role, and the others with it.
-        self.journal.waiting.wake_one(self.journal.running());
+        self.journal.waiting.pass_on(state, self.journal.running());
     }
 }
 
@@ -214,7 +225,10 @@ impl Journal {
         let pinned = u32::try_from(options.pinned_blocks_max / 4).unwrap_or(u32::MAX);
         let born = options.clock.monotonic();
         // As if it were, so that waiting for any earlier transaction ends at once.
-        let state = State { busy: false, durable: first.wrapping_sub(1), born, closed: false };
+        let durable = first.wrapping_sub(1);
+        let (gathering, took) = (Gathering::default(), Duration::ZERO);
+        let (busy, closed, wanted) = (false, false, 0);
+        let state = State { busy, durable, born, closed, gathering, wanted, took };
         Arc::new(Journal {
             home,
             block_size,
@@ -230,7 +244,7 @@ impl Journal {
             revokes: AtomicU32::new(0),
             set: BlockSet::new(),
             state: Mutex::with_order(Rank::JournalState, 0, state),
-            waiting: Waiting::default(),
+            waiting: Waiting::new(durable),
             work: Mutex::new(Rank::JournalHandle, work),
             probe: Mutex::new(Rank::JournalHandle, ()),
             stopped: AtomicBool::new(false),
@@ -258,7 +272,8 @@ impl Journal {
             };
             count(&self.counters.waits, 1);
             match full {
-                Some(tid) => self.commit(tid)?,
+                // Who is expected would find no room either.
+                Some(tid) => self.commit_soon(tid, false)?,
                 None => self.gate.wait_open(),
             }
         }
@@ -360,23 +375,38 @@ impl Journal {
     }
 
     /// Returns when transaction `tid` is durable: at once when it is, else after committing it here
-    /// or waiting for the thread that does. A transaction without changes is not written.
+    /// or waiting for the thread that does. A transaction without changes is not written. When others
+    /// committed lately as well, this waits for them, no longer than
+    /// [`batch_time`](JournalOptions::batch_time), and they share one commit.
     ///
     /// # Errors
     ///
     /// [`JournalError::Aborted`] or the device error that led to it.
     pub fn commit(&self, tid: Tid) -> Result<(), JournalError> {
+        self.commit_soon(tid, true)
+    }
+
+    /// [`commit`](Self::commit), which `waits` for others or does not.
+    fn commit_soon(&self, tid: Tid, waits: bool) -> Result<(), JournalError> {
         if cfg!(debug_assertions) {
             drop(self.probe.try_lock());
         }
-        let Some(role) = self.lead_or_follow(tid)? else { return Ok(()) };
-        self.commit_running(&role)
+        let Some(role) = self.lead_or_follow(tid, waits)? else { return Ok(()) };
+        let began = self.options.clock.monotonic();
+        let committed = self.commit_running(&role);
+        let took = self.options.clock.monotonic().saturating_sub(began);
+        self.state.lock().took = took;
+        committed
     }
 
     /// The right to commit, or `None` when somebody else has made `tid` durable.
-    fn lead_or_follow(&self, tid: Tid) -> Result<Option<Role<'_>>, JournalError> {
-        let mut followed = false;
+    fn lead_or_follow(&self, tid: Tid, waits: bool) -> Result<Option<Role<'_>>, JournalError> {
         let mut state = self.state.lock();
+        if tid_geq(state.durable, tid) {
+            return Ok(None);
+        }
+        state.gathering.join(tid);
+        let mut followed = false;
         loop {
             if tid_geq(state.durable, tid) {
                 count(&self.counters.batched, usize::from(followed));
@@ -385,12 +415,43 @@ impl Journal {
             if self.stopped.load(Ordering::Acquire) {
                 return Err(self.stop_error());
             }
-            if !state.busy {
+            // Only for the running transaction does anybody look at the clock.
+            let waits = waits && tid == self.running();
+            if !state.busy && (!waits || state.gathering.is_complete(tid)) {
                 state.busy = true;
-                return Ok(Some(Role { journal: self }));
+                state.gathering.unwatch(tid, false);
+                return Ok(Some(Role { journal: self, tid: Some(tid) }));
             }
-            followed = true;
-            self.waiting.sleep(&mut state, tid);
+            if !followed {
+                followed = true;
+                let (expected, took) = (state.gathering.expected(), state.took);
+                drop(state);
+                let is_stopped = || self.stopped.load(Ordering::Acquire);
+                self.waiting.spin(expected, took, tid, is_stopped);
+                state = self.state.lock();
+                #[cfg(test)]
+                self.waiting.slept.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            if waits && state.gathering.watch(tid) {
+                let time = batch_time(state.took, &self.options.batch_time);
+                let woken = self.waiting.sleep(state, tid, Some(time));
+                if woken && self.waiting.is_durable(tid) {
+                    count(&self.counters.batched, 1);
+                    return Ok(None);
+                }
+                state = self.state.lock();
+                if !tid_geq(state.durable, tid) {
+                    state.gathering.unwatch(tid, !woken);
+                }
+                continue;
+            }
+            self.waiting.sleep(state, tid, None);
+            if self.waiting.is_durable(tid) {
+                count(&self.counters.batched, 1);
+                return Ok(None);
+            }
+            state = self.state.lock();
         }
     }
 
@@ -416,7 +477,7 @@ impl Journal {
                 return Ok(false);
             }
         }
-        self.commit(tid)?;
+        self.commit_soon(tid, false)?;
         Ok(self.running() != tid)
     }
 
@@ -477,16 +538,18 @@ impl Journal {
             }
             if !state.busy {
                 state.busy = true;
-                return Ok(Role { journal: self });
+                return Ok(Role { journal: self, tid: None });
             }
-            let running = self.running();
-            self.waiting.sleep(&mut state, running);
+            state.wanted = state.wanted.saturating_add(1);
+            self.waiting.sleep_for_role(state);
+            state = self.state.lock();
+            state.wanted = state.wanted.saturating_sub(1);
         }
     }
 
     /// The transaction is durable: those who wait for it go on.
     pub(crate) fn publish(&self, tid: Tid) {
-        self.waiting.publish(&mut self.state.lock(), tid);
+        self.waiting.publish(self.state.lock(), tid);
     }
 
     /// Nothing is in the running transaction; the gate is shut and empty.
@@ -562,6 +625,12 @@ impl Journal {
     /// True after an abort.
     pub fn is_aborted(&self) -> bool {
         self.reason.get().is_some()
+    }
+
+    /// As if so many had had part in the last commit.
+    #[cfg(test)]
+    pub(crate) fn expect_committers(&self, count: u32) {
+        self.state.lock().gathering.expect(count);
     }
 
     /// Fails after an abort.

@@ -11,6 +11,7 @@
 //!
 //! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks that know their place; the table is in
 //!   `docs/locking.md`.
+//! - [`Bell`]: wakes many at once.
 //! - [`lock_waits`]: how often, and how long, somebody waited for a lock of each rank.
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod bell;
 mod clock;
 mod host;
 mod lock;
@@ -30,6 +32,7 @@ pub mod threads;
 mod waits;
 
 pub use background::Background;
+pub use bell::Bell;
 pub use clock::{Clock, FixedClock, SystemClock};
 pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -218,6 +218,78 @@ fn all_who_come_during_a_commit_share_the_next_one_and_are_woken_once() {
     journal.close().unwrap();
 }
 
+/// A journal whose commits wait for whoever is expected, however slow the machine is.
+fn patient(device: SharedDevice) -> Arc<Journal> {
+    let time = Duration::from_millis(500);
+    let options = JournalOptions { batch_time: time..=time, ..options() };
+    Journal::without_log(device, size(), TestClient::plain(), options)
+}
+
+#[test]
+fn threads_that_sync_again_and_again_share_their_commits() {
+    const THREADS: usize = 16;
+    const ROUNDS: u64 = 60;
+    // The first commit takes until all have come.
+    let came = Arc::new(AtomicU64::new(0));
+    let inner: SharedDevice = Arc::new(MemoryDevice::new(1 << 20));
+    let wanted = THREADS as u64;
+    let journal = patient(Arc::new(Slow { inner, came: Arc::clone(&came), wanted }));
+    threads::workers("syncer", THREADS, |thread| {
+        let block = TestBlock::new(thread as u64);
+        for round in 0..ROUNDS {
+            let tid = set(&journal, &block, round as u8);
+            came.fetch_add(1, Ordering::SeqCst);
+            journal.commit(tid).unwrap();
+            assert!(journal.running() > tid, "it came back before its commit");
+        }
+    })
+    .unwrap();
+    let stats = journal.stats();
+    // Each round is one commit from the moment on when all have met; nobody can have part in two at once.
+    assert!((ROUNDS..=ROUNDS * THREADS as u64 / 4).contains(&stats.commits), "{stats:?}");
+    assert_eq!(stats.handles, ROUNDS * THREADS as u64);
+}
+
+#[test]
+fn a_thread_that_syncs_alone_waits_for_nobody() {
+    let journal = patient(Arc::new(MemoryDevice::new(1 << 20)));
+    for round in 0..20 {
+        let tid = set(&journal, &TestBlock::new(round), 1);
+        journal.commit(tid).unwrap();
+        // There is nothing in it; who came for nothing is not waited for.
+        journal.commit(journal.running()).unwrap();
+        journal.commit(journal.running()).unwrap();
+    }
+    assert_eq!((journal.stats().commits, journal.stats().batched), (20, 0));
+    assert_eq!(journal.waiting.slept.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn all_who_wait_for_others_hear_that_the_journal_stopped() {
+    const THREADS: usize = 4;
+    let time = Duration::from_secs(3600);
+    let options = JournalOptions { batch_time: time..=time, ..options() };
+    let device: SharedDevice = Arc::new(MemoryDevice::new(1 << 20));
+    let journal = Journal::without_log(device, size(), TestClient::plain(), options);
+    // More are expected than come.
+    journal.expect_committers(THREADS as u32 + 1);
+    let block = TestBlock::new(1);
+    let tid = set(&journal, &block, 1);
+    threads::workers("waiter", THREADS + 1, |thread| {
+        if thread < THREADS {
+            let result = journal.commit(tid);
+            assert!(matches!(result, Err(JournalError::Aborted { errno: 5, .. })), "{result:?}");
+            return;
+        }
+        while journal.waiting.slept.load(Ordering::Relaxed) < THREADS as u64 {
+            threads::give_way();
+        }
+        journal.abort(5, "a test");
+    })
+    .unwrap();
+    assert_eq!(journal.stats().commits, 0);
+}
+
 #[test]
 fn all_who_wait_while_the_journal_is_closed_come_back() {
     const OTHERS: u64 = 4;

@@ -268,6 +268,7 @@ impl MountOptions {
             clock: Arc::clone(&self.clock),
             features,
             mutations: self.mutations,
+            ..JournalOptions::default()
         };
         let home = Arc::clone(device);
         let journal = match log {
