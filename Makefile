@@ -28,11 +28,11 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
 	@scripts/deps python3 fuse3 git || true
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	$(CARGO) test --workspace --release -- --include-ignored
+	$(CARGO) test --workspace --release --no-fail-fast -- --include-ignored
 	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
 	EXTANT=$(EXTANT) scripts/real-programs
 

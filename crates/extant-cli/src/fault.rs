@@ -333,8 +333,8 @@ mod tests {
             (FsError::NoSpace { what: "blocks", wanted: 1, free: 0 }, 6),
             (FsError::ReadOnly, 7),
             (FsError::InUse { by: "another".into() }, 7),
-            (FsError::NotFound { dir: Ino(2) }, 9),
-            (FsError::NotADirectory { ino: Ino(12) }, 9),
+            (FsError::NotFound { dir: Ino(2), at: None }, 9),
+            (FsError::NotADirectory { ino: Ino(12), at: None }, 9),
             // Of a number that somebody gave; what an image says to be in use and is not is damage.
             (FsError::NoSuchInode { ino: Ino(12), inode_count: 11 }, 9),
         ];

@@ -42,6 +42,59 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+#[cfg(feature = "std")]
+impl From<std::time::SystemTime> for Timestamp {
+    /// Moments outside of 64 bits of seconds become the first or the last one. Cost: none.
+    ///
+    /// ```
+    /// use extant_format::time::Timestamp;
+    /// use std::time::{Duration, UNIX_EPOCH};
+    /// let before = UNIX_EPOCH - Duration::from_millis(1_500);
+    /// assert_eq!(Timestamp::from(before), Timestamp::new(-2, 500_000_000));
+    /// ```
+    fn from(time: std::time::SystemTime) -> Timestamp {
+        match time.duration_since(std::time::UNIX_EPOCH) {
+            Ok(after) => Timestamp {
+                seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                nanos: after.subsec_nanos(),
+            },
+            Err(before) => {
+                let before = before.duration();
+                let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, |seconds| -seconds);
+                match before.subsec_nanos() {
+                    0 => Timestamp { seconds: whole, nanos: 0 },
+                    nanos => Timestamp {
+                        seconds: whole.saturating_sub(1),
+                        nanos: NANOS_PER_SECOND - nanos,
+                    },
+                }
+            }
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+impl Timestamp {
+    /// Returns the same moment as `std` keeps it; `None` where the system's clock cannot say it. Nanoseconds of a
+    /// damaged inode past the end of the second count as its last one.
+    ///
+    /// ```
+    /// use extant_format::time::Timestamp;
+    /// let moment = Timestamp::new(-2, 500_000_000);
+    /// assert_eq!(moment.to_system_time().map(Timestamp::from), Some(moment));
+    /// ```
+    pub fn to_system_time(self) -> Option<std::time::SystemTime> {
+        use std::time::{Duration, UNIX_EPOCH};
+        let seconds = Duration::from_secs(self.seconds.unsigned_abs());
+        let whole = match self.seconds {
+            0.. => UNIX_EPOCH.checked_add(seconds),
+            _ => UNIX_EPOCH.checked_sub(seconds),
+        };
+        let nanos = self.nanos.min(NANOS_PER_SECOND - 1);
+        whole?.checked_add(Duration::from_nanos(u64::from(nanos)))
+    }
+}
+
 impl Timestamp {
     /// A moment from seconds since 1970 and nanoseconds.
     pub const fn new(seconds: i64, nanos: u32) -> Timestamp {

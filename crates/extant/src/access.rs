@@ -14,6 +14,7 @@ use bitflags::bitflags;
 use extant_format::acl::{Acl, Who};
 
 use crate::error::{FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::mount::Fs;
 use crate::node::Metadata;
@@ -182,8 +183,8 @@ impl Fs {
     ///
     /// As [`resolve`](Self::resolve); [`FsError::AccessDenied`] names the directory that does not
     /// let pass.
-    pub fn resolve_for(&self, who: &Credentials, path: impl AsRef<[u8]>) -> Result<Inode> {
-        self.resolve_checked(path.as_ref(), |dir| dir.check_access(who, Access::EXECUTE))
+    pub fn resolve_for(&self, who: &Credentials, path: impl ImagePath) -> Result<Inode> {
+        self.resolve_checked(path.image_bytes(), |dir| dir.check_access(who, Access::EXECUTE))
     }
 }
 

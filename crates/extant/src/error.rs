@@ -6,10 +6,9 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::io;
 
 use extant_base::{FsBlock, Ino};
-use extant_block::DeviceError;
+use extant_block::{DeviceError, OpenError};
 use extant_format::error::ChecksumError;
 use extant_format::jbd2::JournalFault;
 use extant_iomap::CacheError;
@@ -18,6 +17,12 @@ use extant_jbd2::{
 };
 
 use crate::zones::Zone;
+
+mod code;
+mod path_part;
+
+pub use code::ErrorCode;
+pub use path_part::PathPart;
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
@@ -30,7 +35,7 @@ pub type Result<T, E = FsError> = std::result::Result<T, E>;
 ///
 /// ```
 /// use extant::{Family, FsError, Ino};
-/// let error = FsError::NotFound { dir: Ino(2) };
+/// let error = FsError::NotFound { dir: Ino(2), at: None };
 /// assert_eq!(error.to_string(), "no such entry in directory inode 2");
 /// assert_eq!((error.family(), error.errno()), (Family::Refusal, 2));
 /// ```
@@ -42,11 +47,15 @@ pub enum FsError {
     NotFound {
         /// The directory that was searched.
         dir: Ino,
+        /// Where in a path, from functions that take one.
+        at: Option<Box<PathPart>>,
     },
     /// A directory was needed and this is something else.
     NotADirectory {
         /// The inode that is not a directory.
         ino: Ino,
+        /// Where in a path, from functions that take one.
+        at: Option<Box<PathPart>>,
     },
     /// File contents were asked for and this is a directory.
     IsADirectory {
@@ -72,6 +81,8 @@ pub enum FsError {
     SymlinkLoop {
         /// The link at which resolution stopped.
         ino: Ino,
+        /// Where in a path, from functions that take one.
+        at: Option<Box<PathPart>>,
     },
     /// A directory lies deeper in the tree than the operation goes.
     TooDeep {
@@ -294,6 +305,10 @@ pub enum FsError {
     /// The device passed as journal is none, or is damaged.
     JournalDevice(Box<ExternalJournalError>),
 
+    /// The file or disk cannot be opened as a device, from [`Fs::open_path`](crate::Fs::open_path) and
+    /// [`MountOptions::open_path`](crate::MountOptions::open_path).
+    Open(Box<OpenError>),
+
     // Device.
     /// The device failed; the error names the device and the bytes.
     Device(DeviceError),
@@ -346,6 +361,12 @@ pub enum Family {
     Device,
 }
 
+impl From<OpenError> for FsError {
+    fn from(error: OpenError) -> FsError {
+        FsError::Open(Box::new(error))
+    }
+}
+
 impl From<CacheError> for FsError {
     fn from(error: CacheError) -> FsError {
         FsError::PageCache(error)
@@ -391,6 +412,10 @@ impl FsError {
             | Self::Unsupported { .. }
             | Self::JournalDeviceMissing { .. }
             | Self::WrongJournalDevice { .. } => Family::Refusal,
+            Self::Open(error) => match &**error {
+                OpenError::Io { .. } => Family::Device,
+                _ => Family::Refusal,
+            },
             Self::Journal(error) => journal_family(error),
             Self::JournalDevice(error) => match &**error {
                 ExternalJournalError::Device(_) => Family::Device,
@@ -449,6 +474,11 @@ impl FsError {
             Self::Unsupported { .. } => errno::EINVAL,
             Self::JournalDeviceMissing { .. } => errno::EINVAL,
             Self::WrongJournalDevice { .. } => errno::EINVAL,
+            Self::Open(error) => match &**error {
+                OpenError::Io { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
+                OpenError::Locked { .. } | OpenError::Busy { .. } => errno::EBUSY,
+                _ => errno::EINVAL,
+            },
             Self::Journal(_) | Self::JournalDevice(_) => match self.family() {
                 Family::Refusal => errno::EINVAL,
                 Family::Damage => errno::EUCLEAN,
@@ -526,19 +556,32 @@ impl FsError {
 impl fmt::Display for FsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotFound { dir } => write!(f, "no such entry in directory inode {dir}"),
-            Self::NotADirectory { ino } => write!(f, "inode {ino} is not a directory"),
+            Self::NotFound { dir, at: None } => {
+                write!(f, "no such entry in directory inode {dir}")
+            }
+            Self::NotFound { dir, at: Some(at) } => {
+                write!(f, "{at}: there is no such entry in directory inode {dir}")
+            }
+            Self::NotADirectory { ino, at: None } => write!(f, "inode {ino} is not a directory"),
+            Self::NotADirectory { ino, at: Some(at) } => {
+                write!(f, "{at}: inode {ino} is not a directory")
+            }
             Self::IsADirectory { ino } => write!(f, "inode {ino} is a directory"),
             Self::NotARegularFile { ino } => write!(f, "inode {ino} is not a regular file"),
             Self::NotASymlink { ino } => write!(f, "inode {ino} is not a symbolic link"),
             Self::NameTooLong { len } => {
                 write!(f, "a name of {len} bytes is longer than the 255 that ext4 allows")
             }
-            Self::SymlinkLoop { ino } => write!(
-                f,
-                "more than {} symbolic links in one path, stopped at inode {ino}",
-                crate::limits::SYMLINKS_MAX
-            ),
+            Self::SymlinkLoop { ino, at } => {
+                if let Some(at) = at {
+                    write!(f, "{at}: ")?;
+                }
+                write!(
+                    f,
+                    "more than {} symbolic links in one path, stopped at inode {ino}",
+                    crate::limits::SYMLINKS_MAX
+                )
+            }
             Self::TooDeep { ino, depth_max } => {
                 write!(f, "directory inode {ino} lies more than {depth_max} levels deep")
             }
@@ -653,6 +696,7 @@ impl fmt::Display for FsError {
             ),
             Self::Journal(error) => write!(f, "journal cannot be replayed: {error}"),
             Self::JournalDevice(error) => write!(f, "journal device cannot be used: {error}"),
+            Self::Open(error) => fmt::Display::fmt(error, f),
             Self::Device(error) => fmt::Display::fmt(error, f),
             Self::DeviceFull(error) => {
                 write!(f, "the disk that holds {} is full: {error}", error.device())
@@ -666,6 +710,7 @@ impl StdError for FsError {
         match self {
             Self::Device(error) | Self::DeviceFull(error) => error.source(),
             // Display shows the error itself.
+            Self::Open(error) => error.source(),
             Self::Journal(error) => error.source(),
             Self::JournalDevice(error) => error.source(),
             _ => None,
@@ -711,33 +756,6 @@ impl fmt::Display for Fault {
             }
             Self::Decode(fault) => fmt::Display::fmt(fault, f),
         }
-    }
-}
-
-impl From<FsError> for io::Error {
-    /// Keeps the whole error as the inner one; the kind follows from [`FsError::errno`].
-    fn from(error: FsError) -> io::Error {
-        use io::ErrorKind as Kind;
-        let kind = match error.errno() {
-            errno::ENOENT | errno::ESTALE | errno::ENODATA => Kind::NotFound,
-            errno::ENOTDIR => Kind::NotADirectory,
-            errno::EISDIR => Kind::IsADirectory,
-            errno::ENAMETOOLONG | errno::EINVAL => Kind::InvalidInput,
-            errno::ENOKEY => Kind::PermissionDenied,
-            errno::EILSEQ | errno::EBADMSG | errno::EUCLEAN => Kind::InvalidData,
-            errno::EFBIG => Kind::FileTooLarge,
-            errno::EROFS => Kind::ReadOnlyFilesystem,
-            errno::EEXIST => Kind::AlreadyExists,
-            errno::ENOTEMPTY => Kind::DirectoryNotEmpty,
-            errno::ENOSPC => Kind::StorageFull,
-            errno::EDQUOT => Kind::QuotaExceeded,
-            errno::EMLINK => Kind::TooManyLinks,
-            errno::EPERM => Kind::PermissionDenied,
-            errno::EBUSY => Kind::ResourceBusy,
-            errno::EXDEV => Kind::CrossesDevices,
-            _ => Kind::Other,
-        };
-        io::Error::new(kind, error)
     }
 }
 

@@ -2,8 +2,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = extant_block::FileDevice::open_read_only("disk.img")?;
-//! let fs = extant::MountOptions::new().open(device)?;
+//! let fs = extant::Fs::open_path("disk.img")?;
 //! println!("{}", fs.read_to_string("/etc/os-release")?);
 //! for entry in fs.read_dir("/var/log")? {
 //!     let entry = entry?;
@@ -61,6 +60,7 @@ mod extent_node;
 mod fc_apply;
 mod file;
 mod front;
+mod image_path;
 mod inode;
 mod limits;
 mod map;
@@ -88,9 +88,10 @@ pub use access::{Access, Credentials};
 pub use alloc::SpaceFor;
 pub use casefold::fold_name;
 pub use dir::{DirEntry, ReadDir};
-pub use error::{Family, Fault, FsError, Result};
+pub use error::{ErrorCode, Family, Fault, FsError, PathPart, Result};
 pub use file::{Fallocate, FiemapExtent, MappedFile, WriteBy};
 pub use front::{AccessRule, Shutdown};
+pub use image_path::ImagePath;
 pub use inode::Inode;
 pub use limits::{NAME_MAX, SYMLINKS_MAX};
 pub use map::{MapIter, Mapping, MappingKind};
@@ -104,6 +105,14 @@ pub use supers::{MountErrors, Reserve, Tune};
 pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr, XattrMode};
 pub use zones::Zone;
+
+pub use extant_block::{
+    BlockDevice, DeviceError, DeviceFault, FileDevice, MemoryDevice, OpenError, OperationKind,
+    SharedDevice, WindowDevice, partition,
+};
+pub use extant_iomap::{CacheError, CacheStats};
+pub use extant_jbd2::{ExternalJournalError, JournalReadError, JournalStats, RecoveryError};
+pub use extant_sync::{Clock, FixedClock, SystemClock};
 
 pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};
 pub use extant_format::acl::Acl;

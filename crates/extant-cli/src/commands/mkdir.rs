@@ -49,7 +49,7 @@ fn make(args: &MkdirArgs, session: &mut Session<'_>, path: &[u8]) -> Result<()> 
         match session.look(path, true)? {
             Some(found) if found.is_dir() => return Ok(()),
             Some(found) => {
-                let error = FsError::NotADirectory { ino: found.ino() };
+                let error = FsError::NotADirectory { ino: found.ino(), at: None };
                 return Err(session.failure(path, error));
             }
             None if last_name(path).is_empty() => return Ok(()),

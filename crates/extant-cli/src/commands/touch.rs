@@ -90,7 +90,7 @@ fn touch(
         return Ok(());
     }
     if args.no_dereference {
-        return Err(session.failure(path, FsError::NotFound { dir: extant::Ino::ROOT }));
+        return Err(session.failure(path, FsError::NotFound { dir: extant::Ino::ROOT, at: None }));
     }
     let path = &end_of_links(session, path)?;
     let exact = args.mode.as_ref().map(|mode| mode.apply(0o666, false));
@@ -119,7 +119,7 @@ pub(crate) fn end_of_links(session: &Session<'_>, path: &[u8]) -> Result<Vec<u8>
         let target = session.at(&path, link.read_link())?;
         path = if target.starts_with(b"/") { target } else { join(parent(&path), &target) };
     }
-    Err(session.failure(&path, FsError::SymlinkLoop { ino: extant::Ino::ROOT }))
+    Err(session.failure(&path, FsError::SymlinkLoop { ino: extant::Ino::ROOT, at: None }))
 }
 
 /// Times of a file of the host, or of an image if there is no such file.

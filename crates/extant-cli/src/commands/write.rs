@@ -106,7 +106,7 @@ fn write(args: &WriteArgs, session: &Session<'_>, path: &[u8], input: &Content) 
 }
 
 fn missing() -> FsError {
-    FsError::NotFound { dir: extant::Ino::ROOT }
+    FsError::NotFound { dir: extant::Ino::ROOT, at: None }
 }
 
 /// Writes all of `input` at byte `at`, or at the end.

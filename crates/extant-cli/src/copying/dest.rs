@@ -108,7 +108,7 @@ impl Dir {
             Dir::Image(image, dir) => {
                 let found = dir.lookup(name)?;
                 if !found.is_dir() {
-                    return Err(FsError::NotADirectory { ino: found.ino() }.into());
+                    return Err(FsError::NotADirectory { ino: found.ino(), at: None }.into());
                 }
                 Ok(Dir::Image(*image, found))
             }

@@ -64,7 +64,7 @@ impl Ext4<'_> {
     pub(super) fn open_directory(&self, node: u64) -> Reply<Opened> {
         let inode = self.inode(node)?;
         if !inode.is_dir() {
-            return Err(Errno::from(&FsError::NotADirectory { ino: inode.ino() }));
+            return Err(Errno::from(&FsError::NotADirectory { ino: inode.ino(), at: None }));
         }
         Err(Errno::ENOSYS)
     }

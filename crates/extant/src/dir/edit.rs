@@ -476,7 +476,7 @@ fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     } else {
         find_linear(&view, &wanted)?
     };
-    Ok((shape, found.ok_or(FsError::NotFound { dir: dir.ino() })?))
+    Ok((shape, found.ok_or(FsError::NotFound { dir: dir.ino(), at: None })?))
 }
 
 fn find_indexed(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {

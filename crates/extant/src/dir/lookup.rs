@@ -42,7 +42,7 @@ impl Inode {
     /// content lock; the public way in is [`lookup`](Self::lookup).
     pub(crate) fn search(&self, name: &[u8]) -> Result<Ino> {
         if !self.is_dir() {
-            return Err(FsError::NotADirectory { ino: self.ino() });
+            return Err(FsError::NotADirectory { ino: self.ino(), at: None });
         }
         if name.len() > NAME_MAX {
             return Err(FsError::NameTooLong { len: name.len() });
@@ -50,7 +50,7 @@ impl Inode {
         if name == b"." {
             return Ok(self.ino());
         }
-        let not_found = FsError::NotFound { dir: self.ino() };
+        let not_found = FsError::NotFound { dir: self.ino(), at: None };
         let target = if name == b".." {
             Target::Parent
         } else if self.is_encrypted() {

@@ -165,7 +165,7 @@ impl Inode {
     /// the iterator.
     pub fn read_dir(&self) -> Result<ReadDir> {
         if !self.is_dir() {
-            return Err(FsError::NotADirectory { ino: self.ino() });
+            return Err(FsError::NotADirectory { ino: self.ino(), at: None });
         }
         let volume = self.volume();
         let block_size = volume.block_size();

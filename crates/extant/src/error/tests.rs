@@ -1,5 +1,7 @@
 //! What callers see of every error.
 
+use std::io;
+
 use super::*;
 use extant_block::{DeviceFault, OperationKind};
 
@@ -8,8 +10,18 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
     let uuid = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef";
     let ino = Ino(12);
     vec![
-        (FsError::NotFound { dir: ino }, Family::Refusal, 2, "no such entry in directory inode 12"),
-        (FsError::NotADirectory { ino }, Family::Refusal, 20, "inode 12 is not a directory"),
+        (
+            FsError::NotFound { dir: ino, at: None },
+            Family::Refusal,
+            2,
+            "no such entry in directory inode 12",
+        ),
+        (
+            FsError::NotADirectory { ino, at: None },
+            Family::Refusal,
+            20,
+            "inode 12 is not a directory",
+        ),
         (FsError::IsADirectory { ino }, Family::Refusal, 21, "inode 12 is a directory"),
         (FsError::NotARegularFile { ino }, Family::Refusal, 22, "inode 12 is not a regular file"),
         (FsError::NotASymlink { ino }, Family::Refusal, 22, "inode 12 is not a symbolic link"),
@@ -20,7 +32,7 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "a name of 256 bytes is longer than the 255 that ext4 allows",
         ),
         (
-            FsError::SymlinkLoop { ino },
+            FsError::SymlinkLoop { ino, at: None },
             Family::Refusal,
             40,
             "more than 40 symbolic links in one path, stopped at inode 12",
@@ -200,6 +212,110 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             28,
             "the disk that holds a.img is full: a.img: write of 512 bytes at byte 4096 failed",
         ),
+        (
+            FsError::Exists { dir: Ino(2), ino },
+            Family::Refusal,
+            17,
+            "the name is taken in directory inode 2, by inode 12",
+        ),
+        (FsError::NotEmpty { ino }, Family::Refusal, 39, "directory inode 12 is not empty"),
+        (FsError::InvalidName { what: "empty" }, Family::Refusal, 22, "invalid name: empty"),
+        (
+            FsError::NoSpace { what: "blocks", wanted: 9, free: 4 },
+            Family::Refusal,
+            28,
+            "no room: 9 blocks wanted, 4 free",
+        ),
+        (
+            FsError::QuotaExceeded { kind: "user", id: 1000, what: "blocks" },
+            Family::Refusal,
+            122,
+            "the quota of user 1000 for blocks is used up",
+        ),
+        (
+            FsError::TooManyLinks { ino, limit: 65000 },
+            Family::Refusal,
+            31,
+            "inode 12 has 65000 links, and there can be no more",
+        ),
+        (
+            FsError::AccessDenied { ino, uid: 7 },
+            Family::Refusal,
+            13,
+            "the permissions of inode 12 do not let user 7 do that",
+        ),
+        (
+            FsError::NotPermitted { ino, what: "it is immutable" },
+            Family::Refusal,
+            1,
+            "inode 12 cannot be changed so: it is immutable",
+        ),
+        (
+            FsError::OtherProject { ino },
+            Family::Refusal,
+            18,
+            "inode 12 belongs to another project than the directory",
+        ),
+        (
+            FsError::IntoItself { ino },
+            Family::Refusal,
+            22,
+            "directory inode 12 cannot move to a place inside itself",
+        ),
+        (
+            FsError::AttributeExists { ino },
+            Family::Refusal,
+            17,
+            "inode 12 has an extended attribute of that name already",
+        ),
+        (
+            FsError::PageCache(CacheError::Full { bytes: 8, dirty: 7 }),
+            Family::Refusal,
+            12,
+            "no room in the page cache: 7 of 8 bytes are dirty; sync, or mount with a larger cache",
+        ),
+        (
+            FsError::WritebackFailed { ino, failures: 3 },
+            Family::Device,
+            5,
+            "writeback of inode 12 failed 3 times since it was last synced; nothing was lost, and \
+             what failed was written again",
+        ),
+        (
+            FsError::AttributeTooLarge { ino, bytes: 5000, limit: 4000 },
+            Family::Refusal,
+            28,
+            "an attribute value of 5000 bytes does not fit inode 12: at most 4000 bytes on this \
+             file system",
+        ),
+        (
+            FsError::InUse { by: "host a".into() },
+            Family::Refusal,
+            16,
+            "the file system is in use by host a",
+        ),
+        (
+            FsError::Aborted { errno: 5, why: "no".into() },
+            Family::Device,
+            30,
+            "the journal stopped, mount again to go on: no",
+        ),
+        (
+            FsError::from(OpenError::Busy { path: "/dev/sda1".into() }),
+            Family::Refusal,
+            16,
+            "/dev/sda1 is mounted or in use by the kernel",
+        ),
+        (
+            FsError::from(OpenError::Io {
+                action: "open",
+                path: "a.img".into(),
+                source: io::Error::from_raw_os_error(2),
+            }),
+            Family::Device,
+            2,
+            "cannot open a.img",
+        ),
     ]
 }
 
@@ -209,7 +325,11 @@ fn family_errno_and_text_of_every_error() {
         assert_eq!(error.to_string(), text);
         assert_eq!(error.family(), family, "{text}");
         assert_eq!(error.errno(), errno, "{text}");
-        assert_eq!(error.source().is_some(), family == Family::Device, "{text}");
+        let has_cause = match &error {
+            FsError::Open(error) => matches!(**error, OpenError::Io { .. }),
+            _ => matches!(error, FsError::Device(_) | FsError::DeviceFull(_)),
+        };
+        assert_eq!(error.source().is_some(), has_cause, "{text}");
     }
 }
 
@@ -221,7 +341,7 @@ fn as_io_error_the_kind_is_right_and_nothing_is_lost() {
         let inner = wrapped.get_ref().and_then(|e| e.downcast_ref::<FsError>()).unwrap();
         assert_eq!(inner.errno(), errno);
     }
-    let kind = io::Error::from(FsError::NotFound { dir: Ino(2) }).kind();
+    let kind = io::Error::from(FsError::NotFound { dir: Ino(2), at: None }).kind();
     assert_eq!(kind, io::ErrorKind::NotFound);
     let kind = io::Error::from(FsError::IsADirectory { ino: Ino(2) }).kind();
     assert_eq!(kind, io::ErrorKind::IsADirectory);
@@ -233,4 +353,96 @@ fn words_of_an_error_have_those_of_its_causes() {
     let error = DeviceError::new("a.img".into(), OperationKind::Flush, 0, 0, cause);
     let text = FsError::from(error).with_causes();
     assert!(text.starts_with("the disk that holds a.img is full: a.img: flush failed: No space"));
+}
+
+/// What `std` makes of the same errno, but where it knows less, or the image is at fault.
+#[test]
+fn kinds_are_those_of_the_standard_library() {
+    use io::ErrorKind as Kind;
+    for (error, family, errno, text) in table() {
+        let (code, kind) = (error.code(), io::Error::from(error).kind());
+        let expected = match (code, family) {
+            (_, Family::Damage) => Kind::InvalidData,
+            (ErrorCode::Device | ErrorCode::WritebackFailed, _) => Kind::Other,
+            (ErrorCode::NameTooLong | ErrorCode::TooDeep, _) => Kind::InvalidFilename,
+            (ErrorCode::NotExt | ErrorCode::ExternalJournal, _) => Kind::InvalidData,
+            (ErrorCode::Unsupported, _) => Kind::Unsupported,
+            (ErrorCode::Journal | ErrorCode::JournalDevice, Family::Refusal) => Kind::Unsupported,
+            (ErrorCode::NoAttribute, _) => Kind::NotFound,
+            (ErrorCode::Encrypted, _) => Kind::PermissionDenied,
+            (ErrorCode::NotUtf8, _) => Kind::InvalidData,
+            (ErrorCode::SymlinkLoop, _) => Kind::Other,
+            _ => io::Error::from_raw_os_error(errno).kind(),
+        };
+        assert_eq!(kind, expected, "{code:?}: {text}");
+    }
+}
+
+#[test]
+fn numbers_and_names_of_errors_stay() {
+    let mut seen = std::collections::BTreeMap::new();
+    for (error, ..) in table() {
+        seen.insert(error.code() as u16, error.code().name());
+    }
+    let expected = [
+        "NotFound",
+        "NotADirectory",
+        "IsADirectory",
+        "NotARegularFile",
+        "NotASymlink",
+        "NameTooLong",
+        "SymlinkLoop",
+        "TooDeep",
+        "NoSuchInode",
+        "NoAttribute",
+        "Encrypted",
+        "NotUtf8",
+        "TooLarge",
+        "InvalidArgument",
+        "NotSupported",
+        "ReadOnly",
+        "Exists",
+        "NotEmpty",
+        "InvalidName",
+        "NoSpace",
+        "QuotaExceeded",
+        "TooManyLinks",
+        "AccessDenied",
+        "NotPermitted",
+        "OtherProject",
+        "IntoItself",
+        "AttributeExists",
+        "PageCache",
+        "WritebackFailed",
+        "AttributeTooLarge",
+        "InUse",
+        "Aborted",
+        "NotExt",
+        "ExternalJournal",
+        "Unsupported",
+        "JournalDeviceMissing",
+        "WrongJournalDevice",
+        "Corrupt",
+        "CutShort",
+        "Journal",
+        "JournalDevice",
+        "Device",
+        "DeviceFull",
+        "Open",
+    ];
+    let expected = (1..).zip(expected).collect();
+    assert_eq!(seen, expected, "every variant is in the table, under its number");
+}
+
+#[test]
+fn an_error_of_a_path_names_the_path_and_the_part_of_it() {
+    let missing = || FsError::NotFound { dir: Ino(12), at: None };
+    let inner = missing().in_path(b"/etc/x/y", b"x");
+    assert_eq!(inner.to_string(), "/etc/x/y (at x): there is no such entry in directory inode 12");
+    let last = missing().in_path(b"/etc/x/y/", b"y").in_path(b"/other", b"other");
+    assert_eq!(last.to_string(), "/etc/x/y/: there is no such entry in directory inode 12");
+    let odd = missing().in_path(b"/caf\xe9\n", b"caf\xe9\n");
+    assert_eq!(odd.to_string(), "/caf\\xe9\\n: there is no such entry in directory inode 12");
+    let FsError::NotFound { at: Some(at), .. } = last else { panic!() };
+    assert_eq!((at.path(), at.component()), (&b"/etc/x/y/"[..], &b"y"[..]));
 }

@@ -15,11 +15,12 @@
 mod writable;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
-use extant_block::{BlockDevice, SharedDevice};
+use extant_block::{BlockDevice, FileDevice, SharedDevice};
 use extant_format::features::{Compat, Features, Incompat};
 use extant_format::group::GroupDescriptor;
 use extant_format::superblock::{
@@ -336,6 +337,32 @@ impl MountOptions {
         self
     }
 
+    /// Opens the image in the file, or on the disk, at `path` of the host. A mount for reading opens it for
+    /// reading; one for writing locks it against other writers.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Open`] where the file is missing, is no file or disk, or is in use; those of
+    /// [`open`](Self::open).
+    ///
+    /// # Cost
+    ///
+    /// As [`open`](Self::open).
+    ///
+    /// ```no_run
+    /// let fs = extant::MountOptions::new().read_only(false).open_path("disk.img")?;
+    /// fs.write("/etc/hostname", "web1\n")?;
+    /// fs.unmount()?;
+    /// # Ok::<(), extant::FsError>(())
+    /// ```
+    pub fn open_path(&self, path: impl AsRef<Path>) -> Result<Fs> {
+        let path = path.as_ref();
+        match self.read_only {
+            true => self.open(FileDevice::open_read_only(path)?),
+            false => self.open(FileDevice::open_read_write(path)?),
+        }
+    }
+
     /// Opens the image on `device`. A mount for reading only never writes to it.
     ///
     /// # Errors
@@ -614,6 +641,29 @@ pub struct Statfs {
     pub files_free: u64,
     /// Longest name in bytes.
     pub name_max: u32,
+}
+
+/// # Opening
+impl Fs {
+    /// Opens the image in the file, or on the disk, at `path` of the host, for reading. [`MountOptions::open_path`]
+    /// opens for writing as well.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MountOptions::open_path`].
+    ///
+    /// # Cost
+    ///
+    /// As [`MountOptions::open`].
+    ///
+    /// ```no_run
+    /// let fs = extant::Fs::open_path("disk.img")?;
+    /// println!("{}", fs.read_to_string("/etc/os-release")?);
+    /// # Ok::<(), extant::FsError>(())
+    /// ```
+    pub fn open_path(path: impl AsRef<Path>) -> Result<Fs> {
+        MountOptions::new().open_path(path)
+    }
 }
 
 impl Fs {

@@ -13,6 +13,7 @@ use crate::alloc::{BlockAsk, Purpose};
 use crate::dentry::Known;
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::node::{InodeData, Node};
 use crate::quota::Owners;
@@ -129,24 +130,24 @@ impl Inode {
     /// immutable directory; [`FsError::NoSpace`], [`FsError::QuotaExceeded`];
     /// [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors. After an error nothing
     /// has changed.
-    pub fn create(&self, name: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
-        self.make(name.as_ref(), new, What::File)
+    pub fn create(&self, name: impl ImagePath, new: &NewInode) -> Result<Inode> {
+        self.make(name.image_bytes(), new, What::File)
     }
 
     /// Makes an empty directory. Errors as [`create`](Self::create), and [`FsError::TooManyLinks`].
-    pub fn mkdir(&self, name: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
-        self.make(name.as_ref(), new, What::Directory)
+    pub fn mkdir(&self, name: impl ImagePath, new: &NewInode) -> Result<Inode> {
+        self.make(name.image_bytes(), new, What::Directory)
     }
 
     /// Makes a symbolic link to `target`, 1 byte to one block less 1 long. Its permissions are
     /// `0o777` whatever `new` says. Errors as [`create`](Self::create).
     pub fn symlink(
         &self,
-        name: impl AsRef<[u8]>,
-        target: impl AsRef<[u8]>,
+        name: impl ImagePath,
+        target: impl ImagePath,
         new: &NewInode,
     ) -> Result<Inode> {
-        let target = target.as_ref();
+        let target = target.image_bytes();
         let longest = self.volume().block_size().len().min(4096) - 1;
         if target.is_empty() || target.contains(&0) {
             let what = "the target of a link is empty or contains a zero byte";
@@ -156,12 +157,12 @@ impl Inode {
             return Err(FsError::NameTooLong { len: target.len() });
         }
         let new = NewInode { permissions: 0o777, ..*new };
-        self.make(name.as_ref(), &new, What::Symlink(target))
+        self.make(name.image_bytes(), &new, What::Symlink(target))
     }
 
     /// Makes a device, a pipe or a socket. Errors as [`create`](Self::create).
-    pub fn mknod(&self, name: impl AsRef<[u8]>, special: Special, new: &NewInode) -> Result<Inode> {
-        self.make(name.as_ref(), new, What::Special(special))
+    pub fn mknod(&self, name: impl ImagePath, special: Special, new: &NewInode) -> Result<Inode> {
+        self.make(name.image_bytes(), new, What::Special(special))
     }
 
     /// Makes a regular file without a name in this directory's place: it goes when the last handle

@@ -11,6 +11,7 @@ use super::lock::lock_all;
 use super::{LINKS_MAX, check_directory, check_linkable, check_name, drop_subdirectory};
 use crate::dir::edit as dir_edit;
 use crate::error::{Fault, FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::node::{Node, Settled};
 use crate::txn::Txn;
@@ -30,8 +31,8 @@ impl Inode {
     /// As [`create`](Self::create), and: [`FsError::NotPermitted`] for directories and for files that
     /// are immutable or append-only; [`FsError::TooManyLinks`]; [`FsError::NotFound`] when the last
     /// name of `target` was removed; [`FsError::OtherProject`].
-    pub fn link(&self, name: impl AsRef<[u8]>, target: &Inode) -> Result<()> {
-        let name = name.as_ref();
+    pub fn link(&self, name: impl ImagePath, target: &Inode) -> Result<()> {
+        let name = name.image_bytes();
         check_name(name)?;
         self.fs().change(|| self.link_once(name, target.node()))
     }
@@ -53,7 +54,7 @@ impl Inode {
         let kind = target.with(|data| {
             check_linkable(data)?;
             if data.record.links == 0 && !nameless {
-                return Err(FsError::NotFound { dir: dir.ino() });
+                return Err(FsError::NotFound { dir: dir.ino(), at: None });
             }
             if data.record.links >= LINKS_MAX {
                 let limit = u32::from(LINKS_MAX);
@@ -83,7 +84,7 @@ impl Inode {
             (before, gone)
         })?;
         if gone {
-            return Err(FsError::NotFound { dir: dir.ino() });
+            return Err(FsError::NotFound { dir: dir.ino(), at: None });
         }
         if before >= LINKS_MAX {
             let limit = u32::from(LINKS_MAX);
@@ -112,8 +113,8 @@ impl Inode {
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::IsADirectory`];
     /// [`FsError::NotPermitted`] by flags of the directory or the file; [`FsError::ReadOnly`],
     /// [`FsError::Aborted`]; damage and device errors. After an error nothing has changed.
-    pub fn unlink(&self, name: impl AsRef<[u8]>) -> Result<()> {
-        let name = name.as_ref();
+    pub fn unlink(&self, name: impl ImagePath) -> Result<()> {
+        let name = name.image_bytes();
         check_name(name)?;
         self.fs().change(|| self.unlink_once(name))
     }
@@ -124,7 +125,7 @@ impl Inode {
         let _content = dir.content.write();
         dir.with(|parent| check_directory(parent, true))?;
         let found = fs.find_in(dir, name)?;
-        let node = found.ok_or(FsError::NotFound { dir: dir.ino() })?;
+        let node = found.ok_or(FsError::NotFound { dir: dir.ino(), at: None })?;
         node.with(|data| {
             if data.kind == FileKind::Directory {
                 return Err(FsError::IsADirectory { ino: data.ino });
@@ -157,8 +158,8 @@ impl Inode {
     ///
     /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`]; else as
     /// [`unlink`](Self::unlink).
-    pub fn rmdir(&self, name: impl AsRef<[u8]>) -> Result<()> {
-        let name = name.as_ref();
+    pub fn rmdir(&self, name: impl ImagePath) -> Result<()> {
+        let name = name.image_bytes();
         match name {
             b"." => return Err(FsError::InvalidName { what: "`.` cannot be removed" }),
             b".." => return Err(FsError::NotEmpty { ino: self.ino() }),
@@ -193,7 +194,7 @@ impl Inode {
         dir.with(|parent| check_directory(parent, true))?;
         node.with(|data| {
             if data.kind != FileKind::Directory {
-                return Err(FsError::NotADirectory { ino: data.ino });
+                return Err(FsError::NotADirectory { ino: data.ino, at: None });
             }
             check_linkable(data)
         })?;

@@ -6,6 +6,7 @@ use extant_base::Ino;
 
 use crate::dentry::Known;
 use crate::error::{Fault, FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::mount::Fs;
 use crate::node::{Metadata, Node};
@@ -30,8 +31,8 @@ impl Inode {
     /// On a writable mount, a look into a table when the name was used lately. Else with an index,
     /// at most four blocks and usually two or three, cached; without, half of the directory on
     /// average.
-    pub fn lookup(&self, name: impl AsRef<[u8]>) -> Result<Inode> {
-        let name = name.as_ref();
+    pub fn lookup(&self, name: impl ImagePath) -> Result<Inode> {
+        let name = name.image_bytes();
         loop {
             let node = self.lookup_node(name)?;
             match self.fs().handle(&node) {
@@ -43,12 +44,12 @@ impl Inode {
     }
 
     /// Like [`lookup`](Self::lookup), without loading the inode.
-    pub fn lookup_ino(&self, name: impl AsRef<[u8]>) -> Result<Ino> {
-        let name = name.as_ref();
+    pub fn lookup_ino(&self, name: impl ImagePath) -> Result<Ino> {
+        let name = name.image_bytes();
         let Ok(writer) = self.volume().writer() else { return self.search(name) };
         match writer.dentries().get(self.ino(), name) {
             Known::Is(node) if !node.life().is_gone() => return Ok(node.ino()),
-            Known::Missing => return Err(FsError::NotFound { dir: self.ino() }),
+            Known::Missing => return Err(FsError::NotFound { dir: self.ino(), at: None }),
             Known::Is(_) | Known::Unknown => {}
         }
         let _content = self.node().content.read();
@@ -57,8 +58,8 @@ impl Inode {
 
     /// Attributes of what `name` means in this directory, a symbolic link's own. As
     /// [`lookup`](Self::lookup), without a handle.
-    pub fn stat(&self, name: impl AsRef<[u8]>) -> Result<Metadata> {
-        Ok(self.lookup_node(name.as_ref())?.metadata(self.volume().block_size()))
+    pub fn stat(&self, name: impl ImagePath) -> Result<Metadata> {
+        Ok(self.lookup_node(name.image_bytes())?.metadata(self.volume().block_size()))
     }
 
     pub(crate) fn lookup_node(&self, name: &[u8]) -> Result<Arc<Node>> {
@@ -72,14 +73,14 @@ impl Fs {
         if let Ok(writer) = self.volume().writer() {
             match writer.dentries().get(dir.ino(), name) {
                 Known::Is(node) if !node.life().is_gone() => return Ok(node),
-                Known::Missing => return Err(FsError::NotFound { dir: dir.ino() }),
+                Known::Missing => return Err(FsError::NotFound { dir: dir.ino(), at: None }),
                 // What is gone had its name taken, and who did that holds the directory until the
                 // cache knows.
                 Known::Is(_) | Known::Unknown => {}
             }
         }
         let _content = self.volume().is_writable().then(|| dir.content.read());
-        self.search_in(dir, name)?.ok_or(FsError::NotFound { dir: dir.ino() })
+        self.search_in(dir, name)?.ok_or(FsError::NotFound { dir: dir.ino(), at: None })
     }
 
     /// The same for a caller that holds the directory's content lock: `None` if there is no such
@@ -98,7 +99,7 @@ impl Fs {
     fn search_in(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Option<Arc<Node>>> {
         let ino = match self.view(dir).search(name) {
             Ok(ino) => ino,
-            Err(error @ FsError::NotFound { dir: missing_in }) => {
+            Err(error @ FsError::NotFound { dir: missing_in, .. }) => {
                 if missing_in != dir.ino() {
                     return Err(error);
                 }

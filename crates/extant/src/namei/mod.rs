@@ -68,11 +68,11 @@ fn check_name(name: &[u8]) -> Result<()> {
 /// A directory in which names can be added (and removed, when `removing`).
 fn check_directory(dir: &InodeData, removing: bool) -> Result<()> {
     if dir.kind != FileKind::Directory {
-        return Err(FsError::NotADirectory { ino: dir.ino });
+        return Err(FsError::NotADirectory { ino: dir.ino, at: None });
     }
     if dir.record.links == 0 {
         // It was removed; nothing can be found or made in it.
-        return Err(FsError::NotFound { dir: dir.ino });
+        return Err(FsError::NotFound { dir: dir.ino, at: None });
     }
     if dir.record.flags.contains(InodeFlags::ENCRYPT) {
         return Err(FsError::Encrypted { ino: dir.ino, what: "directory entry names" });

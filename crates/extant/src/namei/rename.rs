@@ -16,6 +16,7 @@ use super::{
 };
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::mount::Fs;
 use crate::node::{Node, Settled};
@@ -77,12 +78,12 @@ impl Inode {
     /// another parent takes the lock on the shape of the tree.
     pub fn rename(
         &self,
-        name: impl AsRef<[u8]>,
+        name: impl ImagePath,
         new_dir: &Inode,
-        new_name: impl AsRef<[u8]>,
+        new_name: impl ImagePath,
         flags: RenameFlags,
     ) -> Result<()> {
-        let (name, new_name) = (name.as_ref(), new_name.as_ref());
+        let (name, new_name) = (name.image_bytes(), new_name.image_bytes());
         check_name(name)?;
         check_name(new_name)?;
         if flags.contains(RenameFlags::EXCHANGE)
@@ -109,7 +110,7 @@ impl Inode {
             let moved = fs.lookup_in(old_dir, old_name)?;
             let target = match fs.lookup_in(new_dir, new_name) {
                 Ok(node) => Some(node),
-                Err(FsError::NotFound { dir }) if dir == new_dir.ino() => None,
+                Err(FsError::NotFound { dir, .. }) if dir == new_dir.ino() => None,
                 Err(error) => return Err(error),
             };
             let job = Move {
@@ -153,7 +154,9 @@ impl Move<'_> {
             Some(target) if self.flags.contains(RenameFlags::NOREPLACE) => {
                 return Err(FsError::Exists { dir: self.new_dir.ino(), ino: target.ino() });
             }
-            None if exchange => return Err(FsError::NotFound { dir: self.new_dir.ino() }),
+            None if exchange => {
+                return Err(FsError::NotFound { dir: self.new_dir.ino(), at: None });
+            }
             _ => {}
         }
         let dir_moves = is_dir(self.moved) || exchange && self.target.is_some_and(|t| is_dir(t));
@@ -240,7 +243,7 @@ impl Move<'_> {
         }
         let Some(target) = self.target else {
             if exchange {
-                return Err(FsError::NotFound { dir: self.new_dir.ino() });
+                return Err(FsError::NotFound { dir: self.new_dir.ino(), at: None });
             }
             return self.check_arrival(self.moved, self.new_dir).and_then(|()| {
                 if is_dir(self.moved) && self.old_dir.ino() != self.new_dir.ino() {
@@ -272,7 +275,7 @@ impl Move<'_> {
             return Ok(());
         }
         match (is_dir(self.moved), is_dir(target)) {
-            (true, false) => return Err(FsError::NotADirectory { ino: target.ino() }),
+            (true, false) => return Err(FsError::NotADirectory { ino: target.ino(), at: None }),
             (false, true) => return Err(FsError::IsADirectory { ino: target.ino() }),
             (true, true) => {
                 // Also a target that is the old directory: it holds what moves.

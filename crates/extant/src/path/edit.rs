@@ -1,6 +1,7 @@
 //! Changes by path: what `std::fs` offers for changing a tree, for the inside of an image.
 
 use crate::error::{FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::mount::Fs;
 use crate::namei::{NewInode, RenameFlags, SetAttributes, Special};
@@ -52,8 +53,8 @@ fn wants_directory(path: &[u8]) -> bool {
 /// ```
 impl Fs {
     /// Makes an empty regular file.
-    pub fn create(&self, path: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
-        let path = path.as_ref();
+    pub fn create(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
+        let path = path.image_bytes();
         let (dir, name) = parent_of(self, path)?;
         if wants_directory(path) {
             return Err(FsError::IsADirectory { ino: dir.ino() });
@@ -62,15 +63,15 @@ impl Fs {
     }
 
     /// Makes an empty directory.
-    pub fn create_dir(&self, path: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
-        let (dir, name) = parent_of(self, path.as_ref())?;
+    pub fn create_dir(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
+        let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.mkdir(name, new)
     }
 
     /// Makes a directory and those above it that are missing, one by one. An existing directory is
     /// no error.
-    pub fn create_dir_all(&self, path: impl AsRef<[u8]>, new: &NewInode) -> Result<Inode> {
-        let path = path.as_ref();
+    pub fn create_dir_all(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
+        let path = path.image_bytes();
         let mut way = self.root()?;
         for (depth, name) in path.split(|byte| *byte == b'/').enumerate() {
             if depth > DEPTH_MAX {
@@ -82,7 +83,9 @@ impl Fs {
             let end = name.as_ptr().addr() - path.as_ptr().addr() + name.len();
             way = match resolve(self, &path[..end], Last::Follow) {
                 Ok(found) if found.inode.is_dir() => found.inode,
-                Ok(found) => return Err(FsError::NotADirectory { ino: found.inode.ino() }),
+                Ok(found) => {
+                    return Err(FsError::NotADirectory { ino: found.inode.ino(), at: None });
+                }
                 Err(FsError::NotFound { .. }) => match way.mkdir(name, new) {
                     // Somebody else was faster.
                     Err(FsError::Exists { .. }) => way.lookup(name)?,
@@ -97,47 +100,52 @@ impl Fs {
     /// Makes a symbolic link at `path` to `target`, which need not exist.
     pub fn symlink(
         &self,
-        target: impl AsRef<[u8]>,
-        path: impl AsRef<[u8]>,
+        target: impl ImagePath,
+        path: impl ImagePath,
         new: &NewInode,
     ) -> Result<Inode> {
-        let (dir, name) = parent_of(self, path.as_ref())?;
+        let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.symlink(name, target, new)
     }
 
     /// Makes a device, a pipe or a socket.
-    pub fn mknod(&self, path: impl AsRef<[u8]>, special: Special, new: &NewInode) -> Result<Inode> {
-        let (dir, name) = parent_of(self, path.as_ref())?;
+    pub fn mknod(&self, path: impl ImagePath, special: Special, new: &NewInode) -> Result<Inode> {
+        let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.mknod(name, special, new)
     }
 
     /// Gives what is at `original` another name.
-    pub fn hard_link(&self, original: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<()> {
+    pub fn hard_link(&self, original: impl ImagePath, path: impl ImagePath) -> Result<()> {
         let original = self.resolve_link(original)?;
-        let (dir, name) = parent_of(self, path.as_ref())?;
+        let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.link(name, &original)
     }
 
     /// Removes a name that is not a directory's.
-    pub fn remove_file(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let path = path.as_ref();
+    pub fn remove_file(&self, path: impl ImagePath) -> Result<()> {
+        let path = path.image_bytes();
         let (dir, name) = parent_of(self, path)?;
         if wants_directory(path) {
-            return Err(FsError::NotADirectory { ino: dir.lookup_ino(name)? });
+            let ino = dir.lookup_ino(name).map_err(|error| error.in_path(path, name))?;
+            return Err(FsError::NotADirectory { ino, at: None }.in_path(path, name));
         }
-        dir.unlink(name)
+        dir.unlink(name).map_err(|error| error.in_path(path, name))
     }
 
     /// Removes an empty directory.
-    pub fn remove_dir(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = parent_of(self, path.as_ref())?;
-        dir.rmdir(name)
+    pub fn remove_dir(&self, path: impl ImagePath) -> Result<()> {
+        let path = path.image_bytes();
+        let (dir, name) = parent_of(self, path)?;
+        dir.rmdir(name).map_err(|error| error.in_path(path, name))
     }
 
     /// Removes a directory with everything in it, or a file: one by one, from the bottom up. Links
     /// are removed, not followed.
-    pub fn remove_all(&self, path: impl AsRef<[u8]>) -> Result<()> {
-        let (dir, name) = parent_of(self, path.as_ref())?;
+    pub fn remove_all(&self, path: impl ImagePath) -> Result<()> {
+        let path = path.image_bytes();
+        let (dir, name) = parent_of(self, path)?;
+        // Only the first step can miss.
+        dir.lookup_ino(name).map_err(|error| error.in_path(path, name))?;
         // The way down: directories, with the name each has in the one before.
         let mut way: Vec<(Inode, Vec<u8>)> = Vec::new();
         let mut inside = dir.clone();
@@ -174,38 +182,40 @@ impl Fs {
 
     /// Moves `from` to `to`, replacing what is there: a directory an empty directory, anything
     /// else what is no directory.
-    pub fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
+    pub fn rename(&self, from: impl ImagePath, to: impl ImagePath) -> Result<()> {
         self.rename_with(from, to, RenameFlags::empty())
     }
 
     /// [`rename`](Self::rename) with flags.
     pub fn rename_with(
         &self,
-        from: impl AsRef<[u8]>,
-        to: impl AsRef<[u8]>,
+        from: impl ImagePath,
+        to: impl ImagePath,
         flags: RenameFlags,
     ) -> Result<()> {
-        let (from, to) = (from.as_ref(), to.as_ref());
+        let (from, to) = (from.image_bytes(), to.image_bytes());
         let (old_dir, old_name) = parent_of(self, from)?;
         let (new_dir, new_name) = parent_of(self, to)?;
         if wants_directory(from) || wants_directory(to) {
             let moved = old_dir.lookup(old_name)?;
             if !moved.is_dir() {
-                return Err(FsError::NotADirectory { ino: moved.ino() });
+                let error = FsError::NotADirectory { ino: moved.ino(), at: None };
+                return Err(error.in_path(from, old_name));
             }
         }
-        old_dir.rename(old_name, &new_dir, new_name, flags)
+        let renamed = old_dir.rename(old_name, &new_dir, new_name, flags);
+        renamed.map_err(|error| error.in_path(from, old_name))
     }
 
     /// Changes attributes of what `path` means, links followed.
-    pub fn set_attributes(&self, path: impl AsRef<[u8]>, changes: &SetAttributes) -> Result<()> {
+    pub fn set_attributes(&self, path: impl ImagePath, changes: &SetAttributes) -> Result<()> {
         self.resolve(path)?.set_attributes(changes)
     }
 
     /// Sets an extended attribute of what `path` means, links followed.
     pub fn set_xattr(
         &self,
-        path: impl AsRef<[u8]>,
+        path: impl ImagePath,
         name: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
         mode: XattrMode,
@@ -214,12 +224,12 @@ impl Fs {
     }
 
     /// Removes an extended attribute of what `path` means, links followed.
-    pub fn remove_xattr(&self, path: impl AsRef<[u8]>, name: impl AsRef<[u8]>) -> Result<()> {
+    pub fn remove_xattr(&self, path: impl ImagePath, name: impl AsRef<[u8]>) -> Result<()> {
         self.resolve(path)?.remove_xattr(name)
     }
 
     /// Sets or removes an ACL of what `path` means, links followed.
-    pub fn set_acl(&self, path: impl AsRef<[u8]>, kind: AclKind, acl: Option<&Acl>) -> Result<()> {
+    pub fn set_acl(&self, path: impl ImagePath, kind: AclKind, acl: Option<&Acl>) -> Result<()> {
         self.resolve(path)?.set_acl(kind, acl)
     }
 }

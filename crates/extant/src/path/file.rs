@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use extant_format::inode::InodeFlags;
 
 use crate::error::{FsError, Result};
+use crate::image_path::ImagePath;
 use crate::mount::Fs;
 use crate::namei::NewInode;
 
@@ -43,6 +44,7 @@ pub enum SyncMode {
 #[must_use = "nothing is opened yet"]
 pub struct OpenOptions {
     fs: Fs,
+    read: bool,
     write: bool,
     append: bool,
     truncate: bool,
@@ -56,6 +58,7 @@ impl OpenOptions {
     pub(super) fn new(fs: Fs) -> OpenOptions {
         OpenOptions {
             fs,
+            read: true,
             write: false,
             append: false,
             truncate: false,
@@ -66,7 +69,13 @@ impl OpenOptions {
         }
     }
 
-    /// For writing as well as reading.
+    /// Sets whether the file can be read, which it can unless this is called with `false`.
+    pub fn read(mut self, read: bool) -> OpenOptions {
+        self.read = read;
+        self
+    }
+
+    /// Sets whether the file can be written.
     pub fn write(mut self, write: bool) -> OpenOptions {
         self.write = write;
         self
@@ -115,11 +124,15 @@ impl OpenOptions {
     /// Those of [`Fs::resolve`] and [`Fs::create`]; [`FsError::Exists`] with
     /// [`create_new`](Self::create_new); [`FsError::InvalidArgument`] for options that need writing
     /// without it; [`FsError::NotPermitted`] by the file's flags; what has no contents.
-    pub fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
-        let path = path.as_ref();
+    pub fn open(&self, path: impl ImagePath) -> Result<File> {
+        let path = path.image_bytes();
         let writes = self.write || self.append;
         if (self.create || self.create_new || self.truncate) && !writes {
             let what = "open: to create or truncate, the file has to be opened for writing";
+            return Err(FsError::InvalidArgument { what });
+        }
+        if !self.read && !writes {
+            let what = "open: the file is opened neither for reading nor for writing";
             return Err(FsError::InvalidArgument { what });
         }
         if self.truncate && self.append {
@@ -146,6 +159,7 @@ impl OpenOptions {
             file.inode.check_open_for_writing(self.append)?;
             file.access = if self.append { Access::Append } else { Access::Write };
         }
+        file.reads = self.read;
         if self.truncate {
             file.inode.truncate(0)?;
         }
@@ -176,6 +190,7 @@ enum Access {
 pub struct File {
     inode: Inode,
     position: u64,
+    reads: bool,
     access: Access,
     sync: SyncMode,
     /// Failures of writeback that this open file knows of.
@@ -187,7 +202,14 @@ impl File {
     pub(super) fn new(inode: Inode) -> Result<File> {
         inode.check_contents()?;
         let failures = Arc::new(AtomicU64::new(inode.writeback_failures()));
-        Ok(File { inode, position: 0, access: Access::Read, sync: SyncMode::Later, failures })
+        Ok(File {
+            inode,
+            position: 0,
+            reads: true,
+            access: Access::Read,
+            sync: SyncMode::Later,
+            failures,
+        })
     }
 
     /// The inode behind the file: its mapping, extended attributes and more.
@@ -220,9 +242,18 @@ impl File {
     ///
     /// # Errors
     ///
-    /// Those of [`Inode::read_at`].
+    /// Those of [`Inode::read_at`]; [`FsError::NotPermitted`] when it was opened without reading.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.check_readable()?;
         self.inode.read_at(offset, out)
+    }
+
+    fn check_readable(&self) -> Result<()> {
+        if !self.reads {
+            let what = "the file was opened for writing only";
+            return Err(FsError::NotPermitted { ino: self.inode.ino(), what });
+        }
+        Ok(())
     }
 
     fn check_writable(&self) -> Result<()> {
@@ -323,7 +354,7 @@ impl Write for File {
 
 impl Read for File {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.inode.read_at(self.position, out)?;
+        let read = self.read_at(self.position, out)?;
         self.position += read as u64; // At most the file's size.
         Ok(read)
     }

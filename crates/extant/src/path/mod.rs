@@ -8,7 +8,7 @@
 //! # Paths
 //!
 //! A path is bytes, so that names that are not UTF-8 can be given; every function takes anything
-//! that is `AsRef<[u8]>`: `"/etc/passwd"`, `b"/caf\xe9"`, a `String`, a `Vec<u8>`. Paths are separated
+//! that is an [`ImagePath`](crate::ImagePath): `"/etc/passwd"`, `b"/caf\xe9"`, a `std::path::Path`. Paths are separated
 //! by `/` and start at the root of the image with or without a leading one. `.` and `..` mean
 //! what they mean on Linux; `..` of the root is the root. An absolute symbolic link starts again at
 //! the root *of the image*: no path leads out of it.
@@ -23,6 +23,7 @@ pub use walk::{DEPTH_MAX, Walk, WalkEntry, WalkError};
 
 use crate::dir::ReadDir;
 use crate::error::{FsError, Result};
+use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::mount::Fs;
 use crate::node::Metadata;
@@ -40,14 +41,14 @@ impl Fs {
     ///   and the last name is not one.
     /// - [`FsError::SymlinkLoop`]: more than [`SYMLINKS_MAX`] links.
     /// - [`FsError::NameTooLong`], damage and device errors of the directories on the way.
-    pub fn resolve(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
-        resolve(self, path.as_ref(), Last::Follow).map(|found| found.inode)
+    pub fn resolve(&self, path: impl ImagePath) -> Result<Inode> {
+        resolve(self, path.image_bytes(), Last::Follow).map(|found| found.inode)
     }
 
     /// Like [`resolve`](Self::resolve), but a symbolic link in the last place is the answer and is
     /// not followed (unless the path ends in `/`).
-    pub fn resolve_link(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
-        resolve(self, path.as_ref(), Last::Keep).map(|found| found.inode)
+    pub fn resolve_link(&self, path: impl ImagePath) -> Result<Inode> {
+        resolve(self, path.image_bytes(), Last::Keep).map(|found| found.inode)
     }
 
     /// [`resolve`](Self::resolve), asking `may_search` of each directory on the way.
@@ -80,7 +81,7 @@ impl Fs {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
+    pub fn open(&self, path: impl ImagePath) -> Result<File> {
         File::new(self.resolve(path)?)
     }
 
@@ -95,7 +96,7 @@ impl Fs {
     /// # Errors
     ///
     /// Those of [`OpenOptions::open`] and [`Inode::write_at`]; the file may be empty or hold a part.
-    pub fn write(&self, path: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> Result<()> {
+    pub fn write(&self, path: impl ImagePath, bytes: impl AsRef<[u8]>) -> Result<()> {
         let mut file = self.open_options().write(true).create(true).truncate(true).open(path)?;
         let mut bytes = bytes.as_ref();
         while !bytes.is_empty() {
@@ -112,7 +113,7 @@ impl Fs {
     /// Those of [`open`](Self::open) and [`File::read_at`]; [`FsError::TooLarge`] above the mount's
     /// [`read_limit`](crate::MountOptions::read_limit), because the size is the image's word and
     /// a hole costs nothing to store.
-    pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+    pub fn read(&self, path: impl ImagePath) -> Result<Vec<u8>> {
         self.open(path)?.inode().read_all()
     }
 
@@ -121,7 +122,7 @@ impl Fs {
     /// # Errors
     ///
     /// Those of [`read`](Self::read); [`FsError::NotUtf8`].
-    pub fn read_to_string(&self, path: impl AsRef<[u8]>) -> Result<String> {
+    pub fn read_to_string(&self, path: impl ImagePath) -> Result<String> {
         let inode = self.open(path)?.into_inode();
         String::from_utf8(inode.read_all()?).map_err(|error| FsError::NotUtf8 {
             ino: inode.ino(),
@@ -135,7 +136,7 @@ impl Fs {
     ///
     /// Those of [`resolve`](Self::resolve); [`FsError::NotADirectory`]. Damage of one directory
     /// block is an item of the iterator, which then goes on with the next block.
-    pub fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<ReadDir> {
+    pub fn read_dir(&self, path: impl ImagePath) -> Result<ReadDir> {
         self.resolve(path)?.read_dir()
     }
 
@@ -144,7 +145,7 @@ impl Fs {
     /// # Errors
     ///
     /// Those of [`resolve`](Self::resolve).
-    pub fn metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
+    pub fn metadata(&self, path: impl ImagePath) -> Result<Metadata> {
         Ok(self.resolve(path)?.metadata())
     }
 
@@ -153,7 +154,7 @@ impl Fs {
     /// # Errors
     ///
     /// Those of [`resolve`](Self::resolve).
-    pub fn symlink_metadata(&self, path: impl AsRef<[u8]>) -> Result<Metadata> {
+    pub fn symlink_metadata(&self, path: impl ImagePath) -> Result<Metadata> {
         Ok(self.resolve_link(path)?.metadata())
     }
 
@@ -163,7 +164,7 @@ impl Fs {
     ///
     /// Those of [`resolve_link`](Self::resolve_link); [`FsError::NotASymlink`];
     /// [`FsError::Encrypted`].
-    pub fn read_link(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+    pub fn read_link(&self, path: impl ImagePath) -> Result<Vec<u8>> {
         self.resolve_link(path)?.read_link()
     }
 
@@ -172,7 +173,7 @@ impl Fs {
     /// # Errors
     ///
     /// Damage and device errors on the way: they leave the question open.
-    pub fn exists(&self, path: impl AsRef<[u8]>) -> Result<bool> {
+    pub fn exists(&self, path: impl ImagePath) -> Result<bool> {
         match self.resolve(path) {
             Ok(_) => Ok(true),
             Err(error) if error.family() == crate::Family::Refusal => Ok(false),
@@ -187,8 +188,8 @@ impl Fs {
     /// # Errors
     ///
     /// Those of [`resolve`](Self::resolve).
-    pub fn canonicalize(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
-        resolve(self, path.as_ref(), Last::Follow).map(|found| found.path())
+    pub fn canonicalize(&self, path: impl ImagePath) -> Result<Vec<u8>> {
+        resolve(self, path.image_bytes(), Last::Follow).map(|found| found.path())
     }
 
     /// Walks the tree below `path` (a last symbolic link is not followed, nor is any inside),
@@ -214,8 +215,8 @@ impl Fs {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn walk(&self, path: impl AsRef<[u8]>) -> Result<Walk> {
-        let path = path.as_ref();
+    pub fn walk(&self, path: impl ImagePath) -> Result<Walk> {
+        let path = path.image_bytes();
         let start = self.resolve_link(path)?;
         Ok(Walk::new(path, start))
     }

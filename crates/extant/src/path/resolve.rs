@@ -51,7 +51,7 @@ pub(super) fn resolve_checked(
 ) -> Result<Resolved> {
     let root = fs.root()?;
     if path.is_empty() {
-        return Err(FsError::NotFound { dir: root.ino() });
+        return Err(FsError::NotFound { dir: root.ino(), at: None }.in_path(path, b""));
     }
     // `..` goes back along the way that was taken, never by the entry stored in the directory: a
     // hostile image may store anything there.
@@ -70,7 +70,10 @@ pub(super) fn resolve_checked(
         let dir = way.last().map_or(&root, |(_, inode)| inode);
         match name {
             b"." | b".." if !dir.is_dir() => {
-                return Err(FsError::NotADirectory { ino: dir.ino() });
+                let above = way.last().map_or(&b"/"[..], |(name, _)| name);
+                return Err(
+                    FsError::NotADirectory { ino: dir.ino(), at: None }.in_path(path, above)
+                );
             }
             b"." => may_search(dir)?,
             b".." => {
@@ -81,12 +84,18 @@ pub(super) fn resolve_checked(
                 if dir.is_dir() {
                     may_search(dir)?;
                 }
-                let child = dir.lookup(name)?;
+                let child = dir.lookup(name).map_err(|error| match error {
+                    FsError::NotADirectory { .. } => {
+                        error.in_path(path, way.last().map_or(b"/", |(name, _)| name))
+                    }
+                    _ => error.in_path(path, name),
+                })?;
                 let is_last = end == rest.len();
                 if child.is_symlink() && (!is_last || last == Last::Follow) {
                     links += 1;
                     if links > SYMLINKS_MAX {
-                        return Err(FsError::SymlinkLoop { ino: child.ino() });
+                        let error = FsError::SymlinkLoop { ino: child.ino(), at: None };
+                        return Err(error.in_path(path, name));
                     }
                     let mut target = child.read_link()?;
                     match target.first() {
@@ -109,7 +118,8 @@ pub(super) fn resolve_checked(
     }
     let inode = way.last().map_or(&root, |(_, inode)| inode).clone();
     if rest.last() == Some(&b'/') && !inode.is_dir() {
-        return Err(FsError::NotADirectory { ino: inode.ino() });
+        let last = way.last().map_or(&b"/"[..], |(name, _)| name);
+        return Err(FsError::NotADirectory { ino: inode.ino(), at: None }.in_path(path, last));
     }
     Ok(Resolved { inode, names: way.into_iter().map(|(name, _)| name).collect() })
 }

@@ -108,7 +108,7 @@ fn damage_is_recorded_and_the_policy_holds() {
         supers.check_writable().unwrap();
         assert_eq!(supers.report(&damage(), 1_700_000_007), stops);
         assert_eq!(supers.check_writable().is_err(), refuses);
-        supers.report(&FsError::NotFound { dir: Ino(2) }, 9);
+        supers.report(&FsError::NotFound { dir: Ino(2), at: None }, 9);
         assert_eq!(image.superblock().error_count, 0, "with the next transaction");
         let found = if stops {
             writer.abort(&damage());

@@ -77,7 +77,7 @@ fn place<'a>(fs: &Fs, path: &'a Path) -> Result<(Inode, &'a [u8])> {
     let (name, parents) = path.split().expect("never the root");
     let dir = find(fs, parents)?;
     if !dir.is_dir() {
-        return Err(extant::FsError::NotADirectory { ino: dir.ino() });
+        return Err(extant::FsError::NotADirectory { ino: dir.ino(), at: None });
     }
     Ok((dir, name))
 }

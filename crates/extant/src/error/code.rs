@@ -1,0 +1,280 @@
+//! The error as a number for programs, and as a kind of `std::io`.
+
+use std::io;
+
+use extant_block::{DeviceFault, OpenError};
+
+use super::{Family, FsError};
+
+/// Which error it is, as a number that never changes: for bindings to other languages, for JSON, and for logs.
+///
+/// An errno is coarser: `EINVAL` stands for ten of these.
+///
+/// ```
+/// use extant::{ErrorCode, FsError};
+/// assert_eq!(FsError::ReadOnly.code(), ErrorCode::ReadOnly);
+/// assert_eq!(ErrorCode::ReadOnly as u16, 16);
+/// assert_eq!(ErrorCode::ReadOnly.name(), "ReadOnly");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+#[repr(u16)]
+pub enum ErrorCode {
+    /// [`FsError::NotFound`].
+    NotFound = 1,
+    /// [`FsError::NotADirectory`].
+    NotADirectory = 2,
+    /// [`FsError::IsADirectory`].
+    IsADirectory = 3,
+    /// [`FsError::NotARegularFile`].
+    NotARegularFile = 4,
+    /// [`FsError::NotASymlink`].
+    NotASymlink = 5,
+    /// [`FsError::NameTooLong`].
+    NameTooLong = 6,
+    /// [`FsError::SymlinkLoop`].
+    SymlinkLoop = 7,
+    /// [`FsError::TooDeep`].
+    TooDeep = 8,
+    /// [`FsError::NoSuchInode`].
+    NoSuchInode = 9,
+    /// [`FsError::NoAttribute`].
+    NoAttribute = 10,
+    /// [`FsError::Encrypted`].
+    Encrypted = 11,
+    /// [`FsError::NotUtf8`].
+    NotUtf8 = 12,
+    /// [`FsError::TooLarge`].
+    TooLarge = 13,
+    /// [`FsError::InvalidArgument`].
+    InvalidArgument = 14,
+    /// [`FsError::NotSupported`].
+    NotSupported = 15,
+    /// [`FsError::ReadOnly`].
+    ReadOnly = 16,
+    /// [`FsError::Exists`].
+    Exists = 17,
+    /// [`FsError::NotEmpty`].
+    NotEmpty = 18,
+    /// [`FsError::InvalidName`].
+    InvalidName = 19,
+    /// [`FsError::NoSpace`].
+    NoSpace = 20,
+    /// [`FsError::QuotaExceeded`].
+    QuotaExceeded = 21,
+    /// [`FsError::TooManyLinks`].
+    TooManyLinks = 22,
+    /// [`FsError::AccessDenied`].
+    AccessDenied = 23,
+    /// [`FsError::NotPermitted`].
+    NotPermitted = 24,
+    /// [`FsError::OtherProject`].
+    OtherProject = 25,
+    /// [`FsError::IntoItself`].
+    IntoItself = 26,
+    /// [`FsError::AttributeExists`].
+    AttributeExists = 27,
+    /// [`FsError::PageCache`].
+    PageCache = 28,
+    /// [`FsError::WritebackFailed`].
+    WritebackFailed = 29,
+    /// [`FsError::AttributeTooLarge`].
+    AttributeTooLarge = 30,
+    /// [`FsError::InUse`].
+    InUse = 31,
+    /// [`FsError::Aborted`].
+    Aborted = 32,
+    /// [`FsError::NotExt`].
+    NotExt = 33,
+    /// [`FsError::ExternalJournal`].
+    ExternalJournal = 34,
+    /// [`FsError::Unsupported`].
+    Unsupported = 35,
+    /// [`FsError::JournalDeviceMissing`].
+    JournalDeviceMissing = 36,
+    /// [`FsError::WrongJournalDevice`].
+    WrongJournalDevice = 37,
+    /// [`FsError::Corrupt`].
+    Corrupt = 38,
+    /// [`FsError::CutShort`].
+    CutShort = 39,
+    /// [`FsError::Journal`].
+    Journal = 40,
+    /// [`FsError::JournalDevice`].
+    JournalDevice = 41,
+    /// [`FsError::Device`].
+    Device = 42,
+    /// [`FsError::DeviceFull`].
+    DeviceFull = 43,
+    /// [`FsError::Open`].
+    Open = 44,
+}
+
+impl ErrorCode {
+    /// Returns the name of the variant.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotFound => "NotFound",
+            Self::NotADirectory => "NotADirectory",
+            Self::IsADirectory => "IsADirectory",
+            Self::NotARegularFile => "NotARegularFile",
+            Self::NotASymlink => "NotASymlink",
+            Self::NameTooLong => "NameTooLong",
+            Self::SymlinkLoop => "SymlinkLoop",
+            Self::TooDeep => "TooDeep",
+            Self::NoSuchInode => "NoSuchInode",
+            Self::NoAttribute => "NoAttribute",
+            Self::Encrypted => "Encrypted",
+            Self::NotUtf8 => "NotUtf8",
+            Self::TooLarge => "TooLarge",
+            Self::InvalidArgument => "InvalidArgument",
+            Self::NotSupported => "NotSupported",
+            Self::ReadOnly => "ReadOnly",
+            Self::Exists => "Exists",
+            Self::NotEmpty => "NotEmpty",
+            Self::InvalidName => "InvalidName",
+            Self::NoSpace => "NoSpace",
+            Self::QuotaExceeded => "QuotaExceeded",
+            Self::TooManyLinks => "TooManyLinks",
+            Self::AccessDenied => "AccessDenied",
+            Self::NotPermitted => "NotPermitted",
+            Self::OtherProject => "OtherProject",
+            Self::IntoItself => "IntoItself",
+            Self::AttributeExists => "AttributeExists",
+            Self::PageCache => "PageCache",
+            Self::WritebackFailed => "WritebackFailed",
+            Self::AttributeTooLarge => "AttributeTooLarge",
+            Self::InUse => "InUse",
+            Self::Aborted => "Aborted",
+            Self::NotExt => "NotExt",
+            Self::ExternalJournal => "ExternalJournal",
+            Self::Unsupported => "Unsupported",
+            Self::JournalDeviceMissing => "JournalDeviceMissing",
+            Self::WrongJournalDevice => "WrongJournalDevice",
+            Self::Corrupt => "Corrupt",
+            Self::CutShort => "CutShort",
+            Self::Journal => "Journal",
+            Self::JournalDevice => "JournalDevice",
+            Self::Device => "Device",
+            Self::DeviceFull => "DeviceFull",
+            Self::Open => "Open",
+        }
+    }
+}
+
+impl FsError {
+    /// Returns which error this is, without its numbers.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::NotADirectory { .. } => ErrorCode::NotADirectory,
+            Self::IsADirectory { .. } => ErrorCode::IsADirectory,
+            Self::NotARegularFile { .. } => ErrorCode::NotARegularFile,
+            Self::NotASymlink { .. } => ErrorCode::NotASymlink,
+            Self::NameTooLong { .. } => ErrorCode::NameTooLong,
+            Self::SymlinkLoop { .. } => ErrorCode::SymlinkLoop,
+            Self::TooDeep { .. } => ErrorCode::TooDeep,
+            Self::NoSuchInode { .. } => ErrorCode::NoSuchInode,
+            Self::NoAttribute { .. } => ErrorCode::NoAttribute,
+            Self::Encrypted { .. } => ErrorCode::Encrypted,
+            Self::NotUtf8 { .. } => ErrorCode::NotUtf8,
+            Self::TooLarge { .. } => ErrorCode::TooLarge,
+            Self::InvalidArgument { .. } => ErrorCode::InvalidArgument,
+            Self::NotSupported { .. } => ErrorCode::NotSupported,
+            Self::ReadOnly => ErrorCode::ReadOnly,
+            Self::Exists { .. } => ErrorCode::Exists,
+            Self::NotEmpty { .. } => ErrorCode::NotEmpty,
+            Self::InvalidName { .. } => ErrorCode::InvalidName,
+            Self::NoSpace { .. } => ErrorCode::NoSpace,
+            Self::QuotaExceeded { .. } => ErrorCode::QuotaExceeded,
+            Self::TooManyLinks { .. } => ErrorCode::TooManyLinks,
+            Self::AccessDenied { .. } => ErrorCode::AccessDenied,
+            Self::NotPermitted { .. } => ErrorCode::NotPermitted,
+            Self::OtherProject { .. } => ErrorCode::OtherProject,
+            Self::IntoItself { .. } => ErrorCode::IntoItself,
+            Self::AttributeExists { .. } => ErrorCode::AttributeExists,
+            Self::PageCache(_) => ErrorCode::PageCache,
+            Self::WritebackFailed { .. } => ErrorCode::WritebackFailed,
+            Self::AttributeTooLarge { .. } => ErrorCode::AttributeTooLarge,
+            Self::InUse { .. } => ErrorCode::InUse,
+            Self::Aborted { .. } => ErrorCode::Aborted,
+            Self::NotExt { .. } => ErrorCode::NotExt,
+            Self::ExternalJournal { .. } => ErrorCode::ExternalJournal,
+            Self::Unsupported { .. } => ErrorCode::Unsupported,
+            Self::JournalDeviceMissing { .. } => ErrorCode::JournalDeviceMissing,
+            Self::WrongJournalDevice { .. } => ErrorCode::WrongJournalDevice,
+            Self::Corrupt { .. } => ErrorCode::Corrupt,
+            Self::CutShort { .. } => ErrorCode::CutShort,
+            Self::Journal(_) => ErrorCode::Journal,
+            Self::JournalDevice(_) => ErrorCode::JournalDevice,
+            Self::Device(_) => ErrorCode::Device,
+            Self::DeviceFull(_) => ErrorCode::DeviceFull,
+            Self::Open(_) => ErrorCode::Open,
+        }
+    }
+
+    /// The kind that `std` gives to the same failure of a system call, where there is one.
+    fn io_kind(&self) -> io::ErrorKind {
+        use io::ErrorKind as Kind;
+        match self {
+            Self::NotFound { .. } | Self::NoAttribute { .. } => Kind::NotFound,
+            Self::NotADirectory { .. } => Kind::NotADirectory,
+            Self::IsADirectory { .. } => Kind::IsADirectory,
+            Self::NotARegularFile { .. }
+            | Self::NotASymlink { .. }
+            | Self::InvalidArgument { .. }
+            | Self::InvalidName { .. }
+            | Self::IntoItself { .. }
+            | Self::JournalDeviceMissing { .. }
+            | Self::WrongJournalDevice { .. } => Kind::InvalidInput,
+            Self::NameTooLong { .. } | Self::TooDeep { .. } => Kind::InvalidFilename,
+            Self::NoSuchInode { .. } => Kind::StaleNetworkFileHandle,
+            Self::Encrypted { .. } | Self::AccessDenied { .. } | Self::NotPermitted { .. } => {
+                Kind::PermissionDenied
+            }
+            Self::NotUtf8 { .. }
+            | Self::NotExt { .. }
+            | Self::ExternalJournal { .. }
+            | Self::Corrupt { .. }
+            | Self::CutShort { .. } => Kind::InvalidData,
+            Self::TooLarge { .. } => Kind::FileTooLarge,
+            Self::NotSupported { .. } | Self::Unsupported { .. } => Kind::Unsupported,
+            Self::ReadOnly | Self::Aborted { .. } => Kind::ReadOnlyFilesystem,
+            Self::Exists { .. } | Self::AttributeExists { .. } => Kind::AlreadyExists,
+            Self::NotEmpty { .. } => Kind::DirectoryNotEmpty,
+            Self::NoSpace { .. } | Self::AttributeTooLarge { .. } | Self::DeviceFull(_) => {
+                Kind::StorageFull
+            }
+            Self::QuotaExceeded { .. } => Kind::QuotaExceeded,
+            Self::TooManyLinks { .. } => Kind::TooManyLinks,
+            Self::OtherProject { .. } => Kind::CrossesDevices,
+            Self::PageCache(_) => Kind::OutOfMemory,
+            Self::WritebackFailed { .. } => Kind::Other,
+            Self::InUse { .. } => Kind::ResourceBusy,
+            // The kind that `std` has for it (`FilesystemLoop`) is not stable.
+            Self::SymlinkLoop { .. } => Kind::Other,
+            Self::Open(error) => match &**error {
+                OpenError::Io { source, .. } => source.kind(),
+                OpenError::Locked { .. } | OpenError::Busy { .. } => Kind::ResourceBusy,
+                _ => Kind::InvalidInput,
+            },
+            Self::Device(error) => match error.fault() {
+                DeviceFault::Io(error) => error.kind(),
+                _ => Kind::Other,
+            },
+            Self::Journal(_) | Self::JournalDevice(_) => match self.family() {
+                Family::Refusal => Kind::Unsupported,
+                Family::Damage => Kind::InvalidData,
+                Family::Device => Kind::Other,
+            },
+        }
+    }
+}
+
+impl From<FsError> for io::Error {
+    /// Keeps the whole error as the inner one. Its kind is the one that `std` gives to the same failure of a system
+    /// call; damage is [`InvalidData`](io::ErrorKind::InvalidData).
+    fn from(error: FsError) -> io::Error {
+        io::Error::new(error.io_kind(), error)
+    }
+}
