@@ -60,12 +60,12 @@ impl From<std::time::SystemTime> for Timestamp {
             },
             Err(before) => {
                 let before = before.duration();
-                let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, |seconds| -seconds);
+                let whole = i64::try_from(before.as_secs()).map_or(i64::MIN, i64::wrapping_neg);
                 match before.subsec_nanos() {
                     0 => Timestamp { seconds: whole, nanos: 0 },
                     nanos => Timestamp {
                         seconds: whole.saturating_sub(1),
-                        nanos: NANOS_PER_SECOND - nanos,
+                        nanos: NANOS_PER_SECOND.saturating_sub(nanos),
                     },
                 }
             }

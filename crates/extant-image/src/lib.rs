@@ -1,11 +1,21 @@
 //! Builds ext4 images: `mkfs`, and images populated from a directory or a tar archive.
 //!
+//! [`Build`] does it in one call:
+//!
+//! ```no_run
+//! use extant_image::Build;
+//! let built = Build::from_dir("rootfs").free_percent(20).owner(0, 0).write_to("rootfs.img")?;
+//! println!("{} files in {} bytes", built.summary.files, built.summary.size_bytes);
+//! # Ok::<(), extant_image::BuildError>(())
+//! ```
+//!
 //! # Place
 //!
 //! Above `extant-format` and `extant-block`; below the command line. It never mounts what it
 //! makes: it plans the whole image, then streams it (see `plan` and `write`).
 #![forbid(unsafe_code)]
 
+mod build;
 pub mod geometry;
 pub mod options;
 pub mod output;
@@ -17,3 +27,6 @@ mod superblock_template;
 pub mod transform;
 pub mod tree;
 pub mod write;
+
+pub use build::{Build, BuildError, Built};
+pub use extant_block::{BlockDevice, MemoryDevice};

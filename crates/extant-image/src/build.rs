@@ -1,0 +1,405 @@
+//! From a directory or an archive to an image in one call.
+//!
+//! # Place
+//!
+//! Above everything else in this crate: `source` reads, `transform` changes owners and times, `plan` lays out,
+//! `output` keeps the target safe, `write` writes. Programs that need more than this calls those themselves, as
+//! the command does.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use extant_block::{BlockDevice, OpenError};
+use extant_sync::threads;
+
+use crate::options::MkfsOptions;
+use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
+use crate::plan::{BuildOptions, Headroom, Plan, PlanError, PlanSummary, SizeSpec, plan};
+use crate::source::dir::{ScanOptions, scan_dir};
+use crate::source::tar::{TarInput, TarOptions, scan_tar};
+use crate::source::{ContainerImage, Scanned, Skipped, SourceError, container_image};
+use crate::transform::{IdMap, Owner, Transform, TransformError};
+use crate::tree::Tree;
+use crate::write::{NoProgress, Progress, WriteError, WriteOptions, write_image};
+
+/// A build of one image: the source, and what is to come of it.
+///
+/// ```
+/// use extant_image::Build;
+/// # let place = tempfile::tempdir()?;
+/// # let (root, image) = (place.path().join("root"), place.path().join("root.img"));
+/// # std::fs::create_dir(&root)?;
+/// # std::fs::write(root.join("hello"), "hello\n")?;
+/// let built = Build::from_dir(&root).free_percent(20).owner(0, 0).label("root").write_to(&image)?;
+/// assert_eq!(std::fs::metadata(&image)?.len(), built.summary.size_bytes);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "nothing is built yet"]
+pub struct Build<'a> {
+    source: Source,
+    mkfs: MkfsOptions,
+    size: SizeSpec,
+    transform: Transform,
+    threads: usize,
+    ignore_unreadable: bool,
+    one_file_system: bool,
+    overwrite: bool,
+    take_containers: bool,
+    progress: &'a dyn Progress,
+    cancel: Option<&'a AtomicBool>,
+}
+
+enum Source {
+    Dir(PathBuf),
+    Tar(TarInput),
+}
+
+/// What a build made.
+#[derive(Debug)]
+pub struct Built {
+    /// Sizes and counts of the image.
+    pub summary: PlanSummary,
+    /// The UUID of the file system.
+    pub uuid: [u8; 16],
+    /// What was left out because [`Build::ignore_unreadable`] allowed it.
+    pub skipped: Skipped,
+}
+
+/// Why there is no image. The target is as it was, unless it is a block device that was being written.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The source cannot be read.
+    Source(SourceError),
+    /// The source is a container image with its layers, and not a root file system.
+    Container(ContainerImage),
+    /// An owner has no place in the maps.
+    Transform(TransformError),
+    /// The options contradict each other, or the contents do not fit.
+    Plan(PlanError),
+    /// The target cannot be used, or not be finished.
+    Output(OutputError),
+    /// The image could not be written. [`WriteError::Interrupted`] is what [`Build::cancel`] asks for.
+    Write(WriteError),
+    /// A device is smaller than the image.
+    TooSmall {
+        /// Bytes of the device.
+        device_bytes: u64,
+        /// Bytes of the image.
+        image_bytes: u64,
+    },
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Source(error) => error.fmt(f),
+            Self::Container(layout) => {
+                write!(f, "the source is {}: unpack its layers first", layout.name())
+            }
+            Self::Transform(error) => error.fmt(f),
+            Self::Plan(error) => error.fmt(f),
+            Self::Output(error) => error.fmt(f),
+            Self::Write(error) => error.fmt(f),
+            Self::TooSmall { device_bytes, image_bytes } => {
+                write!(f, "the device has {device_bytes} bytes and the image needs {image_bytes}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BuildError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Source(error) => error.source(),
+            Self::Transform(error) => error.source(),
+            Self::Plan(error) => error.source(),
+            Self::Output(error) => error.source(),
+            Self::Write(error) => error.source(),
+            Self::Container(_) | Self::TooSmall { .. } => None,
+        }
+    }
+}
+
+macro_rules! from_errors {
+    ($($variant:ident($error:ty)),*) => {$(
+        impl From<$error> for BuildError {
+            fn from(error: $error) -> BuildError {
+                BuildError::$variant(error)
+            }
+        }
+    )*};
+}
+
+from_errors!(
+    Source(SourceError),
+    Transform(TransformError),
+    Plan(PlanError),
+    Output(OutputError),
+    Write(WriteError)
+);
+
+impl From<OpenError> for BuildError {
+    fn from(error: OpenError) -> BuildError {
+        BuildError::Output(OutputError::Open(error))
+    }
+}
+
+impl<'a> Build<'a> {
+    fn new(source: Source) -> Build<'a> {
+        Build {
+            source,
+            mkfs: MkfsOptions::default(),
+            size: SizeSpec::Auto(Headroom::None),
+            transform: Transform::default(),
+            threads: threads::available(),
+            ignore_unreadable: false,
+            one_file_system: false,
+            overwrite: false,
+            take_containers: false,
+            progress: &NoProgress,
+            cancel: None,
+        }
+    }
+
+    /// Starts from the tree below the directory `path` of the host.
+    pub fn from_dir(path: impl Into<PathBuf>) -> Build<'a> {
+        Build::new(Source::Dir(path.into()))
+    }
+
+    /// Starts from the tar archive in the file `path` of the host: plain, gzip or zstd, by its contents.
+    pub fn from_tar(path: impl Into<PathBuf>) -> Build<'a> {
+        Build::new(Source::Tar(TarInput::File(path.into())))
+    }
+
+    /// Sets everything that mkfs decides: profile, features, block size, journal, UUID. [`label`](Self::label) and
+    /// [`reproducible`](Self::reproducible) change single fields of it, so they come after it.
+    pub fn mkfs(mut self, options: MkfsOptions) -> Build<'a> {
+        self.mkfs = options;
+        self
+    }
+
+    /// Sets the volume label: at most 16 bytes.
+    pub fn label(mut self, label: impl AsRef<[u8]>) -> Build<'a> {
+        self.mkfs.label = label.as_ref().to_vec();
+        self
+    }
+
+    /// Sets the size of the image in bytes, rounded down to whole blocks. Unless one of the three sizes is set, the
+    /// image is as small as its contents allow.
+    pub fn size(mut self, bytes: u64) -> Build<'a> {
+        self.size = SizeSpec::Bytes(bytes);
+        self
+    }
+
+    /// Sets the free space of an image of automatic size, in bytes.
+    pub fn free_bytes(mut self, bytes: u64) -> Build<'a> {
+        self.size = SizeSpec::Auto(Headroom::Bytes(bytes));
+        self
+    }
+
+    /// Sets the free space of an image of automatic size, in percent of what the contents take.
+    pub fn free_percent(mut self, percent: u32) -> Build<'a> {
+        self.size = SizeSpec::Auto(Headroom::Percent(percent.saturating_mul(100)));
+        self
+    }
+
+    /// Gives every file this owner, whoever owns it in the source.
+    pub fn owner(mut self, uid: u32, gid: u32) -> Build<'a> {
+        self.transform.owner = Some(Owner { uid, gid });
+        self
+    }
+
+    /// Maps the owners of the source: each id has to be in one of the ranges.
+    pub fn id_maps(mut self, uids: IdMap, gids: IdMap) -> Build<'a> {
+        self.transform.uid_map = uids;
+        self.transform.gid_map = gids;
+        self
+    }
+
+    /// Makes equal bytes of equal sources: later times become `epoch` (seconds since 1970), which is also when the
+    /// image says it was made, and its UUID follows from the list of files.
+    pub fn reproducible(mut self, epoch: i64) -> Build<'a> {
+        self.transform.epoch = Some(epoch);
+        self.mkfs.created = Some(epoch);
+        self
+    }
+
+    /// Sets how many threads read and write; one for each processor unless set. The image does not depend on it.
+    pub fn threads(mut self, threads: usize) -> Build<'a> {
+        self.threads = threads.clamp(1, 512);
+        self
+    }
+
+    /// Sets whether what cannot be read is left out and counted, instead of ending the build.
+    pub fn ignore_unreadable(mut self, ignore: bool) -> Build<'a> {
+        self.ignore_unreadable = ignore;
+        self
+    }
+
+    /// Sets whether other file systems that are mounted inside the source are left out.
+    pub fn one_file_system(mut self, stay: bool) -> Build<'a> {
+        self.one_file_system = stay;
+        self
+    }
+
+    /// Sets whether a target that looks like somebody's data is overwritten, instead of ending the build.
+    pub fn overwrite(mut self, overwrite: bool) -> Build<'a> {
+        self.overwrite = overwrite;
+        self
+    }
+
+    /// Sets whether a container image with its layers is taken as a tree like any other, instead of ending the
+    /// build.
+    pub fn take_containers(mut self, take: bool) -> Build<'a> {
+        self.take_containers = take;
+        self
+    }
+
+    /// Sets who hears of the bytes as they are written.
+    pub fn progress(mut self, progress: &'a dyn Progress) -> Build<'a> {
+        self.progress = progress;
+        self
+    }
+
+    /// Sets a flag that ends the writing early when somebody sets it: the build then ends with
+    /// [`WriteError::Interrupted`], and a file that was being made is gone.
+    pub fn cancel(mut self, cancel: &'a AtomicBool) -> Build<'a> {
+        self.cancel = Some(cancel);
+        self
+    }
+
+    /// Makes the image in the file or on the block device `path` of the host.
+    ///
+    /// A file appears under its name when the image is complete and durable, and replaces one that was there; whatever
+    /// goes wrong before leaves what was there. A block device is written in place.
+    ///
+    /// # Errors
+    ///
+    /// All of [`BuildError`]; [`OutputError::InUse`] when the target holds a file system, a partition table or the
+    /// like and [`overwrite`](Self::overwrite) is not set.
+    ///
+    /// # Cost
+    ///
+    /// One pass over the source, one write of what the image holds; memory for the list of files.
+    pub fn write_to(self, path: impl AsRef<Path>) -> Result<Built, BuildError> {
+        let path = path.as_ref();
+        let kind = existing(path)?;
+        if kind != Existing::Nothing && !self.overwrite {
+            refuse_if_in_use(path)?;
+        }
+        let metadata = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file);
+        let own = metadata.map(|found| (found.dev(), found.ino()));
+        let (mut scanned, plan) = self.prepare(own, path)?;
+        let output = match kind {
+            Existing::Device => Output::in_place(path, plan.image_bytes())?,
+            _ => Output::create(path, plan.image_bytes())?,
+        };
+        let zeroed = output.is_zeroed();
+        self.fill(&plan, &mut scanned, output.device(), zeroed)?;
+        output.commit()?;
+        Ok(Built::of(&plan, scanned.skipped))
+    }
+
+    /// Makes the image on `device`, for example in memory, and makes it durable. `is_zeroed` says that every byte of
+    /// the device reads as zero: fresh memory, a new sparse file.
+    ///
+    /// # Errors
+    ///
+    /// All of [`BuildError`]. After [`BuildError::Write`] the device holds no file system, and maybe not what it held
+    /// before.
+    pub fn write_to_device(
+        self,
+        device: &dyn BlockDevice,
+        is_zeroed: bool,
+    ) -> Result<Built, BuildError> {
+        let (mut scanned, plan) = self.prepare(None, &std::env::temp_dir().join("image"))?;
+        let (device_bytes, image_bytes) = (device.size_bytes(), plan.image_bytes());
+        if device_bytes < image_bytes {
+            return Err(BuildError::TooSmall { device_bytes, image_bytes });
+        }
+        self.fill(&plan, &mut scanned, device, is_zeroed)?;
+        Ok(Built::of(&plan, scanned.skipped))
+    }
+
+    /// Computes what [`write_to`](Self::write_to) would make, and writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] without its output and write errors.
+    pub fn plan(&self) -> Result<PlanSummary, BuildError> {
+        Ok(self.prepare(None, &std::env::temp_dir().join("image"))?.1.summary())
+    }
+
+    fn prepare(
+        &self,
+        own: Option<(u64, u64)>,
+        target: &Path,
+    ) -> Result<(Scanned, Plan), BuildError> {
+        let mut scanned = self.scan(own, target)?;
+        if !self.take_containers
+            && let Some(layout) = container_image(&scanned.tree)
+        {
+            return Err(BuildError::Container(layout));
+        }
+        self.transform.apply(&mut scanned.tree)?;
+        let options = BuildOptions {
+            mkfs: self.mkfs.clone(),
+            size: self.size,
+            reproducible: self.transform.epoch.is_some(),
+        };
+        let plan = plan(&mut scanned.tree, &options)?;
+        Ok((scanned, plan))
+    }
+
+    fn scan(&self, own: Option<(u64, u64)>, target: &Path) -> Result<Scanned, BuildError> {
+        Ok(match &self.source {
+            Source::Dir(path) => {
+                let options = ScanOptions {
+                    threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
+                    ignore_unreadable: self.ignore_unreadable,
+                    one_file_system: self.one_file_system,
+                    exclude_inode: own,
+                };
+                scan_dir(path, &options)?
+            }
+            Source::Tar(input) => {
+                // A packed archive is spread out beside the image, where there must be room.
+                let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+                let spool_dir = parent.unwrap_or(Path::new(".")).to_owned();
+                scan_tar(input.clone(), &TarOptions { spool_dir })?
+            }
+        })
+    }
+
+    fn fill(
+        &self,
+        plan: &Plan,
+        scanned: &mut Scanned,
+        device: &dyn BlockDevice,
+        target_is_zeroed: bool,
+    ) -> Result<(), BuildError> {
+        let never = AtomicBool::new(false);
+        let options = WriteOptions {
+            threads: self.threads,
+            target_is_zeroed,
+            progress: self.progress,
+            cancel: self.cancel.unwrap_or(&never),
+        };
+        let tree: &Tree = &scanned.tree;
+        write_image(plan, tree, &*scanned.contents, device, &options)?;
+        Ok(())
+    }
+}
+
+impl Built {
+    fn of(plan: &Plan, skipped: Skipped) -> Built {
+        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped }
+    }
+}
+
+#[cfg(test)]
+mod tests;
