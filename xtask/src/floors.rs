@@ -250,7 +250,7 @@ fn module_of(path: &str) -> Vec<String> {
 }
 
 /// Words, and signs of one byte; `::` is one. Neither comments nor literals.
-fn tokens(contents: &str) -> Vec<&str> {
+pub(crate) fn tokens(contents: &str) -> Vec<&str> {
     let bytes = contents.as_bytes();
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80;
     let mut tokens = Vec::new();
@@ -426,7 +426,11 @@ impl Paths {
 }
 
 /// The paths of a tree of `use`, each with the name that it gets.
-fn tree<'t>(tokens: &[&'t str], before: &mut Vec<&'t str>, all: &mut Vec<(Vec<&'t str>, &'t str)>) {
+pub(crate) fn tree<'t>(
+    tokens: &[&'t str],
+    before: &mut Vec<&'t str>,
+    all: &mut Vec<(Vec<&'t str>, &'t str)>,
+) {
     let len = before.len();
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
@@ -470,7 +474,7 @@ fn tree<'t>(tokens: &[&'t str], before: &mut Vec<&'t str>, all: &mut Vec<(Vec<&'
 }
 
 /// Tokens of the attribute that `tokens` begin with.
-fn attribute(tokens: &[&str]) -> usize {
+pub(crate) fn attribute(tokens: &[&str]) -> usize {
     let mut depth = 0;
     let end = tokens.iter().position(|token| {
         depth += i32::from(*token == "[") - i32::from(*token == "]");
@@ -480,7 +484,7 @@ fn attribute(tokens: &[&str]) -> usize {
 }
 
 /// Whether an attribute begins here by which an item is compiled only for tests.
-fn is_for_tests(tokens: &[&str]) -> bool {
+pub(crate) fn is_for_tests(tokens: &[&str]) -> bool {
     let attribute = &tokens[..attribute(tokens)];
     match attribute {
         ["#", "[", "test", "]"] | ["#", "[", "cfg", "(", "test", ")", "]"] => true,
@@ -510,7 +514,7 @@ fn module_named<'t>(tokens: &[&'t str]) -> Option<&'t str> {
 }
 
 /// Tokens of the item that begins here: up to its semicolon, or the end of its braces.
-fn item_len(tokens: &[&str]) -> usize {
+pub(crate) fn item_len(tokens: &[&str]) -> usize {
     let (mut braces, mut others) = (0, 0);
     for (at, token) in tokens.iter().enumerate() {
         match *token {

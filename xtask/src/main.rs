@@ -4,6 +4,7 @@
 
 mod files;
 mod floors;
+mod names;
 mod tidy;
 
 use std::process::ExitCode;

@@ -10,6 +10,8 @@
 //!   name of its crate, and the test that must notice it is there.
 //! - T8. The top-level modules of a crate lie on floors: none uses, over however many steps, one that
 //!   uses it ([`floors`](crate::floors)). A crate's table of its floors says the same.
+//! - T9. A crate that is a front door names every type of the project that its interface shows
+//!   ([`names`](crate::names)).
 
 use std::fs;
 use std::path::Path;
@@ -17,9 +19,13 @@ use std::process::ExitCode;
 
 use crate::files::{Text, all_files};
 use crate::floors::{Graph, table};
+use crate::names::unnamed;
 
 /// Longest source file, in lines.
 const LINES_MAX: usize = 1000;
+
+/// Crates that are enough, each by itself, for who embeds it.
+const FRONT_DOORS: [&str; 1] = ["extant"];
 
 /// Crates that have circles still.
 const CIRCLES: [&str; 10] = [
@@ -69,6 +75,7 @@ fn check(root: &Path) -> Vec<String> {
         machine_paths(file, &mut faults);
     }
     mutations(&files, &mut faults);
+    front_doors(&files, &mut faults);
     floors(&files, &mut faults);
     faults
 }
@@ -124,6 +131,15 @@ fn floors(files: &[Text], faults: &mut Vec<String>) {
             for way in graph.ways_round(&circle) {
                 faults.push(format!("{name}: round and round: {way}"));
             }
+        }
+    }
+}
+
+/// T9.
+fn front_doors(files: &[Text], faults: &mut Vec<String>) {
+    for name in FRONT_DOORS {
+        for (word, of, file) in unnamed(files, &format!("crates/{name}/src/")) {
+            faults.push(format!("{file} shows {word}, {of}, which {name}'s root does not name"));
         }
     }
 }

@@ -111,6 +111,8 @@ pub use extant_block::{
     SharedDevice, WindowDevice, partition,
 };
 pub use extant_iomap::{CacheError, CacheStats};
+#[doc(hidden)]
+pub use extant_jbd2::Mutations;
 pub use extant_jbd2::{ExternalJournalError, JournalReadError, JournalStats, RecoveryError};
 pub use extant_sync::{Clock, FixedClock, SystemClock};
 
@@ -118,7 +120,7 @@ pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};
 pub use extant_format::acl::Acl;
 pub use extant_format::features::{DefaultMountOpts, ErrorsPolicy, Features};
 pub use extant_format::group::GroupDescriptor;
-pub use extant_format::inode::{FileKind, InodeFlags};
+pub use extant_format::inode::{FileKind, Inode as InodeRecord, InodeFlags};
 pub use extant_format::quota::{QuotaEntry, QuotaKind};
 pub use extant_format::superblock::Superblock;
 pub use extant_format::time::Timestamp;
