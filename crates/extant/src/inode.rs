@@ -29,10 +29,11 @@ use extant_jbd2::{FcDirectory, FcEntry, FcInode, FcMapping};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
-use crate::map::{FILE_BLOCKS_END, MapIter, MappingKind, check_stored_size};
+use crate::map::{FILE_BLOCKS_END, MapIter, MappingKind};
 use crate::mount::Fs;
 use crate::node::{InodeData, Metadata, Node, NodeStats};
 use crate::volume::Volume;
+use crate::volume::check_stored_size;
 
 /// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
 ///

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use extant_base::{Ino, Prng};
+use extant_format::superblock::Superblock;
 use extant_format::time::Timestamp;
 use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Journal, JournalStats, Tid};
 use extant_sync::{Background, Clock, Mutex, Rank};
@@ -270,6 +271,14 @@ impl Writer {
         lane.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// What is free, as the allocator has it now.
+    pub(crate) fn totals(&self, superblock: &Superblock) -> Totals {
+        Totals {
+            free_blocks: self.alloc.free_clusters() << superblock.cluster_bits(),
+            free_inodes: self.alloc.free_inodes(),
+        }
+    }
+
     /// Stops writing for good: nothing of the open transaction reaches the device.
     pub(crate) fn abort(&self, error: &FsError) {
         self.journal.abort(error.errno(), &error.with_causes());
@@ -395,7 +404,7 @@ impl Writer {
                 return Err(damage);
             }
         }
-        self.supers.encode(volume, Totals::of(&self.alloc, volume.superblock()), sink)
+        self.supers.encode(volume, self.totals(volume.superblock()), sink)
     }
 }
 

@@ -15,7 +15,6 @@ use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_jbd2::Tid;
 
-use super::flex::believed_group;
 use crate::error::{Fault, FsError, Result};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
@@ -80,7 +79,7 @@ pub(super) struct Dirty {
 
 impl GroupState {
     pub(super) fn load(volume: &Volume, index: GroupIndex) -> Result<GroupState> {
-        let descriptor = believed_group(volume, index)?;
+        let descriptor = volume.believed_group(index)?;
         let (blocks, inodes, dirty) = (None, None, Dirty::default());
         let (waits_for, has_room) = (None, false);
         Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for, has_room })

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! Allocator   totals; one cell per group, loaded when first needed
-//! flex        what the groups of a flexible group have together; where their structures lie
+//! flex        what the groups of a flexible group have together
 //! group       bitmaps and counters of one group; encoding them
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
 //! promise     totals; space for data that has no place yet     trim  telling the device what is free
@@ -58,11 +58,12 @@ use extant_sync::{Mutex, MutexGuard, Rank};
 
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::{InodeData, Node};
+use crate::sparse::Sparse;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
 pub(crate) use crate::run::Run;
-use flex::{Flex, Sparse};
+use flex::Flex;
 use group::{Blocks, GroupState, Inodes};
 use promise::Space;
 pub(crate) use promise::kept_of;
@@ -202,7 +203,7 @@ impl Allocator {
         if !is_clean || count <= SCAN_MAX {
             (free_clusters, free_inodes) = (0, 0);
             for group in (0..count).map(GroupIndex) {
-                match flex::believed_group(volume, group) {
+                match volume.believed_group(group) {
                     Ok(descriptor) => {
                         free_clusters += i64::from(descriptor.free_clusters);
                         free_inodes += i64::from(descriptor.free_inodes);
@@ -287,14 +288,6 @@ impl Allocator {
     /// The descriptor of a group as it is now; its checksums are those of the last encoding.
     pub(crate) fn group(&self, volume: &Volume, group: GroupIndex) -> Result<GroupDescriptor> {
         Ok(self.lock(volume, group)?.state()?.descriptor)
-    }
-
-    /// The first block of the inode table of `group`. No lock once its flexible group is known.
-    pub(crate) fn inode_table(&self, volume: &Volume, group: GroupIndex) -> Result<FsBlock> {
-        match self.flex(volume, group)?.table(group) {
-            Some(table) => Ok(table),
-            None => Ok(flex::believed_group(volume, group)?.inode_table),
-        }
     }
 
     /// Brings every changed group into its blocks. No handle is open.

@@ -8,7 +8,6 @@ use super::io::{Place, Way};
 use super::{FileMapper, WriteBy, resize};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
-use crate::map;
 
 /// What is copied while the locks of both files are held.
 const STEP: u64 = 1 << 20;
@@ -193,7 +192,7 @@ impl Inode {
         }
         let end = at.saturating_add(len);
         if end > size {
-            node.with(|data| map::check_size(self.volume(), data, end))?;
+            node.with(|data| crate::volume::check_size(self.volume(), data, end))?;
         }
         self.take_privileges(by)?;
         if !is_whole {

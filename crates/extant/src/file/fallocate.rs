@@ -231,7 +231,7 @@ impl Change<'_> {
                 return invalid("range: a part that is put in starts before the end of the file");
             }
         }
-        self.node().with(|data| map::check_size(self.volume(), data, end))
+        self.node().with(|data| crate::volume::check_size(self.volume(), data, end))
     }
 
     /// The blocks that have bytes of the range.
@@ -374,7 +374,7 @@ impl Change<'_> {
                 end = last;
             }
         }
-        let left = map::blocks_left(volume, node)?.max(ratio);
+        let left = crate::volume::blocks_left(volume, node)?.max(ratio);
         let wanted = (end - at + into).min(left);
         let len = u32::try_from(wanted).unwrap_or(u32::MAX >> 1);
         let goal = self.goal(at)?;

@@ -227,7 +227,7 @@ impl Inode {
         let end = offset.saturating_add(wanted);
         let mut room = wanted;
         if end > file.size() {
-            match node.with(|data| map::check_size(self.volume(), data, end)) {
+            match node.with(|data| crate::volume::check_size(self.volume(), data, end)) {
                 Err(FsError::TooLarge { limit, .. }) if offset < limit => room = limit - offset,
                 other => other?,
             }

@@ -42,12 +42,11 @@ use std::ops::Range;
 
 use extant_base::{FileBlock, FsBlock};
 
-use crate::error::{Fault, FsError, Result};
+use crate::error::{FsError, Result};
 use crate::inode::Inode;
-use crate::volume::Volume;
 pub(crate) use edit::{
-    REMOVE_STEP_CREDITS, append_block, blocks_left, check_size, check_stored_size, has_blocks,
-    implied_block, insert, insert_first, is_small, remove,
+    REMOVE_STEP_CREDITS, append_block, has_blocks, implied_block, insert, insert_first, is_small,
+    remove,
 };
 pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
 pub(crate) use lookup::lookup;
@@ -236,29 +235,5 @@ impl Iterator for MapIter {
             Err(_) => self.end, // Where the damage ends is not known.
         };
         Some(run)
-    }
-}
-
-impl Volume {
-    /// `len` blocks from `start` on are blocks of the file system that can hold anything at all.
-    /// `structure` names who pointed there. For what belongs to a file,
-    /// [`check_file_blocks`](Self::check_file_blocks).
-    pub(crate) fn check_blocks(
-        &self,
-        structure: &'static str,
-        ino: impl Into<Option<extant_base::Ino>>,
-        start: FsBlock,
-        len: u64,
-    ) -> Result<()> {
-        let first = self.first_data_block();
-        let limit = self.block_count();
-        match start.checked_add(len) {
-            Some(end) if start >= first && end.0 <= limit => Ok(()),
-            _ => {
-                let rule = "block number outside the file system";
-                let fault = Fault::Field { rule, value: start.0, limit };
-                Err(FsError::corrupt(structure, ino, None, fault))
-            }
-        }
     }
 }

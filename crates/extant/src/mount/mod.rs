@@ -12,7 +12,9 @@
 //! Orphans (files deleted while open, truncations cut short) are left as they are: they cost space,
 //! have no name, and reading does not meet them. Linux cleans them up on the first writable mount.
 
+mod session;
 mod writable;
+mod zones;
 
 use std::fmt;
 use std::path::Path;
@@ -39,7 +41,7 @@ use crate::file::EXPIRE;
 use crate::inode::Inode;
 use crate::map::MappingKind;
 use crate::supers::MountErrors;
-use crate::volume::{DataCache, Volume, VolumeOptions};
+use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
 use crate::writer::{Writer, WriterStats};
 use crate::zones::GROUPS_MAX;
 
@@ -594,31 +596,6 @@ struct Anchor {
     volume: Arc<Volume>,
     /// All of them, this one too.
     all: OnceLock<Box<[Weak<Anchor>]>>,
-}
-
-/// What the journal added to the image as it lies on the device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ReplaySummary {
-    /// Complete transactions in the log.
-    pub transactions: u32,
-    /// Blocks that are read from the log instead of from their place.
-    pub blocks: usize,
-    /// Valid fast commits on top of them.
-    pub fast_commits: u32,
-    /// The error that the journal was aborted with, negative as Linux stores it; 0 for none.
-    pub errno: i32,
-}
-
-impl ReplaySummary {
-    fn of(replay: &Replay) -> ReplaySummary {
-        ReplaySummary {
-            transactions: replay.transactions,
-            blocks: replay.blocks.len(),
-            fast_commits: replay.fast_commits.as_ref().map_or(0, |overlay| overlay.commits()),
-            errno: replay.errno,
-        }
-    }
 }
 
 /// Totals of a file system, as `statfs` gives them.

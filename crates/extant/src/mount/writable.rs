@@ -23,15 +23,14 @@ use extant_jbd2::{
     RecoveryOptions, Replay, recover_to_device,
 };
 
-use super::{
-    Fs, MountOptions, ReplaySummary, check_features, check_size, internal_journal, journal_error,
-};
+use super::{Fs, MountOptions, check_features, check_size, internal_journal, journal_error};
 use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
 use crate::mmp::{MmpGuard, MmpNames};
 use crate::orphan::Orphans;
 use crate::quota::Quotas;
 use crate::supers::SuperState;
+use crate::volume::ReplaySummary;
 use crate::writer::{VolumeClient, Writer, WriterParts};
 
 /// Read-only-compatible features that writing keeps true.

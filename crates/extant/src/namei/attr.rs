@@ -315,7 +315,7 @@ impl Inode {
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             return self.stamp(&mut txn, node);
         }
-        map::check_size(self.volume(), &node.data(), size)?;
+        crate::volume::check_size(self.volume(), &node.data(), size)?;
         crate::file::resize(fs, node, size)
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use extant_base::Ino;
 use extant_format::dir::FileType;
 use extant_format::features::Incompat;
 use extant_format::inode::{DeviceNumber, FileKind, Inode as Record, InodeFlags};
@@ -382,16 +381,4 @@ fn fill_symlink(txn: &mut Txn<'_>, node: &Arc<Node>, target: &[u8]) -> Result<()
     txn.create_block(run.start, BlockKind::Plain, fill).map_err(|error| txn.fail(error))?;
     crate::map::insert_first(txn, node, run.start).map_err(|error| txn.fail(error))?;
     txn.update(node, |data| data.record.size = target.len() as u64)
-}
-
-/// Where an inode with this number has its home: blocks near it are good for it.
-impl crate::volume::Volume {
-    pub(crate) fn goal_of(&self, ino: Ino) -> Result<extant_base::FsBlock> {
-        let (group, _) = self
-            .superblock()
-            .group_of_inode(ino)
-            .ok_or(FsError::NoSuchInode { ino, inode_count: self.inode_count() })?;
-        let first = self.superblock().group_first_block(group);
-        Ok(first.unwrap_or(self.first_data_block()))
-    }
 }

@@ -35,7 +35,6 @@ use crate::slot::BlockKind;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-mod session;
 mod tune;
 
 pub use tune::{Reserve, Tune};

@@ -12,6 +12,10 @@
 //!   below already shows the replayed journal.
 //! - V3. Memory stays within the budget of the mount options, whatever the image holds.
 
+mod replay;
+mod sizes;
+mod zones;
+
 use std::sync::{Arc, OnceLock};
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, sabotage};
@@ -28,11 +32,14 @@ use extant_jbd2::FastCommitOverlay;
 use crate::cache::{Cache, Evict};
 use crate::error::{Family, Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
-use crate::mount::ReplaySummary;
 use crate::node::{Departed, InodeData, Node};
 use crate::slot::{MetaBlock, Slot};
+use crate::sparse::Sparse;
 use crate::writer::Writer;
 use crate::zones::{Gained, Zones};
+
+pub use replay::ReplaySummary;
+pub(crate) use sizes::{blocks_left, check_sectors, check_size, check_stored_size};
 
 /// Bytes that one cached inode takes, about: its raw form, its decoded form, bookkeeping.
 const INODE_COST: usize = 1024;
@@ -57,6 +64,8 @@ pub(crate) struct Volume {
     blocks: Cache<FsBlock, Arc<Slot>>,
     extent_nodes: Cache<(Ino, FsBlock), Arc<ExtentNode>>,
     nodes: Cache<Ino, Arc<Node>>,
+    /// Inode tables of the groups of each flexible group.
+    tables: Sparse<OnceLock<Box<[FsBlock]>>>,
     /// What a writable mount has besides; set once, before anybody else has the volume.
     writer: OnceLock<Writer>,
     /// Contents of files, made when the first is used.
@@ -137,6 +146,7 @@ impl Volume {
         // Half of the budget for raw blocks, a quarter each for decoded extent nodes (at most
         // twice the size of their block) and inodes.
         let half = options.cache_bytes / 2;
+        let flex_count = superblock.group_count.div_ceil(superblock.groups_per_flex().max(1));
         Volume {
             device,
             block_size,
@@ -153,6 +163,7 @@ impl Volume {
             blocks: Cache::new(half / block_size.len()),
             extent_nodes: Cache::new(half / 4 / block_size.len()),
             nodes: Cache::new(options.inodes_max.unwrap_or(half / 2 / INODE_COST)),
+            tables: Sparse::new(flex_count, |_| OnceLock::new()),
             writer: OnceLock::new(),
             page_cache: OnceLock::new(),
             data_cache: options.data_cache,
@@ -350,13 +361,40 @@ impl Volume {
         node
     }
 
+    /// Where an inode with this number has its home: blocks near it are good for it.
+    pub(crate) fn goal_of(&self, ino: Ino) -> Result<FsBlock> {
+        let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
+        let (group, _) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
+        Ok(self.superblock.group_first_block(group).unwrap_or(self.first_data_block()))
+    }
+
+    /// The first block of the inode table of `group`. Tables do not move during a mount: no lock once its
+    /// flexible group was asked for.
+    fn inode_table(&self, group: GroupIndex) -> Result<FsBlock> {
+        let groups = self.superblock.groups_per_flex().clamp(1, self.superblock.group_count.max(1));
+        let load = || {
+            let first = group.0 - group.0 % groups;
+            let end = first.saturating_add(groups).min(self.superblock.group_count);
+            let table = |group| self.believed_group(GroupIndex(group)).ok();
+            // Block 0 where the descriptor is not to be believed.
+            (first..end).map(|at| table(at).map_or(FsBlock(0), |group| group.inode_table)).collect()
+        };
+        let tables: Option<&Box<[FsBlock]>> =
+            self.tables.get(group.0 / groups).map(|tables| tables.get_or_init(load));
+        let known = tables.and_then(|tables| tables.get((group.0 % groups) as usize));
+        match known.filter(|table| table.0 != 0) {
+            Some(table) => Ok(*table),
+            None => Ok(self.believed_group(group)?.inode_table),
+        }
+    }
+
     /// Where the stored form of an inode is: its table block, and the byte in it.
     pub(crate) fn inode_place(&self, ino: Ino) -> Result<(FsBlock, usize)> {
         let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
         let (group, index) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
-        let table = match self.writer.get() {
-            Some(writer) => writer.alloc().inode_table(self, group)?,
-            None => self.stored_group(group)?.inode_table,
+        let table = match self.reads_only {
+            true => self.stored_group(group)?.inode_table,
+            false => self.inode_table(group)?,
         };
         // The index is below 2^19, a record at most 64 KiB.
         let offset = u64::from(index) * u64::from(self.superblock.inode_size);
@@ -486,6 +524,38 @@ impl Volume {
             descriptor.itable_unused = 0;
         }
         Ok(descriptor)
+    }
+
+    /// The stored descriptor of a group, if what it says is possible.
+    pub(crate) fn believed_group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
+        let descriptor = self.stored_group(group)?;
+        descriptor.check(group, &self.superblock).map_err(|error| {
+            let at = self.descriptor_place(group).ok();
+            FsError::corrupt("group descriptor", None, at, Fault::Decode(Box::new(error)))
+        })?;
+        Ok(descriptor)
+    }
+
+    /// `len` blocks from `start` on are blocks of the file system that can hold anything at all.
+    /// `structure` names who pointed there. For what belongs to a file,
+    /// [`check_file_blocks`](Self::check_file_blocks).
+    pub(crate) fn check_blocks(
+        &self,
+        structure: &'static str,
+        ino: impl Into<Option<extant_base::Ino>>,
+        start: FsBlock,
+        len: u64,
+    ) -> Result<()> {
+        let first = self.first_data_block();
+        let limit = self.block_count();
+        match start.checked_add(len) {
+            Some(end) if start >= first && end.0 <= limit => Ok(()),
+            _ => {
+                let rule = "block number outside the file system";
+                let fault = Fault::Field { rule, value: start.0, limit };
+                Err(FsError::corrupt(structure, ino, None, fault))
+            }
+        }
     }
 
     /// Whether descriptors say what was never written. Without descriptor checksums the flags mean

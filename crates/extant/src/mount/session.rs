@@ -1,15 +1,13 @@
 //! Beginning and ending a writable mount, as far as it is about the superblock, orphans and
 //! multi-mount protection.
 
-use extant_format::superblock::Superblock;
 use extant_jbd2::{FastCommitOverlay, JournalError};
 
-use super::{Ending, Totals};
-use crate::alloc::Allocator;
+use super::Fs;
 use crate::error::{FsError, Result};
 use crate::fc_apply;
-use crate::mount::Fs;
 use crate::orphan::OrphanSummary;
+use crate::supers::Ending;
 use crate::writer::Writer;
 
 /// How often [`Fs::rest`] tries.
@@ -24,14 +22,6 @@ enum Resting {
 impl From<JournalError> for Resting {
     fn from(error: JournalError) -> Resting {
         Resting::Journal(error)
-    }
-}
-
-impl Totals {
-    /// As the allocator has them now.
-    pub(crate) fn of(alloc: &Allocator, superblock: &Superblock) -> Totals {
-        let free_blocks = alloc.free_clusters() << superblock.cluster_bits();
-        Totals { free_blocks, free_inodes: alloc.free_inodes() }
     }
 }
 
@@ -73,7 +63,7 @@ impl Fs {
 
     fn ending(&self, writer: &Writer, log_is_empty: bool, kbytes_written: u64) -> Ending {
         Ending {
-            totals: Totals::of(writer.alloc(), self.superblock()),
+            totals: writer.totals(self.superblock()),
             log_is_empty,
             no_orphans: writer.orphans().len() == 0,
             kbytes_written,
