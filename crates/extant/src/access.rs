@@ -14,9 +14,9 @@ use bitflags::bitflags;
 use extant_format::acl::{Acl, Who};
 
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::node::Metadata;
 use crate::xattr::AclKind;
 

@@ -8,7 +8,7 @@
 
 use crate::delete::REMOVALS_MAX;
 use crate::error::{FsError, Result};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::quota::NO_CREDITS;
 use crate::writer::Writer;
 

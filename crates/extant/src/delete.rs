@@ -10,8 +10,8 @@ use extant_format::inode::FileKind;
 
 use crate::alloc::Purpose;
 use crate::error::{Family, Result};
+use crate::fs::Fs;
 use crate::map::{self, FILE_BLOCKS_END};
-use crate::mount::Fs;
 use crate::node::{Dying, Node, Settled};
 use crate::txn::Txn;
 use crate::xattr;

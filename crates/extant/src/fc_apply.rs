@@ -33,8 +33,8 @@ use extant_jbd2::{FastCommitOverlay, FcDirectory, FcEntry, FcInode, FcMapping};
 use crate::alloc::{Purpose, Run};
 use crate::dir::edit as dir_edit;
 use crate::error::{Family, Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
-use crate::mount::Fs;
 use crate::node::{InodeData, Node, Settled};
 use crate::txn::Txn;
 

@@ -5,8 +5,8 @@ use extant_format::inode::InodeFlags;
 use extant_format::time::Timestamp;
 
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::txn::Txn;
 
 /// Credits to change the times of one inode.

@@ -12,27 +12,24 @@
 //! named.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
-use extant_base::{FileBlock, FsBlock, Ino};
+use extant_base::{FsBlock, Ino};
 use extant_format::checksum::inode_seed;
-use extant_format::extent::{self, ExtentState};
+use extant_format::extent::{self};
 use extant_format::features::Incompat;
 use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
 use extant_format::inode::{
     BASE_BYTES, EXTRA_BYTES, FileKind, Inode as Record, InodeError, InodeFlags, InodeLayout,
 };
 use extant_format::xattr::NameIndex;
-use extant_jbd2::{FcDirectory, FcEntry, FcInode, FcMapping};
+use extant_jbd2::{FcDirectory, FcEntry, FcInode};
 
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
-use crate::map::{FILE_BLOCKS_END, MapIter, MappingKind};
-use crate::mount::Fs;
+use crate::fs::{Fs, Mount};
 use crate::node::{InodeData, Metadata, Node, NodeStats};
-use crate::volume::Volume;
 use crate::volume::check_stored_size;
 
 /// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
@@ -58,6 +55,48 @@ pub(crate) struct InlineDir {
 
 /// # Inodes
 impl Fs {
+    /// The root directory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`inode`](Self::inode); damage when inode 2 is not a directory.
+    pub fn root(&self) -> Result<Inode> {
+        let root = self.own_inode(Ino::ROOT, "root directory")?;
+        if root.is_dir() {
+            return Ok(root);
+        }
+        let fault = Fault::Rule("the root inode is not a directory");
+        Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
+    }
+
+    /// Whether the root can be used as a mount needs it: it can be loaded, is a directory, and has
+    /// a size and space, as the kernel asks when it mounts. A mount for writing has been asked
+    /// this when it was opened; one for reading is of use without a root, to look at inodes by number.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the root, its group descriptor, or its inode table; device errors.
+    pub fn check_root(&self) -> Result<()> {
+        let root = self.root()?;
+        let record = root.record();
+        if record.size != 0 && (record.sectors != 0 || root.is_inline()) {
+            return Ok(());
+        }
+        let fault = Fault::Rule("the root directory has no contents");
+        Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
+    }
+
+    /// An inode that the file system cannot do without; `what` is what it is. Not being in use is
+    /// damage then.
+    pub(crate) fn own_inode(&self, ino: Ino, what: &'static str) -> Result<Inode> {
+        self.inode(ino).map_err(|error| match error {
+            FsError::NoSuchInode { ino, .. } => {
+                FsError::corrupt(what, ino, None, Fault::Rule("its inode is not in use"))
+            }
+            other => other,
+        })
+    }
+
     /// The inode with this number.
     ///
     /// # Errors
@@ -303,83 +342,9 @@ impl Inode {
         &self.node
     }
 
-    /// How the file's blocks are stored, as runs in order and without gaps. `blocks` is a range of
-    /// file blocks and may reach past the end of the file: what was reserved there shows as
-    /// unwritten, the rest as a hole.
-    ///
-    /// Devices, pipes, sockets and links that hold their target in the inode have no blocks: all
-    /// is a hole.
-    ///
-    /// # Errors
-    ///
-    /// Damage of the map ends the iteration with an `Err` item; a later range may be intact.
-    ///
-    /// # Example
-    ///
-    /// ```no_run
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use extant::MappingKind;
-    /// let device = extant_block::FileDevice::open_read_only("disk.img")?;
-    /// let fs = extant::MountOptions::new().open(device)?;
-    /// let inode = fs.resolve("/var/lib/db")?;
-    /// for run in inode.map(0..inode.block_len()) {
-    ///     let run = run?;
-    ///     if let MappingKind::Mapped(start) = run.kind {
-    ///         println!("{} blocks at {start} for file block {}", run.len, run.file_start);
-    ///     }
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn map(&self, blocks: Range<u64>) -> MapIter {
-        MapIter::new(self.clone(), blocks)
-    }
-
     /// How many blocks the size covers, the last perhaps in part.
     pub fn block_len(&self) -> u64 {
         self.volume().block_size().blocks_for(self.size())
-    }
-
-    /// The target of a symbolic link, as stored; of an encrypted one, the form that Linux shows
-    /// without the key.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks
-    /// cannot be read.
-    pub fn read_link(&self) -> Result<Vec<u8>> {
-        self.locked(Inode::link_target)
-    }
-
-    fn link_target(&self) -> Result<Vec<u8>> {
-        if !self.is_symlink() {
-            return Err(FsError::NotASymlink { ino: self.ino() });
-        }
-        let size = self.size();
-        let limit = u64::from(self.volume().block_size().bytes());
-        if size > limit {
-            let rule = "the target is longer than a block";
-            let fault = Fault::Field { rule, value: size, limit };
-            return Err(FsError::corrupt("symlink", self.ino(), None, fault));
-        }
-        let mut target = vec![0; size as usize]; // At most 65536.
-        if self.is_fast_symlink() {
-            // Shorter than 60 bytes, or it would not be a fast one.
-            let stored = self.i_block().get(..target.len()).unwrap_or(&[]);
-            target.truncate(stored.len());
-            target.copy_from_slice(stored);
-        } else {
-            self.read_range(0, &mut target)?;
-        }
-        if self.is_encrypted() {
-            return crate::dir::show_encrypted_target(&target).ok_or_else(|| {
-                let fault = Fault::Rule("the encrypted target is shorter than it says");
-                FsError::corrupt("symlink", self.ino(), None, fault)
-            });
-        }
-        // What programs get ends at the first zero byte.
-        target.truncate(target.iter().position(|byte| *byte == 0).unwrap_or(target.len()));
-        Ok(target)
     }
 
     /// Whether the contents, or the names in the directory, are encrypted.
@@ -417,7 +382,7 @@ impl Inode {
         self.flags().contains(InodeFlags::EA_INODE)
     }
 
-    pub(crate) fn volume(&self) -> &Volume {
+    pub(crate) fn volume(&self) -> &Mount {
         self.fs.volume()
     }
 
@@ -445,7 +410,7 @@ impl Inode {
 
     /// A link whose target is in `i_block`: too short for a block of its own. Old kernels left
     /// other short links in blocks; then there are blocks besides that of the attributes.
-    fn is_fast_symlink(&self) -> bool {
+    pub(crate) fn is_fast_symlink(&self) -> bool {
         if !self.is_symlink() || self.is_inline() || self.uses_extents() {
             return false;
         }
@@ -509,7 +474,8 @@ impl Inode {
 
 /// What fast commits say.
 impl Inode {
-    fn recorded(&self) -> Option<&FcInode> {
+    /// What fast commits say of the inode and its map.
+    pub(crate) fn recorded(&self) -> Option<&FcInode> {
         self.volume().fast_commit()?.inode(self.ino())
     }
 
@@ -521,24 +487,6 @@ impl Inode {
     /// parent.
     pub(crate) fn made_by_overlay(&self) -> Option<Ino> {
         self.recorded_dir()?.made_in()
-    }
-
-    /// What fast commits say about file block `at`, `None` for nothing, and up to where that
-    /// holds.
-    pub(crate) fn overlay_at(&self, at: FileBlock) -> (Option<MappingKind>, u64) {
-        let Some(recorded) = self.recorded() else { return (None, FILE_BLOCKS_END) };
-        let start = u64::from(at.0);
-        match recorded.map(at) {
-            FcMapping::Unchanged { len } => (None, start + u64::from(len.0)),
-            FcMapping::Hole { len } => (Some(MappingKind::Hole), start + u64::from(len.0)),
-            FcMapping::Mapped(extent) => {
-                let kind = match extent.state {
-                    ExtentState::Written => MappingKind::Mapped(extent.device_start),
-                    ExtentState::Unwritten => MappingKind::Unwritten(extent.device_start),
-                };
-                (Some(kind), start + u64::from(extent.len.0))
-            }
-        }
     }
 
     /// Names that fast commits say this directory has.

@@ -7,7 +7,7 @@
 use extant_base::FsBlock;
 use extant_format::inode::FileKind;
 
-use crate::error::{FsError, Result};
+use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::map::{Cursor, MappingKind};
 
@@ -129,5 +129,50 @@ impl Inode {
             rest = later;
         }
         Ok(())
+    }
+}
+
+/// # Symbolic links
+impl Inode {
+    /// The target of a symbolic link, as stored; of an encrypted one, the form that Linux shows
+    /// without the key.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks
+    /// cannot be read.
+    pub fn read_link(&self) -> Result<Vec<u8>> {
+        self.locked(Inode::link_target)
+    }
+
+    fn link_target(&self) -> Result<Vec<u8>> {
+        if !self.is_symlink() {
+            return Err(FsError::NotASymlink { ino: self.ino() });
+        }
+        let size = self.size();
+        let limit = u64::from(self.volume().block_size().bytes());
+        if size > limit {
+            let rule = "the target is longer than a block";
+            let fault = Fault::Field { rule, value: size, limit };
+            return Err(FsError::corrupt("symlink", self.ino(), None, fault));
+        }
+        let mut target = vec![0; size as usize]; // At most 65536.
+        if self.is_fast_symlink() {
+            // Shorter than 60 bytes, or it would not be a fast one.
+            let stored = self.i_block().get(..target.len()).unwrap_or(&[]);
+            target.truncate(stored.len());
+            target.copy_from_slice(stored);
+        } else {
+            self.read_range(0, &mut target)?;
+        }
+        if self.is_encrypted() {
+            return crate::dir::show_encrypted_target(&target).ok_or_else(|| {
+                let fault = Fault::Rule("the encrypted target is shorter than it says");
+                FsError::corrupt("symlink", self.ino(), None, fault)
+            });
+        }
+        // What programs get ends at the first zero byte.
+        target.truncate(target.iter().position(|byte| *byte == 0).unwrap_or(target.len()));
+        Ok(target)
     }
 }

@@ -8,7 +8,8 @@ use extant_format::superblock::Superblock;
 use extant_sync::FixedClock;
 use extant_testkit::oracle;
 
-use crate::mount::{Fs, MountOptions};
+use crate::fs::Fs;
+use crate::mount::MountOptions;
 
 /// A superblock of revision 1 without features: one group of `blocks` blocks, 64 inodes of 256
 /// bytes.

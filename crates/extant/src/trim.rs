@@ -6,7 +6,7 @@ use std::time::Duration;
 use extant_base::FsBlock;
 
 use crate::error::{FsError, Result};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::volume::Volume;
 
 impl Fs {

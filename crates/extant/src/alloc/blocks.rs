@@ -9,8 +9,8 @@ use extant_format::group::GroupFlags;
 use super::group::{GroupState, NotFreed, damaged};
 use super::promise::Claimant;
 use super::{Allocator, BlockAsk, Half, Locked, Purpose, Right, Run};
+use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
-use crate::txn::Txn;
 use crate::volume::Volume;
 
 /// Groups whose bitmaps are searched for as much as was wanted, before less will do.
@@ -57,7 +57,7 @@ impl Search {
 /// Who takes what is found.
 pub(super) enum Taker<'t, 'v> {
     /// A transaction.
-    Handle(&'t mut Txn<'v>, Claimant),
+    Handle(&'t mut Editor<'v>, Claimant),
     /// Writeback of this file, in memory; perhaps at its end, where it grows.
     Pin { ino: Ino, grows: bool },
 }
@@ -73,7 +73,7 @@ impl Allocator {
     /// while others have room.
     pub(crate) fn allocate(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         ask: &BlockAsk,
         right: Right,
         end: u64,
@@ -295,14 +295,14 @@ impl Allocator {
     ///
     /// Damage: blocks outside the file system, in its own structures, or parts of clusters; then nothing has changed.
     /// That they are free already is damage of the bitmap, which is reported, and its group is not used any more (B5).
-    pub(crate) fn free(&self, txn: &mut Txn<'_>, run: Run, was: Purpose) -> Result<()> {
+    pub(crate) fn free(&self, txn: &mut Editor<'_>, run: Run, was: Purpose) -> Result<()> {
         self.free_or(txn, run, was, NotFreed::lost)
     }
 
     /// [`free`](Self::free); `judge` says what becomes of blocks that are not freed.
     pub(super) fn free_or(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         run: Run,
         was: Purpose,
         judge: fn(NotFreed) -> Result<&'static str, &'static str>,
@@ -377,7 +377,7 @@ impl Allocator {
 
     fn free_locked(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         locked: &mut Locked<'_>,
         range: &Range<u32>,
     ) -> Result<()> {

@@ -7,8 +7,8 @@ use extant_format::group::GroupFlags;
 
 use super::blocks::each_group;
 use super::{Allocator, Half, Run};
+use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
-use crate::txn::Txn;
 
 impl Allocator {
     /// Marks blocks as used, whether they were free or not; with clusters, all that the run
@@ -17,7 +17,7 @@ impl Allocator {
     /// # Errors
     ///
     /// Damage: blocks outside the file system or in its own structures. Blocks that are pinned.
-    pub(crate) fn claim_blocks(&self, txn: &mut Txn<'_>, run: Run) -> Result<()> {
+    pub(crate) fn claim_blocks(&self, txn: &mut Editor<'_>, run: Run) -> Result<()> {
         let volume = txn.volume();
         volume.check_blocks("blocks of a fast commit", None, run.start, u64::from(run.len))?;
         each_group(volume, run, |group, range| {
@@ -55,7 +55,7 @@ impl Allocator {
     /// # Errors
     ///
     /// Damage: no ordinary inode has that number.
-    pub(crate) fn claim_inode(&self, txn: &mut Txn<'_>, ino: Ino, is_dir: bool) -> Result<()> {
+    pub(crate) fn claim_inode(&self, txn: &mut Editor<'_>, ino: Ino, is_dir: bool) -> Result<()> {
         let volume = txn.volume();
         let superblock = volume.superblock();
         let fail = |rule| FsError::corrupt("inode bitmap", ino, None, Fault::Rule(rule));
@@ -70,7 +70,7 @@ impl Allocator {
     }
 
     /// Whether an inode number is in use.
-    pub(crate) fn has_inode(&self, txn: &Txn<'_>, ino: Ino) -> Result<bool> {
+    pub(crate) fn has_inode(&self, txn: &Editor<'_>, ino: Ino) -> Result<bool> {
         let volume = txn.volume();
         let Some((group, bit)) = volume.superblock().group_of_inode(ino) else { return Ok(false) };
         let mut locked = self.lock(volume, group)?;

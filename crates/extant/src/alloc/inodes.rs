@@ -8,10 +8,10 @@ use extant_format::inode::FileKind;
 
 use super::group::GroupState;
 use super::{Allocator, Half, Locked};
+use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::InodeData;
 use crate::slot::BlockKind;
-use crate::txn::Txn;
 use crate::volume::Volume;
 
 impl Allocator {
@@ -27,7 +27,7 @@ impl Allocator {
     /// while others have inodes.
     pub(crate) fn allocate_inode(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         parent: &InodeData,
         kind: FileKind,
         name: &[u8],
@@ -53,7 +53,7 @@ impl Allocator {
     /// Takes an inode of this group, if it has one. Errors are those of the journal.
     fn try_inode(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         volume: &Volume,
         group: GroupIndex,
         is_dir: bool,
@@ -95,7 +95,7 @@ impl Allocator {
     /// Takes inode `bit` of a locked group, which is free.
     pub(super) fn take_inode(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         locked: &mut Locked<'_>,
         bit: u32,
         is_dir: bool,
@@ -165,7 +165,7 @@ impl Allocator {
     ///
     /// Damage: the inode is reserved; then nothing has changed. That it is free already is damage of the bitmap, which
     /// is reported, and the group gives no inodes any more (B5).
-    pub(crate) fn free_inode(&self, txn: &mut Txn<'_>, ino: Ino, is_dir: bool) -> Result<()> {
+    pub(crate) fn free_inode(&self, txn: &mut Editor<'_>, ino: Ino, is_dir: bool) -> Result<()> {
         let volume = txn.volume();
         let superblock = volume.superblock();
         let fail = |rule| FsError::corrupt("inode bitmap", ino, None, Fault::Rule(rule));

@@ -2,8 +2,8 @@
 //!
 //! # Place
 //!
-//! Below: `txn` and `slot`. Above: `map`, `dir` and `xattr` ask for blocks through
-//! [`Txn::allocate`], `namei` for inodes.
+//! Below: `editor` and `slot`. Above: `map`, `dir` and `xattr` ask for blocks through
+//! `Txn::allocate`, `namei` for inodes.
 //!
 //! # Shape
 //!
@@ -46,7 +46,6 @@ mod tests;
 mod trim;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -56,10 +55,10 @@ use extant_format::inode::{FileKind, InodeFlags};
 use extant_jbd2::Tid;
 use extant_sync::{Mutex, MutexGuard, Rank};
 
+use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::{InodeData, Node};
 use crate::sparse::Sparse;
-use crate::txn::Txn;
 use crate::volume::Volume;
 
 pub(crate) use crate::run::Run;
@@ -461,7 +460,7 @@ impl Allocator {
 
     /// Notes that the transaction will change half of a locked group: claims the blocks that
     /// encoding it will fill, once per transaction (B6).
-    fn touch(&self, txn: &mut Txn<'_>, state: &mut GroupState, half: Half) -> Result<()> {
+    fn touch(&self, txn: &mut Editor<'_>, state: &mut GroupState, half: Half) -> Result<()> {
         let volume = txn.volume();
         if state.dirty.descriptor.is_none() {
             let at = volume.descriptor_place(state.index)?;
@@ -534,50 +533,7 @@ impl Drop for Locked<'_> {
 }
 
 /// The block before which all blocks of an inode lie: pointers outside extents have 32 bits (P61).
-fn blocks_end(node: &Node) -> u64 {
+pub(crate) fn blocks_end(node: &Node) -> u64 {
     let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     if extents { u64::MAX } else { 1 << 32 }
-}
-
-impl Txn<'_> {
-    /// Allocates blocks for an inode: its quotas are charged and its block count raised. With
-    /// clusters, whole ones: the run may be longer than what was asked for.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::NoSpace`] and [`FsError::QuotaExceeded`]: nothing has changed that counts. Device
-    /// errors, and damage when nothing else is left.
-    pub(crate) fn allocate(&mut self, node: &Arc<Node>, ask: &BlockAsk) -> Result<Run> {
-        let alloc = self.writer().alloc();
-        let run = alloc.allocate(self, ask, self.right(), blocks_end(node))?;
-        let sectors = self.sectors_of(run);
-        let charged = self.charge_blocks(node, sectors).and_then(|()| {
-            let counted = self.update(node, |data| data.record.sectors += sectors);
-            counted.inspect_err(|_| self.uncharge_blocks(node, sectors))
-        });
-        if let Err(error) = charged {
-            // Nobody has seen the blocks, yet they wait for the commit like others.
-            alloc.free(self, run, ask.purpose)?;
-            return Err(error);
-        }
-        Ok(run)
-    }
-
-    /// Gives blocks of an inode back; with clusters, whole ones.
-    ///
-    /// # Errors
-    ///
-    /// As [`Allocator::free`].
-    pub(crate) fn release(&mut self, node: &Arc<Node>, run: Run, was: Purpose) -> Result<()> {
-        self.writer().alloc().free(self, run, was)?;
-        let sectors = self.sectors_of(run);
-        self.uncharge_blocks(node, sectors);
-        self.update(node, |data| {
-            data.record.sectors = data.record.sectors.saturating_sub(sectors);
-        })
-    }
-
-    fn sectors_of(&self, run: Run) -> u64 {
-        u64::from(run.len) * u64::from(self.volume().block_size().bytes() / 512)
-    }
 }

@@ -14,7 +14,6 @@
 //!   whole clusters.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use extant_base::{FsBlock, Ino};
@@ -22,9 +21,9 @@ use extant_format::group::GroupFlags;
 
 use super::blocks::{Taker, check_clusters, each_group};
 use super::{Allocator, BlockAsk, Half, Run};
+use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
 use crate::node::Node;
-use crate::txn::Txn;
 use crate::volume::Volume;
 
 /// Parts of a group where files may begin.
@@ -99,63 +98,53 @@ fn mixed(seed: u32) -> u32 {
     (hash ^ (hash >> 15)).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
-impl Txn<'_> {
-    /// Makes pinned blocks blocks of `node`: in the bitmap, the totals, the inode's count and the
-    /// quotas, instead of so many promised clusters. Space and limits were seen to when
-    /// they were promised.
-    ///
-    /// From then on blocks for metadata may come out of the pool, in this handle.
-    ///
-    /// Credits: two blocks for each group that the run lies in, the block of the inode, and one for
-    /// each kind of quota.
+impl Allocator {
+    /// Whether the blocks of a run are all pinned.
     ///
     /// # Errors
     ///
-    /// Blocks that are not pinned: nothing has changed. Device errors and damage stop the journal.
+    /// One that names the run, if they are not; device errors and damage.
+    pub(crate) fn check_pinned(&self, volume: &Volume, run: Run) -> Result<()> {
+        check_clusters(volume, run)?;
+        each_group(volume, run, |group, range| {
+            let mut locked = self.lock(volume, group)?;
+            let (place, state) = locked.parts()?;
+            let blocks = self.blocks_of(volume, place.0, state)?;
+            blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))
+        })
+    }
+
+    /// Takes pinned blocks on the device, instead of so many promised clusters. From then on blocks for metadata
+    /// may come out of the pool, in this handle.
+    ///
+    /// # Errors
+    ///
+    /// Device errors and damage, half-way.
     pub(crate) fn take_pinned(
-        &mut self,
-        node: &Arc<Node>,
+        &self,
+        txn: &mut Editor<'_>,
         run: Run,
         promised_clusters: u64,
     ) -> Result<()> {
-        let volume = self.volume();
-        let alloc = self.writer().alloc();
-        check_clusters(volume, run)?;
-        each_group(volume, run, |group, range| {
-            let mut locked = alloc.lock(volume, group)?;
-            let (place, state) = locked.parts()?;
-            let blocks = alloc.blocks_of(volume, place.0, state)?;
-            blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))
-        })?;
-        self.take_checked(node, run, promised_clusters).map_err(|error| self.fail(error))
-    }
-
-    fn take_checked(&mut self, node: &Arc<Node>, run: Run, promised_clusters: u64) -> Result<()> {
-        let volume = self.volume();
-        let alloc = self.writer().alloc();
-        self.publishes();
+        let volume = txn.volume();
+        txn.publishes();
         let mut taken = 0;
         each_group(volume, run, |group, range| {
-            let mut locked = alloc.lock(volume, group)?;
+            let mut locked = self.lock(volume, group)?;
             let (place, state) = locked.parts()?;
-            alloc.touch(self, state, Half::Blocks)?;
-            alloc.blocks_of(volume, place.0, state)?.take_pinned(range.clone());
+            self.touch(txn, state, Half::Blocks)?;
+            self.blocks_of(volume, place.0, state)?.take_pinned(range.clone());
             let count = range.end - range.start;
             let descriptor = &mut state.descriptor;
             descriptor.free_clusters = descriptor.free_clusters.saturating_sub(count);
             descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
             place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
-            alloc.space.take_pinned(count);
+            self.space.take_pinned(count);
             taken += count;
             Ok(())
         })?;
-        alloc.settle_promises(promised_clusters, taken);
-        let sectors = self.sectors_of(run);
-        let cluster = u64::from(volume.superblock().cluster_ratio().max(1));
-        let block = u64::from(volume.block_size().bytes() / 512);
-        let promised = promised_clusters.saturating_mul(cluster * block);
-        self.writer().quotas().charge_promised(self, node, sectors, promised)?;
-        self.update(node, |data| data.record.sectors += sectors)
+        self.settle_promises(promised_clusters, taken);
+        Ok(())
     }
 }
 

@@ -15,9 +15,9 @@ use extant_format::hash::{HashVersion, name_hash};
 use extant_format::inode::InodeFlags;
 
 use super::Allocator;
+use crate::editor::Editor;
 use crate::error::Result;
 use crate::node::InodeData;
-use crate::txn::Txn;
 
 /// Flexible groups that are looked at for the best place of a directory, before any place will do.
 const ORLOV_LOOKS: u32 = 128;
@@ -54,7 +54,7 @@ impl Allocator {
     /// The group where a new directory would best be.
     pub(super) fn directory_goal(
         &self,
-        txn: &Txn<'_>,
+        txn: &Editor<'_>,
         parent: &InodeData,
         home: GroupIndex,
         name: &[u8],
@@ -79,7 +79,7 @@ impl Allocator {
             // By the name, so that the same tree is laid out in the same way.
             let start = match name_hash(HashVersion::HalfMd4, &volume.hash_seed(), name) {
                 Some(hash) if !name.is_empty() => hash.major,
-                _ => (txn.writer().random() >> 32) as u32,
+                _ => (txn.log().random() >> 32) as u32,
             };
             let mut best: Option<(i64, u32)> = None;
             for at in (0..looks).map(|step| at(start % count, step)) {
@@ -123,7 +123,7 @@ impl Allocator {
         Ok(home)
     }
 
-    fn sum(&self, txn: &Txn<'_>, at: u32) -> Result<Sum> {
+    fn sum(&self, txn: &Editor<'_>, at: u32) -> Result<Sum> {
         let flex = self.flex_at(txn.volume(), at)?;
         Ok(Sum {
             clusters: flex.clusters.load(Ordering::Relaxed),

@@ -15,10 +15,11 @@ use extant_testkit::require;
 
 use super::group::NotFreed;
 use super::*;
+use crate::fs::Fs;
 use crate::map::MappingKind;
-use crate::mount::Fs;
 use crate::slot::BlockKind;
 use crate::test_images::Image;
+use crate::txn::Txn;
 
 /// Small groups, four to a flexible one, tables not yet zeroed.
 const SMALL_GROUPS: &[&str] =
@@ -48,7 +49,7 @@ impl Mount {
         Mount { fs: image.open() }
     }
 
-    fn volume(&self) -> &Volume {
+    fn volume(&self) -> &crate::fs::Mount {
         self.fs.volume()
     }
 

@@ -19,9 +19,9 @@ use super::index::{Descent, Frame};
 use crate::alloc::Purpose;
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map::{self, Cursor};
-use crate::mount::Fs;
 use crate::node::Node;
 use crate::txn::Txn;
 

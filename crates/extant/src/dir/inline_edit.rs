@@ -18,9 +18,9 @@ use super::damage;
 use super::edit::{Shape, dir_damage};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map;
-use crate::mount::Fs;
 use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 

@@ -10,9 +10,9 @@ use extant_format::inode::FileKind;
 use super::list::{self, Item, OwnedEntry};
 use super::{damage, is_plain, nokey};
 use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
-use crate::mount::Fs;
 
 /// Most bytes of a directory held at once: large directories are read in pieces of this size.
 const BATCH_BYTES: usize = 128 << 10;

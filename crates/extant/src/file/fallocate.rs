@@ -31,6 +31,7 @@ use extant_iomap::KeptOut;
 use super::{FileMapper, WriteBy};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{FsError, Result};
+use crate::fs::Mount;
 use crate::inode::Inode;
 use crate::map::{
     self, CONVERT_STEP_CREDITS, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS,
@@ -39,7 +40,6 @@ use crate::map::{
 use crate::node::{FileState, Node};
 use crate::supers::Needed;
 use crate::txn::Txn;
-use crate::volume::Volume;
 
 /// The inode, its quotas and the superblock; bitmap and descriptor of one group.
 const BASE_CREDITS: u32 = 8 + 2;
@@ -154,7 +154,7 @@ impl Change<'_> {
         self.mapper.node
     }
 
-    fn volume(&self) -> &Volume {
+    fn volume(&self) -> &Mount {
         self.mapper.fs.volume()
     }
 
@@ -662,7 +662,7 @@ fn file_block(at: u64) -> Result<FileBlock> {
 }
 
 /// Zeroes a range of the device, by writing where it cannot otherwise.
-fn zero_device(volume: &Volume, start: u64, len: u64) -> Result<()> {
+fn zero_device(volume: &Mount, start: u64, len: u64) -> Result<()> {
     let device = volume.device();
     let mut done = 0;
     let mut buffer = Vec::new();

@@ -1,139 +1,22 @@
 //! Bringing dirty files to the device: on request, in time, and when too much is dirty.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use extant_base::Ino;
-use extant_sync::{Background, Mutex, Rank};
 
 use super::FileMapper;
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::node::{FileState, Node};
 use crate::txn::Txn;
-use crate::volume::Volume;
 
-/// How long data may be dirty before [`Fs::tick`] writes it, unless a mount says otherwise.
-pub(crate) const EXPIRE: Duration = Duration::from_secs(30);
 /// What one caller writes for others at once, in bytes.
 const STEP: u64 = 16 << 20;
 /// Steps for one file before others have their turn.
 const STEPS_MOST: u32 = 64;
-/// How often the background thread looks what is due.
-const PERIOD: Duration = Duration::from_secs(1);
-/// Files of each shard that the background looks at before it looks again which are the oldest.
-const FEW: usize = 64;
 /// Credits to store a size and times.
 const SIZE_CREDITS: u32 = 8;
-
-/// Shards of the list of dirty files.
-const SHARDS: usize = 16;
-
-/// When a file became dirty, since the clock's start, and its number.
-type Place = (Duration, Ino);
-
-/// Files with something to store, by the time at which they became dirty.
-pub(crate) struct DirtyFiles {
-    /// How long data may be dirty before it is written without being asked for.
-    expire: Duration,
-    /// By inode number.
-    shards: Vec<Mutex<BTreeMap<Place, Arc<Node>>>>,
-    /// Number of the last write of data in place, which no commit need ever follow.
-    in_place: AtomicU64,
-    /// Held over a flush: whoever comes meanwhile waits, and may find that its data was in it.
-    flushed: Mutex<Flushed>,
-}
-
-struct Flushed {
-    /// Number of the last write in place that is durable.
-    upto: u64,
-    /// A flush failed. What had been written by then is in doubt, and no later flush changes that.
-    failed: bool,
-}
-
-impl DirtyFiles {
-    pub(crate) fn new(expire: Duration) -> DirtyFiles {
-        let shard = |_| Mutex::new(Rank::Leaf, BTreeMap::new());
-        DirtyFiles {
-            expire,
-            shards: (0..SHARDS).map(shard).collect(),
-            in_place: AtomicU64::new(0),
-            flushed: Mutex::new(Rank::JournalState, Flushed { upto: 0, failed: false }),
-        }
-    }
-
-    /// Notes that data of the file was written in place.
-    pub(super) fn wrote_in_place(&self, node: &Node) {
-        let number = self.in_place.fetch_add(1, Ordering::AcqRel) + 1;
-        node.unsynced().in_place.fetch_max(number, Ordering::AcqRel);
-    }
-
-    /// Notes that a commit which began after write `number` is durable, and that write with it.
-    fn note_flushed(&self, number: u64) {
-        let mut flushed = self.flushed.lock();
-        flushed.upto = flushed.upto.max(number);
-    }
-
-    fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Place, Arc<Node>>> {
-        &self.shards[ino.0 as usize % SHARDS]
-    }
-
-    fn insert(&self, node: &Arc<Node>, file: &FileState, since: Duration) {
-        let mut shard = self.shard(node.ino()).lock();
-        // Decided under the lock: a file is listed once, and one that is being deleted not again.
-        if file.listed_since().is_none() && !file.cache.has_ended() {
-            file.set_listed_since(Some(since));
-            shard.insert((since, node.ino()), Arc::clone(node));
-        }
-    }
-
-    /// Takes a file off the list.
-    pub(super) fn remove(&self, node: &Node, file: &FileState) {
-        let mut shard = self.shard(node.ino()).lock();
-        let since = file.listed_since();
-        file.set_listed_since(None);
-        let taken = since.and_then(|since| shard.remove(&(since, node.ino())));
-        drop(shard);
-        // Perhaps the last reference, and with it the file's cache.
-        drop(taken);
-    }
-
-    /// The file that has been dirty longest, if since `before`. It stays on the list.
-    fn oldest(&self, before: Duration) -> Option<Arc<Node>> {
-        let first = |shard: &Mutex<BTreeMap<Place, Arc<Node>>>| {
-            shard.lock().first_key_value().map(|(place, node)| (*place, Arc::clone(node)))
-        };
-        let oldest = self.shards.iter().filter_map(first).min_by_key(|(place, _)| *place)?;
-        (oldest.0.0 <= before).then_some(oldest.1)
-    }
-
-    /// Some of those that are dirty since `before`, the oldest of each shard among them, oldest first.
-    /// What it costs does not depend on how many there are.
-    fn oldest_some(&self, before: Duration) -> Vec<Arc<Node>> {
-        let mut some = Vec::new();
-        for shard in &self.shards {
-            let shard = shard.lock();
-            let old = shard.iter().take(FEW).take_while(|((since, _), _)| *since <= before);
-            some.extend(old.map(|(place, node)| (*place, Arc::clone(node))));
-        }
-        some.sort_unstable_by_key(|(place, _)| *place);
-        some.into_iter().map(|(_, node)| node).collect()
-    }
-
-    /// All of them, oldest first.
-    fn all(&self) -> Vec<Arc<Node>> {
-        let mut all = Vec::new();
-        for shard in &self.shards {
-            let shard = shard.lock();
-            all.extend(shard.iter().map(|(place, node)| (*place, Arc::clone(node))));
-        }
-        all.sort_unstable_by_key(|(place, _)| *place);
-        all.into_iter().map(|(_, node)| node).collect()
-    }
-}
 
 impl Fs {
     /// The file has something to store from now on.
@@ -203,31 +86,6 @@ impl Fs {
         Ok(true)
     }
 
-    /// Starts the thread that calls [`tick`](Fs::tick), and allows the one that reads ahead.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::InvalidArgument`] when the system starts no thread.
-    pub(crate) fn start_background(&self) -> Result<()> {
-        let volume = Arc::downgrade(self.volume());
-        let work = move || {
-            let Some(volume) = volume.upgrade() else { return false };
-            if volume.writer().is_ok_and(|writer| writer.is_closed()) {
-                return false;
-            }
-            // What failed stays dirty, is counted for whoever syncs the file, and is tried again.
-            let _ = Fs::of(volume).tick();
-            true
-        };
-        let started = Background::start("extant-flush", PERIOD, work);
-        let what = "background: the system starts no thread; set it to false and call `tick`";
-        let background = started.map_err(|_| FsError::InvalidArgument { what })?;
-        let writer = self.volume().writer()?;
-        writer.set_background(background);
-        writer.read_ahead().allow();
-        Ok(())
-    }
-
     /// Called before a write, without locks: when too much is dirty, whoever makes more writes some of
     /// it first.
     pub(crate) fn balance_dirty(&self) -> Result<()> {
@@ -271,7 +129,7 @@ impl Fs {
     /// Writes what has been dirty for long, or some when much is.
     pub(crate) fn flush_due(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let (now, expire) = (writer.clock().monotonic(), writer.dirty_files().expire);
+        let (now, expire) = (writer.clock().monotonic(), writer.dirty_files().expire());
         let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
         let mut much = cache.wants_writeback();
         let mut first = None;
@@ -331,37 +189,7 @@ impl Fs {
     /// Makes data durable that was written in place.
     pub(crate) fn flush_device(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        self.volume().flush_in_place(writer.dirty_files().in_place.load(Ordering::Acquire))
-    }
-}
-
-impl Volume {
-    /// Makes the writes in place up to number `upto` durable, or all with a larger number. When the device fails to, the mount is
-    /// over for writers: its data is in doubt, and a flush that succeeds later would not say so.
-    pub(crate) fn flush_in_place(&self, upto: u64) -> Result<()> {
-        let writer = self.writer()?;
-        let files = writer.dirty_files();
-        let mut flushed = files.flushed.lock();
-        if flushed.upto >= upto {
-            return Ok(());
-        }
-        if flushed.failed {
-            return Err(FsError::Aborted { errno: 5, why: "a flush of data failed before".into() });
-        }
-        let now = files.in_place.load(Ordering::Acquire);
-        match self.device().flush() {
-            Ok(()) => flushed.upto = now,
-            Err(error) => {
-                flushed.failed = true;
-                drop(flushed);
-                let error = FsError::from(error);
-                writer.abort(&error);
-                return Err(error);
-            }
-        }
-        drop(flushed);
-        // A commit may have met a failing flush just before ours.
-        writer.check_running()
+        self.volume().flush_in_place(writer.dirty_files().last_in_place())
     }
 }
 

@@ -10,9 +10,9 @@ use extant_format::inode::{FileKind, InodeFlags};
 
 use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map;
-use crate::mount::Fs;
 use crate::node::{FileState, Gist, Node};
 use crate::txn::Txn;
 

@@ -14,9 +14,9 @@ use extant_iomap::MappedPages;
 
 use super::FileMapper;
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map;
-use crate::mount::Fs;
 use crate::node::Node;
 
 /// Offsets of maps are multiples of it.

@@ -13,12 +13,11 @@ use extant_iomap::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed
 
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{FsError, Result};
+use crate::fs::{Fs, Mount};
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
-use crate::mount::Fs;
 use crate::node::{Delayed, FileState, Node, Pinned};
 use crate::supers::Needed;
 use crate::txn::Txn;
-use crate::volume::Volume;
 
 /// Blocks that a mapping is looked up for at least.
 const LOOK_AHEAD: u64 = 16384;
@@ -46,7 +45,7 @@ pub(crate) struct FileMapper<'a> {
 }
 
 impl FileMapper<'_> {
-    fn volume(&self) -> &Volume {
+    fn volume(&self) -> &Mount {
         self.fs.volume()
     }
 
@@ -90,15 +89,18 @@ impl FileMapper<'_> {
             let new = delayed.new_clusters(&blocks) - own;
             let promised = match new {
                 0 => Ok(()),
-                _ => writer.quotas().promise(self.node, sectors(new)).and_then(|()| {
-                    let promised = writer.alloc().promise(self.volume(), new);
-                    promised.inspect_err(|_| writer.quotas().unpromise(self.node, sectors(new)))
-                }),
+                _ => writer
+                    .quotas()
+                    .promise(self.volume(), writer, self.node, sectors(new))
+                    .and_then(|()| {
+                        let promised = writer.alloc().promise(self.volume(), new);
+                        promised.inspect_err(|_| writer.quotas().unpromise(self.node, sectors(new)))
+                    }),
             };
             match promised {
                 Ok(()) => {
                     if own > 0 {
-                        writer.quotas().promise_anyway(self.node, sectors(own))?;
+                        writer.quotas().promise_anyway(self.volume(), self.node, sectors(own))?;
                         writer.alloc().promise_anyway(own);
                     }
                     return Ok(blocks);

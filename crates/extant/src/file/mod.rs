@@ -13,7 +13,6 @@
 //! ahead    the thread that fetches what readers will want
 //! flush    sync, the list of dirty files, limits
 //! mapper   what is behind a range, where delayed data goes, how it gets into the map
-//! state    the end of what a file has in memory
 //! ```
 
 mod ahead;
@@ -27,11 +26,8 @@ mod mapper;
 mod privilege;
 mod query;
 mod resize;
-mod state;
 
-pub(crate) use ahead::ReadAhead;
 pub use fallocate::Fallocate;
-pub(crate) use flush::{DirtyFiles, EXPIRE};
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;

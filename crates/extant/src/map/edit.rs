@@ -28,8 +28,9 @@ use super::indirect_edit::Pointers;
 use super::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::node::{InodeData, Node};
+use crate::quota::Grow;
 use crate::txn::Txn;
 use crate::volume::{Volume, check_sectors, check_size};
 
@@ -123,6 +124,13 @@ pub(crate) fn append_block(
     }
     txn.update(node, |data| data.record.size = new_size).map_err(|error| txn.fail(error))?;
     Ok((file_start, block))
+}
+
+impl<'v> Grow<'v> for Txn<'v> {
+    fn append_block(&mut self, node: &Arc<Node>) -> Result<(FileBlock, FsBlock)> {
+        let fs = self.volume().fs().ok_or(FsError::ReadOnly)?;
+        append_block(self, &fs, node)
+    }
 }
 
 /// Maps file block 0 of an empty file to `block`.

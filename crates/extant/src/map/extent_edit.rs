@@ -93,7 +93,8 @@ pub(super) fn reserve_blocks(
 fn allocate_over_quota(txn: &mut Txn<'_>, node: &Arc<Node>, ask: &BlockAsk) -> Result<FsBlock> {
     let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     let end = if extents { u64::MAX } else { 1 << 32 };
-    let run = txn.writer().alloc().allocate(txn, ask, txn.right(), end)?;
+    let right = txn.right();
+    let run = txn.writer().alloc().allocate(txn, ask, right, end)?;
     let sectors = u64::from(run.len) * u64::from(txn.volume().block_size().bytes() / 512);
     let charged = txn.writer().quotas().charge_blocks_unchecked(txn, node, sectors);
     let counted = charged.and_then(|()| txn.update(node, |data| data.record.sectors += sectors));
@@ -132,7 +133,8 @@ impl TreeStore for Tree<'_, '_> {
         change: impl FnOnce(&mut [u8]) -> Result<(), ExtentFault>,
     ) -> Result<()> {
         self.changed = true;
-        let changed = self.txn.edit_block(block, self.kind(), change)?;
+        let kind = self.kind();
+        let changed = self.txn.edit_block(block, kind, change)?;
         self.drop_decoded(block);
         changed.map_err(|fault| self.fault(Some(block), fault))
     }
@@ -143,7 +145,8 @@ impl TreeStore for Tree<'_, '_> {
         fill: impl FnOnce(&mut [u8]) -> Result<(), ExtentFault>,
     ) -> Result<()> {
         self.changed = true;
-        let filled = self.txn.create_block(block, self.kind(), fill)?;
+        let kind = self.kind();
+        let filled = self.txn.create_block(block, kind, fill)?;
         self.drop_decoded(block);
         filled.map_err(|fault| self.fault(Some(block), fault))
     }

@@ -10,8 +10,8 @@ use super::extent_edit::read_node;
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::{ExtentNode, Records};
+use crate::fs::Mount;
 use crate::inode::Inode;
-use crate::volume::Volume;
 
 /// Finds extents, and remembers the leaf of the last one.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl ExtentCursor {
 
 /// The node at `block` of the tree of an inode, from the cache or the device.
 pub(super) fn load(
-    volume: &Volume,
+    volume: &Mount,
     ino: Ino,
     generation: u32,
     block: FsBlock,

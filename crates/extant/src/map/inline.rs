@@ -26,7 +26,7 @@ use super::edit::{REMOVE_STEP_CREDITS, insert_first};
 use super::size::{SIZE_CREDITS, set_size};
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{Fault, FsError, Result};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 use crate::volume::Volume;

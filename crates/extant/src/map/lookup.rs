@@ -21,9 +21,8 @@ use super::indirect::IndirectCursor;
 use super::{Cursor, FILE_BLOCKS_END, MERGE_MAX, Mapping, MappingKind};
 use crate::error::{FsError, Result};
 use crate::extent_node::{ExtentNode, Records};
-use crate::mount::Fs;
+use crate::fs::{Fs, Mount};
 use crate::node::{InodeData, Node};
-use crate::volume::Volume;
 
 /// What the root of a map says about a place.
 enum Root {
@@ -100,7 +99,7 @@ fn file_block(at: u64) -> Result<FileBlock> {
 }
 
 /// What one leaf says.
-fn piece(fs: &Fs, volume: &Volume, node: &Arc<Node>, at: u64, end: u64) -> Result<Piece> {
+fn piece(fs: &Fs, volume: &Mount, node: &Arc<Node>, at: u64, end: u64) -> Result<Piece> {
     match node.with(|data| in_root(data, at, end))? {
         Some(Root::Found(piece)) => Ok(piece),
         Some(Root::Below { step, generation }) => {
@@ -139,7 +138,7 @@ fn in_root(data: &InodeData, at: u64, end: u64) -> Result<Option<Root>> {
 
 /// Goes down to the leaf: at most five nodes, each one's depth one less than its parent's.
 fn below(
-    volume: &Volume,
+    volume: &Mount,
     ino: Ino,
     generation: u32,
     mut step: Step,

@@ -41,6 +41,8 @@ mod tests;
 use std::ops::Range;
 
 use extant_base::{FileBlock, FsBlock};
+use extant_format::extent::ExtentState;
+use extant_jbd2::FcMapping;
 
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -235,5 +237,57 @@ impl Iterator for MapIter {
             Err(_) => self.end, // Where the damage ends is not known.
         };
         Some(run)
+    }
+}
+
+impl Inode {
+    /// How the file's blocks are stored, as runs in order and without gaps. `blocks` is a range of
+    /// file blocks and may reach past the end of the file: what was reserved there shows as
+    /// unwritten, the rest as a hole.
+    ///
+    /// Devices, pipes, sockets and links that hold their target in the inode have no blocks: all
+    /// is a hole.
+    ///
+    /// # Errors
+    ///
+    /// Damage of the map ends the iteration with an `Err` item; a later range may be intact.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use extant::MappingKind;
+    /// let device = extant_block::FileDevice::open_read_only("disk.img")?;
+    /// let fs = extant::MountOptions::new().open(device)?;
+    /// let inode = fs.resolve("/var/lib/db")?;
+    /// for run in inode.map(0..inode.block_len()) {
+    ///     let run = run?;
+    ///     if let MappingKind::Mapped(start) = run.kind {
+    ///         println!("{} blocks at {start} for file block {}", run.len, run.file_start);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn map(&self, blocks: Range<u64>) -> MapIter {
+        MapIter::new(self.clone(), blocks)
+    }
+
+    /// What fast commits say about file block `at`, `None` for nothing, and up to where that
+    /// holds.
+    pub(crate) fn overlay_at(&self, at: FileBlock) -> (Option<MappingKind>, u64) {
+        let Some(recorded) = self.recorded() else { return (None, FILE_BLOCKS_END) };
+        let start = u64::from(at.0);
+        match recorded.map(at) {
+            FcMapping::Unchanged { len } => (None, start + u64::from(len.0)),
+            FcMapping::Hole { len } => (Some(MappingKind::Hole), start + u64::from(len.0)),
+            FcMapping::Mapped(extent) => {
+                let kind = match extent.state {
+                    ExtentState::Written => MappingKind::Mapped(extent.device_start),
+                    ExtentState::Unwritten => MappingKind::Unwritten(extent.device_start),
+                };
+                (Some(kind), start + u64::from(extent.len.0))
+            }
+        }
     }
 }

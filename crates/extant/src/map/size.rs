@@ -14,7 +14,7 @@ use super::inline::{grow_inline, shrink_inline};
 use super::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::alloc::Purpose;
 use crate::error::{FsError, Result};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::node::{InodeData, Node};
 use crate::supers::Needed;
 use crate::txn::Txn;

@@ -15,7 +15,7 @@ use extant_testkit::require;
 use super::edit::tests::assert_sound;
 use super::*;
 use crate::alloc::{BlockAsk, Purpose};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::namei::NewInode;
 use crate::node::Node;
 use crate::quota::QuotaLimits;

@@ -12,23 +12,23 @@
 //! Orphans (files deleted while open, truncations cut short) are left as they are: they cost space,
 //! have no name, and reading does not meet them. Linux cleans them up on the first writable mount.
 
+mod orphans;
+mod own;
 mod session;
 mod writable;
 mod zones;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, FileDevice, SharedDevice};
 use extant_format::features::{Compat, Features, Incompat};
-use extant_format::group::GroupDescriptor;
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
-use extant_iomap::CacheStats;
 use extant_jbd2::{
     ExternalJournal, JournalReadError, JournalReader, JournalRun, MappedJournal, Mutations,
     RecoveryError, RecoveryOptions, Replay, ReplayedDevice, load_superblock, recover,
@@ -36,17 +36,13 @@ use extant_jbd2::{
 
 use extant_sync::{Clock, SystemClock};
 
-use crate::error::{Family, Fault, FsError, Result};
-use crate::file::EXPIRE;
-use crate::inode::Inode;
+use crate::error::{Fault, FsError, Result};
+use crate::fs::{Fs, Mount};
 use crate::map::MappingKind;
 use crate::supers::MountErrors;
 use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
-use crate::writer::{Writer, WriterStats};
+use crate::writer::EXPIRE;
 use crate::zones::GROUPS_MAX;
-
-/// Longest that one [`Fs::tick`] discards: it has other duties that must not wait.
-const DISCARD_STEP: Duration = Duration::from_millis(250);
 
 /// Incompatible features that reading understands.
 const READABLE: Incompat = Incompat::FILETYPE
@@ -573,53 +569,6 @@ fn internal_journal(fs: &Fs) -> Result<MappedJournal> {
     Ok(MappedJournal::new(Arc::clone(inode.volume().device()), superblock.block_size, runs))
 }
 
-/// An open file system. Cheap to clone; all clones share caches. `Send + Sync`, and every method
-/// takes `&self`.
-///
-/// Two layers: paths, as in `std::fs` ([`read`](Fs::read), [`read_dir`](Fs::read_dir),
-/// [`walk`](Fs::walk) and so on), and inodes ([`root`](Fs::root), [`inode`](Fs::inode),
-/// [`Inode`]).
-#[derive(Clone)]
-pub struct Fs {
-    anchor: Arc<Anchor>,
-    /// Keeps every anchor in existence while a caller holds an `Fs`; handles do without.
-    _all: Option<Arc<[Arc<Anchor>]>>,
-}
-
-/// Number of anchors.
-const ANCHORS: usize = 16;
-
-/// One of several owners of a volume. Each handle and each look at an inode counts a reference; were
-/// it always the same counter, threads in different directories would wait for its cache line.
-#[repr(align(128))]
-struct Anchor {
-    volume: Arc<Volume>,
-    /// All of them, this one too.
-    all: OnceLock<Box<[Weak<Anchor>]>>,
-}
-
-/// Totals of a file system, as `statfs` gives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Statfs {
-    /// Bytes per block.
-    pub block_bytes: u32,
-    /// Blocks for files: all blocks but those that hold the file system's own tables.
-    pub blocks: u64,
-    /// Free blocks, from the group descriptors; those that are promised to data in the cache are not
-    /// free.
-    pub blocks_free: u64,
-    /// Free blocks that ordinary users may fill: without what the superblock reserves, and what is kept
-    /// for the metadata of files.
-    pub blocks_available: u64,
-    /// All inodes.
-    pub files: u64,
-    /// Free inodes, from the group descriptors.
-    pub files_free: u64,
-    /// Longest name in bytes.
-    pub name_max: u32,
-}
-
 /// # Opening
 impl Fs {
     /// Opens the image in the file, or on the disk, at `path` of the host, for reading. [`MountOptions::open_path`]
@@ -643,6 +592,7 @@ impl Fs {
     }
 }
 
+/// Opens without looking at a journal.
 impl Fs {
     fn build(
         options: &MountOptions,
@@ -668,258 +618,8 @@ impl Fs {
             fast_commit,
             replay,
         };
-        Fs::of(Arc::new(Volume::new(device, superblock, volume_options)))
-    }
-
-    /// The file system of an open volume.
-    pub(crate) fn of(volume: Arc<Volume>) -> Fs {
-        let anchor = |_| Arc::new(Anchor { volume: Arc::clone(&volume), all: OnceLock::new() });
-        let all: Arc<[Arc<Anchor>]> = (0..ANCHORS).map(anchor).collect();
-        for anchor in all.iter() {
-            let _ = anchor.all.set(all.iter().map(Arc::downgrade).collect());
-        }
-        Fs { anchor: Arc::clone(&all[0]), _all: Some(all) }
-    }
-
-    /// The same file system, by the anchor that belongs to an inode.
-    pub(crate) fn near(&self, ino: Ino) -> Fs {
-        let all = self.anchor.all.get();
-        let chosen = all.and_then(|all| all.get(ino.0 as usize % ANCHORS)).and_then(Weak::upgrade);
-        // Without callers' `Fs` the others may be gone; any one will do then.
-        Fs { anchor: chosen.unwrap_or_else(|| Arc::clone(&self.anchor)), _all: None }
-    }
-
-    pub(crate) fn volume(&self) -> &Arc<Volume> {
-        &self.anchor.volume
-    }
-
-    /// Makes every change so far durable. Concurrent callers share one commit.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::Aborted`] when the journal stopped, device errors: then changes since the last
-    /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
-    pub fn sync(&self) -> Result<()> {
-        let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        self.reclaim();
-        let flushed = self.flush_files();
-        let journal = writer.journal();
-        journal.commit(journal.running()).map_err(FsError::from_journal)?;
-        self.flush_device()?;
-        self.discard_freed(None);
-        flushed
-    }
-
-    /// Ends a writable mount: everything is written, the journal is emptied, and the image is marked
-    /// clean. Clones of this `Fs` and handles are of no use for changes afterwards.
-    ///
-    /// Dropping the last clone without this writes nothing more: the next mount replays what was
-    /// committed.
-    ///
-    /// # Errors
-    ///
-    /// As [`sync`](Self::sync). When the journal stopped or cannot be emptied, the image keeps it, and
-    /// the next mount replays it. When contents of files could not be stored, everything else is, the
-    /// image is marked clean, and those contents are lost: whoever wants to try again calls
-    /// [`sync`](Self::sync) first, which keeps them.
-    pub fn unmount(self) -> Result<()> {
-        let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        writer.stop_background();
-        while self.reclaim() {}
-        let flushed = self.flush_files();
-        writer.close();
-        if let Err(error) = writer.journal().close() {
-            // Nothing more will be written: another host need not wait.
-            let _ = writer.mmp().map(|mmp| mmp.release());
-            return Err(FsError::from_journal(error));
-        }
-        let stats = writer.journal().stats();
-        // The log is empty: what is free now is free for good.
-        self.discard_freed(None);
-        let blocks = stats.log_blocks.saturating_add(stats.home_writes);
-        let kbytes = (blocks << self.block_size().log2()) >> 10;
-        self.end_writing(true, kbytes)?;
-        flushed
-    }
-
-    /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds
-    /// the file system; without it changes become durable by [`sync`](Self::sync) and as the log
-    /// fills.
-    ///
-    /// # Errors
-    ///
-    /// As [`sync`](Self::sync).
-    pub fn tick(&self) -> Result<()> {
-        let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        self.reclaim();
-        self.tick_protection(writer)?;
-        writer.check_running()?;
-        let flushed = self.flush_due();
-        writer.journal().commit_if_due().map_err(FsError::from_journal)?;
-        self.discard_freed(Some(DISCARD_STEP));
-        flushed
-    }
-
-    /// What the cache of file contents did and holds; `None` before the first use of a file.
-    pub fn io_stats(&self) -> Option<CacheStats> {
-        self.volume().page_cache_made().map(|cache| cache.stats())
-    }
-
-    /// Lets go of all contents of files that are cached and neither dirty nor in use, and returns how
-    /// many bytes that was: what is read next comes from the device. The memory stays the cache's.
-    pub fn drop_cached(&self) -> u64 {
-        self.volume().page_cache_made().map_or(0, |cache| cache.drop_clean())
-    }
-
-    /// Lets go of all inodes and metadata blocks in memory that nobody holds and nothing waits to store,
-    /// and returns how many that was: what is looked at next comes from the device.
-    pub fn drop_cached_metadata(&self) -> usize {
-        self.volume().drop_unused()
-    }
-
-    /// What the writing side did since the mount; `None` on a mount for reading.
-    pub fn writer_stats(&self) -> Option<WriterStats> {
-        self.volume().writer().ok().map(Writer::stats)
-    }
-
-    /// The superblock, as it is after the journal was looked through.
-    pub fn superblock(&self) -> &Superblock {
-        self.volume().superblock()
-    }
-
-    /// The features that are on.
-    pub fn features(&self) -> &Features {
-        self.volume().features()
-    }
-
-    /// Size of a block.
-    pub fn block_size(&self) -> BlockSize {
-        self.volume().block_size()
-    }
-
-    /// The device that everything is read from: the one given, or that device with the journal's
-    /// blocks over it.
-    pub fn device(&self) -> &SharedDevice {
-        self.volume().device()
-    }
-
-    /// What the journal added; `None` when the image was clean, has no journal, or the journal was
-    /// ignored.
-    pub fn replayed(&self) -> Option<&ReplaySummary> {
-        self.volume().replay()
-    }
-
-    /// The root directory.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`inode`](Self::inode); damage when inode 2 is not a directory.
-    pub fn root(&self) -> Result<Inode> {
-        let root = self.own_inode(Ino::ROOT, "root directory")?;
-        if root.is_dir() {
-            return Ok(root);
-        }
-        let fault = Fault::Rule("the root inode is not a directory");
-        Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
-    }
-
-    /// Whether the root can be used as a mount needs it: it can be loaded, is a directory, and has
-    /// a size and space, as the kernel asks when it mounts. A mount for writing has been asked
-    /// this when it was opened; one for reading is of use without a root, to look at inodes by number.
-    ///
-    /// # Errors
-    ///
-    /// Damage of the root, its group descriptor, or its inode table; device errors.
-    pub fn check_root(&self) -> Result<()> {
-        let root = self.root()?;
-        let record = root.record();
-        if record.size != 0 && (record.sectors != 0 || root.is_inline()) {
-            return Ok(());
-        }
-        let fault = Fault::Rule("the root directory has no contents");
-        Err(FsError::corrupt("inode", Ino::ROOT, None, fault))
-    }
-
-    /// An inode that the file system cannot do without; `what` is what it is. Not being in use is
-    /// damage then.
-    pub(crate) fn own_inode(&self, ino: Ino, what: &'static str) -> Result<Inode> {
-        self.inode(ino).map_err(|error| match error {
-            FsError::NoSuchInode { ino, .. } => {
-                FsError::corrupt(what, ino, None, Fault::Rule("its inode is not in use"))
-            }
-            other => other,
-        })
-    }
-
-    /// The descriptor of a block group.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::InvalidArgument`] past the last group; damage, its checksum included; device
-    /// errors.
-    pub fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
-        self.volume().group(group)
-    }
-
-    /// Totals, from the superblock and every group descriptor. Reads all descriptors: 8 MiB on a
-    /// file system of 16 TiB.
-    ///
-    /// # Errors
-    ///
-    /// Device errors.
-    pub fn statfs(&self) -> Result<Statfs> {
-        let superblock = self.superblock();
-        let ratio = u64::from(superblock.cluster_ratio());
-        let (mut free_clusters, mut files_free) = (0u64, 0u64);
-        let available;
-        if let Ok(writer) = self.volume().writer() {
-            let alloc = writer.alloc();
-            free_clusters = alloc.free_clusters().saturating_sub(alloc.promised());
-            files_free = u64::from(writer.alloc().free_inodes());
-            available = alloc.available();
-        } else {
-            for group in 0..superblock.group_count {
-                let descriptor = match self.group(GroupIndex(group)) {
-                    // What is free there cannot be told, and is not free for anybody.
-                    Err(error) if error.family() == Family::Damage => continue,
-                    other => other?,
-                };
-                free_clusters += u64::from(descriptor.free_clusters);
-                files_free += u64::from(descriptor.free_inodes);
-            }
-            available = free_clusters.saturating_sub(crate::alloc::kept_of(superblock));
-        }
-        let blocks_free = free_clusters.saturating_mul(ratio);
-        let overhead = match self.volume().counts_overhead() {
-            true => 0,
-            false => u64::from(superblock.overhead_clusters).saturating_mul(ratio),
-        };
-        Ok(Statfs {
-            block_bytes: superblock.block_size.bytes(),
-            blocks: superblock.blocks_count.saturating_sub(overhead),
-            blocks_free,
-            blocks_available: available.saturating_mul(ratio).min(blocks_free),
-            files: u64::from(superblock.inodes_count),
-            files_free,
-            name_max: crate::NAME_MAX as u32, // 255.
-        })
-    }
-}
-
-impl fmt::Debug for Fs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fs")
-            .field("device", &self.device().describe())
-            .field("block_bytes", &self.block_size().bytes())
-            .field("blocks", &self.superblock().blocks_count)
-            .field("replayed", &self.replayed())
-            .finish_non_exhaustive()
+        Fs::of(Mount::new(Volume::new(device, superblock, volume_options)))
     }
 }
 
 const _: () = assert!(MAGIC == 0xef53, "the message of FsError::NotExt spells it out");
-
-const _: () = {
-    const fn assert_send_sync<T: Send + Sync>() {}
-    assert_send_sync::<Fs>();
-};

@@ -3,9 +3,9 @@
 
 use extant_jbd2::{FastCommitOverlay, JournalError};
 
-use super::Fs;
 use crate::error::{FsError, Result};
 use crate::fc_apply;
+use crate::fs::Fs;
 use crate::orphan::OrphanSummary;
 use crate::supers::Ending;
 use crate::writer::Writer;
@@ -32,11 +32,11 @@ impl Fs {
         let writer = self.volume().writer()?;
         writer.supers().mounted(writer.now().seconds)?;
         let (orphans, supers) = (writer.orphans(), writer.supers());
-        let loaded = orphans.load_list(self, supers)?;
+        let loaded = super::orphans::load_list(self, orphans, supers)?;
         if let Some(overlay) = fast_commits {
             fc_apply::apply(self, overlay)?;
         }
-        let summary = orphans.recover(self, supers, loaded)?;
+        let summary = super::orphans::recover(self, orphans, supers, loaded)?;
         if let Some(mmp) = writer.mmp() {
             mmp.mounted();
         }
@@ -48,17 +48,6 @@ impl Fs {
     /// a mount for reading.
     pub fn recovered_orphans(&self) -> Option<&OrphanSummary> {
         self.volume().writer().ok()?.recovered_orphans()
-    }
-
-    /// Tells other hosts that we are still here, when it is time to. Whoever lost the file system to
-    /// another host writes nothing more.
-    pub(crate) fn tick_protection(&self, writer: &Writer) -> Result<()> {
-        let Some(mmp) = writer.mmp() else { return Ok(()) };
-        mmp.tick().inspect_err(|error| {
-            if matches!(error, FsError::InUse { .. }) {
-                writer.abort(error);
-            }
-        })
     }
 
     fn ending(&self, writer: &Writer, log_is_empty: bool, kbytes_written: u64) -> Ending {
@@ -93,6 +82,38 @@ impl Fs {
             }
         }
         Ok(false)
+    }
+
+    /// Ends a writable mount: everything is written, the journal is emptied, and the image is marked
+    /// clean. Clones of this `Fs` and handles are of no use for changes afterwards.
+    ///
+    /// Dropping the last clone without this writes nothing more: the next mount replays what was
+    /// committed.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync). When the journal stopped or cannot be emptied, the image keeps it, and
+    /// the next mount replays it. When contents of files could not be stored, everything else is, the
+    /// image is marked clean, and those contents are lost: whoever wants to try again calls
+    /// [`sync`](Self::sync) first, which keeps them.
+    pub fn unmount(self) -> Result<()> {
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        writer.stop_background();
+        while self.reclaim() {}
+        let flushed = self.flush_files();
+        writer.close();
+        if let Err(error) = writer.journal().close() {
+            // Nothing more will be written: another host need not wait.
+            let _ = writer.mmp().map(|mmp| mmp.release());
+            return Err(FsError::from_journal(error));
+        }
+        let stats = writer.journal().stats();
+        // The log is empty: what is free now is free for good.
+        self.discard_freed(None);
+        let blocks = stats.log_blocks.saturating_add(stats.home_writes);
+        let kbytes = (blocks << self.block_size().log2()) >> 10;
+        self.end_writing(true, kbytes)?;
+        flushed
     }
 
     /// The last writes of a mount. `log_is_empty` when everything that was committed is at its place

@@ -23,15 +23,14 @@ use extant_jbd2::{
     RecoveryOptions, Replay, recover_to_device,
 };
 
-use super::{Fs, MountOptions, check_features, check_size, internal_journal, journal_error};
+use super::{MountOptions, check_features, check_size, internal_journal, journal_error, own};
 use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
+use crate::fs::{Fs, MountClient};
 use crate::mmp::{MmpGuard, MmpNames};
-use crate::orphan::Orphans;
-use crate::quota::Quotas;
 use crate::supers::SuperState;
 use crate::volume::ReplaySummary;
-use crate::writer::{VolumeClient, Writer, WriterParts};
+use crate::writer::{Writer, WriterParts};
 
 /// Read-only-compatible features that writing keeps true.
 const WRITABLE: RoCompat = RoCompat::SPARSE_SUPER
@@ -228,8 +227,8 @@ impl MountOptions {
         let fs = Fs::build(self, replayed, superblock, fast_commits, None);
         fs.find_zones(true)?;
         fs.check_root()?;
-        Orphans::open(&fs)?;
-        Quotas::open(&fs, self.quota_limits)?;
+        own::orphans(&fs)?;
+        own::quotas(&fs, self.quota_limits)?;
         Ok(())
     }
 
@@ -250,7 +249,7 @@ impl MountOptions {
         is_clean: bool,
     ) -> Result<()> {
         let volume = fs.volume();
-        let client = Arc::new(VolumeClient::default());
+        let client = Arc::new(MountClient::default());
         client.connect(volume);
         let block_size = volume.block_size();
         let mut features = JournalIncompat::empty();
@@ -277,8 +276,8 @@ impl MountOptions {
             None => Journal::without_log(home, block_size, client, options),
         };
         let supers = SuperState::new(Arc::clone(device), fs.superblock().clone(), self.errors);
-        let orphans = Orphans::open(fs)?;
-        let quotas = Quotas::open(fs, self.quota_limits)?;
+        let orphans = own::orphans(fs)?;
+        let quotas = own::quotas(fs, self.quota_limits)?;
         let mut alloc = Allocator::open(volume, is_clean)?;
         alloc.discard(self.discard);
         let clock = Arc::clone(&self.clock);

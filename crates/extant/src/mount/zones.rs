@@ -5,8 +5,8 @@ use std::ops::Range;
 use extant_base::{FsBlock, Ino};
 use extant_format::features::{Compat, Incompat, RoCompat};
 
-use super::Fs;
 use crate::error::{Family, Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::map::MappingKind;
 use crate::zones::{Zone, is_inside};
 

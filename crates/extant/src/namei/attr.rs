@@ -190,7 +190,7 @@ impl Inode {
                 )
             });
             let quotas = self.volume().writer()?.quotas();
-            quotas.prepare(self.volume(), owners)?;
+            Txn::prepare_quotas(self.volume(), owners)?;
             if quotas.is_on() && node.with(|data| owners != Owners::of(&data.record)) {
                 // What was promised at the old owner's expense becomes his charge, and moves.
                 self.fs().flush_file(node, u64::MAX)?;

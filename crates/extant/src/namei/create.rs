@@ -176,7 +176,7 @@ impl Inode {
             let parent = dir.data();
             check_directory(&parent, false)?;
             let owners = self.owners_of_new(&parent, new);
-            self.volume().writer()?.quotas().prepare(self.volume(), owners)?;
+            Txn::prepare_quotas(self.volume(), owners)?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             let node = self.new_node(&mut txn, &parent, b"", new, What::File)?;
             txn.update(&node, |data| data.record.links = 0)?;
@@ -207,7 +207,7 @@ impl Inode {
         if is_dir {
             check_subdirectories(volume, &parent)?;
         }
-        writer.quotas().prepare(volume, self.owners_of_new(&parent, new))?;
+        Txn::prepare_quotas(volume, self.owners_of_new(&parent, new))?;
         let mut txn = Txn::begin(volume, CREDITS)?;
         // An inode can be undone, growth of a directory not: that comes last.
         let room = dir_edit::find_room(&mut txn, fs, dir, name, is_missing)?;

@@ -6,9 +6,9 @@ use extant_base::Ino;
 
 use crate::dentry::Known;
 use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::node::{Metadata, Node};
 
 impl Inode {

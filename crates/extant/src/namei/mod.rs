@@ -45,8 +45,8 @@ use extant_format::features::RoCompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::limits::NAME_MAX;
-use crate::mount::Fs;
 use crate::node::{InodeData, Node};
 use crate::volume::Volume;
 

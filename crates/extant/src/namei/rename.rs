@@ -16,9 +16,9 @@ use super::{
 };
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::node::{Node, Settled};
 use crate::txn::Txn;
 

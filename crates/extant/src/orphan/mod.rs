@@ -2,7 +2,7 @@
 //!
 //! # Place
 //!
-//! Below: `supers` (head of the list), `txn`. Above: `namei` and `map` add an inode in the
+//! Below: `supers` (head of the list), `editor`. Above: `namei` and `map` add an inode in the
 //! transaction that makes it an orphan and remove it in the one that ends that; mounting recovers.
 //!
 //! # Shape
@@ -21,7 +21,7 @@
 //! - O2. Every free slot of the file is on the stack of its block, once.
 //! - O3. What is in memory here is what the running transaction will write.
 
-mod recover;
+mod summary;
 #[cfg(test)]
 mod tests;
 
@@ -33,24 +33,48 @@ use extant_base::{FsBlock, Ino, sabotage};
 use extant_format::checksum::inode_seed;
 use extant_format::features::Compat;
 use extant_format::orphan::{OrphanBlock, orphans_per_block};
+use extant_format::superblock::Superblock;
 use extant_sync::{Mutex, Rank};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
-use crate::map::MappingKind;
-use crate::mount::Fs;
 use crate::node::Node;
 use crate::slot::BlockKind;
 use crate::supers::SuperState;
-use crate::txn::Txn;
+use crate::volume::Volume;
 
-pub use recover::OrphanSummary;
+pub use summary::OrphanSummary;
 
 /// Bytes of an orphan file that are looked at; mke2fs makes 2 MiB at most with blocks of 4 KiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Shards of the table of places; a power of two.
 const SHARDS: usize = 16;
+
+/// The orphan file as it is found: whose it is, and its blocks.
+pub(crate) struct StoredFile {
+    pub(crate) generation: u32,
+    /// Runs of blocks, in order and without holes.
+    pub(crate) runs: Vec<(FsBlock, u64)>,
+}
+
+/// Whether the file system has an orphan file that is used: without a log nothing would keep file and inodes
+/// in step, and the kernel does not use it.
+pub(crate) fn file_in_use(superblock: &Superblock) -> bool {
+    let features = &superblock.features;
+    features.has_compat(Compat::ORPHAN_FILE) && features.has_compat(Compat::HAS_JOURNAL)
+}
+
+/// Whether an orphan file can have `size` bytes.
+pub(crate) fn check_file_size(superblock: &Superblock, size: u64) -> Result<()> {
+    if size == 0 || size > FILE_BYTES_MAX || size % u64::from(superblock.block_size.bytes()) != 0 {
+        let rule = "its size is not a number of blocks up to 64 MiB";
+        let fault = Fault::Field { rule, value: size, limit: FILE_BYTES_MAX };
+        return Err(FsError::corrupt("orphan file", superblock.orphan_file_inode, None, fault));
+    }
+    Ok(())
+}
 
 /// All orphans of a writable mount.
 pub(crate) struct Orphans {
@@ -110,13 +134,9 @@ struct Member {
 }
 
 impl Orphans {
-    /// Reads the orphan file, if there is one in use. The list is read by recovery.
-    pub(crate) fn open(fs: &Fs) -> Result<Orphans> {
-        let features = fs.features();
-        // Without a log nothing would keep file and inodes in step, and the kernel does not use it.
-        let in_use =
-            features.has_compat(Compat::ORPHAN_FILE) && features.has_compat(Compat::HAS_JOURNAL);
-        let file = if in_use { Some(OrphanFile::open(fs)?) } else { None };
+    /// Reads the orphan file, if there is [one in use](file_in_use). The list is read by recovery.
+    pub(crate) fn open(volume: &Volume, file: Option<&StoredFile>) -> Result<Orphans> {
+        let file = file.map(|file| OrphanFile::open(volume, file)).transpose()?;
         let count = file.as_ref().map_or(0, OrphanFile::len);
         Ok(Orphans {
             file,
@@ -131,7 +151,8 @@ impl Orphans {
         self.count.load(Ordering::Acquire)
     }
 
-    fn contains(&self, ino: Ino) -> bool {
+    /// Whether the inode is an orphan.
+    pub(crate) fn contains(&self, ino: Ino) -> bool {
         self.file.as_ref().is_some_and(|file| file.place(ino).is_some())
             || self.list.lock().members.contains_key(&ino)
     }
@@ -143,7 +164,13 @@ impl Orphans {
         is_first.then_some(Adding { among, ino })
     }
 
-    fn add(&self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+    /// Makes an inode an orphan, if it is none. Two credits.
+    pub(crate) fn add(
+        &self,
+        supers: &SuperState,
+        txn: &mut Editor<'_>,
+        node: &Arc<Node>,
+    ) -> Result<()> {
         let Some(_adding) = self.begin_to_add(node.ino()) else { return Ok(()) };
         if self.contains(node.ino()) {
             return Ok(());
@@ -159,7 +186,43 @@ impl Orphans {
         Ok(())
     }
 
-    fn remove(&self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+    /// Takes in the members of the stored list, in its order. Before anything else is an orphan.
+    pub(crate) fn adopt_list(&self, members: &[Arc<Node>]) {
+        let mut list = self.list.lock();
+        for node in members.iter().rev() {
+            list.push(node);
+        }
+        let count = u64::try_from(members.len()).unwrap_or(u64::MAX);
+        self.count.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// Members of the list, the first one first.
+    pub(crate) fn listed(&self) -> Vec<Arc<Node>> {
+        self.list.lock().nodes()
+    }
+
+    /// Inodes in the orphan file, in order of number.
+    pub(crate) fn filed(&self) -> Vec<Ino> {
+        self.file.as_ref().map_or(Vec::new(), OrphanFile::inodes)
+    }
+
+    /// Frees the slot of a number that is no orphan. One credit.
+    pub(crate) fn drop_from_file(&self, txn: &mut Editor<'_>, ino: Ino) -> Result<()> {
+        if let Some(file) = &self.file
+            && file.remove(txn, ino)?
+        {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// The inode is no orphan any more, if it was one. Three credits.
+    pub(crate) fn remove(
+        &self,
+        supers: &SuperState,
+        txn: &mut Editor<'_>,
+        node: &Arc<Node>,
+    ) -> Result<()> {
         let in_file = match &self.file {
             Some(file) => file.remove(txn, node.ino())?,
             None => false,
@@ -172,47 +235,30 @@ impl Orphans {
 }
 
 impl OrphanFile {
-    fn open(fs: &Fs) -> Result<OrphanFile> {
-        let superblock = fs.superblock();
+    fn open(volume: &Volume, stored: &StoredFile) -> Result<OrphanFile> {
+        let superblock = volume.superblock();
         let ino = superblock.orphan_file_inode;
-        let inode = fs.own_inode(ino, "orphan file")?;
-        let fail = |rule| FsError::corrupt("orphan file", ino, None, Fault::Rule(rule));
-        if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
-            return Err(fail("its inode is not a regular file with blocks"));
-        }
-        let size = inode.metadata().size;
-        let block_size = superblock.block_size;
-        if size == 0 || size > FILE_BYTES_MAX || size % u64::from(block_size.bytes()) != 0 {
-            let rule = "its size is not a number of blocks up to 64 MiB";
-            let fault = Fault::Field { rule, value: size, limit: FILE_BYTES_MAX };
-            return Err(FsError::corrupt("orphan file", ino, None, fault));
-        }
         let checked = superblock.features.metadata_csum();
-        let generation = inode.record().generation;
         let wrong = sabotage("extant.orphan.seed-of-inode-2");
         let of = if wrong { Ino::ROOT } else { ino };
-        let seed = checked.then(|| inode_seed(superblock.checksum_seed(), of, generation));
+        let seed = checked.then(|| inode_seed(superblock.checksum_seed(), of, stored.generation));
         let shard = || Mutex::new(Rank::Leaf, FxHashMap::default());
         let mut file = OrphanFile {
             kind: seed.map_or(BlockKind::Plain, |seed| BlockKind::Orphan { seed }),
             blocks: Vec::new(),
             places: (0..SHARDS).map(|_| shard()).collect(),
         };
-        for run in inode.map(0..size >> block_size.log2()) {
-            let run = run?;
-            let MappingKind::Mapped(start) = run.kind else {
-                return Err(fail("it has holes"));
-            };
-            for index in 0..run.len {
-                file.load(fs, FsBlock(start.0.saturating_add(index)), seed)?;
+        for (start, len) in &stored.runs {
+            for index in 0..*len {
+                file.load(volume, FsBlock(start.0.saturating_add(index)), seed)?;
             }
         }
         Ok(file)
     }
 
     /// Takes in the next block.
-    fn load(&mut self, fs: &Fs, number: FsBlock, seed: Option<u32>) -> Result<()> {
-        let (superblock, volume) = (fs.superblock(), fs.volume());
+    fn load(&mut self, volume: &Volume, number: FsBlock, seed: Option<u32>) -> Result<()> {
+        let superblock = volume.superblock();
         let bytes = volume.read_block(number)?;
         let seed = seed.filter(|_| volume.verifies_checksums());
         let decoded = OrphanBlock::decode(superblock.block_size, number, seed, bytes.bytes());
@@ -264,7 +310,7 @@ impl OrphanFile {
 
     /// Takes a free slot, beginning with the block that the inode's number chooses; false when all
     /// are taken. One credit.
-    fn add(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<bool> {
+    fn add(&self, txn: &mut Editor<'_>, ino: Ino) -> Result<bool> {
         let len = self.blocks.len();
         // Neighbours are often deleted by one thread; a multiplication spreads the rest.
         let first = (ino.0 >> 4).wrapping_mul(0x9e37_79b1) as usize % len.max(1);
@@ -288,7 +334,7 @@ impl OrphanFile {
     }
 
     /// Frees the inode's slot; false when it has none. One credit.
-    fn remove(&self, txn: &mut Txn<'_>, ino: Ino) -> Result<bool> {
+    fn remove(&self, txn: &mut Editor<'_>, ino: Ino) -> Result<bool> {
         // Two may come at once: one has the place.
         let Some(place) = self.shard(ino).lock().remove(&ino) else { return Ok(false) };
         if let Err(error) = self.put(txn, place, Ino(0)) {
@@ -299,7 +345,7 @@ impl OrphanFile {
         Ok(true)
     }
 
-    fn put(&self, txn: &mut Txn<'_>, place: Place, ino: Ino) -> Result<()> {
+    fn put(&self, txn: &mut Editor<'_>, place: Place, ino: Ino) -> Result<()> {
         let number = self.blocks[place.block as usize].number;
         let start = usize::from(place.slot) * 4;
         txn.edit_block(number, self.kind, |bytes| {
@@ -329,7 +375,7 @@ impl List {
     }
 
     /// Two credits.
-    fn add(&mut self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+    fn add(&mut self, supers: &SuperState, txn: &mut Editor<'_>, node: &Arc<Node>) -> Result<()> {
         let (ino, next) = (node.ino(), self.head);
         // Its own record first: alone it means nothing.
         txn.update(node, |data| data.record.dtime = number(next))?;
@@ -349,7 +395,12 @@ impl List {
     }
 
     /// Takes an inode out; false when it is not in the list. Two credits, or three.
-    fn remove(&mut self, supers: &SuperState, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<bool> {
+    fn remove(
+        &mut self,
+        supers: &SuperState,
+        txn: &mut Editor<'_>,
+        node: &Arc<Node>,
+    ) -> Result<bool> {
         let ino = node.ino();
         let Some(member) = self.members.get(&ino) else { return Ok(false) };
         let (previous, next) = (member.previous, member.next);
@@ -377,47 +428,6 @@ impl List {
 /// As in the superblock and in the deletion time: 0 for none.
 fn number(ino: Option<Ino>) -> u32 {
     ino.map_or(0, |ino| ino.0)
-}
-
-impl Fs {
-    /// Makes an inode an orphan, in the transaction that takes its last name or begins to shorten
-    /// it. Nothing happens when it is one. Two credits.
-    pub(crate) fn add_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        let writer = txn.writer();
-        writer.orphans().add(writer.supers(), txn, node)
-    }
-
-    /// Makes an inode an orphan until [`end_shortening`](Self::end_shortening). Two credits.
-    pub(crate) fn begin_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        node.is_shortened.store(true, Ordering::Release);
-        self.add_orphan(txn, node)
-    }
-
-    /// The inode is as short as it says: no orphan any more, unless it has no links. Five credits.
-    pub(crate) fn end_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        let has_links = || node.with(|data| data.record.links > 0);
-        node.is_shortened.store(false, Ordering::Release);
-        if !has_links() {
-            return Ok(());
-        }
-        self.remove_orphan(txn, node)?;
-        // Who took the last link meanwhile may have found it an orphan already.
-        if has_links() { Ok(()) } else { self.add_orphan(txn, node) }
-    }
-
-    /// The inode got its first link: no orphan any more, unless it is being shortened. Three credits.
-    pub(crate) fn end_namelessness(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        if node.is_shortened.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.remove_orphan(txn, node)
-    }
-
-    /// The inode is no orphan any more, if it was one. Three credits.
-    pub(crate) fn remove_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        let writer = txn.writer();
-        writer.orphans().remove(writer.supers(), txn, node)
-    }
 }
 
 impl fmt::Debug for Orphans {

@@ -2,7 +2,10 @@ use extant_block::BlockDevice;
 use extant_format::features::{RoCompat, State};
 
 use super::*;
+use crate::fs::Fs;
+use crate::map::MappingKind;
 use crate::test_images::Image;
+use crate::txn::Txn;
 use crate::{Inode, NewInode};
 
 const WITH_FILE: &[&str] = &["-t", "ext4", "-b", "1024", "-N", "9000", "-O", "orphan_file"];

@@ -1,9 +1,9 @@
 //! Changes by path: what `std::fs` offers for changing a tree, for the inside of an image.
 
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::namei::{NewInode, RenameFlags, SetAttributes, Special};
 use crate::xattr::AclKind;
 use crate::xattr::XattrMode;

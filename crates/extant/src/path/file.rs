@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use extant_format::inode::InodeFlags;
 
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::image_path::ImagePath;
-use crate::mount::Fs;
 use crate::namei::NewInode;
 
 use crate::inode::Inode;

@@ -23,9 +23,9 @@ pub use walk::{DEPTH_MAX, Walk, WalkEntry, WalkError};
 
 use crate::dir::ReadDir;
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::node::Metadata;
 use resolve::{Last, resolve};
 

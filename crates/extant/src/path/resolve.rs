@@ -1,9 +1,9 @@
 //! From a path to an inode.
 
 use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::limits::SYMLINKS_MAX;
-use crate::mount::Fs;
 
 /// What to do with a symbolic link in the last place.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 //! # Place
 //!
 //! Beside: `quota::promise` holds space for data in the cache. Below: `quota::tree` finds and adds
-//! records in the hidden quota files; `txn`. Above: inodes are charged by the name space, blocks by
-//! the allocator.
+//! records in the hidden quota files; `editor`. Above: changes charge inodes and blocks through `Txn`, whose
+//! [`Grow`] makes a quota file longer.
 //!
 //! # Invariants
 //!
@@ -21,9 +21,10 @@ mod tree;
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::ops::DerefMut;
+use std::sync::Arc;
 
-use extant_base::{FsBlock, Ino, sabotage};
+use extant_base::{FileBlock, FsBlock, Ino, sabotage};
 use extant_format::features::RoCompat;
 use extant_format::inode::{Inode as Record, InodeFlags};
 use extant_format::quota::{LIMIT_UNIT_BYTES, QuotaEntry, QuotaHeader, QuotaKind, RECORD_BYTES};
@@ -32,12 +33,12 @@ use extant_jbd2::Tid;
 use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashMap;
 
+use crate::editor::Editor;
 use crate::error::{FsError, Result};
-use crate::mount::Fs;
 use crate::node::Node;
 use crate::slot::BlockKind;
-use crate::txn::Txn;
 use crate::volume::Volume;
+pub(crate) use tree::Extent;
 use tree::Tree;
 
 /// What a transaction has too few of for one more record: the next one, after a commit, has them.
@@ -45,7 +46,7 @@ pub(crate) const NO_CREDITS: &str = "journal blocks for a new quota record";
 
 /// Blocks that adding a record changes at most: tree blocks of four levels, a leaf, its neighbour,
 /// the header; the inode, and for four new blocks bitmaps, descriptors and nodes of the map.
-const ADD_CREDITS: u32 = 24;
+pub(crate) const ADD_CREDITS: u32 = 24;
 
 /// The kinds, in the order of the arrays here.
 const KINDS: [QuotaKind; 3] = [QuotaKind::User, QuotaKind::Group, QuotaKind::Project];
@@ -75,11 +76,12 @@ pub(crate) struct Charge {
 
 impl Charge {
     /// `sectors` of 512 bytes.
-    fn blocks(sectors: u64) -> Charge {
+    pub(crate) fn blocks(sectors: u64) -> Charge {
         Charge { space: sectors.saturating_mul(512), inodes: 0 }
     }
 
-    const INODE: Charge = Charge { space: 0, inodes: 1 };
+    /// One inode.
+    pub(crate) const INODE: Charge = Charge { space: 0, inodes: 1 };
 }
 
 /// Who pays for a charge, and who does not any more.
@@ -93,13 +95,36 @@ struct Change {
     checked: bool,
 }
 
+/// A handle by which a quota file can also be made longer. Who maps blocks to files asks for space, and space is
+/// charged to quotas: so quotas know no maps, and whoever has both says how.
+pub(crate) trait Grow<'v>: DerefMut<Target = Editor<'v>> {
+    /// Gives the file of `node` one more block at its end, as it is done for all files whose contents go
+    /// through the journal.
+    fn append_block(&mut self, node: &Arc<Node>) -> Result<(FileBlock, FsBlock)>;
+}
+
+/// A quota file as it is found.
+pub(crate) struct StoredFile {
+    pub(crate) node: Arc<Node>,
+    pub(crate) size: u64,
+    /// The file's blocks, in order and without holes.
+    pub(crate) extents: Vec<Extent>,
+}
+
+/// The inodes of the quota files by kind, where there are any.
+pub(crate) fn stored_files(superblock: &Superblock) -> [Option<Ino>; 3] {
+    let inodes =
+        [superblock.user_quota_inode, superblock.group_quota_inode, superblock.project_quota_inode];
+    let is_on = superblock.features.has_ro_compat(RoCompat::QUOTA);
+    inodes.map(|ino| Some(ino).filter(|ino| is_on && ino.0 != 0))
+}
+
 /// The quotas of a writable mount.
 pub(crate) struct Quotas {
     files: [Option<File>; 3],
     table: Mutex<Table>,
     /// Limits are enforced; usage is always counted.
     enforced: bool,
-    volume: Weak<Volume>,
     hidden: [Ino; 5],
     first_inode: Ino,
 }
@@ -134,33 +159,29 @@ struct Usage {
 }
 
 impl Quotas {
-    /// Opens the quota files of `fs`; usage of an id is read when it is first needed.
-    pub(crate) fn open(fs: &Fs, enforced: bool) -> Result<Quotas> {
-        let superblock = fs.superblock();
+    /// Opens the quota files that were [found](stored_files); usage of an id is read when it is first needed.
+    pub(crate) fn open(
+        volume: &Volume,
+        stored: [Option<StoredFile>; 3],
+        enforced: bool,
+    ) -> Result<Quotas> {
+        let superblock = volume.superblock();
         let mut files = [None, None, None];
-        if superblock.features.has_ro_compat(RoCompat::QUOTA) {
-            let inodes = [
-                superblock.user_quota_inode,
-                superblock.group_quota_inode,
-                superblock.project_quota_inode,
-            ];
-            for ((file, kind), ino) in files.iter_mut().zip(KINDS).zip(inodes) {
-                if ino.0 != 0 {
-                    let (tree, header): (Tree, QuotaHeader) = Tree::open(fs, ino, kind)?;
-                    *file = Some(File {
-                        ino,
-                        space_grace: header.space_grace,
-                        inode_grace: header.inode_grace,
-                        tree: Mutex::with_order(Rank::InodeMap, 0, tree),
-                    });
-                }
-            }
+        for ((file, kind), stored) in files.iter_mut().zip(KINDS).zip(stored) {
+            let Some(stored) = stored else { continue };
+            let ino = stored.node.ino();
+            let (tree, header): (Tree, QuotaHeader) = Tree::open(volume, stored, kind)?;
+            *file = Some(File {
+                ino,
+                space_grace: header.space_grace,
+                inode_grace: header.inode_grace,
+                tree: Mutex::with_order(Rank::InodeMap, 0, tree),
+            });
         }
         Ok(Quotas {
             files,
             table: Mutex::new(Rank::Leaf, Table::default()),
             enforced,
-            volume: Arc::downgrade(fs.volume()),
             hidden: hidden(superblock),
             first_inode: superblock.first_inode,
         })
@@ -172,7 +193,7 @@ impl Quotas {
     }
 
     /// Who pays for what an inode uses; `None` when nobody does (Q3).
-    fn payers(&self, node: &Node) -> Option<Owners> {
+    pub(crate) fn payers(&self, node: &Node) -> Option<Owners> {
         let ino = node.ino();
         let ordinary = ino == Ino::ROOT || ino >= self.first_inode;
         if !self.is_on() || !ordinary || self.hidden.contains(&ino) {
@@ -182,21 +203,19 @@ impl Quotas {
         node.with(|data| is_paid(&data.record).then(|| Owners::of(&data.record)))
     }
 
-    /// Makes sure that the owners have records, in a transaction of its own: then a charge changes
-    /// one block for each kind. Before an operation opens its handle.
-    pub(crate) fn prepare(&self, volume: &Volume, owners: Owners) -> Result<()> {
-        if !self.is_on() {
-            return Ok(());
-        }
-        let missing = {
+    /// Whether an owner has no record that is known: then [`claim_all`](Self::claim_all) comes first.
+    pub(crate) fn lacks_records(&self, owners: Owners) -> bool {
+        self.is_on() && {
             let table = self.table.lock();
             self.ids(owners).any(|key| !table.usage.contains_key(&key))
-        };
-        if missing {
-            let mut txn = Txn::begin(volume, 3 * ADD_CREDITS)?;
-            for key in self.ids(owners) {
-                self.claim(&mut txn, key, true)?;
-            }
+        }
+    }
+
+    /// Makes sure that the owners have records: then a charge changes one block for each kind. Thrice
+    /// [`ADD_CREDITS`].
+    pub(crate) fn claim_all<'v>(&self, txn: &mut impl Grow<'v>, owners: Owners) -> Result<()> {
+        for key in self.ids(owners) {
+            self.claim(txn, key, true)?;
         }
         Ok(())
     }
@@ -212,7 +231,7 @@ impl Quotas {
     }
 
     /// Takes a record into the transaction; false when there is none and none is to be made.
-    fn claim(&self, txn: &mut Txn<'_>, key: (u8, u32), make: bool) -> Result<bool> {
+    fn claim<'v>(&self, txn: &mut impl Grow<'v>, key: (u8, u32), make: bool) -> Result<bool> {
         let tid = txn.tid();
         let known = self.table.lock().usage.get(&key).copied();
         let usage = match known {
@@ -236,13 +255,15 @@ impl Quotas {
     }
 
     /// Reads a record from its file, or adds one.
-    fn find(&self, txn: &mut Txn<'_>, key: (u8, u32), make: bool) -> Result<Option<Usage>> {
-        let (Some(file), Some(volume)) = (self.file(key.0), self.volume.upgrade()) else {
-            return Ok(None);
-        };
-        let fs = Fs::of(volume);
+    fn find<'v>(
+        &self,
+        txn: &mut impl Grow<'v>,
+        key: (u8, u32),
+        make: bool,
+    ) -> Result<Option<Usage>> {
+        let Some(file) = self.file(key.0) else { return Ok(None) };
         let mut tree = file.tree.lock();
-        if let Some(found) = tree.find(fs.volume(), key.1)? {
+        if let Some(found) = tree.find(txn.volume(), key.1)? {
             return Ok(Some(found));
         }
         if !make {
@@ -252,7 +273,7 @@ impl Quotas {
             let (wanted, free) = (u64::from(ADD_CREDITS), 0);
             return Err(FsError::NoSpace { what: NO_CREDITS, wanted, free });
         }
-        tree.add(&fs, txn, key.1).map(Some)
+        tree.add(txn, key.1).map(Some)
     }
 
     /// Charges `owners` with more.
@@ -261,13 +282,23 @@ impl Quotas {
     ///
     /// [`FsError::QuotaExceeded`], and nothing is charged; full disks, for a new record; damage of
     /// a quota file; device errors.
-    pub(crate) fn charge(&self, txn: &mut Txn<'_>, owners: Owners, charge: Charge) -> Result<()> {
+    pub(crate) fn charge<'v>(
+        &self,
+        txn: &mut impl Grow<'v>,
+        owners: Owners,
+        charge: Charge,
+    ) -> Result<()> {
         self.apply(txn, Change { to: Some(owners), from: None, charge, promised: 0, checked: true })
     }
 
     /// Gives back what was charged. Never below zero: a count that was wrong stays wrong, and
     /// e2fsck counts anew.
-    pub(crate) fn uncharge(&self, txn: &mut Txn<'_>, owners: Owners, charge: Charge) -> Result<()> {
+    pub(crate) fn uncharge<'v>(
+        &self,
+        txn: &mut impl Grow<'v>,
+        owners: Owners,
+        charge: Charge,
+    ) -> Result<()> {
         self.apply(
             txn,
             Change { to: None, from: Some(owners), charge, promised: 0, checked: false },
@@ -275,9 +306,9 @@ impl Quotas {
     }
 
     /// Moves a charge. Errors as [`charge`](Self::charge).
-    pub(crate) fn transfer(
+    pub(crate) fn transfer<'v>(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut impl Grow<'v>,
         from: Owners,
         to: Owners,
         charge: Charge,
@@ -288,9 +319,9 @@ impl Quotas {
 
     /// [`transfer`](Self::transfer) of all that an inode uses, whatever the limits say: it was
     /// allowed once.
-    pub(crate) fn transfer_unchecked(
+    pub(crate) fn transfer_unchecked<'v>(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut impl Grow<'v>,
         from: &Record,
         to: &Record,
     ) -> Result<()> {
@@ -298,21 +329,26 @@ impl Quotas {
     }
 
     /// Charges a new inode, whatever the limits say.
-    pub(crate) fn charge_unchecked(&self, txn: &mut Txn<'_>, node: &Node) -> Result<()> {
+    pub(crate) fn charge_unchecked<'v>(&self, txn: &mut impl Grow<'v>, node: &Node) -> Result<()> {
         self.charge_anyway(txn, node, Charge::INODE)
     }
 
     /// Charges blocks, in units of 512 bytes, whatever the limits say.
-    pub(crate) fn charge_blocks_unchecked(
+    pub(crate) fn charge_blocks_unchecked<'v>(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut impl Grow<'v>,
         node: &Node,
         sectors: u64,
     ) -> Result<()> {
         self.charge_anyway(txn, node, Charge::blocks(sectors))
     }
 
-    fn charge_anyway(&self, txn: &mut Txn<'_>, node: &Node, charge: Charge) -> Result<()> {
+    fn charge_anyway<'v>(
+        &self,
+        txn: &mut impl Grow<'v>,
+        node: &Node,
+        charge: Charge,
+    ) -> Result<()> {
         let Some(owners) = self.payers(node) else { return Ok(()) };
         self.apply(
             txn,
@@ -343,7 +379,7 @@ impl Quotas {
         owners.into_iter().flat_map(|owners| self.ids(owners)).filter(move |key| !is_same(key))
     }
 
-    fn apply(&self, txn: &mut Txn<'_>, change: Change) -> Result<()> {
+    fn apply<'v>(&self, txn: &mut impl Grow<'v>, change: Change) -> Result<()> {
         if !self.is_on() {
             return Ok(());
         }
@@ -354,7 +390,7 @@ impl Quotas {
             self.claim(txn, key, false)?;
         }
         let charge = change.charge;
-        let now = u64::try_from(txn.writer().now().seconds).unwrap_or(0);
+        let now = u64::try_from(txn.log().now().seconds).unwrap_or(0);
         let mut table = self.table.lock();
         if change.checked && self.enforced {
             for key in self.gainers(&change) {
@@ -409,6 +445,57 @@ impl Quotas {
         Ok(())
     }
 
+    /// What an id uses and may use, with what is promised to it; `None` when the kind is not counted.
+    pub(crate) fn entry(
+        &self,
+        volume: &Volume,
+        kind: QuotaKind,
+        id: u32,
+    ) -> Result<Option<QuotaEntry>> {
+        let Some(key) = self.key(kind, id) else { return Ok(None) };
+        let known = |stored: Option<QuotaEntry>| {
+            let table = self.table.lock();
+            let mut entry = table.usage.get(&key).map(|usage| usage.entry).or(stored)?;
+            entry.space_bytes = entry.space_bytes.saturating_add(table.promised_to(key)); // Q5
+            Some(entry)
+        };
+        if let Some(entry) = known(None) {
+            return Ok(Some(entry));
+        }
+        let Some(file) = self.file(key.0) else { return Ok(None) };
+        let found = file.tree.lock().find(volume, id)?;
+        let nothing = QuotaEntry { id, ..QuotaEntry::default() };
+        Ok(known(Some(found.map_or(nothing, |usage| usage.entry))))
+    }
+
+    /// Whether the kind is counted.
+    pub(crate) fn counts(&self, kind: QuotaKind) -> bool {
+        self.key(kind, 0).is_some()
+    }
+
+    /// Sets the limits of an id of a kind that is counted. [`ADD_CREDITS`].
+    pub(crate) fn set_limits<'v>(
+        &self,
+        txn: &mut impl Grow<'v>,
+        kind: QuotaKind,
+        id: u32,
+        limits: &QuotaLimits,
+    ) -> Result<()> {
+        let Some(key) = self.key(kind, id) else { return Ok(()) };
+        self.claim(txn, key, true)?;
+        let now = u64::try_from(txn.log().now().seconds).unwrap_or(0);
+        let mut table = self.table.lock();
+        if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
+            let entry = &mut usage.entry;
+            entry.space_hard_limit = limits.space_hard_kib;
+            entry.space_soft_limit = limits.space_soft_kib;
+            entry.inode_hard_limit = limits.inodes_hard;
+            entry.inode_soft_limit = limits.inodes_soft;
+            set_grace(entry, file, now);
+        }
+        Ok(())
+    }
+
     /// The key of an id of a kind; `None` when the kind is not counted.
     fn key(&self, kind: QuotaKind, id: u32) -> Option<(u8, u32)> {
         let (_, index) = KINDS.iter().zip(0u8..).find(|(one, _)| **one == kind)?;
@@ -416,7 +503,7 @@ impl Quotas {
     }
 }
 
-/// The most that an id may have; see [`Fs::set_quota_limits`]. 0: no limit.
+/// The most that an id may have; see [`Fs::set_quota_limits`](crate::Fs::set_quota_limits). 0: no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QuotaLimits {
     /// Space at most, in KiB.
@@ -427,59 +514,6 @@ pub struct QuotaLimits {
     pub inodes_hard: u64,
     /// Inodes above which the grace time runs.
     pub inodes_soft: u64,
-}
-
-impl Fs {
-    /// What an id uses and may use; space for data that is in the cache only counts as used. `None`
-    /// when the file system does not count this kind; an id without a record uses nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::ReadOnly`] on a mount for reading, damage of the quota file, device errors.
-    pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<Option<QuotaEntry>> {
-        let quotas = self.volume().writer()?.quotas();
-        let Some(key) = quotas.key(kind, id) else { return Ok(None) };
-        let known = |stored: Option<QuotaEntry>| {
-            let table = quotas.table.lock();
-            let mut entry = table.usage.get(&key).map(|usage| usage.entry).or(stored)?;
-            entry.space_bytes = entry.space_bytes.saturating_add(table.promised_to(key)); // Q5
-            Some(entry)
-        };
-        if let Some(entry) = known(None) {
-            return Ok(Some(entry));
-        }
-        let Some(file) = quotas.file(key.0) else { return Ok(None) };
-        let found = file.tree.lock().find(self.volume(), id)?;
-        let nothing = QuotaEntry { id, ..QuotaEntry::default() };
-        Ok(known(Some(found.map_or(nothing, |usage| usage.entry))))
-    }
-
-    /// Sets the limits of an id.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::InvalidArgument`] when the file system does not count this kind;
-    /// [`FsError::NoSpace`] for a new record; [`FsError::ReadOnly`], [`FsError::Aborted`], damage
-    /// of the quota file, device errors.
-    pub fn set_quota_limits(&self, kind: QuotaKind, id: u32, limits: &QuotaLimits) -> Result<()> {
-        let writer = self.volume().writer()?;
-        let quotas = writer.quotas();
-        let what = "kind: the file system has no quotas of this kind";
-        let key = quotas.key(kind, id).ok_or(FsError::InvalidArgument { what })?;
-        let mut txn = Txn::begin(self.volume(), ADD_CREDITS)?;
-        quotas.claim(&mut txn, key, true)?;
-        let now = u64::try_from(writer.now().seconds).unwrap_or(0);
-        let mut table = quotas.table.lock();
-        if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), quotas.file(key.0)) {
-            let entry = &mut usage.entry;
-            entry.space_hard_limit = limits.space_hard_kib;
-            entry.space_soft_limit = limits.space_soft_kib;
-            entry.inode_hard_limit = limits.inodes_hard;
-            entry.inode_soft_limit = limits.inodes_soft;
-            set_grace(entry, file, now);
-        }
-        Ok(())
-    }
 }
 
 /// Inodes that belong to the file system and are charged to nobody.
@@ -549,64 +583,8 @@ fn bytes(limit: u64) -> u64 {
 }
 
 /// All that an inode with this record uses.
-fn all_of(record: &Record) -> Charge {
+pub(crate) fn all_of(record: &Record) -> Charge {
     Charge { space: record.sectors.saturating_mul(512), inodes: 1 }
-}
-
-impl Txn<'_> {
-    /// Charges one inode to the owners in `record`. Credits: a block for each kind of quota, if
-    /// [`Quotas::prepare`] was called for them.
-    pub(crate) fn charge_inode(&mut self, record: &Record) -> Result<()> {
-        let quotas = self.writer().quotas();
-        if record.flags.contains(InodeFlags::EA_INODE) {
-            return Ok(());
-        }
-        quotas.charge(self, Owners::of(record), Charge::INODE)
-    }
-
-    /// Gives back one inode. If even that fails, the journal stops.
-    pub(crate) fn uncharge_inode(&mut self, record: &Record) {
-        let quotas = self.writer().quotas();
-        if record.flags.contains(InodeFlags::EA_INODE) {
-            return;
-        }
-        if let Err(error) = quotas.uncharge(self, Owners::of(record), Charge::INODE) {
-            self.fail(error);
-        }
-    }
-
-    /// Charges blocks, in units of 512 bytes, to the owners of an inode.
-    pub(crate) fn charge_blocks(&mut self, node: &Arc<Node>, sectors: u64) -> Result<()> {
-        let quotas = self.writer().quotas();
-        match quotas.payers(node) {
-            Some(owners) => quotas.charge(self, owners, Charge::blocks(sectors)),
-            None => Ok(()),
-        }
-    }
-
-    /// Gives blocks back. If even that fails, the journal stops.
-    pub(crate) fn uncharge_blocks(&mut self, node: &Arc<Node>, sectors: u64) {
-        let quotas = self.writer().quotas();
-        let Some(owners) = quotas.payers(node) else { return };
-        if let Err(error) = quotas.uncharge(self, owners, Charge::blocks(sectors)) {
-            self.fail(error);
-        }
-    }
-
-    /// Moves the charges of an inode from the owners in `from` to those in `to`.
-    pub(crate) fn transfer_quota(&mut self, from: &Record, to: &Record) -> Result<()> {
-        let quotas = self.writer().quotas();
-        quotas.transfer(self, Owners::of(from), Owners::of(to), all_of(from), true)
-    }
-
-    /// Undoes [`transfer_quota`](Self::transfer_quota).
-    pub(crate) fn transfer_quota_back(&mut self, from: &Record, to: &Record) {
-        let quotas = self.writer().quotas();
-        let moved = quotas.transfer(self, Owners::of(to), Owners::of(from), all_of(from), false);
-        if let Err(error) = moved {
-            self.fail(error);
-        }
-    }
 }
 
 impl fmt::Debug for Quotas {

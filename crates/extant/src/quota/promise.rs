@@ -10,10 +10,11 @@
 //!   owner moves it.
 //! - Q5. A promise becomes a charge in one step: nobody sees both, or neither.
 
-use super::{Change, Charge, Quotas, Table, check};
+use super::{Change, Charge, Grow, Quotas, Table, check};
 use crate::error::Result;
+use crate::log::Log;
 use crate::node::Node;
-use crate::txn::Txn;
+use crate::volume::Volume;
 use extant_base::sabotage;
 
 impl Quotas {
@@ -24,30 +25,40 @@ impl Quotas {
     ///
     /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), and nothing is promised; damage
     /// of a quota file, device errors.
-    pub(crate) fn promise(&self, node: &Node, sectors: u64) -> Result<()> {
-        self.promise_if(node, sectors, true)
+    pub(crate) fn promise(
+        &self,
+        volume: &Volume,
+        log: &Log,
+        node: &Node,
+        sectors: u64,
+    ) -> Result<()> {
+        self.promise_if(volume, Some(log), node, sectors)
     }
 
     /// [`promise`](Self::promise) whatever the limits say: for blocks that will charge nothing.
-    pub(crate) fn promise_anyway(&self, node: &Node, sectors: u64) -> Result<()> {
-        self.promise_if(node, sectors, false)
+    pub(crate) fn promise_anyway(&self, volume: &Volume, node: &Node, sectors: u64) -> Result<()> {
+        self.promise_if(volume, None, node, sectors)
     }
 
-    fn promise_if(&self, node: &Node, sectors: u64, checked: bool) -> Result<()> {
+    /// Limits count if there is a clock that grace times run by.
+    fn promise_if(
+        &self,
+        volume: &Volume,
+        clock: Option<&Log>,
+        node: &Node,
+        sectors: u64,
+    ) -> Result<()> {
         let Some(owners) = self.payers(node) else { return Ok(()) };
         let charge = Charge::blocks(sectors);
         let to = Some(owners);
-        let change = Change { to, from: None, charge, promised: 0, checked };
+        let clock = clock.filter(|_| self.enforced);
+        let change = Change { to, from: None, charge, promised: 0, checked: clock.is_some() };
         for key in self.gainers(&change) {
-            self.load(key)?;
+            self.load(volume, key)?;
         }
-        let volume = self.volume.upgrade().filter(|_| self.enforced && checked);
-        let now = match &volume {
-            Some(volume) => u64::try_from(volume.writer()?.now().seconds).unwrap_or(0),
-            None => 0,
-        };
+        let now = clock.map_or(0, |log| u64::try_from(log.now().seconds).unwrap_or(0));
         let mut table = self.table.lock();
-        if volume.is_some() {
+        if clock.is_some() {
             for key in self.gainers(&change) {
                 // An id without a record has no limits.
                 if let Some(usage) = table.usage.get(&key) {
@@ -70,9 +81,9 @@ impl Quotas {
 
     /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the
     /// limits say.
-    pub(crate) fn charge_promised(
+    pub(crate) fn charge_promised<'v>(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut impl Grow<'v>,
         node: &Node,
         sectors: u64,
         promised: u64,
@@ -84,15 +95,13 @@ impl Quotas {
     }
 
     /// Makes a record known, if there is one.
-    fn load(&self, key: (u8, u32)) -> Result<()> {
+    fn load(&self, volume: &Volume, key: (u8, u32)) -> Result<()> {
         if self.table.lock().usage.contains_key(&key) {
             return Ok(());
         }
-        let (Some(file), Some(volume)) = (self.file(key.0), self.volume.upgrade()) else {
-            return Ok(());
-        };
+        let Some(file) = self.file(key.0) else { return Ok(()) };
         let tree = file.tree.lock();
-        if let Some(found) = tree.find(&volume, key.1)? {
+        if let Some(found) = tree.find(volume, key.1)? {
             // Whoever was faster may have changed it.
             self.table.lock().usage.entry(key).or_insert(found);
         }

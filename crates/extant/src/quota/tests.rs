@@ -2,7 +2,9 @@ use extant_base::Prng;
 use extant_format::quota::QuotaFile;
 
 use super::*;
+use crate::fs::Fs;
 use crate::test_images::Image;
+use crate::txn::Txn;
 use crate::{Inode, NewInode, SetAttributes};
 
 const QUOTA: &[&str] = &[
@@ -96,12 +98,11 @@ fn many_ids_make_the_tree_grow() {
     for options in [QUOTA, SMALL] {
         let image = extant_testkit::require!(Image::make("32M", options, ""));
         let fs = image.open();
-        let quotas = fs.volume().writer().unwrap().quotas();
         let mut random = Prng::new(5);
         let mut ids: Vec<u32> = (0..400).map(|_| random.next_u64() as u32).collect();
         ids.extend(0..400);
         for (step, id) in ids.iter().enumerate() {
-            quotas.prepare(fs.volume(), Owners([*id, 7, 0])).unwrap();
+            Txn::prepare_quotas(fs.volume(), Owners([*id, 7, 0])).unwrap();
             if step % 100 == 99 {
                 fs.sync().unwrap();
             }
@@ -278,11 +279,11 @@ fn promises_count_for_every_check_and_become_charges_in_one_step() {
     let writer = fs.volume().writer().unwrap();
     let (quotas, alloc) = (writer.quotas(), writer.alloc());
     let [a, b] = ["a", "b"].map(|name| fs.root().unwrap().lookup(name).unwrap());
-    quotas.promise(a.node(), 8 * 8).unwrap();
-    let error = quotas.promise(b.node(), 3 * 8).unwrap_err();
+    quotas.promise(fs.volume(), writer, a.node(), 8 * 8).unwrap();
+    let error = quotas.promise(fs.volume(), writer, b.node(), 3 * 8).unwrap_err();
     assert_eq!(error.to_string(), "the quota of user 5 for blocks is used up");
     assert_eq!(usage(&fs, QuotaKind::Group, 6), (8 * 4096, 2), "all kinds or none (Q4)");
-    quotas.promise(b.node(), 2 * 8).unwrap();
+    quotas.promise(fs.volume(), writer, b.node(), 2 * 8).unwrap();
     assert_eq!(usage(&fs, QuotaKind::User, 5), (10 * 4096, 2));
     // Others' charges see them.
     let ask = BlockAsk { goal: FsBlock(0), len: 1, min: 1, purpose: Purpose::Data };
@@ -317,7 +318,8 @@ fn threads_never_get_more_than_the_limit_together() {
         (0..4).map(|at| root.create(at.to_string(), &owned(5, 6)).unwrap()).collect();
     let limits = QuotaLimits { space_hard_kib: 400, ..QuotaLimits::default() };
     limit(&fs, QuotaKind::User, 5, limits);
-    let quotas = fs.volume().writer().unwrap().quotas();
+    let writer = fs.volume().writer().unwrap();
+    let quotas = writer.quotas();
     let worker = |at: usize| {
         let mut random = Prng::new(at as u64);
         let node = files[at].node();
@@ -326,7 +328,8 @@ fn threads_never_get_more_than_the_limit_together() {
             match random.below(4) {
                 0 | 1 => {
                     let want = random.below(300) + 1;
-                    promised += quotas.promise(node, want).map_or(0, |()| want);
+                    promised +=
+                        quotas.promise(fs.volume(), writer, node, want).map_or(0, |()| want);
                 }
                 2 => {
                     let part = random.below(promised + 1);

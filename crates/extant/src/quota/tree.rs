@@ -12,21 +12,19 @@ use extant_format::quota::{
     RECORD_BYTES, ROOT_BLOCK, record_offset, tree_slot,
 };
 
-use super::Usage;
+use super::{Grow, StoredFile, Usage};
+use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
-use crate::map::{self, MappingKind};
-use crate::mount::Fs;
 use crate::node::Node;
 use crate::slot::BlockKind;
-use crate::txn::Txn;
 use crate::volume::Volume;
 
 /// Contiguous blocks of the file.
 #[derive(Clone, Copy)]
-struct Extent {
-    file_start: u64,
-    device_start: FsBlock,
-    len: u64,
+pub(crate) struct Extent {
+    pub(crate) file_start: u64,
+    pub(crate) device_start: FsBlock,
+    pub(crate) len: u64,
 }
 
 pub(super) struct Tree {
@@ -49,30 +47,19 @@ enum Found {
 }
 
 impl Tree {
-    pub(super) fn open(fs: &Fs, ino: Ino, kind: QuotaKind) -> Result<(Tree, QuotaHeader)> {
-        let inode = fs.own_inode(ino, "quota file")?;
+    pub(super) fn open(
+        volume: &Volume,
+        stored: StoredFile,
+        kind: QuotaKind,
+    ) -> Result<(Tree, QuotaHeader)> {
+        let StoredFile { node, size, extents } = stored;
+        let ino = node.ino();
         let fail = |fault| FsError::corrupt("quota file", ino, None, fault);
-        if inode.kind() != crate::FileKind::Regular || inode.is_inline() {
-            return Err(fail(Fault::Rule("its inode is not a regular file with blocks")));
-        }
-        let block_size = fs.block_size();
-        // Each piece is at least one block, and they cannot overlap in a sound map; a map that says
-        // otherwise ends at the size of the file system.
-        let size = inode.metadata().size;
-        let blocks = block_size.blocks_for(size).min(fs.superblock().blocks_count);
-        let mut extents: Vec<Extent> = Vec::new();
-        for run in inode.map(0..blocks) {
-            let run = run?;
-            let MappingKind::Mapped(device_start) = run.kind else {
-                return Err(fail(Fault::Rule("it has holes")));
-            };
-            let file_start = u64::from(run.file_start.0);
-            extents.push(Extent { file_start, device_start, len: run.len });
-        }
+        let block_size = volume.block_size();
         let Some(first) = extents.first() else {
             return Err(fail(Fault::Rule("it is empty")));
         };
-        let bytes = fs.volume().read_block(first.device_start)?;
+        let bytes = volume.read_block(first.device_start)?;
         let header = QuotaHeader::decode(bytes.bytes())
             .map_err(|error| fail(Fault::Decode(Box::new(error))))?;
         if header.kind != kind {
@@ -83,7 +70,6 @@ impl Tree {
             let rule = "it is shorter than its header says";
             return Err(fail(Fault::Field { rule, value: needed, limit: size }));
         }
-        let node = fs.node(ino)?;
         Ok((Tree { ino, node, block_size, header, extents }, header))
     }
 
@@ -125,7 +111,7 @@ impl Tree {
 
     fn write<R>(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         quota_block: u32,
         change: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R> {
@@ -174,8 +160,8 @@ impl Tree {
     ///
     /// Full disks and limits of the map, damage found before anything was changed. After the first
     /// change an error stops the journal.
-    pub(super) fn add(&mut self, fs: &Fs, txn: &mut Txn<'_>, id: u32) -> Result<Usage> {
-        let volume = fs.volume();
+    pub(super) fn add<'v>(&mut self, txn: &mut impl Grow<'v>, id: u32) -> Result<Usage> {
+        let volume = txn.volume();
         let (level, parent) = match self.search(volume, id)? {
             Found::Record(usage) => return Ok(usage),
             Found::Nothing { level, at } => (level, at),
@@ -185,7 +171,7 @@ impl Tree {
         let missing = (LEVELS - 1).saturating_sub(level) + usize::from(leaf.is_none());
         let free = self.free_blocks(volume, missing)?;
         let from_end = u32::try_from(missing - free.len()).unwrap_or(u32::MAX);
-        self.make_room(fs, txn, from_end)?;
+        self.make_room(txn, from_end)?;
         let added = self.add_in_room(txn, volume, id, level, parent, &free);
         added.map_err(|error| txn.fail(error))
     }
@@ -222,7 +208,7 @@ impl Tree {
     }
 
     /// Lets the file have `more` quota blocks at its end; they are not used yet.
-    fn make_room(&mut self, fs: &Fs, txn: &mut Txn<'_>, more: u32) -> Result<()> {
+    fn make_room<'v>(&mut self, txn: &mut impl Grow<'v>, more: u32) -> Result<()> {
         let full = || FsError::NoSpace { what: "quota blocks", wanted: u64::from(more), free: 0 };
         let blocks = self.header.blocks.checked_add(more).ok_or_else(full)?;
         let bytes = u64::from(blocks) * QUOTA_BLOCK_BYTES as u64;
@@ -233,14 +219,14 @@ impl Tree {
             if have >= wanted {
                 break;
             }
-            let (file_block, block) = map::append_block(txn, fs, &self.node)?;
+            let (file_block, block) = txn.append_block(&self.node)?;
             if u64::from(file_block.0) != have {
                 let rule = "it grows at another place than its end";
                 let error = FsError::corrupt("quota file", self.ino, None, Fault::Rule(rule));
                 return Err(txn.fail(error));
             }
             txn.create_block(block, BlockKind::Plain, |_| ()).map_err(|error| txn.fail(error))?;
-            fs.volume().gain_quota_block(block, self.ino);
+            txn.volume().gain_quota_block(block, self.ino);
             match self.extents.last_mut() {
                 Some(last) if last.device_start.0 + last.len == block.0 => last.len += 1,
                 _ => self.extents.push(Extent { file_start: have, device_start: block, len: 1 }),
@@ -251,7 +237,7 @@ impl Tree {
 
     fn add_in_room(
         &mut self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         volume: &Volume,
         id: u32,
         level: usize,
@@ -317,7 +303,7 @@ impl Tree {
     /// A quota block to use, all zeroes: a free one, or the one after the last.
     fn take_block(
         &mut self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         volume: &Volume,
         free: &mut impl Iterator<Item = u32>,
     ) -> Result<u32> {

@@ -30,9 +30,9 @@ use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock}
 use extant_jbd2::EncodeSink;
 use extant_sync::{Mutex, Rank};
 
+use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::slot::BlockKind;
-use crate::txn::Txn;
 use crate::volume::Volume;
 
 mod tune;
@@ -191,7 +191,7 @@ impl SuperState {
     /// Changes the superblock as part of a transaction (U1). One credit.
     pub(crate) fn change<R>(
         &self,
-        txn: &mut Txn<'_>,
+        txn: &mut Editor<'_>,
         change: impl FnOnce(&mut Superblock) -> R,
     ) -> Result<R> {
         let tid = txn.tid();
@@ -232,7 +232,7 @@ impl SuperState {
     }
 
     /// Turns a feature on if it is off, as part of a transaction. One credit; free when it is on.
-    pub(crate) fn require_feature(&self, txn: &mut Txn<'_>, needed: Needed) -> Result<()> {
+    pub(crate) fn require_feature(&self, txn: &mut Editor<'_>, needed: Needed) -> Result<()> {
         if self.needed.load(Ordering::Acquire) & needed.bit() != 0 {
             return Ok(());
         }

@@ -4,6 +4,7 @@ use extant_format::features::DefaultMountOpts;
 
 use super::*;
 use crate::test_images::Image;
+use crate::txn::Txn;
 
 const EXT4: &[&str] = &["-t", "ext4", "-O", "^orphan_file"];
 

@@ -2,8 +2,8 @@
 //!
 //! # Place
 //!
-//! `mount` builds a [`Volume`]; every other module reads through it. It knows blocks and group
-//! descriptors, and nothing about files.
+//! `mount` builds a [`Volume`]; every other module reads through it. It knows blocks, group descriptors as
+//! they are stored, and keeps nodes by their numbers; nothing about files, and nothing of who writes.
 //!
 //! # Invariants
 //!
@@ -30,12 +30,11 @@ use extant_format::superblock::Superblock;
 use extant_jbd2::FastCommitOverlay;
 
 use crate::cache::{Cache, Evict};
-use crate::error::{Family, Fault, FsError, Result};
+use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
 use crate::node::{Departed, InodeData, Node};
 use crate::slot::{MetaBlock, Slot};
 use crate::sparse::Sparse;
-use crate::writer::Writer;
 use crate::zones::{Gained, Zones};
 
 pub use replay::ReplaySummary;
@@ -66,8 +65,6 @@ pub(crate) struct Volume {
     nodes: Cache<Ino, Arc<Node>>,
     /// Inode tables of the groups of each flexible group.
     tables: Sparse<OnceLock<Box<[FsBlock]>>>,
-    /// What a writable mount has besides; set once, before anybody else has the volume.
-    writer: OnceLock<Writer>,
     /// Contents of files, made when the first is used.
     page_cache: OnceLock<Arc<extant_iomap::Cache>>,
     data_cache: DataCache,
@@ -164,7 +161,6 @@ impl Volume {
             extent_nodes: Cache::new(half / 4 / block_size.len()),
             nodes: Cache::new(options.inodes_max.unwrap_or(half / 2 / INODE_COST)),
             tables: Sparse::new(flex_count, |_| OnceLock::new()),
-            writer: OnceLock::new(),
             page_cache: OnceLock::new(),
             data_cache: options.data_cache,
             zones: OnceLock::new(),
@@ -297,20 +293,6 @@ impl Volume {
         &self.extent_nodes
     }
 
-    /// The writing side.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::ReadOnly`] on a mount for reading only.
-    pub(crate) fn writer(&self) -> Result<&Writer> {
-        self.writer.get().ok_or(FsError::ReadOnly)
-    }
-
-    /// Makes the mount a writable one.
-    pub(crate) fn set_writer(&self, writer: Writer) {
-        let _ = self.writer.set(writer);
-    }
-
     /// The cache of file contents, made now if this is the first use of it.
     ///
     /// # Errors
@@ -346,10 +328,6 @@ impl Volume {
     /// The cache of file contents, if a file has been used.
     pub(crate) fn page_cache_made(&self) -> Option<&Arc<extant_iomap::Cache>> {
         self.page_cache.get()
-    }
-
-    pub(crate) fn is_writable(&self) -> bool {
-        self.writer.get().is_some()
     }
 
     /// The node of an inode number that was just given out. A dead node of an earlier inode of that
@@ -468,14 +446,6 @@ impl Volume {
         Ok(self.read_block_uncached(block)?.into_boxed_slice())
     }
 
-    /// The descriptor of `group` as it is now.
-    pub(crate) fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
-        match self.writer.get() {
-            Some(writer) => writer.alloc().group(self, group),
-            None => self.stored_group(group),
-        }
-    }
-
     /// The block that holds the descriptor of `group`.
     pub(crate) fn descriptor_place(&self, group: GroupIndex) -> Result<FsBlock> {
         let table_block = group.0 / self.superblock.descriptors_per_block();
@@ -562,46 +532,5 @@ impl Volume {
     /// nothing.
     pub(crate) fn has_uninit_groups(&self) -> bool {
         self.group_checksum != GroupChecksum::None
-    }
-
-    /// The raw bytes of an inode, from its table and as fast commits changed it, and whether they
-    /// did. `None` when the inode was never used: nothing was ever written in its place.
-    pub(crate) fn raw_inode(&self, ino: Ino) -> Result<Option<(Vec<u8>, bool)>> {
-        const NAME: &str = "inode";
-        let Some((group, index)) = self.superblock.group_of_inode(ino) else { return Ok(None) };
-        let recorded = self.fast_commit.as_ref().and_then(|overlay| overlay.inode(ino));
-        let recorded = recorded.filter(|inode| inode.image().is_some());
-        let descriptor = match self.group(group) {
-            // Nothing is allocated there any more, and what is in its table can be read.
-            Err(error) if error.family() == Family::Damage => self.stored_group(group)?,
-            other => other?,
-        };
-        let never_used = self.has_uninit_groups()
-            && (descriptor.flags.contains(GroupFlags::INODE_UNINIT)
-                || index
-                    >= self.superblock.inodes_per_group.saturating_sub(descriptor.itable_unused));
-        if never_used && recorded.is_none() {
-            return Ok(None);
-        }
-        let inode_bytes = usize::from(self.superblock.inode_size);
-        // The index is below 2^19 (8 inodes per byte of a 64 KiB bitmap), a record at most 64 KiB.
-        let offset = u64::from(index) * inode_bytes as u64;
-        let table = descriptor.inode_table;
-        let at = table.checked_add(offset >> self.block_size.log2()).unwrap_or(table);
-        self.check_blocks("inode table", None, at, 1)?;
-        let start = (offset & u64::from(self.block_size.bytes() - 1)) as usize;
-        let home = if never_used {
-            vec![0; inode_bytes]
-        } else {
-            let block = self.read_block(at)?;
-            let bytes = block.bytes().get(start..start + inode_bytes).ok_or_else(|| {
-                FsError::corrupt(NAME, ino, at, Fault::Rule("the record ends after its block"))
-            })?;
-            bytes.to_vec()
-        };
-        Ok(Some(match recorded {
-            Some(recorded) => (recorded.merge(&home), true),
-            None => (home, false),
-        }))
     }
 }

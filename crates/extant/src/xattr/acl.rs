@@ -15,8 +15,8 @@ use extant_format::xattr::NameIndex;
 use super::edit::put;
 use super::{AclKind, XattrMode};
 use crate::error::{FsError, Result};
+use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::mount::Fs;
 use crate::node::Node;
 use crate::txn::Txn;
 

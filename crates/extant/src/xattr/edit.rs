@@ -17,11 +17,12 @@ use extant_format::xattr::{
     decode_inode, entry_bytes, entry_hash_for_inode, value_bytes,
 };
 
-use super::{CAPABILITY, XattrMode, read_block, shared, value};
+use super::{CAPABILITY, XattrMode, value};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{Fault, FsError, Result};
-use crate::mount::Fs;
+use crate::fs::Fs;
 use crate::node::{InodeData, Node};
+use crate::shared_blocks::{self, read_block};
 use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;
@@ -363,7 +364,7 @@ fn place_block(
     let goal = volume.goal_of(node.ino())?;
     txn.writer().supers().require_feature(txn, Needed::ExtAttr)?;
     let run = txn.allocate(node, &BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata })?;
-    let kind = shared::kind(volume);
+    let kind = shared_blocks::kind(volume);
     let created = txn.create_block(run.start, kind, |to| to.copy_from_slice(&bytes));
     created.map_err(|error| txn.fail(error))?;
     shared.note(run.start, &bytes);

@@ -9,28 +9,23 @@
 
 mod acl;
 mod edit;
-mod shared;
 mod value;
 
 pub(crate) use acl::{chmod_acl, inherited, set_acl};
 pub(crate) use edit::{release_all, releases_at_once, set, set_inline_data};
-pub(crate) use shared::SharedBlocks;
 pub(crate) use value::{transfer_quota, transfer_quota_back};
-
-use std::sync::Arc;
 
 use extant_base::{FsBlock, Ino};
 use extant_format::acl::Acl;
 use extant_format::inode::FileKind;
 use extant_format::xattr::{
     self, NameIndex, Value, XattrEntry, decode_block, decode_inode, entry_hash_for_inode, split,
-    value_hash, verify_block,
+    value_hash,
 };
 
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
-use crate::slot::MetaBlock;
-use crate::volume::Volume;
+use crate::shared_blocks::read_block;
 
 /// Most bytes of values that [`Inode::xattrs`] returns at once. Linux stops at 64 KiB for all names
 /// of a file, and at 64 KiB for one value.
@@ -271,29 +266,11 @@ impl Inode {
     }
 }
 
-/// The current version of an attribute block, its checksum checked. `ino` is who pointed there.
-fn read_block(volume: &Volume, ino: Option<Ino>, at: FsBlock) -> Result<Arc<MetaBlock>> {
-    volume.check_file_blocks("extended attribute block pointer", ino, None, at, 1)?;
-    let block = volume.read_block(at)?;
-    if volume.verifies_metadata() {
-        // Blocks are shared: the checksum does not depend on the inode.
-        block
-            .verify_once(SHARED, |bytes| {
-                verify_block(volume.checksum_seed(), at, bytes).map_err(Fault::from)
-            })
-            .map_err(|fault| FsError::corrupt("extended attributes", ino, at, fault))?;
-    }
-    Ok(block)
-}
-
 #[derive(PartialEq, Eq)]
 enum Next {
     Continue,
     Stop,
 }
-
-/// Stands for "any inode" as the owner of a verified block.
-const SHARED: Ino = Ino(u32::MAX);
 
 const _: () = assert!(xattr::VALUE_MAX as u64 <= XATTRS_BYTES_MAX);
 

@@ -14,8 +14,8 @@ use extant_format::xattr::value_hash;
 
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
 use crate::map;
-use crate::mount::Fs;
 use crate::node::{InodeData, Node, Settled};
 use crate::slot::BlockKind;
 use crate::txn::Txn;

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
+use crate::fs::Mount;
 use crate::node::{Dying, FileState, Node};
-use crate::volume::Volume;
 
 impl Dying<'_> {
     /// Forgets the contents and gives back what was promised for them.
-    pub(crate) fn drop_contents(&self, volume: &Volume) {
+    pub(crate) fn drop_contents(&self, volume: &Mount) {
         let node = self.node();
         let (Some(file), Some(kept_out)) = (node.file_state().get(), self.kept_out()) else {
             return;
@@ -24,7 +24,7 @@ impl Dying<'_> {
 
 impl FileState {
     /// Takes back the delay of a range of blocks and gives its promises back.
-    pub(crate) fn drop_delayed(&self, volume: &Volume, node: &Node, blocks: Range<u64>) {
+    pub(crate) fn drop_delayed(&self, volume: &Mount, node: &Node, blocks: Range<u64>) {
         let mut delayed = self.map.write();
         if delayed.is_empty() {
             return;
@@ -35,7 +35,7 @@ impl FileState {
     }
 
     /// Gives promises back that belonged to delayed blocks of this file.
-    pub(crate) fn unpromise(&self, volume: &Volume, node: &Node, clusters: u64) {
+    pub(crate) fn unpromise(&self, volume: &Mount, node: &Node, clusters: u64) {
         if clusters > 0
             && let Ok(writer) = volume.writer()
         {

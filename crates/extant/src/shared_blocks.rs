@@ -7,14 +7,16 @@
 //! - X2. Every block in the table is an attribute block in use: it is noted when it is written, and
 //!   forgotten before it is freed or rewritten.
 
-use extant_base::{FsBlock, sabotage};
-use extant_format::xattr::{BLOCK_HEADER_BYTES, BlockHeader, decode_block};
+use std::sync::Arc;
+
+use extant_base::{FsBlock, Ino, sabotage};
+use extant_format::xattr::{BLOCK_HEADER_BYTES, BlockHeader, decode_block, verify_block};
 use extant_sync::{Mutex, Rank};
 
-use super::read_block;
-use crate::error::Result;
-use crate::slot::BlockKind;
-use crate::txn::Txn;
+use crate::editor::Editor;
+use crate::error::{Fault, FsError, Result};
+use crate::slot::{BlockKind, MetaBlock};
+
 use crate::volume::Volume;
 
 /// Most inodes that share a block: what Linux allows.
@@ -22,6 +24,9 @@ const REFERENCES_MAX: u32 = 1024;
 
 /// Blocks remembered by their hash.
 const KNOWN: usize = 1024;
+
+/// Stands for "any inode" as the owner of a verified block.
+const SHARED: Ino = Ino(u32::MAX);
 
 /// The attribute blocks of a writable mount.
 pub(crate) struct SharedBlocks {
@@ -36,13 +41,13 @@ impl SharedBlocks {
     }
 
     /// Notes a block that was just written for one inode.
-    pub(super) fn note(&self, block: FsBlock, bytes: &[u8]) {
+    pub(crate) fn note(&self, block: FsBlock, bytes: &[u8]) {
         put(&mut self.known.lock(), block, bytes);
     }
 
     /// Finds a block with the contents of `bytes` (but for the header) and joins its users. One
     /// credit.
-    pub(super) fn join(&self, txn: &mut Txn<'_>, bytes: &[u8]) -> Result<Option<FsBlock>> {
+    pub(crate) fn join(&self, txn: &mut Editor<'_>, bytes: &[u8]) -> Result<Option<FsBlock>> {
         let Some(hash) = hash_of(bytes) else { return Ok(None) };
         let known = self.known.lock();
         let Some((_, block)) = known.get(place(hash)).copied().flatten().filter(|k| k.0 == hash)
@@ -63,7 +68,12 @@ impl SharedBlocks {
     }
 
     /// Gives a block new contents, if one inode uses it. One credit.
-    pub(super) fn rewrite(&self, txn: &mut Txn<'_>, block: FsBlock, bytes: &[u8]) -> Result<bool> {
+    pub(crate) fn rewrite(
+        &self,
+        txn: &mut Editor<'_>,
+        block: FsBlock,
+        bytes: &[u8],
+    ) -> Result<bool> {
         let mut known = self.known.lock();
         let old = read_block(txn.volume(), None, block)?;
         if references(old.bytes()) > 1 && !sabotage("extant.xattr.shared-block-changed") {
@@ -78,7 +88,7 @@ impl SharedBlocks {
 
     /// One user fewer; `true` when it was the last and the block is the caller's to free. One
     /// credit.
-    pub(super) fn leave(&self, txn: &mut Txn<'_>, block: FsBlock) -> Result<bool> {
+    pub(crate) fn leave(&self, txn: &mut Editor<'_>, block: FsBlock) -> Result<bool> {
         let mut known = self.known.lock();
         let old = read_block(txn.volume(), None, block)?;
         let references = references(old.bytes());
@@ -93,14 +103,14 @@ impl SharedBlocks {
 }
 
 /// How an attribute block is sealed.
-pub(super) fn kind(volume: &Volume) -> BlockKind {
+pub(crate) fn kind(volume: &Volume) -> BlockKind {
     match volume.has_metadata_csum() {
         true => BlockKind::Xattr { seed: volume.checksum_seed() },
         false => BlockKind::Plain,
     }
 }
 
-fn set_references(txn: &mut Txn<'_>, block: FsBlock, references: u32) -> Result<()> {
+fn set_references(txn: &mut Editor<'_>, block: FsBlock, references: u32) -> Result<()> {
     let kind = kind(txn.volume());
     txn.edit_block(block, kind, |bytes| BlockHeader::set_references(bytes, references))
 }
@@ -133,4 +143,19 @@ fn forget(known: &mut [Option<(u32, FsBlock)>], block: FsBlock, bytes: &[u8]) {
     {
         *slot = None;
     }
+}
+
+/// The current version of an attribute block, its checksum checked. `ino` is who pointed there.
+pub(crate) fn read_block(volume: &Volume, ino: Option<Ino>, at: FsBlock) -> Result<Arc<MetaBlock>> {
+    volume.check_file_blocks("extended attribute block pointer", ino, None, at, 1)?;
+    let block = volume.read_block(at)?;
+    if volume.verifies_metadata() {
+        // Blocks are shared: the checksum does not depend on the inode.
+        block
+            .verify_once(SHARED, |bytes| {
+                verify_block(volume.checksum_seed(), at, bytes).map_err(Fault::from)
+            })
+            .map_err(|fault| FsError::corrupt("extended attributes", ino, at, fault))?;
+    }
+    Ok(block)
 }

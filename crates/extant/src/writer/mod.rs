@@ -4,50 +4,45 @@
 //! # Invariants
 //!
 //! - W1. Everything that a transaction changed is on one of its lists when it locks: nodes in
-//!   [`DirtyNodes`], groups with the allocator, the superblock with its own mark, single blocks as
+//!   [`DirtyNodes`](crate::log::DirtyNodes), groups with the allocator, the superblock with its own mark, single blocks as
 //!   claims with the journal.
 //! - W2. Each of them is encoded once per transaction ([`WriterStats::inodes_encoded`] counts).
 
+mod dirty_files;
+mod read_ahead;
+
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use extant_base::{Ino, Prng};
 use extant_format::superblock::Superblock;
-use extant_format::time::Timestamp;
-use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Journal, JournalStats, Tid};
+use extant_jbd2::{EncodeSink, Journal, JournalStats};
 use extant_sync::{Background, Clock, Mutex, Rank};
 
 use crate::alloc::Allocator;
 use crate::dentry::Dentries;
-use crate::error::{FsError, Result};
-use crate::file::{DirtyFiles, ReadAhead};
+use crate::error::Result;
+use crate::log::Log;
 use crate::mmp::MmpGuard;
 use crate::node::Node;
 use crate::orphan::{OrphanSummary, Orphans};
 use crate::quota::Quotas;
+use crate::shared_blocks::SharedBlocks;
 use crate::slot::BlockKind;
 use crate::supers::{SuperState, Totals};
-use crate::txn::DirtyNodes;
 use crate::volume::Volume;
-use crate::xattr::SharedBlocks;
+
+pub(crate) use dirty_files::{DirtyFiles, EXPIRE};
+pub(crate) use read_ahead::ReadAhead;
 
 /// Inodes deleted at once at the end of an operation; the rest waits for the next.
 const RECLAIM_STEP: usize = 16;
 
-/// Counters of one kind, on cache lines of their own; a power of two.
-const LANES: usize = 16;
-
-/// A counter that threads in different directories do not share.
-#[repr(align(128))]
-#[derive(Default)]
-struct Lane(AtomicU64);
-
 /// The writing side of a volume.
 pub(crate) struct Writer {
-    journal: Arc<Journal>,
-    dirty: DirtyNodes,
+    log: Log,
     alloc: Allocator,
     dentries: Dentries,
     supers: SuperState,
@@ -55,24 +50,16 @@ pub(crate) struct Writer {
     quotas: Quotas,
     mmp: Option<MmpGuard>,
     recovered_orphans: OnceLock<OrphanSummary>,
-    clock: Arc<dyn Clock>,
-    /// State of the random numbers: each takes a step of it.
-    random: AtomicU64,
     /// Held while a directory gets another parent.
     tree_shape: Mutex<()>,
     /// Inodes without links whose last handle was let go.
     reclaim: Mutex<Vec<Arc<Node>>>,
     reclaim_waits: AtomicBool,
-    /// The mount has ended.
-    closed: AtomicBool,
-    /// Ended without warning: see [`Fs::shutdown`](crate::Fs::shutdown).
-    shut_down: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
     read_ahead: ReadAhead,
     background: OnceLock<Mutex<Option<Arc<Background>>>>,
     inodes_encoded: AtomicU64,
-    inode_updates: [Lane; LANES],
 }
 
 /// What the writing side did since the mount.
@@ -135,8 +122,7 @@ pub(crate) struct WriterParts {
 impl Writer {
     pub(crate) fn new(parts: WriterParts) -> Writer {
         Writer {
-            journal: parts.journal,
-            dirty: DirtyNodes::new(),
+            log: Log::new(parts.journal, parts.clock, parts.seed),
             alloc: parts.alloc,
             dentries: Dentries::new(parts.dentries),
             supers: parts.supers,
@@ -144,24 +130,15 @@ impl Writer {
             quotas: parts.quotas,
             mmp: parts.mmp,
             recovered_orphans: OnceLock::new(),
-            clock: parts.clock,
-            random: AtomicU64::new(parts.seed),
             tree_shape: Mutex::new(Rank::Rename, ()),
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-            shut_down: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
             dirty_files: DirtyFiles::new(parts.expire),
             read_ahead: ReadAhead::new(),
             background: OnceLock::new(),
             inodes_encoded: AtomicU64::new(0),
-            inode_updates: Default::default(),
         }
-    }
-
-    pub(crate) fn journal(&self) -> &Journal {
-        &self.journal
     }
 
     pub(crate) fn shared_blocks(&self) -> &SharedBlocks {
@@ -197,16 +174,8 @@ impl Writer {
         drop(background);
     }
 
-    pub(crate) fn clock(&self) -> &dyn Clock {
-        &*self.clock
-    }
-
     pub(crate) fn alloc(&self) -> &Allocator {
         &self.alloc
-    }
-
-    pub(crate) fn dirty_nodes(&self) -> &DirtyNodes {
-        &self.dirty
     }
 
     pub(crate) fn dentries(&self) -> &Dentries {
@@ -237,38 +206,9 @@ impl Writer {
         &self.quotas
     }
 
-    /// The time of day for time stamps.
-    pub(crate) fn now(&self) -> Timestamp {
-        let (seconds, nanos) = self.clock.now();
-        Timestamp { seconds, nanos }
-    }
-
     /// The shape of the tree: who is below whom.
     pub(crate) fn tree_shape(&self) -> &Mutex<()> {
         &self.tree_shape
-    }
-
-    /// Random bits, for generation numbers and the spread of directories; repeatable from the
-    /// mount's seed.
-    pub(crate) fn random(&self) -> u64 {
-        // A generator of its own for each number: no lock, and equal for equal seeds.
-        Prng::new(self.random.fetch_add(1, Ordering::Relaxed)).next_u64()
-    }
-
-    fn note_abort(&self, _why: &AbortReason) {}
-
-    /// No change begins from now on.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn count_update(&self, ino: Ino) {
-        let lane = &self.inode_updates[ino.0 as usize % LANES];
-        lane.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// What is free, as the allocator has it now.
@@ -276,32 +216,6 @@ impl Writer {
         Totals {
             free_blocks: self.alloc.free_clusters() << superblock.cluster_bits(),
             free_inodes: self.alloc.free_inodes(),
-        }
-    }
-
-    /// Stops writing for good: nothing of the open transaction reaches the device.
-    pub(crate) fn abort(&self, error: &FsError) {
-        self.journal.abort(error.errno(), &error.with_causes());
-    }
-
-    /// Ends all writing as a power cut does.
-    pub(crate) fn shut_down(&self) {
-        self.shut_down.store(true, Ordering::Release);
-        self.journal.cut("the file system was shut down");
-    }
-
-    pub(crate) fn is_shut_down(&self) -> bool {
-        self.shut_down.load(Ordering::Acquire)
-    }
-
-    /// Fails after an abort.
-    pub(crate) fn check_running(&self) -> Result<()> {
-        match self.journal.abort_reason() {
-            None => Ok(()),
-            Some(reason) => {
-                let AbortReason { errno, why } = reason;
-                Err(FsError::Aborted { errno: *errno, why: why.as_str().into() })
-            }
         }
     }
 
@@ -325,69 +239,29 @@ impl Writer {
 
     pub(crate) fn stats(&self) -> WriterStats {
         WriterStats {
-            inode_updates: self
-                .inode_updates
-                .iter()
-                .map(|lane| lane.0.load(Ordering::Relaxed))
-                .sum(),
+            inode_updates: self.log.inode_updates(),
             inodes_encoded: self.inodes_encoded.load(Ordering::Relaxed),
             groups_encoded: self.alloc.groups_encoded(),
             blocks_discarded: self.alloc.spent().discarded(),
             discards_failed: self.alloc.spent().failed(),
-            journal: self.journal.stats(),
+            journal: self.journal().stats(),
         }
     }
 }
 
-/// How the journal reaches the volume: it is built before the writer is, and must not keep the
-/// volume in memory.
-#[derive(Default)]
-pub(crate) struct VolumeClient {
-    volume: OnceLock<Weak<Volume>>,
-}
+impl Deref for Writer {
+    type Target = Log;
 
-impl VolumeClient {
-    /// Connects the journal to its volume; once, before the first handle.
-    pub(crate) fn connect(&self, volume: &Arc<Volume>) {
-        let _ = self.volume.set(Arc::downgrade(volume));
-    }
-
-    fn volume(&self) -> Option<Arc<Volume>> {
-        self.volume.get()?.upgrade()
-    }
-}
-
-impl Client for VolumeClient {
-    fn encode(&self, _: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError> {
-        let Some(volume) = self.volume() else { return Ok(()) };
-        let Ok(writer) = volume.writer() else { return Ok(()) };
-        let encoded = writer.encode(&volume, sink);
-        encoded.map_err(|error| EncodeError::new(error.errno(), error.with_causes()))
-    }
-
-    fn committed(&self, tid: Tid) {
-        if let Some(volume) = self.volume()
-            && let Ok(writer) = volume.writer()
-        {
-            writer.alloc.committed(&volume, tid);
-        }
-    }
-
-    fn aborted(&self, why: &AbortReason) {
-        if let Some(volume) = self.volume()
-            && let Ok(writer) = volume.writer()
-        {
-            // There is nobody left to tell when even this fails.
-            let _ = writer.supers.stopped(writer.now().seconds);
-            writer.note_abort(why);
-        }
+    fn deref(&self) -> &Log {
+        &self.log
     }
 }
 
 impl Writer {
-    fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
+    /// Brings what the running transaction changed into blocks. No handle is open.
+    pub(crate) fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
         self.supers.wake()?;
-        for dirty in self.dirty.take() {
+        for dirty in self.log.dirty_nodes().take() {
             self.inodes_encoded.fetch_add(1, Ordering::Relaxed);
             let load = || volume.load_block(dirty.slot.number());
             let data = dirty.node.data();

@@ -2,15 +2,16 @@
 //!
 //! # Place
 //!
-//! Below: `extant-jbd2` (handles, credits), `slot` and `node` (the objects). Above: everything that
-//! changes the file system takes a `&mut Txn`.
+//! Below: `extant-jbd2` (handles, credits), `log` (what the running transaction changed), `volume`, `slot` and
+//! `node` (the objects). Above: allocator, superblock, orphans and quotas change blocks and inodes through an
+//! [`Editor`]; everything above the writer has a [`Txn`](crate::txn::Txn), which is one and more.
 //!
 //! # Rules
 //!
 //! - T1. An operation opens one handle, after it took the content locks and before it changes
 //!   anything, with credits for every block it may change.
 //! - T2. What can fail by lack of space or quota is done first. After the first change that is not
-//!   undone, an error is damage or a device error, and [`Txn::fail`] aborts the journal.
+//!   undone, an error is damage or a device error, and [`Editor::fail`] aborts the journal.
 //! - T3. At every point where the handle is closed or restarted, the file system is consistent.
 
 use std::sync::Arc;
@@ -19,25 +20,20 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, Ino};
 use extant_format::inode::InodeFlags;
 use extant_jbd2::{Handle, Tid};
-use extant_sync::{Mutex, Rank};
 
-use crate::alloc::Right;
 use crate::error::{FsError, Result};
+use crate::log::{DirtyNode, Log};
 use crate::node::{InodeData, Node};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
-use crate::writer::Writer;
 
 /// In the superblock's `creator_os`: made for the Hurd.
 const OS_HURD: u32 = 1;
 
-/// Shards of the dirty list; a power of two.
-const SHARDS: usize = 16;
-
-/// A change of the file system in progress.
-pub(crate) struct Txn<'v> {
+/// An open handle: what is changed through it is one transaction's.
+pub(crate) struct Editor<'v> {
     volume: &'v Volume,
-    writer: &'v Writer,
+    log: &'v Log,
     handle: Handle<'v>,
     /// All in one transaction, or nothing.
     is_single: bool,
@@ -47,58 +43,28 @@ pub(crate) struct Txn<'v> {
     is_rescue: bool,
 }
 
-/// A node that a transaction changed, with the place of its stored form.
-pub(crate) struct DirtyNode {
-    pub(crate) node: Arc<Node>,
-    pub(crate) slot: Arc<Slot>,
-    /// Byte of the record in its block.
-    pub(crate) offset: usize,
-}
-
-/// The nodes that the running transaction changed, each once.
-pub(crate) struct DirtyNodes {
-    shards: Vec<Mutex<Vec<DirtyNode>>>,
-}
-
-impl DirtyNodes {
-    pub(crate) fn new() -> DirtyNodes {
-        DirtyNodes { shards: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, Vec::new())).collect() }
-    }
-
-    fn push(&self, dirty: DirtyNode) {
-        let shard = dirty.node.ino().0 as usize % SHARDS;
-        self.shards[shard].lock().push(dirty);
-    }
-
-    /// Everything so far; the list is empty then.
-    pub(crate) fn take(&self) -> impl Iterator<Item = DirtyNode> + '_ {
-        self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock()))
-    }
-}
-
-impl<'v> Txn<'v> {
+impl<'v> Editor<'v> {
     /// Opens a handle with room for changing `credits` blocks. Waits while a transaction is being
     /// locked and for space in the log: call it before taking anything below the content locks.
     ///
     /// # Errors
     ///
-    /// [`FsError::ReadOnly`] of a read-only mount or after an abort; `credits` beyond what one
-    /// transaction can hold.
-    pub(crate) fn begin(volume: &'v Volume, credits: u32) -> Result<Txn<'v>> {
-        let writer = volume.writer()?;
-        if writer.is_closed() {
+    /// [`FsError::ReadOnly`] after the end of the mount or an abort; `credits` beyond what one transaction
+    /// can hold.
+    pub(crate) fn begin(volume: &'v Volume, log: &'v Log, credits: u32) -> Result<Editor<'v>> {
+        if log.is_closed() {
             return Err(FsError::ReadOnly);
         }
-        let handle = writer.journal().start(credits).map_err(FsError::from_journal)?;
-        Ok(Txn { volume, writer, handle, is_single: false, is_publishing: false, is_rescue: false })
+        let handle = log.journal().start(credits).map_err(FsError::from_journal)?;
+        Ok(Editor { volume, log, handle, is_single: false, is_publishing: false, is_rescue: false })
     }
 
     pub(crate) fn volume(&self) -> &'v Volume {
         self.volume
     }
 
-    pub(crate) fn writer(&self) -> &'v Writer {
-        self.writer
+    pub(crate) fn log(&self) -> &'v Log {
+        self.log
     }
 
     pub(crate) fn tid(&self) -> Tid {
@@ -140,7 +106,7 @@ impl<'v> Txn<'v> {
     }
 
     /// This handle brings promised data into a map: blocks that the map needs for that may come out
-    /// of what was set aside for it. Said by [`take_pinned`](Self::take_pinned), too.
+    /// of what was set aside for it. Said by `take_pinned`, too.
     pub(crate) fn publishes(&mut self) {
         self.is_publishing = true;
     }
@@ -149,18 +115,14 @@ impl<'v> Txn<'v> {
         self.is_publishing
     }
 
-    /// Runs `change`, which gives space back or changes the state of what a file has: blocks that its map
-    /// needs for that may be the last ones.
-    pub(crate) fn rescue<R>(&mut self, change: impl FnOnce(&mut Self) -> R) -> R {
-        let before = std::mem::replace(&mut self.is_rescue, true);
-        let result = change(self);
-        self.is_rescue = before;
-        result
+    /// Whether what is done now must not fail for want of space.
+    pub(crate) fn is_rescue(&self) -> bool {
+        self.is_rescue
     }
 
-    /// How much of the free space blocks may come from.
-    pub(crate) fn right(&self) -> Right {
-        if self.is_rescue { Right::Rescue } else { Right::of_this_thread() }
+    /// Says whether what is done from now on must not fail for want of space; returns what was said before.
+    pub(crate) fn set_rescue(&mut self, is_rescue: bool) -> bool {
+        std::mem::replace(&mut self.is_rescue, is_rescue)
     }
 
     /// Changes metadata block `slot`, which is loaded if need be. `kind` says how it is sealed.
@@ -226,11 +188,11 @@ impl<'v> Txn<'v> {
             self.claim_slot(&slot)?;
             if node.dirty_tid.swap(tid, Ordering::AcqRel) != tid {
                 let node = Arc::clone(node);
-                self.writer.dirty_nodes().push(DirtyNode { node, slot, offset });
+                self.log.dirty_nodes().push(DirtyNode { node, slot, offset });
             }
         }
         node.unsynced().changed_by.store(tid, Ordering::Release);
-        self.writer.count_update(node.ino());
+        self.log.count_update(node.ino());
         // Where the Hurd keeps the number of a block, other systems count changes.
         let keeps_translator = self.volume.superblock().creator_os == OS_HURD;
         Ok(node.change(|data| {
@@ -258,7 +220,7 @@ impl<'v> Txn<'v> {
     /// The operation cannot be finished and cannot be undone: nothing of this transaction may reach
     /// the device (T2). Returns `error` for the caller to return.
     pub(crate) fn fail(&self, error: FsError) -> FsError {
-        self.writer.abort(&error);
+        self.log.abort(&error);
         error
     }
 }

@@ -1,0 +1,153 @@
+//! The journal of a writable mount, and what every change notes beside it: the inodes that the running
+//! transaction has to encode, the time, and whether changes are possible still.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use extant_base::{Ino, Prng};
+use extant_format::time::Timestamp;
+use extant_jbd2::{AbortReason, Journal};
+use extant_sync::{Clock, Mutex, Rank};
+
+use crate::error::{FsError, Result};
+use crate::node::Node;
+use crate::slot::Slot;
+
+/// Shards of the dirty list; a power of two.
+const SHARDS: usize = 16;
+
+/// Counters of one kind, on cache lines of their own; a power of two.
+const LANES: usize = 16;
+
+/// A counter that threads in different directories do not share.
+#[repr(align(128))]
+#[derive(Default)]
+struct Lane(AtomicU64);
+
+/// A node that a transaction changed, with the place of its stored form.
+pub(crate) struct DirtyNode {
+    pub(crate) node: Arc<Node>,
+    pub(crate) slot: Arc<Slot>,
+    /// Byte of the record in its block.
+    pub(crate) offset: usize,
+}
+
+/// The nodes that the running transaction changed, each once.
+pub(crate) struct DirtyNodes {
+    shards: Vec<Mutex<Vec<DirtyNode>>>,
+}
+
+impl DirtyNodes {
+    pub(crate) fn new() -> DirtyNodes {
+        DirtyNodes { shards: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, Vec::new())).collect() }
+    }
+
+    pub(crate) fn push(&self, dirty: DirtyNode) {
+        let shard = dirty.node.ino().0 as usize % SHARDS;
+        self.shards[shard].lock().push(dirty);
+    }
+
+    /// Everything so far; the list is empty then.
+    pub(crate) fn take(&self) -> impl Iterator<Item = DirtyNode> + '_ {
+        self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock()))
+    }
+}
+
+/// The journal and what goes with it.
+pub(crate) struct Log {
+    journal: Arc<Journal>,
+    dirty: DirtyNodes,
+    clock: Arc<dyn Clock>,
+    /// State of the random numbers: each takes a step of it.
+    random: AtomicU64,
+    /// The mount has ended.
+    closed: AtomicBool,
+    /// Ended without warning: see [`Fs::shutdown`](crate::Fs::shutdown).
+    shut_down: AtomicBool,
+    inode_updates: [Lane; LANES],
+}
+
+impl Log {
+    /// `seed` is where the random numbers start.
+    pub(crate) fn new(journal: Arc<Journal>, clock: Arc<dyn Clock>, seed: u64) -> Log {
+        Log {
+            journal,
+            dirty: DirtyNodes::new(),
+            clock,
+            random: AtomicU64::new(seed),
+            closed: AtomicBool::new(false),
+            shut_down: AtomicBool::new(false),
+            inode_updates: Default::default(),
+        }
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    pub(crate) fn dirty_nodes(&self) -> &DirtyNodes {
+        &self.dirty
+    }
+
+    /// The time of day for time stamps.
+    pub(crate) fn now(&self) -> Timestamp {
+        let (seconds, nanos) = self.clock.now();
+        Timestamp { seconds, nanos }
+    }
+
+    /// Random bits, for generation numbers and the spread of directories; repeatable from the
+    /// mount's seed.
+    pub(crate) fn random(&self) -> u64 {
+        // A generator of its own for each number: no lock, and equal for equal seeds.
+        Prng::new(self.random.fetch_add(1, Ordering::Relaxed)).next_u64()
+    }
+
+    /// No change begins from now on.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn count_update(&self, ino: Ino) {
+        let lane = &self.inode_updates[ino.0 as usize % LANES];
+        lane.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Changes of inodes so far.
+    pub(crate) fn inode_updates(&self) -> u64 {
+        self.inode_updates.iter().map(|lane| lane.0.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Stops writing for good: nothing of the open transaction reaches the device.
+    pub(crate) fn abort(&self, error: &FsError) {
+        self.journal.abort(error.errno(), &error.with_causes());
+    }
+
+    /// Ends all writing as a power cut does.
+    pub(crate) fn shut_down(&self) {
+        self.shut_down.store(true, Ordering::Release);
+        self.journal.cut("the file system was shut down");
+    }
+
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
+    }
+
+    /// Fails after an abort.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        match self.journal.abort_reason() {
+            None => Ok(()),
+            Some(reason) => {
+                let AbortReason { errno, why } = reason;
+                Err(FsError::Aborted { errno: *errno, why: why.as_str().into() })
+            }
+        }
+    }
+}

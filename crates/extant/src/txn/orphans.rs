@@ -1,0 +1,50 @@
+//! What a crash must not leave behind, as part of the changes that make it so and end it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Txn;
+use crate::error::Result;
+use crate::fs::Fs;
+use crate::node::Node;
+
+impl Fs {
+    /// Makes an inode an orphan, in the transaction that takes its last name or begins to shorten
+    /// it. Nothing happens when it is one. Two credits.
+    pub(crate) fn add_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let writer = txn.writer();
+        writer.orphans().add(writer.supers(), txn, node)
+    }
+
+    /// Makes an inode an orphan until [`end_shortening`](Self::end_shortening). Two credits.
+    pub(crate) fn begin_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        node.is_shortened.store(true, Ordering::Release);
+        self.add_orphan(txn, node)
+    }
+
+    /// The inode is as short as it says: no orphan any more, unless it has no links. Five credits.
+    pub(crate) fn end_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let has_links = || node.with(|data| data.record.links > 0);
+        node.is_shortened.store(false, Ordering::Release);
+        if !has_links() {
+            return Ok(());
+        }
+        self.remove_orphan(txn, node)?;
+        // Who took the last link meanwhile may have found it an orphan already.
+        if has_links() { Ok(()) } else { self.add_orphan(txn, node) }
+    }
+
+    /// The inode got its first link: no orphan any more, unless it is being shortened. Three credits.
+    pub(crate) fn end_namelessness(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        if node.is_shortened.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.remove_orphan(txn, node)
+    }
+
+    /// The inode is no orphan any more, if it was one. Three credits.
+    pub(crate) fn remove_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        let writer = txn.writer();
+        writer.orphans().remove(writer.supers(), txn, node)
+    }
+}

@@ -1,0 +1,89 @@
+//! What a mount does by itself, or when it is told to: everything made durable, and what is due done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use extant_sync::Background;
+
+use crate::error::{FsError, Result};
+use crate::fs::Fs;
+use crate::writer::Writer;
+
+/// Longest that one [`Fs::tick`] discards: it has other duties that must not wait.
+const DISCARD_STEP: Duration = Duration::from_millis(250);
+
+/// How often the background thread looks what is due.
+const PERIOD: Duration = Duration::from_secs(1);
+
+impl Fs {
+    /// Makes every change so far durable. Concurrent callers share one commit.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Aborted`] when the journal stopped, device errors: then changes since the last
+    /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
+    pub fn sync(&self) -> Result<()> {
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        self.reclaim();
+        let flushed = self.flush_files();
+        let journal = writer.journal();
+        journal.commit(journal.running()).map_err(FsError::from_journal)?;
+        self.flush_device()?;
+        self.discard_freed(None);
+        flushed
+    }
+
+    /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds
+    /// the file system; without it changes become durable by [`sync`](Self::sync) and as the log
+    /// fills.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync).
+    pub fn tick(&self) -> Result<()> {
+        let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        self.reclaim();
+        self.tick_protection(writer)?;
+        writer.check_running()?;
+        let flushed = self.flush_due();
+        writer.journal().commit_if_due().map_err(FsError::from_journal)?;
+        self.discard_freed(Some(DISCARD_STEP));
+        flushed
+    }
+
+    /// Starts the thread that calls [`tick`](Fs::tick), and allows the one that reads ahead.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`] when the system starts no thread.
+    pub(crate) fn start_background(&self) -> Result<()> {
+        let volume = Arc::downgrade(self.volume());
+        let work = move || {
+            let Some(volume) = volume.upgrade() else { return false };
+            if volume.writer().is_ok_and(|writer| writer.is_closed()) {
+                return false;
+            }
+            // What failed stays dirty, is counted for whoever syncs the file, and is tried again.
+            let _ = Fs::of(volume).tick();
+            true
+        };
+        let started = Background::start("extant-flush", PERIOD, work);
+        let what = "background: the system starts no thread; set it to false and call `tick`";
+        let background = started.map_err(|_| FsError::InvalidArgument { what })?;
+        let writer = self.volume().writer()?;
+        writer.set_background(background);
+        writer.read_ahead().allow();
+        Ok(())
+    }
+
+    /// Tells other hosts that we are still here, when it is time to. Whoever lost the file system to
+    /// another host writes nothing more.
+    pub(crate) fn tick_protection(&self, writer: &Writer) -> Result<()> {
+        let Some(mmp) = writer.mmp() else { return Ok(()) };
+        mmp.tick().inspect_err(|error| {
+            if matches!(error, FsError::InUse { .. }) {
+                writer.abort(error);
+            }
+        })
+    }
+}
