@@ -28,8 +28,7 @@ const LINES_MAX: usize = 1000;
 const FRONT_DOORS: [&str; 1] = ["extant"];
 
 /// Crates that have circles still.
-const CIRCLES: [&str; 10] = [
-    "extant",
+const CIRCLES: [&str; 9] = [
     "extant-block",
     "extant-check",
     "extant-cli",

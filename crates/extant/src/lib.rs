@@ -77,6 +77,7 @@ mod quota;
 mod read;
 mod run;
 mod shared_blocks;
+mod size;
 mod slot;
 mod sparse;
 mod supers;

@@ -22,6 +22,7 @@ use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map;
 use crate::node::{InodeData, Node};
+use crate::size;
 use crate::txn::Txn;
 
 const NAME: &[u8] = b"data";
@@ -43,7 +44,7 @@ fn attributes(data: &mut InodeData) -> Result<AttributeSet> {
 /// Gives `system.data` a value. `false`, and nothing changed, when the inode has no room for it.
 fn store_value(data: &mut InodeData, value: Vec<u8>) -> Result<bool> {
     let size = (BLOCK_BYTES + value.len()) as u64;
-    if !map::store_value(data, value)? {
+    if !size::store_value(data, value)? {
         return Ok(false);
     }
     data.record.size = size;

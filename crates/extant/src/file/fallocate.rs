@@ -38,6 +38,7 @@ use crate::map::{
     SHIFT_STEP_CREDITS,
 };
 use crate::node::{FileState, Node};
+use crate::size;
 use crate::supers::Needed;
 use crate::txn::Txn;
 
@@ -175,7 +176,7 @@ impl Change<'_> {
             return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
         }
         if flags.contains(InodeFlags::INLINE_DATA) {
-            map::uninline(self.mapper.fs, self.node())?;
+            size::uninline(self.mapper.fs, self.node())?;
             self.file().mapping_changed();
         }
         // What no file can have is too large whatever the mode and the file.

@@ -12,8 +12,8 @@ use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::map;
 use crate::node::{FileState, Gist, Node};
+use crate::size;
 use crate::txn::Txn;
 
 /// Which way the bytes of a write take.
@@ -242,7 +242,7 @@ impl Inode {
             && self.volume().features().has_incompat(Incompat::INLINE_DATA)
             && !file.cache.is_dirty()
             && !file.is_mapped()
-            && node.with(|data| map::may_be_inline(self.volume(), data));
+            && node.with(|data| size::may_be_inline(self.volume(), data));
         if is_inline || becomes {
             let bytes: Vec<u8> = parts.clone().flatten().copied().collect();
             if self.write_inline(file, is_inline, offset, &bytes[..room.min(wanted) as usize])? {
@@ -293,8 +293,8 @@ impl Inode {
     ) -> Result<bool> {
         let (fs, node) = (self.fs(), self.node());
         {
-            let mut txn = Txn::begin(self.volume(), map::INLINE_CREDITS)?;
-            if map::write_inline(&mut txn, node, offset, bytes)? {
+            let mut txn = Txn::begin(self.volume(), size::INLINE_CREDITS)?;
+            if size::write_inline(&mut txn, node, offset, bytes)? {
                 file.set_size(node.with(|data| data.record.size));
                 file.drop_stamp();
                 file.mapping_changed();
@@ -302,7 +302,7 @@ impl Inode {
             }
         }
         if is_inline {
-            map::uninline(fs, node)?;
+            size::uninline(fs, node)?;
             file.mapping_changed();
         }
         Ok(false)

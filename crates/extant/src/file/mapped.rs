@@ -16,8 +16,8 @@ use super::FileMapper;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::map;
 use crate::node::Node;
+use crate::size;
 
 /// Offsets of maps are multiples of it.
 const PAGE_BYTES: u64 = 4096;
@@ -101,7 +101,7 @@ impl Inode {
                 return Err(FsError::NotPermitted { ino: node.ino(), what });
             }
             if flags.contains(InodeFlags::INLINE_DATA) {
-                map::uninline(fs, node)?;
+                size::uninline(fs, node)?;
                 file.mapping_changed();
             }
             let mapper = FileMapper { fs, node, file };

@@ -17,6 +17,7 @@ use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS};
 use crate::node::Node;
+use crate::size;
 use crate::txn::Txn;
 use extant_base::sabotage;
 use extant_format::inode::InodeFlags;
@@ -37,9 +38,9 @@ pub(crate) fn resize(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
     let old = file.size();
     if node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA)) {
         if size > old {
-            map::grow(fs, node, size)?
+            size::grow(fs, node, size)?
         } else {
-            map::shrink(fs, node, size)?
+            size::shrink(fs, node, size)?
         }
         file.set_size(size);
         file.drop_stamp();

@@ -29,12 +29,10 @@ mod extent_edit;
 mod extents;
 mod indirect;
 mod indirect_edit;
-mod inline;
 mod lookup;
 mod publish;
 mod restore;
 mod shift;
-mod size;
 #[cfg(test)]
 mod tests;
 
@@ -50,12 +48,10 @@ pub(crate) use edit::{
     REMOVE_STEP_CREDITS, append_block, has_blocks, implied_block, insert, insert_first, is_small,
     remove,
 };
-pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
 pub(crate) use lookup::lookup;
 pub(crate) use publish::{CONVERT_STEP_CREDITS, convert_range, insert_run, publish_credits};
 pub(crate) use restore::unmap;
 pub(crate) use shift::{SHIFT_STEP_CREDITS, shift_down, shift_up, split_at};
-pub(crate) use size::{finish_shrink, grow, shrink};
 
 /// First block number that no file can have: file block numbers are 32 bits.
 pub(crate) const FILE_BLOCKS_END: u64 = 1 << 32;

@@ -15,6 +15,7 @@ use crate::fs::Fs;
 use crate::map;
 use crate::node::{Node, Settled};
 use crate::orphan::{OrphanSummary, Orphans};
+use crate::size;
 use crate::supers::SuperState;
 use crate::txn::Txn;
 
@@ -127,7 +128,7 @@ fn settle(fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> 
         return Ok(());
     }
     if node.with(|data| data.kind == FileKind::Regular && map::has_blocks(data)) {
-        map::finish_shrink(fs, node)?;
+        size::finish_shrink(fs, node)?;
     }
     let mut txn = Txn::begin(fs.volume(), CREDITS)?;
     fs.remove_orphan(&mut txn, node)?;

@@ -8,8 +8,9 @@ use extant_format::extent::{Extent, ExtentState};
 use extant_testkit::require;
 
 use super::*;
-use crate::map::{Mapping, shrink};
+use crate::map::Mapping;
 use crate::namei::NewInode;
+use crate::size::shrink;
 use crate::test_images::Image;
 
 /// Tree and pointers, small blocks and large, with and without checksums and clusters.

@@ -1,29 +1,40 @@
-//! Changes of a file's size: what has to happen to its map and its last block.
+//! Changes of a file's size: what has to happen to its map and its last block; and small files whose data is in
+//! the inode (`inline`).
+//!
+//! # Place
+//!
+//! Below: `map`, and `xattr`, because a part of data in the inode is an attribute. Above: `file`, directories inside
+//! their inodes, and recovery.
+//!
+//! # Zeros
 //!
 //! What lies in the last block behind the end must read as zeros if the file grows over it, here or
 //! under another driver. Growth zeroes it before the new size can be seen; shrinking zeroes it after
 //! the new size is durable, because a crash must not leave the old size over zeros.
+
+mod inline;
 
 use std::sync::Arc;
 
 use extant_base::FsBlock;
 use extant_format::inode::InodeFlags;
 
-use super::edit::{REMOVE_STEP_CREDITS, is_small, remove};
-use super::inline::{grow_inline, shrink_inline};
-use super::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::alloc::Purpose;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
+use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS, is_small, remove};
 use crate::node::{InodeData, Node};
 use crate::supers::Needed;
 use crate::txn::Txn;
+
+pub(crate) use inline::{INLINE_CREDITS, may_be_inline, store_value, uninline, write_inline};
+use inline::{grow_inline, shrink_inline};
 
 /// Longer files need a feature.
 const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 
 /// The inode, an orphan's place, and the superblock.
-pub(super) const SIZE_CREDITS: u32 = 8;
+const SIZE_CREDITS: u32 = 8;
 
 /// Raises the size of a regular file. The caller holds its content lock exclusively.
 ///
@@ -91,7 +102,7 @@ fn remove_after(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, size: u64) -> Resu
     remove(txn, fs, node, start..FILE_BLOCKS_END, purpose)
 }
 
-pub(super) fn set_size(txn: &mut Txn<'_>, node: &Arc<Node>, size: u64) -> Result<()> {
+fn set_size(txn: &mut Txn<'_>, node: &Arc<Node>, size: u64) -> Result<()> {
     if size > SIZE_OF_OLD_FILES_MAX {
         txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
     }

@@ -22,11 +22,11 @@ use extant_format::inline::BLOCK_BYTES as INLINE_BYTES;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::xattr::{AttributeSet, NameIndex, Stored, XattrFault};
 
-use super::edit::{REMOVE_STEP_CREDITS, insert_first};
-use super::size::{SIZE_CREDITS, set_size};
+use super::{SIZE_CREDITS, set_size};
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
+use crate::map::{REMOVE_STEP_CREDITS, insert_first};
 use crate::node::{InodeData, Node};
 use crate::txn::Txn;
 use crate::volume::Volume;

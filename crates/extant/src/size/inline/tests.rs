@@ -6,8 +6,8 @@ use extant_testkit::{require, tempdir};
 
 use super::*;
 use crate::inode::Inode;
-use crate::map::{grow, shrink};
 use crate::namei::NewInode;
+use crate::size::{grow, shrink};
 use crate::test_images::Image;
 use crate::xattr::XattrMode;
 
