@@ -14,8 +14,6 @@ use bitflags::bitflags;
 use extant_format::acl::{Acl, Who};
 
 use crate::error::{FsError, Result};
-use crate::fs::Fs;
-use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::node::Metadata;
 use crate::xattr::AclKind;
@@ -171,20 +169,6 @@ impl Inode {
             return Err(FsError::NotPermitted { ino: victim.ino(), what });
         }
         Ok(())
-    }
-}
-
-/// # Permissions
-impl Fs {
-    /// The inode at `path`, symbolic links followed, if `who` may look names up in every directory
-    /// on the way.
-    ///
-    /// # Errors
-    ///
-    /// As [`resolve`](Self::resolve); [`FsError::AccessDenied`] names the directory that does not
-    /// let pass.
-    pub fn resolve_for(&self, who: &Credentials, path: impl ImagePath) -> Result<Inode> {
-        self.resolve_checked(path.image_bytes(), |dir| dir.check_access(who, Access::EXECUTE))
     }
 }
 

@@ -18,11 +18,9 @@ use extant_base::{FsBlock, Ino};
 use extant_format::checksum::inode_seed;
 use extant_format::extent::{self};
 use extant_format::features::Incompat;
-use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
 use extant_format::inode::{
     BASE_BYTES, EXTRA_BYTES, FileKind, Inode as Record, InodeError, InodeFlags, InodeLayout,
 };
-use extant_format::xattr::NameIndex;
 use extant_jbd2::{FcDirectory, FcEntry, FcInode};
 
 use crate::casefold::Wanted;
@@ -45,12 +43,6 @@ pub struct Inode {
     counted: bool,
     /// The version that this handle looks at.
     data: Arc<InodeData>,
-}
-
-/// An inline directory: its parent and its areas of entries, each with its place in the listing.
-pub(crate) struct InlineDir {
-    pub(crate) parent: Ino,
-    pub(crate) areas: Vec<(u64, Vec<u8>)>,
 }
 
 /// # Inodes
@@ -148,6 +140,19 @@ impl Fs {
     pub fn node_stats(&self) -> NodeStats {
         let volume = self.volume();
         NodeStats::new(volume.nodes().len_and_capacity(), volume.inode_layout().inode_size)
+    }
+
+    /// The node that an entry of directory `dir` names: not being in use is damage then.
+    pub(crate) fn entry_node(&self, dir: Ino, ino: Ino) -> Result<Arc<Node>> {
+        self.node(ino).map_err(|error| match error {
+            FsError::NoSuchInode { ino, .. } => {
+                let rule = "an entry names an inode that is not in use";
+                let limit = u64::from(self.volume().inode_count());
+                let fault = Fault::Field { rule, value: u64::from(ino.0), limit };
+                FsError::corrupt("directory", dir, None, fault)
+            }
+            other => other,
+        })
     }
 
     /// A handle on `node` as it is now.
@@ -309,15 +314,6 @@ impl Inode {
         self.node.metadata(self.volume().block_size())
     }
 
-    /// Makes every change of this inode so far durable, with all else that was changed before.
-    ///
-    /// # Errors
-    ///
-    /// As [`Fs::sync`].
-    pub fn sync(&self) -> Result<()> {
-        self.sync_contents(false)
-    }
-
     /// Whether it has a name now. What has none is deleted when its last handle is dropped.
     pub fn has_name(&self) -> bool {
         self.node.with(|data| data.record.links > 0)
@@ -452,23 +448,6 @@ impl Inode {
     pub(crate) fn is_lustre_value_of(&self, owner: &Inode) -> bool {
         self.data.record.mtime.seconds as u32 == owner.ino().0
             && self.data.record.generation == owner.data.record.generation
-    }
-
-    /// The data of an inline file, as far as it is stored.
-    pub(crate) fn inline_data(&self) -> Result<Vec<u8>> {
-        let mut data = self.i_block().to_vec();
-        data.extend(self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default());
-        Ok(data)
-    }
-
-    /// The entries of an inline directory.
-    pub(crate) fn inline_dir(&self) -> Result<InlineDir> {
-        let (parent, first) = self.i_block().split_at(PARENT_BYTES);
-        let parent = parent.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-        let value = self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default();
-        let second = INLINE_BYTES as u64;
-        let areas = vec![(PARENT_BYTES as u64, first.to_vec()), (second, value)];
-        Ok(InlineDir { parent: Ino(parent), areas })
     }
 }
 

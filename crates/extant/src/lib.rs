@@ -19,19 +19,38 @@
 //! `extant-iomap` caches contents of files, `extant-block` is devices. Above: the command, the image builder, front
 //! ends. They translate requests; what ext4 means is decided here.
 //!
-//! # Shape
+//! # Floors
+//!
+//! Each module uses only those on lines below its own; `cargo run -p xtask -- tidy` computes it.
 //!
 //! ```text
-//! path    std::fs-like: resolve, read, read_dir, metadata, walk, File
-//! inode   handles: attributes, link targets     dir    list, look up
-//! read    contents of files                     xattr  attributes, access control lists
-//! file    writing contents, sizes, allocation   namei  create, link, rename, attributes, remove
-//! access  who may do what                       front  what a mount needs beyond that
-//! txn     one change, whole or not at all       alloc  free blocks and inodes, promises, pins
-//! map     which blocks hold which part of a file
-//! volume  blocks, group descriptors, caches     mount  superblock, features, journal
-//! error   what can go wrong, and its errno
+//! mount path                              opening, recovering, ending; paths as in std::fs, File, Walk
+//! front fc_apply                          what a mount needs beyond that; what a log's fast commits say
+//! namei admin upkeep                      names; settings, limits, totals; syncs and what is due
+//! file                                    contents of files: written, synced, allocated, mapped
+//! read                                    contents as they are, targets of links
+//! dir change trim                         directories; what surrounds every change; free space told to the device
+//! delete size access                      what has no name; sizes, data inside inodes; who may do what
+//! xattr                                   attributes, access control lists
+//! map                                     which blocks hold which part of a file
+//! inode                                   handles
+//! txn                                     one change, whole or not at all: allocated, charged, counted
+//! fs                                      an open file system: a volume, and its writer if it has one
+//! writer                                  what a writable mount has besides: all that the next lines keep
+//! orphan                                  what a crash must not leave behind
+//! alloc quota supers shared_blocks        free blocks and inodes, promises; who pays; superblock; attribute blocks
+//! editor                                  an open handle of the journal: blocks and inodes are changed through it
+//! volume log dentry                       device, geometry, caches; journal and clock; names found lately
+//! node slot mmp                           an inode, a metadata block in memory; protection against other hosts
+//! error                                   what can go wrong, and its errno
+//! extent_node zones cache sparse          decoded nodes; blocks of no file; least recently used; long arrays
+//! limits run casefold image_path          numbers; blocks in a row; names whatever their case; paths of all kinds
 //! ```
+//!
+//! [`Fs`] and [`Inode`] have their methods where their subjects are: `impl` blocks stand in many modules. The tool does not
+//! see that a call of such a method is a use of its module. Three go up, and are meant: a value of an attribute may be the
+//! contents of an inode of its own, which are read (`xattr` to `read`) and which ends like other inodes (`xattr` to
+//! `delete`); and a quota file grows by its map (`quota::Grow`).
 //!
 //! # Promises
 //!

@@ -1,4 +1,4 @@
-//! Contents of regular files.
+//! Contents of inodes as the device has them, and targets of symbolic links.
 //!
 //! Large reads go from the device straight into the caller's buffer, one device read for each run
 //! of contiguous blocks; nothing is allocated per block and nothing is cached: the page cache of
@@ -12,56 +12,8 @@ use crate::inode::Inode;
 use crate::map::{Cursor, MappingKind};
 
 impl Inode {
-    /// Fills `out` from byte `offset` of a regular file, and returns how many bytes there were:
-    /// fewer than asked for only at the end of the file, 0 at or past it.
-    ///
-    /// Holes and unwritten blocks read as zeros.
-    ///
-    /// # Errors
-    ///
-    /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`].
-    /// - Damage of the file's map, and device errors. `out` may be partly filled then; a read of
-    ///   another part of the file may well succeed.
-    ///
-    /// # Cost
-    ///
-    /// One device read per contiguous run, after at most one per level of the map, which is cached.
-    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        self.check_contents()?;
-        if self.volume().is_writable() {
-            let _content = self.node().content.read();
-            return self.read_cached(offset, out);
-        }
-        self.read_range(offset, out)
-    }
-
-    /// The whole contents of a regular file.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`read_at`](Self::read_at); [`FsError::TooLarge`] above the mount's
-    /// [`read_limit`](crate::MountOptions::read_limit).
-    pub fn read_all(&self) -> Result<Vec<u8>> {
-        self.check_contents()?;
-        let limit = self.volume().read_limit();
-        let bytes = self.node().size();
-        let too_large = FsError::TooLarge { ino: self.ino(), bytes, limit };
-        let len = match usize::try_from(bytes) {
-            Ok(len) if bytes <= limit => len,
-            _ => return Err(too_large),
-        };
-        let mut out = Vec::new();
-        if out.try_reserve_exact(len).is_err() {
-            return Err(too_large);
-        }
-        out.resize(len, 0);
-        let read = self.read_at(0, &mut out)?;
-        out.truncate(read);
-        Ok(out)
-    }
-
-    /// [`read_at`](Self::read_at) for any inode that has contents: also values of extended
-    /// attributes, link targets and the journal.
+    /// Fills `out` from byte `offset` of any inode that has contents, past the page cache: of files that nobody changes,
+    /// values of extended attributes, link targets and the journal. Returns how many bytes there were.
     pub(crate) fn read_range(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let left = self.size().saturating_sub(offset);
         let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());

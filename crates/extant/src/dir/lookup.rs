@@ -11,10 +11,11 @@ use super::index::IndexWalk;
 use super::nokey::Shown;
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::{InlineDir, Inode};
+use crate::inode::Inode;
 use crate::limits::NAME_MAX;
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::slot::MetaBlock;
+use crate::xattr::InlineDir;
 
 /// The name looked for, in the way its directory stores names.
 enum Target<'a> {

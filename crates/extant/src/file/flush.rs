@@ -194,6 +194,15 @@ impl Fs {
 }
 
 impl Inode {
+    /// Makes every change of this inode so far durable, with all else that was changed before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fs::sync`].
+    pub fn sync(&self) -> Result<()> {
+        self.sync_contents(false)
+    }
+
     /// Makes the contents durable, and what is needed to read them back: not times alone.
     ///
     /// # Errors

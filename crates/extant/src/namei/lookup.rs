@@ -5,7 +5,7 @@ use std::sync::Arc;
 use extant_base::Ino;
 
 use crate::dentry::Known;
-use crate::error::{Fault, FsError, Result};
+use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
@@ -113,18 +113,5 @@ impl Fs {
             self.note_name(dir, name, Some(&node));
         }
         Ok(Some(node))
-    }
-
-    /// The node that an entry of directory `dir` names: not being in use is damage then.
-    pub(crate) fn entry_node(&self, dir: Ino, ino: Ino) -> Result<Arc<Node>> {
-        self.node(ino).map_err(|error| match error {
-            FsError::NoSuchInode { ino, .. } => {
-                let rule = "an entry names an inode that is not in use";
-                let limit = u64::from(self.volume().inode_count());
-                let fault = Fault::Field { rule, value: u64::from(ino.0), limit };
-                FsError::corrupt("directory", dir, None, fault)
-            }
-            other => other,
-        })
     }
 }

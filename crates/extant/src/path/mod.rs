@@ -21,6 +21,7 @@ mod walk;
 pub use file::{File, OpenOptions, SyncMode};
 pub use walk::{DEPTH_MAX, Walk, WalkEntry, WalkError};
 
+use crate::access::{Access, Credentials};
 use crate::dir::ReadDir;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
@@ -219,5 +220,19 @@ impl Fs {
         let path = path.image_bytes();
         let start = self.resolve_link(path)?;
         Ok(Walk::new(path, start))
+    }
+}
+
+/// # Permissions
+impl Fs {
+    /// The inode at `path`, symbolic links followed, if `who` may look names up in every directory
+    /// on the way.
+    ///
+    /// # Errors
+    ///
+    /// As [`resolve`](Self::resolve); [`FsError::AccessDenied`] names the directory that does not
+    /// let pass.
+    pub fn resolve_for(&self, who: &Credentials, path: impl ImagePath) -> Result<Inode> {
+        self.resolve_checked(path.image_bytes(), |dir| dir.check_access(who, Access::EXECUTE))
     }
 }

@@ -17,6 +17,7 @@ pub(crate) use value::{transfer_quota, transfer_quota_back};
 
 use extant_base::{FsBlock, Ino};
 use extant_format::acl::Acl;
+use extant_format::inline::{BLOCK_BYTES as INLINE_BYTES, PARENT_BYTES};
 use extant_format::inode::FileKind;
 use extant_format::xattr::{
     self, NameIndex, Value, XattrEntry, decode_block, decode_inode, entry_hash_for_inode, split,
@@ -63,6 +64,12 @@ pub enum XattrMode {
 
 /// The attribute that makes a program a privileged one.
 pub(crate) const CAPABILITY: (NameIndex, &[u8]) = (NameIndex::SECURITY, b"capability");
+
+/// An inline directory: its parent and its areas of entries, each with its place in the listing.
+pub(crate) struct InlineDir {
+    pub(crate) parent: Ino,
+    pub(crate) areas: Vec<(u64, Vec<u8>)>,
+}
 
 /// # Extended attributes
 impl Inode {
@@ -201,6 +208,23 @@ impl Inode {
         })?;
         let entry = area.and_then(|area| area.find(index, name));
         entry.map(|entry| self.value(&entry)).transpose()
+    }
+
+    /// The data of an inline file, as far as it is stored.
+    pub(crate) fn inline_data(&self) -> Result<Vec<u8>> {
+        let mut data = self.i_block().to_vec();
+        data.extend(self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default());
+        Ok(data)
+    }
+
+    /// The entries of an inline directory.
+    pub(crate) fn inline_dir(&self) -> Result<InlineDir> {
+        let (parent, first) = self.i_block().split_at(PARENT_BYTES);
+        let parent = parent.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let value = self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default();
+        let second = INLINE_BYTES as u64;
+        let areas = vec![(PARENT_BYTES as u64, first.to_vec()), (second, value)];
+        Ok(InlineDir { parent: Ino(parent), areas })
     }
 
     /// The value as stored.
