@@ -68,7 +68,10 @@ pub(crate) fn file_in_use(superblock: &Superblock) -> bool {
 
 /// Whether an orphan file can have `size` bytes.
 pub(crate) fn check_file_size(superblock: &Superblock, size: u64) -> Result<()> {
-    if size == 0 || size > FILE_BYTES_MAX || size % u64::from(superblock.block_size.bytes()) != 0 {
+    if size == 0
+        || size > FILE_BYTES_MAX
+        || !size.is_multiple_of(u64::from(superblock.block_size.bytes()))
+    {
         let rule = "its size is not a number of blocks up to 64 MiB";
         let fault = Fault::Field { rule, value: size, limit: FILE_BYTES_MAX };
         return Err(FsError::corrupt("orphan file", superblock.orphan_file_inode, None, fault));
