@@ -13,7 +13,9 @@
 //! connection   bytes in, bytes out             abi        the records in them
 //! rings        the same over io_uring
 //! dispatch     from a request to a call        operations what can be called, whatever the transport
-//! ext4         the calls, answered             gate       freezing
+//! ext4         the calls, answered; it knows no transport, only what `kernel` says of the other side
+//! serve        all of it together              events     what the owner is told
+//! gate         freezing
 //! ids          owners here and there           stats      what was asked, and how long it took
 //! patience     looking for the next request before sleeping
 //! ```
@@ -46,21 +48,26 @@
 mod abi;
 mod connection;
 mod dispatch;
+mod events;
 mod ext4;
 mod gate;
 mod ids;
+mod kernel;
 #[cfg(test)]
 mod lies;
+mod memory;
 pub mod mount;
 mod operations;
+mod orders;
 mod patience;
 mod pipe;
 mod rings;
+mod serve;
 mod session;
 mod settings;
 mod stats;
 
-pub use ext4::{Brake, CONTROL, INFO, ORDER, STATS, serve, serve_over};
+pub use events::{Brake, Events, Level, NotWritable, ServeError};
 pub use extant_ring::Obstacle;
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
@@ -68,6 +75,7 @@ pub use operations::{
     Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
     ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
 };
+pub use orders::{CONTROL, INFO, ORDER, STATS};
 pub use rings::Rings;
-pub use session::{Events, Level, NotWritable, ServeError};
+pub use serve::{serve, serve_over};
 pub use settings::{AccessTimes, Durable, RingUse, Settings};

@@ -21,9 +21,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{InHeader, InitIn, InitInExt, OutHeader, op};
-use crate::ext4::serve_session;
+use crate::events::{Events, Level};
 use crate::mount::{KernelOptions, open_and_mount, unmount};
-use crate::session::{Events, Level, Session};
+use crate::serve::serve_session;
+use crate::session::Session;
 use crate::{RingUse, Rings, Settings};
 
 const HEAD: usize = size_of::<OutHeader>();

@@ -32,10 +32,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::abi::{InHeader, OutHeader, op};
 use crate::connection::{Request, code};
 use crate::dispatch::{Contents, Desk, Outcome};
+use crate::events::{Events, Level, ServeError};
 use crate::gate::Gate;
 use crate::operations::{Errno, Operations, ReadAnswer};
 use crate::patience::Experience;
-use crate::session::{Agreed, Events, Level, ServeError, Session, attempt, changes};
+use crate::session::{Agreed, Session, attempt, changes};
 use crate::settings::Settings;
 use crate::stats::RequestStats;
 

@@ -7,125 +7,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use extant::Fs;
 use extant_base::sabotage;
-use extant_sync::threads::{self, ThreadError};
+use extant_sync::threads;
 use extant_sync::{Clock, Mutex, Rank};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{self, InitFlags, op};
 use crate::connection::{Connection, Request};
 use crate::dispatch::{Contents, Desk, Outcome, init_in};
-use crate::ext4::{Brake, CONTROL};
+use crate::events::{Events, Level, ServeError};
 use crate::operations::{Errno, Operations, ReadAnswer};
+use crate::orders::CONTROL;
 use crate::patience::{Experience, Patience};
 use crate::settings::{RingUse, Settings};
 use crate::stats::RequestStats;
-
-/// What the owner of a mount is told while it lasts.
-pub trait Events: Send + Sync {
-    /// The file system can be used.
-    fn ready(&self);
-
-    /// Said before [`ready`](Self::ready): how to end the mount without unmounting it.
-    fn connected(&self, brake: Brake) {
-        let _ = brake;
-    }
-
-    /// Whose thread `thread` of some program is, which waits for an answer. Asked when the kernel does not tell.
-    fn user_of(&self, thread: u32) -> Option<u32> {
-        let _ = thread;
-        None
-    }
-
-    /// Somebody wants to hear how the mount ended, at the socket with the name `path`.
-    fn tell_at_end(&self, path: &str) {
-        let _ = path;
-    }
-
-    /// Has the kernel send what it holds back of all files, in large pieces, by a call of `syncfs` from another
-    /// process. Whether all of that was answered as well when this returns.
-    fn hand_over_writes(&self) -> bool {
-        false
-    }
-
-    /// Opens the file system for writing, which was mounted for reading
-    /// ([`Settings::may_become_writable`]). No request is being answered meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`NotWritable`].
-    fn open_for_writing(&self) -> Result<Fs, Box<NotWritable>> {
-        let (why, instead) = ("it was mounted for reading".to_owned(), None);
-        Err(Box::new(NotWritable { why, instead }))
-    }
-
-    /// Something for the log.
-    fn log(&self, level: Level, text: &str);
-
-    /// What thread `thread` of some program, which is waiting in the control operation that shuts a file
-    /// system down, has given as its argument. Asked when the server may not look by itself.
-    fn shutdown_argument(&self, thread: u32) -> Option<u32> {
-        let _ = thread;
-        None
-    }
-}
-
-/// Why what was mounted for reading did not become writable.
-#[derive(Debug)]
-pub struct NotWritable {
-    /// In words, for whoever asked.
-    pub why: String,
-    /// The file system, opened for reading once more: on the way something may have been written, the replayed
-    /// journal for one, over which the one that is served looks at the image. `None` when nothing was.
-    pub instead: Option<Fs>,
-}
-
-/// How much a message matters.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Level {
-    /// Data may be at risk, or a request failed for a reason that is not the caller's.
-    Error,
-    /// Something is not as good as it could be.
-    Warning,
-    /// What goes on.
-    Info,
-}
-
-/// Why a mount ended other than by unmounting.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ServeError {
-    /// The connection to the kernel failed.
-    #[error("the connection to the kernel failed: {0}")]
-    Connection(#[from] io::Error),
-    /// The kernel speaks another protocol.
-    #[error("the kernel speaks FUSE {major}.{minor}; this needs 7.{} or newer", abi::OLDEST_MINOR)]
-    Protocol {
-        /// Its major version.
-        major: u32,
-        /// Its minor version.
-        minor: u32,
-    },
-    /// Rings were asked for, and this mount gets none.
-    #[error("requests cannot come over io_uring: {0}")]
-    NoRing(String),
-    /// Idmapped mounts were asked for.
-    #[error("this kernel makes no idmapped mounts of FUSE: Linux 6.12 does")]
-    NoIdmappedMounts,
-    /// A thread could not be started, or ended by a bug of ours.
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
-    /// The file system could not be ended cleanly: the next mount replays the journal.
-    #[error("ending the file system: {0}")]
-    End(#[from] extant::FsError),
-}
-
-impl From<threads::WorkerPanic> for ServeError {
-    fn from(panic: threads::WorkerPanic) -> ServeError {
-        ServeError::Thread(panic.into())
-    }
-}
 
 /// Bytes in front of the contents in a write.
 const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();

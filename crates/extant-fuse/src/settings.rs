@@ -75,7 +75,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        crate::ext4::prepare();
+        crate::memory::prepare();
         Settings {
             threads: (extant_sync::threads::available() * 2).clamp(4, 16),
             writeback_cache: true,

@@ -105,7 +105,7 @@ impl Ext4<'_> {
             let writers = self.nodes.add_writer(node, inode);
             if self.lease() != Lease::ForEver && writers == 1 {
                 // Those that the kernel has are for ever. At worst it finds out late that there is no room.
-                let _ = self.connection.drop_attributes(node);
+                let _ = self.kernel.drop_attributes(node);
             }
             let refusals = self.nodes.refused(node).count;
             let may_use_reserve = SpaceFor::may_use_reserve();
@@ -259,7 +259,7 @@ impl Ext4<'_> {
         let changed = change();
         if may_lose && !sabotage("fuse.contents.lost-rights-not-told") {
             // Before the answer: it returns to the program that writes. Waits for nobody.
-            let _ = self.connection.drop_attributes(node);
+            let _ = self.kernel.drop_attributes(node);
         }
         changed
     }
@@ -270,7 +270,7 @@ impl Ext4<'_> {
         let (at, freed) = (self.clock.monotonic(), self.room.freed());
         self.nodes.refuse(node, Refusal { why, at, freed });
         // Nobody to be told any more if this fails.
-        let _ = self.connection.drop_attributes(node);
+        let _ = self.kernel.drop_attributes(node);
     }
 
     /// Before a write through an open file: each hears once of what was refused, and as long as there is no room
@@ -333,7 +333,7 @@ impl Ext4<'_> {
         let (lease, is_news) = self.room.lease(room(), self.clock.monotonic());
         if is_news {
             for node in self.nodes.written() {
-                let _ = self.connection.drop_attributes(node);
+                let _ = self.kernel.drop_attributes(node);
             }
         }
         lease
@@ -415,13 +415,13 @@ impl Ext4<'_> {
     /// does that with writes that other threads take, so not all may wait here.
     fn bring_back(&self, node: u64) -> Reply<()> {
         // Asked to do without, the kernel takes everything for data, which is never wrong.
-        self.while_others_write(|| self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO))
+        self.while_others_write(|| self.kernel.drop_cached(node, 0).map_err(|_| Errno::EIO))
     }
 
     /// Waits for what the kernel writes, if enough other threads are left to take it; else `EAGAIN`.
     pub(super) fn while_others_write(&self, wait: impl FnOnce() -> Reply<()>) -> Reply<()> {
         let waiting = self.drops.fetch_add(1, Ordering::AcqRel);
-        let result = match waiting < self.may_wait && crate::rings::may_wait_here() {
+        let result = match waiting < self.may_wait && self.kernel.may_wait_here() {
             true => wait(),
             false => Err(Errno::EAGAIN),
         };
@@ -453,7 +453,7 @@ impl Ext4<'_> {
                 return Ok(());
             }
             for node in nodes {
-                self.connection.drop_cached(node, 0).map_err(|_| Errno::EIO)?;
+                self.kernel.drop_cached(node, 0).map_err(|_| Errno::EIO)?;
             }
             Ok(())
         })?;

@@ -13,27 +13,10 @@ use serde_json::{Map, Value, json};
 
 use super::Ext4;
 use crate::abi::ID_NOT_TOLD;
+use crate::events::Level;
 use crate::operations::{Caller, Errno, Ioctl, Reply};
-use crate::session::Level;
+use crate::orders::{INFO, ORDER, STATS};
 use crate::settings::Durable;
-
-/// Attribute with what happened since the mount, as JSON.
-pub const STATS: &[u8] = b"extant.stats";
-/// Attribute with what is mounted and how, as JSON.
-pub const INFO: &[u8] = b"extant.info";
-/// Attribute that takes orders: `sync`, `rest`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
-/// `shutdown=default`, `shutdown=logflush`, `shutdown=nologflush`, and for `extant umount` `tell=SOCKET`.
-///
-/// `rest` is `sync`, and leaves the image as unmounting does until the next change. `sync`, `rest`, `freeze` and `shutdown=default` have the kernel send what programs have written before, and wait
-/// for it; it forgets what it has cached of files that are open for writing. `EAGAIN` when too many wait for it already.
-///
-/// Setting an attribute waits for others who change the inode. While the file system is frozen these
-/// wait in turn, so `thaw` may never arrive that way: *getting* the attribute named
-/// [`ORDER`] and the order does the same and waits for nobody; its value is `done`.
-pub const CONTROL: &[u8] = b"extant.control";
-/// In front of an order, the name of an attribute: asking for it gives the order too, as
-/// `extant.order.thaw`. See [`CONTROL`]; and a mount for reading lets no attribute be set.
-pub const ORDER: &[u8] = b"extant.order.";
 
 /// In front of the name of a socket, an order: how the mount ended is said there.
 const TELL: &str = "tell=";
@@ -194,7 +177,7 @@ impl Ext4<'_> {
     /// A control operation changed a node, which the kernel does not know to change anything.
     fn has_new_times(&self, node: u64) {
         // At worst it shows the old ones.
-        let _ = self.connection.drop_attributes(node);
+        let _ = self.kernel.drop_attributes(node);
     }
 
     fn set_flags(&self, inode: &Inode, asked: u32) -> Reply<()> {

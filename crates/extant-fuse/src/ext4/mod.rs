@@ -31,153 +31,124 @@ mod nodes;
 mod room;
 mod xattrs;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use extant::{AccessRule, Family, FileKind, Fs, FsError, Ino, Inode, InodeFlags, SpaceFor};
 use extant_base::sabotage;
-use extant_sync::{Clock, Mutex, Rank, RwLockReadGuard, SystemClock};
+use extant_sync::{Clock, Mutex, Rank, RwLockReadGuard};
 
-pub use brake::Brake;
-pub use control::{CONTROL, INFO, ORDER, STATS};
-
-use crate::abi::{InitFlags, ROOT};
-use crate::connection::Connection;
+use crate::abi::ROOT;
+use crate::events::{Brake, Events, Level};
 use crate::gate::Gate;
+use crate::kernel::Kernel;
 use crate::operations::{
     Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
     ReadAnswer, Reply, SetAttr, Totals, WriteHow,
 };
-use crate::rings::Rings;
-use crate::session::{Events, Level, ServeError, Session};
-use crate::settings::{AccessTimes, Durable, RingUse, Settings};
+use crate::orders::CONTROL;
+use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
 use current::Current;
 use ending::Ending;
 use listing::Damaged;
 use nodes::{Found, Nodes, Opens};
 use room::Room;
-pub(crate) use room::prepare;
 
 /// After so many messages about damage only every so many is logged.
 const LOG_ALL: u32 = 100;
 /// The fewest that are left out in a row then.
 const LOG_STEP: u32 = 1000;
 
-/// Serves a mount until it is unmounted, then ends `fs`: everything is written and the image is clean.
-///
-/// `device` is an open `/dev/fuse` that the mount belongs to. `events` hears when the mount is usable,
-/// and of damage and failures.
-///
-/// # Errors
-///
-/// [`ServeError`]; in every case the file system was ended as well as it can be.
-pub fn serve(
-    device: OwnedFd,
-    fs: Fs,
-    settings: &Settings,
-    events: &dyn Events,
-) -> Result<(), ServeError> {
-    let rings = match settings.ring {
-        RingUse::Never => None,
-        RingUse::WhenOffered => Rings::prepare(settings).ok(),
-        RingUse::Always => {
-            let rings = Rings::prepare(settings);
-            Some(rings.map_err(|obstacle| ServeError::NoRing(obstacle.to_string()))?)
-        }
-    };
-    serve_over(device, rings, fs, settings, events)
-}
-
-/// As [`serve`], with rings that were prepared before: in a sandbox they cannot be made. Without rings
-/// requests are read from `device`, whatever the settings say.
-///
-/// # Errors
-///
-/// As [`serve`].
-pub fn serve_over(
-    device: OwnedFd,
-    rings: Option<Rings>,
-    fs: Fs,
-    settings: &Settings,
-    events: &dyn Events,
-) -> Result<(), ServeError> {
-    let session = Session::new(device, Arc::new(SystemClock));
-    serve_session(&session, rings, fs, settings, events)
-}
-
-/// As [`serve_over`].
-pub(crate) fn serve_session(
-    session: &Session,
-    rings: Option<Rings>,
-    fs: Fs,
-    settings: &Settings,
-    events: &dyn Events,
-) -> Result<(), ServeError> {
-    // Inodes of 128 bytes have no room for more than seconds; the kernel is to round as ext4 does.
-    let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
-    let (ending, nodes) = (Arc::new(Ending::new()), Arc::new(Nodes::new()));
-    let current = Arc::new(Current::new(fs, settings.may_become_writable));
-    let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
-        // Unmounted before anybody used it.
-        let Some(agreed) = agreed else { return Ok(()) };
-        let rings = rings.filter(|_| agreed.flags.contains(InitFlags::OVER_IO_URING));
-        let plain = settings.threads.clamp(1, 64);
-        let threads = rings.as_ref().map_or(plain, Rings::threads);
-        let stats = Arc::new(RequestStats::new(threads));
-        let server = Ext4 {
-            current: Arc::clone(&current),
-            nodes: Arc::clone(&nodes),
-            opens: Opens::new(),
-            settings,
-            holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
-            read_only: AtomicBool::new(!current.is_writable()),
-            gate: Arc::new(Gate::new(threads)),
-            connection: Arc::clone(&session.connection),
-            requests: Arc::clone(&stats),
-            over_rings: rings.is_some(),
-            may_wait: rings.as_ref().map_or(plain, Rings::per_queue) as u32 - 1,
-            clock: Arc::clone(&session.clock),
-            events,
-            complaints: AtomicU32::new(0),
-            label: Mutex::new(Rank::Leaf, current.get().superblock().label().to_vec()),
-            drops: AtomicU32::new(0),
-            ending: Arc::clone(&ending),
-            damaged: Damaged::new(),
-            not_writable: Mutex::new(Rank::Leaf, None),
-            room: Room::new(agreed.flags.contains(InitFlags::WRITEBACK_CACHE)),
-        };
-        events.connected(Brake {
-            nodes: Arc::clone(&server.nodes),
-            gate: Arc::clone(&server.gate),
-            connection: Arc::clone(&server.connection),
-            clock: Arc::clone(&server.clock),
-            ending: Arc::clone(&ending),
-            current: Arc::clone(&current),
-        });
-        events.ready();
-        match rings {
-            Some(rings) => rings.run(session, &server, agreed, &stats, events),
-            None => session.run(&server, agreed, &stats, settings, events),
-        }
-    });
-    ending.reach(|| {
-        nodes.forget_all();
-        end(current.get())
-    });
-    let ended = ending.take().unwrap_or(Ok(()));
-    served?;
-    Ok(ended?)
-}
-
 /// Writes everything and marks the image clean, unless it was stopped on request.
 fn end(fs: &Fs) -> extant::Result<()> {
     if fs.is_shut_down() { Ok(()) } else { fs.clone().unmount() }
 }
 
+/// What was agreed on with the kernel, as far as answers depend on it.
+pub(crate) struct Terms {
+    /// The kernel keeps what programs write, sizes and times included, until it writes back.
+    pub(crate) holds_writes_back: bool,
+    /// Threads that answer.
+    pub(crate) threads: usize,
+    /// So many of them may wait for the kernel to write back.
+    pub(crate) may_wait: u32,
+    /// Requests come over the kernel's rings.
+    pub(crate) over_rings: bool,
+}
+
+/// A file system that is served, from before its mount until it has ended.
+pub(crate) struct Served {
+    current: Arc<Current>,
+    nodes: Arc<Nodes>,
+    ending: Arc<Ending>,
+}
+
+impl Served {
+    pub(crate) fn new(fs: Fs, settings: &Settings) -> Served {
+        Served {
+            current: Arc::new(Current::new(fs, settings.may_become_writable)),
+            nodes: Arc::new(Nodes::new()),
+            ending: Arc::new(Ending::new()),
+        }
+    }
+
+    /// What answers requests; its brake is told to `events`.
+    pub(crate) fn operations<'a>(
+        &self,
+        kernel: Arc<dyn Kernel>,
+        terms: &Terms,
+        requests: Arc<RequestStats>,
+        clock: Arc<dyn Clock>,
+        settings: &'a Settings,
+        events: &'a dyn Events,
+    ) -> Ext4<'a> {
+        let current = Arc::clone(&self.current);
+        let server = Ext4 {
+            nodes: Arc::clone(&self.nodes),
+            opens: Opens::new(),
+            settings,
+            holds_writes_back: terms.holds_writes_back,
+            read_only: AtomicBool::new(!current.is_writable()),
+            gate: Arc::new(Gate::new(terms.threads)),
+            kernel,
+            requests,
+            over_rings: terms.over_rings,
+            may_wait: terms.may_wait,
+            clock,
+            events,
+            complaints: AtomicU32::new(0),
+            label: Mutex::new(Rank::Leaf, current.get().superblock().label().to_vec()),
+            drops: AtomicU32::new(0),
+            ending: Arc::clone(&self.ending),
+            damaged: Damaged::new(),
+            not_writable: Mutex::new(Rank::Leaf, None),
+            room: Room::new(terms.holds_writes_back),
+            current,
+        };
+        events.connected(Brake::new(brake::Stop {
+            nodes: Arc::clone(&server.nodes),
+            gate: Arc::clone(&server.gate),
+            kernel: Arc::clone(&server.kernel),
+            clock: Arc::clone(&server.clock),
+            ending: Arc::clone(&server.ending),
+            current: Arc::clone(&server.current),
+        }));
+        server
+    }
+
+    /// Ends the file system, unless somebody else did. How it went, for who hears it first.
+    pub(crate) fn end(&self) -> extant::Result<()> {
+        self.ending.reach(|| {
+            self.nodes.forget_all();
+            end(self.current.get())
+        });
+        self.ending.take().unwrap_or(Ok(()))
+    }
+}
+
 /// One mounted file system.
-struct Ext4<'a> {
+pub(crate) struct Ext4<'a> {
     current: Arc<Current>,
     nodes: Arc<Nodes>,
     opens: Opens,
@@ -187,7 +158,7 @@ struct Ext4<'a> {
     /// Changes are refused: mounted so, or made so.
     read_only: AtomicBool,
     gate: Arc<Gate>,
-    connection: Arc<Connection>,
+    kernel: Arc<dyn Kernel>,
     requests: Arc<RequestStats>,
     clock: Arc<dyn Clock>,
     events: &'a dyn Events,

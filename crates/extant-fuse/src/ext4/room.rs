@@ -8,13 +8,12 @@
 //!
 //! What is held is not known, but it is part of what is dirty in the whole system.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use extant_sync::{Mutex, Rank};
+
+use crate::memory::read_counters;
 
 /// Bytes that programs write in a second, at most.
 const RATE: u64 = 16 << 30;
@@ -65,31 +64,6 @@ fn lease(room: u64, held: u64, memory: u64) -> Lease {
             Lease::For(Duration::from_nanos(nanos as u64).max(LEASE_MIN))
         }
     }
-}
-
-/// What the kernel says of its memory, opened once: a sandbox may begin later.
-fn counters() -> Option<&'static File> {
-    static COUNTERS: OnceLock<Option<File>> = OnceLock::new();
-    COUNTERS.get_or_init(|| File::open("/proc/meminfo").ok()).as_ref()
-}
-
-/// To be called while files can still be opened.
-pub(crate) fn prepare() {
-    let _ = counters();
-}
-
-/// Bytes of memory, and of those that are dirty or being written.
-fn read_counters() -> Option<(u64, u64)> {
-    let mut text = [0; 4096];
-    let len = counters()?.read_at(&mut text, 0).ok()?;
-    let text = std::str::from_utf8(text.get(..len)?).ok()?;
-    let of = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-        kib.checked_mul(1024)
-    };
-    let held = ["Dirty:", "Writeback:", "WritebackTmp:"].into_iter().filter_map(of);
-    Some((of("MemTotal:")?, held.fold(0, u64::saturating_add)))
 }
 
 /// The counters, and whether anybody has to ask.

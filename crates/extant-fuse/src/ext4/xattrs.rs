@@ -83,7 +83,7 @@ impl Ext4<'_> {
     fn tell_blocks(&self, inode: &Inode, node: u64, before: u64) {
         if inode.metadata().blocks != before {
             // Nobody waits for it; at worst the old number is shown for longer.
-            let _ = self.connection.drop_cached(node, -1);
+            let _ = self.kernel.drop_cached(node, -1);
         }
     }
 
