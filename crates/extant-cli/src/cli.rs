@@ -181,8 +181,8 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Stats(args) => stats::run(&args),
-        Command::Completions(args) => completions::run(&args),
-        Command::Man(args) => man::run(&args),
+        Command::Completions(args) => completions::run(&args, definition()),
+        Command::Man(args) => man::run(&args, bare_definition(), examples),
     }
 }
 

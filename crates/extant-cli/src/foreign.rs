@@ -6,7 +6,7 @@ use extant_image::signature::{Class, Found};
 use extant_image::source::{ContainerImage, SourceError};
 
 use crate::exit::{Exit, Failure};
-use crate::image::split_place;
+use crate::place::split_place;
 use crate::text::escape;
 
 /// What `--from` takes.

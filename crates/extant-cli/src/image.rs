@@ -1,7 +1,7 @@
 //! The image that a command reads: which file, which part of it, which path in it.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use extant_image::signature::{Class, Found, PROBE_BYTES, recognise, recognise_de
 use crate::exit::{Exit, Failure, Result};
 use crate::foreign;
 use crate::output::{complain, report, report_one};
+pub(crate) use crate::place::{split, split_place};
 use crate::size::parse_bytes;
 use crate::text::{escape, human_bytes};
 
@@ -93,23 +94,6 @@ pub(crate) struct Image {
     pub(crate) is_one_of_several: bool,
 }
 
-/// Splits `IMG[:/PATH]`; `exists` tells whether a file of a name exists.
-fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (PathBuf, Vec<u8>) {
-    let bytes = target.as_bytes();
-    let whole = || (PathBuf::from(target), b"/".to_vec());
-    if exists(Path::new(target)) {
-        return whole();
-    }
-    let colons: Vec<usize> =
-        (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b":/")).collect();
-    let image_at = |at: usize| PathBuf::from(OsString::from_vec(bytes[..at].to_vec()));
-    let cut = colons.iter().rev().find(|at| exists(&image_at(**at))).or(colons.first());
-    match cut {
-        Some(&at) => (image_at(at), bytes[at + 1..].to_vec()),
-        None => whole(),
-    }
-}
-
 impl ImageArgs {
     /// Opens the image.
     pub(crate) fn open(&self) -> Result<Image> {
@@ -178,18 +162,6 @@ impl ImagesArgs {
             _ => Exit::Partial,
         })
     }
-}
-
-/// The image and the path in it that `IMG[:/PATH]` means.
-pub(crate) fn split(target: &OsStr) -> (PathBuf, Vec<u8>) {
-    split_target(target, |path| path.exists())
-}
-
-/// An image and the path in it, if that is what `target` means: it has `:/` in it, and is not the
-/// name of a file of the host as a whole.
-pub(crate) fn split_place(target: &OsStr) -> Option<(PathBuf, Vec<u8>)> {
-    let has_path = target.as_bytes().windows(2).any(|pair| pair == b":/");
-    (has_path && Path::new(target).symlink_metadata().is_err()).then(|| split(target))
 }
 
 /// Puts the part of the file where the file system is in place of the file.
@@ -460,28 +432,4 @@ impl Failures {
 /// What a whole-device reader wants to know about the device below a file system.
 pub(crate) fn device_bytes(fs: &Fs) -> u64 {
     fs.device().size_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_longest_name_that_exists_is_the_image() {
-        let split = |target: &str, existing: &[&str]| {
-            let exists = |path: &Path| existing.iter().any(|name| Path::new(name) == path);
-            let (image, path) = split_target(OsStr::new(target), exists);
-            (image.display().to_string(), String::from_utf8(path).unwrap())
-        };
-        let pair = |image: &str, path: &str| (image.to_owned(), path.to_owned());
-        assert_eq!(split("a.img", &["a.img"]), pair("a.img", "/"));
-        assert_eq!(split("a.img:/etc", &["a.img"]), pair("a.img", "/etc"));
-        assert_eq!(split("a.img:/etc", &["a.img", "a.img:/etc"]), pair("a.img:/etc", "/"));
-        assert_eq!(split("a:b.img:/x", &["a", "a:b.img"]), pair("a:b.img", "/x"));
-        assert_eq!(split("a.img:/b:/c", &["a.img"]), pair("a.img", "/b:/c"));
-        assert_eq!(split("d:/a.img:/b", &["d", "d:/a.img"]), pair("d:/a.img", "/b"));
-        // Nothing exists: the message names what was probably meant.
-        assert_eq!(split("a.img:/b:/c", &[]), pair("a.img", "/b:/c"));
-        assert_eq!(split("a.img:b", &[]), pair("a.img:b", "/"));
-    }
 }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::mounting::table;
+use crate::mount_table as table;
 
 /// The loop device that the kernel has over `file`. Nothing locks the file for it, and what it
 /// keeps in memory would be written over our changes.

@@ -15,6 +15,7 @@ mod exit;
 mod fault;
 mod flags;
 mod foreign;
+mod helper;
 mod image;
 mod in_use;
 mod interrupt;
@@ -22,8 +23,10 @@ mod manuals;
 mod mkfs_args;
 mod mode;
 mod moment;
+mod mount_table;
 mod mounting;
 mod output;
+mod place;
 mod progress;
 mod replace;
 mod restore;
@@ -37,7 +40,7 @@ use std::process::ExitCode;
 use exit::Exit;
 
 fn main() -> ExitCode {
-    if let Some(code) = mounting::helper::run() {
+    if let Some(code) = helper::run() {
         return code;
     }
     let exit = match cli::run() {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use extant_fuse::mount::{BLOCK_FILE_SYSTEM_TYPE, FILE_SYSTEM_TYPE};
 
+use crate::place::absolute;
+
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
@@ -51,7 +53,7 @@ pub(crate) fn entries(text: &[u8]) -> impl Iterator<Item = Entry> + '_ {
 pub(crate) fn at(dir: &Path) -> io::Result<Option<Entry>> {
     let entries = all()?;
     let topmost = |point: &Path| entries.iter().rev().find(|entry| entry.point == point).cloned();
-    if let Some(found) = topmost(&super::options::absolute(dir)) {
+    if let Some(found) = topmost(&absolute(dir)) {
         return Ok(Some(found));
     }
     let real = match dir.canonicalize() {

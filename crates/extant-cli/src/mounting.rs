@@ -25,7 +25,6 @@ pub(crate) mod asked;
 pub(crate) mod busy;
 pub(crate) mod farewell;
 pub(crate) mod figures;
-pub(crate) mod helper;
 pub(crate) mod holders;
 pub(crate) mod keeper;
 pub(crate) mod launcher;
@@ -40,6 +39,7 @@ pub(crate) mod sandbox;
 mod second;
 pub(crate) mod server;
 mod syscalls;
-pub(crate) mod table;
 mod utab;
 pub(crate) mod words;
+
+pub(crate) use crate::mount_table as table;

@@ -14,10 +14,10 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &CompletionsArgs) -> Result<Exit> {
+/// Runs the command; `definition` is the command line's.
+pub(crate) fn run(args: &CompletionsArgs, mut definition: clap::Command) -> Result<Exit> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut crate::cli::definition(), "extant", &mut script);
+    clap_complete::generate(args.shell, &mut definition, "extant", &mut script);
     std::io::Write::write_all(&mut std::io::stdout(), &script)?;
     Ok(Exit::Success)
 }

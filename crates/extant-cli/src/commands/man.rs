@@ -7,7 +7,6 @@ use clap::Args;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-use crate::cli;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::manuals;
@@ -25,13 +24,16 @@ pub(crate) struct ManArgs {
     documents: Option<PathBuf>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &ManArgs) -> Result<Exit> {
-    let mut command = cli::bare_definition().disable_help_subcommand(true);
+/// What a command shows by example, if anything: a heading, and a line for each.
+pub(crate) type Examples = fn(&str) -> Option<&'static str>;
+
+/// Runs the command; `definition` is the command line's.
+pub(crate) fn run(args: &ManArgs, definition: clap::Command, examples: Examples) -> Result<Exit> {
+    let mut command = definition.disable_help_subcommand(true);
     command.build();
     let documents = args.documents.as_deref();
     let Some(directory) = &args.directory else {
-        std::io::stdout().write_all(&page(&command, None, documents)?)?;
+        std::io::stdout().write_all(&page(&command, None, None, documents)?)?;
         return Ok(Exit::Success);
     };
     let write = |name: &str, page: Vec<u8>| {
@@ -41,10 +43,10 @@ pub(crate) fn run(args: &ManArgs) -> Result<Exit> {
             Failure::caused(io_exit(&error), &what, &error)
         })
     };
-    write("extant", page(&command, None, documents)?)?;
+    write("extant", page(&command, None, None, documents)?)?;
     for sub in command.get_subcommands() {
         let name = sub.get_name();
-        write(&format!("extant-{name}"), page(sub, Some(name), documents)?)?;
+        write(&format!("extant-{name}"), page(sub, Some(name), examples(name), documents)?)?;
     }
     Ok(Exit::Success)
 }
@@ -53,6 +55,7 @@ pub(crate) fn run(args: &ManArgs) -> Result<Exit> {
 fn page(
     command: &clap::Command,
     name: Option<&str>,
+    examples: Option<&str>,
     documents: Option<&Path>,
 ) -> std::io::Result<Vec<u8>> {
     let title = match name {
@@ -79,7 +82,7 @@ fn page(
         man.render_subcommands_section(&mut page)?;
     }
     let mut rest = Roff::new();
-    if let Some(examples) = name.and_then(cli::examples) {
+    if let Some(examples) = examples {
         rest.control("SH", ["EXAMPLES"]);
         rest.control("nf", []);
         for line in examples.lines().skip(1) {
@@ -128,11 +131,13 @@ mod tests {
 
     #[test]
     fn every_page_has_the_sections_of_a_manual_and_no_others() {
-        let mut command = cli::bare_definition().disable_help_subcommand(true);
+        let mut command = crate::cli::bare_definition().disable_help_subcommand(true);
         command.build();
         for sub in command.get_subcommands() {
             let name = sub.get_name();
-            let page = String::from_utf8(page(sub, Some(name), None).unwrap()).unwrap();
+            let page =
+                String::from_utf8(page(sub, Some(name), crate::cli::examples(name), None).unwrap())
+                    .unwrap();
             let title = format!(".TH EXTANT-{} 1", name.to_uppercase());
             assert!(page.lines().any(|line| line.starts_with(&title)), "{name}: {page}");
             let sections: Vec<&str> =

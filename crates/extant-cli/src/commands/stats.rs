@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::mounting::options::absolute;
 use crate::mounting::{asked, figures, table};
 use crate::output::Out;
+use crate::place::absolute;
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.

@@ -13,6 +13,7 @@ use rustix::process::{getegid, geteuid};
 
 use crate::exit::{Failure, Result};
 use crate::mounting::words;
+use crate::place::absolute;
 use crate::size::parse_bytes;
 
 const IMAGE: &str = "Image";
@@ -396,11 +397,6 @@ fn root_map(id: u32) -> Vec<(u32, u32, u32)> {
     let below = (1, 1, id - 1);
     let above = (id.saturating_add(1), id.saturating_add(1), u32::MAX - id.saturating_add(1));
     [(0, id, 1), below, above].into_iter().filter(|(_, _, count)| *count > 0).collect()
-}
-
-/// `path` from the root of the host, without asking what is there.
-pub(crate) fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The name of the image in the list of mounts: absolute; with the part of it that is mounted.

@@ -1,0 +1,63 @@
+//! Paths of the host, and `IMG[:/PATH]`: an image, and a path in it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Splits `IMG[:/PATH]`; `exists` tells whether a file of a name exists.
+pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (PathBuf, Vec<u8>) {
+    let bytes = target.as_bytes();
+    let whole = || (PathBuf::from(target), b"/".to_vec());
+    if exists(Path::new(target)) {
+        return whole();
+    }
+    let colons: Vec<usize> =
+        (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b":/")).collect();
+    let image_at = |at: usize| PathBuf::from(OsString::from_vec(bytes[..at].to_vec()));
+    let cut = colons.iter().rev().find(|at| exists(&image_at(**at))).or(colons.first());
+    match cut {
+        Some(&at) => (image_at(at), bytes[at + 1..].to_vec()),
+        None => whole(),
+    }
+}
+
+/// The image and the path in it that `IMG[:/PATH]` means.
+pub(crate) fn split(target: &OsStr) -> (PathBuf, Vec<u8>) {
+    split_target(target, |path| path.exists())
+}
+
+/// An image and the path in it, if that is what `target` means: it has `:/` in it, and is not the
+/// name of a file of the host as a whole.
+pub(crate) fn split_place(target: &OsStr) -> Option<(PathBuf, Vec<u8>)> {
+    let has_path = target.as_bytes().windows(2).any(|pair| pair == b":/");
+    (has_path && Path::new(target).symlink_metadata().is_err()).then(|| split(target))
+}
+
+/// `path` from the root of the host, without asking what is there.
+pub(crate) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_name_that_exists_is_the_image() {
+        let split = |target: &str, existing: &[&str]| {
+            let exists = |path: &Path| existing.iter().any(|name| Path::new(name) == path);
+            let (image, path) = split_target(OsStr::new(target), exists);
+            (image.display().to_string(), String::from_utf8(path).unwrap())
+        };
+        let pair = |image: &str, path: &str| (image.to_owned(), path.to_owned());
+        assert_eq!(split("a.img", &["a.img"]), pair("a.img", "/"));
+        assert_eq!(split("a.img:/etc", &["a.img"]), pair("a.img", "/etc"));
+        assert_eq!(split("a.img:/etc", &["a.img", "a.img:/etc"]), pair("a.img:/etc", "/"));
+        assert_eq!(split("a:b.img:/x", &["a", "a:b.img"]), pair("a:b.img", "/x"));
+        assert_eq!(split("a.img:/b:/c", &["a.img"]), pair("a.img", "/b:/c"));
+        assert_eq!(split("d:/a.img:/b", &["d", "d:/a.img"]), pair("d:/a.img", "/b"));
+        // Nothing exists: the message names what was probably meant.
+        assert_eq!(split("a.img:/b:/c", &[]), pair("a.img", "/b:/c"));
+        assert_eq!(split("a.img:b", &[]), pair("a.img:b", "/"));
+    }
+}
