@@ -9,64 +9,13 @@
 //! - K3. An image that is not home is held together with its block, so that the client cannot forget
 //!   the block and read an old version.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use extant_base::FsBlock;
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
-use crate::client::{Image, JournalBlock, JournalError, Tid, tid_next};
+use crate::client::{JournalError, tid_next};
 use crate::error::JournalReadError;
 use crate::journal::{EIO, Journal, Log, Role, count};
 use crate::store::write_merged;
-use crate::write::Place;
-
-/// A committed version that is not home yet.
-pub(crate) struct Pinned {
-    pub(crate) image: Image,
-    /// Keeps the block in the client's cache (K3).
-    pub(crate) _block: Arc<dyn JournalBlock>,
-}
-
-/// What only the committing thread touches.
-pub(crate) struct Work {
-    /// The ring and the next block to write.
-    pub(crate) place: Place,
-    /// Blocks from the tail to the head.
-    pub(crate) used: u32,
-    /// The last transaction in the log, once there is one.
-    pub(crate) last: Option<Tid>,
-    /// The superblock on the device says that the log is in use.
-    pub(crate) active: bool,
-    /// Features and geometry as they will be from the first commit on.
-    pub(crate) template: Option<JournalSuperblock>,
-    pub(crate) table: BTreeMap<FsBlock, Pinned>,
-    /// Time of the last commit block: they never go back, or recovery would take them for old ones.
-    pub(crate) last_commit: (u64, u32),
-}
-
-impl Work {
-    pub(crate) fn new(log: std::ops::Range<u32>, head: u32, template: JournalSuperblock) -> Work {
-        Work { place: Place { log, head }, template: Some(template), ..Work::without_log() }
-    }
-
-    pub(crate) fn without_log() -> Work {
-        Work {
-            place: Place { log: 0..0, head: 0 },
-            used: 0,
-            last: None,
-            active: false,
-            template: None,
-            table: BTreeMap::new(),
-            last_commit: (0, 0),
-        }
-    }
-
-    /// Blocks of the ring.
-    pub(crate) fn len(&self) -> u32 {
-        self.place.log.end.saturating_sub(self.place.log.start)
-    }
-}
+use crate::work::Work;
 
 impl Journal {
     /// Brings everything home; for callers outside a commit.

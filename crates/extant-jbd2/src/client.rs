@@ -3,45 +3,14 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use extant_base::FsBlock;
 use extant_block::DeviceError;
 use extant_format::jbd2::JournalIncompat;
 use extant_sync::{Clock, SystemClock};
 
-use crate::journal::Journal;
-
-/// A transaction's number. Counts up and wraps, but is never 0: a field that holds the number of
-/// "the last transaction that ..." may use 0 for none. Compare with [`tid_geq`].
-pub type Tid = u32;
-
-/// True when transaction `a` is `b` or younger, going round.
-pub fn tid_geq(a: Tid, b: Tid) -> bool {
-    a.wrapping_sub(b) < 1 << 31
-}
-
-/// The transaction after `tid`: 1 follows the largest number.
-pub fn tid_next(tid: Tid) -> Tid {
-    tid.checked_add(1).unwrap_or(1)
-}
-
-/// One version of a block, as long as one block of the file system. Must never change.
-pub type Image = Arc<dyn AsRef<[u8]> + Send + Sync>;
-
-/// A metadata block of the client. The journal holds it from the claim until the block is home.
-pub trait JournalBlock: Send + Sync {
-    /// Where it belongs.
-    fn number(&self) -> FsBlock;
-
-    /// The current version, immutable from then on. Called once per transaction that claimed the
-    /// block, after [`Client::encode`], while no handle is open.
-    fn image(&self) -> Image;
-
-    /// The journal's own: the last transaction that claimed the block, 0 for none. Starts as 0.
-    fn claimed(&self) -> &AtomicU32;
-}
+pub use crate::block::{Image, JournalBlock, Tid, tid_geq, tid_next};
+use crate::set::BlockSet;
 
 /// What the file system does for its journal.
 pub trait Client: Send + Sync {
@@ -65,14 +34,14 @@ pub trait Client: Send + Sync {
 
 /// Takes the blocks that encoding changed.
 pub struct EncodeSink<'a> {
-    pub(crate) journal: &'a Journal,
+    pub(crate) set: &'a BlockSet,
     pub(crate) tid: Tid,
 }
 
 impl EncodeSink<'_> {
     /// Adds a block to the transaction, unless it is there. Its image is taken after `encode`.
     pub fn claim(&mut self, block: Arc<dyn JournalBlock>) {
-        self.journal.set.claim(self.tid, block);
+        self.set.claim(self.tid, block);
     }
 }
 
@@ -132,7 +101,7 @@ pub struct Mutations {
 /// How a journal works.
 #[derive(Clone)]
 pub struct JournalOptions {
-    /// Longest age of a running transaction, as [`Journal::commit_if_due`] sees it.
+    /// Longest age of a running transaction, as [`Journal::commit_if_due`](crate::Journal::commit_if_due) sees it.
     pub commit_interval: Duration,
     /// How long a commit waits for others that are expected to want one: about as long as the last one
     /// took, within these limits. Ends at once when all have come.
@@ -254,7 +223,7 @@ pub struct JournalStats {
     pub checkpoints: u64,
     /// Blocks written home.
     pub home_writes: u64,
-    /// Calls of [`Journal::commit`] that found somebody else committing their transaction.
+    /// Calls of [`Journal::commit`](crate::Journal::commit) that found somebody else committing their transaction.
     pub batched: u64,
     /// Times that a handle waited for a transaction to be locked or for room.
     pub waits: u64,

@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, sabotage};
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
-use crate::checkpoint::{Pinned, Work};
 use crate::client::{EncodeSink, Image, JournalError, Tid};
 use crate::journal::{EIO, Journal, Log, Role, count};
 use crate::set::Taken;
 use crate::store::write_merged;
+use crate::work::{Pinned, Work};
 use crate::write::{Contents, WriteError, encode};
 
 /// A transaction that takes no more changes.
@@ -73,7 +73,7 @@ impl Journal {
     fn lock_transaction(&self, tid: Tid) -> Result<Option<Locked>, JournalError> {
         let shut = self.gate.shut();
         self.check()?;
-        let mut sink = EncodeSink { journal: self, tid };
+        let mut sink = EncodeSink { set: &self.set, tid };
         if let Err(error) = self.client.encode(tid, &mut sink) {
             self.abort(error.errno(), &error.to_string());
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use extant_base::FsBlock;
 
 use crate::client::{JournalBlock, JournalError, Tid};
-use crate::journal::Journal;
+use crate::journal::{Journal, count};
 
 /// A change in progress: all of it is in one transaction. Dropping it ends the change; credits that
 /// were not used go back.
@@ -18,6 +18,75 @@ pub struct Handle<'j> {
     lane: Option<usize>,
     tid: Tid,
     credits: u32,
+}
+
+impl Journal {
+    /// Opens a handle that may change `credits` blocks. Waits while a transaction is being locked,
+    /// and commits when the running one has no room. A thread opens one handle at a time and calls
+    /// neither this nor [`commit`](Self::commit) while it holds one.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::TooManyCredits`], [`JournalError::Aborted`], [`JournalError::Closed`].
+    pub fn start(&self, credits: u32) -> Result<Handle<'_>, JournalError> {
+        if cfg!(debug_assertions) {
+            drop(self.probe.try_lock());
+        }
+        loop {
+            let full = match self.enter(credits)? {
+                Entry::Open(handle) => return Ok(handle),
+                Entry::Shut => None,
+                Entry::Full(tid) => Some(tid),
+            };
+            count(&self.counters.waits, 1);
+            match full {
+                // Who is expected would find no room either.
+                Some(tid) => self.commit_soon(tid, false)?,
+                None => self.gate.wait_open(),
+            }
+        }
+    }
+
+    /// [`start`](Self::start) that never waits: `None` when it would have to.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn try_start(&self, credits: u32) -> Result<Option<Handle<'_>>, JournalError> {
+        match self.enter(credits)? {
+            Entry::Open(handle) => Ok(Some(handle)),
+            Entry::Shut | Entry::Full(_) => Ok(None),
+        }
+    }
+
+    fn enter(&self, credits: u32) -> Result<Entry<'_>, JournalError> {
+        let limit = self.limit;
+        if credits > limit {
+            return Err(JournalError::TooManyCredits { wanted: credits, limit });
+        }
+        let Some(lane) = self.gate.try_enter() else { return Ok(Entry::Shut) };
+        // Inside the gate, so that an abort before the transaction locks is seen by the committer
+        // or here.
+        if self.stopped.load(Ordering::Acquire) {
+            self.gate.leave(lane);
+            return Err(self.stop_error());
+        }
+        let tid = self.running();
+        if self.reserve(lane, credits) {
+            if !self.is_touched() {
+                self.touched.store(true, Ordering::Relaxed);
+            }
+            return Ok(Entry::Open(Handle::new(self, lane, tid, credits)));
+        }
+        self.gate.leave(lane);
+        Ok(Entry::Full(tid))
+    }
+}
+
+enum Entry<'j> {
+    Open(Handle<'j>),
+    Shut,
+    Full(Tid),
 }
 
 impl<'j> Handle<'j> {
@@ -49,18 +118,6 @@ impl<'j> Handle<'j> {
         }
         let block: Arc<B> = Arc::clone(block);
         self.claim_new(block)
-    }
-
-    /// [`claim`](Self::claim) of a block of unknown type.
-    ///
-    /// # Errors
-    ///
-    /// As [`claim`](Self::claim).
-    pub fn claim_dyn(&mut self, block: &Arc<dyn JournalBlock>) -> Result<(), JournalError> {
-        if block.claimed().load(Ordering::Relaxed) == self.tid {
-            return Ok(());
-        }
-        self.claim_new(Arc::clone(block))
     }
 
     #[cold]

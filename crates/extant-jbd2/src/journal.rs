@@ -22,16 +22,15 @@ use extant_format::jbd2::{
 };
 use extant_sync::{Mutex, Rank};
 
-use crate::checkpoint::Work;
 use crate::client::{
     AbortReason, Client, JournalError, JournalOpenError, JournalOptions, JournalStats, Tid,
     tid_geq, tid_next,
 };
 use crate::gate::Gate;
-use crate::handle::Handle;
 use crate::set::BlockSet;
 use crate::store::LogStore;
-use crate::waiting::{Gathering, Waiting, batch_time};
+use crate::waiting::{Gathering, State, Waiting, batch_time};
+use crate::work::Work;
 use crate::write::{copies_in, revokes_per_block};
 
 /// Fewest blocks of a log: a third of them is a small transaction.
@@ -42,21 +41,6 @@ const PINNED_BLOCKS_MIN: usize = 64;
 pub(crate) const EIO: i32 = 5;
 /// Linux errno of a full disk.
 const ENOSPC: i32 = 28;
-
-/// Who is at work, and how far the log is.
-pub(crate) struct State {
-    pub(crate) busy: bool,
-    /// The last transaction that is durable.
-    pub(crate) durable: Tid,
-    /// When the running transaction was begun, or last seen without a handle.
-    born: Duration,
-    closed: bool,
-    pub(crate) gathering: Gathering,
-    /// How many want the role whatever is committed.
-    pub(crate) wanted: u32,
-    /// How long the last commit took.
-    took: Duration,
-}
 
 /// Counters, relaxed: they order nothing.
 #[derive(Default)]
@@ -70,7 +54,7 @@ pub(crate) struct Counters {
     pub(crate) checkpoints: AtomicU64,
     pub(crate) home_writes: AtomicU64,
     batched: AtomicU64,
-    waits: AtomicU64,
+    pub(crate) waits: AtomicU64,
 }
 
 /// Adds to a counter.
@@ -98,7 +82,7 @@ pub struct Journal {
     pub(crate) options: JournalOptions,
     pub(crate) log: Option<Log>,
     /// Copies that one transaction may hold.
-    limit: u32,
+    pub(crate) limit: u32,
     /// Revokes that take one block of the log.
     revokes_per_block: u32,
     pub(crate) gate: Gate,
@@ -114,8 +98,8 @@ pub struct Journal {
     pub(crate) waiting: Waiting,
     pub(crate) work: Mutex<Work>,
     /// In debug builds, shows the rank check who is about to wait.
-    probe: Mutex<()>,
-    stopped: AtomicBool,
+    pub(crate) probe: Mutex<()>,
+    pub(crate) stopped: AtomicBool,
     reason: OnceLock<AbortReason>,
     pub(crate) counters: Counters,
 }
@@ -253,69 +237,8 @@ impl Journal {
         })
     }
 
-    /// Opens a handle that may change `credits` blocks. Waits while a transaction is being locked,
-    /// and commits when the running one has no room. A thread opens one handle at a time and calls
-    /// neither this nor [`commit`](Self::commit) while it holds one.
-    ///
-    /// # Errors
-    ///
-    /// [`JournalError::TooManyCredits`], [`JournalError::Aborted`], [`JournalError::Closed`].
-    pub fn start(&self, credits: u32) -> Result<Handle<'_>, JournalError> {
-        if cfg!(debug_assertions) {
-            drop(self.probe.try_lock());
-        }
-        loop {
-            let full = match self.enter(credits)? {
-                Entry::Open(handle) => return Ok(handle),
-                Entry::Shut => None,
-                Entry::Full(tid) => Some(tid),
-            };
-            count(&self.counters.waits, 1);
-            match full {
-                // Who is expected would find no room either.
-                Some(tid) => self.commit_soon(tid, false)?,
-                None => self.gate.wait_open(),
-            }
-        }
-    }
-
-    /// [`start`](Self::start) that never waits: `None` when it would have to.
-    ///
-    /// # Errors
-    ///
-    /// As [`start`](Self::start).
-    pub fn try_start(&self, credits: u32) -> Result<Option<Handle<'_>>, JournalError> {
-        match self.enter(credits)? {
-            Entry::Open(handle) => Ok(Some(handle)),
-            Entry::Shut | Entry::Full(_) => Ok(None),
-        }
-    }
-
-    fn enter(&self, credits: u32) -> Result<Entry<'_>, JournalError> {
-        let limit = self.limit;
-        if credits > limit {
-            return Err(JournalError::TooManyCredits { wanted: credits, limit });
-        }
-        let Some(lane) = self.gate.try_enter() else { return Ok(Entry::Shut) };
-        // Inside the gate, so that an abort before the transaction locks is seen by the committer
-        // or here.
-        if self.stopped.load(Ordering::Acquire) {
-            self.gate.leave(lane);
-            return Err(self.stop_error());
-        }
-        let tid = self.running();
-        if self.reserve(lane, credits) {
-            if !self.is_touched() {
-                self.touched.store(true, Ordering::Relaxed);
-            }
-            return Ok(Entry::Open(Handle::new(self, lane, tid, credits)));
-        }
-        self.gate.leave(lane);
-        Ok(Entry::Full(tid))
-    }
-
     /// [`charge`](Self::charge) that mostly takes from what its lane has to spare.
-    fn reserve(&self, lane: usize, credits: u32) -> bool {
+    pub(crate) fn reserve(&self, lane: usize, credits: u32) -> bool {
         let (most, spare) = (self.spare_max(), self.gate.spare(lane));
         if credits > most {
             return self.charge(credits);
@@ -387,7 +310,7 @@ impl Journal {
     }
 
     /// [`commit`](Self::commit), which `waits` for others or does not.
-    fn commit_soon(&self, tid: Tid, waits: bool) -> Result<(), JournalError> {
+    pub(crate) fn commit_soon(&self, tid: Tid, waits: bool) -> Result<(), JournalError> {
         if cfg!(debug_assertions) {
             drop(self.probe.try_lock());
         }
@@ -643,7 +566,7 @@ impl Journal {
         }
     }
 
-    fn stop_error(&self) -> JournalError {
+    pub(crate) fn stop_error(&self) -> JournalError {
         self.check().err().unwrap_or(JournalError::Closed)
     }
 
@@ -691,12 +614,6 @@ impl Journal {
             waits: get(&counters.waits),
         }
     }
-}
-
-enum Entry<'j> {
-    Open(Handle<'j>),
-    Shut,
-    Full(Tid),
 }
 
 /// The superblock with the features that this journal is going to use.

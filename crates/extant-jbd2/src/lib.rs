@@ -72,6 +72,7 @@
     allow(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)
 )]
 
+mod block;
 mod checkpoint;
 mod client;
 mod commit;
@@ -94,6 +95,7 @@ mod test_log;
 #[cfg(test)]
 mod tests;
 mod waiting;
+mod work;
 mod write;
 
 pub use client::{

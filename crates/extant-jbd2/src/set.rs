@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, sabotage};
 use extant_sync::{Mutex, Rank};
 
-use crate::client::{JournalBlock, Tid};
+use crate::block::{JournalBlock, Tid};
 
 /// Shards; a power of two.
 const SHARDS: usize = 16;

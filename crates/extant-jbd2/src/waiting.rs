@@ -32,12 +32,26 @@ use std::time::Duration;
 use extant_sync::{Bell, MutexGuard, threads};
 
 use crate::client::{Tid, tid_geq, tid_next};
-use crate::journal::State;
 
 /// How often somebody looks whether the commit is durable before sleeping: about twenty microseconds.
 const SPINS: u32 = 400;
 /// Commits that take longer are slept for.
 const SPIN_MOST: Duration = Duration::from_micros(50);
+
+/// Who is at work, and how far the log is.
+pub(crate) struct State {
+    pub(crate) busy: bool,
+    /// The last transaction that is durable.
+    pub(crate) durable: Tid,
+    /// When the running transaction was begun, or last seen without a handle.
+    pub(crate) born: Duration,
+    pub(crate) closed: bool,
+    pub(crate) gathering: Gathering,
+    /// How many want the role whatever is committed.
+    pub(crate) wanted: u32,
+    /// How long the last commit took.
+    pub(crate) took: Duration,
+}
 
 /// Those who wait, by whether the number of their transaction is odd.
 pub(crate) struct Waiting {

@@ -1,0 +1,57 @@
+//! What only the thread that commits touches: where the log goes on, and what is not home yet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use extant_base::FsBlock;
+use extant_format::jbd2::JournalSuperblock;
+
+use crate::block::{Image, JournalBlock, Tid};
+use crate::write::Place;
+
+/// A committed version that is not home yet.
+pub(crate) struct Pinned {
+    pub(crate) image: Image,
+    /// Keeps the block in the client's cache (K3).
+    pub(crate) _block: Arc<dyn JournalBlock>,
+}
+
+/// What only the committing thread touches.
+pub(crate) struct Work {
+    /// The ring and the next block to write.
+    pub(crate) place: Place,
+    /// Blocks from the tail to the head.
+    pub(crate) used: u32,
+    /// The last transaction in the log, once there is one.
+    pub(crate) last: Option<Tid>,
+    /// The superblock on the device says that the log is in use.
+    pub(crate) active: bool,
+    /// Features and geometry as they will be from the first commit on.
+    pub(crate) template: Option<JournalSuperblock>,
+    pub(crate) table: BTreeMap<FsBlock, Pinned>,
+    /// Time of the last commit block: they never go back, or recovery would take them for old ones.
+    pub(crate) last_commit: (u64, u32),
+}
+
+impl Work {
+    pub(crate) fn new(log: std::ops::Range<u32>, head: u32, template: JournalSuperblock) -> Work {
+        Work { place: Place { log, head }, template: Some(template), ..Work::without_log() }
+    }
+
+    pub(crate) fn without_log() -> Work {
+        Work {
+            place: Place { log: 0..0, head: 0 },
+            used: 0,
+            last: None,
+            active: false,
+            template: None,
+            table: BTreeMap::new(),
+            last_commit: (0, 0),
+        }
+    }
+
+    /// Blocks of the ring.
+    pub(crate) fn len(&self) -> u32 {
+        self.place.log.end.saturating_sub(self.place.log.start)
+    }
+}
