@@ -16,9 +16,9 @@ use extant_sync::{Condvar, Mutex, Rank};
 
 use crate::arena::Arena;
 use crate::buddy::Buddy;
-use crate::file::FileInner;
 use crate::frames::{Frames, Pin};
 use crate::hints::Hints;
+use crate::index::FileInner;
 use crate::states::{State, States};
 use crate::stats::{CacheStats, Counters};
 

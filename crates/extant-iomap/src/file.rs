@@ -7,7 +7,6 @@
 //!   under the folio's lock. Every folio with a dirty unit is listed.
 //! - F3. Units are dirty only where the file has space or a promise of space.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,38 +17,15 @@ use extant_sync::{Condvar, Mutex, MutexGuard, Rank, RwLock};
 
 use crate::cache::{Cache, PAGE_LOG2};
 use crate::frames::Pin;
+use crate::index::{FileInner, Index};
 use crate::known::Known;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
-use crate::readahead::Streams;
 use crate::states::State;
 use crate::stats::LoneCounter;
+use crate::streams::Streams;
 
 /// No frame has this number.
 const NO_FRAME: u32 = u32::MAX;
-
-/// What a file has in the cache, in order.
-#[derive(Default)]
-pub(crate) struct Index {
-    /// First page of the file → frame and order.
-    pub(crate) folios: BTreeMap<u64, (u32, u8)>,
-    /// First pages of dirty folios.
-    pub(crate) dirty: BTreeSet<u64>,
-}
-
-impl Index {
-    /// The folio that has `page`.
-    pub(crate) fn at(&self, page: u64) -> Option<(u64, u32, u8)> {
-        let (&start, &(id, order)) = self.folios.range(..=page).next_back()?;
-        (page - start < 1 << order).then_some((start, id, order))
-    }
-}
-
-pub(crate) struct FileInner {
-    pub(crate) id: u64,
-    pub(crate) index: RwLock<Index>,
-    pub(crate) units_touched: LoneCounter,
-    pub(crate) bytes_copied: LoneCounter,
-}
 
 /// One file's part of a [`Cache`]. Dropping it forgets all that it holds, dirty or not.
 pub struct FileCache {
