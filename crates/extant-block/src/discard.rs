@@ -3,7 +3,7 @@
 //! What such a part reads as afterwards is anybody's guess.
 #![expect(unsafe_code)]
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,8 +11,6 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
-
-use crate::file::FileDevice;
 
 /// `BLKDISCARD` of `linux/fs.h`: reads a start and a length, both in bytes and of 64 bits.
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
@@ -29,10 +27,9 @@ pub(crate) fn is_offered(device: &Metadata) -> bool {
 }
 
 /// Discards whole sectors of a block device that is open for writing; `false` where it cannot do that.
-pub(crate) fn discard(device: &FileDevice, start: u64, len: u64) -> io::Result<bool> {
-    debug_assert!(device.is_block_device());
+pub(crate) fn discard(device: &File, start: u64, len: u64) -> io::Result<bool> {
     loop {
-        let file = device.file().as_fd();
+        let file = device.as_fd();
         // SAFETY: the number is that of an operation of all block devices, and `file` is one; it reads two
         // words of 64 bits, which are what `Setter` points to, and writes nothing.
         let done = unsafe { ioctl(file, Setter::<BLKDISCARD, [u64; 2]>::new([start, len])) };

@@ -509,7 +509,9 @@ impl BlockDevice for FileDevice {
         self.has_holes.store(true, Ordering::Relaxed);
         let done = match self.is_block_device {
             // A hole in a device is zeros, which is more than was asked for and than many can do.
-            true if start < end && self.discards => discard::discard(self, start, end - start),
+            true if start < end && self.discards => {
+                discard::discard(&self.file, start, end - start)
+            }
             true => Ok(self.discards),
             false => self.room.while_given(start..end, || self.fallocate(mode, start, end - start)),
         };

@@ -42,7 +42,7 @@ use crate::checksum::{crc32c, crc32c_zeros, inode_seed};
 use crate::error::{ChecksumError, LengthError};
 use crate::features::{Incompat, RoCompat};
 use crate::le::{put, u16_at};
-use crate::superblock::{Superblock, join32, split32};
+use crate::superblock::{OLD_INODE_SIZE, Superblock, join32, split32};
 use crate::time::Timestamp;
 
 /// Bytes of the part every inode has.
@@ -177,6 +177,20 @@ pub struct Inode {
     pub project: u32,
     /// Bytes of extra fields, 0..=`inode_size - 128`, a multiple of 4.
     pub extra_isize: u16,
+}
+
+impl Superblock {
+    /// Extra bytes that new inodes get: those that are known, and more where the superblock asks for
+    /// it (`s_want_extra_isize`, `s_min_extra_isize`, with the feature `extra_isize`) and that can be.
+    pub fn new_extra_isize(&self) -> u16 {
+        let room = self.inode_size.saturating_sub(OLD_INODE_SIZE);
+        let known = EXTRA_BYTES.min(room);
+        let asked = self.min_extra_isize.max(self.want_extra_isize);
+        let can = self.features.has_ro_compat(RoCompat::EXTRA_ISIZE)
+            && asked <= room
+            && asked.is_multiple_of(4);
+        if can { known.max(asked) } else { known }
+    }
 }
 
 impl Inode {

@@ -40,7 +40,6 @@ use crate::features::{
     DefaultHash, DefaultMountOpts, Encoding, EncodingFlags, ErrorsPolicy, Features, Incompat,
     RoCompat, State, SuperFlags,
 };
-use crate::inode::EXTRA_BYTES;
 
 /// Where the primary superblock starts, in bytes from the start of the device, whatever the block
 /// size.
@@ -625,18 +624,6 @@ impl Superblock {
     /// Where it was last mounted, without the padding.
     pub fn last_mounted_path(&self) -> &[u8] {
         until_zero(&self.last_mounted)
-    }
-
-    /// Extra bytes that new inodes get: those that are known, and more where the superblock asks for
-    /// it (`s_want_extra_isize`, `s_min_extra_isize`, with the feature `extra_isize`) and that can be.
-    pub fn new_extra_isize(&self) -> u16 {
-        let room = self.inode_size.saturating_sub(OLD_INODE_SIZE);
-        let known = EXTRA_BYTES.min(room);
-        let asked = self.min_extra_isize.max(self.want_extra_isize);
-        let can = self.features.has_ro_compat(RoCompat::EXTRA_ISIZE)
-            && asked <= room
-            && asked.is_multiple_of(4);
-        if can { known.max(asked) } else { known }
     }
 
     /// Whether blocks are allocated in clusters.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::options::{Feature, Features};
+use extant_format::features::{Feature, Features};
 
 /// Where the defaults come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

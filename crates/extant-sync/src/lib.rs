@@ -24,6 +24,7 @@
 mod background;
 mod bell;
 mod clock;
+mod fixed_clock;
 mod host;
 mod lock;
 mod random;
@@ -33,7 +34,8 @@ mod waits;
 
 pub use background::Background;
 pub use bell::Bell;
-pub use clock::{Clock, FixedClock, SystemClock};
+pub use clock::{Clock, SystemClock};
+pub use fixed_clock::FixedClock;
 pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use random::{RandomError, os_random};

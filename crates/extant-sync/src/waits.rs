@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::clock::{Clock, SystemClock};
 use crate::rank::Rank;
-use crate::{Clock, SystemClock};
 
 struct Count {
     waits: AtomicU64,
