@@ -34,7 +34,7 @@ impl Known {
 
     /// Remembers an answer of the mapper. Whoever asks next has not reserved it.
     pub(crate) fn note(&self, answer: &Mapping) {
-        let flags = MapFlags { is_new: false, ..answer.flags };
+        let flags = MapFlags { is_new: false };
         let mut new = Mapping { flags, ..answer.clone() };
         let mut runs = self.runs.write();
         if runs.first().is_some_and(|run| run.cookie != new.cookie)

@@ -53,10 +53,6 @@ pub struct Cookie(pub u64);
 pub struct MapFlags {
     /// This call reserved it: what of it is not used goes back by [`Mapper::end`].
     pub is_new: bool,
-    /// Metadata that an `O_DSYNC` write has to wait for is not committed.
-    pub is_dirty: bool,
-    /// Shared with another file; must be copied before it is changed.
-    pub is_shared: bool,
 }
 
 /// One answer of a [`Mapper`].

@@ -56,7 +56,7 @@ impl FileMapper<'_> {
     fn answer(&self, blocks: Range<u64>, kind: Kind, cookie: Cookie, is_new: bool) -> Mapping {
         let bits = self.bits();
         let offset = blocks.start << bits;
-        let flags = MapFlags { is_new, ..MapFlags::default() };
+        let flags = MapFlags { is_new };
         Mapping { offset, len: (blocks.end - blocks.start) << bits, kind, flags, cookie }
     }
 

@@ -145,7 +145,7 @@ impl TestFile {
             offset: blocks.start << self.log2(),
             len: (blocks.end - blocks.start) << self.log2(),
             kind,
-            flags: MapFlags { is_new, ..MapFlags::default() },
+            flags: MapFlags { is_new },
             cookie: Cookie(map.cookie),
         }
     }
