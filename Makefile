@@ -12,7 +12,7 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,11 @@ test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
 	@scripts/deps python3 fuse3 git || true
 	$(CARGO) test --workspace --no-fail-fast
+	@$(MAKE) --no-print-directory embed
+
+embed: ## a program that embeds the library, from outside of the workspace
+	@scripts/deps cargo
+	$(CARGO) run --manifest-path examples/embed/Cargo.toml --target-dir $(abspath $(TARGET)) --locked
 
 test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
