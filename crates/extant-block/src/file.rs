@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, retry_on_intr};
 
+use extant_sync::check_may_wait;
+
 use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
@@ -399,6 +401,7 @@ fn holder_of(metadata: &Metadata) -> Option<String> {
 
 impl BlockDevice for FileDevice {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
+        check_may_wait("a device");
         run_in_place(self, batch)
     }
 
@@ -423,6 +426,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         let (kind, wanted) = (OperationKind::Read, out.len() as u64);
         check_range(self, kind, offset, wanted)?;
         let mut got_bytes = 0;
@@ -442,6 +446,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         let (kind, len) = (OperationKind::Write, bytes.len() as u64);
         check_range(self, kind, offset, len)?;
         self.file
@@ -450,6 +455,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         if let [one] = parts {
             return self.write_at(offset, one);
         }
@@ -492,6 +498,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         if self.is_read_only {
             return Ok(());
         }
@@ -502,6 +509,7 @@ impl BlockDevice for FileDevice {
 
     /// Punches a hole into a file, and tells a block device; that only of whole sectors inside the range.
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         let kind = OperationKind::Discard;
         check_range(self, kind, offset, len)?;
         let (start, end) = self.whole_sectors(offset, len);
@@ -526,6 +534,7 @@ impl BlockDevice for FileDevice {
     /// A hole in a regular file, the device's own zeroing on a block device; explicit zeros
     /// where neither works and for the parts of sectors at the ends.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         let kind = OperationKind::WriteZeroes;
         check_range(self, kind, offset, len)?;
         let mode = if self.is_block_device {
@@ -551,6 +560,7 @@ impl BlockDevice for FileDevice {
     /// share blocks with others, or are compressed, may still need room for a write. The system is asked
     /// once for each part between two holes, and again after room was given away.
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         let kind = OperationKind::Allocate;
         check_range(self, kind, offset, len)?;
         if self.is_block_device || !self.has_holes.load(Ordering::Relaxed) {

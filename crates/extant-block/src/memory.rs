@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use extant_sync::{Rank, RwLock};
+use extant_sync::{Rank, RwLock, check_may_wait};
 
 use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
 use crate::error::{DeviceError, OperationKind};
@@ -183,6 +183,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
 
 impl BlockDevice for MemoryDevice {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
+        check_may_wait("a device");
         run_in_place(self, batch)
     }
 
@@ -199,6 +200,7 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         check_range(self, OperationKind::Read, offset, out.len() as u64)?;
         let mut rest = out;
         for (index, within, len) in pieces(offset, rest.len() as u64) {
@@ -213,22 +215,26 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         check_range(self, OperationKind::Write, offset, bytes.len() as u64)?;
         self.put(offset, bytes);
         Ok(())
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         Ok(())
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         check_range(self, OperationKind::Discard, offset, len)?;
         self.set(offset, len, self.fill);
         Ok(())
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_may_wait("a device");
         check_range(self, OperationKind::WriteZeroes, offset, len)?;
         self.set(offset, len, 0);
         Ok(())

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 
 use extant_base::FsBlock;
 
+use extant_sync::check_may_wait;
+
 use crate::client::{JournalBlock, JournalError, Tid};
 use crate::journal::{Journal, count};
 
@@ -28,7 +30,9 @@ impl Journal {
     /// # Errors
     ///
     /// [`JournalError::TooManyCredits`], [`JournalError::Aborted`], [`JournalError::Closed`].
+    #[track_caller]
     pub fn start(&self, credits: u32) -> Result<Handle<'_>, JournalError> {
+        check_may_wait("a journal handle");
         if cfg!(debug_assertions) {
             drop(self.probe.try_lock());
         }

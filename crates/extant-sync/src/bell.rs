@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard as StdGuard, PoisonError};
 use std::time::Duration;
 
 use crate::MutexGuard;
+use crate::no_wait::check_may_wait;
 
 #[derive(Default)]
 struct Rounds {
@@ -49,7 +50,13 @@ impl Bell {
 
     /// Lets the lock go and sleeps until the bell is rung, or for at most `time`. Whether it was rung. Who
     /// changes what the lock protects and rings afterwards is not missed.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, within [`no_waiting`](crate::no_waiting).
+    #[track_caller]
     pub fn wait<T: ?Sized>(&self, guard: MutexGuard<'_, T>, time: Option<Duration>) -> bool {
+        check_may_wait("a bell");
         let mut rounds = self.rounds();
         let began = rounds.number;
         rounds.asleep += 1;

@@ -43,6 +43,7 @@ impl Clock for SystemClock {
 
     #[expect(clippy::disallowed_methods, reason = "the wrapper that the ban points to")]
     fn sleep(&self, time: Duration) {
+        crate::no_wait::check_may_wait("the clock");
         std::thread::sleep(time);
     }
 }

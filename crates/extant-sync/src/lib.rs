@@ -12,6 +12,7 @@
 //! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks that know their place; the table is in
 //!   `docs/locking.md`.
 //! - [`Bell`]: wakes many at once.
+//! - [`no_waiting`]: a scope in which debug builds refuse whatever could wait.
 //! - [`lock_waits`]: how often, and how long, somebody waited for a lock of each rank.
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
@@ -27,6 +28,7 @@ mod clock;
 mod fixed_clock;
 mod host;
 mod lock;
+mod no_wait;
 mod random;
 mod rank;
 pub mod threads;
@@ -38,6 +40,7 @@ pub use clock::{Clock, SystemClock};
 pub use fixed_clock::FixedClock;
 pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use no_wait::{NoWaiting, check_may_wait, no_waiting};
 pub use random::{RandomError, os_random};
 pub use rank::Rank;
 pub use waits::{LockWaits, lock_waits};

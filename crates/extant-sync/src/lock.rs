@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use crate::no_wait::check_may_wait;
 use crate::rank::{Rank, RankToken};
 use crate::waits::waited;
 
@@ -122,12 +123,18 @@ impl<T: ?Sized> Mutex<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, when this thread holds a lock that must come later.
+    /// In debug builds, when this thread holds a lock that must come later; within
+    /// [`no_waiting`](crate::no_waiting), when somebody has this one.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
-        let free = self.inner.try_lock();
-        let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.lock()));
+        let guard = match self.inner.try_lock() {
+            Some(guard) => guard,
+            None => {
+                check_may_wait("a lock that somebody has");
+                waited(self.rank, || self.inner.lock())
+            }
+        };
         MutexGuard { guard, _token: token }
     }
 
@@ -185,12 +192,18 @@ impl<T: ?Sized> RwLock<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, when this thread holds a lock that must come later.
+    /// In debug builds, when this thread holds a lock that must come later; within
+    /// [`no_waiting`](crate::no_waiting), when somebody has this one.
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
-        let free = self.inner.try_read();
-        let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.read()));
+        let guard = match self.inner.try_read() {
+            Some(guard) => guard,
+            None => {
+                check_may_wait("a lock that somebody has");
+                waited(self.rank, || self.inner.read())
+            }
+        };
         RwLockReadGuard { guard, _token: token }
     }
 
@@ -198,12 +211,18 @@ impl<T: ?Sized> RwLock<T> {
     ///
     /// # Panics
     ///
-    /// In debug builds, when this thread holds a lock that must come later.
+    /// In debug builds, when this thread holds a lock that must come later; within
+    /// [`no_waiting`](crate::no_waiting), when somebody has this one.
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
-        let free = self.inner.try_write();
-        let guard = free.unwrap_or_else(|| waited(self.rank, || self.inner.write()));
+        let guard = match self.inner.try_write() {
+            Some(guard) => guard,
+            None => {
+                check_may_wait("a lock that somebody has");
+                waited(self.rank, || self.inner.write())
+            }
+        };
         RwLockWriteGuard { guard, _token: token }
     }
 
@@ -254,12 +273,20 @@ impl Condvar {
 
     /// Lets the lock go, waits for a notification, and takes the lock again. The caller looks at
     /// the state afterwards: the notification may have been meant for another.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, within [`no_waiting`](crate::no_waiting).
+    #[track_caller]
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+        check_may_wait("a condition");
         self.inner.wait(&mut guard.guard);
     }
 
     /// [`wait`](Self::wait) for at most `time`. Whether that has passed.
+    #[track_caller]
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
+        check_may_wait("a condition");
         self.inner.wait_for(&mut guard.guard, time).timed_out()
     }
 

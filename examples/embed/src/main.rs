@@ -1,5 +1,6 @@
 //! Builds an image of a directory, changes it, reads it back, and shows what an error says: all that a program
 //! needs from `extant` and `extant-image`.
+#![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};

@@ -1,0 +1,122 @@
+//! Scopes in which a thread may not wait: debug builds refuse whatever could.
+//!
+//! # Place
+//!
+//! The promise "this does not block" is kept by many places that do not know of each other. A test opens a scope and
+//! runs the operation; every place that could wait calls [`check_may_wait`], and the first one that the operation
+//! meets panics with its own line.
+//!
+//! # What counts as waiting
+//!
+//! A condition, a bell or the clock; a lock that somebody else has (of whatever rank: it is taken by asking first, so
+//! a lock that is free costs nothing and is no wait); an operation of a device; the start of a journal handle. Taking a
+//! lock that happens to be free is allowed, because the operations that may not wait try such locks and give up.
+
+#[cfg(debug_assertions)]
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static SCOPES: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A scope in which this thread may not wait; ends when it is dropped. Scopes may lie within each other. Release builds
+/// check nothing.
+///
+/// Not `Send`: it is about the thread that opened it.
+#[must_use = "the scope ends when this is dropped"]
+#[derive(Debug)]
+pub struct NoWaiting(PhantomData<*const ()>);
+
+/// Begins a scope in which waiting panics, in debug builds.
+///
+/// ```
+/// use extant_sync::{Mutex, Rank, no_waiting};
+/// let lock = Mutex::new(Rank::Leaf, 1);
+/// let scope = no_waiting();
+/// assert_eq!(*lock.lock(), 1); // It is free.
+/// drop(scope);
+/// ```
+pub fn no_waiting() -> NoWaiting {
+    #[cfg(debug_assertions)]
+    SCOPES.set(SCOPES.get() + 1);
+    NoWaiting(PhantomData)
+}
+
+impl Drop for NoWaiting {
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        SCOPES.set(SCOPES.get().saturating_sub(1));
+    }
+}
+
+/// Says that the caller may wait from here on, for `what`. Release builds do nothing.
+///
+/// # Panics
+///
+/// In debug builds, within [`no_waiting`].
+#[track_caller]
+#[inline]
+pub fn check_may_wait(what: &str) {
+    #[cfg(debug_assertions)]
+    if SCOPES.get() > 0 && !std::thread::panicking() {
+        panic!("this thread may not wait, and would for {what}");
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = what;
+}
+
+#[cfg(test)]
+#[cfg_attr(not(debug_assertions), allow(unused_imports, dead_code))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Bell, Clock, Condvar, Mutex, Rank, RwLock, SystemClock, threads};
+
+    fn refused(act: impl FnOnce()) -> bool {
+        let _scope = no_waiting();
+        catch_unwind(AssertUnwindSafe(act)).is_err()
+    }
+
+    #[test]
+    #[cfg_attr(not(debug_assertions), ignore = "checked in debug builds only")]
+    fn whatever_could_wait_is_refused_inside_and_only_there() {
+        let (lock, shared) = (Mutex::new(Rank::FileMap, ()), RwLock::new(Rank::Group, ()));
+        let (condition, bell) = (Condvar::new(), Bell::default());
+        let brief = Duration::from_millis(1);
+        let waits: [&dyn Fn(); 4] = [
+            &|| drop(condition.wait_for(&mut lock.lock(), brief)),
+            &|| drop(bell.wait(lock.lock(), Some(brief))),
+            &|| SystemClock.sleep(brief),
+            &|| check_may_wait("a test"),
+        ];
+        for wait in waits {
+            wait();
+            assert!(refused(wait));
+            wait();
+        }
+        // What is free is taken; what somebody has is not waited for.
+        assert!(!refused(|| drop((lock.lock(), shared.read()))));
+        let held = (lock.lock(), shared.write());
+        threads::scope(|s| {
+            let other = || {
+                assert!(refused(|| drop(lock.lock())));
+                assert!(refused(|| drop(shared.read())));
+                assert!(refused(|| drop(shared.write())));
+                assert!(!refused(|| assert!(lock.try_lock().is_none())));
+            };
+            s.spawn("other", other).unwrap().join().unwrap();
+        })
+        .unwrap();
+        drop(held);
+        // Scopes within each other, and the end of a panic.
+        let outer = no_waiting();
+        drop(no_waiting());
+        assert!(catch_unwind(|| check_may_wait("a test")).is_err());
+        drop(outer);
+        check_may_wait("a test");
+    }
+}
