@@ -88,8 +88,8 @@ mod tests {
         let (condition, bell) = (Condvar::new(), Bell::default());
         let brief = Duration::from_millis(1);
         let waits: [&dyn Fn(); 4] = [
-            &|| drop(condition.wait_for(&mut lock.lock(), brief)),
-            &|| drop(bell.wait(lock.lock(), Some(brief))),
+            &|| _ = condition.wait_for(&mut lock.lock(), brief),
+            &|| _ = bell.wait(lock.lock(), Some(brief)),
             &|| SystemClock.sleep(brief),
             &|| check_may_wait("a test"),
         ];
