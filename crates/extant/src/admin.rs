@@ -42,8 +42,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] says which setting cannot be had and why: then nothing has
-    /// changed. [`FsError::ReadOnly`], [`FsError::Aborted`], device errors.
+    /// [`FsError::InvalidArgument`](crate::FsError::InvalidArgument) says which setting cannot be had and why: then nothing has
+    /// changed. [`FsError::ReadOnly`](crate::FsError::ReadOnly), [`FsError::Aborted`](crate::FsError::Aborted),
+    /// device errors.
     pub fn tune(&self, tune: &Tune) -> Result<()> {
         let supers = self.volume().writer()?.supers();
         // Tried on a copy first: what is refused must not open a transaction.

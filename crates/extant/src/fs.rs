@@ -169,7 +169,7 @@ impl Client for MountClient {
 ///
 /// Two layers: paths, as in `std::fs` ([`read`](Fs::read), [`read_dir`](Fs::read_dir),
 /// [`walk`](Fs::walk) and so on), and inodes ([`root`](Fs::root), [`inode`](Fs::inode),
-/// [`Inode`]).
+/// [`Inode`](crate::Inode)).
 #[derive(Clone)]
 pub struct Fs {
     anchor: Arc<Anchor>,

@@ -230,7 +230,7 @@ impl MountOptions {
         self
     }
 
-    /// Whether [`Statfs::blocks`] counts the file system's own tables as well (`minixdf` of mount); not
+    /// Whether [`Statfs::blocks`](crate::Statfs::blocks) counts the file system's own tables as well (`minixdf` of mount); not
     /// unless set.
     #[must_use]
     pub fn minix_df(mut self, minix_df: bool) -> MountOptions {
@@ -272,7 +272,7 @@ impl MountOptions {
         self
     }
 
-    /// The largest file, in bytes, that [`Fs::read`] and [`Inode::read_all`] take into memory;
+    /// The largest file, in bytes, that [`Fs::read`] and [`Inode::read_all`](crate::Inode::read_all) take into memory;
     /// 1 GiB unless set.
     #[must_use]
     pub fn read_limit(mut self, bytes: u64) -> MountOptions {

@@ -40,7 +40,7 @@ impl Fs {
     ///   empty path.
     /// - [`FsError::NotADirectory`]: a name on the way is not a directory, or the path ends in `/`
     ///   and the last name is not one.
-    /// - [`FsError::SymlinkLoop`]: more than [`SYMLINKS_MAX`] links.
+    /// - [`FsError::SymlinkLoop`]: more than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) links.
     /// - [`FsError::NameTooLong`], damage and device errors of the directories on the way.
     pub fn resolve(&self, path: impl ImagePath) -> Result<Inode> {
         resolve(self, path.image_bytes(), Last::Follow).map(|found| found.inode)

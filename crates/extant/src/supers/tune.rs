@@ -14,7 +14,7 @@ pub enum Reserve {
     Percent(f64),
 }
 
-/// Changes of a file system's settings, made together by [`Fs::tune`]. What is not set stays.
+/// Changes of a file system's settings, made together by [`Fs::tune`](crate::Fs::tune). What is not set stays.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Tune {
     label: Option<Vec<u8>>,
