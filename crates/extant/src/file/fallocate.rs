@@ -408,9 +408,7 @@ impl Change<'_> {
             len: BlockCount(u32::try_from(blocks.end - blocks.start).unwrap_or(u32::MAX)),
             state: ExtentState::Unwritten,
         };
-        map::insert_run(txn, self.node(), run)?;
-        self.file().mapping_changed();
-        Ok(())
+        self.node().change_map(|| map::insert_run(txn, self.node(), run))
     }
 
     /// Where block `at` would best be: behind the one before it.
@@ -496,9 +494,8 @@ impl Change<'_> {
         let mut txn = self.begin(CONVERT_STEP_CREDITS).map_err(|error| (at, error))?;
         loop {
             self.store(&mut txn).map_err(|error| (at, error))?;
-            let converted = map::convert_range(&mut txn, self.node(), at..blocks.end, to);
-            self.file().mapping_changed();
-            let progress = converted.map_err(|error| (at, error))?;
+            let convert = || map::convert_range(&mut txn, self.node(), at..blocks.end, to);
+            let progress = self.node().change_map(convert).map_err(|error| (at, error))?;
             if progress.done || progress.end >= blocks.end {
                 return Ok(());
             }

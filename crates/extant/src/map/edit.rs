@@ -216,13 +216,15 @@ fn remove_steps(
             txn.ensure(REMOVE_STEP_CREDITS)?;
         }
         is_first = false;
-        let (result, changed) = if extents {
-            let mut tree = Tree::new(txn, node, goal);
-            (extent::remove_step(&mut tree, (start, end), STEP_RUNS), tree.changed)
-        } else {
-            let mut map = Pointers::new(txn, node, goal);
-            (indirect::remove_step(&mut map, (start, end), STEP_RUNS), map.changed)
-        };
+        let (result, changed) = node.change_map(|| {
+            if extents {
+                let mut tree = Tree::new(txn, node, goal);
+                (extent::remove_step(&mut tree, (start, end), STEP_RUNS), tree.changed)
+            } else {
+                let mut map = Pointers::new(txn, node, goal);
+                (indirect::remove_step(&mut map, (start, end), STEP_RUNS), map.changed)
+            }
+        });
         let removed = result.map_err(|error| if changed { txn.fail(error) } else { error })?;
         release_extents(txn, fs, node, &removed.extents, was).map_err(|error| txn.fail(error))?;
         if removed.done || removed.end >= end {

@@ -99,7 +99,9 @@ fn change<'v, R>(
     change: impl FnOnce(&mut Tree<'_, 'v>) -> Result<R>,
 ) -> Result<R> {
     let goal = txn.volume().goal_of(node.ino())?;
-    let mut tree = Tree::new(txn, node, goal);
-    let (result, changed) = (change(&mut tree), tree.changed);
+    let (result, changed) = node.change_map(|| {
+        let mut tree = Tree::new(txn, node, goal);
+        (change(&mut tree), tree.changed)
+    });
     result.map_err(|error| if changed { txn.fail(error) } else { error })
 }

@@ -15,6 +15,7 @@ use extant_testkit::require;
 use super::edit::tests::assert_sound;
 use super::*;
 use crate::alloc::{BlockAsk, Purpose};
+use crate::file::Fallocate;
 use crate::fs::Fs;
 use crate::namei::NewInode;
 use crate::node::Node;
@@ -418,4 +419,46 @@ fn a_step_through_a_map_waits_for_a_publication() {
     .unwrap();
     drop(file);
     fs.unmount().unwrap();
+}
+
+#[test]
+fn changes_of_a_map_wait_for_whoever_looks_at_it() {
+    let image = require!(Image::make("8M", &["-t", "ext4", "-b", "1024"], ""));
+    let fs = image.open();
+    fs.write("/file", vec![1; 40 << 10]).unwrap();
+    let file = fs.resolve("/file").unwrap();
+    file.sync().unwrap();
+    let node = file.node();
+    let state = node.file_in_use().expect("it was written to");
+    let begin = || Txn::begin(fs.volume(), 100).unwrap();
+    let (end, by) = (FILE_BLOCKS_END, BlockCount(4));
+    let keep_size = true;
+    let changes: [(&str, &(dyn Fn() + Sync)); 5] = [
+        ("split", &|| split_at(&mut begin(), node, FileBlock(10)).unwrap()),
+        ("shift up", &|| assert!(shift_up(&mut begin(), node, (10, end), by).unwrap().done)),
+        ("shift down", &|| assert!(shift_down(&mut begin(), node, 14, by).unwrap().done)),
+        ("remove", &|| remove(&mut begin(), &fs, node, 20..24, Purpose::Data).unwrap()),
+        ("allocate", &|| {
+            file.fallocate(Fallocate::Allocate { keep_size }, 20 << 10..24 << 10).unwrap();
+        }),
+    ];
+    for (name, change) in changes {
+        let (tells, told) = threads::channel(1);
+        // As whoever is about to decode a part of the tree, for itself and for others.
+        let looking = state.map.read();
+        threads::scope(|scope| {
+            let changes = || {
+                change();
+                tells.send(()).unwrap();
+            };
+            scope.spawn(name, changes).unwrap();
+            assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "{name} did not wait");
+            drop(looking);
+            told.recv().unwrap();
+        })
+        .unwrap();
+    }
+    drop(file);
+    fs.unmount().unwrap();
+    assert_sound(&image);
 }

@@ -180,6 +180,17 @@ impl Node {
         self.file_state().get().map(|file| &**file)
     }
 
+    /// Changes the map, while nobody looks at it: whoever decodes a part of the tree keeps it for others,
+    /// and must not keep what was there before. The caller holds the content lock exclusively and
+    /// keeps writeback out, and the transaction does not end within.
+    pub(crate) fn change_map<R>(&self, change: impl FnOnce() -> R) -> R {
+        let Some(file) = self.file_in_use() else { return change() };
+        let _map = file.map.write();
+        let result = change();
+        file.mapping_changed();
+        result
+    }
+
     /// The size that readers see.
     pub(crate) fn size(&self) -> u64 {
         match self.file_in_use() {
