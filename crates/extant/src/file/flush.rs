@@ -1,7 +1,7 @@
 //! Bringing dirty files to the device: on request, in time, and when too much is dirty.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use super::FileMapper;
@@ -21,6 +21,9 @@ const SIZE_CREDITS: u32 = 8;
 impl Fs {
     /// The file has something to store from now on.
     pub(crate) fn note_dirty(&self, node: &Arc<Node>, file: &FileState) {
+        // Between what the caller has left to store and this look: whoever takes the file off the list has
+        // another between that and its look at what there is to store. One of them sees the other.
+        fence(Ordering::SeqCst);
         if file.listed_since().is_some() {
             return;
         }
@@ -35,6 +38,7 @@ impl Fs {
     pub(crate) fn note_clean(&self, node: &Arc<Node>, file: &FileState) {
         if let Ok(writer) = self.volume().writer() {
             writer.dirty_files().remove(node, file);
+            fence(Ordering::SeqCst);
             if file.has_to_store() {
                 self.note_dirty(node, file);
             }
