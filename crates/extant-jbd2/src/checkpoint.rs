@@ -8,6 +8,8 @@
 //!   superblock is durable, in that order (J2).
 //! - K3. An image that is not home is held together with its block, so that the client cannot forget
 //!   the block and read an old version.
+//! - K4. So is what a transaction changed that could not be written: it is nowhere but in memory, where
+//!   those who still read after an abort look for it.
 
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 

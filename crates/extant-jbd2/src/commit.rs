@@ -39,9 +39,23 @@ impl Journal {
         if early {
             self.client.committed(tid);
         }
-        match &self.log {
-            Some(log) => self.write_transaction(log, &mut work, tid, taken, images)?,
-            None => self.write_home(&images)?,
+        let written = match &self.log {
+            Some(log) => self.write_transaction(log, &mut work, tid, &taken, &images),
+            None => self.write_home(&images),
+        };
+        if let Err(error) = written {
+            work.lost.extend(taken.blocks.into_iter().map(|(_, block)| block)); // K4
+            return Err(error);
+        }
+        if self.log.is_some() {
+            for block in &taken.revoked {
+                if !sabotage("jbd2.commit.revoked-goes-home") {
+                    work.table.remove(block);
+                }
+            }
+            for ((number, image), (_, block)) in images.into_iter().zip(taken.blocks) {
+                work.table.insert(number, Pinned { image, _block: block });
+            }
         }
         count(&self.counters.commits, 1);
         if !early {
@@ -94,8 +108,8 @@ impl Journal {
         log: &Log,
         work: &mut Work,
         tid: Tid,
-        taken: Taken,
-        images: Vec<(FsBlock, Image)>,
+        taken: &Taken,
+        images: &[(FsBlock, Image)],
     ) -> Result<(), JournalError> {
         self.activate(log, work, tid)?;
         let mutations = &self.options.mutations;
@@ -104,7 +118,7 @@ impl Journal {
         let time =
             if sabotage("jbd2.commit.time-goes-back") { now } else { now.max(work.last_commit) };
         let revoked = if mutations.skip_revokes { &[] } else { &*taken.revoked };
-        let contents = Contents { tid, images: &images, revoked, time };
+        let contents = Contents { tid, images, revoked, time };
         let room = work.len().saturating_sub(work.used).saturating_sub(1);
         let encoded = encode(&log.store.lock(), &work.place, room, &contents, mutations);
         let encoded = encoded.map_err(|error| self.write_failed(error))?;
@@ -142,14 +156,6 @@ impl Journal {
         work.used = work.used.saturating_add(encoded.blocks);
         work.last = Some(tid);
         work.last_commit = time;
-        for block in &taken.revoked {
-            if !sabotage("jbd2.commit.revoked-goes-home") {
-                work.table.remove(block);
-            }
-        }
-        for ((number, image), (_, block)) in images.into_iter().zip(taken.blocks) {
-            work.table.insert(number, Pinned { image, _block: block });
-        }
         Ok(())
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct Work {
     /// Features and geometry as they will be from the first commit on.
     pub(crate) template: Option<JournalSuperblock>,
     pub(crate) table: BTreeMap<FsBlock, Pinned>,
+    /// Blocks of the transaction whose commit failed (K4).
+    pub(crate) lost: Vec<Arc<dyn JournalBlock>>,
     /// Time of the last commit block: they never go back, or recovery would take them for old ones.
     pub(crate) last_commit: (u64, u32),
 }
@@ -46,6 +48,7 @@ impl Work {
             active: false,
             template: None,
             table: BTreeMap::new(),
+            lost: Vec::new(),
             last_commit: (0, 0),
         }
     }

@@ -203,3 +203,31 @@ fn j8_an_abort_while_a_transaction_is_written_keeps_it_from_counting() {
     replayed(&device).unwrap();
     assert_eq!(fill_of(&*device, 3), Some(1), "as before the transaction that failed");
 }
+
+#[test]
+fn k4_what_could_not_be_written_stays_in_memory() {
+    // Without a log, with a log and what of the commit fails: its first write, the copies, the commit block.
+    for (logged, at) in [(false, 1), (true, 1), (true, 2), (true, 3), (true, 4)] {
+        let below = Arc::new(formatted(JournalChecksum::V3));
+        let device: SharedDevice =
+            Arc::new(Failing { below, done: AtomicU64::new(0), at, forever: false });
+        let client = TestClient::plain();
+        let journal = match logged {
+            true => open(&device, client),
+            false => Journal::without_log(device, size(), client, options()),
+        };
+        let block = TestBlock::new(3);
+        let mut handle = journal.start(1).unwrap();
+        handle.claim(&block).unwrap();
+        block.set(1);
+        let tid = handle.tid();
+        drop(handle);
+        assert!(journal.commit(tid).is_err(), "operation {at}");
+        // The client's cache has it, and whoever counts its holders finds another.
+        assert_eq!(
+            Arc::strong_count(&block),
+            2,
+            "operation {at} of a journal, with a log: {logged}"
+        );
+    }
+}

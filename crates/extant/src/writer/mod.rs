@@ -261,13 +261,20 @@ impl Writer {
     /// Brings what the running transaction changed into blocks. No handle is open.
     pub(crate) fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
         self.supers.wake()?;
-        for dirty in self.log.dirty_nodes().take() {
+        let mut dirty_nodes = self.log.dirty_nodes().take();
+        while let Some(dirty) = dirty_nodes.next() {
             self.inodes_encoded.fetch_add(1, Ordering::Relaxed);
             let load = || volume.load_block(dirty.slot.number());
             let data = dirty.node.data();
-            dirty.slot.change(BlockKind::Plain, load, |block| {
+            let encoded = dirty.slot.change(BlockKind::Plain, load, |block| {
                 data.encode(volume.inode_layout(), block, dirty.offset)
-            })??;
+            });
+            if let Err(error) = encoded.and_then(|encoded| encoded) {
+                // The journal stops. Those who still read see what they have seen before.
+                let kept: Vec<_> = std::iter::once(dirty).chain(dirty_nodes).collect();
+                kept.into_iter().for_each(|dirty| self.log.dirty_nodes().push(dirty));
+                return Err(error);
+            }
             // Perhaps nobody else has it, and there are too many.
             volume.nodes().let_go(&dirty.node.ino(), |node| Arc::ptr_eq(node, &dirty.node));
         }
