@@ -234,3 +234,27 @@ fn e2fsck_cannot_truncate_an_orphan_with_clusters_and_linux_can() {
         skip!("this e2fsck truncates clusters; the proof needs its exception no more");
     }
 }
+
+#[test]
+fn the_book_of_a_storm_takes_mixed_units_only_of_writes_that_met_and_may_tear() {
+    use extant_testkit::storm::book::{Book, Care, UNIT};
+    let book = Book::new(7);
+    let (older, began) = (book.now(), book.now());
+    book.wrote(5, (0, UNIT), older, true);
+    let met = book.now();
+    let one = |write| book.bytes(5, 0, write, UNIT);
+    // Two that ran at the same time, behind one that had ended.
+    book.wrote(5, (0, UNIT), met, true);
+    book.wrote(5, (0, UNIT), began, true);
+    let mix = |first: &[u8], rest: &[u8]| [&first[..64], &rest[64..]].concat();
+    let mixed = mix(&one(began), &one(met));
+    assert!(book.check(5, 0, &mixed, Care::Last).is_err(), "whole writes do not mix");
+    book.will_tear(5);
+    book.check(5, 0, &mixed, Care::Last).unwrap();
+    book.check(5, 0, &one(met), Care::Last).unwrap();
+    let behind = book.now();
+    book.wrote(5, (0, UNIT), behind, true);
+    assert!(book.check(5, 0, &mixed, Care::Last).is_err(), "a later write replaced both");
+    assert!(book.check(5, 0, &mix(&one(behind), &one(met)), Care::Last).is_err());
+    book.check(5, 0, &one(behind), Care::Last).unwrap();
+}

@@ -60,6 +60,11 @@ pub(crate) trait Evict {
         self.may_evict(by_holder)
     }
 
+    /// What was made of its key until now is old, whether it is there or not; under the lock of its shard.
+    fn outdate(trace: &mut Self::Trace) {
+        let _ = trace;
+    }
+
     /// It leaves, under the lock of its shard.
     fn depart(&self, trace: &mut Self::Trace) {
         let _ = trace;
@@ -247,6 +252,7 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
 
     /// Stores `value` and returns what the cache now holds: the value another thread stored
     /// first, if one did, so that all threads share one copy.
+    #[cfg(test)]
     pub(crate) fn insert(&self, key: K, value: V) -> V {
         self.get_or_insert_with(key, || value)
     }
@@ -341,8 +347,22 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     }
 
     /// Takes a value out.
+    #[cfg(test)]
     pub(crate) fn remove(&self, key: &K) {
         self.remove_if(key, |_, _| true);
+    }
+
+    /// Takes out the value of a key that stands for something else from now on. Whoever is making one of what
+    /// was there before does not [store](Self::insert_since) it.
+    pub(crate) fn outdate(&self, key: &K) {
+        let hash = hash_of(key);
+        let mut shard = self.shard(hash).lock();
+        V::outdate(&mut shard.trace);
+        let before = shard.slots.len();
+        let value = shard.find(hash, key).map(|index| shard.take_out(index));
+        self.count_excess(before, shard.slots.len());
+        drop(shard);
+        drop(value);
     }
 
     /// Whoever asks holds a value that was stored for `key` and will let go of it: if the one that is
@@ -413,6 +433,10 @@ mod tests {
         type Trace = u64;
 
         fn depart(&self, trace: &mut u64) {
+            *trace += 1;
+        }
+
+        fn outdate(trace: &mut u64) {
             *trace += 1;
         }
 
@@ -551,6 +575,19 @@ mod tests {
             let trace = cache.get_or_trace(&key).expect_err("it has left");
             assert!(cache.insert_since(key, &trace, old).is_some());
         }
+    }
+
+    #[test]
+    fn what_was_made_before_its_key_was_outdated_is_not_stored() {
+        let cache: Cache<u64, Arc<u64>> = Cache::new(64);
+        let trace = cache.get_or_trace(&1).expect_err("nobody has stored it");
+        cache.outdate(&1);
+        assert!(cache.insert_since(1, &trace, Arc::new(0)).is_none(), "it is old");
+        let trace = cache.get_or_trace(&1).expect_err("it was not stored");
+        assert!(cache.insert_since(1, &trace, Arc::new(1)).is_some());
+        cache.outdate(&1);
+        assert!(cache.get(&1).is_none());
+        cache.check(0);
     }
 
     #[test]

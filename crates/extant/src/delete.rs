@@ -4,6 +4,7 @@
 //! it becomes an orphan: found again after a crash, deleted when the last handle is let go.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use extant_base::sabotage;
 use extant_format::inode::FileKind;
@@ -32,13 +33,27 @@ impl Fs {
         node: &Arc<Node>,
         settled: Settled<'_>,
     ) -> Result<()> {
-        node.life().lose_names();
         let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data));
-        if small && let Some(dying) = settled.die() {
+        // What could not be shortened is an orphan already.
+        let is_listed = node.is_shortened.load(Ordering::Acquire);
+        if small
+            && !is_listed
+            && let Some(dying) = settled.die_nameless()
+        {
             return self.delete_now(txn, dying);
         }
+        self.orphan(txn, node)
+    }
+
+    /// An inode without links, which may be held, becomes an orphan.
+    fn orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        if sabotage("extant.delete.dies-before-it-is-listed") {
+            node.life().lose_names();
+        }
+        // First: from then on whoever lets go of it last may delete it, and takes it off the list.
         self.add_orphan(txn, node)?;
-        // Handles may have been let go before the count came to 0.
+        node.life().lose_names();
+        // Handles may have been let go before.
         self.queue_orphan(node)
     }
 
@@ -124,14 +139,12 @@ impl Fs {
 
     /// Undoes the making of an inode that no directory names yet.
     pub(crate) fn undo_new(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
-        node.life().lose_names();
-        if let Some(dying) = Settled::without_contents(node).die() {
+        if let Some(dying) = Settled::without_contents(node).die_nameless() {
             return self.delete_now(txn, dying);
         }
         // Somebody has found it by its number.
         txn.update(node, |data| data.record.links = 0)?;
-        self.add_orphan(txn, node)?;
-        self.queue_orphan(node)
+        self.orphan(txn, node)
     }
 
     fn free_node(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {

@@ -17,6 +17,7 @@ use extant_format::superblock::Superblock;
 use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Tid};
 
 use crate::error::{Family, Fault, FsError, Result};
+use crate::node::{FileState, Node};
 use crate::volume::{ReplaySummary, Volume};
 use crate::writer::Writer;
 
@@ -248,6 +249,17 @@ impl Fs {
     /// errors.
     pub fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         self.volume().group(group)
+    }
+
+    /// The state of a regular file in use.
+    pub(crate) fn file<'a>(&self, node: &'a Arc<Node>) -> Result<&'a FileState> {
+        Ok(node.file(self.superblock(), self.volume().page_cache()?))
+    }
+
+    /// [`file`](Self::file) of a regular file; `None` of anything else. Whoever looks at the map of either
+    /// holds the lock of this, or the content lock where there is none.
+    pub(crate) fn file_of<'a>(&self, node: &'a Arc<Node>) -> Result<Option<&'a FileState>> {
+        node.is_regular().then(|| self.file(node)).transpose()
     }
 }
 

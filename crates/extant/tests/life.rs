@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use extant::{Fs, Inode, MountOptions, NewInode};
+use extant::{Fs, Inode, MountOptions, NewInode, SetAttributes};
 use extant_block::{
-    BlockDevice, DeviceError, FaultDevice, FaultPlan, MemoryDevice, Operation, Pending,
-    SharedDevice,
+    BlockDevice, DeviceError, DeviceFault, FaultDevice, FaultPlan, MemoryDevice, Operation,
+    OperationKind, Pending, SharedDevice,
 };
 use extant_check::CheckOptions;
 use extant_format::features::{RoCompat, State};
@@ -26,11 +26,14 @@ fn waited(since: Duration) -> Duration {
     SystemClock.monotonic().saturating_sub(since)
 }
 
-/// A device on which one write of contents waits until another thread has got something done, or
-/// shows that it will not before the write is over.
+/// A device on which one write of contents, or one read, waits until another thread has got something
+/// done, or shows that it will not before that is over.
 struct Gate {
     below: Arc<MemoryDevice>,
     armed: AtomicBool,
+    reads_armed: AtomicBool,
+    /// The next vectored write fails.
+    fails: AtomicBool,
     waits: AtomicBool,
     open: AtomicBool,
 }
@@ -38,7 +41,14 @@ struct Gate {
 impl Gate {
     fn over(below: &Arc<MemoryDevice>) -> Arc<Gate> {
         let flag = || AtomicBool::new(false);
-        Arc::new(Gate { below: Arc::clone(below), armed: flag(), waits: flag(), open: flag() })
+        Arc::new(Gate {
+            below: Arc::clone(below),
+            armed: flag(),
+            reads_armed: flag(),
+            fails: flag(),
+            waits: flag(),
+            open: flag(),
+        })
     }
 
     /// The next vectored write waits.
@@ -48,11 +58,26 @@ impl Gate {
         self.armed.store(true, Ordering::Release);
     }
 
-    /// Until a write waits.
+    /// The next read waits.
+    fn arm_reads(&self) {
+        self.open.store(false, Ordering::Release);
+        self.waits.store(false, Ordering::Release);
+        self.reads_armed.store(true, Ordering::Release);
+    }
+
+    fn hold_up(&self) {
+        self.waits.store(true, Ordering::Release);
+        let start = SystemClock.monotonic();
+        while !self.open.load(Ordering::Acquire) && waited(start) < PATIENCE {
+            SystemClock.sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Until one waits.
     fn wait(&self) {
         let start = SystemClock.monotonic();
         while !self.waits.load(Ordering::Acquire) {
-            assert!(waited(start) < Duration::from_secs(30), "nothing is written back");
+            assert!(waited(start) < Duration::from_secs(30), "the device is not asked");
             SystemClock.sleep(Duration::from_millis(1));
         }
     }
@@ -64,6 +89,10 @@ impl Gate {
 
 impl BlockDevice for Gate {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
+        let is_read = |operation: &Operation| matches!(operation, Operation::Read { .. });
+        if batch.iter().any(is_read) && self.reads_armed.swap(false, Ordering::AcqRel) {
+            self.hold_up();
+        }
         self.below.submit(batch)
     }
 
@@ -85,11 +114,18 @@ impl BlockDevice for Gate {
         parts: &[std::io::IoSlice<'_>],
     ) -> Result<(), DeviceError> {
         if self.armed.swap(false, Ordering::AcqRel) {
-            self.waits.store(true, Ordering::Release);
-            let start = SystemClock.monotonic();
-            while !self.open.load(Ordering::Acquire) && waited(start) < PATIENCE {
-                SystemClock.sleep(Duration::from_millis(1));
-            }
+            self.hold_up();
+        }
+        if self.fails.swap(false, Ordering::AcqRel) {
+            let error = std::io::Error::other("no luck");
+            let fault = DeviceFault::Io(error);
+            return Err(DeviceError::new(
+                self.describe(),
+                OperationKind::Write,
+                offset,
+                4096,
+                fault,
+            ));
         }
         self.below.write_vectored_at(offset, parts)
     }
@@ -186,6 +222,72 @@ fn recover(device: Arc<MemoryDevice>) -> Result<u64, String> {
     fs.unmount().expect("unmounts");
     check(&device)?;
     Ok(deleted)
+}
+
+/// The last handle is let go while the last name goes, just before the inode is written down as an orphan:
+/// whoever deletes it then takes it off the list, and its number is free for another.
+#[test]
+fn what_is_let_go_while_it_becomes_an_orphan_is_no_orphan_when_it_is_dead() {
+    let bench = require!(bench(ORPHANS[1]));
+    let file = bench.root.create("f", &NEW).expect("creates");
+    bench.root.create("g", &NEW).expect("creates");
+    bench.fs.sync().expect("syncs");
+    bench.fs.drop_cached_metadata();
+    // From here on all that an unlink needs is in memory but the orphan file.
+    bench.root.unlink("g").expect("unlinks");
+    file.set_attributes(&SetAttributes::new().permissions(0o600)).expect("changes");
+    bench.gate.arm_reads();
+    let ino = file.ino();
+    scope(|threads| {
+        let root = bench.root.clone();
+        let unlinks = threads.spawn("unlink", move || root.unlink("f")).expect("a thread");
+        bench.gate.wait();
+        drop(file);
+        bench.fs.finish_removals();
+        bench.gate.open();
+        unlinks.join().expect("ends").expect("unlinks");
+    })
+    .expect("threads");
+    bench.fs.finish_removals();
+    let next = bench.root.create("next", &NEW).expect("creates");
+    assert_eq!(next.ino(), ino, "the number is free");
+    drop(next);
+    require!(bench.finish());
+}
+
+/// A file that could not be shortened to the end is an orphan with a name. When the name goes as well,
+/// the file leaves the list of orphans with it; when it is shortened after all, before.
+#[test]
+fn a_file_that_could_not_be_shortened_is_on_no_list_when_it_is_gone() {
+    for (options, goes) in ORPHANS.into_iter().flat_map(|o| [true, false].map(|goes| (o, goes))) {
+        let bench = require!(bench(options));
+        let file = bench.root.create("f", &NEW).expect("creates");
+        file.write_at(0, &vec![7; 100_000]).expect("writes");
+        bench.fs.sync().expect("syncs");
+        bench.gate.fails.store(true, Ordering::Release);
+        file.truncate(50_000).expect_err("zeros behind the end are not written");
+        assert!(!bench.gate.fails.load(Ordering::Acquire), "nothing was written");
+        if goes {
+            drop(file);
+            bench.root.unlink("f").expect("unlinks");
+            bench.root.create("next", &NEW).expect("takes its number");
+        } else {
+            file.truncate(0).expect("truncates");
+            drop(file);
+        }
+        let Bench { device, fs, root, .. } = bench;
+        drop(root);
+        fs.unmount().expect("unmounts");
+        // Nothing else is wrong but that the device failed.
+        let mut bytes = [0; 1024];
+        device.read_at(1024, &mut bytes).expect("reads");
+        let mut stored = Superblock::decode(&bytes).expect("a superblock");
+        assert!(stored.state.contains(State::ERROR), "nobody was told");
+        stored.state -= State::ERROR;
+        stored.error_count = 0;
+        device.write_at(1024, &stored.encode()).expect("writes");
+        require!(check(&device));
+    }
 }
 
 const ORPHANS: [&[&str]; 2] = [

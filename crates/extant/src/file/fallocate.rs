@@ -640,6 +640,8 @@ impl Change<'_> {
 
     /// Refuses a move of what has space behind the end of the file past the last file block.
     fn check_last(&self, by: BlockCount) -> Result<()> {
+        // Writeback may publish at the same time.
+        let _map = self.file().map.read();
         let mut at = self.file().size() >> self.bits();
         let limit = u64::from(u32::MAX).saturating_sub(u64::from(by.0));
         while at < FILE_BLOCKS_END {

@@ -32,11 +32,6 @@ pub(super) enum Place {
 }
 
 impl Fs {
-    /// The state of a regular file in use.
-    pub(crate) fn file<'a>(&self, node: &'a Arc<Node>) -> Result<&'a FileState> {
-        Ok(node.file(self.superblock(), self.volume().page_cache()?))
-    }
-
     /// Calls `run` with what the page cache asks about a file.
     pub(crate) fn with_mapper<R>(
         &self,

@@ -153,7 +153,7 @@ impl FileMapper<'_> {
                 Some(cluster) => Some(cluster),
                 None => {
                     let block = FileBlock(u32::try_from(at).unwrap_or(u32::MAX));
-                    let implied = map::implied_block(self.fs, self.node, block)?;
+                    let implied = self.implied_block(block)?;
                     implied.map(|block| block.0 - into)
                 }
             };
@@ -168,7 +168,7 @@ impl FileMapper<'_> {
             let last = end - end % ratio;
             if last > at && last < end {
                 let block = FileBlock(u32::try_from(last).unwrap_or(u32::MAX));
-                if map::implied_block(self.fs, self.node, block)?.is_some() {
+                if self.implied_block(block)?.is_some() {
                     end = last;
                 }
             }
@@ -199,10 +199,17 @@ impl FileMapper<'_> {
         Ok(self.placement(at..end, address, Placed::Pinned))
     }
 
+    /// As [`map::implied_block`], for who holds no lock of the map.
+    fn implied_block(&self, block: FileBlock) -> Result<Option<FsBlock>> {
+        let _map = self.file.map.read();
+        map::implied_block(self.fs, self.node, block)
+    }
+
     /// Where block `at` would best be: behind the block before it, else as far from what was placed last as
     /// it is in the file, because the parts of a file may come in any order.
     fn goal(&self, at: u64) -> Result<FsBlock> {
         if let Some(before) = at.checked_sub(1) {
+            let _map = self.file.map.read();
             let piece = map::lookup(self.fs, self.node, before, at)?;
             if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
                 return Ok(FsBlock(block.0 + 1));

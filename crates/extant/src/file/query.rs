@@ -185,7 +185,7 @@ impl Inode {
             let what = "block past the largest device";
             block_size.offset_of(block).ok_or(FsError::InvalidArgument { what })
         };
-        let file = self.node().file_in_use();
+        let file = self.fs().file_of(self.node())?;
         // Held over the lookup: writeback may publish at the same time.
         let delayed = file.map(|file| file.map.read());
         let mut end = end;

@@ -108,7 +108,8 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         file.set_size(size);
         drop_cached();
         remove(&mut txn)?;
-        return set_size(&mut txn).map_err(|error| txn.fail(error));
+        set_size(&mut txn).map_err(|error| txn.fail(error))?;
+        return fs.end_failed_shortening(&mut txn, node);
     }
     let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
     fs.begin_shortening(&mut txn, node)?;

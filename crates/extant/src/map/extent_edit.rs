@@ -48,7 +48,7 @@ impl<'a, 'v> Tree<'a, 'v> {
     }
 
     fn drop_decoded(&self, block: FsBlock) {
-        self.txn.volume().extent_nodes().remove(&(self.node.ino(), block));
+        self.txn.volume().extent_nodes().outdate(&(self.node.ino(), block));
     }
 }
 

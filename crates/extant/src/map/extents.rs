@@ -93,11 +93,11 @@ pub(super) fn load(
     expect: Expect,
 ) -> Result<Arc<ExtentNode>> {
     let key = (ino, block);
-    if let Some(node) = volume.extent_nodes().get(&key)
-        && node.expect == Some(expect)
-    {
-        return Ok(node);
-    }
+    let trace = match volume.extent_nodes().get_or_trace(&key) {
+        Ok(node) if node.expect == Some(expect) => return Ok(node),
+        Ok(_) => None,
+        Err(trace) => Some(trace),
+    };
     let seed = inode_seed(volume.checksum_seed(), ino, generation);
     let fail = |fault| FsError::corrupt("extent node", ino, block, fault);
     let node = if volume.is_writable() {
@@ -114,6 +114,9 @@ pub(super) fn load(
         ExtentNode::decode_block(&bytes, expect)
     };
     let node = Arc::new(node.map_err(|fault| fail(Fault::Decode(Box::new(fault))))?);
-    volume.extent_nodes().insert(key, Arc::clone(&node));
+    // Not if the block has changed since: others would find what it was.
+    if let Some(trace) = trace {
+        volume.extent_nodes().insert_since(key, &trace, Arc::clone(&node));
+    }
     Ok(node)
 }

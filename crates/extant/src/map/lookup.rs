@@ -7,8 +7,9 @@
 //!
 //! # Concurrency
 //!
-//! The caller keeps the map from changing: it holds the file's map lock shared, or the content lock
-//! exclusively. Otherwise root and nodes may be of different times.
+//! The caller keeps the map from changing: it holds the file's map lock, or the content lock exclusively
+//! while it keeps writeback out, which publishes without that. Otherwise root and nodes may be of different
+//! times, and look damaged.
 
 use std::sync::Arc;
 

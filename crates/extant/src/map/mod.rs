@@ -220,8 +220,9 @@ impl Iterator for MapIter {
         let run = match self.inode.volume().is_writable() {
             // The map may have become another since the last step.
             true => self.inode.locked(|inode| {
-                // Writeback does not need the content lock, and changes the tree.
-                let file = inode.node().file_in_use();
+                // Writeback does not need the content lock, and changes the tree. Also of a file that comes
+                // into use only now.
+                let file = inode.fs().file_of(inode.node())?;
                 let _map = file.map(|file| file.map.read());
                 let now = inode.fs().view(inode.node());
                 Cursor::new(&now).run(&now, at, end)

@@ -422,6 +422,26 @@ fn a_step_through_a_map_waits_for_a_publication() {
 }
 
 #[test]
+fn who_looks_at_the_map_of_a_file_that_nobody_used_has_its_lock() {
+    let image = require!(Image::make("8M", &["-t", "ext4", "-b", "1024"], ""));
+    let fs = image.open();
+    fs.write("/file", vec![1; 9 << 10]).unwrap();
+    fs.sync().unwrap();
+    let looks: [fn(&Inode); 2] = [
+        |file| assert!(file.map(0..9).next().unwrap().is_ok()),
+        |file| assert_eq!(file.fiemap(0..9 << 10, 1, false).unwrap().len(), 1),
+    ];
+    for look in looks {
+        fs.drop_cached_metadata();
+        let file = fs.resolve("/file").unwrap();
+        assert!(file.node().file_in_use().is_none(), "it has left memory");
+        look(&file);
+        assert!(file.node().file_in_use().is_some(), "its map was looked at without its lock");
+    }
+    fs.unmount().unwrap();
+}
+
+#[test]
 fn changes_of_a_map_wait_for_whoever_looks_at_it() {
     let image = require!(Image::make("8M", &["-t", "ext4", "-b", "1024"], ""));
     let fs = image.open();

@@ -4,6 +4,7 @@
 //! crash in the middle leaves the rest to the next mount.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use extant_base::{FsBlock, Ino};
 use extant_format::group::GroupFlags;
@@ -127,11 +128,13 @@ fn settle(fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> 
         summary.deleted += 1;
         return Ok(());
     }
+    // It stays one if this fails.
+    node.is_shortened.store(true, Ordering::Release);
     if node.with(|data| data.kind == FileKind::Regular && map::has_blocks(data)) {
         size::finish_shrink(fs, node)?;
     }
     let mut txn = Txn::begin(fs.volume(), CREDITS)?;
-    fs.remove_orphan(&mut txn, node)?;
+    fs.end_shortening(&mut txn, node)?;
     summary.shortened += 1;
     Ok(())
 }

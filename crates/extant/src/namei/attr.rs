@@ -328,6 +328,9 @@ impl Inode {
         {
             return Ok(false);
         }
+        let file = fs.file_of(node)?;
+        // Writeback may publish at the same time.
+        let _map = file.map(|file| file.map.read());
         let behind = map::lookup(fs, node, first, map::FILE_BLOCKS_END)?;
         Ok(behind.kind != map::MappingKind::Hole || behind.file_end() < map::FILE_BLOCKS_END)
     }

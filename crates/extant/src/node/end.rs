@@ -37,6 +37,14 @@ impl<'n> Settled<'n> {
         Settled { node, kept_out: None }
     }
 
+    /// [`die`](Self::die) of an inode that loses its last link in the caller's transaction and is on no list
+    /// of orphans.
+    pub(crate) fn die_nameless(self) -> Option<Dying<'n>> {
+        let Settled { node, kept_out } = self;
+        let is_quiet = || kept_out.is_some() || node.file_state().get().is_none();
+        node.life.die_nameless(is_quiet).then_some(Dying { node, kept_out })
+    }
+
     /// The right to delete the inode; `None` when it has names or handles, or contents came into use
     /// that this does not keep out. The caller [queues](super::Life::queue) it then, if need be.
     pub(crate) fn die(self) -> Option<Dying<'n>> {

@@ -10,7 +10,8 @@
 //! named      n         hold                  n + 1      whoever finds it
 //! named      n         let go                n - 1      handles
 //! named      n         make nameless         nameless   making a file without a name
-//! named      n         lose names            orphan     what takes the last link, in its transaction
+//! named      n         lose names            orphan     what takes the last link, once it is listed
+//! named      0         die nameless          dying      what takes the last link, instead of listing it
 //! nameless   n         name                  named      what gives the first link, in its transaction
 //! orphan     0         name                  named      fast commits that a mount applies
 //! nameless,  n         hold, let go          n ± 1      handles; the last that goes queues it
@@ -33,6 +34,8 @@
 //! - Z3. What is nameless or an orphan and has no handle is queued, dying, or with whoever has just
 //!   taken it from the queue: nobody forgets it, and nobody deletes it twice.
 //! - Z4. A dead inode stays dead. Whoever still has the node cannot take it for its successor.
+//! - Z5. What is an orphan is listed as one before it is one here: who deletes it takes it off the list, and
+//!   nobody lists what is dead.
 
 use super::atomic::{AtomicU64, Ordering};
 
@@ -150,7 +153,7 @@ impl Life {
         self.turn(Stage::Orphan, Stage::Named);
     }
 
-    /// Its last link was taken.
+    /// Its last link was taken, and it is on the list of orphans (Z5).
     pub(crate) fn lose_names(&self) {
         self.turn(Stage::Named, Stage::Orphan);
     }
@@ -179,9 +182,18 @@ impl Life {
     /// of the inode is under writeback or comes there. When it says no, nothing has changed: the
     /// caller [queues](Self::queue) the inode.
     pub(crate) fn die(&self, is_quiet: impl FnOnce() -> bool) -> bool {
+        self.die_from(Stage::is_linkless, is_quiet)
+    }
+
+    /// [`die`](Self::die) of what loses its last link in this very transaction and was never listed.
+    pub(crate) fn die_nameless(&self, is_quiet: impl FnOnce() -> bool) -> bool {
+        self.die_from(|stage| stage == Stage::Named, is_quiet)
+    }
+
+    fn die_from(&self, may_die: fn(Stage) -> bool, is_quiet: impl FnOnce() -> bool) -> bool {
         let dying = |word| {
-            let may_die = Stage::of(word).is_linkless() && word & HANDLES == 0;
-            may_die.then(|| Stage::Dying.put(word))
+            let dies = may_die(Stage::of(word)) && word & HANDLES == 0;
+            dies.then(|| Stage::Dying.put(word))
         };
         let Ok(before) = self.change(dying) else { return false };
         // Asked only now: a handle may have brought contents until this moment.

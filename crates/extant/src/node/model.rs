@@ -38,6 +38,8 @@ enum Mistake {
     NoSecondLook,
     /// What is taken from the queue is deleted if it has no handles, whatever became of it.
     TrustsQueue,
+    /// An inode counts as an orphan before it is listed as one.
+    ListsLate,
 }
 
 /// A node, with as much of its file as matters.
@@ -52,6 +54,8 @@ struct Model {
     inode: UnsafeCell<()>,
     /// How often it is in the queue, and how often it was deleted.
     queue: Mutex<(u32, u32)>,
+    /// On the list of orphans.
+    listed: Mutex<bool>,
 }
 
 impl Model {
@@ -67,6 +71,7 @@ impl Model {
             blocks: UnsafeCell::new(()),
             inode: UnsafeCell::new(()),
             queue: Mutex::new((0, 0)),
+            listed: Mutex::new(stage == Stage::Orphan),
         })
     }
 
@@ -120,6 +125,7 @@ impl Model {
         if !self.life.die(|| skips || kept_out.is_some() || !self.is_used.load(Acquire)) {
             return false;
         }
+        *self.listed.lock().unwrap() = false;
         self.delete(kept_out);
         self.life.end();
         true
@@ -137,8 +143,20 @@ impl Model {
     /// Takes the last name, as `unlink` does.
     fn unlink(&self) {
         let kept_out = if self.life.is_unheld() { self.settle() } else { None };
+        let skips = self.mistake == Mistake::NoSecondLook;
+        let is_quiet = || skips || kept_out.is_some() || !self.is_used.load(Acquire);
+        if self.life.die_nameless(is_quiet) {
+            self.delete(kept_out);
+            self.life.end();
+            return;
+        }
+        drop(kept_out);
+        if self.mistake == Mistake::ListsLate {
+            self.life.lose_names();
+        }
+        *self.listed.lock().unwrap() = true;
         self.life.lose_names();
-        if !self.die(kept_out) && self.life.queue() {
+        if self.life.queue() {
             self.push();
         }
     }
@@ -199,6 +217,7 @@ fn check(
         let (left, deleted) = *model.queue.lock().unwrap();
         assert_eq!((left, deleted), (0, 1), "left in the queue, deleted");
         assert!(!model.life.hold(), "a handle of a dead inode");
+        assert!(!*model.listed.lock().unwrap(), "a dead inode is on the list");
     });
 }
 
@@ -249,6 +268,17 @@ fn the_model_finds_deletion_beside_writeback() {
 fn the_model_finds_contents_that_nobody_kept_out() {
     let unused = (Stage::Named, 0, false);
     check(2, Mistake::NoSecondLook, unused, &[Model::unlink, Model::visitor, Model::flusher]);
+}
+
+#[test]
+#[should_panic(expected = "on the list")]
+fn the_model_finds_what_is_listed_when_it_is_dead() {
+    check(3, Mistake::ListsLate, OPEN, &[Model::unlink, Model::leave]);
+}
+
+#[test]
+fn what_loses_its_name_and_its_handle_at_once_is_on_no_list_when_it_is_dead() {
+    check(3, Mistake::None, OPEN, &[Model::unlink, Model::leave]);
 }
 
 #[test]

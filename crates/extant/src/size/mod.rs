@@ -72,7 +72,8 @@ pub(crate) fn shrink(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
     if tail.is_none() && node.with(is_small) {
         let mut txn = Txn::begin(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS)?;
         remove_after(&mut txn, fs, node, size)?;
-        return set_size(&mut txn, node, size).map_err(|error| txn.fail(error));
+        set_size(&mut txn, node, size).map_err(|error| txn.fail(error))?;
+        return fs.end_failed_shortening(&mut txn, node);
     }
     let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
     fs.begin_shortening(&mut txn, node)?;

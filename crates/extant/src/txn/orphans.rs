@@ -34,6 +34,14 @@ impl Fs {
         if has_links() { Ok(()) } else { self.add_orphan(txn, node) }
     }
 
+    /// [`end_shortening`](Self::end_shortening) of what an earlier attempt left an orphan. Five credits.
+    pub(crate) fn end_failed_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
+        match node.is_shortened.load(Ordering::Acquire) {
+            true => self.end_shortening(txn, node),
+            false => Ok(()),
+        }
+    }
+
     /// The inode got its first link: no orphan any more, unless it is being shortened. Three credits.
     pub(crate) fn end_namelessness(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         if node.is_shortened.load(Ordering::Acquire) {

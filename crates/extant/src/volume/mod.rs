@@ -130,7 +130,12 @@ impl Evict for Arc<Node> {
 }
 
 impl Evict for Arc<ExtentNode> {
-    type Trace = ();
+    /// How many blocks have changed.
+    type Trace = u64;
+
+    fn outdate(trace: &mut u64) {
+        *trace += 1;
+    }
 }
 
 impl Volume {

@@ -32,6 +32,8 @@ pub(crate) struct Setting {
     commit_ms: u64,
     write_back_ms: u64,
     discard: bool,
+    /// Inodes and metadata that nobody holds leave memory all the time.
+    evicts: bool,
     /// Handles are held, and let go, beyond the end of the mount.
     ends_early: bool,
     /// The device fails now and then, or its power does: the mount is left as it is.
@@ -52,6 +54,7 @@ impl Setting {
             commit_ms: one_of(&[1, 20, 5000]),
             write_back_ms: one_of(&[1, 20, 5000]),
             discard: one_of(&[0, 1]) == 1,
+            evicts: one_of(&[0, 0, 1]) == 1,
             ends_early: one_of(&[0, 0, 0, 1]) == 1,
             breaks: false,
         }
@@ -81,9 +84,12 @@ impl Setting {
 }
 
 /// Calls `tick` until it is told to stop: the background of an embedder that has little patience.
-fn tick_until(fs: &Fs, stop: &AtomicBool) {
+fn tick_until(fs: &Fs, evicts: bool, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let _ = fs.tick();
+        if evicts {
+            fs.drop_cached_metadata();
+        }
         SystemClock.sleep(Duration::from_micros(300));
     }
 }
@@ -98,7 +104,7 @@ fn storm_on(
     let ended = extant_sync::threads::scope(|threads| {
         let (fs, stop) = (fs.clone(), &stop);
         let ticking = fs.clone();
-        let ticks = threads.spawn("tick", move || tick_until(&ticking, stop));
+        let ticks = threads.spawn("tick", move || tick_until(&ticking, setting.evicts, stop));
         let ends = || {
             if setting.ends_early {
                 SystemClock.sleep(setting.time / 2);

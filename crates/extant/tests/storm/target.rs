@@ -5,7 +5,6 @@ use std::ops::Range;
 use extant::{
     Fallocate, Fs, FsError, Inode, NewInode, RenameFlags, Result, SetAttributes, XattrMode,
 };
-use extant_testkit::storm::layouts::number;
 use extant_testkit::storm::{Answer, DIRS, FILE_BYTES, Place, Renaming, Space, Target, Way};
 
 const NEW: NewInode = NewInode { permissions: 0o644, uid: 1000, gid: 100 };
@@ -221,7 +220,7 @@ impl Target for Library {
     fn disturb(&self, random: u64) -> Answer<()> {
         match random % 5 {
             0 => drop(self.fs.drop_cached()),
-            4 if number("EXTANT_STORM_EVICT") == Some(1) => drop(self.fs.drop_cached_metadata()),
+            4 => drop(self.fs.drop_cached_metadata()),
             1 => drop(answer(self.fs.trim(0..u64::MAX, 0))),
             2 => drop(self.fs.statfs()),
             _ => answer(self.fs.tick())?,
