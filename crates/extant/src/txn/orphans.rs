@@ -42,12 +42,14 @@ impl Fs {
         }
     }
 
-    /// The inode got its first link: no orphan any more, unless it is being shortened. Three credits.
+    /// The inode got its first link: no orphan any more, unless it is being shortened. Five credits.
     pub(crate) fn end_namelessness(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         if node.is_shortened.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.remove_orphan(txn, node)
+        self.remove_orphan(txn, node)?;
+        // Who began to shorten it meanwhile may have found it an orphan already.
+        if node.is_shortened.load(Ordering::Acquire) { self.add_orphan(txn, node) } else { Ok(()) }
     }
 
     /// The inode is no orphan any more, if it was one. Three credits.
