@@ -218,7 +218,17 @@ impl Target for Library {
     }
 
     fn disturb(&self, random: u64) -> Answer<()> {
-        match random % 5 {
+        match random % 21 {
+            20 => drop(answer(self.fs.rest())?),
+            random => return self.disturb_one(random % 5),
+        }
+        Ok(())
+    }
+}
+
+impl Library {
+    fn disturb_one(&self, what: u64) -> Answer<()> {
+        match what {
             0 => drop(self.fs.drop_cached()),
             4 => drop(self.fs.drop_cached_metadata()),
             1 => drop(answer(self.fs.trim(0..u64::MAX, 0))),
