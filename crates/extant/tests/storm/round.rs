@@ -8,9 +8,11 @@ use std::time::Duration;
 use extant::{Fs, MountOptions};
 use extant_base::Prng;
 use extant_block::{
-    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, RecordingDevice, SharedDevice, Survival,
+    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Record, RecordingDevice, SharedDevice,
+    Survival,
 };
 use extant_check::CheckOptions;
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use extant_sync::{Clock, SystemClock};
 use extant_testkit::image;
 use extant_testkit::oracle::{e2fsck, e2fsck_as};
@@ -190,6 +192,13 @@ fn check_survivors(round: &Round, fs: Fs, moment: u64) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether it is a write to the primary superblock: nobody could bear half of that.
+fn is_superblock(record: &Record) -> bool {
+    let at = SUPERBLOCK_OFFSET..SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64;
+    matches!(record, Record::Write { offset, data, .. }
+        if *offset < at.end && at.start < offset + data.len() as u64)
+}
+
 /// A round whose device loses power at `cuts` moments, each looked at.
 pub(crate) fn round_with_cuts(
     device: &MemoryDevice,
@@ -209,9 +218,9 @@ pub(crate) fn round_with_cuts(
     for _ in 0..cuts {
         let at = random.below(device.len() as u64 + 1) as usize;
         let mut dice = Prng::new(random.next_u64());
-        let left = device.image_at(at, |_, _| match dice.below(4) {
+        let left = device.image_at(at, |_, record| match dice.below(4) {
             0 => Survival::Lost,
-            1 => Survival::Torn { bytes: dice.below(8) * 512 },
+            1 if !is_superblock(record) => Survival::Torn { bytes: dice.below(8) * 512 },
             _ => Survival::Kept,
         });
         let cut = |what: String| format!("cut at {at} of {}: {what}", device.len());
