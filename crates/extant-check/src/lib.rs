@@ -28,6 +28,7 @@
 
 mod checker;
 mod claims;
+mod code;
 mod dirs;
 mod groups;
 mod htree;

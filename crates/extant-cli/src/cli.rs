@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, chattr, chmod, chown, completions, cp, edit, extents, extract, fallocate, find,
-    fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount, mv, replay,
-    rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount, write,
+    build, cat, chattr, check, chmod, chown, completions, cp, edit, extents, extract, fallocate,
+    find, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount, mv,
+    replay, rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -25,6 +25,7 @@ enum Command {
     Build(Box<build::BuildArgs>),
     Mkfs(Box<mkfs::MkfsArgs>),
     Info(info::InfoArgs),
+    Check(check::CheckArgs),
     Ls(ls::LsArgs),
     Tree(tree::TreeArgs),
     Stat(stat::StatArgs),
@@ -87,6 +88,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "build" => build::EXAMPLES,
         "mkfs" => mkfs::EXAMPLES,
         "info" => info::EXAMPLES,
+        "check" => check::EXAMPLES,
         "ls" => ls::EXAMPLES,
         "tree" => tree::EXAMPLES,
         "stat" => stat::EXAMPLES,
@@ -148,6 +150,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Build(args) => build::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Ls(args) => ls::run(&args),
         Command::Tree(args) => tree::run(&args),
         Command::Stat(args) => stat::run(&args),

@@ -3,6 +3,7 @@
 pub(crate) mod build;
 pub(crate) mod cat;
 pub(crate) mod chattr;
+pub(crate) mod check;
 pub(crate) mod chmod;
 pub(crate) mod chown;
 pub(crate) mod completions;

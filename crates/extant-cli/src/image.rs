@@ -268,7 +268,7 @@ pub(crate) fn note_journal_error(fs: &Fs, name: &str) {
     if let Some(replayed) = fs.replayed().filter(|replayed| replayed.errno != 0) {
         complain(&format!(
             "{name}: note: whoever wrote it last had to stop its journal ({}); what was not durable by \
-             then is lost, and e2fsck -f finds whether anything else is",
+             then is lost, and extant check finds whether anything else is",
             std::io::Error::from_raw_os_error(replayed.errno.saturating_abs())
         ));
     }

@@ -400,7 +400,7 @@ fn pages_and_completions_name_every_command_and_exit_code() {
     let commands = [
         "build", "mkfs", "info", "ls", "tree", "stat", "cat", "find", "extents", "extract",
         "mkdir", "rmdir", "mknod", "rm", "mv", "ln", "chmod", "chown", "touch", "setfattr",
-        "getfattr", "setfacl", "getfacl", "chattr", "lsattr", "tune", "replay",
+        "getfattr", "setfacl", "getfacl", "chattr", "lsattr", "tune", "replay", "check",
     ];
     let bash = place.run(&["completions", "bash"]).succeeds().out();
     let help = place.run(&["--help"]).succeeds().out();

@@ -168,6 +168,8 @@ fn an_unclean_image_shows_what_the_journal_holds_and_stays_as_it_is() {
     let before = std::fs::read(place.path("dirty.img")).unwrap();
     let info = place.run(&["info", "--json", "dirty.img"]).succeeds().json();
     assert!(info["replayed"]["transactions"].as_u64().unwrap() > 0);
+    let checked = place.run(&["check", "dirty.img"]).succeeds().out();
+    assert!(checked.contains("of its journal"), "{checked}");
     assert_eq!(place.run(&["cat", "dirty.img:/late"]).succeeds().out(), "late\n");
     place.run(&["cat", "--no-replay", "dirty.img:/late"]).ends_with(9);
     place.run(&["extract", "dirty.img:/late", "out"]).succeeds();

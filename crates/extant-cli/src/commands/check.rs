@@ -1,0 +1,279 @@
+//! `extant check`: whether everything an image says fits together.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use extant::{FsError, MountOptions};
+use extant_base::sabotage;
+use extant_block::{FileDevice, SharedDevice};
+use extant_check::{CheckError, CheckOptions, Report};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::image::{mount_failure, note_journal_error, opening, split, window};
+use crate::in_use;
+use crate::output::{Out, complain, report};
+use crate::size::parse_bytes;
+use crate::text::{counted, escape};
+
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant check root.img\n  extant check -q *.img || echo damaged\n  extant check --json root.img | jq -r '.problems[].code'\n";
+
+/// Check whether images are clean, without changing them
+///
+/// Reads all metadata and finds what e2fsck -fn finds. The journal of an image that was not unmounted is
+/// replayed in memory first: what is checked is what the next mount would have. Ends with 0 if
+/// the image is clean and with 4 if anything is not.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// Image file or block device; several, one after the other
+    #[arg(value_name = "IMG", required = true)]
+    images: Vec<OsString>,
+    /// The file system begins that many bytes into the file
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
+    offset: Option<u64>,
+    /// The file system is in partition N of the file (GPT or MBR)
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
+    partition: Option<u32>,
+    /// Check an image as it lies there, without looking through its journal
+    #[arg(long, help_heading = "Image")]
+    no_replay: bool,
+    /// Device or file with the journal, for an image whose journal is not inside it
+    #[arg(long, value_name = "FILE", help_heading = "Image")]
+    journal_device: Option<PathBuf>,
+    /// Name at most N problems of an image; the others are counted
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    max_problems: usize,
+    /// Say nothing of clean images, and only how many problems others have
+    #[arg(short, long)]
+    quiet: bool,
+    /// One JSON object for each image
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found in one image.
+struct Found {
+    name: String,
+    /// Why the image cannot be opened, if that is so.
+    unopened: Option<String>,
+    report: Report,
+    /// Transactions and fast commits that were replayed in memory, if any were waiting.
+    replayed: Option<(u32, u32)>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
+    let mut out = Out::new();
+    let (mut damaged, mut first) = (false, None);
+    for image in &args.images {
+        match args.check(image) {
+            Ok(found) => {
+                damaged |= !found.is_clean();
+                args.show(&mut out, &found)?;
+                out.flush()?;
+            }
+            Err(failure) if args.images.len() == 1 => return Err(failure),
+            Err(failure) => {
+                first = first.or(Some(failure.exit));
+                report(&failure);
+            }
+        }
+    }
+    Ok(match first {
+        _ if damaged && !sabotage("cli.check.damage-is-success") => Exit::Image,
+        Some(first) => first,
+        None => Exit::Success,
+    })
+}
+
+impl CheckArgs {
+    fn check(&self, image: &OsString) -> Result<Found> {
+        let (file, path) = split(image);
+        if path != b"/" {
+            return Err(Failure::usage("check is for whole images: leave the path out"));
+        }
+        let name = escape(file.as_os_str().as_encoded_bytes());
+        let device = FileDevice::open_read_only(&file).map_err(|error| opening(error, &file))?;
+        let device = window(device, self.offset, self.partition)?;
+        self.note_use(&file, &name);
+        let mut found = Found { name, unopened: None, report: Report::default(), replayed: None };
+        let (shown, is_pending) = self.replay(&device, &mut found)?;
+        let options = CheckOptions {
+            require_replayed: false,
+            // The next mount deletes them; an image that was unmounted has none.
+            require_no_orphans: !is_pending,
+            // Told, but no damage by itself: as e2fsck has it.
+            require_clean_state: false,
+            // Linux writes them now and then, and neither it nor e2fsck believes them.
+            strict_totals: false,
+            max_problems: self.max_problems,
+        };
+        let checked = extant_check::check(&shown, &options);
+        found.report = checked.map_err(|error| self.cannot(error, &found.name, &device))?;
+        found.note_state(is_pending);
+        Ok(found)
+    }
+
+    /// The device as the next mount would have it, and whether the journal has anything to replay.
+    fn replay(&self, device: &SharedDevice, found: &mut Found) -> Result<(SharedDevice, bool)> {
+        let mut options = MountOptions::new().ignore_journal(self.no_replay);
+        if let Some(journal) = &self.journal_device {
+            options = options.journal_device(FileDevice::open_read_only(journal)?);
+        }
+        match options.open(Arc::clone(device)) {
+            Ok(fs) => {
+                note_journal_error(&fs, &found.name);
+                let replayed = fs.replayed();
+                found.replayed = replayed.map(|seen| (seen.transactions, seen.fast_commits));
+                let is_pending = found.replayed.is_some() || self.no_replay;
+                Ok((Arc::clone(fs.device()), is_pending))
+            }
+            Err(error @ (FsError::NotExt { .. } | FsError::Unsupported { .. })) => {
+                Err(self.unopened(error, &found.name, device))
+            }
+            Err(error @ FsError::Device { .. }) => Err(Failure::from(error).about(&found.name)),
+            // The first of its problems. What else there is, the image as it lies there says.
+            Err(error) => {
+                found.unopened = Some(Failure::from(error).message);
+                Ok((Arc::clone(device), false))
+            }
+        }
+    }
+
+    fn unopened(&self, error: FsError, name: &str, device: &SharedDevice) -> Failure {
+        let at_start = self.offset.is_none() && self.partition.is_none();
+        mount_failure(error, name, device, at_start)
+    }
+
+    fn cannot(&self, error: CheckError, name: &str, device: &SharedDevice) -> Failure {
+        let exit = match &error {
+            CheckError::Device(_) => Exit::Io,
+            CheckError::Features { .. } => Exit::Unsupported,
+            CheckError::Superblock(_) => {
+                return self.unopened(FsError::NotExt { offset: 0, magic: None }, name, device);
+            }
+            _ => Exit::Internal,
+        };
+        Failure::new(exit, error.to_string()).about(name)
+    }
+
+    /// Says that the image is in use, if it is: what changes meanwhile looks damaged.
+    fn note_use(&self, file: &Path, name: &str) {
+        let user = in_use::mounted_on(file, self.partition, self.offset)
+            .map(|dir| format!("is mounted on {}", escape(dir.as_os_str().as_encoded_bytes())))
+            .or_else(|| {
+                in_use::loop_device_of(file).map(|device| format!("is in use by {device}"))
+            });
+        if let Some(user) = user {
+            complain(&format!(
+                "{name}: note: it {user}: what changes meanwhile may be taken for damage"
+            ));
+        }
+    }
+
+    fn show(&self, out: &mut Out, found: &Found) -> Result<()> {
+        if self.json {
+            return Ok(out.json_pretty(&found.to_json())?);
+        }
+        let name = &found.name;
+        if !self.quiet {
+            for text in found.unopened.iter() {
+                writeln!(out, "{name}: cannot be opened: {}", escape(text.as_bytes()))?;
+            }
+            for problem in &found.report.problems {
+                writeln!(out, "{name}: {}", escape(problem.to_string().as_bytes()))?;
+            }
+        }
+        match found.is_clean() {
+            true if self.quiet => {}
+            true => writeln!(out, "{name}: clean: {}", found.summary())?,
+            false => writeln!(out, "{name}: {}", found.verdict(self))?,
+        }
+        Ok(())
+    }
+}
+
+impl Found {
+    fn is_clean(&self) -> bool {
+        self.unopened.is_none() && self.report.is_clean()
+    }
+
+    /// Tells what the image says of itself, if that is worth knowing.
+    fn note_state(&self, is_pending: bool) {
+        let (name, state) = (&self.name, &self.report.state);
+        if state.has_errors {
+            complain(&format!(
+                "{name}: note: whoever wrote it recorded errors; e2fsck -f takes the mark away"
+            ));
+        } else if !state.is_clean && !is_pending {
+            complain(&format!("{name}: note: it was not unmounted, and has no journal to replay"));
+        }
+    }
+
+    fn problems(&self) -> u64 {
+        let named = self.report.problems.len() as u64 + u64::from(self.unopened.is_some());
+        named.saturating_add(self.report.dropped)
+    }
+
+    fn summary(&self) -> String {
+        let counts = &self.report.counts;
+        let mut text = format!(
+            "{}, {} of them, {} in use",
+            counted(counts.inodes.into(), "inode"),
+            match counts.directories {
+                1 => "1 directory".into(),
+                many => format!("{many} directories"),
+            },
+            counted(counts.blocks, "block"),
+        );
+        if let Some((transactions, fast_commits)) = self.replayed {
+            text +=
+                &format!("; with {} of its journal", counted(transactions.into(), "transaction"));
+            if fast_commits > 0 {
+                text += &format!(", without {}", counted(fast_commits.into(), "fast commit"));
+            }
+        }
+        text
+    }
+
+    fn verdict(&self, args: &CheckArgs) -> String {
+        let mut text = counted(self.problems(), "problem");
+        if self.report.dropped > 0 && !args.quiet {
+            text += &format!(", {} of them not shown (--max-problems)", self.report.dropped);
+        }
+        text + "; e2fsck -f repairs images"
+    }
+
+    fn to_json(&self) -> Value {
+        let problems: Vec<Value> =
+            self.unopened
+                .iter()
+                .map(|text| json!({"code": "not-openable", "message": text}))
+                .chain(
+                    self.report.problems.iter().map(
+                        |problem| json!({"code": problem.code(), "message": problem.to_string()}),
+                    ),
+                )
+                .collect();
+        let counts = &self.report.counts;
+        json!({
+            "image": self.name,
+            "clean": self.is_clean(),
+            "problems": problems,
+            "problems_not_shown": self.report.dropped,
+            "inodes": counts.inodes,
+            "directories": counts.directories,
+            "blocks": counts.blocks,
+            "orphans": self.report.state.orphans,
+            "errors_recorded": self.report.state.has_errors,
+            "replayed": self.replayed.map(|(transactions, fast_commits)| json!({
+                "transactions": transactions,
+                "fast_commits": fast_commits,
+            })),
+        })
+    }
+}
