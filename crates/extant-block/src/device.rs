@@ -232,6 +232,17 @@ pub trait BlockDevice: Send + Sync {
         run_one(self, Operation::Write { offset, buffer, fua: false }).map(drop)
     }
 
+    /// Stores `bytes` at byte `offset` and waits until they are on stable storage ("force unit access"). Says
+    /// nothing about other writes.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_at`](Self::write_at), and those of a flush; the bytes may be stored then.
+    fn write_fua_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let buffer = AlignedBuffer::copy_of(bytes);
+        run_one(self, Operation::Write { offset, buffer, fua: true }).map(drop)
+    }
+
     /// Stores the bytes of `parts` one after the other from byte `offset` on, waiting for the device
     /// to accept them: one request where the back-end can, else one for each part. Not durable
     /// before [`flush`](Self::flush).
@@ -360,6 +371,9 @@ macro_rules! forward {
             }
             fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
                 (**self).write_at(offset, bytes)
+            }
+            fn write_fua_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+                (**self).write_fua_at(offset, bytes)
             }
             fn write_vectored_at(
                 &self,

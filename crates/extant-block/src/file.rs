@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
 use extant_sync::check_may_wait;
 
@@ -72,7 +72,7 @@ pub enum OpenError {
 /// other. A block device is also opened with `O_EXCL`, which the kernel refuses while the device
 /// is mounted. Readers take no lock: a reader next to a writer may see half of a change.
 ///
-/// Needs no alignment. FUA writes are a write and a flush.
+/// Needs no alignment. FUA writes of a batch are a write and a flush.
 pub struct FileDevice {
     file: File,
     name: Arc<str>,
@@ -452,6 +452,34 @@ impl BlockDevice for FileDevice {
         self.file
             .write_all_at(bytes, offset)
             .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
+    }
+
+    /// One request (`RWF_DSYNC`); a write and a flush where the file system below does not know that.
+    fn write_fua_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_may_wait("a device");
+        let (kind, len) = (OperationKind::Write, bytes.len() as u64);
+        check_range(self, kind, offset, len)?;
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            let (at, parts) = (offset + done as u64, [IoSlice::new(rest)]);
+            let stored = retry_on_intr(|| {
+                rustix::io::pwritev2(&self.file, &parts, at, ReadWriteFlags::DSYNC)
+            });
+            let error = match stored {
+                Ok(0) => io::Error::from(ErrorKind::WriteZero),
+                Ok(stored) => {
+                    done += stored;
+                    continue;
+                }
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    self.write_at(at, rest)?;
+                    return self.flush();
+                }
+                Err(errno) => errno.into(),
+            };
+            return Err(self.error(kind, offset, len, DeviceFault::Io(error)));
+        }
+        Ok(())
     }
 
     fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {

@@ -168,6 +168,11 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
         self.inner.write_at(at, bytes)
     }
 
+    fn write_fua_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let at = self.check(OperationKind::Write, offset, bytes.len() as u64)?;
+        self.inner.write_fua_at(at, bytes)
+    }
+
     fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         let at = self.check(OperationKind::Write, offset, len)?;

@@ -34,6 +34,7 @@ impl From<FsError> for Failure {
             (FsError::Journal(_), Family::Refusal) => Exit::Unsupported,
             (
                 FsError::InvalidArgument { .. }
+                | FsError::Misaligned { .. }
                 | FsError::InvalidName { .. }
                 | FsError::IntoItself { .. },
                 _,

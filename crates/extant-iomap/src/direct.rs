@@ -10,8 +10,12 @@
 //!   of a whole block makes the cache forget it, after the device has it.
 //! - R2. Data first, as in writeback: the map and the stored size follow when the bytes are on the device.
 //! - R3. Overwriting without the content lock held exclusively ([`FileCache::overwrite_direct`]) is for
-//!   blocks that no folio has. A reader may make one meanwhile and fill it with what was there before; so
-//!   the write looks again at its end, and whoever finds one writes once more with the lock.
+//!   blocks that no folio has contents of. A reader may fill one meanwhile with what was there before; so
+//!   the write looks again at its end, with the folio's lock, and whoever finds one writes once more
+//!   with the content lock.
+//! - R4. Unwritten blocks get their first data that way too, whole and below the stored size: data, map, look
+//!   again, in this order. A reader that asks before the map has changed makes a folio of zeros, which the
+//!   look finds; one that asks afterwards reads the data.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -298,10 +302,10 @@ impl FileCache {
         Ok(())
     }
 
-    /// Writes whole blocks that hold data of the file already and that no folio has; any number of callers
-    /// at once. The caller holds the content lock, shared, and the file has no maps. `false` when it is
-    /// not that simple, or was not in the end: [`write_direct`](Self::write_direct) has to do it, all
-    /// of it.
+    /// Writes over blocks that the file has, written or not, and that are not cached; any number of callers at
+    /// once. The caller holds the content lock, shared, no journal handle, and the file has no maps.
+    /// [`Overwritten::Alone`] when it is not that simple, or was not in the end:
+    /// [`write_direct`](Self::write_direct) has to do it, all of it.
     ///
     /// # Errors
     ///
@@ -309,46 +313,155 @@ impl FileCache {
     ///
     /// # Cost
     ///
-    /// One device write for each run of blocks.
+    /// One device write for each run of blocks, and one handle when any of them had no data before.
     pub fn overwrite_direct<M: Mapper>(
         &self,
         mapper: &M,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<bool, M::Error> {
-        let end = offset.saturating_add(bytes.len() as u64);
-        if self.whole_blocks(offset..end) != Some(offset..end)
-            || end > mapper.size()
-            || !self.is_free(offset..end)
-        {
-            return Ok(false);
-        }
-        let mut parts = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let mapping =
-                self.mapping(mapper, at..end.max(at.saturating_add(ASK)), Intent::Read)?;
-            let (Kind::Mapped(_), Some(to)) = (&mapping.kind, mapping.address_of(at)) else {
-                return Ok(false);
-            };
-            let next = mapping.end().min(end);
-            parts.push((to, (at - offset) as usize..(next - offset) as usize));
-            at = next;
-        }
+        how: Overwrite,
+    ) -> Result<Overwritten, M::Error> {
+        let plan = match self.plan_overwrite(
+            mapper,
+            offset..offset.saturating_add(bytes.len() as u64),
+            how.unit,
+        )? {
+            Ok(plan) => plan,
+            Err(alone) => return Ok(Overwritten::Alone(alone)),
+        };
         mapper.begin_overwrite()?;
+        let mut durable = how.durable;
         let mut written = Ok(());
-        for (to, part) in parts {
-            let len = part.len() as u64;
-            written = mapper.device().write_at(to, &bytes[part]);
+        for part in &plan.parts {
+            let from = (part.offset - offset) as usize;
+            let bytes = &bytes[from..from + part.len as usize];
+            written = match how.durable && part.placed == Placed::Over {
+                true => mapper.device().write_fua_at(part.address, bytes),
+                false => mapper.device().write_at(part.address, bytes),
+            };
+            durable &= part.placed == Placed::Over && written.is_ok();
             if written.is_err() {
                 break;
             }
             self.cache.counters.direct_writes.add(1);
-            self.cache.counters.bytes_written_direct.add(len);
+            self.cache.counters.bytes_written_direct.add(part.len);
         }
-        mapper.end_overwrite();
+        mapper.end_overwrite(durable);
         written?;
-        Ok(self.is_free(offset..end) || sabotage("iomap.direct.not-looked-again")) // R3.
+        self.end_overwrite_direct(mapper, plan, durable)
+    }
+
+    /// Where the bytes of `range` go that are to be written over, in steps of `unit` bytes, or why that has
+    /// to be done alone. The caller holds the content lock, shared, until what it writes there is on the
+    /// device, or keeps those that hold it exclusively waiting otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper.
+    pub fn plan_overwrite<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+        unit: u64,
+    ) -> Result<Result<OverwritePlan, Alone>, M::Error> {
+        if range.end > mapper.size() {
+            return Ok(Err(Alone::Extends));
+        }
+        if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) || range.is_empty()
+        {
+            return Ok(Err(Alone::Parts));
+        }
+        if self.has_any(range.clone(), Look::Passing) {
+            return Ok(Err(Alone::Cached));
+        }
+        let is_whole = self.whole_blocks(range.clone()).as_ref() == Some(&range);
+        let mut plan = OverwritePlan { range: range.clone(), parts: Vec::new() };
+        let mut at = range.start;
+        while at < range.end {
+            let ask = at..range.end.max(at.saturating_add(ASK));
+            let mapping = self.mapping(mapper, ask, Intent::Read)?;
+            let placed = match mapping.kind {
+                Kind::Mapped(_) => Placed::Over,
+                Kind::Unwritten(_) if !is_whole => return Ok(Err(Alone::Parts)),
+                // What is stored behind the stored size has to move it, which a single writer does.
+                Kind::Unwritten(_) if range.end > mapper.stored_size() => {
+                    return Ok(Err(Alone::Extends));
+                }
+                Kind::Unwritten(_) => Placed::Convert,
+                Kind::Hole | Kind::Delayed => return Ok(Err(Alone::Hole)),
+                Kind::Inline(_) => return Ok(Err(Alone::Inline)),
+            };
+            let Some(address) = mapping.address_of(at) else { return Ok(Err(Alone::Hole)) };
+            let end = mapping.end().min(range.end);
+            plan.parts.push(Placement { offset: at, len: end - at, address, placed });
+            at = end;
+        }
+        Ok(Ok(plan))
+    }
+
+    /// The bytes of a plan are on the device: the map follows, if it has to.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapper::publish`].
+    fn end_overwrite_direct<M: Mapper>(
+        &self,
+        mapper: &M,
+        plan: OverwritePlan,
+        durable: bool,
+    ) -> Result<Overwritten, M::Error> {
+        let converts = !plan.is_plain();
+        if converts {
+            let new = plan.parts.into_iter().filter(|part| part.placed == Placed::Convert);
+            let done = Done { placements: new.collect(), size_to: 0 };
+            let _kept_out = self.keep_writeback_out(); // M5.
+            mapper.publish(&done)?;
+        }
+        if self.has_any(plan.range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
+            return Ok(Overwritten::Alone(Alone::Cached)); // R3, R4.
+        }
+        match converts {
+            true => self.cache.counters.direct_conversions.add(1),
+            false => self.cache.counters.direct_overwrites.add(1),
+        }
+        Ok(Overwritten::Done { durable })
+    }
+
+    /// A write past the cache holds the content lock exclusively, for this reason.
+    pub fn count_alone(&self, alone: Alone) {
+        let counters = &self.cache.counters;
+        let counter = match alone {
+            Alone::Cached => &counters.direct_alone_cached,
+            Alone::Hole => &counters.direct_alone_hole,
+            Alone::Extends => &counters.direct_alone_extends,
+            Alone::Parts => &counters.direct_alone_parts,
+            Alone::Mapped => &counters.direct_alone_mapped,
+            Alone::Inline => &counters.direct_alone_inline,
+            Alone::Rights => &counters.direct_alone_rights,
+        };
+        counter.add(1);
+    }
+
+    /// Whether the cache has contents for any byte of the range. The [last](Look::Last) look waits for those who
+    /// fill a folio at this moment, perhaps with what they have read before; who fills one later reads
+    /// what is there now.
+    fn has_any(&self, range: Range<u64>, look: Look) -> bool {
+        let end = range.end.div_ceil(1 << PAGE_LOG2);
+        let mut at = range.start >> PAGE_LOG2;
+        while let Some(page) = self.next_cached(at).filter(|page| *page < end) {
+            let Some(pin) = self.find(page) else {
+                at = page + 1;
+                continue;
+            };
+            let folio = self.bytes_of(&pin);
+            at = folio.end >> PAGE_LOG2;
+            let part = range.start.max(folio.start)..range.end.min(folio.end);
+            let _filled = (look == Look::Last).then(|| pin.lock());
+            if self.cache.states.any(State::Uptodate, self.units(&pin, part)) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Whether no folio has any byte of the range.
@@ -356,6 +469,74 @@ impl FileCache {
         let next = self.next_cached(range.start >> PAGE_LOG2);
         next.is_none_or(|page| page << PAGE_LOG2 >= range.end)
     }
+}
+
+/// How [`FileCache::overwrite_direct`] writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Overwrite {
+    /// Ranges begin and end at multiples of it, in bytes: a block, or less where the device takes less.
+    pub unit: u64,
+    /// What goes over data is to be durable when it is done.
+    pub durable: bool,
+}
+
+/// What became of a write over blocks that there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Overwritten {
+    /// It is on the device, and durable where that is said.
+    Done {
+        /// Every byte is on stable storage, and the map needed no change.
+        durable: bool,
+    },
+    /// It has to be done with the content lock held exclusively.
+    Alone(Alone),
+}
+
+/// Why a write past the cache is alone with its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Alone {
+    /// Some of the range is in the cache, or got there meanwhile.
+    Cached,
+    /// Some of it has no blocks yet.
+    Hole,
+    /// It ends behind the end of the file, or behind what is stored of it.
+    Extends,
+    /// It covers a part of a block that has no data yet, or of what the caller takes for the least.
+    Parts,
+    /// Programs have parts of the file mapped.
+    Mapped,
+    /// The data lies in the inode.
+    Inline,
+    /// It takes rights from the file, or the file can only be appended to.
+    Rights,
+}
+
+/// Where a write over blocks goes, from [`FileCache::plan_overwrite`].
+#[derive(Clone, Debug)]
+pub struct OverwritePlan {
+    range: Range<u64>,
+    parts: Vec<Placement>,
+}
+
+impl OverwritePlan {
+    /// Whether all of it has data already, so that the map stays as it is.
+    pub fn is_plain(&self) -> bool {
+        self.parts.iter().all(|part| part.placed == Placed::Over)
+    }
+
+    /// The places, in the order of the file, apart.
+    pub fn parts(&self) -> &[Placement] {
+        &self.parts
+    }
+}
+
+/// When [`FileCache::has_any`] looks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Before the bytes are written: there will be another look.
+    Passing,
+    /// When they are there.
+    Last,
 }
 
 /// How far a write has come.

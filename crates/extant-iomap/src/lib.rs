@@ -35,6 +35,7 @@ mod writeback;
 mod zero;
 
 pub use cache::{Cache, CacheError, CacheOptions};
+pub use direct::{Alone, Overwrite, OverwritePlan, Overwritten};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
 pub use mmap::MappedPages;

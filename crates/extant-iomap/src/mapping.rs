@@ -196,9 +196,9 @@ pub trait Mapper {
     /// Nothing may be written any more; those of the journal, if it has to go first.
     fn begin_overwrite(&self) -> Result<(), Self::Error>;
 
-    /// What [`begin_overwrite`](Self::begin_overwrite) was called for is on the device, though not yet
-    /// durable, or has failed.
-    fn end_overwrite(&self);
+    /// What [`begin_overwrite`](Self::begin_overwrite) was called for is on the device, or has failed; all of
+    /// it on stable storage when it is `durable`.
+    fn end_overwrite(&self, durable: bool);
 
     /// The data of these placements did not get to the device, or was not published.
     fn give_back(&self, placements: &[Placement]);

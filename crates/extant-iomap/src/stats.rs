@@ -103,6 +103,24 @@ counters! {
     bytes_read_direct,
     /// Bytes written past the cache.
     bytes_written_direct,
+    /// Writes past the cache over data, with the content lock shared and without a handle.
+    direct_overwrites,
+    /// Writes past the cache that gave unwritten blocks their first data, with the content lock shared.
+    direct_conversions,
+    /// Writes past the cache that were alone with their file because some of the range was cached.
+    direct_alone_cached,
+    /// The same, because some of the range was a hole.
+    direct_alone_hole,
+    /// The same, because the file grew.
+    direct_alone_extends,
+    /// The same, because a part of a block without data was written.
+    direct_alone_parts,
+    /// The same, because the file was mapped.
+    direct_alone_mapped,
+    /// The same, because the data was in the inode.
+    direct_alone_inline,
+    /// The same, because the write took rights from the file, or the file can only be appended to.
+    direct_alone_rights,
     /// Windows that a thread has fetched before a reader came.
     ahead_fetched,
     /// Windows that a reader has fetched while another thread filled the one it needed.

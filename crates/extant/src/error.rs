@@ -132,6 +132,15 @@ pub enum FsError {
         /// Which argument, and what its range is.
         what: &'static str,
     },
+    /// Direct I/O is aligned, or refused: [`DirectFile`](crate::DirectFile).
+    Misaligned {
+        /// Of what: `"offset"`, `"length"` or `"address of the memory"`.
+        what: &'static str,
+        /// What was given, in bytes.
+        value: u64,
+        /// What it has to be a multiple of, in bytes.
+        unit: u32,
+    },
     /// Files of this kind cannot do that.
     NotSupported {
         /// The file.
@@ -391,6 +400,7 @@ impl FsError {
             | Self::NotUtf8 { .. }
             | Self::TooLarge { .. }
             | Self::InvalidArgument { .. }
+            | Self::Misaligned { .. }
             | Self::NotSupported { .. }
             | Self::ReadOnly
             | Self::Exists { .. }
@@ -451,7 +461,7 @@ impl FsError {
             Self::Encrypted { .. } => errno::ENOKEY,
             Self::NotUtf8 { .. } => errno::EILSEQ,
             Self::TooLarge { .. } => errno::EFBIG,
-            Self::InvalidArgument { .. } => errno::EINVAL,
+            Self::InvalidArgument { .. } | Self::Misaligned { .. } => errno::EINVAL,
             Self::NotSupported { .. } => errno::EOPNOTSUPP,
             Self::ReadOnly | Self::Aborted { .. } => errno::EROFS,
             Self::Exists { .. } | Self::AttributeExists { .. } => errno::EEXIST,
@@ -603,6 +613,9 @@ impl fmt::Display for FsError {
                 write!(f, "inode {ino}: {bytes} bytes are more than the {limit} there can be here")
             }
             Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
+            Self::Misaligned { what, value, unit } => {
+                write!(f, "direct I/O: the {what} is {value}, and has to be a multiple of {unit}")
+            }
             Self::NotSupported { ino, what } => write!(f, "inode {ino}: not supported: {what}"),
             Self::ReadOnly => f.write_str("the file system is open read-only"),
             Self::Exists { dir, ino } => {

@@ -119,6 +119,44 @@ fn a_folio_that_a_reader_makes_during_an_overwrite_is_noticed() {
     fs.check_empty();
 }
 
+#[test]
+fn zeros_that_a_reader_keeps_while_unwritten_blocks_get_data_are_noticed() {
+    let fs = Fs::new(Options { block_log2: 10, ..Options::default() });
+    let file = fs.file();
+    file.write_direct(0, &[5; 1024]).unwrap();
+    file.allocate(1024..4096, true).unwrap();
+    file.truncate(4096).unwrap();
+    file.sync().unwrap();
+    fs.cache.drop_clean();
+    let other = Arc::clone(&file);
+    // The data is there, the map does not say so yet.
+    fs.hooks.once(Point::Publish, move || {
+        let mut out = [9; 4096];
+        other.data.read(&*other, 0, &mut out).unwrap();
+        assert_eq!((out[1023], out[1024], out[4095]), (5, 0, 0));
+    });
+    let before = fs.cache.stats();
+    file.write_direct(1024, &[6; 1024]).unwrap();
+    assert!(!fs.hooks.is_set(Point::Publish));
+    let mut wanted = vec![0; 4096];
+    wanted[..1024].fill(5);
+    wanted[1024..2048].fill(7);
+    let stats = fs.cache.stats();
+    assert_eq!(stats.direct_alone_cached - before.direct_alone_cached, 1);
+    assert_eq!(file.read_direct(1024, 1024).unwrap(), [6; 1024]);
+    fs.cache.drop_clean();
+    file.data.read(&*file, 0, &mut [0; 1024]).unwrap();
+    file.write_direct(1024, &[6; 1024]).unwrap();
+    // A folio that has contents of other blocks only is in nobody's way.
+    let before = fs.cache.stats();
+    file.write_direct(1024, &[7; 1024]).unwrap();
+    let stats = fs.cache.stats();
+    assert_eq!(stats.direct_overwrites - before.direct_overwrites, 1);
+    assert_eq!((file.read_all().unwrap(), file.after_a_crash()), (wanted.clone(), wanted));
+    drop(file);
+    fs.check_empty();
+}
+
 /// Lets each call that can fail do so, in a write over everything that a file can have.
 fn fails_at_each_call(fault: impl Fn(&Fs) -> &Fault) {
     for alloc in [Alloc::Pinned, Alloc::Unwritten] {

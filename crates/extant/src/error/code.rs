@@ -108,6 +108,8 @@ pub enum ErrorCode {
     DeviceFull = 43,
     /// [`FsError::Open`].
     Open = 44,
+    /// [`FsError::Misaligned`].
+    Misaligned = 45,
 }
 
 impl ErrorCode {
@@ -158,6 +160,7 @@ impl ErrorCode {
             Self::Device => "Device",
             Self::DeviceFull => "DeviceFull",
             Self::Open => "Open",
+            Self::Misaligned => "Misaligned",
         }
     }
 }
@@ -180,6 +183,7 @@ impl FsError {
             Self::NotUtf8 { .. } => ErrorCode::NotUtf8,
             Self::TooLarge { .. } => ErrorCode::TooLarge,
             Self::InvalidArgument { .. } => ErrorCode::InvalidArgument,
+            Self::Misaligned { .. } => ErrorCode::Misaligned,
             Self::NotSupported { .. } => ErrorCode::NotSupported,
             Self::ReadOnly => ErrorCode::ReadOnly,
             Self::Exists { .. } => ErrorCode::Exists,
@@ -223,6 +227,7 @@ impl FsError {
             Self::NotARegularFile { .. }
             | Self::NotASymlink { .. }
             | Self::InvalidArgument { .. }
+            | Self::Misaligned { .. }
             | Self::InvalidName { .. }
             | Self::IntoItself { .. }
             | Self::JournalDeviceMissing { .. }

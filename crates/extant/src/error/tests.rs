@@ -81,6 +81,12 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "invalid argument: depth must be above 0",
         ),
         (
+            FsError::Misaligned { what: "offset", value: 513, unit: 512 },
+            Family::Refusal,
+            22,
+            "direct I/O: the offset is 513, and has to be a multiple of 512",
+        ),
+        (
             FsError::NotSupported { ino, what: "moving its blocks" },
             Family::Refusal,
             95,
@@ -429,6 +435,7 @@ fn numbers_and_names_of_errors_stay() {
         "Device",
         "DeviceFull",
         "Open",
+        "Misaligned",
     ];
     let expected = (1..).zip(expected).collect();
     assert_eq!(seen, expected, "every variant is in the table, under its number");

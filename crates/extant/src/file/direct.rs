@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use extant_format::inode::InodeFlags;
+use extant_iomap::{Alone, Overwrite, Overwritten};
 
 use super::io::{Place, Way, check_changeable};
 use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
+use crate::node::FileState;
 
 /// Pieces of a range that are worth handing over one by one.
 const PIECES_MOST: usize = 16;
@@ -98,8 +100,10 @@ impl Inode {
     /// been in the page cache; the bytes of blocks that are written in part are in the cache as ever. They
     /// are durable, all of them, by [`sync_data`](Self::sync_data).
     ///
-    /// Writes over blocks that have data and are not cached run beside each other and beside readers, who
-    /// may see a part of one. Any other write is alone, as a write through the cache.
+    /// Any offset and length will do; what Linux calls direct I/O, with its rules, is [`direct`](Self::direct).
+    ///
+    /// Writes over blocks that the file has, of its stored size, and that are not cached run beside each other and
+    /// beside readers, who may see a part of one. Any other write is alone, as a write through the cache.
     ///
     /// # Errors
     ///
@@ -136,44 +140,71 @@ impl Inode {
     ///
     /// As there.
     pub fn write_direct_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
-        if self.overwrite(by, offset, bytes)? {
+        let how = Overwrite { unit: self.volume().block_size().bytes().into(), durable: false };
+        if let Overwritten::Done { .. } = self.overwrite(by, offset, bytes, how)? {
             return Ok(bytes.len());
         }
         let parts = std::iter::once(bytes);
         self.write_parts(Place::At(offset), by, Way::Direct, parts).map(|(_, written)| written)
     }
 
-    /// Writes over blocks that have data, with the content lock shared. `false` when that does not do.
-    fn overwrite(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<bool> {
+    /// Writes over blocks that there are, with the content lock shared.
+    pub(super) fn overwrite(
+        &self,
+        by: WriteBy,
+        offset: u64,
+        bytes: &[u8],
+        how: Overwrite,
+    ) -> Result<Overwritten> {
         self.check_contents()?;
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        let gist = node.gist();
-        // What changes more than the bytes takes the other way, and so does what is refused there.
-        let is_plain = |file: &crate::node::FileState| {
-            bytes.len() as u64 >= 1 << self.volume().block_size().log2()
-                && offset.saturating_add(bytes.len() as u64) <= file.size()
-                && !gist.flags.intersects(InodeFlags::INLINE_DATA | InodeFlags::APPEND)
-                && !self.may_lose_privileges(by)
+        let len = bytes.len() as u64;
+        let outcome = match self.keeps_from_sharing(file, by, offset, len) {
+            Some(alone) => Overwritten::Alone(alone),
+            None => fs.change(|| {
+                let _content = node.content.read();
+                // Again, because it may have changed before the lock was had.
+                if let Some(alone) = self.keeps_from_sharing(file, by, offset, len) {
+                    return Ok(Overwritten::Alone(alone));
+                }
+                if by != WriteBy::Cache {
+                    check_changeable(node.ino(), node.gist().flags)?;
+                }
+                let mapper = FileMapper { fs, node, file };
+                let outcome = file.cache.overwrite_direct(&mapper, offset, bytes, how)?;
+                if matches!(outcome, Overwritten::Done { .. }) && by != WriteBy::Cache {
+                    file.touch(self.volume().writer()?.now());
+                    fs.note_dirty(node, file);
+                }
+                Ok::<_, FsError>(outcome)
+            })?,
         };
-        if !is_plain(file) {
-            return Ok(false);
+        if let Overwritten::Alone(alone) = outcome {
+            file.cache.count_alone(alone);
         }
-        fs.change(|| {
-            let _content = node.content.read();
-            if !is_plain(file) || file.is_mapped() {
-                return Ok(false);
-            }
-            if by != WriteBy::Cache {
-                check_changeable(node.ino(), gist.flags)?;
-            }
-            let mapper = FileMapper { fs, node, file };
-            let is_done = file.cache.overwrite_direct::<FileMapper<'_>>(&mapper, offset, bytes)?;
-            if is_done && by != WriteBy::Cache {
-                file.touch(self.volume().writer()?.now());
-                fs.note_dirty(node, file);
-            }
-            Ok::<_, FsError>(is_done)
-        })
+        Ok(outcome)
+    }
+
+    /// Why a write changes more than the bytes of blocks that there are, as far as the inode says.
+    pub(super) fn keeps_from_sharing(
+        &self,
+        file: &FileState,
+        by: WriteBy,
+        offset: u64,
+        len: u64,
+    ) -> Option<Alone> {
+        let flags = self.node().gist().flags;
+        if flags.contains(InodeFlags::INLINE_DATA) {
+            Some(Alone::Inline)
+        } else if flags.contains(InodeFlags::APPEND) || self.may_lose_privileges(by) {
+            Some(Alone::Rights)
+        } else if file.is_mapped() {
+            Some(Alone::Mapped)
+        } else if offset.saturating_add(len) > file.size() {
+            Some(Alone::Extends)
+        } else {
+            None
+        }
     }
 }

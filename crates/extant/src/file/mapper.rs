@@ -524,7 +524,10 @@ impl Mapper for FileMapper<'_> {
         self.settle_moves()
     }
 
-    fn end_overwrite(&self) {
+    fn end_overwrite(&self, durable: bool) {
+        if durable {
+            return;
+        }
         if let Ok(writer) = self.volume().writer() {
             writer.dirty_files().wrote_in_place(self.node);
         }

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! io       read, write, append           resize   truncate, both ways
+//! direct, direct_file   past the page cache
 //! copy     from file to file             fallocate   space for ranges, all modes
 //! query    where data and holes are      mapped   files as memory of the program
 //! ahead    the thread that fetches what readers will want
@@ -18,6 +19,7 @@
 mod ahead;
 mod copy;
 mod direct;
+mod direct_file;
 mod fallocate;
 mod flush;
 mod io;
@@ -27,6 +29,7 @@ mod privilege;
 mod query;
 mod resize;
 
+pub use direct_file::{DirectAlignment, DirectFile};
 pub use fallocate::Fallocate;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use extant_iomap::FileCache;
+use extant_iomap::{FileCache, Overwrite, Overwritten};
 use extant_sync::{Rank, RwLock};
 
 use super::{Error, Fs};
@@ -104,8 +104,10 @@ impl TestFile {
     pub(crate) fn write_direct(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
         {
             let _content = self.content.read();
-            if self.data.overwrite_direct(self, at, bytes)? {
-                return Ok(bytes.len());
+            let how = Overwrite { unit: self.block(), durable: false };
+            match self.data.overwrite_direct(self, at, bytes, how)? {
+                Overwritten::Done { .. } => return Ok(bytes.len()),
+                Overwritten::Alone(why) => self.data.count_alone(why),
             }
         }
         let _content = self.content.write();

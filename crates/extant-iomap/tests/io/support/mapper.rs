@@ -123,7 +123,7 @@ impl Mapper for TestFile {
         Ok(())
     }
 
-    fn end_overwrite(&self) {
+    fn end_overwrite(&self, _durable: bool) {
         Seen::add(&self.fs.seen.overwrites);
     }
 
@@ -264,7 +264,10 @@ impl TestFile {
             match placement.placed {
                 Placed::Nowhere => assert_eq!(stored, None),
                 Placed::Over => assert_eq!(stored, Some(Stored::Written(block))),
-                Placed::Convert => assert_eq!(stored, Some(Stored::Unwritten(block))),
+                // Two writes past the cache may bring a block its first data at once.
+                Placed::Convert => assert!(
+                    [Stored::Unwritten(block), Stored::Written(block)].map(Some).contains(&stored)
+                ),
                 Placed::Pinned => assert_eq!(stored, Some(Stored::Pinned(block))),
             }
             if matches!(placement.placed, Placed::Convert | Placed::Pinned) {
