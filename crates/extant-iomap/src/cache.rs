@@ -33,6 +33,9 @@ const BYTES_MIN: u64 = 1 << 20;
 
 /// A cache has room for so many of its largest folios.
 const FOLIOS_MIN: u32 = 8;
+/// Pages that are given up at once for who may not wait, and how many are looked at for it.
+const EVICT_SHORT: u64 = 64;
+const EVICT_SHORT_LOOK: u64 = 8192;
 
 /// How large a cache is and how it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,6 +320,28 @@ impl Cache {
         None
     }
 
+    /// [`allocate`](Self::allocate) for who may not wait: gives up what little a short look finds, and else is
+    /// content with less.
+    pub(crate) fn try_allocate(&self, order: u8, shard: u64) -> Option<(u32, u8)> {
+        let order = order.clamp(self.order_min, self.order_max);
+        for attempt in 0..2 {
+            for smaller in (self.order_min..=order).rev() {
+                if let Some((page, fresh)) = self.buddy.alloc(smaller, shard as usize) {
+                    self.prepare(page, smaller, fresh);
+                    return Some((page, smaller));
+                }
+                // A smaller one only if room was made already.
+                if attempt == 0 {
+                    break;
+                }
+            }
+            if attempt == 0 {
+                self.evict_within(EVICT_SHORT.max(1 << order), EVICT_SHORT_LOOK);
+            }
+        }
+        None
+    }
+
     /// Gives memory back. It is in no index, and nobody has a pin.
     pub(crate) fn release(&self, page: u32, order: u8) {
         let units = self.units_of(page, order);
@@ -360,8 +385,12 @@ impl Cache {
     /// A folio that was used again since the hand came by last time is passed over once: what is
     /// read or written one time only goes first.
     pub(crate) fn evict(&self, pages: u64) -> u64 {
+        self.evict_within(pages, u64::from(self.pages) * 2)
+    }
+
+    /// [`evict`](Self::evict) that looks at `left` pages at most.
+    fn evict_within(&self, pages: u64, mut left: u64) -> u64 {
         let mut freed = self.sweep_limbo();
-        let mut left = u64::from(self.pages) * 2;
         while freed < pages && left > 0 {
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % self.pages;
             left -= 1;

@@ -38,7 +38,7 @@ pub struct FileCache {
     /// Where the last small read ended.
     read_end: AtomicU64,
     /// Mappings used lately, trusted while their cookie is current.
-    known: Known,
+    pub(crate) known: Known,
     pub(crate) streams: Streams,
     pub(crate) writeback: Mutex<()>,
     /// Counts passes of writeback, for those who wait for the end of one.
@@ -189,7 +189,7 @@ impl FileCache {
         // Each round but the last meets a folio that another reader has made meanwhile, here or
         // beside, or one that was evicted again.
         loop {
-            if let Some(pin) = self.make_once(page, order, fit)? {
+            if let Some(pin) = self.make_once(page, order, fit, Cache::allocate)? {
                 return Some(pin);
             }
             if let Some(pin) = self.find(page) {
@@ -198,11 +198,25 @@ impl FileCache {
         }
     }
 
+    /// [`make`](Self::make) for who may not wait: of memory that is free, or nearly.
+    pub(crate) fn try_make(&self, page: u64, order: u8, fit: Fit) -> Option<Pin<'_>> {
+        match self.make_once(page, order, fit, Cache::try_allocate)? {
+            Some(pin) => Some(pin),
+            None => self.find(page),
+        }
+    }
+
     /// `Some(None)` when there is a folio where the new one was to be.
-    fn make_once(&self, page: u64, order: u8, fit: Fit) -> Option<Option<Pin<'_>>> {
+    fn make_once(
+        &self,
+        page: u64,
+        order: u8,
+        fit: Fit,
+        allocate: impl FnOnce(&Cache, u8, u64) -> Option<(u32, u8)>,
+    ) -> Option<Option<Pin<'_>>> {
         let cache = &*self.cache;
         let order = self.order_at(page, order, fit);
-        let (frame, order) = cache.allocate(order, self.inner.id)?;
+        let (frame, order) = allocate(cache, order, self.inner.id)?;
         let made = self.insert(frame, page >> order << order, order, false);
         match &made {
             Some(_) => self.last.store(frame, Ordering::Relaxed),

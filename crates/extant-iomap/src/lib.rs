@@ -22,6 +22,7 @@ mod index;
 mod known;
 mod mapping;
 mod mmap;
+mod nowait;
 #[cfg(test)]
 mod protocol_tests;
 mod read;
@@ -37,6 +38,8 @@ mod zero;
 pub use cache::{Cache, CacheError, CacheOptions};
 pub use direct::{Alone, Overwrite, OverwritePlan, Overwritten};
 pub use file::{FileCache, KeptOut};
-pub use mapping::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
+pub use mapping::{
+    Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
+};
 pub use mmap::MappedPages;
 pub use stats::CacheStats;

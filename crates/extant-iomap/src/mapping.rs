@@ -48,6 +48,23 @@ pub enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cookie(pub u64);
 
+/// Why an attempt would have to wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Obstacle {
+    /// Somebody has the folio locked.
+    Folio,
+    /// A block that is to be changed is on its way to the device.
+    Writeback,
+    /// The bytes, or those around them in their block, are not in memory.
+    Device,
+    /// No memory of the cache is free or can be freed at once.
+    Memory,
+    /// What is behind the range is not in memory, or somebody changes it.
+    Map,
+    /// There is no space to promise, unless a commit brings some back.
+    Space,
+}
+
 /// What else is to be known about a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MapFlags {
@@ -166,6 +183,18 @@ pub trait Mapper {
     ///
     /// Damage, device errors; no space for [`Intent::Write`].
     fn map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping, Self::Error>;
+
+    /// [`map`](Self::map) for who may not wait: from memory, or not at all. Called with the lock of a folio. What
+    /// it reserves is used whole, so [`end`](Self::end) does not follow. One that always refuses is correct.
+    ///
+    /// # Errors
+    ///
+    /// Why not, and nothing has changed then. Whatever error [`map`](Self::map) would answer is such a reason too:
+    /// who may wait asks again, and meets it.
+    fn try_map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping, Obstacle> {
+        let _ = (range, intent);
+        Err(Obstacle::Map)
+    }
 
     /// Whether mappings with this cookie are still true.
     fn is_current(&self, cookie: Cookie) -> bool;

@@ -132,24 +132,38 @@ impl FileCache {
             None if !cache.states.all(State::Dirty, units.clone()) => return Ok(false),
             None => {}
         }
+        self.copy_locked(mapper, pin, at, bytes, units);
+        Ok(true)
+    }
+
+    /// Copies into the `units` of a folio that is locked, whose other bytes are what they should be.
+    pub(crate) fn copy_locked<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        at: u64,
+        bytes: &[u8],
+        units: Range<u64>,
+    ) {
+        let cache = &*self.cache;
         // Set first: to change a word after the copy would wait until the copy is in memory.
         cache.states.set(State::Uptodate, units.clone());
         self.set_dirty(pin, units);
         let to = self.arena_at(pin, at);
         cache.arena.copy_in(to, bytes);
         let len = bytes.len() as u64;
-        if len <= EXPECT_MAX && range.end + len <= self.bytes_of(pin).end {
+        let end = at + len;
+        if len <= EXPECT_MAX && end + len <= self.bytes_of(pin).end {
             cache.arena.expect_write(to + len, len);
         }
         self.inner.bytes_copied.add_alone(bytes.len() as u64);
-        if range.end > mapper.size() {
-            mapper.set_size(range.end);
+        if end > mapper.size() {
+            mapper.set_size(end);
         }
-        Ok(true)
     }
 
     /// Makes the blocks at both ends of `range` uptodate where the write does not cover them whole.
-    fn prepare_edges<M: Mapper>(
+    pub(crate) fn prepare_edges<M: Mapper>(
         &self,
         mapper: &M,
         pin: &Pin<'_>,
@@ -202,7 +216,7 @@ impl FileCache {
 
     /// How large a folio for a write should be, and where: as large as the write; for an append also
     /// as a part of what the file has already, so that small appends share folios and waste little.
-    fn place_for_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> (u8, Fit) {
+    pub(crate) fn place_for_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> (u8, Fit) {
         let wanted = order_for(pages_of(at, len));
         let size = mapper.size();
         let shared = order_for(at >> PAGE_LOG2 >> APPEND_SHARE_LOG2);

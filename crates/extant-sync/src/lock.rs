@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use crate::no_wait::check_may_wait;
+use crate::no_wait::{check_may_wait, check_may_wait_for_lock};
 use crate::rank::{Rank, RankToken};
 use crate::waits::waited;
 
@@ -124,14 +124,14 @@ impl<T: ?Sized> Mutex<T> {
     /// # Panics
     ///
     /// In debug builds, when this thread holds a lock that must come later; within
-    /// [`no_waiting`](crate::no_waiting), when somebody has this one.
+    /// [`no_waiting`](crate::no_waiting), when somebody has this one, unless it is a leaf.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         let guard = match self.inner.try_lock() {
             Some(guard) => guard,
             None => {
-                check_may_wait("a lock that somebody has");
+                check_may_wait_for_lock(self.rank);
                 waited(self.rank, || self.inner.lock())
             }
         };
@@ -193,14 +193,14 @@ impl<T: ?Sized> RwLock<T> {
     /// # Panics
     ///
     /// In debug builds, when this thread holds a lock that must come later; within
-    /// [`no_waiting`](crate::no_waiting), when somebody has this one.
+    /// [`no_waiting`](crate::no_waiting), when somebody has this one, unless it is a leaf.
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         let guard = match self.inner.try_read() {
             Some(guard) => guard,
             None => {
-                check_may_wait("a lock that somebody has");
+                check_may_wait_for_lock(self.rank);
                 waited(self.rank, || self.inner.read())
             }
         };
@@ -212,14 +212,14 @@ impl<T: ?Sized> RwLock<T> {
     /// # Panics
     ///
     /// In debug builds, when this thread holds a lock that must come later; within
-    /// [`no_waiting`](crate::no_waiting), when somebody has this one.
+    /// [`no_waiting`](crate::no_waiting), when somebody has this one, unless it is a leaf.
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         let guard = match self.inner.try_write() {
             Some(guard) => guard,
             None => {
-                check_may_wait("a lock that somebody has");
+                check_may_wait_for_lock(self.rank);
                 waited(self.rank, || self.inner.write())
             }
         };

@@ -8,13 +8,18 @@
 //!
 //! # What counts as waiting
 //!
-//! A condition, a bell or the clock; a lock that somebody else has (of whatever rank: it is taken by asking first, so
+//! A condition, a bell or the clock; a lock that somebody else has (it is taken by asking first, so
 //! a lock that is free costs nothing and is no wait); an operation of a device; the start of a journal handle. Taking a
 //! lock that happens to be free is allowed, because the operations that may not wait try such locks and give up.
+//!
+//! A lock of rank [`Leaf`](Rank::Leaf) is no wait even when somebody has it: nothing is taken or waited for inside of one,
+//! so it is held for as long as a few instructions take.
 
 #[cfg(debug_assertions)]
 use std::cell::Cell;
 use std::marker::PhantomData;
+
+use crate::Rank;
 
 #[cfg(debug_assertions)]
 thread_local! {
@@ -67,6 +72,15 @@ pub fn check_may_wait(what: &str) {
     let _ = what;
 }
 
+/// Says that a lock of this rank is not free.
+#[track_caller]
+#[inline]
+pub(crate) fn check_may_wait_for_lock(rank: Rank) {
+    if rank != Rank::Leaf {
+        check_may_wait("a lock that somebody has");
+    }
+}
+
 #[cfg(test)]
 #[cfg_attr(not(debug_assertions), allow(unused_imports, dead_code))]
 mod tests {
@@ -74,7 +88,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Bell, Clock, Condvar, Mutex, Rank, RwLock, SystemClock, threads};
+    use crate::{Bell, Clock, Condvar, Mutex, RwLock, SystemClock, threads};
 
     fn refused(act: impl FnOnce()) -> bool {
         let _scope = no_waiting();
@@ -112,6 +126,16 @@ mod tests {
         })
         .unwrap();
         drop(held);
+        // What is held for a few instructions is no wait.
+        let leaf = Mutex::new(Rank::Leaf, ());
+        threads::scope(|s| {
+            let held = leaf.lock();
+            let other = s.spawn("other", || assert!(!refused(|| drop(leaf.lock())))).unwrap();
+            SystemClock.sleep(Duration::from_millis(20));
+            drop(held);
+            other.join().unwrap();
+        })
+        .unwrap();
         // Scopes within each other, and the end of a panic.
         let outer = no_waiting();
         drop(no_waiting());

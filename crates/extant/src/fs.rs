@@ -16,6 +16,7 @@ use extant_format::group::{GroupDescriptor, GroupFlags};
 use extant_format::superblock::Superblock;
 use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Tid};
 
+use crate::attempt::AttemptCounters;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::{FileState, Node};
 use crate::volume::{ReplaySummary, Volume};
@@ -27,6 +28,7 @@ pub(crate) struct Mount {
     /// Set once, before anybody else has the mount.
     writer: OnceLock<Writer>,
     me: Weak<Mount>,
+    attempts: AttemptCounters,
 }
 
 impl Deref for Mount {
@@ -40,7 +42,12 @@ impl Deref for Mount {
 impl Mount {
     /// Without a writer.
     pub(crate) fn new(volume: Volume) -> Arc<Mount> {
-        Arc::new_cyclic(|me| Mount { volume, writer: OnceLock::new(), me: Weak::clone(me) })
+        Arc::new_cyclic(|me| Mount {
+            volume,
+            writer: OnceLock::new(),
+            me: Weak::clone(me),
+            attempts: AttemptCounters::default(),
+        })
     }
 
     /// The writing side.
@@ -55,6 +62,11 @@ impl Mount {
     /// Makes the mount a writable one.
     pub(crate) fn set_writer(&self, writer: Writer) {
         let _ = self.writer.set(writer);
+    }
+
+    /// What became of those who may not wait.
+    pub(crate) fn attempts(&self) -> &AttemptCounters {
+        &self.attempts
     }
 
     pub(crate) fn is_writable(&self) -> bool {

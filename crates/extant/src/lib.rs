@@ -41,7 +41,7 @@
 //! alloc quota supers shared_blocks        free blocks and inodes, promises; who pays; superblock; attribute blocks
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; names found lately
-//! node slot mmp                           an inode, a metadata block in memory; protection against other hosts
+//! node slot mmp attempt                   an inode, a metadata block in memory; other hosts; what would have waited
 //! error                                   what can go wrong, and its errno
 //! extent_node zones cache sparse          decoded nodes; blocks of no file; least recently used; long arrays
 //! limits run casefold image_path          numbers; blocks in a row; names whatever their case; paths of all kinds
@@ -68,6 +68,7 @@
 mod access;
 mod admin;
 mod alloc;
+mod attempt;
 mod cache;
 mod casefold;
 mod change;
@@ -113,6 +114,7 @@ mod zones;
 pub use access::{Access, Credentials};
 pub use admin::Statfs;
 pub use alloc::SpaceFor;
+pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
 pub use casefold::fold_name;
 pub use dir::{DirEntry, ReadDir};
 pub use error::{ErrorCode, Family, Fault, FsError, PathPart, Result};

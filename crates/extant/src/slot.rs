@@ -190,6 +190,11 @@ impl Slot {
         Ok(loaded)
     }
 
+    /// The current version, if there is one and nobody loads or changes it at this moment.
+    pub(crate) fn get_now(&self) -> Option<Arc<MetaBlock>> {
+        self.state.try_lock()?.current.clone()
+    }
+
     /// Changes the block in place, or a copy of it if somebody holds the version (S1). `load` as in
     /// [`get`](Self::get). Only a `Txn` that has claimed the slot calls this.
     pub(crate) fn change<R>(

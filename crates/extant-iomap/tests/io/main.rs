@@ -4,6 +4,7 @@ mod ahead;
 mod direct;
 mod errors;
 mod model;
+mod nowait;
 mod pitfalls;
 mod small;
 mod support;

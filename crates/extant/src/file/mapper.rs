@@ -9,7 +9,9 @@ use extant_base::{BlockCount, FileBlock, FsBlock, sabotage};
 use extant_block::BlockDevice;
 use extant_format::extent::{Extent, ExtentState};
 use extant_format::inode::InodeFlags;
-use extant_iomap::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
+use extant_iomap::{
+    Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
+};
 
 use crate::alloc::{BlockAsk, Purpose};
 use crate::error::{FsError, Result};
@@ -49,11 +51,17 @@ impl FileMapper<'_> {
         self.fs.volume()
     }
 
-    fn bits(&self) -> u32 {
+    pub(super) fn bits(&self) -> u32 {
         self.volume().block_size().log2()
     }
 
-    fn answer(&self, blocks: Range<u64>, kind: Kind, cookie: Cookie, is_new: bool) -> Mapping {
+    pub(super) fn answer(
+        &self,
+        blocks: Range<u64>,
+        kind: Kind,
+        cookie: Cookie,
+        is_new: bool,
+    ) -> Mapping {
         let bits = self.bits();
         let offset = blocks.start << bits;
         let flags = MapFlags { is_new };
@@ -61,7 +69,7 @@ impl FileMapper<'_> {
     }
 
     /// Byte of the device where a block begins.
-    fn address(&self, block: FsBlock) -> Result<u64> {
+    pub(super) fn address(&self, block: FsBlock) -> Result<u64> {
         let what = "block past the largest device";
         self.volume().block_size().offset_of(block).ok_or(FsError::InvalidArgument { what })
     }
@@ -457,6 +465,10 @@ impl Mapper for FileMapper<'_> {
         };
         // Nobody else fills holes: the content lock is held exclusively.
         self.delay(found)
+    }
+
+    fn try_map(&self, range: Range<u64>, intent: Intent) -> std::result::Result<Mapping, Obstacle> {
+        self.map_now(range, intent)
     }
 
     fn is_current(&self, cookie: Cookie) -> bool {

@@ -9,6 +9,7 @@
 //! ```text
 //! io       read, write, append           resize   truncate, both ways
 //! direct, direct_file   past the page cache
+//! nowait   read, write, append at once or not at all
 //! copy     from file to file             fallocate   space for ranges, all modes
 //! query    where data and holes are      mapped   files as memory of the program
 //! ahead    the thread that fetches what readers will want
@@ -25,6 +26,7 @@ mod flush;
 mod io;
 mod mapped;
 mod mapper;
+mod nowait;
 mod privilege;
 mod query;
 mod resize;

@@ -178,12 +178,31 @@ pub(super) fn read_node(
     block: FsBlock,
 ) -> Result<Arc<MetaBlock>> {
     volume.check_file_blocks("extent index", ino, None, block, 1)?;
-    let bytes = volume.read_block(block)?;
+    verified(volume, ino, seed, volume.read_block(block)?)
+}
+
+/// [`read_node`] of a block that is in memory, on a mount for writing.
+pub(super) fn node_in_memory(
+    volume: &crate::volume::Volume,
+    ino: extant_base::Ino,
+    seed: u32,
+    block: FsBlock,
+) -> Option<Arc<MetaBlock>> {
+    volume.check_file_blocks("extent index", ino, None, block, 1).ok()?;
+    verified(volume, ino, seed, volume.block_in_memory(block)?).ok()
+}
+
+fn verified(
+    volume: &crate::volume::Volume,
+    ino: extant_base::Ino,
+    seed: u32,
+    bytes: Arc<MetaBlock>,
+) -> Result<Arc<MetaBlock>> {
     if volume.verifies_metadata() {
         let verify = |bytes: &[u8]| extent::verify(seed, bytes).map_err(Fault::from);
         bytes
             .verify_once(ino, verify)
-            .map_err(|fault| FsError::corrupt("extent node", ino, block, fault))?;
+            .map_err(|fault| FsError::corrupt("extent node", ino, bytes.number(), fault))?;
     }
     Ok(bytes)
 }

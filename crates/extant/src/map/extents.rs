@@ -6,7 +6,7 @@ use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::checksum::inode_seed;
 use extant_format::extent::{self, Expect, ExtentState};
 
-use super::extent_edit::read_node;
+use super::extent_edit::{node_in_memory, read_node};
 use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::{ExtentNode, Records};
@@ -119,4 +119,25 @@ pub(super) fn load(
         volume.extent_nodes().insert_since(key, &trace, Arc::clone(&node));
     }
     Ok(node)
+}
+
+/// [`load`] of a node that is in memory, decoded or not, on a mount for writing; `None` of one that is not, that somebody
+/// changes at this moment, or that is damaged. The caller holds the lock of the map.
+pub(super) fn load_in_memory(
+    volume: &Mount,
+    ino: Ino,
+    generation: u32,
+    block: FsBlock,
+    expect: Expect,
+) -> Option<Arc<ExtentNode>> {
+    let key = (ino, block);
+    let trace = match volume.extent_nodes().get_or_trace(&key) {
+        Ok(node) => return (node.expect == Some(expect)).then_some(node),
+        Err(trace) => trace,
+    };
+    let seed = inode_seed(volume.checksum_seed(), ino, generation);
+    let bytes = node_in_memory(volume, ino, seed, block)?;
+    let node = Arc::new(ExtentNode::decode_block(bytes.bytes(), expect).ok()?);
+    volume.extent_nodes().insert_since(key, &trace, Arc::clone(&node));
+    Some(node)
 }

@@ -17,7 +17,7 @@ use extant_base::{FileBlock, Ino};
 use extant_format::extent::{Expect, Extent, ExtentState, Index};
 use extant_format::inode::{FileKind, InodeFlags};
 
-use super::extents::load;
+use super::extents::{load, load_in_memory};
 use super::indirect::IndirectCursor;
 use super::{Cursor, FILE_BLOCKS_END, MERGE_MAX, Mapping, MappingKind};
 use crate::error::{FsError, Result};
@@ -92,6 +92,43 @@ pub(crate) fn lookup(fs: &Fs, node: &Arc<Node>, at: u64, end: u64) -> Result<Map
         volume.check_file_blocks("file mapping", node.ino(), first, start, run.len)?;
     }
     Ok(run)
+}
+
+/// [`lookup`] in what is in memory: `None` where that is not enough, where it is damaged, and for files that
+/// are mapped by pointers. Waits for nothing.
+pub(crate) fn lookup_in_memory(volume: &Mount, node: &Node, at: u64, end: u64) -> Option<Mapping> {
+    if volume.fast_commit().is_some() {
+        return None;
+    }
+    let first = file_block(at).ok()?;
+    let end = end.clamp(at + 1, FILE_BLOCKS_END);
+    let (mut step, generation) = match node.try_with(|data| in_root(data, at, end))?.ok()?? {
+        Root::Found(piece) => return checked(volume, node, first, piece, end),
+        Root::Below { step, generation } => (step, generation),
+        Root::Pointers(_) => return None,
+    };
+    loop {
+        let child = load_in_memory(volume, node.ino(), generation, step.child.child, step.expect)?;
+        match search(&child, step.end, at, end) {
+            Search::Found(piece) => return checked(volume, node, first, piece, end),
+            Search::Below(next) => step = next,
+        }
+    }
+}
+
+/// What one leaf says, if it may be so.
+fn checked(
+    volume: &Mount,
+    node: &Node,
+    first: FileBlock,
+    piece: Piece,
+    end: u64,
+) -> Option<Mapping> {
+    let len = piece.len.min(end - u64::from(first.0));
+    if let MappingKind::Mapped(start) | MappingKind::Unwritten(start) = piece.kind {
+        volume.check_file_blocks("file mapping", node.ino(), first, start, len).ok()?;
+    }
+    Some(Mapping { file_start: first, len, kind: piece.kind })
 }
 
 fn file_block(at: u64) -> Result<FileBlock> {

@@ -48,7 +48,7 @@ pub(crate) use edit::{
     REMOVE_STEP_CREDITS, append_block, has_blocks, implied_block, insert, insert_first, is_small,
     remove,
 };
-pub(crate) use lookup::lookup;
+pub(crate) use lookup::{lookup, lookup_in_memory};
 pub(crate) use publish::{CONVERT_STEP_CREDITS, convert_range, insert_run, publish_credits};
 pub(crate) use restore::unmap;
 pub(crate) use shift::{SHIFT_STEP_CREDITS, shift_down, shift_up, split_at};

@@ -175,6 +175,20 @@ impl Node {
         self.file_state().get_or_init(make)
     }
 
+    /// [`file`](Self::file) for who may not wait, and holds the content lock.
+    pub(crate) fn try_file(
+        &self,
+        superblock: &Superblock,
+        cache: &Arc<Cache>,
+    ) -> Option<&FileState> {
+        if let Some(file) = self.file_in_use() {
+            return Some(file);
+        }
+        let size = self.try_with(|data| data.record.size)?;
+        let make = || Box::new(FileState::new(superblock.cluster_bits(), cache, size));
+        Some(self.file_state().get_or_init(make))
+    }
+
     /// The state of a regular file in use.
     pub(crate) fn file_in_use(&self) -> Option<&FileState> {
         self.file_state().get().map(|file| &**file)

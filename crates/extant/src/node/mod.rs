@@ -184,6 +184,11 @@ impl Node {
         look(&self.data.read())
     }
 
+    /// [`with`](Self::with), unless somebody changes it at this moment.
+    pub(crate) fn try_with<R>(&self, look: impl FnOnce(&InodeData) -> R) -> Option<R> {
+        self.data.try_read().map(|data| look(&data))
+    }
+
     /// Changes the inode. Only `Txn::update` calls this, after putting the node on the dirty list.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut InodeData) -> R) -> R {
         let mut data = self.data.write();

@@ -446,6 +446,11 @@ impl Volume {
         self.blocks.get_or_insert_with(block, || Arc::new(Slot::empty(block)))
     }
 
+    /// The current version of a block, if it is in memory and nobody changes it at this moment.
+    pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<Arc<MetaBlock>> {
+        self.blocks.get(&block)?.get_now()
+    }
+
     /// What a slot is filled with.
     pub(crate) fn load_block(&self, block: FsBlock) -> Result<Box<[u8]>> {
         Ok(self.read_block_uncached(block)?.into_boxed_slice())

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use extant_iomap::{FileCache, Overwrite, Overwritten};
+use extant_iomap::{FileCache, Obstacle, Overwrite, Overwritten};
 use extant_sync::{Rank, RwLock};
 
 use super::{Error, Fs};
@@ -92,6 +92,21 @@ impl TestFile {
 
     pub(crate) fn read_all(&self) -> Result<Vec<u8>, Error> {
         self.read(0, self.size() as usize)
+    }
+
+    /// Tries to write without waiting.
+    pub(crate) fn try_write(&self, at: u64, bytes: &[u8]) -> Result<usize, Obstacle> {
+        let _content = self.content.write();
+        self.data.try_write(self, at, bytes)
+    }
+
+    /// Tries to read without waiting.
+    pub(crate) fn try_read(&self, at: u64, len: usize) -> Result<Vec<u8>, Obstacle> {
+        let _content = self.content.read();
+        let mut out = vec![0x5B; len];
+        let got = self.data.try_read(self, at, &mut out)?;
+        out.truncate(got);
+        Ok(out)
     }
 
     /// As XFS: what is between the end and the write is zeroed first, size kept.

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use extant_block::BlockDevice;
-use extant_iomap::{Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Placed, Placement};
+use extant_iomap::{
+    Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
+};
 
 use super::device::Point;
 use super::file::{Map, Stored, TestFile};
@@ -61,6 +63,14 @@ impl Mapper for TestFile {
         };
         self.fs.hooks.run(Point::Mapped);
         Ok(answer)
+    }
+
+    fn try_map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping, Obstacle> {
+        // Promises ahead would not be used whole.
+        if self.fs.options.ahead && intent == Intent::Write {
+            return Err(Obstacle::Space);
+        }
+        self.map(range, intent).map_err(|_| Obstacle::Space)
     }
 
     fn is_current(&self, cookie: Cookie) -> bool {

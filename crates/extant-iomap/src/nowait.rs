@@ -1,0 +1,258 @@
+//! Reading and writing what needs no waiting, or not at all.
+//!
+//! # Rules
+//!
+//! - T1. Every question comes before the first side effect that anybody could see: the lock of the folio, what its
+//!   state is, what is behind it, and last the promise of space. After a promise nothing is refused.
+//! - T2. An attempt is refused only before its first byte; afterwards it ends, and says how far it got. What was done is
+//!   never taken back.
+//! - T3. A folio that was made for an attempt that is refused stays, clean and empty: the next one finds it.
+//!
+//! What counts as waiting says [`no_waiting`](extant_sync::no_waiting), whose check proves that none is met.
+
+use std::ops::Range;
+
+use crate::cache::PAGE_LOG2;
+use crate::file::FileCache;
+use crate::frames::Pin;
+use crate::mapping::{Intent, Kind, Mapper, Mapping, Obstacle};
+use crate::read::len_inside;
+use crate::states::State;
+
+/// How often a mapping that changes at this moment is asked for.
+const LOOKS: usize = 4;
+
+impl FileCache {
+    /// [`write`](Self::write) as far as nothing has to be waited for. The caller holds the content lock exclusively;
+    /// `offset` is not behind the end, or the end is that of a block.
+    ///
+    /// # Errors
+    ///
+    /// The obstacle in front of the first byte: nothing has changed.
+    ///
+    /// # Cost
+    ///
+    /// As there.
+    pub fn try_write<M: Mapper>(
+        &self,
+        mapper: &M,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Obstacle> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.try_write_some(mapper, offset + done as u64, &bytes[done..]) {
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(obstacle) => return Err(obstacle),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Whether [`try_write`](Self::try_write) of so many bytes would end early for want of memory, because of what is
+    /// on its way to the device, locked, or not known of the map: asked of a write that is to be whole or not at all.
+    /// The folios for it are there afterwards, and stay while the answer is kept. Space alone may still be wanting.
+    ///
+    /// # Errors
+    ///
+    /// The first obstacle.
+    pub fn prepare_whole<M: Mapper>(
+        &self,
+        mapper: &M,
+        offset: u64,
+        len: u64,
+    ) -> Result<impl Sized, Obstacle> {
+        let mut pins = Vec::new();
+        let mut at = offset;
+        while at < offset + len {
+            let pin = self.pin_to_write(mapper, at, offset + len - at)?;
+            let end = self.bytes_of(&pin).end.min(offset + len);
+            let units = self.units(&pin, self.block_of(at..end));
+            if self.cache.states.any(State::Writeback, units) {
+                return Err(Obstacle::Writeback);
+            }
+            if pin.try_lock().is_none() {
+                return Err(Obstacle::Folio);
+            }
+            pins.push(pin);
+            let mut asked = at;
+            while asked < end {
+                asked = mapper.try_map(asked..end, Intent::Read)?.end();
+            }
+            at = end;
+        }
+        Ok(pins)
+    }
+
+    /// The folio for a write at `at`, there already or made now.
+    fn pin_to_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> Result<Pin<'_>, Obstacle> {
+        let page = at >> PAGE_LOG2;
+        if let Some(pin) = self.find(page) {
+            return Ok(pin);
+        }
+        let (order, fit) = self.place_for_write(mapper, at, len);
+        self.try_make(page, order, fit).ok_or(Obstacle::Memory)
+    }
+
+    /// Writes into one folio, up to its end or that of the mapping.
+    fn try_write_some<M: Mapper>(
+        &self,
+        mapper: &M,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<usize, Obstacle> {
+        let pin = self.pin_to_write(mapper, at, bytes.len() as u64)?;
+        let states = &self.cache.states;
+        let mut end = self.bytes_of(&pin).end.min(at + bytes.len() as u64);
+        let _folio = pin.try_lock().ok_or(Obstacle::Folio)?;
+        if pin.is_detached() {
+            return Err(Obstacle::Folio);
+        }
+        let mut units = self.units(&pin, self.block_of(at..end));
+        if states.any(State::Writeback, units.clone()) {
+            return Err(Obstacle::Writeback);
+        }
+        self.inner.units_touched.add_alone(units.end - units.start);
+        if !states.all(State::Dirty, units.clone()) {
+            // Under the lock of the folio, which the blocking way takes afterwards: so nothing that is promised
+            // has to be given back.
+            let mapping = self.try_mapping(mapper, &pin, at..end, Intent::Write)?;
+            end = end.min(mapping.end());
+            let blocks = self.block_of(at..end);
+            units = self.units(&pin, blocks.clone());
+            if self.prepare_edges(mapper, &pin, at..end, blocks, &mapping).is_err() {
+                return Err(Obstacle::Device);
+            }
+        }
+        let len = (end - at) as usize;
+        self.copy_locked(mapper, &pin, at, &bytes[..len], units);
+        Ok(len)
+    }
+
+    /// What is behind the first bytes of `range`, true now and as long as the folio is locked; for a write that nothing
+    /// has to be read for.
+    fn try_mapping<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+        intent: Intent,
+    ) -> Result<Mapping, Obstacle> {
+        let known = self.known.about(range.start).filter(|known| {
+            mapper.is_current(known.cookie) && !matches!(known.kind, Kind::Hole | Kind::Inline(_))
+        });
+        if let Some(known) = known {
+            self.needs_no_device(mapper, pin, range, &known)?;
+            return Ok(known);
+        }
+        for _ in 0..LOOKS {
+            self.cache.counters.mappings.add(1);
+            let mapping = mapper.try_map(self.block_of(range.clone()), intent)?;
+            self.known.note(&mapping);
+            // What was a hole a moment ago is nobody else's to change: content lock and folio are held.
+            if mapping.flags.is_new {
+                return Ok(mapping);
+            }
+            self.needs_no_device(mapper, pin, range.clone(), &mapping)?;
+            if mapper.is_current(mapping.cookie) {
+                return Ok(mapping);
+            }
+            self.cache.counters.stale_mappings.add(1);
+        }
+        Err(Obstacle::Map)
+    }
+
+    /// Whether the blocks at the ends of a write to `range` have all that they need.
+    fn needs_no_device<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+        mapping: &Mapping,
+    ) -> Result<(), Obstacle> {
+        let range = range.start..range.end.min(mapping.end());
+        let blocks = self.block_of(range.clone());
+        let block = 1u64 << self.cache.options.block_log2;
+        let is_missing = |start: u64, is_part: bool| {
+            is_part
+                && matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_))
+                && start < mapper.size()
+                && !self.cache.states.all(State::Uptodate, self.units(pin, start..start + block))
+        };
+        let (first, last) = (blocks.start, blocks.end - block);
+        if is_missing(first, range.start > first || range.end < first + block)
+            || is_missing(last, range.end < blocks.end)
+        {
+            return Err(Obstacle::Device);
+        }
+        Ok(())
+    }
+
+    /// [`read`](Self::read) as far as nothing has to be waited for. The caller holds the content lock, shared.
+    ///
+    /// # Errors
+    ///
+    /// The obstacle in front of the first byte.
+    ///
+    /// # Cost
+    ///
+    /// As there.
+    pub fn try_read<M: Mapper>(
+        &self,
+        mapper: &M,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, Obstacle> {
+        let wanted = len_inside(mapper, offset, out.len());
+        let mut done = 0;
+        while done < wanted {
+            match self.try_read_some(mapper, offset + done as u64, &mut out[done..wanted]) {
+                Ok(read) => done += read,
+                Err(_) if done > 0 => break,
+                Err(obstacle) => return Err(obstacle),
+            }
+        }
+        Ok(done)
+    }
+
+    fn try_read_some<M: Mapper>(
+        &self,
+        mapper: &M,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<usize, Obstacle> {
+        if let Some(pin) = self.find(at >> PAGE_LOG2) {
+            let end = self.bytes_of(&pin).end.min(at + out.len() as u64);
+            let units = self.units(&pin, at..end);
+            if !self.cache.states.all(State::Uptodate, units) {
+                return Err(Obstacle::Device);
+            }
+            if pin.is_ahead() && pin.take_ahead() {
+                self.arrive(mapper, at >> PAGE_LOG2);
+            }
+            let len = (end - at) as usize;
+            self.cache.arena.copy_out(self.arena_at(&pin, at), &mut out[..len]);
+            return Ok(len);
+        }
+        // Before the question, as where reads may wait: see `read_absent`.
+        let next = self.next_cached(at >> PAGE_LOG2).map_or(u64::MAX, |page| page << PAGE_LOG2);
+        let known = self.known.about(at).filter(|known| mapper.is_current(known.cookie));
+        let mapping = match known {
+            Some(known) => known,
+            None => mapper.try_map(at..at + out.len() as u64, Intent::Read)?,
+        };
+        match mapping.kind {
+            Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
+                let end = mapping.end().min(next).min(at + out.len() as u64);
+                if end <= at {
+                    // A folio has come meanwhile.
+                    return Err(Obstacle::Folio);
+                }
+                out[..(end - at) as usize].fill(0);
+                Ok((end - at) as usize)
+            }
+            Kind::Mapped(_) | Kind::Inline(_) => Err(Obstacle::Device),
+        }
+    }
+}
