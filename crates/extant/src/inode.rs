@@ -259,6 +259,11 @@ impl Drop for Inode {
         {
             writer.reclaim_later(Arc::clone(&self.node));
         }
+        if self.node.life().is_unheld()
+            && let Ok(writer) = volume.writer()
+        {
+            writer.alloc().give_back_window(&self.node);
+        }
         volume.nodes().let_go(&self.node.ino(), |node| Arc::ptr_eq(node, &self.node));
     }
 }

@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 
-use super::group::{GroupState, NotFreed, damaged};
+use super::group::{Blocks, Found, GroupState, NotFreed, damaged};
 use super::promise::Claimant;
+use super::window::{Growth, Look};
 use super::{Allocator, BlockAsk, Half, Locked, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
+use crate::run::Window;
 use crate::volume::Volume;
 
 /// Groups whose bitmaps are searched for as much as was wanted, before less will do.
@@ -19,13 +21,36 @@ const WHOLE_LOOKS: u32 = 64;
 /// Searches that are repeated because clusters came back meanwhile.
 const RETRIES_MAX: u32 = 64;
 
+/// Groups whose bitmaps are searched for what is wanted and room behind it.
+const AHEAD_LOOKS: u32 = 16;
+
 /// How thorough a pass over the groups is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
-    /// As much as was wanted, from groups that nobody is at (B2).
+    /// As much as was wanted and a window behind it, or what continues the file, from groups that nobody is
+    /// at (B2), but for that where the file goes on.
+    Ahead,
+    /// As much as was wanted, from groups that nobody is at.
     Whole,
     /// At least the minimum, from any group.
     Least,
+    /// The same, out of windows too (W2).
+    Any,
+}
+
+impl Pass {
+    fn look(self) -> Look {
+        if self == Pass::Any { Look::All } else { Look::Open }
+    }
+
+    /// Groups whose bitmaps are searched.
+    fn looks_max(self) -> u32 {
+        match self {
+            Pass::Ahead => AHEAD_LOOKS,
+            Pass::Whole => WHOLE_LOOKS,
+            Pass::Least | Pass::Any => u32::MAX,
+        }
+    }
 }
 
 /// What is looked for, in clusters, and what came in the way.
@@ -34,6 +59,10 @@ struct Search {
     goal_bit: u32,
     len: u32,
     min: u32,
+    /// Room wanted behind it.
+    ahead: u32,
+    /// It continues a file at the goal.
+    continues: bool,
     /// Groups whose bitmaps were searched.
     looks: u32,
     /// The group with the best of the pieces that were too short.
@@ -45,6 +74,38 @@ struct Search {
 }
 
 impl Search {
+    /// The fewest clusters in one piece that a group must have.
+    fn needed(&self, pass: Pass, group: GroupIndex) -> u32 {
+        match pass {
+            Pass::Ahead if self.goes_on(pass, group) => self.len,
+            Pass::Ahead => self.len.saturating_add(self.ahead),
+            Pass::Whole => self.len,
+            Pass::Least | Pass::Any => self.min,
+        }
+    }
+
+    /// Whether the file that grows goes on in this group.
+    fn goes_on(&self, pass: Pass, group: GroupIndex) -> bool {
+        pass == Pass::Ahead && self.continues && group == self.goal
+    }
+
+    /// What to take of a group.
+    fn find(&self, blocks: &Blocks, pass: Pass, group: GroupIndex, start: u32) -> Found {
+        if pass != Pass::Ahead {
+            return blocks.find(pass.look(), start, self.len, self.min);
+        }
+        let whole = self.len.saturating_add(self.ahead);
+        if self.goes_on(pass, group) {
+            let here = blocks.open_run(self.goal_bit, self.len);
+            if here.end - here.start >= self.len {
+                return Found { run: Some(here), is_complete: true };
+            }
+        }
+        let found = blocks.find(Look::Open, start, whole, whole);
+        let run = found.run.map(|run| run.start..run.start + self.len);
+        Found { run, ..found }
+    }
+
     /// Groups nearer to the goal come first; twice the length is worth the way.
     fn consider(&mut self, group: GroupIndex, longest: u32) {
         let best = self.best.map_or(0, |(longest, _)| longest.saturating_mul(2));
@@ -58,8 +119,18 @@ impl Search {
 pub(super) enum Taker<'t, 'v> {
     /// A transaction.
     Handle(&'t mut Editor<'v>, Claimant),
-    /// Writeback of this file, in memory; perhaps at its end, where it grows.
-    Pin { ino: Ino, grows: bool },
+    /// Writeback of a file, in memory.
+    Pin(Pinning),
+}
+
+/// Writeback that looks for a place.
+pub(super) struct Pinning {
+    pub(super) ino: Ino,
+    pub(super) growth: Growth,
+    /// The window that the file has had: closed once its group is looked at.
+    pub(super) own: Option<Window>,
+    /// The one that was opened.
+    pub(super) window: Option<Window>,
 }
 
 impl Allocator {
@@ -110,7 +181,11 @@ impl Allocator {
         let len = to_clusters(ask.len).clamp(min, most.max(min));
         let left = |taker: &Taker<'_, '_>| match taker {
             Taker::Handle(_, claimant) => self.space.left_for(*claimant),
-            Taker::Pin { .. } => self.space.unpinned(),
+            Taker::Pin(_) => self.space.unpinned(),
+        };
+        let growth = match taker {
+            Taker::Handle(..) => Growth::default(),
+            Taker::Pin(pinning) => pinning.growth,
         };
         let mut retries = 0;
         loop {
@@ -125,8 +200,23 @@ impl Allocator {
                 return Err(no_space);
             }
             let len = u32::try_from(left).unwrap_or(u32::MAX).min(len);
-            let (looks, best, obstacle, is_out) = (0, None, None, false);
-            let mut search = Search { goal, goal_bit, len, min, looks, best, obstacle, is_out };
+            // What is left of a window of its own counts as well.
+            let ahead = match growth.ahead {
+                0 => 0,
+                ahead => self.window_for(to_clusters(ahead)).min(most - len.min(most)),
+            };
+            let mut search = Search {
+                goal,
+                goal_bit,
+                len,
+                min,
+                ahead,
+                continues: growth.continues,
+                looks: 0,
+                best: None,
+                obstacle: None,
+                is_out: false,
+            };
             if let Some(run) = self.search(volume, groups, &mut search, taker)? {
                 return Ok(run);
             }
@@ -146,13 +236,16 @@ impl Allocator {
         search: &mut Search,
         taker: &mut Taker<'_, '_>,
     ) -> Result<Option<Run>> {
-        for pass in [Pass::Whole, Pass::Least] {
+        let passes = [Pass::Ahead, Pass::Whole, Pass::Least, Pass::Any];
+        let with_window = matches!(taker, Taker::Pin(pinning) if pinning.growth.ahead > 0);
+        for pass in passes.into_iter().skip(usize::from(!with_window)) {
             let first = match (pass, search.best) {
-                (Pass::Least, Some((_, group))) => group,
+                (Pass::Least | Pass::Any, Some((_, group))) => group,
                 _ => search.goal,
             };
+            search.looks = 0;
             for step in 0..groups {
-                if pass == Pass::Whole && search.looks >= WHOLE_LOOKS {
+                if search.looks >= pass.looks_max() {
                     break;
                 }
                 // Below 2^32 groups in all; the sum may not be.
@@ -179,18 +272,20 @@ impl Allocator {
         taker: &mut Taker<'_, '_>,
     ) -> Result<Option<Range<u32>>> {
         let cell = self.cell(group)?;
-        let needed = if pass == Pass::Whole { search.len } else { search.min };
-        if cell.is_bad(Half::Blocks) || cell.free_clusters.load(Ordering::Acquire) < needed {
+        let (look, needed) = (pass.look(), search.needed(pass, group));
+        let goes_on = search.goes_on(pass, group);
+        let (free, longest) = cell.hints(look);
+        // Without its own window it may have more.
+        if cell.is_bad(Half::Blocks) || (free < needed && !goes_on) {
             return Ok(None);
         }
-        let longest = cell.longest.load(Ordering::Acquire);
-        if longest < needed {
+        if longest < needed && !goes_on {
             search.consider(group, longest);
             return Ok(None);
         }
         let locked = match pass {
-            Pass::Whole => self.try_lock(volume, group),
-            Pass::Least => self.lock(volume, group).map(Some),
+            Pass::Ahead | Pass::Whole if !goes_on => self.try_lock(volume, group),
+            _ => self.lock(volume, group).map(Some),
         };
         let mut locked = match locked {
             Ok(Some(locked)) => locked,
@@ -206,21 +301,28 @@ impl Allocator {
         }
         search.looks += 1;
         let start = if group == search.goal { search.goal_bit } else { 0 };
-        let found = match self.blocks_of(volume, place.0, state) {
+        let (found, has_windows) = match self.blocks_of(volume, place.0, state) {
             Ok(blocks) => {
-                let bound = blocks.longest_bound();
+                if let Taker::Pin(pinning) = taker
+                    && let Some(own) = pinning.own.take_if(|own| own.group == group)
+                {
+                    blocks.close_window(pinning.ino, &own.clusters);
+                    cell.longest_open.store(u32::MAX, Ordering::Release);
+                }
+                let has_windows = blocks.in_windows() > 0;
+                let bound = blocks.longest_bound(look);
                 if bound < needed {
-                    cell.longest.store(bound, Ordering::Release);
+                    cell.note_longest(look, has_windows, bound);
                     search.consider(group, bound);
                     return Ok(None);
                 }
                 let start = match taker {
-                    Taker::Pin { ino, grows } if group == search.goal => {
-                        blocks.start_of((*ino, *grows), start, search.len)
+                    Taker::Pin(Pinning { ino, growth, .. }) if group == search.goal => {
+                        blocks.start_of((*ino, growth.grows), start, search.len)
                     }
                     _ => start,
                 };
-                blocks.find(start, search.len, search.min)
+                (search.find(blocks, pass, group, start), has_windows)
             }
             Err(error) => {
                 search.obstacle.get_or_insert(error);
@@ -230,10 +332,11 @@ impl Allocator {
         let size = found.size();
         if size < search.len && found.is_complete {
             // Runs below the minimum were not measured.
-            let longest = size.max(search.min.saturating_sub(1));
-            cell.longest.store(longest, Ordering::Release);
+            let least = if pass == Pass::Ahead { search.len + search.ahead } else { search.min };
+            let longest = size.max(least.saturating_sub(1));
+            cell.note_longest(look, has_windows, longest);
         }
-        let Some(range) = found.run.filter(|_| size >= needed) else {
+        let Some(range) = found.run.filter(|_| size >= needed.min(search.len)) else {
             search.consider(group, size);
             return Ok(None);
         };
@@ -265,7 +368,7 @@ impl Allocator {
                 }
                 count
             }
-            Taker::Pin { .. } => self.space.pin(search.min, size),
+            Taker::Pin(_) => self.space.pin(search.min, size),
         };
         let Some(count) = count else {
             search.is_out = true;
@@ -273,8 +376,10 @@ impl Allocator {
         };
         let range = range.start..range.start + count;
         let blocks = self.blocks_of(volume, place.0, state)?;
-        if let Taker::Pin { .. } = taker {
+        if let Taker::Pin(pinning) = taker {
             blocks.pin(range.clone());
+            let clusters = blocks.open_window(pinning.ino, range.end, search.ahead);
+            pinning.window = clusters.map(|clusters| Window { group, clusters });
             return Ok(Some(range));
         }
         blocks.take(range.clone());

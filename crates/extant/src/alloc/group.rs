@@ -6,6 +6,7 @@
 //!   committed, and with what is pinned: a clear bit may be given away, a set one may not.
 //! - G2. The descriptor's counts are those of the stored bitmaps.
 //! - G3. Bitmaps are believed only if checksum, counts and the group's own structures agree.
+//! - G4. What is in a window is clear in `taken`; searches that leave windows alone look at both together.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_jbd2::Tid;
 
+use super::window::{Look, Windows};
 use crate::error::{Fault, FsError, Result};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
@@ -45,7 +47,7 @@ pub(super) struct Blocks {
     /// As stored.
     stored: Bitmap,
     /// G1.
-    taken: Bitmap,
+    pub(super) taken: Bitmap,
     /// Freed, with the transaction that has to commit first.
     freed: Vec<(Range<u32>, Tid)>,
     /// The group's own structures, sorted: never freed.
@@ -58,6 +60,8 @@ pub(super) struct Blocks {
     pub(super) pinned: u32,
     /// Clusters on their way to be discarded (D1).
     pub(super) held: u32,
+    /// What is left to files that grow.
+    pub(super) windows: Option<Box<Windows>>,
     len: u32,
 }
 
@@ -107,6 +111,11 @@ impl GroupState {
     /// Clusters that could be given away now; as far as is known.
     pub(super) fn room(&self) -> u32 {
         self.blocks.as_ref().map_or(self.descriptor.free_clusters, |blocks| blocks.room)
+    }
+
+    /// Clusters in windows.
+    pub(super) fn in_windows(&self) -> u32 {
+        self.blocks.as_ref().map_or(0, Blocks::in_windows)
     }
 
     /// Whether the descriptor says `flag`, in a file system where that means something.
@@ -246,37 +255,47 @@ impl NotFreed {
 }
 
 impl Blocks {
-    fn new(stored: Bitmap, own: Vec<Range<u32>>, len: u32) -> Blocks {
+    pub(super) fn new(stored: Bitmap, own: Vec<Range<u32>>, len: u32) -> Blocks {
         let first_free = first_clear(&stored, 0, len);
         let room = stored.view().count_clear(0..len);
         let taken = stored.clone();
-        Blocks { taken, stored, freed: Vec::new(), own, first_free, room, pinned: 0, held: 0, len }
+        let (freed, pinned, held, windows) = (Vec::new(), 0, 0, None);
+        Blocks { taken, stored, freed, own, first_free, room, pinned, held, windows, len }
     }
 
     /// The length of the longest free run, or more: what a look at whole words can tell.
-    pub(super) fn longest_bound(&self) -> u32 {
-        if self.taken.view().has_clear_word() { self.room } else { self.room.min(WORDLESS_MAX) }
+    pub(super) fn longest_bound(&self, look: Look) -> u32 {
+        let room = self.room_for(look);
+        if self.view(look).has_clear_word() { room } else { room.min(WORDLESS_MAX) }
+    }
+
+    /// Clusters that could be given away now, to who looks so.
+    pub(super) fn room_for(&self, look: Look) -> u32 {
+        match look {
+            Look::Open => self.room.saturating_sub(self.in_windows()),
+            Look::All => self.room,
+        }
     }
 
     /// A free run of `len` clusters from `start` on, else before it; else the largest found of at
     /// least `min`.
-    pub(super) fn find(&self, start: u32, len: u32, min: u32) -> Found {
+    pub(super) fn find(&self, look: Look, start: u32, len: u32, min: u32) -> Found {
         let start = start.min(self.len).max(self.first_free);
-        let behind = self.find_in(start..self.len, len, min);
+        let behind = self.find_in(look, start..self.len, len, min);
         if behind.is_whole(len) {
             return behind;
         }
         // A run that `start` cuts in two is found whole by looking a little further back.
-        let cut = self.taken.view().first_set(start..self.len).unwrap_or(self.len);
-        let before = self.find_in(self.first_free..cut, len, min);
+        let cut = self.view(look).first_set(start..self.len).unwrap_or(self.len);
+        let before = self.find_in(look, self.first_free..cut, len, min);
         let is_complete = behind.is_complete && before.is_complete;
         // The largest wins; of equal ones, that from the goal on.
         let best = if before.size() > behind.size() { before.run } else { behind.run };
         Found { run: best, is_complete }
     }
 
-    fn find_in(&self, bits: Range<u32>, len: u32, min: u32) -> Found {
-        let taken = self.taken.view();
+    fn find_in(&self, look: Look, bits: Range<u32>, len: u32, min: u32) -> Found {
+        let taken = self.view(look);
         if len == 1 {
             let run = taken.first_clear(bits).map(|bit| bit..bit + 1);
             return Found { run, is_complete: true };
@@ -302,14 +321,9 @@ impl Blocks {
         self.len
     }
 
-    /// Clusters that could be given away now.
-    pub(super) fn room(&self) -> u32 {
-        self.room
-    }
-
-    /// Clusters of the range that could be given away now.
-    pub(super) fn count_clear(&self, range: Range<u32>) -> u32 {
-        self.taken.view().count_clear(range)
+    /// Clusters of the range that could be given away now and are in nobody's window.
+    pub(super) fn count_open(&self, range: Range<u32>) -> u32 {
+        self.view(Look::Open).count_clear(range)
     }
 
     /// Runs of clusters that could be given away now.
@@ -317,8 +331,15 @@ impl Blocks {
         self.taken.view().clear_runs(range.start..range.end.min(self.len))
     }
 
-    pub(super) fn is_clear(&self, bit: u32) -> bool {
-        !self.taken.view().get(bit)
+    pub(super) fn is_open(&self, bit: u32) -> bool {
+        !self.view(Look::Open).get(bit)
+    }
+
+    /// The open clusters from `bit` on, up to `len` of them.
+    pub(super) fn open_run(&self, bit: u32, len: u32) -> Range<u32> {
+        let bit = bit.min(self.len);
+        let end = bit.saturating_add(len).min(self.len);
+        bit..self.view(Look::Open).first_set(bit..end).unwrap_or(end)
     }
 
     /// Takes clusters that [`find`](Self::find) found, here and on the device.
@@ -334,13 +355,15 @@ impl Blocks {
         if range.contains(&self.first_free) {
             self.first_free = first_clear(&self.taken, range.end, self.len);
         }
+        self.hide_from_windows(range);
     }
 
     /// Gives clusters back that are taken in memory.
     pub(super) fn show(&mut self, range: Range<u32>) {
         self.room += range.end - range.start;
         self.first_free = self.first_free.min(range.start);
-        self.taken.clear_range(range);
+        self.taken.clear_range(range.clone());
+        self.show_to_windows(range);
     }
 
     /// What is taken in memory is taken on the device as well.
@@ -438,6 +461,7 @@ impl Blocks {
     #[cfg(test)]
     pub(super) fn parts(&self) -> (BitmapRef<'_>, BitmapRef<'_>, u32) {
         assert_eq!(self.room, self.taken.view().count_clear(0..self.len), "clear bits");
+        self.check_windows();
         (self.stored.view(), self.taken.view(), self.len)
     }
 }
@@ -526,14 +550,14 @@ mod tests {
     #[expect(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
     fn the_goal_is_tried_first_then_what_is_before_it() {
         let mut group = blocks(1000, vec![0..10]);
-        assert_eq!(group.find(500, 8, 1).run, Some(500..508));
+        assert_eq!(group.find(Look::All, 500, 8, 1).run, Some(500..508));
         group.take(500..1000);
-        assert_eq!(group.find(500, 8, 1).run, Some(10..18));
-        assert_eq!(group.find(999, 1, 1).run, Some(10..11));
-        assert_eq!(group.find(5000, 600, 1).run, Some(10..500), "fewer than wanted");
-        assert_eq!(group.find(0, 600, 491).run, None, "not fewer than the minimum");
+        assert_eq!(group.find(Look::All, 500, 8, 1).run, Some(10..18));
+        assert_eq!(group.find(Look::All, 999, 1, 1).run, Some(10..11));
+        assert_eq!(group.find(Look::All, 5000, 600, 1).run, Some(10..500), "fewer than wanted");
+        assert_eq!(group.find(Look::All, 0, 600, 491).run, None, "not fewer than the minimum");
         group.take(10..500);
-        assert_eq!(group.find(0, 1, 1).run, None);
+        assert_eq!(group.find(Look::All, 0, 1, 1).run, None);
     }
 
     #[test]
@@ -544,7 +568,7 @@ mod tests {
         }
         group.take(900..940);
         group.take(943..1000);
-        assert_eq!(group.find(0, 10, 2).run, Some(940..943));
+        assert_eq!(group.find(Look::All, 0, 10, 2).run, Some(940..943));
     }
 
     #[test]
@@ -553,11 +577,15 @@ mod tests {
         group.take(0..64);
         group.free(0..4, 7);
         group.free(4..8, 8);
-        assert_eq!(group.find(0, 1, 1).run, None);
+        assert_eq!(group.find(Look::All, 0, 1, 1).run, None);
         assert_eq!(group.release(|tid| tid <= 7), std::slice::from_ref(&(0..4)));
-        assert_eq!(group.find(0, 64, 1).run, Some(0..4), "not joined across transactions");
+        assert_eq!(
+            group.find(Look::All, 0, 64, 1).run,
+            Some(0..4),
+            "not joined across transactions"
+        );
         assert_eq!(group.release(|tid| tid <= 8), std::slice::from_ref(&(4..8)));
-        assert_eq!(group.find(0, 64, 1).run, Some(0..8));
+        assert_eq!(group.find(Look::All, 0, 64, 1).run, Some(0..8));
     }
 
     #[test]
@@ -585,7 +613,7 @@ mod tests {
                 0..=3 => {
                     let (start, len) = (random.next_u64() % 800, random.next_u64() % 30 + 1);
                     let min = random.next_u64() % len + 1;
-                    let found = group.find(start as u32, len as u32, min as u32);
+                    let found = group.find(Look::All, start as u32, len as u32, min as u32);
                     let Some(run) = found.run else { continue };
                     assert!(run.len() as u64 >= min && run.len() as u64 <= len);
                     group.take(run.clone());

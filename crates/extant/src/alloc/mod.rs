@@ -15,14 +15,15 @@
 //! promise     totals; space for data that has no place yet     trim  telling the device what is free
 //! spent       what was freed, to be discarded
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
-//! right       who may have the last blocks
+//! right       who may have the last blocks     window  room that is left to files that grow
 //! ```
 //!
 //! # Rules
 //!
 //! - B1. Blocks freed by a transaction are not given away before it is committed: until then a
 //!   crash brings their old owner back.
-//! - B2. One group is locked at a time. A group that is busy is passed over while there are others.
+//! - B2. One group is locked at a time. A group that is busy is passed over while there are others, unless a
+//!   file that grows goes on there.
 //! - B3. What can be had is counted down before a bit is set and up after one is cleared, so that
 //!   nothing is given away that is not there, for want of counting ([`promise`]).
 //! - B4. Units are clusters here and blocks outside; [`blocks`] converts.
@@ -44,6 +45,7 @@ mod spread;
 #[cfg(test)]
 mod tests;
 mod trim;
+mod window;
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -70,6 +72,8 @@ pub(crate) use right::Right;
 pub use right::SpaceFor;
 use spent::Spent;
 use trim::Held;
+pub(crate) use window::Growth;
+use window::Look;
 
 /// Up to this many groups, all descriptors are looked at when mounting.
 const SCAN_MAX: u32 = 1024;
@@ -128,6 +132,9 @@ struct Cell {
     free_inodes: AtomicU32,
     /// No free run is longer; `u32::MAX` when not known. To pass over groups that have only crumbs.
     longest: AtomicU32,
+    /// The same two of clusters in nobody's window.
+    free_open: AtomicU32,
+    longest_open: AtomicU32,
     /// Damaged halves (B5).
     bad: AtomicU8,
 }
@@ -139,6 +146,8 @@ impl Cell {
             free_clusters: AtomicU32::new(u32::MAX),
             free_inodes: AtomicU32::new(u32::MAX),
             longest: AtomicU32::new(u32::MAX),
+            free_open: AtomicU32::new(u32::MAX),
+            longest_open: AtomicU32::new(u32::MAX),
             bad: AtomicU8::new(0),
         }
     }
@@ -148,13 +157,39 @@ impl Cell {
     }
 
     fn note(&self, state: &GroupState) {
-        self.free_clusters.store(state.room(), Ordering::Release);
+        let room = state.room();
+        self.free_clusters.store(room, Ordering::Release);
+        self.free_open.store(room.saturating_sub(state.in_windows()), Ordering::Release);
         self.free_inodes.store(state.descriptor.free_inodes, Ordering::Relaxed);
     }
 
     /// Clusters of the group have become free. Its lock is held.
     fn forget_longest(&self) {
         self.longest.store(u32::MAX, Ordering::Release);
+        self.longest_open.store(u32::MAX, Ordering::Release);
+    }
+
+    /// The windows of the group have gone with its bitmaps. Its lock is held.
+    fn forget_windows(&self) {
+        self.free_open.store(self.free_clusters.load(Ordering::Acquire), Ordering::Release);
+        self.longest_open.store(u32::MAX, Ordering::Release);
+    }
+
+    /// What a look at the bitmap has told: no run of these clusters is longer. The group's lock is held.
+    fn note_longest(&self, look: Look, has_windows: bool, longest: u32) {
+        self.longest_open.store(longest, Ordering::Release);
+        if look == Look::All || !has_windows {
+            self.longest.store(longest, Ordering::Release);
+        }
+    }
+
+    /// What is known of the clusters that a look sees, without the lock: how many, and the longest run.
+    fn hints(&self, look: Look) -> (u32, u32) {
+        let (free, longest) = match look {
+            Look::Open => (&self.free_open, &self.longest_open),
+            Look::All => (&self.free_clusters, &self.longest),
+        };
+        (free.load(Ordering::Acquire), longest.load(Ordering::Acquire))
     }
 }
 
@@ -169,6 +204,8 @@ pub(crate) struct Allocator {
     returns: AtomicU64,
     held: Held,
     spent: Spent,
+    /// Clusters in windows: a hint, for what new ones may have (W4).
+    in_windows: AtomicI64,
     free_inodes: AtomicI64,
     /// On a large file system that was clean: those made since the mount.
     directories: AtomicI64,
@@ -228,6 +265,7 @@ impl Allocator {
             returns: AtomicU64::new(0),
             held: Held::new(),
             spent: Spent::new(),
+            in_windows: AtomicI64::new(0),
             free_inodes: AtomicI64::new(free_inodes),
             directories: AtomicI64::new(directories),
             waiting: Mutex::new(Rank::Leaf, Vec::new()),
@@ -386,7 +424,17 @@ impl Allocator {
             self.loaded.lock().push_back(group);
             self.loaded_count.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(Locked { cell, flex, guard })
+        Ok(self.locked(cell, flex, guard))
+    }
+
+    fn locked<'a>(
+        &'a self,
+        cell: &'a Cell,
+        flex: &'a Flex,
+        guard: MutexGuard<'a, Option<Box<GroupState>>>,
+    ) -> Locked<'a> {
+        let before = guard.as_ref().map_or(0, |state| state.in_windows());
+        Locked { cell, flex, in_windows: (&self.in_windows, before), guard }
     }
 
     /// Drops a few clean groups while too many are loaded: those loaded first, unless they are
@@ -401,7 +449,12 @@ impl Allocator {
             if let Some(mut guard) = cell.state.try_lock()
                 && guard.as_ref().is_none_or(|state| state.is_clean())
             {
+                let in_windows = guard.as_ref().map_or(0, |state| state.in_windows());
                 *guard = None;
+                if in_windows > 0 {
+                    cell.forget_windows();
+                    self.in_windows.fetch_sub(i64::from(in_windows), Ordering::Relaxed);
+                }
                 self.loaded_count.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
@@ -509,6 +562,8 @@ fn copy_of(error: &FsError) -> FsError {
 struct Locked<'a> {
     cell: &'a Cell,
     flex: &'a Flex,
+    /// Clusters in windows of all groups, and how many were in this one's when it was locked.
+    in_windows: (&'a AtomicI64, u32),
     guard: MutexGuard<'a, Option<Box<GroupState>>>,
 }
 
@@ -528,6 +583,11 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(state) = self.guard.as_deref() {
             self.cell.note(state);
+            let (all, before) = self.in_windows;
+            let change = i64::from(state.in_windows()) - i64::from(before);
+            if change != 0 {
+                all.fetch_add(change, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -19,8 +19,8 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, Ino};
 use extant_format::group::GroupFlags;
 
-use super::blocks::{Taker, check_clusters, each_group};
-use super::{Allocator, BlockAsk, Half, Run};
+use super::blocks::{Pinning, Taker, check_clusters, each_group};
+use super::{Allocator, BlockAsk, Growth, Half, Run};
 use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
 use crate::node::Node;
@@ -40,9 +40,9 @@ impl Allocator {
     /// at a time.
     ///
     /// The length is that of the whole range to be written, not of one piece: files that grow side
-    /// by side stay apart by it. `grows`: the range is the end of a file that has more, and will likely get
-    /// more: it stays apart from others however short the range is, or files that are appended to in turns
-    /// would get one block each, in turns.
+    /// by side stay apart by it. `growth` says how the file will likely go on: the end of one that has more
+    /// stays apart from others however short the range is, and gets a [window](super::window), or files that
+    /// are appended to in turns would get one piece each, in turns.
     ///
     /// # Errors
     ///
@@ -53,10 +53,19 @@ impl Allocator {
         volume: &Volume,
         node: &Node,
         ask: &BlockAsk,
-        grows: bool,
+        growth: Growth,
     ) -> Result<Run> {
-        let taker = &mut Taker::Pin { ino: node.ino(), grows };
-        self.hunt(volume, ask, super::blocks_end(node), taker)
+        let file = node.file_in_use().filter(|_| growth.ahead > 0);
+        let own = file.and_then(|file| file.window.lock().take());
+        let mut taker = Taker::Pin(Pinning { ino: node.ino(), growth, own, window: None });
+        let run = self.hunt(volume, ask, super::blocks_end(node), &mut taker);
+        let Taker::Pin(Pinning { own, window, .. }) = taker else { return run };
+        if let Some(own) = own {
+            // Its group was not looked at.
+            self.close_window(node.ino(), &own);
+        }
+        self.keep_window(node, window);
+        run
     }
 
     /// Gives pinned blocks back; the promise stays.
@@ -156,17 +165,17 @@ fn not_pinned(rule: &'static str, run: Run) -> FsError {
 impl super::group::Blocks {
     /// Where to look for `len` clusters that would best be at `goal`.
     pub(super) fn start_of(&self, (ino, grows): (Ino, bool), goal: u32, len: u32) -> u32 {
-        if (len < SPREAD_MIN && !grows) || self.is_clear(goal) {
+        if (len < SPREAD_MIN && !grows) || self.is_open(goal) {
             return goal;
         }
         // A part of the group with at least its share of what is free; there is one.
-        let (group, room) = (self.len(), self.room());
+        let (group, room) = (self.len(), self.room_for(super::window::Look::Open));
         let chance = mixed(ino.0 ^ goal.rotate_left(16));
         let (first, step) = (chance % COLOURS, (chance / COLOURS) | 1);
         let part = |at: u32| group / COLOURS * at..group / COLOURS * (at + 1);
         let parts =
             (0..COLOURS).map(|at| part(first.wrapping_add(at.wrapping_mul(step)) % COLOURS));
-        let mut roomy = parts.filter(|part| self.count_clear(part.clone()) >= room / COLOURS);
+        let mut roomy = parts.filter(|part| self.count_open(part.clone()) >= room / COLOURS);
         roomy.next().map_or(goal, |part| part.start)
     }
 

@@ -18,6 +18,10 @@
 //! | unpin n | | − n | | | | − n | |
 //! | take n pinned, p promised | + n | | − n | + p − n | − p | − n | |
 //!
+//! Room that is left to files that grow changes none of these: clusters in a [window](super::window) are clear
+//! in `taken`, and whoever is refused for their sake looks again, at them too. So what is said below holds
+//! whatever windows there are.
+//!
 //! # Who may take what
 //!
 //! Spare clusters that are left alone. *Reserve*: what the superblock reserves for root. *Pool*: a
@@ -188,7 +192,7 @@ impl Space {
         self.pending.load(Ordering::Acquire)
     }
 
-    #[cfg(test)]
+    /// What can be had now: at most what nobody was promised.
     pub(super) fn spare(&self) -> i64 {
         self.spare.load(Ordering::Acquire)
     }

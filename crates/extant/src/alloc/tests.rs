@@ -2,6 +2,7 @@
 
 mod delayed;
 mod trim;
+mod windows;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -94,7 +95,7 @@ impl Mount {
     fn verify(&self) -> (u64, u32) {
         let (alloc, volume) = (self.alloc(), self.volume());
         let (mut clusters, mut inodes, mut waiting) = (0, 0, 0);
-        let (mut pinned, mut room) = (0, 0);
+        let (mut pinned, mut room, mut in_windows) = (0, 0, 0);
         for group in self.groups() {
             let mut locked = alloc.lock(volume, group).unwrap();
             let (place, state) = locked.parts().unwrap();
@@ -109,6 +110,7 @@ impl Mount {
             waiting += u64::from(free_clusters - here - taken.count_clear(0..len));
             pinned += u64::from(here);
             room += i64::from(taken.count_clear(0..len));
+            in_windows += u64::from(blocks.in_windows());
             let (stored, len) = alloc.inodes_of(volume, place.0, state).unwrap().parts();
             assert_eq!(stored.count_clear(0..len), free_inodes, "inodes of {group}");
             assert!(stored.is_padded(len));
@@ -118,6 +120,7 @@ impl Mount {
         assert_eq!((alloc.free_clusters(), alloc.free_inodes()), (clusters, inodes), "totals");
         assert_eq!(alloc.free_pending(), waiting, "clusters that wait");
         assert_eq!(alloc.space.pinned(), pinned, "pins");
+        assert_eq!(alloc.in_windows(), in_windows, "windows");
         // S1
         let (spare, promised) = (alloc.space.spare(), alloc.promised() as i64);
         assert_eq!(spare, clusters as i64 - promised - waiting as i64, "spare");

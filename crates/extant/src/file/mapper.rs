@@ -13,7 +13,7 @@ use extant_iomap::{
     Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
 };
 
-use crate::alloc::{BlockAsk, Purpose};
+use crate::alloc::{BlockAsk, Growth, Purpose};
 use crate::error::{FsError, Result};
 use crate::fs::{Fs, Mount};
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
@@ -181,20 +181,19 @@ impl FileMapper<'_> {
                 }
             }
         }
-        let goal = match before.filter(|(last, _)| *last == at && ratio == 1) {
-            Some((_, cluster)) => FsBlock(cluster + 1),
+        let (goal, continues) = match before.filter(|(last, _)| *last == at && ratio == 1) {
+            Some((_, cluster)) => (FsBlock(cluster + 1), true),
             None => self.goal(at)?,
         };
         let most = u64::from(u32::MAX >> 1);
         let len = (end - at + into).min(most) as u32;
         let ask = BlockAsk { goal, len, min: 1, purpose: Purpose::Data };
-        // As many blocks as a file has before it is seen as one that grows.
-        let grows = at >= GROWS_FROM && at << self.bits() >= self.stored_size();
-        let run = match alloc.pin(volume, self.node, &ask, grows) {
+        let growth = self.growth(at, end, continues);
+        let run = match alloc.pin(volume, self.node, &ask, growth) {
             Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {
                 let journal = volume.writer()?.journal();
                 journal.commit(journal.running()).map_err(FsError::from_journal)?;
-                alloc.pin(volume, self.node, &ask, grows)?
+                alloc.pin(volume, self.node, &ask, growth)?
             }
             other => other?,
         };
@@ -213,14 +212,25 @@ impl FileMapper<'_> {
         map::implied_block(self.fs, self.node, block)
     }
 
-    /// Where block `at` would best be: behind the block before it, else as far from what was placed last as
-    /// it is in the file, because the parts of a file may come in any order.
-    fn goal(&self, at: u64) -> Result<FsBlock> {
+    /// How the file will likely go on behind blocks `at..end`, which have no place yet.
+    fn growth(&self, at: u64, end: u64, continues: bool) -> Growth {
+        let is_end = at << self.bits() >= self.stored_size();
+        // Smaller ones stay close together; and somebody must have it open, who could write more.
+        let ahead = match is_end && end >= GROWS_FROM && !self.node.life().is_unheld() {
+            true => Growth::ahead_of(end, self.volume().superblock().blocks_per_group),
+            false => 0,
+        };
+        Growth { grows: at >= GROWS_FROM && is_end, continues, ahead }
+    }
+
+    /// Where block `at` would best be, and whether that is behind the block before it. Else it is as far from
+    /// what was placed last as it is in the file, because the parts of a file may come in any order.
+    fn goal(&self, at: u64) -> Result<(FsBlock, bool)> {
         if let Some(before) = at.checked_sub(1) {
             let _map = self.file.map.read();
             let piece = map::lookup(self.fs, self.node, before, at)?;
             if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
-                return Ok(FsBlock(block.0 + 1));
+                return Ok((FsBlock(block.0 + 1), true));
             }
         }
         let first = self.volume().writer()?.alloc().first_goal(self.volume(), self.node.ino())?;
@@ -237,7 +247,7 @@ impl FileMapper<'_> {
             let superblock = self.volume().superblock();
             superblock.group_of_block(*goal).is_some()
         });
-        Ok(goal.unwrap_or(first))
+        Ok((goal.unwrap_or(first), false))
     }
 
     fn placement(&self, blocks: Range<u64>, address: u64, placed: Placed) -> Placement {

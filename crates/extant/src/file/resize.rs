@@ -93,6 +93,8 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
             data.record.ctime = now;
         })
     };
+    // The file ends elsewhere now, and may not grow any more.
+    volume.writer()?.alloc().give_back_window(node);
     let drop_cached = || {
         file.cache.forget(end_block << block_size.log2()..u64::MAX >> 1, &kept_out);
         file.drop_delayed(volume, node, end_block..u64::MAX);

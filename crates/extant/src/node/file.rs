@@ -24,7 +24,7 @@ use extant_sync::{Mutex, Rank, RwLock};
 
 use super::delayed::Delayed;
 use super::{InodeData, Metadata, Node};
-use crate::run::Run;
+use crate::run::{Run, Window};
 
 /// Blocks that writeback has taken in memory for a range that starts at some file block.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +46,8 @@ pub(crate) struct FileState {
     pub(crate) cache: FileCache,
     /// The file block that was placed last, and one more; and where. A hint for its neighbours.
     placed: (AtomicU64, AtomicU64),
+    /// Free clusters behind them that others leave to this file.
+    pub(crate) window: Mutex<Option<Window>>,
     /// When it was written to, as far as that is not stored: packed; 0 for not at all.
     stamp: AtomicU64,
     /// Since when it is on the list of dirty files, in nanoseconds and one more; 0 when it is not.
@@ -68,6 +70,7 @@ impl FileState {
             pins: Mutex::new(Rank::Leaf, BTreeMap::new()),
             cache: FileCache::new(cache),
             placed: (AtomicU64::new(0), AtomicU64::new(0)),
+            window: Mutex::new(Rank::Leaf, None),
             stamp: AtomicU64::new(0),
             listed: AtomicU64::new(0),
             awaits_thread: AtomicBool::new(false),

@@ -263,7 +263,7 @@ fn attributes_are_charged_to_the_inodes_that_have_them() {
 
 #[test]
 fn promises_count_for_every_check_and_become_charges_in_one_step() {
-    use crate::alloc::{BlockAsk, Purpose};
+    use crate::alloc::{BlockAsk, Growth, Purpose};
     let image = extant_testkit::require!(Image::make("32M", QUOTA, ""));
     // Records are to be read again: nothing of the first mount is known.
     let fs = image.open();
@@ -294,7 +294,8 @@ fn promises_count_for_every_check_and_become_charges_in_one_step() {
     quotas.unpromise(b.node(), 2 * 8);
     // What is taken is charged instead.
     alloc.promise(fs.volume(), 8).unwrap();
-    let run = alloc.pin(fs.volume(), a.node(), &BlockAsk { len: 3, min: 3, ..ask }, false).unwrap();
+    let three = BlockAsk { len: 3, min: 3, ..ask };
+    let run = alloc.pin(fs.volume(), a.node(), &three, Growth::default()).unwrap();
     let mut txn = Txn::begin(fs.volume(), 40).unwrap();
     txn.take_pinned(a.node(), run, 3).unwrap();
     drop(txn);

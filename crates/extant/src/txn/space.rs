@@ -18,6 +18,10 @@ impl Txn<'_> {
     pub(crate) fn allocate(&mut self, node: &Arc<Node>, ask: &BlockAsk) -> Result<Run> {
         let alloc = self.writer().alloc();
         let right = self.right();
+        if ask.purpose == Purpose::Data {
+            // It may want just those clusters; and what allocates by itself says how much.
+            alloc.give_back_window(node);
+        }
         let run = alloc.allocate(self, ask, right, blocks_end(node))?;
         let sectors = self.sectors_of(run);
         let charged = self.charge_blocks(node, sectors).and_then(|()| {

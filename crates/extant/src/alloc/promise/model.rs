@@ -1,8 +1,15 @@
 //! Promises and pins under a model checker: every order of steps that the memory model allows.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use extant_base::Ino;
+use extant_format::bitmap::Bitmap;
+use loom::sync::Mutex;
 use loom::thread;
+
+use super::super::group::Blocks;
+use super::super::window::Look;
 
 mod atomic {
     pub(super) use loom::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -48,4 +55,76 @@ fn check(preemptions: usize, writers: &'static [(u32, u32)]) {
 fn what_is_promised_can_be_pinned_whatever_others_do_meanwhile() {
     check(3, &[(1, 2), (1, 1)]);
     check(2, &[(1, 1), (3, 1)]);
+}
+
+/// Clusters of the group in the model.
+const CLUSTERS: u32 = 4;
+
+/// Promises, and a group with its windows.
+struct Space {
+    counts: Counts,
+    group: Mutex<Blocks>,
+}
+
+impl Space {
+    fn new() -> Space {
+        let blocks = Blocks::new(Bitmap::of_uninit_group(128, CLUSTERS, []), Vec::new(), CLUSTERS);
+        Space { counts: Counts::new(), group: Mutex::new(blocks) }
+    }
+
+    /// Searches as the allocator does, once, with the lock let go between two looks.
+    fn pin(&self, looks: &[Look]) -> bool {
+        looks.iter().any(|look| {
+            let mut group = self.group.lock().unwrap();
+            let Some(run) = group.find(*look, 0, 1, 1).run else { return false };
+            assert_eq!(self.counts.pin(1, 1), Some(1), "promised, and refused");
+            group.hide(run);
+            true
+        })
+    }
+}
+
+/// Two writers have all clusters, and pin them while a third opens windows over what is left and closes them.
+fn check_windows(looks: &'static [Look]) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let space = Arc::new(Space::new());
+        space.counts.promise(u64::from(CLUSTERS));
+        let grower = {
+            let space = Arc::clone(&space);
+            thread::spawn(move || {
+                for start in [0, CLUSTERS / 2] {
+                    let opened = space.group.lock().unwrap().open_window(Ino(12), start, CLUSTERS);
+                    if let Some(window) = opened {
+                        space.group.lock().unwrap().close_window(Ino(12), &window);
+                    }
+                }
+            })
+        };
+        let writer = || {
+            let space = Arc::clone(&space);
+            thread::spawn(move || {
+                for _ in 0..CLUSTERS / 2 {
+                    assert!(space.pin(looks), "refused for the sake of a window");
+                }
+            })
+        };
+        for thread in [writer(), writer(), grower] {
+            thread.join().unwrap();
+        }
+        assert_eq!(space.counts.unpinned(), 0);
+        assert_eq!(space.group.lock().unwrap().in_windows(), 0);
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_the_sake_of_a_window() {
+    check_windows(&[Look::Open, Look::All]);
+}
+
+#[test]
+fn the_model_notices_a_search_that_leaves_windows_alone() {
+    let check = || check_windows(&[Look::Open]);
+    assert!(catch_unwind(AssertUnwindSafe(check)).is_err());
 }

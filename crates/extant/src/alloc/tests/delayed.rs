@@ -21,7 +21,7 @@ impl Mount {
 
     fn pin(&self, node: &Node, goal: u64, len: u32, min: u32) -> Result<Run> {
         let ask = BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data };
-        self.alloc().pin(self.volume(), node, &ask, false)
+        self.alloc().pin(self.volume(), node, &ask, Growth::default())
     }
 
     fn promise(&self, clusters: u64) -> Result<()> {
@@ -240,7 +240,7 @@ fn a_group_with_pins_stays_in_memory() {
     for at in 0..100u64 {
         let ask =
             BlockAsk { goal: FsBlock(at * 2560 + 200), len: 5, min: 5, purpose: Purpose::Data };
-        runs.push(alloc.pin(volume, file.node(), &ask, false).unwrap());
+        runs.push(alloc.pin(volume, file.node(), &ask, Growth::default()).unwrap());
     }
     let count = volume.superblock().group_count;
     for group in (0..count).map(GroupIndex) {
@@ -296,7 +296,8 @@ fn files_that_are_appended_to_in_turns_come_apart() {
             mount.promise(1).unwrap();
             let (goal, purpose) = (FsBlock(*end), Purpose::Data);
             let ask = BlockAsk { goal, len: 1, min: 1, purpose };
-            let run = mount.alloc().pin(mount.volume(), file.node(), &ask, round >= SMALL).unwrap();
+            let growth = Growth { grows: round >= SMALL, ..Growth::default() };
+            let run = mount.alloc().pin(mount.volume(), file.node(), &ask, growth).unwrap();
             *pieces += u32::from(*end != run.start.0);
             *end = each(run).end;
         }
@@ -332,13 +333,16 @@ fn blocks_end_where_pointers_do_for_pins_too() {
     mount.promise(20_000).unwrap();
     let ask = BlockAsk { goal: FsBlock(50_000), len: 500, min: 1, purpose: Purpose::Data };
     let mut last = 0;
-    while let Ok(run) = mount.alloc().hunt(
-        mount.volume(),
-        &ask,
-        2048 * 5 + 100,
-        &mut blocks::Taker::Pin { ino: Ino(12), grows: false },
-    ) {
+    let growth = Growth { grows: true, continues: true, ahead: 300 };
+    loop {
+        let pinning = blocks::Pinning { ino: Ino(12), growth, own: None, window: None };
+        let taker = &mut blocks::Taker::Pin(pinning);
+        let Ok(run) = mount.alloc().hunt(mount.volume(), &ask, 2048 * 5 + 100, taker) else {
+            break;
+        };
         last = last.max(each(run).end);
+        let blocks::Taker::Pin(pinning) = taker else { unreachable!() };
+        assert!(pinning.window.as_ref().is_none_or(|window| window.group.0 < 5), "P61");
     }
     assert_eq!(last, 2048 * 5);
 }

@@ -34,7 +34,12 @@ fn all_that_is_free_is_discarded_once_and_nothing_else() {
             let (len, purpose) = (random.below(20) as u32 + 1, Purpose::Data);
             let ask = BlockAsk { goal, len, min: 1, purpose };
             if step % 20 == 0 {
-                kept.push(mount.alloc().pin(mount.volume(), file.node(), &ask, false).unwrap());
+                kept.push(
+                    mount
+                        .alloc()
+                        .pin(mount.volume(), file.node(), &ask, Growth::default())
+                        .unwrap(),
+                );
             } else {
                 let run = mount.take(goal.0, len, 1).unwrap();
                 if random.one_in(3) {
