@@ -169,6 +169,81 @@ pub fn workers<T: Send>(
     })?
 }
 
+/// Threads that work until their owner has told them to end, by whatever they share, and drops this.
+///
+/// ```
+/// use extant_sync::threads::{self, Crew};
+/// let (sender, receiver) = threads::channel(4);
+/// let (answers, sums) = threads::channel(4);
+/// let crew = Crew::start("adder", 2, move || {
+///     let _ = answers.send(receiver.iter().sum::<u32>());
+/// })?;
+/// (1..=10).for_each(|number| sender.send(number).unwrap());
+/// drop(sender);
+/// drop(crew);
+/// assert_eq!(sums.iter().sum::<u32>(), 55);
+/// # Ok::<(), threads::ThreadError>(())
+/// ```
+#[must_use = "dropping it waits for its threads to end"]
+pub struct Crew {
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Crew {
+    /// Starts `count` threads (at least one) called `name-0` and so on, each of which calls `work` once. One that
+    /// panics ends; the others go on.
+    ///
+    /// # Errors
+    ///
+    /// [`ThreadError::Spawn`] when not even one could be started; with fewer than `count` the crew is smaller.
+    pub fn start(
+        name: &str,
+        count: usize,
+        work: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Crew, ThreadError> {
+        let work = Arc::new(work);
+        let mut threads = Vec::new();
+        for index in 0..count.max(1) {
+            let (thread, work) = (format!("{name}-{index}"), Arc::clone(&work));
+            // The work catches what it does for others; a panic of its own is a bug that the join would only repeat.
+            let run = move || drop(catch_unwind(AssertUnwindSafe(|| work())));
+            match thread::Builder::new().name(thread.clone()).spawn(run) {
+                Ok(handle) => threads.push(handle),
+                Err(_) if !threads.is_empty() => break,
+                Err(source) => return Err(ThreadError::Spawn { thread, source }),
+            }
+        }
+        Ok(Crew { threads })
+    }
+
+    /// How many threads it has.
+    pub fn len(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Never: it has at least one.
+    pub fn is_empty(&self) -> bool {
+        self.threads.is_empty()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for thread in self.threads.drain(..) {
+            // It caught its own panics. A thread that drops its crew does not wait for itself.
+            if thread.thread().id() != thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Crew({})", self.threads.len())
+    }
+}
+
 /// The text of a panic, where it has one.
 fn message(panic: &(dyn Any + Send)) -> String {
     match (panic.downcast_ref::<&'static str>(), panic.downcast_ref::<String>()) {

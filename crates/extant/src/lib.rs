@@ -24,6 +24,7 @@
 //! Each module uses only those on lines below its own; `cargo run -p xtask -- tidy` computes it.
 //!
 //! ```text
+//! ring                                    operations that are submitted: done at once, or by a worker
 //! mount path                              opening, recovering, ending; paths as in std::fs, File, Walk
 //! front fc_apply                          what a mount needs beyond that; what a log's fast commits say
 //! namei admin upkeep                      names; settings, limits, totals; syncs and what is due
@@ -95,6 +96,7 @@ mod orphan;
 mod path;
 mod quota;
 mod read;
+pub mod ring;
 mod run;
 mod shared_blocks;
 mod size;
