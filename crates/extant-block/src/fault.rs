@@ -15,8 +15,9 @@ use std::sync::Arc;
 use extant_sync::threads::{Sender, channel};
 use extant_sync::{Mutex, Rank};
 
-use crate::device::{BlockDevice, Completion, Operation, Pending};
+use crate::device::BlockDevice;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
+use crate::operation::{Completion, Operation, Pending};
 
 /// Batches that may wait undone; the oldest is done before another one is taken.
 const QUEUE_MAX: usize = 32;

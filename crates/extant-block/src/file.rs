@@ -15,10 +15,13 @@ use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
 use extant_sync::check_may_wait;
 
-use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
+use crate::device::{BlockDevice, check_range, run_in_place};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
+use crate::operation::{Operation, Pending};
+use crate::queue::{Portable, Queue, QueueOptions};
 use crate::room::Room;
+use crate::uring::Uring;
 
 /// Longest piece of explicit zeros written at once, in bytes.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
@@ -403,6 +406,16 @@ impl BlockDevice for FileDevice {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
         check_may_wait("a device");
         run_in_place(self, batch)
+    }
+
+    /// io_uring, where the system gives one.
+    fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
+        if !options.portable
+            && let Ok(ring) = Uring::new(self, &self.file, options)
+        {
+            return Box::new(ring);
+        }
+        Box::new(Portable::new(move |batch| self.submit(batch), options))
     }
 
     fn size_bytes(&self) -> u64 {

@@ -15,6 +15,7 @@
 //!  +- FaultDevice        another device with errors and delays that a seed decides
 //!  +- ThinDevice         memory on a disk that fills up
 //!  +- WindowDevice       a byte range of another device
+//! Queue                  many operations of one thread under way, over any of them; io_uring over files
 //! partition              finds such a range in a GPT or MBR table
 //! ```
 //!
@@ -28,18 +29,23 @@ mod error;
 mod fault;
 mod file;
 mod memory;
+mod operation;
 pub mod partition;
+mod queue;
 mod recording;
 mod room;
 mod thin;
+mod uring;
 mod window;
 
 pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
-pub use device::{BlockDevice, Completion, Operation, Pending, SharedDevice};
+pub use device::{BlockDevice, SharedDevice};
 pub use error::{DeviceError, DeviceFault, OperationKind};
 pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};
 pub use memory::MemoryDevice;
+pub use operation::{Completion, Operation, Pending};
+pub use queue::{Engine, Finished, QUEUE_DEPTH_MAX, Queue, QueueOptions, Wait};
 pub use recording::{Event, Record, RecordingDevice, Survival, Touch, protected_from};
 pub use thin::ThinDevice;
 pub use window::{WindowDevice, WindowError};

@@ -7,8 +7,9 @@ use rustc_hash::FxHashMap;
 
 use extant_sync::{Rank, RwLock, check_may_wait};
 
-use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
+use crate::device::{BlockDevice, check_range, run_in_place};
 use crate::error::{DeviceError, OperationKind};
+use crate::operation::{Operation, Pending};
 
 /// Bytes per page, the unit of storage and of atomicity.
 const PAGE_BYTES: usize = 4096;

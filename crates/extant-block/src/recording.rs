@@ -17,9 +17,10 @@ use std::sync::Arc;
 
 use extant_sync::{Mutex, Rank};
 
-use crate::device::{BlockDevice, Completion, Operation, Pending};
+use crate::device::BlockDevice;
 use crate::error::DeviceError;
 use crate::memory::MemoryDevice;
+use crate::operation::{Completion, Operation, Pending};
 
 /// Bytes that are written whole or not at all.
 const SECTOR_BYTES: u64 = 512;

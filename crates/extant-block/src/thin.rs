@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use extant_sync::{Mutex, Rank};
 
-use crate::device::{BlockDevice, Operation, Pending, check_range, run_in_place};
+use crate::device::{BlockDevice, check_range, run_in_place};
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::memory::MemoryDevice;
+use crate::operation::{Operation, Pending};
 
 /// Bytes of a page: what takes room at once.
 const PAGE_BYTES: u64 = 4096;

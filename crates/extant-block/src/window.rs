@@ -5,8 +5,9 @@ use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::device::{BlockDevice, Completion, Operation, Pending, check_range};
+use crate::device::{BlockDevice, check_range};
 use crate::error::{DeviceError, OperationKind};
+use crate::operation::{Completion, Operation, Pending};
 
 /// The window does not lie on the device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
