@@ -427,6 +427,27 @@ impl FileCache {
         Ok(Overwritten::Done { durable })
     }
 
+    /// A device operation on blocks that [`plan_overwrite`](Self::plan_overwrite) or
+    /// [`stored_at`](Self::stored_at) told of has succeeded. `false` for a write of `range` that a reader has
+    /// cached meanwhile: it has to be done again, alone (R3). The caller holds the content lock, shared, since
+    /// then.
+    pub fn end_queued(&self, range: Range<u64>, is_write: bool) -> bool {
+        let (counters, len) = (&self.cache.counters, range.end - range.start);
+        if !is_write {
+            counters.direct_reads.add(1);
+            counters.bytes_read_direct.add(len);
+        } else {
+            counters.direct_writes.add(1);
+            counters.bytes_written_direct.add(len);
+            if self.has_any(range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
+                return false;
+            }
+            counters.direct_overwrites.add(1);
+        }
+        counters.direct_queued.add(1);
+        true
+    }
+
     /// A write past the cache holds the content lock exclusively, for this reason.
     pub fn count_alone(&self, alone: Alone) {
         let counters = &self.cache.counters;

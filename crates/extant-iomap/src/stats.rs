@@ -105,6 +105,8 @@ counters! {
     bytes_written_direct,
     /// Writes past the cache over data, with the content lock shared and without a handle.
     direct_overwrites,
+    /// Reads and writes past the cache that were one device operation, with others under way.
+    direct_queued,
     /// Writes past the cache that gave unwritten blocks their first data, with the content lock shared.
     direct_conversions,
     /// Writes past the cache that were alone with their file because some of the range was cached.

@@ -120,7 +120,10 @@ pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
 pub use casefold::fold_name;
 pub use dir::{DirEntry, ReadDir};
 pub use error::{ErrorCode, Family, Fault, FsError, PathPart, Result};
-pub use file::{DirectAlignment, DirectFile, Fallocate, FiemapExtent, MappedFile, WriteBy};
+pub use file::{
+    DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest, Fallocate,
+    FiemapExtent, MappedFile, WriteBy,
+};
 pub use front::{AccessRule, Shutdown};
 pub use fs::Fs;
 pub use image_path::ImagePath;
@@ -140,8 +143,8 @@ pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr, XattrMode};
 pub use zones::Zone;
 
 pub use extant_block::{
-    AlignedBuffer, BlockDevice, DeviceError, DeviceFault, FileDevice, MemoryDevice, OpenError,
-    OperationKind, SharedDevice, WindowDevice, partition,
+    AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Engine, FileDevice, MemoryDevice,
+    OpenError, OperationKind, QueueOptions, SharedDevice, WindowDevice, partition,
 };
 pub use extant_iomap::{CacheError, CacheStats};
 #[doc(hidden)]

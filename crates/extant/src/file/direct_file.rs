@@ -164,7 +164,7 @@ impl DirectFile {
         if bytes.is_empty() {
             return self.inode.write_direct_by(by, offset, bytes);
         }
-        let how = Overwrite { unit: self.alignment.offset.into(), durable: synced };
+        let how = self.overwrites(synced);
         let (written, durable) = match self.inode.overwrite(by, offset, bytes, how)? {
             Overwritten::Done { durable } => (bytes.len(), durable),
             Overwritten::Alone(_) => (self.inode.write_direct_alone(by, offset, bytes)?, false),
@@ -178,7 +178,13 @@ impl DirectFile {
         Ok(written)
     }
 
-    fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+    /// How it writes over blocks.
+    pub(super) fn overwrites(&self, synced: bool) -> Overwrite {
+        Overwrite { unit: self.alignment.offset.into(), durable: synced }
+    }
+
+    /// Whether it is aligned.
+    pub(super) fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let DirectAlignment { memory, offset: unit } = self.alignment;
         let ask = |what, value: u64, unit: u32| match value.is_multiple_of(u64::from(unit.max(1))) {
             true => Ok(()),
@@ -232,7 +238,7 @@ impl Inode {
 
     /// Bytes that are durable up to `end` can be found again: whatever changed the map or the stored size is
     /// committed, which mostly it has been for long.
-    fn commit_map_for(&self, end: u64) -> Result<()> {
+    pub(super) fn commit_map_for(&self, end: u64) -> Result<()> {
         use std::sync::atomic::Ordering;
 
         if self.node().with(|data| data.record.size) < end {

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! io       read, write, append           resize   truncate, both ways
-//! direct, direct_file   past the page cache
+//! direct, direct_file, direct_queue   past the page cache
 //! nowait   read, write, append at once or not at all
 //! copy     from file to file             fallocate   space for ranges, all modes
 //! query    where data and holes are      mapped   files as memory of the program
@@ -21,6 +21,7 @@ mod ahead;
 mod copy;
 mod direct;
 mod direct_file;
+mod direct_queue;
 mod fallocate;
 mod flush;
 mod io;
@@ -32,6 +33,7 @@ mod query;
 mod resize;
 
 pub use direct_file::{DirectAlignment, DirectFile};
+pub use direct_queue::{DirectDone, DirectKind, DirectQueue, DirectRequest};
 pub use fallocate::Fallocate;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;

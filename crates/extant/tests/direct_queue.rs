@@ -1,0 +1,398 @@
+//! Many direct reads and writes of one thread at once: what goes to the device together, what has to be done
+//! apart, and who waits for whom.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use extant::{
+    AlignedBuffer, CacheStats, DirectDone, DirectFile, DirectKind, DirectRequest, Engine,
+    Fallocate, Fs, MountOptions, NewInode, QueueOptions,
+};
+use extant_base::Prng;
+use extant_block::{
+    BlockDevice, FaultDevice, FaultPlan, FileDevice, MemoryDevice, Operation, OperationKind,
+    Pending, SharedDevice,
+};
+use extant_sync::{Mutex, Rank, threads};
+use extant_testkit::oracle::{e2fsck, mke2fs};
+use extant_testkit::{image, require, tempdir};
+
+const BLOCK: u64 = 4096;
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// Memory that remembers how much it was given at once, and lets a test in when a batch of writes comes.
+struct Watched {
+    below: MemoryDevice,
+    longest: AtomicUsize,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl BlockDevice for Watched {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        if batch.len() > 1 {
+            let hook = self.hook.lock().take();
+            if let Some(hook) = hook {
+                hook();
+            }
+        }
+        self.longest.fetch_max(batch.len(), Ordering::Relaxed);
+        self.below.submit(batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> Arc<str> {
+        "watched".into()
+    }
+}
+
+fn fresh() -> Result<MemoryDevice, String> {
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    mke2fs(&path, "32M", &["-t", "ext4", "-b", "4096"])?;
+    Ok(image::load(&path))
+}
+
+fn watched() -> Result<Arc<Watched>, String> {
+    let (longest, hook) = (AtomicUsize::new(0), Mutex::new(Rank::Leaf, None));
+    Ok(Arc::new(Watched { below: fresh()?, longest, hook }))
+}
+
+fn mount(device: SharedDevice) -> Fs {
+    let options = MountOptions::new().read_only(false).background(false).seed(1);
+    options.open_shared(device).unwrap()
+}
+
+fn end(device: &MemoryDevice, fs: Fs) -> Result<(), String> {
+    fs.unmount().unwrap();
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    image::save(device, &path);
+    let report = e2fsck(&path)?;
+    assert!(report.is_clean(), "{}", report.text);
+    Ok(())
+}
+
+/// A file of so many blocks that hold 1, durable.
+fn with_blocks(fs: &Fs, blocks: u64) -> DirectFile {
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap().direct().unwrap();
+    let bytes = filled(1, blocks * BLOCK);
+    assert_eq!(file.write_at(0, &bytes).unwrap(), bytes.len());
+    file.inode().sync().unwrap();
+    file
+}
+
+fn filled(value: u8, len: u64) -> AlignedBuffer {
+    let mut bytes = AlignedBuffer::zeroed(len as usize);
+    bytes.fill(value);
+    bytes
+}
+
+fn read(offset: u64, len: u64) -> DirectRequest {
+    DirectRequest { kind: DirectKind::Read, offset, buffer: AlignedBuffer::zeroed(len as usize) }
+}
+
+fn write(offset: u64, len: u64, value: u8) -> DirectRequest {
+    let kind = DirectKind::Write { synced: false };
+    DirectRequest { kind, offset, buffer: filled(value, len) }
+}
+
+fn contents(file: &DirectFile) -> Vec<u8> {
+    file.inode().read_all().unwrap()
+}
+
+fn alone(stats: &CacheStats) -> u64 {
+    stats.named().iter().filter(|(name, _)| name.starts_with("direct_alone_")).map(|it| it.1).sum()
+}
+
+#[test]
+fn a_batch_goes_to_the_device_together_without_handle_or_exclusive_lock() {
+    let run = || {
+        let device = watched()?;
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 512);
+        let (before, handles) =
+            (fs.io_stats().unwrap(), fs.writer_stats().unwrap().journal.handles);
+        device.longest.store(0, Ordering::Relaxed);
+        let mut queue = file.queue(&QueueOptions::default().depth(64));
+        assert_eq!((queue.depth(), queue.engine()), (64, Engine::Portable));
+        let batch = (0..512).map(|block| match block % 2 {
+            0 => read(block * BLOCK, BLOCK),
+            _ => write(block * BLOCK, BLOCK, (block / 2) as u8),
+        });
+        let done = queue.run(batch.collect());
+        assert_eq!(done.len(), 512);
+        for (block, DirectDone { request, result }) in done.into_iter().enumerate() {
+            assert_eq!(result.unwrap(), BLOCK as usize);
+            assert_eq!(request.offset, block as u64 * BLOCK, "in their order");
+            let value = if block % 2 == 0 { 1 } else { (block / 2) as u8 };
+            assert!(request.buffer.iter().all(|byte| *byte == value), "{block}");
+        }
+        let stats = fs.io_stats().unwrap();
+        assert_eq!(device.longest.load(Ordering::Relaxed), 64);
+        assert_eq!(stats.direct_queued - before.direct_queued, 512);
+        assert_eq!(stats.direct_overwrites - before.direct_overwrites, 256);
+        assert_eq!(alone(&stats), alone(&before));
+        assert_eq!(fs.writer_stats().unwrap().journal.handles, handles);
+        assert_eq!(stats.folios_made, 0);
+        drop(queue);
+        for (block, bytes) in contents(&file).chunks(BLOCK as usize).enumerate() {
+            let value = if block % 2 == 0 { 1 } else { (block / 2) as u8 };
+            assert!(bytes.iter().all(|byte| *byte == value), "{block}");
+        }
+        drop(file);
+        end(&device.below, fs)
+    };
+    require!(run());
+}
+
+#[test]
+fn what_is_not_simple_is_done_as_well_and_what_is_wrong_is_said() {
+    let run = || {
+        let device = watched()?;
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 8);
+        let inode = file.inode();
+        inode.fallocate(Fallocate::Allocate { keep_size: false }, 8 * BLOCK..16 * BLOCK).unwrap();
+        inode.truncate(24 * BLOCK).unwrap();
+        inode.write_at(7 * BLOCK, &[2; BLOCK as usize]).unwrap();
+        let mut queue = file.queue(&QueueOptions::default());
+        let mut done = queue.run(vec![
+            read(7 * BLOCK, BLOCK),      // Cached, and newer there.
+            read(8 * BLOCK, 16 * BLOCK), // Nothing but zeros.
+            read(23 * BLOCK, 4 * BLOCK), // Over the end.
+            read(100 * BLOCK, BLOCK),    // Behind it.
+            read(0, BLOCK),              // Simple.
+            read(100, 512),              // Misaligned.
+            DirectRequest { offset: u64::MAX - 511, ..read(0, 512) },
+        ]);
+        let mut results: Vec<_> = done
+            .iter_mut()
+            .map(|done| done.result.as_ref().map_err(|error| error.errno()).copied())
+            .collect();
+        let far = results.pop().unwrap();
+        assert!(far.is_ok_and(|len| len == 0) || far == Err(22), "{far:?}");
+        let b = BLOCK as usize;
+        assert_eq!(results, [Ok(b), Ok(16 * b), Ok(b), Ok(0), Ok(b), Err(22)]);
+        assert!(done[0].request.buffer.iter().all(|byte| *byte == 2));
+        assert!(done[1].request.buffer.iter().all(|byte| *byte == 0));
+        assert!(done[4].request.buffer.iter().all(|byte| *byte == 1));
+        assert_eq!(fs.io_stats().unwrap().direct_queued, 1);
+        let before = fs.io_stats().unwrap();
+        let done = queue.run(vec![
+            write(0, BLOCK, 10),
+            write(BLOCK, 512, 11),
+            write(7 * BLOCK, BLOCK, 12),      // Cached.
+            write(9 * BLOCK, BLOCK, 13),      // First data.
+            write(20 * BLOCK + 512, 512, 14), // A hole.
+            write(30 * BLOCK, BLOCK, 15),     // Growth.
+            write(BLOCK + 1, 512, 16),
+            write(2 * BLOCK, 0, 17),
+            DirectRequest {
+                kind: DirectKind::Write { synced: true },
+                ..write(3 * BLOCK, BLOCK, 18)
+            },
+        ]);
+        let results: Vec<_> =
+            done.into_iter().map(|done| done.result.map_err(|error| error.errno())).collect();
+        assert_eq!(results, [Ok(b), Ok(512), Ok(b), Ok(b), Ok(512), Ok(b), Err(22), Ok(0), Ok(b)]);
+        let stats = fs.io_stats().unwrap();
+        assert_eq!(stats.direct_queued - before.direct_queued, 3);
+        assert_eq!(stats.direct_conversions - before.direct_conversions, 1);
+        drop(queue);
+        let mut wanted = vec![1; 8 * b];
+        wanted.resize(31 * b, 0);
+        for (at, len, value) in [
+            (0, b, 10),
+            (b, 512, 11),
+            (3 * b, b, 18),
+            (7 * b, b, 12),
+            (9 * b, b, 13),
+            (20 * b + 512, 512, 14),
+            (30 * b, b, 15),
+        ] {
+            wanted[at..at + len].fill(value);
+        }
+        assert!(contents(&file) == wanted);
+        drop(file);
+        end(&device.below, fs)
+    };
+    require!(run());
+}
+
+/// P48 beside a batch: who reads through the cache while writes are under way has the old bytes in it.
+#[test]
+fn p48_what_a_reader_caches_under_a_batch_is_not_kept() {
+    let run = || {
+        let device = watched()?;
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 8);
+        let reader = file.clone();
+        *device.hook.lock() = Some(Box::new(move || {
+            threads::scope(|scope| {
+                let look = move || {
+                    let mut out = [0; BLOCK as usize];
+                    reader.inode().read_at(2 * BLOCK, &mut out).unwrap();
+                    assert_eq!(out, [1; BLOCK as usize]);
+                };
+                scope.spawn("reader", look).unwrap().join().unwrap();
+            })
+            .unwrap();
+        }));
+        let mut queue = file.queue(&QueueOptions::default());
+        for done in queue.run((0..8).map(|block| write(block * BLOCK, BLOCK, 2)).collect()) {
+            assert_eq!(done.result.unwrap(), BLOCK as usize);
+        }
+        assert!(device.hook.lock().is_none());
+        drop(queue);
+        assert!(fs.io_stats().unwrap().direct_alone_cached > 0);
+        assert!(contents(&file).iter().all(|byte| *byte == 2), "through the cache");
+        fs.sync().unwrap();
+        fs.drop_cached();
+        assert!(contents(&file).iter().all(|byte| *byte == 2), "on the device");
+        drop(file);
+        end(&device.below, fs)
+    };
+    require!(run());
+}
+
+/// P40, and the blocks of a file: whoever takes them waits for the batch, and the batch for nobody.
+#[test]
+fn p40_truncation_waits_for_a_batch_that_waits_for_nobody() {
+    let run = || {
+        let device = watched()?;
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 8);
+        let (started, is_started) = threads::channel(1);
+        let (go, may_go) = threads::channel(1);
+        *device.hook.lock() = Some(Box::new(move || {
+            started.send(()).unwrap();
+            may_go.recv().unwrap();
+        }));
+        let cut = AtomicUsize::new(0);
+        threads::scope(|scope| {
+            let writer = file.clone();
+            let batch = scope.spawn("batch", move || {
+                let mut queue = writer.queue(&QueueOptions::default());
+                let done = queue.run((0..8).map(|block| write(block * BLOCK, BLOCK, 2)).collect());
+                assert!(done.iter().all(|done| done.result.is_ok()));
+            });
+            is_started.recv().unwrap();
+            let (other, cut) = (file.clone(), &cut);
+            let truncation = scope.spawn("truncate", move || {
+                other.inode().truncate(0).unwrap();
+                cut.store(1, Ordering::SeqCst);
+            });
+            // As long as the device takes: nothing that is under way loses its blocks.
+            for _ in 0..200 {
+                threads::give_way();
+            }
+            assert_eq!(cut.load(Ordering::SeqCst), 0);
+            assert_eq!(file.inode().metadata().size, 8 * BLOCK);
+            go.send(()).unwrap();
+            batch.unwrap().join().unwrap();
+            truncation.unwrap().join().unwrap();
+        })
+        .unwrap();
+        assert_eq!(file.inode().metadata().size, 0);
+        drop(file);
+        end(&device.below, fs)
+    };
+    require!(run());
+}
+
+#[test]
+fn an_error_of_the_device_is_that_of_one_request() {
+    let run = || {
+        let memory = Arc::new(fresh()?);
+        let device = Arc::new(FaultDevice::new(Arc::clone(&memory), FaultPlan::default()));
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        drop(with_blocks(&fs, 16));
+        let nth = device.seen()[1];
+        fs.unmount().unwrap();
+        // The fifth write from here on.
+        let memory = Arc::new(fresh()?);
+        let exactly = vec![(OperationKind::Write, nth + 5, 1)];
+        let plan = FaultPlan { exactly, ..FaultPlan::default() };
+        let device = Arc::new(FaultDevice::new(Arc::clone(&memory), plan));
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 16);
+        assert_eq!(device.seen()[1], nth);
+        let mut queue = file.queue(&QueueOptions::default());
+        let done = queue.run((0..16).map(|block| write(block * BLOCK, BLOCK, 2)).collect());
+        for (number, done) in done.iter().enumerate() {
+            assert_eq!(done.result.is_err(), number == 5, "{number}: {:?}", done.result);
+            assert_eq!(done.request.buffer.len() as u64, BLOCK, "the memory comes back");
+        }
+        drop(queue);
+        let bytes = contents(&file);
+        for (block, bytes) in bytes.chunks(BLOCK as usize).enumerate() {
+            let is_new = bytes.iter().all(|byte| *byte == 2);
+            assert!(is_new || block == 5, "{block}");
+        }
+        drop(file);
+        end(&memory, fs)
+    };
+    require!(run());
+}
+
+/// Over a file, by whatever engine there is: equal to a vector of bytes, and to itself by every other way.
+#[test]
+fn over_an_image_file_batches_are_what_was_written() {
+    let run = || {
+        const BLOCKS: u64 = 256;
+        let dir = tempdir().map_err(|error| error.to_string())?;
+        let path = dir.path().join("image");
+        mke2fs(&path, "32M", &["-t", "ext4", "-b", "4096"])?;
+        let fs = mount(Arc::new(FileDevice::open_read_write(&path).unwrap()));
+        let file = with_blocks(&fs, BLOCKS);
+        let mut model = vec![1; (BLOCKS * BLOCK) as usize];
+        let mut random = Prng::new(5);
+        for options in [
+            QueueOptions::default().depth(64),
+            QueueOptions::default().depth(7).direct(true),
+            QueueOptions::default().depth(64).portable(true),
+        ] {
+            let mut queue = file.queue(&options);
+            println!("{queue:?}");
+            for _ in 0..20 {
+                // Reads are of the even blocks and writes of the odd ones, each once: no order matters.
+                let first = random.below(BLOCKS / 2);
+                let batch: Vec<_> = (0..100)
+                    .map(|number| {
+                        let at = (first + number) % (BLOCKS / 2) * 2 * BLOCK;
+                        match random.below(2) {
+                            0 => read(at, BLOCK),
+                            _ => {
+                                let value = random.below(256) as u8;
+                                let at = at + BLOCK;
+                                model[at as usize..(at + BLOCK) as usize].fill(value);
+                                write(at, BLOCK, value)
+                            }
+                        }
+                    })
+                    .collect();
+                for DirectDone { request, result } in queue.run(batch) {
+                    assert_eq!(result.unwrap() as u64, BLOCK);
+                    let at = request.offset as usize;
+                    assert!(*request.buffer == model[at..at + BLOCK as usize], "byte {at}");
+                }
+            }
+        }
+        assert_eq!(fs.io_stats().unwrap().direct_queued, 3 * 20 * 100);
+        assert!(contents(&file) == model);
+        drop(file);
+        fs.unmount().unwrap();
+        let report = e2fsck(&path)?;
+        assert!(report.is_clean(), "{}", report.text);
+        Ok::<(), String>(())
+    };
+    require!(run());
+}
