@@ -33,8 +33,8 @@ use crate::volume::check_stored_size;
 /// One inode of an open file system: the handle that everything else hangs on. Cheap to clone.
 ///
 /// On a writable mount a handle keeps the inode in existence, even when its last name is removed.
-/// [`metadata`](Self::metadata) and the operations on contents, entries and attributes always show
-/// the inode as it is; [`record`](Self::record), [`size`](Self::size) and [`flags`](Self::flags) as it
+/// [`metadata`](Self::metadata), [`size`](Self::size) and the operations on contents, entries and
+/// attributes always show the inode as it is; [`record`](Self::record) and [`flags`](Self::flags) as it
 /// was when this handle was got, until [`refresh`](Self::refresh).
 pub struct Inode {
     fs: Fs,
@@ -299,9 +299,10 @@ impl Inode {
         self.kind() == FileKind::Symlink
     }
 
-    /// Size in bytes, as [`Metadata::size`].
+    /// Size in bytes as it is now, as [`Metadata::size`]. No I/O.
     pub fn size(&self) -> u64 {
-        self.data.record.size
+        // A view stays what it was.
+        if self.counted { self.node.size() } else { self.data.record.size }
     }
 
     /// The inode's flags.

@@ -310,3 +310,30 @@ fn an_open_file_hears_once_of_failed_writeback_and_nothing_is_lost() {
     let fs = MountOptions::new().open_shared(device).unwrap();
     assert_eq!(fs.read_to_string("/file").unwrap(), "later");
 }
+
+#[test]
+fn a_handle_shows_the_size_that_the_file_has() {
+    for options in [&["-t", "ext4", "-b", "4096"][..], &["-t", "ext4", "-O", "inline_data"]] {
+        let dir = tempdir().expect("a temporary directory");
+        let path = dir.path().join("image");
+        require!(mke2fs(&path, "16M", options));
+        let device: SharedDevice = Arc::new(image::load(&path));
+        let fs = MountOptions::new().read_only(false).open_shared(device).expect("mounts");
+        let root = fs.root().expect("a root");
+        let new = NewInode { permissions: 0o644, uid: 0, gid: 0 };
+        let file = root.create("f", &new).expect("creates");
+        let other = root.lookup("f").expect("is there");
+        let show = |size| assert_eq!([file.size(), other.size(), file.metadata().size], [size; 3]);
+        show(0);
+        file.write_at(0, b"some").expect("writes");
+        show(4);
+        other.append(&[1; 10_000]).expect("appends");
+        show(10_004);
+        file.truncate(17).expect("truncates");
+        show(17);
+        fs.sync().expect("syncs");
+        show(17);
+        drop((file, other, root));
+        fs.unmount().expect("unmounts");
+    }
+}
