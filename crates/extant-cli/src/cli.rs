@@ -6,8 +6,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     build, cat, chattr, check, chmod, chown, completions, cp, edit, extents, extract, fallocate,
-    find, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount, mv,
-    replay, rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount, write,
+    find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount,
+    mv, replay, rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount,
+    write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -32,6 +33,7 @@ enum Command {
     Cat(cat::CatArgs),
     Find(find::FindArgs),
     Extents(extents::ExtentsArgs),
+    Frag(frag::FragArgs),
     Extract(extract::ExtractArgs),
     Cp(Box<cp::CpArgs>),
     Write(write::WriteArgs),
@@ -95,6 +97,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "cat" => cat::EXAMPLES,
         "find" => find::EXAMPLES,
         "extents" => extents::EXAMPLES,
+        "frag" => frag::EXAMPLES,
         "extract" => extract::EXAMPLES,
         "cp" => cp::EXAMPLES,
         "write" => write::EXAMPLES,
@@ -157,6 +160,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Cat(args) => cat::run(&args),
         Command::Find(args) => find::run(&args),
         Command::Extents(args) => extents::run(&args),
+        Command::Frag(args) => frag::run(&args),
         Command::Extract(args) => extract::run(&args),
         Command::Cp(args) => cp::run(&args),
         Command::Write(args) => write::run(&args),

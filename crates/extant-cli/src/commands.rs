@@ -13,6 +13,7 @@ pub(crate) mod extents;
 pub(crate) mod extract;
 pub(crate) mod fallocate;
 pub(crate) mod find;
+pub(crate) mod frag;
 pub(crate) mod fstrim;
 pub(crate) mod getfacl;
 pub(crate) mod getfattr;

@@ -6,7 +6,7 @@
 //! has to do with files gets at both through [`Fs::volume`]. Opening, recovering and ending is `mount`.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock, Weak};
 
 use extant_base::{BlockSize, GroupIndex, Ino};
@@ -16,6 +16,7 @@ use extant_format::group::{GroupDescriptor, GroupFlags};
 use extant_format::superblock::Superblock;
 use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Tid};
 
+use crate::alloc;
 use crate::attempt::AttemptCounters;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::{FileState, Node};
@@ -261,6 +262,26 @@ impl Fs {
     /// errors.
     pub fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         self.volume().group(group)
+    }
+
+    /// The free blocks of a block group: runs of numbers of blocks of the file system, in ascending order. A run
+    /// that goes on in the next group is two. With clusters, whole ones. On a writable mount, what a commit
+    /// of everything done so far would leave free.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`] past the last group; damage of the descriptor or the bitmap, checksums
+    /// and counts included; device errors.
+    ///
+    /// # Cost
+    ///
+    /// At most two blocks are read, and nothing of a group that was never written to.
+    pub fn free_runs(&self, group: GroupIndex) -> Result<Vec<Range<u64>>> {
+        let volume = self.volume();
+        match volume.writer() {
+            Ok(writer) => writer.alloc().free_runs(volume, group),
+            Err(_) => alloc::free_runs(volume, group),
+        }
     }
 
     /// The state of a regular file in use.

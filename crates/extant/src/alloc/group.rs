@@ -331,6 +331,11 @@ impl Blocks {
         self.taken.view().clear_runs(range.start..range.end.min(self.len))
     }
 
+    /// Runs of clusters that are free on the device, or will be.
+    pub(super) fn stored_runs(&self) -> impl Iterator<Item = Range<u32>> {
+        self.stored.view().clear_runs(0..self.len)
+    }
+
     pub(super) fn is_open(&self, bit: u32) -> bool {
         !self.view(Look::Open).get(bit)
     }

@@ -15,6 +15,7 @@
 //! promise     totals; space for data that has no place yet     trim  telling the device what is free
 //! spent       what was freed, to be discarded
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
+//! free_runs   what is free, for who only looks
 //! right       who may have the last blocks     window  room that is left to files that grow
 //! ```
 //!
@@ -35,6 +36,7 @@
 mod blocks;
 mod claim;
 mod flex;
+mod free_runs;
 mod group;
 mod inodes;
 mod pin;
@@ -65,6 +67,7 @@ use crate::volume::Volume;
 
 pub(crate) use crate::run::Run;
 use flex::Flex;
+pub(crate) use free_runs::free_runs;
 use group::{Blocks, GroupState, Inodes};
 use promise::Space;
 pub(crate) use promise::kept_of;

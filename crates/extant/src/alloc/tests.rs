@@ -134,6 +134,36 @@ impl Mount {
     }
 }
 
+#[test]
+fn free_runs_are_what_is_free_before_during_and_after_a_mount() {
+    for (size, layout) in LAYOUTS {
+        let image = require!(Image::make(size, layout, ""));
+        let sum = |fs: &Fs| {
+            let groups = (0..fs.superblock().group_count).map(GroupIndex);
+            let mut last = 0;
+            let runs = groups.flat_map(|group| fs.free_runs(group).unwrap());
+            let lens = runs.map(|run| {
+                assert!(last <= run.start && run.start < run.end, "{run:?} behind {last}");
+                last = run.end;
+                run.end - run.start
+            });
+            lens.sum::<u64>()
+        };
+        let mount = Mount::of(&image);
+        let before = sum(&mount.fs);
+        assert_eq!(before, mount.fs.statfs().unwrap().blocks_free, "{layout:?}");
+        let run = mount.take(5000, 300, 1).unwrap();
+        assert_eq!(sum(&mount.fs), before - u64::from(run.len), "{layout:?}");
+        let past = GroupIndex(mount.volume().superblock().group_count);
+        assert!(matches!(mount.fs.free_runs(past), Err(FsError::InvalidArgument { .. })));
+        mount.free(run.start.0, run.len).unwrap();
+        mount.end(&image);
+        let reader = image.options().read_only(true).open_shared(image.device.clone()).unwrap();
+        assert_eq!(sum(&reader), before, "{layout:?}");
+        assert!(matches!(reader.free_runs(past), Err(FsError::InvalidArgument { .. })));
+    }
+}
+
 /// Fills what was never written of inode tables with what looks like inodes.
 fn soil_tables(image: &Image) {
     let fs = image.options().read_only(true).open_shared(Arc::clone(&image.device) as _).unwrap();
