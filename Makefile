@@ -12,7 +12,7 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ bench-io: ## contents of files against the kernel's ext4 and XFS and memcpy (roo
 	@scripts/deps xfsprogs || true
 	@# The plain memory that is copied lies in huge pages, as good as the kernel's own.
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(CARGO) run --release -q -p extant-bench -- io
+
+bench-async: ## small writes through a ring against the call that waits and the kernel (root; ROUNDS= SIZE=)
+	$(CARGO) run --release -q -p extant-bench -- async
 
 bench-io-memory: ## memory of ten minutes with four times as much data as cache (MINUTES=)
 	@scripts/deps e2fsprogs

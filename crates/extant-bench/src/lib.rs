@@ -10,5 +10,6 @@ pub mod mount;
 pub mod namespace;
 pub mod read;
 pub mod report;
+pub mod ring;
 pub mod run;
 pub mod stop;

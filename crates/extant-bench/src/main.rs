@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | read | namespace | io | io-memory | mount`: see
+//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | mount`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
-use extant_bench::{io, mount, namespace, read, stop};
+use extant_bench::{io, mount, namespace, read, ring, stop};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -21,9 +21,12 @@ fn main() -> Result<()> {
         Some("io") => io(),
         Some("io-one") => io_one(),
         Some("io-memory") => io_memory(),
+        Some("async") => rings(),
         Some("mount") => mount(),
         Some("mount-one") => mount_one(),
-        _ => bail!("usage: extant-bench build | mkfs | read | namespace | io | io-memory | mount"),
+        _ => bail!(
+            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | mount"
+        ),
     }
 }
 
@@ -302,6 +305,17 @@ fn io_settings(rounds: &str) -> Result<io::Settings> {
 fn io() -> Result<()> {
     stop::listen()?;
     io::io(memory_dir()?.path(), &io_settings("5")?)
+}
+
+/// Question: what does a ring cost, where nothing has to be waited for?
+///
+/// Sketch: an attempt asks what the call that waits asks, tries locks instead of taking them, and adds a few atomic
+/// counters. Goals: 95 % of the call that waits, and 99.9 % done by the submitter's thread.
+fn rings() -> Result<()> {
+    stop::listen()?;
+    let rounds = variable("ROUNDS", "5").parse().context("ROUNDS is a number")?;
+    let settings = ring::Settings { rounds, file_bytes: bytes(&variable("SIZE", "256M"))? };
+    ring::run(memory_dir()?.path(), &settings)
 }
 
 /// One row for a profiler: `io-one "read memory 4K"`, `io-one "metamix 8"`; extant alone unless

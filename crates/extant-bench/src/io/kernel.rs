@@ -111,6 +111,15 @@ impl Kernel {
         Ok(kernel)
     }
 
+    /// Where it is mounted.
+    ///
+    /// # Errors
+    ///
+    /// It is not mounted any more.
+    pub fn path(&self) -> Result<&Path> {
+        self.at.as_ref().map(tempfile::TempDir::path).context("not mounted")
+    }
+
     fn end(&mut self) -> Result<()> {
         self.root = None;
         let mut failed = None;
