@@ -20,8 +20,9 @@
 //! - R1. Changes of one file (writes, appends, truncate, fallocate) take effect in the order of their submission. One that is
 //!   submitted while another of that file waits for a worker waits behind it, however soon it could be done.
 //! - R2. A read or a sync sees every change of its file that was submitted before it. It does not hold up those behind it.
-//! - R3. What waits, is worked on, or is done by a worker and not taken yet, is at most the depth. A full ring gives the operation
-//!   back untouched.
+//! - R3. What waits, is worked on, or is done by a worker and not taken yet, is at most the depth; beside other submitters, one
+//!   more for each whose operation was begun inline when they filled the ring. A full ring gives the operation back
+//!   untouched.
 //! - R4. Everything that was accepted is done, once, whatever becomes of the ring. The place of an append is decided once:
 //!   what an attempt has written is not written again.
 
@@ -86,7 +87,7 @@ impl RingStats {
 /// What submitters and workers share.
 struct Shared {
     queue: Queue,
-    /// Operations under way: R3. Inline ones count while they are tried.
+    /// Operations with the workers or not taken: R3.
     under_way: AtomicUsize,
     /// Operations that wait for a worker or are worked on: a look at it spares who finds none the lock of the queue.
     with_workers: AtomicUsize,
@@ -203,8 +204,8 @@ impl Ring {
     ) -> std::result::Result<Option<Completion>, Busy> {
         let _scope = no_waiting();
         let shared = &*self.shared;
-        let claim = |count: usize| (count < self.depth).then_some(count + 1);
-        if shared.under_way.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim).is_err() {
+        // Claimed only for what goes to a worker: what is done here is never under way.
+        if shared.under_way.load(Ordering::Acquire) >= self.depth {
             shared.busy.fetch_add(1, Ordering::Relaxed);
             return Err(Busy { op });
         }
@@ -214,7 +215,6 @@ impl Ring {
         };
         let (task, why) = match op {
             Tried::Done(result, op) => {
-                shared.under_way.fetch_sub(1, Ordering::AcqRel);
                 shared.inline.fetch_add(1, Ordering::Relaxed);
                 let buffer = op.into_buffer();
                 return Ok(Some(Completion { tag, result, buffer, is_inline: true }));
@@ -225,6 +225,13 @@ impl Ring {
                 (Task { part: Some((at, done)), ..Task::new(tag, inode, op) }, None)
             }
         };
+        // What has begun cannot be given back, even if others have filled the ring meanwhile.
+        let has_begun = task.part.is_some();
+        let claim = |count: usize| (has_begun || count < self.depth).then_some(count + 1);
+        if shared.under_way.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim).is_err() {
+            shared.busy.fetch_add(1, Ordering::Relaxed);
+            return Err(Busy { op: task.op });
+        }
         shared.with_workers.fetch_add(1, Ordering::AcqRel);
         shared.queue.push(task, why);
         Ok(None)
