@@ -1,5 +1,6 @@
 //! A byte range of another device, as a device.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use crate::device::{BlockDevice, check_range};
 use crate::error::{DeviceError, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
+use crate::queue::{Engine, Finished, Queue, QueueOptions, Wait};
 
 /// The window does not lie on the device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -138,6 +140,16 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
         })
     }
 
+    fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
+        let inner = self.inner.queue(options);
+        Box::new(WindowQueue {
+            window: self,
+            inner,
+            missed: VecDeque::new(),
+            failed: VecDeque::new(),
+        })
+    }
+
     fn size_bytes(&self) -> u64 {
         self.len
     }
@@ -197,6 +209,66 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         let at = self.check(OperationKind::Allocate, offset, len)?;
         self.inner.allocate(at, len)
+    }
+}
+
+/// The queue of the device below, for what lies in a window.
+struct WindowQueue<'d, D> {
+    window: &'d WindowDevice<D>,
+    inner: Box<dyn Queue + 'd>,
+    /// Operations outside of the window: pushed, and submitted.
+    missed: VecDeque<Finished>,
+    failed: VecDeque<Finished>,
+}
+
+impl<D: BlockDevice> Queue for WindowQueue<'_, D> {
+    fn push(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
+        if self.len() >= self.depth() {
+            return Err(operation);
+        }
+        let (kind, start) = (operation.kind(), self.window.offset);
+        let check = match kind {
+            OperationKind::Flush => Ok(0),
+            kind => self.window.check(kind, operation.offset(), operation.length()),
+        };
+        match check {
+            Ok(_) => self
+                .inner
+                .push(tag, moved(operation, |at| at + start))
+                .map_err(|operation| moved(operation, |at| at - start)),
+            Err(error) => {
+                let completion = Completion { operation, result: Err(error) };
+                self.missed.push_back(Finished { tag, completion });
+                Ok(())
+            }
+        }
+    }
+
+    fn submit(&mut self) {
+        self.failed.append(&mut self.missed);
+        self.inner.submit();
+    }
+
+    fn reap(&mut self, wait: Wait) -> Option<Finished> {
+        if let Some(failed) = self.failed.pop_front() {
+            return Some(failed);
+        }
+        let Finished { tag, completion } = self.inner.reap(wait)?;
+        let Completion { operation, result } = completion;
+        let operation = moved(operation, |at| at - self.window.offset);
+        Some(Finished { tag, completion: Completion { operation, result } })
+    }
+
+    fn len(&self) -> usize {
+        self.inner.len() + self.missed.len() + self.failed.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn engine(&self) -> Engine {
+        self.inner.engine()
     }
 }
 

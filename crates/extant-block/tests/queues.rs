@@ -50,6 +50,14 @@ fn on_each(dir: &Path, test: impl Fn(&str, &dyn BlockDevice, QueueOptions)) {
     test("recording", &RecordingDevice::new(SIZE), options);
     let window = WindowDevice::new(MemoryDevice::new(SIZE + 999), 512, SIZE).unwrap();
     test("window", &window, options);
+    let file = FileDevice::create_new(dir.join("window"), SIZE + 999).unwrap();
+    let window = WindowDevice::new(file, 512, SIZE).unwrap();
+    let (of_file, of_window) = (window.inner().queue(&options), window.queue(&options));
+    assert_eq!(of_window.engine(), of_file.engine());
+    drop((of_file, of_window));
+    test("window of a file", &window, options);
+    drop(window);
+    std::fs::remove_file(dir.join("window")).unwrap();
     let plan = FaultPlan { reorder: true, ..FaultPlan::default() };
     test("reordering", &FaultDevice::new(Arc::new(MemoryDevice::new(SIZE)), plan), options);
 }
