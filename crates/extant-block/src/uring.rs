@@ -81,6 +81,10 @@ impl<'d> Uring<'d> {
         file: &'d File,
         options: &QueueOptions,
     ) -> io::Result<Uring<'d>> {
+        // Files are opened so that a fifo cannot keep anybody waiting. Where the host's file system cannot try
+        // without waiting (FUSE, some network ones), a ring would answer "again" for ever.
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?;
         let depth = options.depth;
         let entries = u32::try_from(depth.next_power_of_two()).unwrap_or(u32::MAX);
         let uring = restricted(entries).or_else(|_| IoUring::new(entries))?;
@@ -315,7 +319,7 @@ fn restricted(entries: u32) -> io::Result<IoUring> {
 /// The device's file once more, past the page cache, where the host can.
 fn past_the_cache(device: &dyn BlockDevice, file: &File) -> Option<(File, u64)> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let flags = OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let flags = OFlags::DIRECT | OFlags::CLOEXEC;
     let file = OpenOptions::new()
         .read(true)
         .write(!device.is_read_only())

@@ -225,6 +225,21 @@ fn polling_finds_each_operation_in_the_end() {
 }
 
 #[test]
+fn a_ring_never_answers_that_it_would_have_to_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    drop(FileDevice::create_new(&path, SIZE).unwrap());
+    let device = FileDevice::open_read_write(&path).unwrap();
+    let queue = device.queue(&QueueOptions::default());
+    if queue.engine() == Engine::Portable {
+        println!("skipped: there is no io_uring here");
+        return;
+    }
+    let flags = rustix::fs::fcntl_getfl(device.file()).unwrap();
+    assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK), "{flags:?}");
+}
+
+#[test]
 fn each_error_of_a_device_is_that_of_one_operation() {
     let plan = FaultPlan { seed: 3, write_one_in: 3, read_one_in: 4, ..FaultPlan::default() };
     let device = FaultDevice::new(Arc::new(MemoryDevice::new(SIZE)), plan);
