@@ -83,6 +83,13 @@ impl FileCache {
         range: Range<u64>,
         most: u64,
     ) -> Result<u64, M::Error> {
+        // Blocks behind the stored size bring it along, and it must pass nothing that is dirty: then all in front
+        // goes with the part.
+        let passes = range.end > self.block_of(0..mapper.stored_size()).end;
+        let range = match passes && !sabotage("iomap.writeback.size-passes-dirty") {
+            true => 0..range.end,
+            false => range,
+        };
         let mut at = range.start;
         let mut written = 0;
         while written < most && !self.has_ended() {
@@ -99,12 +106,6 @@ impl FileCache {
             let first_left = self.inner.index.read().dirty.first().map(|page| page << PAGE_LOG2);
             let size_to = match first_left {
                 None => size,
-                // A pass over a part leaves the size behind what is in front of the part.
-                Some(left)
-                    if left < range.start && !sabotage("iomap.writeback.size-passes-dirty") =>
-                {
-                    last.file.end.min(size).min(left)
-                }
                 Some(_) => last.file.end.min(size),
             };
             match self.write_batch(mapper, &batch, size_to) {

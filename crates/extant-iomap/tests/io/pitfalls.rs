@@ -438,7 +438,7 @@ fn p16_the_stored_size_follows_the_data() {
 }
 
 #[test]
-fn p16_a_pass_over_a_part_leaves_the_size_behind_what_is_dirty_before_it() {
+fn p16_a_pass_over_a_part_behind_the_stored_size_takes_what_is_dirty_before_it_along() {
     sizes(|options| {
         let fs = Fs::new(options);
         let file = fs.file();
@@ -446,6 +446,7 @@ fn p16_a_pass_over_a_part_leaves_the_size_behind_what_is_dirty_before_it() {
         file.write_back(50 * BLOCK..60 * BLOCK).unwrap();
         let after = file.after_a_crash();
         assert!(after.iter().all(|byte| *byte == 7), "holes in front of the size");
+        assert!(file.stored_size() >= 60 * BLOCK, "blocks with data behind the stored size");
         finish(&fs, file);
     });
 }
