@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | mount`: see
+//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | direct | mount`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
-use extant_bench::{io, mount, namespace, read, ring, stop};
+use extant_bench::{direct, io, mount, namespace, read, ring, stop};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -22,10 +22,11 @@ fn main() -> Result<()> {
         Some("io-one") => io_one(),
         Some("io-memory") => io_memory(),
         Some("async") => rings(),
+        Some("direct") => direct(),
         Some("mount") => mount(),
         Some("mount-one") => mount_one(),
         _ => bail!(
-            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | mount"
+            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | direct | mount"
         ),
     }
 }
@@ -328,6 +329,24 @@ fn io_one() -> Result<()> {
         settings.targets.push("extant".into());
     }
     io::one(memory_dir()?.path(), &settings, &row)
+}
+
+/// Question: what does a file system cost over the device, one request at a time and 64 at once?
+///
+/// Sketch: over data extant does what the device does, and between the two a look at the map and one at the cache,
+/// well below a microsecond; the device takes several. Goal: 98 % of the raw file's rate, and not less than
+/// the kernel's ext4. A loop device costs ext4 another trip through the kernel, which is the kernel's price for
+/// an image.
+fn direct() -> Result<()> {
+    stop::listen()?;
+    let memory = variable("BENCH_DIR", "/dev/shm");
+    let disk = variable("BENCH_DISK", "/var/tmp");
+    direct::direct(&direct::Settings {
+        rounds: variable("ROUNDS", "5").parse().context("ROUNDS is a number")?,
+        file_bytes: bytes(&variable("SIZE", "512M"))?.next_multiple_of(1 << 20),
+        requests: variable("REQUESTS", "40000").parse().context("REQUESTS is a number")?,
+        places: vec![("memory".to_owned(), memory.into()), ("disk".to_owned(), disk.into())],
+    })
 }
 
 /// Question: does the cache keep its budget?
