@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
-use extant_base::Ino;
+use extant_base::{Ino, sabotage};
 use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
@@ -208,14 +208,33 @@ impl Inode {
     ///
     /// # Errors
     ///
-    /// As [`write_at`](Self::write_at). A part may be written.
+    /// As [`write_at`](Self::write_at). A part may be written then. [`FsError::NoSpace`] also when
+    /// space for the rest was had too late: others had appended behind the part.
     pub fn append(&self, bytes: &[u8]) -> Result<u64> {
         let (at, mut written) = self.write_to(Place::End, bytes)?;
         while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
             // The error that came in the way, or another part: space became free meanwhile.
-            written += self.write_to(Place::At(at + written as u64), rest)?.1;
+            written += self.append_rest(at + written as u64, rest)?;
         }
         Ok(at)
+    }
+
+    /// Goes on with what was appended in part, up to `at`, as long as that is the end: what others appended behind
+    /// is theirs.
+    fn append_rest(&self, at: u64, rest: &[u8]) -> Result<usize> {
+        let (fs, node) = (self.fs(), self.node());
+        let file = fs.file(node)?;
+        fs.balance_dirty()?;
+        fs.change(|| {
+            let _content = node.content.write();
+            if file.size() != at && !sabotage("extant.file.append-goes-over-others") {
+                let what = "the rest of an append, with others behind its first part";
+                return Err(FsError::NoSpace { what, wanted: rest.len() as u64, free: 0 });
+            }
+            let parts = std::iter::once(rest);
+            let (place, by) = (Place::At(at), WriteBy::Program);
+            self.write_locked(file, place, by, Way::Cache, parts).map(|(_, written)| written)
+        })
     }
 
     fn write_to(&self, place: Place, bytes: &[u8]) -> Result<(u64, usize)> {
@@ -375,5 +394,30 @@ impl Inode {
         let node = self.node();
         let _content = node.content.read();
         self.fs().with_mapper(node, |mapper| mapper.file.cache.with_cached(mapper, range, look))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use extant_testkit::require;
+
+    use super::*;
+    use crate::test_images::Image;
+
+    #[test]
+    fn the_rest_of_an_append_never_goes_over_what_others_appended() {
+        let image = require!(Image::make("8M", &["-t", "ext4"], ""));
+        let fs = image.open();
+        fs.write("/log", "first ").unwrap();
+        let log = fs.resolve("/log").unwrap();
+        // As when space ran out behind "first ", and was there again for both of these.
+        log.append(b"others' ").unwrap();
+        let error = log.append_rest(6, b"the rest").unwrap_err();
+        assert!(matches!(error, FsError::NoSpace { .. }), "{error}");
+        assert_eq!(fs.read_to_string("/log").unwrap(), "first others' ");
+        assert_eq!(log.append_rest(14, b"end").unwrap(), 3);
+        assert_eq!(fs.read_to_string("/log").unwrap(), "first others' end");
+        drop(log);
+        fs.unmount().unwrap();
     }
 }
