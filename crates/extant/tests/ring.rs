@@ -35,8 +35,10 @@ impl Stalling {
         Arc::new(Stalling { below: Arc::clone(below), stalls, stalled: AtomicU64::new(0), panics })
     }
 
-    fn stall(&self, stalls: bool) {
-        self.stalls.store(stalls, Ordering::Release);
+    /// Until what is returned is dropped, also by a test that fails: rings wait for what they accepted.
+    fn stall(self: &Arc<Self>) -> Stall {
+        self.stalls.store(true, Ordering::Release);
+        Stall(Arc::clone(self))
     }
 
     fn pass(&self) {
@@ -46,6 +48,15 @@ impl Stalling {
         }
         self.stalled.fetch_add(1, Ordering::AcqRel);
         until("the device goes on", || !self.stalls.load(Ordering::Acquire));
+    }
+}
+
+#[must_use]
+struct Stall(Arc<Stalling>);
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        self.0.stalls.store(false, Ordering::Release);
     }
 }
 
@@ -183,7 +194,7 @@ fn a_device_that_stalls_stops_no_submitter() {
     let (warm, other) = (file(&fs, "warm"), file(&fs, "other"));
     warm.write_at(0, &[2; 4 * BLOCK]).unwrap();
     let ring = fs.ring(32).unwrap();
-    device.stall(true);
+    let stall = device.stall();
     let start = SystemClock.monotonic();
     // In debug builds each of these panics if it waits for anything at all.
     assert!(submit(&ring, 1, &stored, read(0, BLOCK)).is_none());
@@ -200,7 +211,7 @@ fn a_device_that_stalls_stops_no_submitter() {
     }
     assert!(inline > 100, "{inline}");
     assert_eq!(ring.stats().refused(WaitReason::Device), 2);
-    device.stall(false);
+    drop(stall);
     let mut tags: Vec<u64> = drain(&ring).into_iter().map(|(tag, _)| tag).collect();
     tags.sort_unstable();
     assert_eq!(tags, [1, 2, 3]);
@@ -216,7 +227,7 @@ fn a_write_waits_behind_those_before_it_and_a_sync_behind_them_all() {
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 4 * BLOCK]);
     let ring = fs.ring(16).unwrap();
-    device.stall(true);
+    let stall = device.stall();
     // A part of a block that is not in memory; the next covers a whole one, which alone would be done at once.
     assert!(submit(&ring, 0, &stored, write(0, vec![2; 100])).is_none());
     assert!(submit(&ring, 1, &stored, write(0, vec![3; BLOCK])).is_none());
@@ -228,7 +239,7 @@ fn a_write_waits_behind_those_before_it_and_a_sync_behind_them_all() {
     assert!(submit(&ring, 7, &stored, Op::Append { bytes: b"END".to_vec() }).is_none());
     let stats = ring.stats();
     assert_eq!((stats.refused(WaitReason::Device), stats.behind, stats.by_kind), (1, 5, 2));
-    device.stall(false);
+    drop(stall);
     let mut seen = None;
     let mut order = Vec::new();
     while let Some(done) = ring.wait() {
@@ -263,7 +274,7 @@ fn a_full_ring_gives_the_operation_back_and_loses_none() {
     assert!(matches!(fs.ring(0), Err(FsError::InvalidArgument { .. })));
     assert!(matches!(fs.ring(1 << 20), Err(FsError::InvalidArgument { .. })));
     let ring = fs.ring(4).unwrap();
-    device.stall(true);
+    let stall = device.stall();
     for tag in 0..4 {
         assert!(submit(&ring, tag, &stored, write(tag * BLOCK as u64 + 1, vec![9; 5])).is_none());
     }
@@ -272,7 +283,7 @@ fn a_full_ring_gives_the_operation_back_and_loses_none() {
         assert_eq!(busy.op, write(4 * BLOCK as u64 + 1, vec![9; 5]));
     }
     assert_eq!(ring.stats().busy, 3);
-    device.stall(false);
+    drop(stall);
     // Room comes with each result that is taken, not before.
     assert_eq!(ring.wait().unwrap().tag, 0);
     until("the others are done", || ring.stats().completed == 4);
@@ -299,7 +310,7 @@ fn a_ring_that_is_dropped_has_done_all_that_it_accepted() {
     let files: Vec<Inode> = (0..6).map(|n| cold(&fs, &format!("f{n}"), &[1; 2 * BLOCK])).collect();
     fs.drop_cached();
     let ring = fs.ring(64).unwrap();
-    device.stall(true);
+    let stall = device.stall();
     for round in 0..8u8 {
         for (at, file) in files.iter().enumerate() {
             let op = write(u64::from(round) * 10, vec![100 + round + at as u8; 15]);
@@ -309,7 +320,7 @@ fn a_ring_that_is_dropped_has_done_all_that_it_accepted() {
     threads::scope(|s| {
         s.spawn("ender", || drop(ring)).unwrap();
         until("a worker is at it", || device.stalled.load(Ordering::Acquire) > 0);
-        device.stall(false);
+        drop(stall);
     })
     .unwrap();
     for at in 0..6u8 {
