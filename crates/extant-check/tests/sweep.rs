@@ -110,9 +110,10 @@ const ONLY_OURS: [&str; 12] = [
 
 fn is_excepted(ours: &[String], fsck: &str) -> bool {
     if ours.is_empty() {
-        // We do not know the time. And we do not look at where a value of no bytes is said to be, nor does the
+        // We do not know the time, nor which years are likely. And we do not look at where a value of no bytes is said to be, nor does the
         // kernel: such an inline directory is whole.
-        return (fsck.contains("is in the future") && fsck.matches("? no").count() == 1)
+        let is_time = ["is in the future", "are likely pre-1970"].iter().any(|t| fsck.contains(t));
+        return (is_time && fsck.matches("? no").count() == 1)
             || fsck.contains("has INLINE_DATA_FL flag but extended attribute not found");
     }
     let follows = ["holds an attribute's value", "nothing leads to it", "has no value"];

@@ -53,7 +53,7 @@ impl Inode {
     ///
     /// # Errors
     ///
-    /// [`WouldWait`] when not even the first byte is there, or somebody changes the file; always on a mount for
+    /// [`WouldWait`](crate::WouldWait) when not even the first byte is there, or somebody changes the file; always on a mount for
     /// reading, which has no page cache. Inside, those of `read_at` that need no look at the device.
     ///
     /// # Cost
@@ -71,7 +71,7 @@ impl Inode {
     ///
     /// # Errors
     ///
-    /// [`WouldWait`] in front of the first byte. Inside, those of `write_at` that are known at once; what only a
+    /// [`WouldWait`](crate::WouldWait) in front of the first byte. Inside, those of `write_at` that are known at once; what only a
     /// look at the device or a commit can tell is a reason to refuse.
     ///
     /// # Cost
