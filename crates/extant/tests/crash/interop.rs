@@ -338,8 +338,6 @@ fn linux_commits_all_when_a_directory_is_synced_that_did_not_change() {
         sync(name);
     }
     sync("dir");
-    fs::hard_link(at("dir/foo"), at("bar")).unwrap();
-    sync("other");
     let names = |cut_to: &str| -> Result<Vec<String>, String> {
         let copy = Files::at(dir.path(), cut_to, false);
         cut(&mount, None, &busy, &copy)?;
@@ -347,9 +345,20 @@ fn linux_commits_all_when_a_directory_is_synced_that_did_not_change() {
         let entries = fs.read_dir("/").unwrap().map(|entry| entry.unwrap().name().to_vec());
         Ok(entries.map(|name| String::from_utf8(name).unwrap()).collect())
     };
-    let before = require!(names("before"));
-    sync("dir");
-    let after = require!(names("after"));
-    assert!(!before.contains(&"bar".to_owned()), "committed without being asked: {before:?}");
-    assert!(after.contains(&"bar".to_owned()), "not there after a cut: {after:?}");
+    // Somebody else on the machine may ask for a commit of everything at any moment.
+    let mut left_alone = false;
+    for number in 0..5 {
+        let link = format!("bar{number}");
+        fs::hard_link(at("dir/foo"), at(&link)).unwrap();
+        sync("other");
+        let before = require!(names(&format!("before{number}")));
+        sync("dir");
+        let after = require!(names(&format!("after{number}")));
+        assert!(after.contains(&link), "not there after a cut: {after:?}");
+        left_alone |= !before.contains(&link);
+        if left_alone {
+            break;
+        }
+    }
+    assert!(left_alone, "committed without being asked, five times");
 }
