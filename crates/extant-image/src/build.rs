@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use extant_block::{BlockDevice, OpenError};
-use extant_sync::threads;
+use extant_sync::{Clock, SystemClock, threads};
 
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use crate::plan::{BuildOptions, Headroom, Plan, PlanError, PlanSummary, SizeSpec, plan};
 use crate::source::dir::{ScanOptions, scan_dir};
 use crate::source::tar::{TarInput, TarOptions, scan_tar};
-use crate::source::{ContainerImage, Scanned, Skipped, SourceError, container_image};
+use crate::source::{ContainerImage, NoContents, Scanned, Skipped, SourceError, container_image};
 use crate::transform::{IdMap, Owner, Transform, TransformError};
-use crate::tree::Tree;
-use crate::write::{NoProgress, Progress, WriteError, WriteOptions, write_image};
+use crate::tree::{Kind, Node, Time, Tree};
+use crate::write::{NoProgress, Progress, WriteError, WriteOptions, write_bytes, write_image};
 
 /// A build of one image: the source, and what is to come of it.
 ///
@@ -53,6 +53,8 @@ pub struct Build<'a> {
 }
 
 enum Source {
+    /// A root directory alone, with `lost+found`.
+    Empty,
     Dir(PathBuf),
     Tar(TarInput),
 }
@@ -173,6 +175,19 @@ impl<'a> Build<'a> {
     /// Starts from the tar archive in the file `path` of the host: plain, gzip or zstd, by its contents.
     pub fn from_tar(path: impl Into<PathBuf>) -> Build<'a> {
         Build::new(Source::Tar(TarInput::File(path.into())))
+    }
+
+    /// Starts from nothing: an empty file system, as mkfs makes it. [`size`](Self::size) says how large; the root's owner,
+    /// permissions and times are those of [`MkfsOptions`] and now.
+    ///
+    /// ```
+    /// let device = extant_block::MemoryDevice::new(16 << 20);
+    /// let built = extant_image::Build::empty().size(16 << 20).write_to_device(&device, true)?;
+    /// assert_eq!((built.summary.size_bytes, built.summary.files), (16 << 20, 2));
+    /// # Ok::<(), extant_image::BuildError>(())
+    /// ```
+    pub fn empty() -> Build<'a> {
+        Build::new(Source::Empty)
     }
 
     /// Sets everything that mkfs decides: profile, features, block size, journal, UUID. [`label`](Self::label) and
@@ -357,6 +372,15 @@ impl<'a> Build<'a> {
 
     fn scan(&self, own: Option<(u64, u64)>, target: &Path) -> Result<Scanned, BuildError> {
         Ok(match &self.source {
+            Source::Empty => {
+                let sec = self.mkfs.created.unwrap_or_else(|| SystemClock.now().0);
+                let now = Time { sec, nsec: 0 };
+                let mut root = Node::new(Kind::Dir);
+                root.mode = 0o755;
+                (root.mtime, root.atime, root.ctime) = (now, now, now);
+                let skipped = Skipped::default();
+                Scanned { tree: Tree::empty(root), contents: Box::new(NoContents), skipped }
+            }
             Source::Dir(path) => {
                 let options = ScanOptions {
                     threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
@@ -389,6 +413,7 @@ impl<'a> Build<'a> {
             progress: self.progress,
             cancel: self.cancel.unwrap_or(&never),
         };
+        self.progress.expect(write_bytes(plan));
         let tree: &Tree = &scanned.tree;
         write_image(plan, tree, &*scanned.contents, device, &options)?;
         Ok(())

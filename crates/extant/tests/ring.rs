@@ -266,6 +266,47 @@ fn a_write_waits_behind_those_before_it_and_a_sync_behind_them_all() {
 }
 
 #[test]
+fn memory_that_stays_the_callers_is_copied_for_workers_only_and_keeps_the_order() {
+    let memory = require!(made("64M"));
+    let device = Stalling::new(&memory);
+    let fs = mount(Arc::clone(&device) as SharedDevice);
+    let (stored, warm) = (cold(&fs, "stored", &[1; 4 * BLOCK]), file(&fs, "warm"));
+    let ring = fs.ring(4).unwrap();
+    let mut out = [0; 8];
+    assert_eq!(ring.submit_write(0, &warm, 3, b"warm").unwrap().unwrap().unwrap(), 4);
+    assert_eq!(ring.submit_read(1, &warm, 0, &mut out).unwrap().unwrap().unwrap(), 7);
+    assert_eq!(&out, b"\0\0\0warm\0");
+    let stall = device.stall();
+    // The first waits for the device, the second for the first, though a whole block would not have to.
+    let mut bytes = b"stored".to_vec();
+    assert!(ring.submit_write(2, &stored, 1, &bytes).unwrap().is_none());
+    bytes.fill(b'x');
+    assert!(ring.submit_write(3, &stored, 0, &[7; BLOCK]).unwrap().is_none());
+    assert!(ring.submit_read(4, &stored, 0, &mut out).unwrap().is_none());
+    assert!(ring.submit_read(5, &stored, 2 * BLOCK as u64, &mut out).unwrap().is_none());
+    let busy = ring.submit_write(6, &stored, 9, b"full").unwrap_err();
+    assert_eq!(busy.op, write(9, *b"full"));
+    let busy = ring.submit_read(7, &stored, 9, &mut out).unwrap_err();
+    assert_eq!(busy.op, read(9, 8));
+    drop(stall);
+    let mut done: Vec<_> = std::iter::from_fn(|| ring.wait())
+        .map(|done| (done.tag, done.result.unwrap(), done.buffer))
+        .collect();
+    done.sort_by_key(|done| done.0);
+    let wanted = [
+        (2, 6, b"stored".to_vec()),
+        (3, BLOCK as u64, vec![7; BLOCK]),
+        (4, 8, vec![7; 8]),
+        (5, 8, vec![1; 8]),
+    ];
+    assert!(done == wanted, "{done:?}");
+    let stats = ring.stats();
+    assert_eq!((stats.inline, stats.busy, stats.completed), (2, 2, 4));
+    drop((ring, stored, warm));
+    finish(fs, &memory);
+}
+
+#[test]
 fn a_full_ring_gives_the_operation_back_and_loses_none() {
     let memory = require!(made("64M"));
     let device = Stalling::new(&memory);

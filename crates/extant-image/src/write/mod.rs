@@ -53,6 +53,10 @@ pub struct WriteOptions<'a> {
 pub trait Progress: Sync {
     /// That many more bytes of the plan's [`write_bytes`] are written.
     fn add(&self, bytes: u64);
+
+    /// About that many bytes will be written in all: told once by [`Build`](crate::Build), before the first. Holes that are
+    /// found while reading make it less.
+    fn expect(&self, _bytes: u64) {}
 }
 
 /// Tells nobody.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use extant_base::Ino;
 use extant_block::{DeviceFault, OpenError};
 
 use super::{Family, FsError};
@@ -214,6 +215,38 @@ impl FsError {
             Self::Device(_) => ErrorCode::Device,
             Self::DeviceFull(_) => ErrorCode::DeviceFull,
             Self::Open(_) => ErrorCode::Open,
+        }
+    }
+
+    /// Returns the inode that the error is about, or the directory in which a name was looked for; `None` for errors about
+    /// arguments, the device or the whole file system.
+    pub fn ino(&self) -> Option<Ino> {
+        match self {
+            Self::NotFound { dir: ino, .. }
+            | Self::NotADirectory { ino, .. }
+            | Self::IsADirectory { ino }
+            | Self::NotARegularFile { ino }
+            | Self::NotASymlink { ino }
+            | Self::SymlinkLoop { ino, .. }
+            | Self::TooDeep { ino, .. }
+            | Self::NoSuchInode { ino, .. }
+            | Self::NoAttribute { ino }
+            | Self::Encrypted { ino, .. }
+            | Self::NotUtf8 { ino, .. }
+            | Self::TooLarge { ino, .. }
+            | Self::NotSupported { ino, .. }
+            | Self::Exists { ino, .. }
+            | Self::NotEmpty { ino }
+            | Self::TooManyLinks { ino, .. }
+            | Self::AccessDenied { ino, .. }
+            | Self::NotPermitted { ino, .. }
+            | Self::OtherProject { ino }
+            | Self::IntoItself { ino }
+            | Self::AttributeExists { ino }
+            | Self::WritebackFailed { ino, .. }
+            | Self::AttributeTooLarge { ino, .. } => Some(*ino),
+            Self::Corrupt { ino, .. } => *ino,
+            _ => None,
         }
     }
 

@@ -453,3 +453,11 @@ fn an_error_of_a_path_names_the_path_and_the_part_of_it() {
     let FsError::NotFound { at: Some(at), .. } = last else { panic!() };
     assert_eq!((at.path(), at.component()), (&b"/etc/x/y/"[..], &b"y"[..]));
 }
+
+#[test]
+fn the_inode_that_a_message_names_is_the_one_that_programs_get() {
+    for (error, _, _, text) in table() {
+        let named = text.contains("inode 12") && !matches!(error, FsError::Journal(_));
+        assert_eq!(error.ino(), named.then_some(Ino(12)), "{text}");
+    }
+}

@@ -203,19 +203,16 @@ impl Ring {
         op: Op,
     ) -> std::result::Result<Option<Completion>, Busy> {
         let _scope = no_waiting();
-        let shared = &*self.shared;
-        // Claimed only for what goes to a worker: what is done here is never under way.
-        if shared.under_way.load(Ordering::Acquire) >= self.depth {
-            shared.busy.fetch_add(1, Ordering::Relaxed);
+        if self.is_full() {
             return Err(Busy { op });
         }
-        let op = match self.is_behind(inode) {
+        let tried = match self.is_behind(inode) {
             true => Tried::Behind(op),
             false => work::attempt(inode, op),
         };
-        let (task, why) = match op {
+        let (task, why) = match tried {
             Tried::Done(result, op) => {
-                shared.inline.fetch_add(1, Ordering::Relaxed);
+                self.shared.inline.fetch_add(1, Ordering::Relaxed);
                 let buffer = op.into_buffer();
                 return Ok(Some(Completion { tag, result, buffer, is_inline: true }));
             }
@@ -225,6 +222,86 @@ impl Ring {
                 (Task { part: Some((at, done)), ..Task::new(tag, inode, op) }, None)
             }
         };
+        self.accept(task, why).map(|()| None)
+    }
+
+    /// [`submit`](Self::submit) of a [`Op::Read`] into memory that stays the caller's: `Some` when `out` is filled, with how
+    /// many bytes of it. `None` when a worker reads: what it reads comes in the buffer of the completion, and `out`
+    /// may hold anything.
+    ///
+    /// # Errors
+    ///
+    /// As [`submit`](Self::submit); the operation that comes back has a buffer of its own.
+    pub fn submit_read(
+        &self,
+        tag: u64,
+        inode: &Inode,
+        offset: u64,
+        out: &mut [u8],
+    ) -> std::result::Result<Option<Result<u64>>, Busy> {
+        let _scope = no_waiting();
+        let op = |len| Op::Read { offset, buffer: vec![0; len] };
+        if self.is_full() {
+            return Err(Busy { op: op(out.len()) });
+        }
+        let mut why = None;
+        if !self.is_behind(inode) {
+            match work::attempt_read(inode, offset, out) {
+                Ok(result) => {
+                    self.shared.inline.fetch_add(1, Ordering::Relaxed);
+                    return Ok(Some(result));
+                }
+                Err(reason) => why = Some(reason),
+            }
+        }
+        self.accept(Task::new(tag, inode, op(out.len())), why).map(|()| None)
+    }
+
+    /// [`submit`](Self::submit) of a [`Op::Write`] of bytes that stay the caller's: copied only if a worker writes
+    /// them. `Some` when they are written, with how many.
+    ///
+    /// # Errors
+    ///
+    /// As [`submit`](Self::submit); the operation that comes back has a copy of the bytes.
+    pub fn submit_write(
+        &self,
+        tag: u64,
+        inode: &Inode,
+        offset: u64,
+        bytes: &[u8],
+    ) -> std::result::Result<Option<Result<u64>>, Busy> {
+        let _scope = no_waiting();
+        let op = || Op::Write { offset, bytes: bytes.to_vec() };
+        if self.is_full() {
+            return Err(Busy { op: op() });
+        }
+        let (mut part, mut why) = (None, None);
+        if !self.is_behind(inode) {
+            match inode.try_write_at(offset, bytes) {
+                Ok(Ok(written)) if written < bytes.len() => part = Some((offset, written)),
+                Ok(result) => {
+                    self.shared.inline.fetch_add(1, Ordering::Relaxed);
+                    return Ok(Some(result.map(|written| written as u64)));
+                }
+                Err(would_wait) => why = Some(would_wait.reason),
+            }
+        }
+        self.accept(Task { part, ..Task::new(tag, inode, op()) }, why).map(|()| None)
+    }
+
+    /// Whether the ring is full, which is counted. Claimed only for what goes to a worker: what is done inline is never under
+    /// way.
+    fn is_full(&self) -> bool {
+        let is_full = self.shared.under_way.load(Ordering::Acquire) >= self.depth;
+        if is_full {
+            self.shared.busy.fetch_add(1, Ordering::Relaxed);
+        }
+        is_full
+    }
+
+    /// Gives a task to the workers.
+    fn accept(&self, task: Task, why: Option<WaitReason>) -> std::result::Result<(), Busy> {
+        let shared = &*self.shared;
         // What has begun cannot be given back, even if others have filled the ring meanwhile.
         let has_begun = task.part.is_some();
         let claim = |count: usize| (has_begun || count < self.depth).then_some(count + 1);
@@ -234,7 +311,7 @@ impl Ring {
         }
         shared.with_workers.fetch_add(1, Ordering::AcqRel);
         shared.queue.push(task, why);
-        Ok(None)
+        Ok(())
     }
 
     /// Whether something of this file is with the workers that has to come first.

@@ -23,17 +23,10 @@ pub(super) enum Tried {
 /// Does it if nothing has to be waited for.
 pub(super) fn attempt(inode: &Inode, mut op: Op) -> Tried {
     match &mut op {
-        Op::Read { offset, buffer } => {
-            let (offset, len) = (*offset, buffer.len());
-            match inode.try_read_at(offset, buffer) {
-                // Less than all is all there is, or is read again as a whole.
-                Ok(Ok(read)) if read < len && offset + (read as u64) < inode.node().size() => {
-                    Tried::Refused(op, WaitReason::Device)
-                }
-                Ok(result) => Tried::Done(result.map(|read| read as u64), op),
-                Err(would_wait) => Tried::Refused(op, would_wait.reason),
-            }
-        }
+        Op::Read { offset, buffer } => match attempt_read(inode, *offset, buffer) {
+            Ok(result) => Tried::Done(result, op),
+            Err(reason) => Tried::Refused(op, reason),
+        },
         Op::Write { offset, bytes } => match inode.try_write_at(*offset, bytes) {
             Ok(Ok(written)) if written < bytes.len() => {
                 let offset = *offset;
@@ -48,6 +41,22 @@ pub(super) fn attempt(inode: &Inode, mut op: Op) -> Tried {
             Err(would_wait) => Tried::Refused(op, would_wait.reason),
         },
         Op::Sync | Op::SyncData | Op::Truncate { .. } | Op::Fallocate { .. } => Tried::Behind(op),
+    }
+}
+
+/// Reads all there is from memory, or nothing: less than all is all there is, or is read again as a whole.
+pub(super) fn attempt_read(
+    inode: &Inode,
+    offset: u64,
+    out: &mut [u8],
+) -> std::result::Result<Result<u64>, WaitReason> {
+    let len = out.len();
+    match inode.try_read_at(offset, out) {
+        Ok(Ok(read)) if read < len && offset + (read as u64) < inode.node().size() => {
+            Err(WaitReason::Device)
+        }
+        Ok(result) => Ok(result.map(|read| read as u64)),
+        Err(would_wait) => Err(would_wait.reason),
     }
 }
 
