@@ -1,10 +1,8 @@
 //! The superblock: whatever decodes must encode to something that decodes to the same value.
 #![no_main]
 use extant_base::{FsBlock, GroupIndex, Ino};
-use extant_format::group::{
-    descriptor_block, descriptor_block_copy, has_superblock, super_and_descriptor_blocks,
-};
 use extant_format::superblock::Superblock;
+use extant_layout::Heads;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -19,16 +17,16 @@ fuzz_target!(|bytes: &[u8]| {
     let same = Superblock { raw: second.raw.clone(), ..first.clone() };
     assert_eq!(same, second);
     assert_eq!(second.encode(), stored);
+    let heads = Heads::of(&first);
     let last = GroupIndex(first.group_count - 1);
     for group in [GroupIndex(0), GroupIndex(1), last, GroupIndex(u32::MAX)] {
-        let _ = super_and_descriptor_blocks(&first, group);
-        let _ = has_superblock(&first, group);
+        let _ = (heads.head(group).blocks(), heads.has_superblock(group), heads.next(group));
         assert_eq!(first.group_first_block(group).is_some(), group <= last);
-        let _ = descriptor_block_copy(&first, group.0, group);
+        let _ = heads.descriptor_block_copy(group.0, group);
     }
     assert!(first.group_blocks(last) > 0);
-    assert!(descriptor_block(&first, first.descriptor_blocks()).is_none());
-    assert!(descriptor_block(&first, first.descriptor_blocks() - 1).is_some());
+    assert!(heads.descriptor_block(first.descriptor_blocks()).is_none());
+    assert!(heads.descriptor_block(first.descriptor_blocks() - 1).is_some());
     assert_eq!(first.group_of_block(FsBlock(first.blocks_count - 1)).unwrap().0, last);
     assert_eq!(first.group_of_inode(Ino(first.inodes_count)).unwrap().0, last);
 });

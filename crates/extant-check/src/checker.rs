@@ -6,10 +6,11 @@ use extant_base::{FsBlock, Ino};
 use extant_block::BlockDevice;
 use extant_format::dir::DirLayout;
 use extant_format::error::ChecksumError;
-use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
+use extant_format::features::{Incompat, State};
 use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::inode::{FileKind, InodeFlags, InodeLayout};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use extant_layout::support::CHECKABLE;
 
 use crate::claims::Claims;
 use crate::{CheckError, CheckOptions, Counts, ImageState, Problem, Report};
@@ -115,45 +116,6 @@ pub(crate) struct Checker<'a> {
     report: Report,
 }
 
-const COMPAT: Compat = Compat::DIR_PREALLOC
-    .union(Compat::IMAGIC_INODES)
-    .union(Compat::HAS_JOURNAL)
-    .union(Compat::EXT_ATTR)
-    .union(Compat::RESIZE_INODE)
-    .union(Compat::DIR_INDEX)
-    .union(Compat::SPARSE_SUPER2)
-    .union(Compat::FAST_COMMIT)
-    .union(Compat::STABLE_INODES)
-    .union(Compat::ORPHAN_FILE);
-
-const INCOMPAT: Incompat = Incompat::FILETYPE
-    .union(Incompat::RECOVER)
-    .union(Incompat::META_BG)
-    .union(Incompat::EXTENTS)
-    .union(Incompat::SIXTY_FOUR_BIT)
-    .union(Incompat::MMP)
-    .union(Incompat::FLEX_BG)
-    .union(Incompat::EA_INODE)
-    .union(Incompat::CSUM_SEED)
-    .union(Incompat::LARGEDIR)
-    .union(Incompat::INLINE_DATA)
-    .union(Incompat::ENCRYPT)
-    .union(Incompat::CASEFOLD);
-
-const RO_COMPAT: RoCompat = RoCompat::SPARSE_SUPER
-    .union(RoCompat::LARGE_FILE)
-    .union(RoCompat::HUGE_FILE)
-    .union(RoCompat::GDT_CSUM)
-    .union(RoCompat::DIR_NLINK)
-    .union(RoCompat::EXTRA_ISIZE)
-    .union(RoCompat::QUOTA)
-    .union(RoCompat::BIGALLOC)
-    .union(RoCompat::METADATA_CSUM)
-    .union(RoCompat::READONLY)
-    .union(RoCompat::PROJECT)
-    .union(RoCompat::VERITY)
-    .union(RoCompat::ORPHAN_PRESENT);
-
 impl<'a> Checker<'a> {
     /// Reads the superblock. The inner error is the report on an image where nothing else can be
     /// looked at.
@@ -164,8 +126,7 @@ impl<'a> Checker<'a> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
         let sb = Superblock::decode_unverified(&bytes)?;
-        let known = Features { compat: COMPAT, incompat: INCOMPAT, ro_compat: RO_COMPAT };
-        let unknown = sb.features.without(&known);
+        let unknown = sb.features.without(&CHECKABLE);
         if !unknown.is_empty() {
             return Err(CheckError::Features { names: unknown.names().join(", ") });
         }

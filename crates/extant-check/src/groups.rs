@@ -3,11 +3,11 @@
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::bitmap::BitmapRef;
 use extant_format::features::Incompat;
-use extant_format::group::{self, GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
+use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
 
 use crate::checker::Checker;
 use crate::claims::compare;
-use crate::{CheckError, Problem};
+use crate::{CheckError, Problem, heads};
 
 impl Checker<'_> {
     /// Descriptors, and the claims of superblocks, descriptors, bitmaps and inode tables.
@@ -16,7 +16,7 @@ impl Checker<'_> {
         for number in 0..self.sb.group_count {
             let index = GroupIndex(number);
             let Some(start) = self.sb.group_first_block(index) else { break };
-            let mut len = u64::from(group::super_and_descriptor_blocks(&self.sb, index));
+            let mut len = u64::from(heads::super_and_descriptor_blocks(&self.sb, index));
             // Blocks of 1 KiB in clusters: group 0 starts with the boot block.
             if number == 0 && self.sb.first_data_block == 0 && self.sb.block_size.bytes() == 1024 {
                 len += 1;
@@ -53,7 +53,7 @@ impl Checker<'_> {
         let per_block = self.sb.descriptors_per_block();
         let mut bytes = Vec::new();
         for index in 0..self.sb.descriptor_blocks() {
-            let Some(block) = group::descriptor_block(&self.sb, index) else { break };
+            let Some(block) = heads::descriptor_block(&self.sb, index) else { break };
             if !self.in_range(block.0, 1) {
                 break;
             }

@@ -2,8 +2,11 @@
 //!
 //! # Place
 //!
-//! Above `extant-format` and `extant-block`, beside `extant`, which it does not use: it is an oracle
-//! for what that crate writes. It reads metadata only, never writes, and repairs nothing.
+//! Above `extant-format` and `extant-block`, beside `extant` and `extant-image`, which it does not
+//! use: it is an oracle for what they write. For that it shares the decoders, which e2fsprogs
+//! proves, and the table of features of `extant-layout`, so that what extant can write it can check;
+//! but no rule of where things lie: it works out backups and descriptors itself (`heads`).
+//! It reads metadata only, never writes, and repairs nothing.
 //!
 //! # Shape
 //!
@@ -31,6 +34,7 @@ mod claims;
 mod code;
 mod dirs;
 mod groups;
+mod heads;
 mod htree;
 mod inodes;
 mod links;

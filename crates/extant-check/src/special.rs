@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::features::{Compat, RoCompat};
-use extant_format::group;
 use extant_format::inode::{FileKind, Inode};
 use extant_format::jbd2::JournalSuperblock;
 use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaFile, QuotaKind};
 
 use crate::checker::{Checker, Info};
+use crate::heads::superblock_groups;
 use crate::inodes::field32;
 use crate::map::Map;
 use crate::{CheckError, Problem};
@@ -281,7 +281,7 @@ impl Checker<'_> {
         let is_small = self.sb.first_data_block == 0 && self.sb.block_size.bytes() == 1024;
         let first = u64::from(self.sb.first_data_block) + u64::from(is_small) + 1 + u64::from(used);
         let backups: Vec<GroupIndex> =
-            group::superblock_groups(&self.sb).filter(|group| group.0 != 0).collect();
+            superblock_groups(&self.sb).filter(|group| group.0 != 0).collect();
         map.tree_blocks = 1 + u64::from(reserved) * (1 + backups.len() as u64);
 
         let per_block = self.sb.block_size.bytes() / 4;

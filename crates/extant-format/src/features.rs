@@ -296,17 +296,24 @@ impl Features {
     /// assert_eq!(set.to_string(), "dir_index extent");
     /// ```
     pub const fn of(features: &[Feature]) -> Features {
-        let (mut compat, mut incompat, mut ro_compat) = (0, 0, 0);
+        let mut set = Features::NONE;
         let mut rest = features;
         while let [feature, others @ ..] = rest {
-            match feature.word {
-                C => compat |= feature.mask(),
-                I => incompat |= feature.mask(),
-                R => ro_compat |= feature.mask(),
-            }
+            set = set.with(*feature);
             rest = others;
         }
-        Features::from_words(compat, incompat, ro_compat)
+        set
+    }
+
+    /// The set with `feature` in it as well.
+    pub const fn with(self, feature: Feature) -> Features {
+        let (compat, incompat, ro_compat) =
+            (self.compat.bits(), self.incompat.bits(), self.ro_compat.bits());
+        match feature.word {
+            C => Features::from_words(compat | feature.mask(), incompat, ro_compat),
+            I => Features::from_words(compat, incompat | feature.mask(), ro_compat),
+            R => Features::from_words(compat, incompat, ro_compat | feature.mask()),
+        }
     }
 
     /// From the three words as stored; unknown bits are kept.

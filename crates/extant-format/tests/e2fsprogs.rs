@@ -11,15 +11,13 @@ use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::checksum::inode_seed;
 use extant_format::features::{Compat, Incompat, RoCompat};
-use extant_format::group::{
-    GroupChecksum, GroupDescriptor, GroupFlags, descriptor_block, has_superblock,
-    super_and_descriptor_blocks,
-};
+use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{DeviceNumber, FileKind, Inode, InodeFlags, InodeLayout};
 use extant_format::mmp::{Mmp, MmpState};
 use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaEntry, QuotaFile, QuotaKind};
 use extant_format::superblock::{Superblock, SuperblockError};
+use extant_layout::Heads;
 
 /// The program's standard output; `None` when it is not installed. Panics when it fails.
 fn run(program: &str, args: &[&str]) -> Option<Vec<u8>> {
@@ -107,7 +105,7 @@ impl Image {
 
     fn descriptor_bytes(&self, superblock: &Superblock, group: u32) -> &[u8] {
         let per_block = superblock.descriptors_per_block();
-        let block = descriptor_block(superblock, group / per_block).unwrap();
+        let block = Heads::of(superblock).descriptor_block(group / per_block).unwrap();
         let size = usize::from(superblock.desc_size);
         let at = (group % per_block) as usize * size;
         &self.block(superblock, block)[at..at + size]
@@ -270,8 +268,8 @@ fn groups_lie_where_dumpe2fs_says_and_encode_to_themselves() {
         let text = image.dumpe2fs("");
         let (backups, groups) = backup_groups(&text);
         assert_eq!(groups, sb.group_count, "mke2fs {args}: number of groups");
-        let ours: Vec<u32> =
-            (0..sb.group_count).filter(|g| has_superblock(&sb, GroupIndex(*g))).collect();
+        let heads = Heads::of(&sb);
+        let ours: Vec<u32> = heads.superblock_groups().map(|group| group.0).collect();
         assert_eq!(ours, backups, "mke2fs {args}: groups with a superblock");
 
         for g in 0..sb.group_count {
@@ -288,7 +286,7 @@ fn groups_lie_where_dumpe2fs_says_and_encode_to_themselves() {
             let listed = format!("Inode table at {}-", descriptor.inode_table);
             assert!(text.contains(&listed), "{}: {listed}", what());
 
-            if g > 0 && has_superblock(&sb, group) {
+            if g > 0 && heads.has_superblock(group) {
                 let start = sb.group_first_block(group).unwrap();
                 let copy = Superblock::decode(image.block(&sb, start))
                     .unwrap_or_else(|error| panic!("{}: {error}", what()));
@@ -343,7 +341,8 @@ fn bitmaps(
             }
         };
         let table = u64::from(sb.inode_table_blocks());
-        let mut used = vec![own(FsBlock(first), u64::from(super_and_descriptor_blocks(sb, group)))];
+        let head = Heads::of(sb).head(group).blocks();
+        let mut used = vec![own(FsBlock(head.start), head.end - head.start)];
         for g in 0..sb.group_count {
             let d = GroupDescriptor::decode(image.descriptor_bytes(sb, g)).unwrap();
             used.push(own(d.block_bitmap, 1));

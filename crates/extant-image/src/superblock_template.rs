@@ -236,7 +236,8 @@ mod tests {
             options.apply_extended(extended).unwrap();
             options.label = b"a label".to_vec();
             options.last_mounted = b"/some/where".to_vec();
-            let geometry = Geometry::compute(&options, SizeRequest::Device { bytes }).unwrap();
+            let geometry =
+                crate::geometry::compute(&options, SizeRequest::Device { bytes }).unwrap();
             let mut hash_seed = [0; 16];
             for (bytes, word) in hash_seed.chunks_exact_mut(4).zip(theirs.hash_seed) {
                 bytes.copy_from_slice(&word.to_le_bytes());

@@ -1,6 +1,6 @@
 //! Every number and location of a geometry against what mke2fs makes of the same options.
 //!
-//! Goal: `Geometry::compute` decides as mke2fs does. Method: run the installed mke2fs on a sparse
+//! Goal: `geometry::compute` decides as mke2fs does. Method: run the installed mke2fs on a sparse
 //! file, read the result with dumpe2fs, compare the header field by field and every group's
 //! locations. The short table runs with every build, the long one with `--ignored`.
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use extant_base::BlockSize;
-use extant_image::geometry::{Geometry, GeometryError, SizeRequest};
+use extant_image::geometry::{self, EmptyFs, Geometry, GeometryError, SizeRequest};
 use extant_image::options::{FastCommitSize, JournalOption, MkfsOptions};
 use extant_image::profile::Profile;
 
@@ -192,7 +192,7 @@ fn differences(line: &str, bytes: u64, dir: &Path) -> Vec<String> {
         .arg(&image)
         .output()
         .expect("mke2fs");
-    let ours = Geometry::compute(&options, SizeRequest::Device { bytes });
+    let ours = geometry::compute(&options, SizeRequest::Device { bytes });
     let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ");
     let geometry = match (&ours, output.status.success()) {
         (Ok(geometry), true) => geometry,
@@ -240,7 +240,7 @@ fn differences(line: &str, bytes: u64, dir: &Path) -> Vec<String> {
     };
     let more_orphan_file = (orphan_file - u64::from(geometry.orphan_file_blocks))
         .next_multiple_of(geometry.cluster_blocks.into());
-    let free = geometry.empty_fs_free_blocks(&options) - more_orphan_file;
+    let free = EmptyFs::of(geometry, &options).free_blocks(geometry) - more_orphan_file;
     // What lies in the middle of a hidden file costs more extents than its length does, and the
     // fifth takes a block (with very many, up to three): that depends on where mke2fs puts the file, not on geometry.
     let theirs = dump.header.get("Free blocks").and_then(|text| text.parse::<u64>().ok());
@@ -497,7 +497,7 @@ fn exact_sizes_keep_their_blocks_and_inodes() {
     for blocks in (32_768..33_400).chain(98_300..98_320) {
         for inodes in [12, 5000, 30_000] {
             let size = SizeRequest::Exact { blocks, inodes: Some(inodes) };
-            let geometry = Geometry::compute(&options, size).unwrap();
+            let geometry = geometry::compute(&options, size).unwrap();
             assert!(u64::from(geometry.inodes_count) >= inodes, "{blocks} {inodes}");
             let kept = geometry.blocks_count;
             // `sparse_super2` puts a backup in the last group: two blocks and one to spare.
@@ -507,6 +507,6 @@ fn exact_sizes_keep_their_blocks_and_inodes() {
         }
     }
     let size = SizeRequest::Exact { blocks: 1000, inodes: Some(100_000) };
-    let error = Geometry::compute(&options, size).unwrap_err().to_string();
+    let error = geometry::compute(&options, size).unwrap_err().to_string();
     assert!(error.contains("100000 inodes") && error.contains("-N"), "{error}");
 }

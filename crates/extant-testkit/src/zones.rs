@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_block::{BlockDevice, MemoryDevice};
-use extant_format::group::{GroupDescriptor, descriptor_block, super_and_descriptor_blocks};
+use extant_format::group::GroupDescriptor;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use extant_layout::Heads;
 
 /// Bytes of the device with superblocks, descriptors, bitmaps and inode tables, and what each of them
 /// is. The journal is not among them.
@@ -18,6 +19,7 @@ pub fn zones(device: &MemoryDevice) -> Vec<(Range<u64>, String)> {
     device.read_at(SUPERBLOCK_OFFSET, &mut bytes).expect("a superblock");
     let superblock = Superblock::decode(&bytes).expect("a sound superblock");
     let bits = superblock.block_size.log2();
+    let heads = Heads::of(&superblock);
     let mut found = Vec::new();
     let mut add = |start: FsBlock, blocks: u32, name: String| {
         if blocks > 0 {
@@ -25,11 +27,11 @@ pub fn zones(device: &MemoryDevice) -> Vec<(Range<u64>, String)> {
         }
     };
     for group in (0..superblock.group_count).map(GroupIndex) {
-        let first = superblock.group_first_block(group).expect("a group");
-        let head = super_and_descriptor_blocks(&superblock, group);
-        add(first, head, format!("superblock and descriptors of group {group}"));
+        let head = heads.head(group).blocks();
+        let len = (head.end - head.start) as u32;
+        add(FsBlock(head.start), len, format!("superblock and descriptors of group {group}"));
         let per_block = superblock.descriptors_per_block();
-        let table = descriptor_block(&superblock, group.0 / per_block).expect("a table");
+        let table = heads.descriptor_block(group.0 / per_block).expect("a table");
         let size = usize::from(superblock.desc_size);
         let mut bytes = vec![0; size];
         let at = (table.0 << bits) + u64::from(group.0 % per_block) * size as u64;

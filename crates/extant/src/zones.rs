@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::{FsBlock, GroupIndex, Ino};
-use extant_format::group::{GroupDescriptor, super_and_descriptor_blocks};
+use extant_format::group::GroupDescriptor;
 use extant_format::superblock::Superblock;
 use extant_sync::{Rank, RwLock};
 
@@ -233,18 +233,6 @@ pub(crate) fn merge(ranges: &mut Vec<Range<u64>>) {
         }
         joins
     });
-}
-
-/// Superblock, descriptors, and the room for more of them, at the start of a group.
-pub(crate) fn head(superblock: &Superblock, group: GroupIndex) -> Range<u64> {
-    let len = super_and_descriptor_blocks(superblock, group);
-    let Some(first) = superblock.group_first_block(group).filter(|_| len > 0) else { return 0..0 };
-    let mut end = first.0.saturating_add(u64::from(len));
-    if group.0 == 0 && first.0 == 0 && superblock.block_size.bytes() == 1024 {
-        end += 1; // The boot block, before the superblock.
-    }
-    let group_end = first.0.saturating_add(u64::from(superblock.group_blocks(group)));
-    first.0..end.min(group_end)
 }
 
 /// Blocks with the block bitmap, the inode bitmap and the table that a descriptor names.

@@ -5,7 +5,8 @@ use std::io::Write;
 use clap::Args;
 use extant::{Fs, GroupDescriptor, GroupIndex};
 use extant_format::features::{Compat, Incompat, RoCompat, State};
-use extant_format::group::{GroupFlags, has_superblock};
+use extant_format::group::GroupFlags;
+use extant_layout::Heads;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -229,7 +230,7 @@ fn print_groups(out: &mut Out, image: &Image, failures: &mut Failures) -> Result
 fn group_flags(fs: &Fs, index: GroupIndex, group: &GroupDescriptor) -> Vec<&'static str> {
     let has = |flag| group.flags.contains(flag);
     let all = [
-        (has_superblock(fs.superblock(), index), "superblock"),
+        (Heads::of(fs.superblock()).has_superblock(index), "superblock"),
         (has(GroupFlags::INODE_UNINIT), "inode_uninit"),
         (has(GroupFlags::BLOCK_UNINIT), "block_uninit"),
         (has(GroupFlags::INODE_ZEROED), "itable_zeroed"),

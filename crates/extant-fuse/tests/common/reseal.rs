@@ -4,11 +4,12 @@ use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::bitmap::BitmapRef;
 use extant_format::checksum::{CRC32C_INIT, crc32c, inode_seed};
-use extant_format::group::{GroupChecksum, GroupDescriptor, descriptor_block};
+use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::htree::{self, NodePlace};
 use extant_format::inode::{Inode, InodeError, InodeLayout};
 use extant_format::superblock::Superblock;
 use extant_format::{dir, extent, xattr};
+use extant_layout::Heads;
 
 use crate::damage::Place;
 
@@ -27,7 +28,7 @@ pub(crate) fn reseal(device: &MemoryDevice, whole: &MemoryDevice, place: &Place)
     let block_at = block.0 << bits;
     let len = superblock.block_size.len();
     let group = GroupIndex(0);
-    let table = descriptor_block(&superblock, 0).unwrap();
+    let table = Heads::of(&superblock).descriptor_block(0).unwrap();
     let descriptor_at = table.0 << bits;
     let descriptor_len = usize::from(superblock.desc_size);
     let stored = GroupDescriptor::decode(&read(device, descriptor_at, descriptor_len)).unwrap();

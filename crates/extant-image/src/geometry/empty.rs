@@ -3,7 +3,7 @@
 use extant_format::{extent, indirect};
 
 use super::Geometry;
-use crate::options::{Feature, QuotaTypes};
+use crate::options::{Feature, MkfsOptions};
 
 /// Bytes of a quota file with one user: header, four levels of tree, one leaf, of 1 KiB each.
 const QUOTA_FILE_BYTES: u64 = 6 << 10;
@@ -34,7 +34,9 @@ pub struct EmptyFs {
 }
 
 impl EmptyFs {
-    pub(super) fn of(geometry: &Geometry, quota: QuotaTypes) -> EmptyFs {
+    /// What an empty file system of that geometry holds. `options` are those that the geometry was
+    /// computed from.
+    pub fn of(geometry: &Geometry, options: &MkfsOptions) -> EmptyFs {
         let journal = geometry.journal.map_or(0, |journal| u64::from(journal.total_blocks()));
         let orphan_file = u64::from(geometry.orphan_file_blocks);
         let block_size = geometry.block_size;
@@ -47,9 +49,17 @@ impl EmptyFs {
             orphan_file,
             orphan_map: map_blocks(geometry, orphan_file),
             quota_file: block_size.blocks_for(QUOTA_FILE_BYTES),
-            quota_files: u64::from(quota.count()),
+            quota_files: u64::from(options.quota_types().count()),
             mmp: u64::from(geometry.has(Feature::MMP)),
         }
+    }
+
+    /// Free blocks of the empty file system with all its hidden files.
+    pub fn free_blocks(&self, geometry: &Geometry) -> u64 {
+        let blocks = geometry.blocks_count - u64::from(geometry.first_data_block);
+        let clusters = blocks / u64::from(geometry.cluster_blocks);
+        let used = geometry.fixed_metadata_clusters() + self.clusters(geometry);
+        clusters.saturating_sub(used) * u64::from(geometry.cluster_blocks)
     }
 
     /// All clusters taken; each thing starts its own.

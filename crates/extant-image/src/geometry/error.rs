@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use extant_layout::NoRoomForTables;
+
 use crate::options::OptionError;
 
 /// Why no geometry could be computed.
@@ -144,5 +146,12 @@ impl std::error::Error for GeometryError {}
 impl From<OptionError> for GeometryError {
     fn from(error: OptionError) -> GeometryError {
         GeometryError::Options(error)
+    }
+}
+
+impl From<NoRoomForTables> for GeometryError {
+    fn from(error: NoRoomForTables) -> GeometryError {
+        let NoRoomForTables { group, inode_table_blocks } = error;
+        GeometryError::NoRoomForTables { group, inode_table_blocks }
     }
 }

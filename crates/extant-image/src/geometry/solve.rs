@@ -7,7 +7,7 @@
 
 use extant_base::{BlockSize, GroupIndex, Ino};
 
-use super::{Geometry, GeometryError, SizeRequest, backup, journal};
+use super::{EmptyFs, Geometry, GeometryError, SizeRequest, journal};
 use crate::options::{Feature, Features, MkfsOptions};
 
 /// First inode that is not reserved, and lost+found's.
@@ -108,7 +108,8 @@ pub(super) fn solve(options: &MkfsOptions, size: SizeRequest) -> Result<Geometry
 fn check_room(options: &MkfsOptions, geometry: &Geometry) -> Result<(), GeometryError> {
     let ratio = u64::from(geometry.cluster_blocks);
     let blocks = geometry.blocks_count - u64::from(geometry.first_data_block);
-    let used = geometry.fixed_metadata_clusters() + geometry.empty_fs(options).clusters(geometry);
+    let used =
+        geometry.fixed_metadata_clusters() + EmptyFs::of(geometry, options).clusters(geometry);
     if used > blocks / ratio {
         return Err(GeometryError::TooSmall {
             blocks: geometry.blocks_count,
@@ -441,7 +442,7 @@ fn last_group_metadata(options: &MkfsOptions, geometry: &Geometry, table: u64, c
         // The second backup goes to the last group; of two groups, the last is group 1.
         options.backup_superblocks >= if geometry.group_count == 2 { 1 } else { 2 }
     } else {
-        backup::has_super(geometry, GroupIndex(last))
+        geometry.has_super(GroupIndex(last))
     };
     2 + table + if has_backup { copy } else { 0 }
 }

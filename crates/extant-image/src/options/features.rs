@@ -3,42 +3,7 @@
 use std::fmt;
 
 use extant_format::features::{Feature, Features};
-
-/// Features that a new file system may have. The others are states of a file system in use, or
-/// nothing that extant builds; they are refused by name.
-const BUILDABLE: Features = Features::of(&[
-    Feature::HAS_JOURNAL,
-    Feature::EXT_ATTR,
-    Feature::RESIZE_INODE,
-    Feature::DIR_INDEX,
-    Feature::SPARSE_SUPER2,
-    Feature::FAST_COMMIT,
-    Feature::STABLE_INODES,
-    Feature::ORPHAN_FILE,
-    Feature::FILETYPE,
-    Feature::META_BG,
-    Feature::EXTENTS,
-    Feature::SIXTY_FOUR_BIT,
-    Feature::MMP,
-    Feature::FLEX_BG,
-    Feature::EA_INODE,
-    Feature::CSUM_SEED,
-    Feature::LARGEDIR,
-    Feature::INLINE_DATA,
-    Feature::ENCRYPT,
-    Feature::CASEFOLD,
-    Feature::SPARSE_SUPER,
-    Feature::LARGE_FILE,
-    Feature::HUGE_FILE,
-    Feature::GDT_CSUM,
-    Feature::DIR_NLINK,
-    Feature::EXTRA_ISIZE,
-    Feature::QUOTA,
-    Feature::BIGALLOC,
-    Feature::METADATA_CSUM,
-    Feature::PROJECT,
-    Feature::VERITY,
-]);
+use extant_layout::support::BUILDABLE;
 
 /// Whether this crate builds file systems with `feature`.
 pub fn is_buildable(feature: Feature) -> bool {

@@ -11,7 +11,7 @@
 
 use extant_base::BlockSize;
 
-use crate::geometry::{Geometry, GeometryError, SizeRequest};
+use crate::geometry::{self, Geometry, GeometryError, SizeRequest};
 use crate::options::MkfsOptions;
 use crate::plan::demand::{Demand, SizeFacts};
 use crate::plan::layout::Layout;
@@ -80,7 +80,7 @@ fn smallest_fixed(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, from: u64) -> Optio
 /// The layout at a fixed size, whether everything fits or not.
 fn at_size(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, bytes: u64) -> Result<Plan, PlanError> {
     let mut mkfs = mkfs.clone();
-    let mut geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
+    let mut geometry = geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
     let demand = demand_of(tree, &mkfs, &geometry, &ids)?;
     let needed = demand.inodes_needed();
     if needed > u64::from(geometry.inodes_count) {
@@ -93,7 +93,7 @@ fn at_size(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, bytes: u64) -> Result<Plan
         let step = u64::from(geometry.inodes_per_block()) * u64::from(geometry.group_count);
         for extra in 0..4 {
             mkfs.inodes = Some(needed.saturating_add(extra * step));
-            geometry = Geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
+            geometry = geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
             if u64::from(geometry.inodes_count) >= needed {
                 break;
             }
@@ -123,7 +123,7 @@ pub(super) fn automatic(
 
     // A first geometry, far too small or large, for the facts that no size changes.
     let guess_blocks = guess_blocks(tree, block_size);
-    let facts = Geometry::compute(&mkfs, exact(guess_blocks, None))?;
+    let facts = geometry::compute(&mkfs, exact(guess_blocks, None))?;
     let has_journal = facts.journal.is_some();
     let demand = demand_of(tree, &mkfs, &facts, &ids)?;
     let headroom_blocks = match headroom {
@@ -147,7 +147,7 @@ pub(super) fn automatic(
     // The last size that was too small for its own metadata, after a step that may have gone far.
     let mut refused = None;
     for _ in 0..ROUNDS_MAX {
-        let geometry = match Geometry::compute(&mkfs, exact(blocks, Some(inodes))) {
+        let geometry = match geometry::compute(&mkfs, exact(blocks, Some(inodes))) {
             Ok(geometry) => geometry,
             // Too small for its own metadata: not an answer yet.
             Err(e) if is_too_small(&e) => {
@@ -195,7 +195,7 @@ fn smallest_accepted(mkfs: &MkfsOptions, inodes: u64, low: u64, high: u64, clust
         if middle <= low {
             break;
         }
-        match Geometry::compute(mkfs, exact(middle, Some(inodes))) {
+        match geometry::compute(mkfs, exact(middle, Some(inodes))) {
             Ok(_) => high = middle,
             Err(_) => low = middle,
         }

@@ -33,6 +33,7 @@ use extant_jbd2::{
     ExternalJournal, JournalReadError, JournalReader, JournalRun, MappedJournal, Mutations,
     RecoveryError, RecoveryOptions, Replay, ReplayedDevice, load_superblock, recover,
 };
+use extant_layout::support::READABLE;
 
 use extant_sync::{Clock, SystemClock};
 
@@ -43,21 +44,6 @@ use crate::supers::MountErrors;
 use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
 use crate::writer::EXPIRE;
 use crate::zones::GROUPS_MAX;
-
-/// Incompatible features that reading understands.
-const READABLE: Incompat = Incompat::FILETYPE
-    .union(Incompat::RECOVER)
-    .union(Incompat::META_BG)
-    .union(Incompat::EXTENTS)
-    .union(Incompat::SIXTY_FOUR_BIT)
-    .union(Incompat::MMP)
-    .union(Incompat::FLEX_BG)
-    .union(Incompat::EA_INODE)
-    .union(Incompat::CSUM_SEED)
-    .union(Incompat::LARGEDIR)
-    .union(Incompat::INLINE_DATA)
-    .union(Incompat::ENCRYPT)
-    .union(Incompat::CASEFOLD);
 
 /// How to open an image.
 ///
@@ -503,8 +489,7 @@ impl fmt::Debug for MountOptions {
 
 /// Refuses by name what reading would get wrong.
 fn check_features(features: &Features) -> Result<()> {
-    let supported = Features { incompat: READABLE, ..Features::NONE };
-    let unknown = features.unsupported_for_reading(&supported);
+    let unknown = features.unsupported_for_reading(&READABLE);
     if unknown.is_empty() {
         return Ok(());
     }

@@ -15,13 +15,14 @@ use std::sync::Arc;
 
 use extant_base::{Ino, Prng};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::features::{Compat, Features, Incompat, RoCompat, State};
+use extant_format::features::{Compat, Features, Incompat, State};
 use extant_format::jbd2::JournalIncompat;
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
     ExternalJournal, FastCommitOverlay, Journal, JournalOptions, LogStore, RecoveryError,
     RecoveryOptions, Replay, recover_to_device,
 };
+use extant_layout::support::WRITABLE;
 
 use super::{MountOptions, check_features, check_size, internal_journal, journal_error, own};
 use crate::alloc::Allocator;
@@ -32,23 +33,9 @@ use crate::supers::SuperState;
 use crate::volume::ReplaySummary;
 use crate::writer::{Writer, WriterParts};
 
-/// Read-only-compatible features that writing keeps true.
-const WRITABLE: RoCompat = RoCompat::SPARSE_SUPER
-    .union(RoCompat::LARGE_FILE)
-    .union(RoCompat::HUGE_FILE)
-    .union(RoCompat::GDT_CSUM)
-    .union(RoCompat::DIR_NLINK)
-    .union(RoCompat::EXTRA_ISIZE)
-    .union(RoCompat::QUOTA)
-    .union(RoCompat::BIGALLOC)
-    .union(RoCompat::METADATA_CSUM)
-    .union(RoCompat::PROJECT)
-    .union(RoCompat::VERITY)
-    .union(RoCompat::ORPHAN_PRESENT);
-
 /// Refuses by name what writing would break.
 fn check_writable(features: &Features) -> Result<()> {
-    let unknown = Features { ro_compat: features.ro_compat.difference(WRITABLE), ..Features::NONE };
+    let unknown = features.unsupported_for_writing(&WRITABLE);
     if unknown.is_empty() {
         return Ok(());
     }

@@ -21,13 +21,12 @@ use std::sync::{Arc, OnceLock};
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, sabotage};
 use extant_block::{BlockDevice, DeviceError, DeviceFault, SharedDevice};
 use extant_format::features::{Compat, Features, Incompat, RoCompat, SuperFlags};
-use extant_format::group::{
-    GroupChecksum, GroupDescriptor, GroupError, GroupFlags, descriptor_block_copy,
-};
+use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
 use extant_format::inode::InodeLayout;
 use extant_format::superblock::Superblock;
 use extant_jbd2::FastCommitOverlay;
+use extant_layout::Heads;
 
 use crate::cache::{Cache, Evict};
 use crate::error::{Fault, FsError, Result};
@@ -459,8 +458,10 @@ impl Volume {
     /// The block that holds the descriptor of `group`.
     pub(crate) fn descriptor_place(&self, group: GroupIndex) -> Result<FsBlock> {
         let table_block = group.0 / self.superblock.descriptors_per_block();
-        descriptor_block_copy(&self.superblock, table_block, self.home_group)
-            .or_else(|| descriptor_block_copy(&self.superblock, table_block, GroupIndex(0)))
+        let heads = Heads::of(&self.superblock);
+        heads
+            .descriptor_block_copy(table_block, self.home_group)
+            .or_else(|| heads.descriptor_block(table_block))
             .ok_or(FsError::InvalidArgument { what: "group: past the last group" })
     }
 
@@ -475,8 +476,10 @@ impl Volume {
             return Err(missing());
         }
         // A copy that the group in use does not have is looked for where the primary one is.
-        let at = descriptor_block_copy(superblock, table_block, self.home_group)
-            .or_else(|| descriptor_block_copy(superblock, table_block, GroupIndex(0)))
+        let heads = Heads::of(superblock);
+        let at = heads
+            .descriptor_block_copy(table_block, self.home_group)
+            .or_else(|| heads.descriptor_block(table_block))
             .ok_or_else(missing)?;
         self.check_blocks(NAME, None, at, 1)?;
         let block = self.read_block(at)?;

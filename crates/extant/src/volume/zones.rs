@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use extant_base::{FileBlock, FsBlock, GroupIndex, Ino};
-use extant_format::group::{GroupChecksum, GroupDescriptor, has_superblock};
+use extant_format::group::{GroupChecksum, GroupDescriptor};
+use extant_layout::Heads;
 
 use super::Volume;
 use crate::error::{Fault, FsError, Result};
-use crate::zones::{Joiner, Zone, Zones, head, is_inside, structures};
+use crate::zones::{Joiner, Zone, Zones, is_inside, structures};
 
 /// Bytes of descriptors that are read at a time.
 const PIECE_BYTES: usize = 1 << 20;
@@ -77,9 +78,8 @@ fn each_descriptor(
 fn name_overlap(volume: &Volume) -> FsError {
     let superblock = volume.superblock();
     let mut all: Vec<(Range<u64>, Zone)> = Vec::new();
-    for group in (0..superblock.group_count).map(GroupIndex) {
-        all.push((head(superblock, group), Zone::Descriptors(group)));
-    }
+    let heads = Heads::of(superblock);
+    all.extend(heads.groups().map(|group| (heads.head(group).blocks(), Zone::Descriptors(group))));
     let named = each_descriptor(volume, true, |group, descriptor| {
         let names: [fn(GroupIndex) -> Zone; 3] =
             [Zone::BlockBitmap, Zone::InodeBitmap, Zone::InodeTable];
@@ -121,9 +121,8 @@ impl Volume {
             sum = sum.saturating_add(range.end - range.start);
             fixed.add(kind, range);
         };
-        for group in (0..superblock.group_count).map(GroupIndex) {
-            add(0, head(superblock, group));
-        }
+        let heads = Heads::of(superblock);
+        heads.groups().for_each(|group| add(0, heads.head(group).blocks()));
         each_descriptor(volume, writing, |_, descriptor| {
             for (kind, range) in structures(superblock, descriptor).into_iter().enumerate() {
                 add(kind + 1, range);
@@ -190,9 +189,10 @@ impl Volume {
         zones.within(&here).next()?;
         let superblock = self.superblock();
         if let Some((group, offset)) = superblock.group_of_block(block)
-            && head(superblock, group).contains(&block.0)
+            && let heads = Heads::of(superblock)
+            && heads.head(group).blocks().contains(&block.0)
         {
-            let is_super = offset == 0 && has_superblock(superblock, group);
+            let is_super = offset == 0 && heads.has_superblock(group);
             return Some(if is_super { Zone::Superblock(group) } else { Zone::Descriptors(group) });
         }
         let mut found = Zone::Unknown;

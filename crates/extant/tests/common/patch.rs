@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use extant::{FsBlock, GroupIndex, MountOptions};
 use extant_block::{BlockDevice, MemoryDevice};
-use extant_format::group::{GroupChecksum, GroupDescriptor, descriptor_block};
+use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::inode::{Inode as Record, InodeFlags, InodeLayout};
 use extant_format::superblock::Superblock;
+use extant_layout::Heads;
 
 fn superblock(device: &MemoryDevice) -> Superblock {
     let mut bytes = [0; 1024];
@@ -17,7 +18,7 @@ fn superblock(device: &MemoryDevice) -> Superblock {
 
 fn place_of(superblock: &Superblock, group: GroupIndex) -> u64 {
     let per_block = superblock.descriptors_per_block();
-    let table = descriptor_block(superblock, group.0 / per_block).unwrap();
+    let table = Heads::of(superblock).descriptor_block(group.0 / per_block).unwrap();
     superblock.block_size.offset_of(table).unwrap()
         + u64::from(group.0 % per_block) * u64::from(superblock.desc_size)
 }

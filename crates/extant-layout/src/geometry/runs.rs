@@ -1,11 +1,13 @@
 //! Walks over groups and over the blocks that fixed metadata takes.
 
-use std::ops::Range;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 use extant_base::GroupIndex;
 
-use super::layout::{self, Placement};
-use super::{Geometry, GroupLayout, backup};
+use super::placement::{self, Placement};
+use super::{Geometry, GroupLayout};
+use crate::heads::Heads;
 
 /// All groups in order; see [`Geometry::groups`].
 #[derive(Clone, Debug)]
@@ -49,6 +51,7 @@ impl ExactSizeIterator for Groups<'_> {}
 #[derive(Clone, Debug)]
 pub struct FixedRuns<'g> {
     geometry: &'g Geometry,
+    starts: Heads,
     /// First group of the next unit.
     next_unit: u32,
     /// Placed blocks of the present unit, sorted, from `placed_at` on.
@@ -63,19 +66,20 @@ pub struct FixedRuns<'g> {
 impl<'g> FixedRuns<'g> {
     pub(super) fn new(geometry: &'g Geometry) -> FixedRuns<'g> {
         let (placed, heads) = (Vec::new(), 0..0);
-        FixedRuns { geometry, next_unit: 0, placed, placed_at: 0, heads, pending: None }
+        FixedRuns {
+            geometry,
+            starts: geometry.heads(),
+            next_unit: 0,
+            placed,
+            placed_at: 0,
+            heads,
+            pending: None,
+        }
     }
 
     fn next_head(&mut self) -> Option<Range<u64>> {
-        loop {
-            let group = backup::next_head(self.geometry, self.heads.start)
-                .filter(|group| *group < self.heads.end)?;
-            let head = backup::head(self.geometry, GroupIndex(group)).blocks();
-            if !head.is_empty() {
-                return Some(head);
-            }
-            self.heads.start = group + 1;
-        }
+        let group = self.starts.next(GroupIndex(self.heads.start))?;
+        (group.0 < self.heads.end).then(|| self.starts.head(group).blocks())
     }
 
     /// The next piece in block order, not merged.
@@ -131,9 +135,9 @@ impl Iterator for FixedRuns<'_> {
 /// The runs of one group's blocks; see [`Geometry::fixed_runs_in`].
 pub(super) fn in_group(geometry: &Geometry, group: GroupIndex) -> Vec<Range<u64>> {
     let blocks = geometry.group_first_block(group)..geometry.group_end(group);
-    let unit = layout::unit_of(geometry, group);
+    let unit = placement::unit_of(geometry, group);
     let placed = geometry.placement(GroupIndex(unit.start)).sorted_blocks();
-    let head = backup::head(geometry, group).blocks();
+    let head = geometry.heads().head(group).blocks();
     let mut runs: Vec<_> = placed
         .into_iter()
         .chain([head])

@@ -15,11 +15,13 @@
 //! of the next groups follow without a gap until the next run. A run ends at a head, so there are
 //! about as many runs as heads in the way, however many groups there are.
 
-use std::ops::Range;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 use extant_base::GroupIndex;
 
-use super::{Geometry, GeometryError, backup};
+use super::{Geometry, NoRoomForTables};
+use crate::heads::Heads;
 
 /// Pieces of one kind of consecutive groups that lie side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,8 +98,9 @@ pub(super) fn unit_of(geometry: &Geometry, group: GroupIndex) -> Range<u32> {
 }
 
 /// Places the groups of one unit.
-pub(super) fn place(geometry: &Geometry, unit: Range<u32>) -> Result<Placement, GeometryError> {
-    let placer = Placer { geometry, unit: unit.clone(), placed: Vec::new() };
+pub(super) fn place(geometry: &Geometry, unit: Range<u32>) -> Result<Placement, NoRoomForTables> {
+    let heads = geometry.heads();
+    let placer = Placer { geometry, heads, unit: unit.clone(), placed: Vec::new() };
     let placement = if geometry.packed {
         placer.packed()
     } else if geometry.flex_groups > 1 {
@@ -105,14 +108,13 @@ pub(super) fn place(geometry: &Geometry, unit: Range<u32>) -> Result<Placement, 
     } else {
         placer.single()
     };
-    placement.ok_or(GeometryError::NoRoomForTables {
-        group: unit.start,
-        inode_table_blocks: geometry.inode_table_blocks,
-    })
+    let inode_table_blocks = geometry.inode_table_blocks;
+    placement.ok_or(NoRoomForTables { group: unit.start, inode_table_blocks })
 }
 
 struct Placer<'g> {
     geometry: &'g Geometry,
+    heads: Heads,
     unit: Range<u32>,
     placed: Vec<Range<u64>>,
 }
@@ -129,16 +131,16 @@ impl Placer<'_> {
 
     /// The end of something that is in the way of `blocks`.
     fn obstacle_end(&self, blocks: &Range<u64>) -> Option<u64> {
-        let mut from = self.geometry.group_of(blocks.start).0;
-        while let Some(group) = backup::next_head(self.geometry, from) {
-            if self.first_block(group) >= blocks.end {
+        let mut from = self.geometry.group_of(blocks.start);
+        while let Some(group) = self.heads.next(from) {
+            if self.first_block(group.0) >= blocks.end {
                 break;
             }
-            let head = backup::head(self.geometry, GroupIndex(group)).blocks();
+            let head = self.heads.head(group).blocks();
             if head.start < blocks.end && blocks.start < head.end {
                 return Some(head.end);
             }
-            from = group + 1;
+            from = GroupIndex(group.0 + 1);
         }
         let overlaps = |run: &&Range<u64>| run.start < blocks.end && blocks.start < run.end;
         self.placed.iter().find(overlaps).map(|run| run.end)
@@ -160,17 +162,9 @@ impl Placer<'_> {
     /// How many of `wanted` blocks are free from `start` on, which follows a block in use.
     fn free_len(&self, start: u64, wanted: u64) -> u64 {
         let mut end = self.geometry.blocks_count.min(start.saturating_add(wanted));
-        let mut from = self.geometry.group_of(start - 1).0 + 1;
-        while let Some(group) = backup::next_head(self.geometry, from) {
-            if self.first_block(group) >= end {
-                break;
-            }
-            let head = backup::head(self.geometry, GroupIndex(group)).blocks();
-            if !head.is_empty() {
-                end = head.start;
-                break;
-            }
-            from = group + 1;
+        let next = GroupIndex(self.geometry.group_of(start - 1).0 + 1);
+        if let Some(head) = self.heads.next(next).map(|group| self.heads.head(group).blocks()) {
+            end = end.min(head.start);
         }
         let in_the_way = self.placed.iter().map(|run| run.start).filter(|run| *run >= start);
         in_the_way.fold(end, u64::min).saturating_sub(start)
