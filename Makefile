@@ -12,7 +12,7 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-direct bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,7 +54,7 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-direct bench-mount ## all benchmarks
+bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-alloc bench-direct bench-mount ## all benchmarks
 
 bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
@@ -83,6 +83,11 @@ bench-async: ## small writes through a ring against the call that waits and the 
 bench-io-memory: ## memory of ten minutes with four times as much data as cache (MINUTES=)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --release -q -p extant-bench -- io-memory --minutes $(or $(MINUTES),10)
+
+bench-alloc: ## space for files that grow, 1 to 64 workers, in process against the kernel's ext4 and XFS (root; ROUNDS= WORKERS= SECONDS_EACH= TARGETS=)
+	@scripts/deps e2fsprogs
+	@scripts/deps xfsprogs || true
+	$(CARGO) run --release -q -p extant-bench -- alloc
 
 bench-direct: ## direct I/O, one request and 64 at once, against a raw file and the kernel's ext4 (root; SIZE= REQUESTS= BENCH_DISK=)
 	@scripts/deps e2fsprogs

@@ -5,6 +5,7 @@
 //! `{"row", "target", "unit", "median", "min", "max", "runs"}`.
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 pub mod direct;
 pub mod io;
 pub mod mount;

@@ -36,7 +36,7 @@ mod node;
 mod tree;
 
 pub use build::{BuiltTree, build, empty_root, encode_block, encode_root, tree_blocks};
-pub use edit::{RecordBytes, init_node, set_first, splice};
+pub use edit::{RecordBytes, init_node, last_child, last_extent, lengthen_last, set_first, splice};
 pub use node::{Entries, Expect, Node, NodeHeader, checksum, max_in_block, seal, verify};
 pub use tree::{
     Converted, NODE_MAX_MIN, Removed, Shifted, TreeStore, convert_step, insert, remove_step,

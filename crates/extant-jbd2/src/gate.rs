@@ -8,10 +8,9 @@
 //! - G2. Nobody sleeps through a change: both conditions are checked under `sleep`, and whoever makes
 //!   one true takes `sleep` before it notifies.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use extant_sync::{Condvar, Mutex, Rank};
+use extant_sync::{Condvar, Mutex, Rank, threads};
 
 /// Counters; a power of two. More threads than these share.
 const LANES: usize = 16;
@@ -52,16 +51,7 @@ impl Default for Sleep {
 
 /// Which counter this thread uses.
 fn lane_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static LANE: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    LANE.with(|lane| {
-        if lane.get() == usize::MAX {
-            lane.set(NEXT.fetch_add(1, Ordering::Relaxed) & LANES.saturating_sub(1));
-        }
-        lane.get()
-    })
+    threads::number() & LANES.saturating_sub(1)
 }
 
 impl Gate {

@@ -4,11 +4,13 @@
 //! process down: its message comes back as [`WorkerPanic`].
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 pub use crossbeam_channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
@@ -51,6 +53,21 @@ pub fn available() -> usize {
 /// Lets another thread run that is ready to, if there is one: for whoever waits for a moment only.
 pub fn give_way() {
     thread::yield_now();
+}
+
+/// A number of the thread that calls: 0 for the first that asks, 1 for the next. For counters that threads do not
+/// share, which take the lowest bits of it.
+pub fn number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
 }
 
 /// A queue of at most `capacity` items (at least 1) for any number of senders and receivers. A

@@ -80,6 +80,9 @@ impl Fs {
     /// Failures leave the inode an orphan, for the next mount.
     pub(crate) fn reclaim(&self) -> bool {
         let Ok(writer) = self.volume().writer() else { return false };
+        if !writer.has_reclaimable() {
+            return false;
+        }
         let nodes = writer.take_reclaimable();
         let any = !nodes.is_empty();
         for node in nodes {

@@ -115,6 +115,7 @@ mod zones;
 
 pub use access::{Access, Credentials};
 pub use admin::Statfs;
+pub use alloc::AllocatorStats;
 pub use alloc::SpaceFor;
 pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
 pub use casefold::fold_name;

@@ -55,6 +55,11 @@ impl MetaBlock {
         Ok(())
     }
 
+    /// Whether it was changed here since it was read, and so was looked at before.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.verified_for.load(Ordering::Relaxed) == OURS
+    }
+
     pub(crate) fn number(&self) -> FsBlock {
         self.number
     }

@@ -264,6 +264,10 @@ impl Handle for KernelFile {
         Ok(rustix::fs::ftruncate(&self.fd, len)?)
     }
 
+    fn allocate(&mut self, at: u64, len: u64) -> Result<()> {
+        Ok(rustix::fs::fallocate(&self.fd, rustix::fs::FallocateFlags::empty(), at, len)?)
+    }
+
     fn forget(&mut self) -> Result<()> {
         Ok(rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed)?)
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use extant::{Fs, FsError, Inode, MountOptions, NewInode};
+use extant::{Fallocate, Fs, FsError, Inode, MountOptions, NewInode};
 use extant_block::FileDevice;
 
 use super::BACKGROUND_BYTES;
@@ -128,6 +128,10 @@ impl Handle for LibraryFile {
 
     fn set_len(&mut self, len: u64) -> Result<()> {
         Ok(self.0.truncate(len)?)
+    }
+
+    fn allocate(&mut self, at: u64, len: u64) -> Result<()> {
+        Ok(self.0.fallocate(Fallocate::Allocate { keep_size: false }, at..at + len)?)
     }
 
     fn forget(&mut self) -> Result<()> {

@@ -199,6 +199,9 @@ mod tests {
         fn set_len(&mut self, len: u64) -> Result<()> {
             self.0.set_len(len)
         }
+        fn allocate(&mut self, at: u64, len: u64) -> Result<()> {
+            self.0.allocate(at, len)
+        }
         fn forget(&mut self) -> Result<()> {
             self.0.forget()
         }

@@ -58,7 +58,7 @@ pub enum Target {
 impl Target {
     const ALL: [Target; 4] = [Target::Extant, Target::Ext4, Target::Xfs, Target::Memcpy];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Target::Extant => "extant",
             Target::Ext4 => "ext4",
@@ -230,7 +230,7 @@ fn contenders(images: &Images<'_>) -> Result<Vec<Target>> {
 }
 
 /// Contenders in the order of a round: each begins once.
-fn turn(targets: &[Target], round: u32) -> impl Iterator<Item = Target> + '_ {
+pub(crate) fn turn(targets: &[Target], round: u32) -> impl Iterator<Item = Target> + '_ {
     let from = round as usize % targets.len().max(1);
     targets.iter().copied().cycle().skip(from).take(targets.len())
 }

@@ -15,6 +15,8 @@ pub trait Handle {
     fn write_direct(&mut self, at: u64, bytes: &[u8]) -> Result<usize>;
     /// Sets the size in bytes.
     fn set_len(&mut self, len: u64) -> Result<()>;
+    /// Gives a range space and raises the size over it (`fallocate`).
+    fn allocate(&mut self, at: u64, len: u64) -> Result<()>;
     /// Its contents, all clean, leave the cache. Where the cache has memory of its own it keeps that.
     fn forget(&mut self) -> Result<()>;
     /// Makes contents and attributes durable (`fsync`).
@@ -106,6 +108,10 @@ impl Handle for Region {
     }
 
     fn set_len(&mut self, _len: u64) -> Result<()> {
+        anyhow::bail!("memory keeps its size")
+    }
+
+    fn allocate(&mut self, _at: u64, _len: u64) -> Result<()> {
         anyhow::bail!("memory keeps its size")
     }
 

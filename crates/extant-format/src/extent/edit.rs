@@ -3,10 +3,11 @@
 //! Leaf and index records have the same size and start with their first file block, so that moving
 //! them about needs no decoding.
 
-use super::{ExtentFault, MAGIC, RECORD_BYTES};
+use super::{Extent, ExtentFault, MAGIC, RECORD_BYTES, RawExtent, RawIndex};
 use crate::le;
 use alloc::vec::Vec;
-use extant_base::FileBlock;
+use extant_base::{BlockCount, FileBlock, FsBlock};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A leaf or index record, as stored.
 pub type RecordBytes = [u8; RECORD_BYTES];
@@ -91,6 +92,41 @@ fn place(number: usize) -> usize {
 pub fn set_first(bytes: &mut [u8], at: usize, first: FileBlock) -> Result<(), ExtentFault> {
     let found = bytes.len();
     le::put(bytes, place(at), &first.0.to_le_bytes()).ok_or(ExtentFault::Short { found })
+}
+
+/// The bytes of a node's last record.
+fn last_record(bytes: &[u8], is_leaf: bool) -> Option<&[u8]> {
+    let entries = le::u16_at(bytes, ENTRIES_AT)?;
+    let depth = le::u16_at(bytes, DEPTH_AT)?;
+    let last = usize::from(entries).checked_sub(1).filter(|_| (depth == 0) == is_leaf)?;
+    bytes.get(place(last)..)?.get(..RECORD_BYTES)
+}
+
+/// The last extent of a leaf; `None` of an empty one, and of what is none. Nothing else of the node is looked
+/// at: for nodes that were decoded before.
+#[must_use]
+pub fn last_extent(bytes: &[u8]) -> Option<Extent> {
+    RawExtent::read_from_bytes(last_record(bytes, true)?).ok()?.decode().ok()
+}
+
+/// Where the last child of an index node is; `None` of a leaf. As [`last_extent`].
+#[must_use]
+pub fn last_child(bytes: &[u8]) -> Option<FsBlock> {
+    let raw = RawIndex::read_from_bytes(last_record(bytes, false)?).ok()?;
+    Some(raw.decode().child)
+}
+
+/// Makes the last extent of a leaf `by` blocks longer. The caller knows that nothing is mapped there.
+///
+/// # Errors
+///
+/// `Short` when it has no last extent; a fault of [`Extent::encode`]. Nothing is changed then.
+pub fn lengthen_last(bytes: &mut [u8], by: BlockCount) -> Result<(), ExtentFault> {
+    let short = ExtentFault::Short { found: bytes.len() };
+    let last = last_extent(bytes).ok_or(short)?;
+    let raw = Extent { len: BlockCount(last.len.0.saturating_add(by.0)), ..last }.encode()?;
+    let entries = le::u16_at(bytes, ENTRIES_AT).ok_or(short)?;
+    le::put(bytes, place(usize::from(entries).saturating_sub(1)), raw.as_bytes()).ok_or(short)
 }
 
 /// The records in use, as stored.

@@ -73,6 +73,39 @@ fn root(extents: &[Extent]) -> [u8; 60] {
 }
 
 #[test]
+fn the_last_extent_gets_longer_up_to_what_a_record_can_say() {
+    let unwritten = |extent: Extent| Extent { state: ExtentState::Unwritten, ..extent };
+    let first = extent(0, 1000, 10);
+    let mut node = root(&[first, unwritten(extent(50, 5000, 100))]);
+    assert_eq!(last_extent(&node), Some(unwritten(extent(50, 5000, 100))));
+    lengthen_last(&mut node, BlockCount(23)).unwrap();
+    assert_eq!(node, root(&[first, unwritten(extent(50, 5000, 123))]));
+    let before = node;
+    let fault = lengthen_last(&mut node, BlockCount(UNWRITTEN_LEN_MAX)).unwrap_err();
+    assert!(matches!(fault, ExtentFault::Long { .. }), "{fault}");
+    lengthen_last(&mut node, BlockCount(UNWRITTEN_LEN_MAX - 124)).unwrap_or_default();
+    assert_ne!(node, before, "32,766 blocks fit");
+    assert_eq!(last_child(&node), None);
+    // No extent, no leaf, no node.
+    let mut empty = root(&[]);
+    assert_eq!(last_extent(&empty), None);
+    assert!(lengthen_last(&mut empty, BlockCount(1)).is_err());
+    for len in 0..60 {
+        let _ = last_extent(&node[..len]);
+        let _ = last_child(&node[..len]);
+        let mut cut = node;
+        let _ = lengthen_last(&mut cut[..len], BlockCount(1));
+    }
+    let (index, child) = (Index { file_start: FileBlock(7), child: FsBlock(99) }, [0u8; 60]);
+    let mut parent = child;
+    let mut record = RecordBytes::default();
+    record.copy_from_slice(index.encode().unwrap().as_bytes());
+    init_node(&mut parent, 1, 4, &[record]).unwrap();
+    assert_eq!((last_child(&parent), last_extent(&parent)), (Some(FsBlock(99)), None));
+    assert!(lengthen_last(&mut parent, BlockCount(1)).is_err());
+}
+
+#[test]
 fn each_damaged_header_field_has_its_fault() {
     let good = root(&[extent(0, 100, 4), extent(4, 200, 4)]);
     assert_eq!(Node::decode_root(&good).unwrap().extents().count(), 2);

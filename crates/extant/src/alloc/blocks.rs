@@ -9,7 +9,7 @@ use extant_format::group::GroupFlags;
 use super::group::{Blocks, Found, GroupState, NotFreed, damaged};
 use super::promise::Claimant;
 use super::window::{Growth, Look};
-use super::{Allocator, BlockAsk, Half, Locked, Purpose, Right, Run};
+use super::{Allocator, BlockAsk, Counter, Half, Locked, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::run::Window;
@@ -239,6 +239,9 @@ impl Allocator {
         let passes = [Pass::Ahead, Pass::Whole, Pass::Least, Pass::Any];
         let with_window = matches!(taker, Taker::Pin(pinning) if pinning.growth.ahead > 0);
         for pass in passes.into_iter().skip(usize::from(!with_window)) {
+            if pass == Pass::Any && sabotage("extant.alloc.room-of-others-refused") {
+                break;
+            }
             let first = match (pass, search.best) {
                 (Pass::Least | Pass::Any, Some((_, group))) => group,
                 _ => search.goal,
@@ -252,6 +255,7 @@ impl Allocator {
                 let at = (u64::from(first.0) + u64::from(step)) % u64::from(groups);
                 let group = GroupIndex(at as u32);
                 if let Some(range) = self.try_group(volume, group, search, pass, taker)? {
+                    self.count_found(pass, group, search, &range);
                     return run_of(volume, group, range).map(Some);
                 }
                 if search.is_out {
@@ -260,6 +264,20 @@ impl Allocator {
             }
         }
         Ok(None)
+    }
+
+    fn count_found(&self, pass: Pass, group: GroupIndex, search: &Search, range: &Range<u32>) {
+        let counter = match pass {
+            Pass::Ahead => Counter::Ahead,
+            Pass::Whole => Counter::Whole,
+            Pass::Least => Counter::Least,
+            Pass::Any => Counter::Any,
+        };
+        self.tally.add(counter, 1);
+        self.tally.add(Counter::Clusters, u64::from(range.end - range.start));
+        if (group, range.start) == (search.goal, search.goal_bit) {
+            self.tally.add(Counter::GoalHits, 1);
+        }
     }
 
     /// Takes what is looked for from this group, if it has it. Errors are those of the journal.
@@ -300,6 +318,7 @@ impl Allocator {
             return Ok(None);
         }
         search.looks += 1;
+        self.tally.add(Counter::Searched, 1);
         let start = if group == search.goal { search.goal_bit } else { 0 };
         let (found, has_windows) = match self.blocks_of(volume, place.0, state) {
             Ok(blocks) => {

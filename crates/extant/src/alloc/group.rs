@@ -301,10 +301,16 @@ impl Blocks {
             return Found { run, is_complete: true };
         }
         let mut best: Option<Range<u32>> = None;
-        for (looked, run) in taken.clear_runs(bits).enumerate() {
-            let run_len = run.end - run.start;
+        let mut left = bits;
+        for looked in 0.. {
+            let Some(start) = taken.first_clear(left.clone()) else { break };
+            // No longer than is wanted: how far it goes on from there does not matter.
+            let most = start.saturating_add(len).min(left.end);
+            let end = taken.first_set(start..most).unwrap_or(most);
+            let (run, run_len) = (start..end, end - start);
+            left.start = end;
             if run_len >= len {
-                return Found { run: Some(run.start..run.start + len), is_complete: true };
+                return Found { run: Some(run), is_complete: true };
             }
             if run_len >= min && best.as_ref().is_none_or(|best| run_len > best.end - best.start) {
                 best = Some(run);

@@ -13,10 +13,11 @@
 //! group       bitmaps and counters of one group; encoding them
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
 //! promise     totals; space for data that has no place yet     trim  telling the device what is free
-//! spent       what was freed, to be discarded
+//! extend      the clusters behind a file's last      spent  what was freed, to be discarded
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
 //! free_runs   what is free, for who only looks
 //! right       who may have the last blocks     window  room that is left to files that grow
+//! stats       how blocks were found
 //! ```
 //!
 //! # Rules
@@ -35,6 +36,7 @@
 
 mod blocks;
 mod claim;
+mod extend;
 mod flex;
 mod free_runs;
 mod group;
@@ -44,6 +46,7 @@ mod promise;
 mod right;
 mod spent;
 mod spread;
+mod stats;
 #[cfg(test)]
 mod tests;
 mod trim;
@@ -74,6 +77,8 @@ pub(crate) use promise::kept_of;
 pub(crate) use right::Right;
 pub use right::SpaceFor;
 use spent::Spent;
+pub use stats::AllocatorStats;
+use stats::{Counter, Tally};
 use trim::Held;
 pub(crate) use window::Growth;
 use window::Look;
@@ -222,6 +227,7 @@ pub(crate) struct Allocator {
     loaded_max: u32,
     reports: Mutex<Vec<FsError>>,
     encoded: AtomicU64,
+    tally: Tally,
 }
 
 impl Allocator {
@@ -278,6 +284,7 @@ impl Allocator {
             loaded_max: u32::try_from(loaded_max).unwrap_or(u32::MAX),
             reports: Mutex::new(Rank::Leaf, reports),
             encoded: AtomicU64::new(0),
+            tally: Tally::default(),
         })
     }
 
@@ -310,6 +317,11 @@ impl Allocator {
     /// How many times a group was encoded.
     pub(crate) fn groups_encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
+    }
+
+    /// How blocks were found.
+    pub(crate) fn stats(&self) -> AllocatorStats {
+        self.tally.stats()
     }
 
     /// Damage that was found and worked around, to be recorded with the next transaction.
@@ -375,14 +387,12 @@ impl Allocator {
 /// Groups in memory.
 impl Allocator {
     fn cell(&self, group: GroupIndex) -> Result<&Cell> {
-        let missing = FsError::InvalidArgument { what: "group: past the last group" };
-        self.cells.get(group.0).ok_or(missing)
+        self.cells.get(group.0).ok_or_else(no_group)
     }
 
     /// The flexible group with number `at`.
     fn flex_at(&self, volume: &Volume, at: u32) -> Result<&Flex> {
-        let missing = FsError::InvalidArgument { what: "group: past the last group" };
-        let cell = self.flexes.get(at).ok_or(missing)?;
+        let cell = self.flexes.get(at).ok_or_else(no_group)?;
         let (first, len) = (at.saturating_mul(self.groups_per_flex), self.groups_per_flex);
         Ok(cell.get_or_init(|| Flex::load(volume, first, len)))
     }
@@ -406,7 +416,10 @@ impl Allocator {
         self.make_room();
         match cell.state.try_lock() {
             Some(guard) => self.load_locked(volume, group, cell, guard).map(Some),
-            None => Ok(None),
+            None => {
+                self.tally.add(Counter::Busy, 1);
+                Ok(None)
+            }
         }
     }
 
@@ -539,6 +552,10 @@ impl Allocator {
     }
 }
 
+fn no_group() -> FsError {
+    FsError::InvalidArgument { what: "group: past the last group" }
+}
+
 /// The same damage once more: one for the caller, one for the record.
 fn copy_of(error: &FsError) -> FsError {
     let FsError::Corrupt { structure, ino, block, fault } = error else {
@@ -577,8 +594,8 @@ impl<'a> Locked<'a> {
 
     /// What belongs to the group besides its state, and the state.
     fn parts(&mut self) -> Result<((&'a Cell, &'a Flex), &mut GroupState)> {
-        let gone = FsError::InvalidArgument { what: "group: not loaded" };
-        Ok(((self.cell, self.flex), self.guard.as_deref_mut().ok_or(gone)?))
+        let gone = || FsError::InvalidArgument { what: "group: not loaded" };
+        Ok(((self.cell, self.flex), self.guard.as_deref_mut().ok_or_else(gone)?))
     }
 }
 

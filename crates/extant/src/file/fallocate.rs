@@ -141,29 +141,29 @@ impl Inode {
 }
 
 /// One file, its content lock held exclusively and no handle open.
-struct Change<'a> {
+pub(super) struct Change<'a> {
     inode: &'a Inode,
-    mapper: &'a FileMapper<'a>,
+    pub(super) mapper: &'a FileMapper<'a>,
 }
 
 impl Change<'_> {
-    fn file(&self) -> &FileState {
+    pub(super) fn file(&self) -> &FileState {
         self.mapper.file
     }
 
-    fn node(&self) -> &Arc<Node> {
+    pub(super) fn node(&self) -> &Arc<Node> {
         self.mapper.node
     }
 
-    fn volume(&self) -> &Mount {
+    pub(super) fn volume(&self) -> &Mount {
         self.mapper.fs.volume()
     }
 
-    fn bits(&self) -> u32 {
+    pub(super) fn bits(&self) -> u32 {
         self.volume().block_size().log2()
     }
 
-    fn ratio(&self) -> u64 {
+    pub(super) fn ratio(&self) -> u64 {
         u64::from(self.volume().superblock().cluster_ratio().max(1))
     }
 
@@ -273,15 +273,19 @@ impl Change<'_> {
     }
 
     /// Stores times, and the size as far as the data in front of it is on the device.
-    fn store(&self, txn: &mut Txn<'_>) -> Result<()> {
+    pub(super) fn store(&self, txn: &mut Txn<'_>) -> Result<()> {
+        self.mapper.store_size(txn, self.storable_size())
+    }
+
+    /// The size as far as the data in front of it is on the device.
+    pub(super) fn storable_size(&self) -> u64 {
         let file = self.file();
         let waits = file.cache.is_dirty() && !sabotage("extant.file.fallocate-passes-dirty");
-        let size_to = if waits { 0 } else { file.size() };
-        self.mapper.store_size(txn, size_to)
+        if waits { 0 } else { file.size() }
     }
 
     /// A handle for a first step, which changes the times.
-    fn begin(&self, credits: u32) -> Result<Txn<'_>> {
+    pub(super) fn begin(&self, credits: u32) -> Result<Txn<'_>> {
         let txn = Txn::begin(self.volume(), BASE_CREDITS + credits)?;
         self.file().touch(txn.writer().now());
         Ok(txn)
@@ -290,7 +294,11 @@ impl Change<'_> {
     fn allocate(&self, range: &Range<u64>, keep_size: bool) -> Result<()> {
         let grow_to = self.growth(range, keep_size)?;
         let kept_out = self.file().cache.keep_writeback_out();
-        self.fill_holes(self.outer(range), grow_to, &kept_out)
+        let blocks = self.outer(range);
+        if self.append(&blocks, grow_to)? {
+            return Ok(());
+        }
+        self.fill_holes(blocks, grow_to, &kept_out)
     }
 
     /// The size to grow to; what is behind the end in its block is zero then.

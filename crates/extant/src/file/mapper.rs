@@ -309,11 +309,17 @@ impl FileMapper<'_> {
     /// Raises the stored size up to `size_to`, and stores times.
     pub(crate) fn store_size(&self, txn: &mut Txn<'_>, size_to: u64) -> Result<()> {
         let size = size_to.min(self.file.size());
+        self.prepare_size(txn, size)?;
+        // Times not stored yet go with every change of the inode.
+        txn.update(self.node, |data| data.record.size = data.record.size.max(size))
+    }
+
+    /// Makes sure that a size can be stored. Credits: the superblock.
+    pub(super) fn prepare_size(&self, txn: &mut Txn<'_>, size: u64) -> Result<()> {
         if size > SIZE_OF_OLD_FILES_MAX {
             txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
         }
-        // Times not stored yet go with every change of the inode.
-        txn.update(self.node, |data| data.record.size = data.record.size.max(size))
+        Ok(())
     }
 
     /// Makes it durable that blocks were moved, before something is written over them: it would show at

@@ -10,7 +10,7 @@
 //! io       read, write, append           resize   truncate, both ways
 //! direct, direct_file, direct_queue   past the page cache
 //! nowait   read, write, append at once or not at all
-//! copy     from file to file             fallocate   space for ranges, all modes
+//! copy     from file to file             fallocate   space for ranges, all modes; append, its commonest case
 //! query    where data and holes are      mapped   files as memory of the program
 //! ahead    the thread that fetches what readers will want
 //! flush    sync, the list of dirty files, limits
@@ -18,6 +18,7 @@
 //! ```
 
 mod ahead;
+mod append;
 mod copy;
 mod direct;
 mod direct_file;

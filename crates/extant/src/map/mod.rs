@@ -33,6 +33,7 @@ mod lookup;
 mod publish;
 mod restore;
 mod shift;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -52,6 +53,7 @@ pub(crate) use lookup::{lookup, lookup_in_memory};
 pub(crate) use publish::{CONVERT_STEP_CREDITS, convert_range, insert_run, publish_credits};
 pub(crate) use restore::unmap;
 pub(crate) use shift::{SHIFT_STEP_CREDITS, shift_down, shift_up, split_at};
+pub(crate) use tail::{lengthen, tail};
 
 /// First block number that no file can have: file block numbers are 32 bits.
 pub(crate) const FILE_BLOCKS_END: u64 = 1 << 32;

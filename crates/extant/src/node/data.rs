@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use extant_base::Ino;
-use extant_format::extent;
+use extant_base::{BlockCount, Ino};
+use extant_format::extent::{self, ExtentFault};
 use extant_format::inode::{BASE_BYTES, FileKind, Inode as Record, InodeFlags, InodeLayout};
 use extant_format::time::Timestamp;
 
@@ -129,6 +129,15 @@ impl InodeData {
     pub(crate) fn set_block_area(&mut self, area: [u8; extent::ROOT_BYTES]) {
         self.record.block = area;
         self.extent_root = OnceLock::new();
+    }
+
+    /// Makes the last extent in the root longer.
+    pub(crate) fn lengthen_root(&mut self, by: BlockCount) -> Result<(), ExtentFault> {
+        extent::lengthen_last(&mut self.record.block, by)?;
+        if self.extent_root.get().is_some() {
+            self.extent_root = OnceLock::new();
+        }
+        Ok(())
     }
 
     /// The root of the extent tree, decoded once.

@@ -36,6 +36,31 @@ impl Txn<'_> {
         Ok(run)
     }
 
+    /// Takes just the blocks of `run` for the data of an inode, and charges them; that they are counted in the
+    /// inode, so many sectors as are returned, is the caller's. `None`, and nothing has changed: they
+    /// cannot be had.
+    ///
+    /// # Errors
+    ///
+    /// Those of the journal.
+    pub(crate) fn extend_here(&mut self, node: &Arc<Node>, run: Run) -> Result<Option<u64>> {
+        let alloc = self.writer().alloc();
+        let right = self.right();
+        let sectors = self.sectors_of(run);
+        if self.charge_blocks(node, sectors).is_err() {
+            return Ok(None);
+        }
+        // Its own window is where it wants to go.
+        alloc.give_back_window(node);
+        match alloc.extend(self, run, right) {
+            Ok(true) => Ok(Some(sectors)),
+            other => {
+                self.uncharge_blocks(node, sectors);
+                other.map(|_| None)
+            }
+        }
+    }
+
     /// Gives blocks of an inode back; with clusters, whole ones.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use extant_format::superblock::Superblock;
 use extant_jbd2::{EncodeSink, Journal, JournalStats};
 use extant_sync::{Background, Clock, Mutex, Rank};
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, AllocatorStats};
 use crate::dentry::Dentries;
 use crate::error::Result;
 use crate::log::Log;
@@ -76,6 +76,8 @@ pub struct WriterStats {
     pub blocks_discarded: u64,
     /// Runs of freed blocks that the device failed to discard.
     pub discards_failed: u64,
+    /// How blocks were found.
+    pub allocator: AllocatorStats,
     /// The journal's counters.
     pub journal: JournalStats,
 }
@@ -84,7 +86,7 @@ impl WriterStats {
     /// Every counter with its name, for whoever shows them.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let journal = &self.journal;
-        vec![
+        let mut all = vec![
             ("inode_updates", self.inode_updates),
             ("inodes_encoded", self.inodes_encoded),
             ("groups_encoded", self.groups_encoded),
@@ -101,7 +103,9 @@ impl WriterStats {
             ("home_writes", journal.home_writes),
             ("batched", journal.batched),
             ("waits", journal.waits),
-        ]
+        ];
+        all.extend(self.allocator.named());
+        all
     }
 }
 
@@ -225,11 +229,13 @@ impl Writer {
         self.reclaim_waits.store(true, Ordering::Release);
     }
 
-    /// Some nodes to delete; empty almost always, and then without a lock.
+    /// Whether there are nodes to delete: almost never. Costs a load.
+    pub(crate) fn has_reclaimable(&self) -> bool {
+        self.reclaim_waits.load(Ordering::Acquire)
+    }
+
+    /// Some nodes to delete.
     pub(crate) fn take_reclaimable(&self) -> Vec<Arc<Node>> {
-        if !self.reclaim_waits.load(Ordering::Acquire) {
-            return Vec::new();
-        }
         let mut waiting = self.reclaim.lock();
         let keep = waiting.len().saturating_sub(RECLAIM_STEP);
         let taken = waiting.split_off(keep);
@@ -244,6 +250,7 @@ impl Writer {
             groups_encoded: self.alloc.groups_encoded(),
             blocks_discarded: self.alloc.spent().discarded(),
             discards_failed: self.alloc.spent().failed(),
+            allocator: self.alloc.stats(),
             journal: self.journal().stats(),
         }
     }

@@ -1,0 +1,233 @@
+//! Allocation: workers that give a file of their own 8 KiB after 8 KiB, in process against the kernel's
+//! ext4 and XFS.
+//!
+//! What `fallocate2` of will-it-scale does: append by `fallocate` up to 1 MiB, truncate to nothing, again.
+//! A worker is a thread with a file of its own in one directory. The time ends with a sync of the
+//! file system, because what one contender does in each call another may put off until then.
+//!
+//! All images are sparse files on the same tmpfs, large enough that what is freed and waits for a commit
+//! is never missing, and are made anew for each round. No data is written.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use extant_sync::{Clock, SystemClock, threads};
+
+use crate::io::Target;
+use crate::io::kernel::{self, Kernel, tool};
+use crate::io::library::Library;
+use crate::io::side::{Dir, Handle, Volume};
+use crate::report::{Series, add, report};
+use crate::stop;
+
+/// Bytes of one call.
+const STEP: u64 = 8 << 10;
+/// Where a file is cut off.
+const FILE_BYTES: u64 = 1 << 20;
+/// Cache of contents; there are none.
+const CACHE_BYTES: u64 = 64 << 20;
+/// Times the kernel's ext4, with any number of workers.
+const TIMES_EXT4: f64 = 4.0;
+/// Times its own rate with one worker.
+const TIMES_ONE: f64 = 1.8;
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How often each contender has its turn with each number of workers.
+    pub rounds: u32,
+    /// Numbers of workers.
+    pub workers: Vec<usize>,
+    /// Seconds of one turn.
+    pub seconds: f64,
+    /// Calls of one worker, instead of seconds; 0 for seconds.
+    pub calls: u64,
+    /// Size of the images.
+    pub image_bytes: u64,
+    /// Only these contenders; all when empty.
+    pub targets: Vec<String>,
+}
+
+impl Settings {
+    fn has(&self, target: Target) -> bool {
+        self.targets.is_empty() || self.targets.iter().any(|wanted| wanted == target.name())
+    }
+}
+
+/// Calls per second of all workers together.
+fn measure<V: Volume>(volume: &V, workers: usize, settings: &Settings) -> Result<f64>
+where
+    V::Dir: Sync,
+{
+    let dir = volume.dir("workers")?;
+    let name = |number: usize| format!("w{number}");
+    for number in 0..workers {
+        drop(dir.create(&name(number))?);
+    }
+    dir.sync()?;
+    let clock = SystemClock;
+    let start = clock.monotonic();
+    let elapsed = || clock.monotonic().saturating_sub(start).as_secs_f64();
+    let goes_on = |done| match settings.calls {
+        0 => elapsed() < settings.seconds,
+        calls => done < calls,
+    };
+    let work = |number: usize| -> Result<u64> {
+        let mut file = dir.open(&name(number))?;
+        let mut done = 0;
+        while goes_on(done) {
+            stop::check()?;
+            for at in (0..FILE_BYTES).step_by(STEP as usize) {
+                file.allocate(at, STEP)?;
+            }
+            file.set_len(0)?;
+            done += FILE_BYTES / STEP;
+        }
+        Ok(done)
+    };
+    let counts = threads::workers("allocator", workers, work)?;
+    dir.sync()?;
+    let elapsed = elapsed();
+    let mut done = 0;
+    for count in counts {
+        done += count?;
+    }
+    for number in 0..workers {
+        dir.unlink(&name(number))?;
+    }
+    Ok(done as f64 / elapsed)
+}
+
+/// The image of a contender in `dir`, made anew.
+fn make(dir: &Path, target: Target, bytes: u64) -> Result<PathBuf> {
+    let path = dir.join(format!("{}.img", target.name()));
+    let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
+    file.set_len(bytes)?;
+    let name = path.to_string_lossy();
+    match target {
+        Target::Xfs => tool("mkfs.xfs", &["-q", "-f", "-K", &name])?,
+        // Few inodes, whose tables are there: nothing fills them in the background.
+        _ => {
+            let options = "lazy_itable_init=0,lazy_journal_init=1,nodiscard";
+            let inodes = ["-N", "65536", "-J", "size=256"];
+            let args = ["-q", "-F", "-t", "ext4", "-E", options];
+            tool("mke2fs", &[&args[..], &inodes[..], &[&*name]].concat())?
+        }
+    };
+    Ok(path)
+}
+
+/// One turn of a contender.
+fn cell(dir: &Path, target: Target, workers: usize, settings: &Settings) -> Result<f64> {
+    let image = make(dir, target, settings.image_bytes)?;
+    let rate = match target {
+        Target::Extant => {
+            let library = Library::mount_by_default(&image, CACHE_BYTES)?;
+            let rate = measure(&library, workers, settings)?;
+            library.close()?;
+            rate
+        }
+        _ => {
+            let kernel = Kernel::mount(&image, target.name())?;
+            let rate = measure(&kernel, workers, settings)?;
+            kernel.close()?;
+            rate
+        }
+    };
+    if target != Target::Xfs {
+        kernel::check_ext4(&image)?;
+    }
+    std::fs::remove_file(&image)?;
+    Ok(rate)
+}
+
+/// Runs the table, prints it and how the bars were met, and writes `target/bench/alloc.json`.
+///
+/// # Errors
+///
+/// Errors of extant; faults that e2fsck finds; a signal. A contender of the kernel that cannot run is left out, with
+/// the reason.
+pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
+    ensure!(
+        !settings.workers.contains(&0),
+        "no worker does nothing: WORKERS is a list of numbers from 1 on"
+    );
+    let mut targets: Vec<Target> = [Target::Extant, Target::Ext4, Target::Xfs]
+        .into_iter()
+        .filter(|of| settings.has(*of))
+        .collect();
+    let mut all: Vec<Series> = Vec::new();
+    for round in 0..settings.rounds {
+        for workers in &settings.workers {
+            let row = format!("fallocate2, {workers}");
+            print!("round {}, {row:<16}", round + 1);
+            let turn: Vec<Target> = crate::io::turn(&targets, round).collect();
+            for target in turn {
+                stop::check()?;
+                match cell(dir, target, *workers, settings) {
+                    Ok(rate) => {
+                        print!("  {} {rate:.0}", target.name());
+                        add(&mut all, &row, target.name(), "calls/s", rate);
+                    }
+                    Err(why) if target == Target::Extant => return Err(why),
+                    Err(why) => {
+                        println!("  {} is left out: {why:#}", target.name());
+                        targets.retain(|other| *other != target);
+                    }
+                }
+            }
+            println!();
+        }
+    }
+    report("alloc", "extant", &all)?;
+    print_bars(&all, settings);
+    Ok(())
+}
+
+fn print_bars(all: &[Series], settings: &Settings) {
+    let median = |target: Target, workers: usize| {
+        let row = format!("fallocate2, {workers}");
+        let found = all.iter().find(|series| series.row == row && series.target == target.name());
+        found.map(Series::median)
+    };
+    let verdict = |ratio: f64, bar: f64| if ratio >= bar { "met" } else { "MISSED" };
+    for workers in &settings.workers {
+        let Some(own) = median(Target::Extant, *workers) else { continue };
+        if let Some(ext4) = median(Target::Ext4, *workers) {
+            let ratio = own / ext4;
+            println!(
+                "{workers:>3} workers: ext4 x {ratio:.2} (bar {TIMES_EXT4}): {}",
+                verdict(ratio, TIMES_EXT4)
+            );
+        }
+        if let Some(one) = median(Target::Extant, 1).filter(|_| *workers > 1) {
+            let ratio = own / one;
+            println!(
+                "{workers:>3} workers: one x {ratio:.2} (bar {TIMES_ONE}): {}",
+                verdict(ratio, TIMES_ONE)
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::kernel::Plain;
+
+    #[test]
+    fn calls_are_counted_and_files_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = Plain(dir);
+        let settings = Settings {
+            rounds: 1,
+            workers: vec![2],
+            seconds: 0.0,
+            calls: FILE_BYTES / STEP,
+            image_bytes: 0,
+            targets: Vec::new(),
+        };
+        assert!(measure(&volume, 2, &settings).unwrap() > 0.0);
+        assert_eq!(std::fs::read_dir(volume.0.path().join("workers")).unwrap().count(), 0);
+    }
+}
