@@ -12,7 +12,7 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -115,6 +115,22 @@ install: build ## command, mount helpers, manual pages, completions, documents (
 	$(EXTANT) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/extant
 	$(EXTANT) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_extant
 	$(EXTANT) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/extant.fish
+
+# What programs ask for at run time: as crates/extant-capi/build.rs says.
+CAPI_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+CAPI_SONAME := libextant.so.0.$(word 2,$(subst ., ,$(CAPI_VERSION)))
+
+install-capi: ## libextant for C and C++: header, shared and static library, pkg-config (PREFIX, DESTDIR)
+	@scripts/deps cargo
+	$(CARGO) build --release -p extant-capi
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(DOCUMENTS)
+	install -m 644 crates/extant-capi/include/extant.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 docs/c-api.md $(DESTDIR)$(DOCUMENTS)
+	install -m 755 $(TARGET)/release/libextant_capi.so $(DESTDIR)$(PREFIX)/lib/$(CAPI_SONAME)
+	ln -sf $(CAPI_SONAME) $(DESTDIR)$(PREFIX)/lib/libextant.so
+	install -m 644 $(TARGET)/release/libextant_capi.a $(DESTDIR)$(PREFIX)/lib/libextant.a
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(CAPI_VERSION)|' crates/extant-capi/extant.pc.in \
+	  > $(DESTDIR)$(PREFIX)/lib/pkgconfig/extant.pc
 
 fuzz-smoke: ## each fuzz target for 30 s
 	@scripts/deps cargo cargo-fuzz

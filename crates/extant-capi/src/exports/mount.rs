@@ -1,0 +1,314 @@
+//! Versions, errors, mounting, what concerns a whole file system.
+#![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
+
+use std::ffi::{c_char, c_int};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use extant::{BlockDevice, MountOptions, SharedDevice};
+use extant_block::{FileDevice, WindowDevice, partition};
+
+use super::int;
+use crate::caller::{Caller, enter, last_error, wrong};
+use crate::device::CallbackDevice;
+use crate::error::{EXTANT_E_BUSY, EXTANT_E_POISONED, Error, Result};
+use crate::object::{FsObject, Object};
+use crate::types::{
+    EXTANT_API_VERSION, EXTANT_MOUNT_DISCARD, EXTANT_MOUNT_IGNORE_JOURNAL,
+    EXTANT_MOUNT_NO_BACKGROUND, EXTANT_MOUNT_NO_CHECKSUMS, EXTANT_MOUNT_NO_QUOTA_LIMITS,
+    EXTANT_MOUNT_WRITE, EXTANT_UNMOUNT_FORCE, extant_device, extant_error, extant_fs,
+    extant_mount_options, extant_statfs,
+};
+
+const MOUNT_FLAGS: u64 = EXTANT_MOUNT_WRITE
+    | EXTANT_MOUNT_IGNORE_JOURNAL
+    | EXTANT_MOUNT_NO_CHECKSUMS
+    | EXTANT_MOUNT_DISCARD
+    | EXTANT_MOUNT_NO_BACKGROUND
+    | EXTANT_MOUNT_NO_QUOTA_LIMITS;
+
+/// Version of the library's interface: EXTANT_API_VERSION of the header that it was built with.
+#[unsafe(no_mangle)]
+pub extern "C" fn extant_api_version() -> u32 {
+    EXTANT_API_VERSION
+}
+
+/// Version of the library, such as "0.1.0". Lives as long as the program.
+#[unsafe(no_mangle)]
+pub extern "C" fn extant_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// Says what went wrong last on this thread. A call that succeeds changes nothing about it. Returns 0, or -EINVAL if the
+/// structure makes no sense, which is not remembered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_last_error(error: *mut extant_error) -> c_int {
+    let said = last_error();
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            caller.answer(error, "error")?.put(said);
+            Ok(0)
+        })
+    })
+}
+
+/// Name of an error code (EXTANT_E_*), such as "NotFound"; NULL for a number that is none. Lives as long as the program.
+#[unsafe(no_mangle)]
+pub extern "C" fn extant_error_name(code: c_int) -> *const c_char {
+    crate::error::name(code).map_or(std::ptr::null(), std::ffi::CStr::as_ptr)
+}
+
+/// Options of a mount, as the library has them.
+fn mount_options(caller: &Caller, options: &extant_mount_options) -> Result<MountOptions> {
+    let flags = options.flags;
+    if flags & !MOUNT_FLAGS != 0 {
+        return Err(Error::argument(format!("mount: unknown flags {:#x}", flags & !MOUNT_FLAGS)));
+    }
+    let has = |flag| flags & flag != 0;
+    if has(EXTANT_MOUNT_WRITE) && has(EXTANT_MOUNT_IGNORE_JOURNAL) {
+        return Err(Error::argument("mount: who writes cannot ignore the journal"));
+    }
+    let mut mount = MountOptions::new()
+        .read_only(!has(EXTANT_MOUNT_WRITE))
+        .ignore_journal(has(EXTANT_MOUNT_IGNORE_JOURNAL))
+        .verify_checksums(!has(EXTANT_MOUNT_NO_CHECKSUMS))
+        .discard(has(EXTANT_MOUNT_DISCARD))
+        .background(!has(EXTANT_MOUNT_NO_BACKGROUND))
+        .quota_limits(!has(EXTANT_MOUNT_NO_QUOTA_LIMITS));
+    if options.metadata_cache_bytes > 0 {
+        let bytes = usize::try_from(options.metadata_cache_bytes).unwrap_or(usize::MAX);
+        mount = mount.cache_bytes(bytes);
+    }
+    if options.data_cache_bytes > 0 {
+        mount = mount.data_cache_bytes(options.data_cache_bytes);
+    }
+    if options.dirty_bytes > 0 {
+        mount = mount.dirty_bytes(options.dirty_bytes);
+    }
+    if options.dirty_background_bytes > 0 {
+        mount = mount.dirty_background_bytes(options.dirty_background_bytes);
+    }
+    if options.commit_interval_ms > 0 {
+        mount = mount.commit_interval(Duration::from_millis(options.commit_interval_ms));
+    }
+    if options.write_back_after_ms > 0 {
+        mount = mount.write_back_after(Duration::from_millis(options.write_back_after_ms));
+    }
+    if !options.journal_device.is_null() {
+        let path = caller.host_path(options.journal_device, "journal_device")?;
+        let journal = match has(EXTANT_MOUNT_WRITE) {
+            true => FileDevice::open_read_write(path)?,
+            false => FileDevice::open_read_only(path)?,
+        };
+        mount = mount.journal_device(journal);
+    }
+    Ok(mount)
+}
+
+/// The part of a device that holds the file system.
+pub(super) fn window(device: SharedDevice, offset: u64, number: u32) -> Result<SharedDevice> {
+    let name = device.describe();
+    if number > 0 {
+        if offset > 0 {
+            return Err(Error::argument("offset and partition exclude each other"));
+        }
+        let part = partition::open(device, number)
+            .map_err(|error| Error::argument(error.to_string()).about(&*name))?;
+        return Ok(Arc::new(part));
+    }
+    if offset == 0 {
+        return Ok(device);
+    }
+    let part = WindowDevice::from_offset(device, offset)
+        .map_err(|error| Error::argument(error.to_string()).about(&*name))?;
+    Ok(Arc::new(part))
+}
+
+/// Opens the file system on a device, and a handle.
+fn mount(
+    caller: &Caller,
+    device: SharedDevice,
+    options: &extant_mount_options,
+    mount: &MountOptions,
+    place: crate::caller::Place<'_, *mut extant_fs>,
+) -> Result<u64> {
+    let name = device.describe();
+    let device = window(device, options.offset, options.partition)?;
+    let opened = mount.open_shared(device).map_err(|error| Error::from(error).about(&*name));
+    let handle = caller.open(Object::Fs(FsObject::new(opened?)))?;
+    place.put(handle);
+    Ok(0)
+}
+
+/// Mounts the image in the file, or on the disk, at `path` of the host. `options` may be NULL: for reading. Returns 0 and
+/// sets `*fs`, or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_mount(
+    path: *const c_char,
+    options: *const extant_mount_options,
+    fs: *mut *mut extant_fs,
+) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let place = caller.place(fs, "fs")?;
+            let options = caller.options_or_none(options, "mount options")?;
+            let how = mount_options(caller, &options)?;
+            let path = caller.host_path(path, "path")?;
+            let device = match options.flags & EXTANT_MOUNT_WRITE != 0 {
+                true => FileDevice::open_read_write(path)?,
+                false => FileDevice::open_read_only(path)?,
+            };
+            mount(caller, Arc::new(device), &options, &how, place)
+        })
+    })
+}
+
+/// Mounts the image in the open file, or on the open disk, `fd`, which stays the caller's: it is duplicated. Returns 0 and
+/// sets `*fs`, or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_mount_fd(
+    fd: c_int,
+    options: *const extant_mount_options,
+    fs: *mut *mut extant_fs,
+) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let place = caller.place(fs, "fs")?;
+            let options = caller.options_or_none(options, "mount options")?;
+            let how = mount_options(caller, &options)?;
+            if fd < 0 {
+                return Err(Error::argument(format!("{fd} is no file descriptor")).with_errno(9));
+            }
+            // A number that is no open descriptor is an error of the duplication.
+            let owned = BorrowedFd::borrow_raw(fd).try_clone_to_owned();
+            let owned = owned.map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(9);
+                Error::argument(format!("file descriptor {fd}: {error}")).with_errno(errno)
+            })?;
+            let name = format!("file descriptor {fd}");
+            let read_only = options.flags & EXTANT_MOUNT_WRITE == 0;
+            let device = FileDevice::with_file(owned.into(), Path::new(&name), read_only)?;
+            mount(caller, Arc::new(device), &options, &how, place)
+        })
+    })
+}
+
+/// Mounts the image on a device of callbacks. Returns 0 and sets `*fs`, or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_mount_device(
+    device: *const extant_device,
+    options: *const extant_mount_options,
+    fs: *mut *mut extant_fs,
+) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` and `CallbackDevice::new` do.
+    int(unsafe {
+        enter(|caller| {
+            let table = caller.options(device, "device")?;
+            let name = caller.text_or_none(table.name, "device: name")?.unwrap_or(b"device");
+            let name = String::from_utf8_lossy(name);
+            let device: SharedDevice = Arc::new(CallbackDevice::new(table, &name)?);
+            let place = caller.place(fs, "fs")?;
+            let options = caller.options_or_none(options, "mount options")?;
+            let how = mount_options(caller, &options)?;
+            mount(caller, device, &options, &how, place)
+        })
+    })
+}
+
+/// Ends a mount: everything is stored and the image is marked clean. With files, directories or rings open it is refused
+/// (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their handles can be closed and nothing else. `flags` is
+/// 0 or EXTANT_UNMOUNT_FORCE.
+///
+/// Returns 0 or a negative errno: then, but for EXTANT_E_BUSY and bad arguments, the handle is closed all the same. What was synced is
+/// stored; what could not be stored is lost. Whoever wants to try again calls extant_sync() first, which keeps everything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            if flags & !EXTANT_UNMOUNT_FORCE != 0 {
+                return Err(Error::argument(format!("unmount: unknown flags {flags:#x}")));
+            }
+            let closed = caller.close(fs, "fs", |object| {
+                let Object::Fs(fs) = object else { return Err(wrong("a file system")) };
+                let force = flags & EXTANT_UNMOUNT_FORCE != 0 || fs.is_poisoned();
+                fs.end(force).map_err(|open| {
+                    let message =
+                        format!("{open} files, directories or rings are open: close them first");
+                    Error::new(EXTANT_E_BUSY, message)
+                })
+            })?;
+            let Object::Fs(fs) = closed else { return Err(wrong("a file system")) };
+            if fs.is_poisoned() {
+                let message = "a fault in extant happened to it: nothing was stored since; the next mount \
+                               replays the journal";
+                return Err(Error::new(EXTANT_E_POISONED, message));
+            }
+            fs.fs.clone().unmount()?;
+            Ok(0)
+        })
+    })
+}
+
+/// Makes every change so far durable. Returns 0 or a negative errno: what could not be stored is kept.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_sync(fs: *mut extant_fs) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            caller.fs(fs)?.fs.sync()?;
+            Ok(0)
+        })
+    })
+}
+
+/// Does what is due, on mounts with EXTANT_MOUNT_NO_BACKGROUND: call it every second. Returns 0 or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_tick(fs: *mut extant_fs) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            caller.fs(fs)?.fs.tick()?;
+            Ok(0)
+        })
+    })
+}
+
+/// Space of a file system, its UUID and label. Returns 0 or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_get_statfs(
+    fs: *mut extant_fs,
+    statfs: *mut extant_statfs,
+) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let answer = caller.answer(statfs, "statfs")?;
+            let fs = caller.fs(fs)?;
+            let space = fs.fs.statfs()?;
+            let superblock = fs.fs.superblock();
+            let mut label = [0; 24];
+            let stored = superblock.label();
+            label[..stored.len()].copy_from_slice(stored);
+            answer.put(extant_statfs {
+                size: 0,
+                block_bytes: space.block_bytes.into(),
+                blocks: space.blocks,
+                blocks_free: space.blocks_free,
+                blocks_available: space.blocks_available,
+                files: space.files,
+                files_free: space.files_free,
+                name_max: space.name_max.into(),
+                uuid: superblock.uuid,
+                label,
+            });
+            Ok(0)
+        })
+    })
+}

@@ -1,0 +1,199 @@
+//! Rings: operations that are submitted and looked after later.
+#![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use extant::ring::{Completion, Op};
+
+use super::file::{fallocate_mode, range};
+use super::int;
+use crate::caller::{Caller, enter, wrong};
+use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_RING_FULL, Error, Result};
+use crate::object::{Object, Opened, RingObject, Waiting};
+use crate::types::{
+    EXTANT_DONE_INLINE, EXTANT_OP_APPEND, EXTANT_OP_DATASYNC, EXTANT_OP_FALLOCATE, EXTANT_OP_READ,
+    EXTANT_OP_SYNC, EXTANT_OP_TRUNCATE, EXTANT_OP_WRITE, extant_completion, extant_fs, extant_op,
+    extant_ring,
+};
+
+fn full() -> Error {
+    Error::new(EXTANT_E_RING_FULL, "the ring is full: take a result, then submit again")
+}
+
+fn completion(tag: u64, result: extant::Result<u64>, flags: u32) -> extant_completion {
+    match result {
+        Ok(result) => {
+            let result = i64::try_from(result).unwrap_or(i64::MAX);
+            extant_completion { tag, result, code: 0, flags }
+        }
+        Err(error) => {
+            let error = Error::from(error);
+            let result = -i64::from(error.errno);
+            extant_completion { tag, result, code: error.code, flags }
+        }
+    }
+}
+
+/// Submits an operation. `Some` if it is done already.
+fn submit(caller: &Caller, ring: &RingObject, op: &extant_op) -> Result<Option<extant_completion>> {
+    let file = caller.file(op.file)?;
+    if !Arc::ptr_eq(file.opened.fs(), ring.opened.fs()) {
+        let message = "the file belongs to another file system than the ring";
+        return Err(Error::new(EXTANT_E_BAD_HANDLE, message));
+    }
+    let length = usize::try_from(op.length).unwrap_or(usize::MAX);
+    let inode = file.file.inode();
+    let reads = op.kind == EXTANT_OP_READ;
+    let is_sync = matches!(op.kind, EXTANT_OP_SYNC | EXTANT_OP_DATASYNC);
+    if !(if reads { file.reads } else { file.writes || is_sync }) {
+        let message = "the file was not opened for that";
+        return Err(Error::argument(message).with_errno(9)); // EBADF
+    }
+    let number = ring.next.fetch_add(1, Ordering::Relaxed);
+    let to = reads.then(|| caller.destination(op.data, length));
+    // Before it is submitted: a worker may be done before this thread is.
+    ring.waiting.lock().insert(number, Waiting { tag: op.tag, to });
+    let done = match op.kind {
+        EXTANT_OP_READ => {
+            let out = caller.buffer(op.data, length, "data");
+            out.map(|out| ring.ring.submit_read(number, inode, op.offset, out))
+        }
+        EXTANT_OP_WRITE => {
+            let bytes = caller.bytes(op.data, length, "data");
+            bytes.map(|bytes| ring.ring.submit_write(number, inode, op.offset, bytes))
+        }
+        _ => other(caller, op, length).map(|op| {
+            let done = ring.ring.submit(number, inode, op);
+            done.map(|done| done.map(|done| done.result))
+        }),
+    };
+    let done = match done {
+        Ok(Ok(None)) => return Ok(None),
+        other => other,
+    };
+    ring.waiting.lock().remove(&number);
+    match done? {
+        Ok(done) => Ok(done.map(|result| completion(op.tag, result, EXTANT_DONE_INLINE))),
+        Err(_) => Err(full()),
+    }
+}
+
+/// Operations that are no plain reads and writes.
+fn other(caller: &Caller, op: &extant_op, length: usize) -> Result<Op> {
+    Ok(match op.kind {
+        EXTANT_OP_APPEND => Op::Append { bytes: caller.bytes(op.data, length, "data")?.to_vec() },
+        EXTANT_OP_SYNC => Op::Sync,
+        EXTANT_OP_DATASYNC => Op::SyncData,
+        EXTANT_OP_TRUNCATE => Op::Truncate { size: op.length },
+        EXTANT_OP_FALLOCATE => {
+            Op::Fallocate { mode: fallocate_mode(op.mode)?, range: range(op.offset, op.length)? }
+        }
+        kind => return Err(Error::argument(format!("ring: unknown kind of operation {kind}"))),
+    })
+}
+
+/// What a worker has done, for who submitted it.
+fn settle(caller: &Caller, ring: &RingObject, done: Completion) -> extant_completion {
+    let waiting = ring.waiting.lock().remove(&done.tag);
+    let waiting = waiting.unwrap_or(Waiting { tag: done.tag, to: None });
+    if let (Some(to), Ok(read)) = (waiting.to, &done.result) {
+        let read = usize::try_from(*read).unwrap_or(usize::MAX).min(done.buffer.len());
+        caller.deliver(to, &done.buffer[..read]);
+    }
+    completion(waiting.tag, done.result, 0)
+}
+
+/// Opens a ring with room for `depth` operations, 1 to 65536, that wait for workers, are worked on, or are done by them and not
+/// taken yet. Returns 0 and sets `*ring`, or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_ring_open(
+    fs: *mut extant_fs,
+    depth: u32,
+    ring: *mut *mut extant_ring,
+) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let place = caller.place(ring, "ring")?;
+            let fs = caller.fs(fs)?;
+            let opened = Opened::new(&fs)?;
+            let made = fs.fs.ring(usize::try_from(depth).unwrap_or(usize::MAX))?;
+            let object = Object::Ring(Arc::new(RingObject::new(made, opened)));
+            place.put(caller.open(object)?);
+            Ok(0)
+        })
+    })
+}
+
+/// Submits an operation. This thread waits for nothing but memory.
+///
+/// Returns 1 when it is done already: `*done` has the result. 0 when a worker has it: its result is taken later. -EAGAIN when the
+/// ring is full and nothing has happened (EXTANT_E_RING_FULL): take a result first. Other negative errnos for what is no
+/// operation. Changes of one file take effect in the order of their submission.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_ring_submit(
+    ring: *mut extant_ring,
+    op: *const extant_op,
+    done: *mut extant_completion,
+) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let place = caller.place(done, "done")?;
+            let ring = caller.ring(ring)?;
+            let op = caller.options(op, "operation")?;
+            let Some(done) = submit(caller, &ring, &op)? else { return Ok(0) };
+            place.put(done);
+            Ok(1)
+        })
+    })
+}
+
+/// Takes up to `most` results of operations that workers have done, and waits until there are `least` of them or nothing is
+/// under way any more; with `least` 0 it does not wait. Returns how many were stored, or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_ring_reap(
+    ring: *mut extant_ring,
+    done: *mut extant_completion,
+    most: usize,
+    least: usize,
+) -> i64 {
+    // SAFETY: the header asks of the caller what `enter` does.
+    unsafe {
+        enter(|caller| {
+            let ring = caller.ring(ring)?;
+            let mut places = caller.completions(done, most)?.iter_mut();
+            let mut taken = 0;
+            while taken < most {
+                let next = if taken < least { ring.ring.wait() } else { ring.ring.poll() };
+                let Some(next) = next else { break };
+                if let Some(place) = places.next() {
+                    place.write(settle(caller, &ring, next));
+                }
+                taken += 1;
+            }
+            Ok(taken as u64)
+        })
+    }
+}
+
+/// Closes a ring: waits until everything that was accepted is done. Results that nobody took are lost with it; memory to read
+/// into is not written any more. Returns 0 or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_ring_close(ring: *mut extant_ring) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let closed = caller.close(ring, "ring", |object| match object {
+                Object::Ring(_) => Ok(()),
+                _ => Err(wrong("a ring")),
+            })?;
+            if let Object::Ring(ring) = &closed {
+                caller.note(ring.opened.fs());
+            }
+            Ok(0)
+        })
+    })
+}

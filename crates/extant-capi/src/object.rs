@@ -1,0 +1,142 @@
+//! What handles stand for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use extant::ring::Ring;
+use extant::{DirectFile, File, Fs, Inode, ReadDir, SyncMode};
+use extant_sync::{Mutex, Rank};
+
+use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_POISONED, Error, Result};
+
+/// What a handle stands for.
+#[derive(Clone)]
+pub(crate) enum Object {
+    Fs(Arc<FsObject>),
+    File(Arc<FileObject>),
+    Dir(Arc<DirObject>),
+    Ring(Arc<RingObject>),
+    #[cfg(test)]
+    Nothing,
+}
+
+/// A mounted file system.
+pub(crate) struct FsObject {
+    pub(crate) fs: Fs,
+    /// Unmounting has begun: what is open is of no use any more.
+    ended: AtomicBool,
+    /// A panic has happened in it.
+    poisoned: AtomicBool,
+    /// Open files, directories and rings.
+    open: AtomicUsize,
+}
+
+impl FsObject {
+    pub(crate) fn new(fs: Fs) -> Arc<FsObject> {
+        let (ended, poisoned) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(FsObject { fs, ended, poisoned, open: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            let message =
+                "a fault in extant happened to this file system; unmount it, and mount it again";
+            return Err(Error::new(EXTANT_E_POISONED, message));
+        }
+        if self.ended.load(Ordering::Acquire) {
+            return Err(Error::new(EXTANT_E_BAD_HANDLE, "its file system was unmounted"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// Ends it for everybody, unless `force` is not given and something is open: then how much.
+    pub(crate) fn end(&self, force: bool) -> std::result::Result<(), usize> {
+        self.ended.store(true, Ordering::SeqCst);
+        let open = self.open.load(Ordering::SeqCst);
+        if open > 0 && !force {
+            self.ended.store(false, Ordering::SeqCst);
+            return Err(open);
+        }
+        Ok(())
+    }
+}
+
+/// One of what is open in a file system.
+pub(crate) struct Opened(Arc<FsObject>);
+
+impl Opened {
+    pub(crate) fn new(fs: &Arc<FsObject>) -> Result<Opened> {
+        fs.open.fetch_add(1, Ordering::SeqCst);
+        let opened = Opened(Arc::clone(fs));
+        // Whoever unmounts has seen the count, or is seen here.
+        opened.0.check().map(|()| opened)
+    }
+
+    pub(crate) fn fs(&self) -> &Arc<FsObject> {
+        &self.0
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// An open file.
+pub(crate) struct FileObject {
+    pub(crate) file: File,
+    pub(crate) direct: Option<DirectFile>,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+    pub(crate) appends: bool,
+    pub(crate) sync: SyncMode,
+    pub(crate) position: AtomicU64,
+    pub(crate) opened: Opened,
+}
+
+/// An open directory, and a listing of it that may go on.
+pub(crate) struct DirObject {
+    pub(crate) inode: Inode,
+    /// Where the last listing stopped, and itself.
+    pub(crate) listing: Mutex<Option<(u64, ReadDir)>>,
+    pub(crate) opened: Opened,
+}
+
+/// Where a read goes that a worker does. The address is the caller's, who promised that the memory stays.
+#[derive(Clone, Copy)]
+pub(crate) struct Destination {
+    pub(crate) address: usize,
+    pub(crate) len: usize,
+}
+
+/// A submitted operation: what the caller calls it, and where what is read goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Waiting {
+    pub(crate) tag: u64,
+    pub(crate) to: Option<Destination>,
+}
+
+/// A ring, and what is under way on it. The ring ends first: what is under way holds files.
+pub(crate) struct RingObject {
+    pub(crate) ring: Ring,
+    pub(crate) waiting: Mutex<HashMap<u64, Waiting>>,
+    pub(crate) next: AtomicU64,
+    pub(crate) opened: Opened,
+}
+
+impl RingObject {
+    pub(crate) fn new(ring: Ring, opened: Opened) -> RingObject {
+        let waiting = Mutex::new(Rank::Leaf, HashMap::new());
+        RingObject { ring, waiting, next: AtomicU64::new(0), opened }
+    }
+}
