@@ -4,6 +4,8 @@
 //! of contiguous blocks; nothing is allocated per block and nothing is cached: the page cache of
 //! whoever provides the device does that better.
 
+use std::ops::Range;
+
 use extant_base::FsBlock;
 use extant_format::inode::FileKind;
 
@@ -56,6 +58,21 @@ impl Inode {
             done += now;
         }
         Ok(wanted)
+    }
+
+    /// Where on the device `range` of a file lies that nobody changes, if it is one run of data in front of the end of the
+    /// file.
+    pub(crate) fn stored_range(&self, range: Range<u64>) -> Result<Option<u64>> {
+        if self.is_inline() || range.end > self.size() {
+            return Ok(None);
+        }
+        let block_size = self.volume().block_size();
+        let (at, end) = (range.start >> block_size.log2(), block_size.blocks_for(range.end));
+        let run = Cursor::new(self).run(self, at, end)?;
+        let MappingKind::Mapped(start) = run.kind else { return Ok(None) };
+        let into_run = range.start - (u64::from(run.file_start.0) << block_size.log2());
+        let address = block_size.offset_of(start).and_then(|address| address.checked_add(into_run));
+        Ok(address.filter(|_| run.file_end() >= end))
     }
 
     /// Whether changes of the contents go through the journal, so that the newest version may not

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use extant::{
     AlignedBuffer, CacheStats, DirectDone, DirectFile, DirectKind, DirectRequest, Engine,
-    Fallocate, Fs, MountOptions, NewInode, QueueOptions,
+    Fallocate, Fs, FsError, MountOptions, NewInode, QueueOptions,
 };
 use extant_base::Prng;
 use extant_block::{
@@ -339,6 +339,50 @@ fn an_error_of_the_device_is_that_of_one_request() {
         }
         drop(file);
         end(&memory, fs)
+    };
+    require!(run());
+}
+
+/// Nothing changes there, and nothing is cached: the map is asked without either.
+#[test]
+fn on_a_mount_for_reading_a_batch_goes_together_too() {
+    let run = || {
+        let device = watched()?;
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 32);
+        file.write_at(40 * BLOCK, &filled(2, BLOCK)).unwrap();
+        drop(file);
+        fs.unmount().unwrap();
+        let fs = MountOptions::new().open_shared(Arc::clone(&device) as SharedDevice).unwrap();
+        let file = fs.resolve("/file").unwrap().direct().unwrap();
+        let mut queue = file.queue(&QueueOptions::default());
+        device.longest.store(0, Ordering::Relaxed);
+        let mut batch: Vec<_> = (0..32).map(|block| read(block * BLOCK, BLOCK)).collect();
+        // A hole, its end with the data behind it, past the end, misaligned, and a write.
+        batch.extend([
+            read(33 * BLOCK, BLOCK),
+            read(39 * BLOCK, 4 * BLOCK),
+            read(50 * BLOCK, BLOCK),
+        ]);
+        batch.extend([read(1, BLOCK), write(0, BLOCK, 3)]);
+        let done = queue.run(batch);
+        assert_eq!(device.longest.load(Ordering::Relaxed), 32);
+        for done in &done[..32] {
+            assert_eq!(*done.result.as_ref().unwrap() as u64, BLOCK);
+            assert!(done.request.buffer.iter().all(|byte| *byte == 1));
+        }
+        let lens: Vec<_> = done[32..35].iter().map(|done| *done.result.as_ref().unwrap()).collect();
+        assert_eq!(lens, [4096, 2 * 4096, 0]);
+        assert!(done[32].request.buffer.iter().all(|byte| *byte == 0));
+        let (hole, data) = done[33].request.buffer[..2 * BLOCK as usize].split_at(BLOCK as usize);
+        assert!(hole.iter().all(|byte| *byte == 0) && data.iter().all(|byte| *byte == 2));
+        assert!(matches!(done[35].result, Err(FsError::Misaligned { .. })));
+        assert!(matches!(done[36].result, Err(FsError::ReadOnly { .. })), "{:?}", done[36].result);
+        assert_eq!(done[36].request.buffer.len() as u64, BLOCK, "the memory comes back");
+        drop(queue);
+        drop(file);
+        drop(fs);
+        Ok::<(), String>(())
     };
     require!(run());
 }

@@ -1,6 +1,7 @@
 //! Direct I/O by the rules of Linux: aligned, or refused, and never left in memory.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use extant_format::inode::InodeFlags;
 use extant_iomap::{Overwrite, Overwritten};
@@ -239,8 +240,6 @@ impl Inode {
     /// Bytes that are durable up to `end` can be found again: whatever changed the map or the stored size is
     /// committed, which mostly it has been for long.
     pub(super) fn commit_map_for(&self, end: u64) -> Result<()> {
-        use std::sync::atomic::Ordering;
-
         if self.node().with(|data| data.record.size) < end {
             return self.sync_data();
         }

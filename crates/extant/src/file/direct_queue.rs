@@ -10,8 +10,11 @@
 //!   [`DirectFile::read_at`] and [`DirectFile::write_at`], which also say what is wrong with it.
 
 use std::fmt;
+use std::ops::Range;
 
-use extant_block::{AlignedBuffer, Engine, Finished, Operation, Queue, QueueOptions, Wait};
+use extant_block::{
+    AlignedBuffer, Completion, DeviceError, Engine, Finished, Operation, Queue, QueueOptions, Wait,
+};
 use extant_iomap::{Mapper, Overwrite};
 
 use super::direct_file::DirectFile;
@@ -131,9 +134,14 @@ impl DirectQueue<'_> {
     pub fn run(&mut self, requests: Vec<DirectRequest>) -> Vec<DirectDone> {
         let fly = |request| Flight { request, result: None };
         let mut flights: Vec<Flight> = requests.into_iter().map(fly).collect();
-        let fs = self.file.inode().fs();
-        // Those that it did not do are done below, and meet the same error there.
-        let _ = fs.change(|| self.fly(&mut flights));
+        let inode = self.file.inode();
+        let writes = flights.iter().any(|flight| flight.request.kind != DirectKind::Read);
+        // What this could not do is done below, one by one, and meets the same error there.
+        let _ = match inode.volume().is_writable() {
+            false => self.fly_unchanging(&mut flights),
+            true if !writes => self.fly(&mut flights, false),
+            true => inode.fs().change(|| self.fly(&mut flights, true)),
+        };
         flights.into_iter().map(|flight| self.land(flight)).collect()
     }
 
@@ -154,99 +162,157 @@ impl DirectQueue<'_> {
         DirectDone { request, result }
     }
 
-    /// Does the simple ones (J1).
-    fn fly(&mut self, flights: &mut [Flight]) -> Result<()> {
+    /// Does the simple ones (J1); of the writes none, unless `writes`.
+    fn fly(&mut self, flights: &mut [Flight], writes: bool) -> Result<()> {
         let inode = self.file.inode();
         let (fs, node) = (inode.fs(), inode.node());
-        let file = fs.file(node)?;
+        let (file, writer) = (fs.file(node)?, inode.volume().writer()?);
         let _content = node.content.read();
         let mapper = FileMapper { fs, node, file };
-        let may_write = flights.iter().any(|flight| flight.request.kind != DirectKind::Read)
-            && check_changeable(node.ino(), node.gist().flags).is_ok();
+        let may_write = writes && check_changeable(node.ino(), node.gist().flags).is_ok();
         if may_write {
             mapper.begin_overwrite()?;
         }
-        let (mut next, mut unsynced, mut wrote) = (0, false, false);
-        loop {
-            while next < flights.len() && self.queue.len() < self.queue.depth() {
-                if let Some(operation) = self.plan(&mapper, &mut flights[next], may_write) {
-                    // There is room: it was just looked at.
-                    let _full = self.queue.push(next as u64, operation);
-                }
-                next += 1;
-            }
-            self.queue.submit();
-            let Some(first) = self.queue.reap(Wait::Block) else { break };
-            let mut reaped = Some(first);
-            while let Some(Finished { tag, completion }) = reaped {
-                let Some(flight) = flights.get_mut(tag as usize) else { break };
-                let is_ok = completion.result.is_ok();
-                let is_read = flight.request.kind == DirectKind::Read;
-                if let Operation::Read { buffer, .. } | Operation::Write { buffer, .. } =
-                    completion.operation
-                {
-                    flight.request.buffer = buffer;
-                }
-                let len = flight.request.buffer.len();
-                let range = flight.request.offset..flight.request.offset + len as u64;
-                unsynced |= flight.request.kind == DirectKind::Write { synced: false };
-                wrote |= is_ok && !is_read;
+        let (mut unsynced, mut wrote) = (false, false);
+        let plan = |request: &DirectRequest| self.file.plan(&mapper, request, may_write);
+        drive(&mut *self.queue, flights, plan, |request, result| {
+            let len = request.buffer.len();
+            let range = request.offset..request.offset + len as u64;
+            let is_write = request.kind != DirectKind::Read;
+            unsynced |= request.kind == DirectKind::Write { synced: false };
+            wrote |= is_write && result.is_ok();
+            match result {
+                Err(error) => Some(Err(error.into())),
+                Ok(()) if file.cache.end_queued(range, is_write) => Some(Ok(len)),
                 // One that a reader has cached meanwhile is written once more, alone.
-                flight.result = match completion.result {
-                    Err(error) => Some(Err(error.into())),
-                    Ok(()) if file.cache.end_queued(range, !is_read) => Some(Ok(len)),
-                    Ok(()) => None,
-                };
-                reaped = self.queue.reap(Wait::Poll);
+                Ok(()) => None,
             }
-        }
+        });
         if may_write {
             mapper.end_overwrite(!unsynced);
         }
         if wrote {
-            file.touch(inode.volume().writer()?.now());
+            file.touch(writer.now());
             fs.note_dirty(node, file);
         }
         Ok(())
+    }
+
+    /// Does the simple reads on a mount for reading, where no map changes.
+    fn fly_unchanging(&mut self, flights: &mut [Flight]) -> Result<()> {
+        let file = self.file;
+        drive(
+            &mut *self.queue,
+            flights,
+            |request| {
+                let range = file.range_of_read(request)?;
+                file.inode().stored_range(range).ok()?.map(Target::Read)
+            },
+            |request, result| {
+                let error = |error| file.inode().volume().read_error(error);
+                Some(result.map(|()| request.buffer.len()).map_err(error))
+            },
+        );
+        Ok(())
+    }
+}
+
+/// Which device operation a request is: where on the device.
+enum Target {
+    Read(u64),
+    Write { address: u64, fua: bool },
+}
+
+/// Keeps the queue as full as `plan` makes device operations of the requests that have no result, until all of them have
+/// come back; `end` makes the results, `None` for what has to be done afterwards.
+fn drive(
+    queue: &mut dyn Queue,
+    flights: &mut [Flight],
+    mut plan: impl FnMut(&DirectRequest) -> Option<Target>,
+    mut end: impl FnMut(&DirectRequest, std::result::Result<(), DeviceError>) -> Option<Result<usize>>,
+) {
+    let mut next = 0;
+    loop {
+        while next < flights.len() && queue.len() < queue.depth() {
+            let Flight { request, result } = &mut flights[next];
+            if result.is_none()
+                && let Some(target) = plan(request)
+            {
+                let buffer = std::mem::take(&mut request.buffer);
+                let operation = match target {
+                    Target::Read(offset) => Operation::Read { offset, buffer },
+                    Target::Write { address, fua } => {
+                        Operation::Write { offset: address, buffer, fua }
+                    }
+                };
+                if let Err(refused) = queue.push(next as u64, operation) {
+                    // There was room. Its bytes are not lost, and it is done afterwards.
+                    request.take_back(refused);
+                }
+            }
+            next += 1;
+        }
+        queue.submit();
+        let Some(first) = queue.reap(Wait::Block) else { break };
+        let mut reaped = Some(first);
+        while let Some(Finished { tag, completion: Completion { operation, result } }) = reaped {
+            // No tag is of anything else (U3).
+            let flight = &mut flights[tag as usize];
+            flight.request.take_back(operation);
+            flight.result = end(&flight.request, result);
+            reaped = queue.reap(Wait::Poll);
+        }
+    }
+}
+
+impl DirectRequest {
+    /// Its memory is its own again.
+    fn take_back(&mut self, operation: Operation) {
+        if let Operation::Read { buffer, .. } | Operation::Write { buffer, .. } = operation {
+            self.buffer = buffer;
+        }
+    }
+}
+
+impl DirectFile {
+    /// The bytes of a read that is aligned and reads something.
+    fn range_of_read(&self, request: &DirectRequest) -> Option<Range<u64>> {
+        let DirectRequest { kind, offset, ref buffer } = *request;
+        let is_read = kind == DirectKind::Read && !buffer.is_empty();
+        (is_read && self.check(offset, buffer).is_ok()).then_some(())?;
+        Some(offset..offset.checked_add(buffer.len() as u64)?)
     }
 
     /// The device operation that a request is, if it is one. The content lock is held, shared.
     fn plan(
         &self,
         mapper: &FileMapper<'_>,
-        flight: &mut Flight,
+        request: &DirectRequest,
         may_write: bool,
-    ) -> Option<Operation> {
-        let DirectRequest { kind, offset, buffer } = &mut flight.request;
-        let (offset, len) = (*offset, buffer.len() as u64);
-        if buffer.is_empty() || self.file.check(offset, buffer).is_err() {
+    ) -> Option<Target> {
+        let file = mapper.file;
+        // An error will be met again by who does it afterwards.
+        let DirectKind::Write { synced } = request.kind else {
+            let range = self.range_of_read(request)?;
+            (range.end <= file.size()).then_some(())?;
+            let runs = file.cache.stored_at(mapper, range, 1).ok()??;
+            return runs.first().map(|(address, _)| Target::Read(*address));
+        };
+        let DirectRequest { offset, ref buffer, .. } = *request;
+        let len = buffer.len() as u64;
+        let is_aligned = !buffer.is_empty() && self.check(offset, buffer).is_ok();
+        let range = offset..offset.checked_add(len)?;
+        let by = WriteBy::Program;
+        if !may_write
+            || !is_aligned
+            || self.inode().keeps_from_sharing(file, by, offset, len).is_some()
+        {
             return None;
         }
-        let (file, range) = (mapper.file, offset..offset.checked_add(len)?);
-        // An error will be met again by who does it afterwards.
-        match *kind {
-            DirectKind::Read => {
-                let runs = match range.end <= file.size() {
-                    true => file.cache.stored_at(mapper, range, 1).ok()??,
-                    false => return None,
-                };
-                let (address, _) = *runs.first()?;
-                Some(Operation::Read { offset: address, buffer: std::mem::take(buffer) })
-            }
-            DirectKind::Write { synced } => {
-                let inode = self.file.inode();
-                let by = WriteBy::Program;
-                if !may_write || inode.keeps_from_sharing(file, by, offset, len).is_some() {
-                    return None;
-                }
-                let Overwrite { unit, .. } = self.file.overwrites(synced);
-                let plan = file.cache.plan_overwrite(mapper, range, unit).ok()?.ok()?;
-                let [place] = plan.parts() else { return None };
-                let address = plan.is_plain().then_some(place.address)?;
-                let buffer = std::mem::take(buffer);
-                Some(Operation::Write { offset: address, buffer, fua: synced })
-            }
-        }
+        let Overwrite { unit, .. } = self.overwrites(synced);
+        let plan = file.cache.plan_overwrite(mapper, range, unit).ok()?.ok()?;
+        let [place] = plan.parts() else { return None };
+        plan.is_plain().then_some(Target::Write { address: place.address, fua: synced })
     }
 }
 
