@@ -54,13 +54,14 @@ impl From<FsError> for Failure {
                 | FsError::NotEmpty { .. }
                 | FsError::NotPermitted { .. }
                 | FsError::OtherProject { .. }
+                | FsError::OtherFileSystem { .. }
                 | FsError::InUse { .. }
                 | FsError::ReadOnly,
                 _,
             ) => Exit::Refused,
             // What stopped it counts: EBADMSG and EUCLEAN are damage.
             (FsError::Aborted { errno: 74 | 117, .. }, _) => Exit::Image,
-            (FsError::Aborted { .. }, _) => Exit::Io,
+            (FsError::Aborted { .. } | FsError::NoThread { .. }, _) => Exit::Io,
             (_, Family::Damage) => Exit::Image,
             (_, Family::Device) => Exit::Io,
             (_, Family::Refusal) => Exit::NotFound,

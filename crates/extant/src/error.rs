@@ -213,6 +213,11 @@ pub enum FsError {
         /// The inode.
         ino: Ino,
     },
+    /// The inode is a handle of another mount: names, links and rings stay within one.
+    OtherFileSystem {
+        /// Its number there.
+        ino: Ino,
+    },
     /// A directory cannot move into itself or below.
     IntoItself {
         /// The directory.
@@ -222,6 +227,11 @@ pub enum FsError {
     AttributeExists {
         /// The inode.
         ino: Ino,
+    },
+    /// The system starts no thread: as many as it allows are running.
+    NoThread {
+        /// What it says.
+        why: Box<str>,
     },
     /// The page cache has no room, or no memory.
     PageCache(CacheError),
@@ -412,6 +422,8 @@ impl FsError {
             | Self::AccessDenied { .. }
             | Self::NotPermitted { .. }
             | Self::OtherProject { .. }
+            | Self::OtherFileSystem { .. }
+            | Self::NoThread { .. }
             | Self::IntoItself { .. }
             | Self::AttributeExists { .. }
             | Self::AttributeTooLarge { .. }
@@ -477,7 +489,8 @@ impl FsError {
             Self::AccessDenied { .. } => errno::EACCES,
             Self::NotPermitted { .. } => errno::EPERM,
             Self::InUse { .. } => errno::EBUSY,
-            Self::OtherProject { .. } => errno::EXDEV,
+            Self::OtherProject { .. } | Self::OtherFileSystem { .. } => errno::EXDEV,
+            Self::NoThread { .. } => errno::EAGAIN,
             // What mount(2) says on Linux for the next five, and for a journal it does not know.
             Self::NotExt { .. } => errno::EINVAL,
             Self::ExternalJournal { .. } => errno::EINVAL,
@@ -638,6 +651,10 @@ impl fmt::Display for FsError {
             Self::NotPermitted { ino, what } => {
                 write!(f, "inode {ino} cannot be changed so: {what}")
             }
+            Self::OtherFileSystem { ino } => {
+                write!(f, "inode {ino} is of another mounted file system: copy it instead")
+            }
+            Self::NoThread { why } => write!(f, "no thread could be started: {why}"),
             Self::OtherProject { ino } => {
                 write!(f, "inode {ino} belongs to another project than the directory")
             }
@@ -793,6 +810,7 @@ mod errno {
     pub(super) const EPERM: i32 = 1;
     pub(super) const EACCES: i32 = 13;
     pub(super) const EIO: i32 = 5;
+    pub(super) const EAGAIN: i32 = 11;
     pub(super) const EBUSY: i32 = 16;
     pub(super) const EEXIST: i32 = 17;
     pub(super) const EXDEV: i32 = 18;

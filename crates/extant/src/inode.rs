@@ -388,6 +388,18 @@ impl Inode {
         self.fs.volume()
     }
 
+    /// Refuses to be used as one of `fs` if it is of another mount: its number stands for another file there.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::OtherFileSystem`].
+    pub(crate) fn check_of(&self, fs: &Fs) -> Result<()> {
+        match Arc::ptr_eq(self.fs.volume(), fs.volume()) {
+            true => Ok(()),
+            false => Err(FsError::OtherFileSystem { ino: self.ino() }),
+        }
+    }
+
     /// Seed of the checksums of everything that belongs to this inode.
     pub(crate) fn checksum_seed(&self) -> u32 {
         inode_seed(self.volume().checksum_seed(), self.ino(), self.data.record.generation)

@@ -111,6 +111,10 @@ pub enum ErrorCode {
     Open = 44,
     /// [`FsError::Misaligned`].
     Misaligned = 45,
+    /// [`FsError::OtherFileSystem`].
+    OtherFileSystem = 46,
+    /// [`FsError::NoThread`].
+    NoThread = 47,
 }
 
 impl ErrorCode {
@@ -162,6 +166,8 @@ impl ErrorCode {
             Self::DeviceFull => "DeviceFull",
             Self::Open => "Open",
             Self::Misaligned => "Misaligned",
+            Self::OtherFileSystem => "OtherFileSystem",
+            Self::NoThread => "NoThread",
         }
     }
 }
@@ -196,6 +202,8 @@ impl FsError {
             Self::AccessDenied { .. } => ErrorCode::AccessDenied,
             Self::NotPermitted { .. } => ErrorCode::NotPermitted,
             Self::OtherProject { .. } => ErrorCode::OtherProject,
+            Self::OtherFileSystem { .. } => ErrorCode::OtherFileSystem,
+            Self::NoThread { .. } => ErrorCode::NoThread,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -285,7 +293,8 @@ impl FsError {
             }
             Self::QuotaExceeded { .. } => Kind::QuotaExceeded,
             Self::TooManyLinks { .. } => Kind::TooManyLinks,
-            Self::OtherProject { .. } => Kind::CrossesDevices,
+            Self::OtherProject { .. } | Self::OtherFileSystem { .. } => Kind::CrossesDevices,
+            Self::NoThread { .. } => Kind::WouldBlock,
             Self::PageCache(_) => Kind::OutOfMemory,
             Self::WritebackFailed { .. } => Kind::Other,
             Self::InUse { .. } => Kind::ResourceBusy,

@@ -263,6 +263,18 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "inode 12 belongs to another project than the directory",
         ),
         (
+            FsError::OtherFileSystem { ino },
+            Family::Refusal,
+            18,
+            "inode 12 is of another mounted file system: copy it instead",
+        ),
+        (
+            FsError::NoThread { why: "Resource temporarily unavailable".into() },
+            Family::Refusal,
+            11,
+            "no thread could be started: Resource temporarily unavailable",
+        ),
+        (
             FsError::IntoItself { ino },
             Family::Refusal,
             22,
@@ -436,6 +448,8 @@ fn numbers_and_names_of_errors_stay() {
         "DeviceFull",
         "Open",
         "Misaligned",
+        "OtherFileSystem",
+        "NoThread",
     ];
     let expected = (1..).zip(expected).collect();
     assert_eq!(seen, expected, "every variant is in the table, under its number");

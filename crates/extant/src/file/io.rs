@@ -225,16 +225,18 @@ impl Inode {
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
         fs.balance_dirty()?;
-        fs.change(|| {
+        let written = fs.change(|| {
             let _content = node.content.write();
             if file.size() != at && !sabotage("extant.file.append-goes-over-others") {
-                let what = "the rest of an append, with others behind its first part";
-                return Err(FsError::NoSpace { what, wanted: rest.len() as u64, free: 0 });
+                return Ok(None);
             }
             let parts = std::iter::once(rest);
             let (place, by) = (Place::At(at), WriteBy::Program);
-            self.write_locked(file, place, by, Way::Cache, parts).map(|(_, written)| written)
-        })
+            self.write_locked(file, place, by, Way::Cache, parts).map(|(_, written)| Some(written))
+        })?;
+        // Outside of the change, which would commit to make room and try again.
+        let what = "the rest of an append, with others behind its first part";
+        written.ok_or(FsError::NoSpace { what, wanted: rest.len() as u64, free: 0 })
     }
 
     fn write_to(&self, place: Place, bytes: &[u8]) -> Result<(u64, usize)> {

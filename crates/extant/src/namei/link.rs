@@ -30,10 +30,11 @@ impl Inode {
     ///
     /// As [`create`](Self::create), and: [`FsError::NotPermitted`] for directories and for files that
     /// are immutable or append-only; [`FsError::TooManyLinks`]; [`FsError::NotFound`] when the last
-    /// name of `target` was removed; [`FsError::OtherProject`].
+    /// name of `target` was removed; [`FsError::OtherProject`], [`FsError::OtherFileSystem`].
     pub fn link(&self, name: impl ImagePath, target: &Inode) -> Result<()> {
         let name = name.image_bytes();
         check_name(name)?;
+        target.check_of(self.fs())?;
         self.fs().change(|| self.link_once(name, target.node()))
     }
 

@@ -68,7 +68,7 @@ impl Inode {
     ///
     /// [`FsError::NotFound`], [`FsError::Exists`] (with `NOREPLACE`), [`FsError::NotEmpty`],
     /// [`FsError::IsADirectory`], [`FsError::NotADirectory`], [`FsError::IntoItself`],
-    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::NotPermitted`],
+    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::OtherFileSystem`], [`FsError::NotPermitted`],
     /// [`FsError::InvalidArgument`] for flags that exclude each other; else as
     /// [`create`](Self::create). After an error nothing has changed.
     ///
@@ -86,6 +86,7 @@ impl Inode {
         let (name, new_name) = (name.image_bytes(), new_name.image_bytes());
         check_name(name)?;
         check_name(new_name)?;
+        new_dir.check_of(self.fs())?;
         if flags.contains(RenameFlags::EXCHANGE)
             && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT)
         {

@@ -30,13 +30,14 @@ mod op;
 mod queue;
 mod work;
 
+use std::error::Error;
 use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use extant_sync::no_waiting;
-use extant_sync::threads::Crew;
+use extant_sync::threads::{Crew, ThreadError};
 
 use crate::attempt::WaitReason;
 use crate::error::{FsError, Result};
@@ -149,8 +150,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] for another depth, and when the system starts no thread; no memory for the page
-    /// cache.
+    /// [`FsError::InvalidArgument`] for another depth; [`FsError::NoThread`]; no memory for the page cache.
     pub fn ring(&self, depth: usize) -> Result<Ring> {
         if !(1..=DEPTH_MAX).contains(&depth) {
             return Err(FsError::InvalidArgument { what: "a ring has a depth of 1 to 65536" });
@@ -168,9 +168,14 @@ impl Fs {
         });
         let inside = Arc::clone(&shared);
         let crew = Crew::start("extant-ring", depth.min(WORKERS_MAX), move || inside.work())
-            .map_err(|_| FsError::InvalidArgument { what: "ring: the system starts no thread" })?;
+            .map_err(|error| FsError::NoThread { why: cause(&error).into() })?;
         Ok(Ring { shared, fs: self.clone(), depth, crew: Some(crew) })
     }
+}
+
+/// What the system said.
+fn cause(error: &ThreadError) -> String {
+    error.source().unwrap_or(error).to_string()
 }
 
 impl Shared {
@@ -187,7 +192,8 @@ impl Shared {
 }
 
 impl Ring {
-    /// Submits an operation on `inode`, an inode of this file system. `tag` comes back with the result.
+    /// Submits an operation on `inode`. `tag` comes back with the result, which is
+    /// [`FsError::OtherFileSystem`] for an inode of another mount than [`fs`](Self::fs).
     ///
     /// `Some` when it is done already, on this thread. `None` when a worker has it: its result is
     /// [taken](Self::poll) later. This thread waits for nothing but memory and locks that are held for a few instructions.
@@ -203,6 +209,10 @@ impl Ring {
         op: Op,
     ) -> std::result::Result<Option<Completion>, Busy> {
         let _scope = no_waiting();
+if let Err(error) = inode.check_of(&self.fs) {
+            let (result, buffer) = (Err(error), op.into_buffer());
+            return Ok(Some(Completion { tag, result, buffer, is_inline: true }));
+        }
         if self.is_full() {
             return Err(Busy { op });
         }
@@ -240,6 +250,9 @@ impl Ring {
         out: &mut [u8],
     ) -> std::result::Result<Option<Result<u64>>, Busy> {
         let _scope = no_waiting();
+        if let Err(error) = inode.check_of(&self.fs) {
+            return Ok(Some(Err(error)));
+        }
         let op = |len| Op::Read { offset, buffer: vec![0; len] };
         if self.is_full() {
             return Err(Busy { op: op(out.len()) });
@@ -271,6 +284,9 @@ impl Ring {
         bytes: &[u8],
     ) -> std::result::Result<Option<Result<u64>>, Busy> {
         let _scope = no_waiting();
+        if let Err(error) = inode.check_of(&self.fs) {
+            return Ok(Some(Err(error)));
+        }
         let op = || Op::Write { offset, bytes: bytes.to_vec() };
         if self.is_full() {
             return Err(Busy { op: op() });

@@ -25,7 +25,8 @@ pub enum Op {
         /// What is written.
         bytes: Vec<u8>,
     },
-    /// [`append`](crate::Inode::append). The result is the offset.
+    /// [`append`](crate::Inode::append). The result is the offset. When an error comes in the way of a part of it, the
+    /// rest is at the end of the file or nowhere: others may have appended in between.
     Append {
         /// What is written.
         bytes: Vec<u8>,
