@@ -55,6 +55,7 @@ impl From<FsError> for Failure {
                 | FsError::NotPermitted { .. }
                 | FsError::OtherProject { .. }
                 | FsError::OtherFileSystem { .. }
+                | FsError::Frozen
                 | FsError::InUse { .. }
                 | FsError::ReadOnly,
                 _,

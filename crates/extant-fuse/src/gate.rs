@@ -7,8 +7,7 @@
 //!
 //! # Invariants
 //!
-//! - G1. A thread that sees `frozen` does not change anything: it has said before looking that it is in,
-//!   and takes that back. Whoever freezes looks in the opposite order.
+//! - G1. Who is inside keeps whoever freezes waiting (`extant_sync::Gate`).
 //! - G2. `held` is empty unless it is frozen, or somebody is about to answer what is in it. What is put off is so
 //!   while another thread waits, which says when it has done.
 
@@ -17,20 +16,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::sabotage;
 use extant_ring::Bell;
-use extant_sync::{Clock, Mutex, Rank};
+use extant_sync::{Lane, Mutex, Rank};
 
 /// See the head of this module.
 pub struct Gate {
-    frozen: AtomicBool,
+    gate: extant_sync::Gate,
     has_released: AtomicBool,
-    inside: Vec<Inside>,
     held: Mutex<Held>,
+    /// What is let go before anybody passes again.
+    kept: Mutex<Option<Box<dyn Send>>>,
 }
 
-/// On a line of its own: each thread changes its own.
-#[repr(align(128))]
-#[derive(Default)]
-struct Inside(AtomicBool);
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate {
+            gate: extant_sync::Gate::default(),
+            has_released: AtomicBool::new(false),
+            held: Mutex::new(Rank::Leaf, Held::default()),
+            kept: Mutex::new(Rank::Leaf, None),
+        }
+    }
+}
 
 #[derive(Default)]
 struct Held {
@@ -43,72 +49,55 @@ struct Held {
 }
 
 impl Gate {
-    /// For that many threads; open.
-    pub fn new(threads: usize) -> Gate {
-        Gate {
-            frozen: AtomicBool::new(false),
-            has_released: AtomicBool::new(false),
-            inside: (0..threads.max(1)).map(|_| Inside::default()).collect(),
-            held: Mutex::new(Rank::Leaf, Held::default()),
-        }
-    }
-
-    /// Thread `index` is about to do what `request` asks for; `false` when it must not, and the request
-    /// is kept for later.
-    pub(crate) fn enter(&self, index: usize, request: &[u8]) -> bool {
-        self.enter_or(index, |held| held.waiting.push(request.to_vec()))
+    /// This thread is about to do what `request` asks for; `None` when it must not, and the request
+    /// is kept for later. What is done is [left](Self::leave).
+    pub(crate) fn enter(&self, request: &[u8]) -> Option<Lane> {
+        self.enter_or(|held| held.waiting.push(request.to_vec()))
     }
 
     /// As [`Gate::enter`], for who keeps the request itself and tries again when `bell` is rung.
-    pub(crate) fn enter_or_keep(&self, index: usize, bell: &Arc<Bell>) -> bool {
-        self.enter_or(index, |held| held.keepers.push(Arc::clone(bell)))
+    pub(crate) fn enter_or_keep(&self, bell: &Arc<Bell>) -> Option<Lane> {
+        self.enter_or(|held| held.keepers.push(Arc::clone(bell)))
     }
 
-    fn enter_or(&self, index: usize, hold: impl FnOnce(&mut Held)) -> bool {
-        let inside = &self.inside[index % self.inside.len()].0;
+    fn enter_or(&self, hold: impl FnOnce(&mut Held)) -> Option<Lane> {
         loop {
-            // SeqCst on both sides: of two stores and two loads, one side sees the other (G1).
-            inside.store(true, Ordering::SeqCst);
-            if !self.frozen.load(Ordering::SeqCst) {
-                return true;
+            if let Some(lane) = self.gate.try_enter() {
+                return Some(lane);
             }
-            inside.store(false, Ordering::SeqCst);
             let mut held = self.held.lock();
-            if self.frozen.load(Ordering::SeqCst) {
+            // Whoever opens it looks at what is held afterwards.
+            if self.gate.is_shut() {
                 hold(&mut held);
-                return false;
+                return None;
             }
         }
     }
 
-    /// Thread `index` is done.
-    pub(crate) fn leave(&self, index: usize) {
-        self.inside[index % self.inside.len()].0.store(false, Ordering::SeqCst);
+    /// Who entered is done.
+    pub(crate) fn leave(&self, lane: Lane) {
+        self.gate.leave(lane);
     }
 
     /// Shuts the gate and waits for those inside; `false` when it is shut already. The caller is not
     /// inside.
-    pub(crate) fn freeze(&self, clock: &dyn Clock) -> bool {
-        {
-            let _held = self.held.lock();
-            if self.frozen.swap(true, Ordering::SeqCst) {
-                return false;
-            }
-        }
-        while !sabotage("fuse.gate.freeze-does-not-wait")
-            && self.inside.iter().any(|inside| inside.0.load(Ordering::SeqCst))
-        {
-            clock.sleep(std::time::Duration::from_micros(200));
-        }
-        true
+    pub(crate) fn freeze(&self) -> bool {
+        self.gate.try_close()
+    }
+
+    /// Keeps something for as long as the gate is shut.
+    pub(crate) fn keep(&self, kept: Box<dyn Send>) {
+        *self.kept.lock() = Some(kept);
     }
 
     /// Opens the gate; what was held back is to be answered now. `false` when it is open already.
     pub(crate) fn thaw(&self) -> bool {
-        let mut held = self.held.lock();
-        if !self.frozen.swap(false, Ordering::SeqCst) {
+        let kept = self.kept.lock().take();
+        drop(kept);
+        if !self.gate.open() {
             return false;
         }
+        let mut held = self.held.lock();
         let waiting = std::mem::take(&mut held.waiting);
         held.released.extend(waiting);
         held.keepers.drain(..).for_each(|bell| bell.ring());
@@ -134,7 +123,7 @@ impl Gate {
 
     /// Whether changes are held back.
     pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::SeqCst)
+        self.gate.is_shut()
     }
 
     /// A request that was held back and may be answered.
@@ -152,30 +141,27 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use extant_sync::FixedClock;
 
     #[test]
     fn what_comes_while_frozen_is_answered_after_the_thaw_in_order() {
-        let gate = Gate::new(2);
-        let clock = FixedClock::at(0, 0);
-        assert!(gate.enter(0, b"a"));
-        gate.leave(0);
-        assert!(gate.freeze(&clock) && !gate.freeze(&clock));
-        assert!(!gate.enter(0, b"b") && !gate.enter(1, b"c"));
+        let gate = Gate::default();
+        gate.leave(gate.enter(b"a").unwrap());
+        assert!(gate.freeze() && !gate.freeze());
+        assert!(gate.enter(b"b").is_none() && gate.enter(b"c").is_none());
         assert_eq!(gate.take_released(), None);
         assert!(gate.thaw() && !gate.thaw());
         assert_eq!(gate.take_released().as_deref(), Some(&b"b"[..]));
         assert_eq!(gate.take_released().as_deref(), Some(&b"c"[..]));
         assert_eq!(gate.take_released(), None);
-        assert!(gate.enter(1, b"d"));
+        assert!(gate.enter(b"d").is_some());
     }
 
     #[test]
     fn what_is_put_off_comes_back_when_somebody_says_so_frozen_or_not() {
-        let gate = Gate::new(1);
+        let gate = Gate::default();
         gate.put_off(b"a");
         assert_eq!(gate.take_released(), None);
-        assert!(gate.freeze(&FixedClock::at(0, 0)));
+        assert!(gate.freeze());
         gate.try_again();
         assert_eq!(gate.take_released().as_deref(), Some(&b"a"[..]));
         gate.put_off(b"b");
@@ -187,23 +173,35 @@ mod tests {
     }
 
     #[test]
-    fn a_freeze_waits_for_who_is_inside() {
+    fn a_freeze_waits_for_who_is_inside_and_a_thaw_lets_go_first() {
         use std::sync::atomic::AtomicU32;
-        let gate = Gate::new(2);
-        let state = AtomicU32::new(0);
-        assert!(gate.enter(0, b"a"));
+
+        struct Kept(Arc<Gate>, Arc<AtomicU32>);
+
+        impl Drop for Kept {
+            fn drop(&mut self) {
+                let is_shut = self.0.is_frozen();
+                self.1.store(if is_shut { 8 } else { 9 }, Ordering::SeqCst);
+            }
+        }
+
+        let (gate, state) = (Arc::new(Gate::default()), Arc::new(AtomicU32::new(0)));
+        let lane = gate.enter(b"a").unwrap();
         extant_sync::threads::scope(|s| {
             let frozen = s.spawn("freeze", || {
-                gate.freeze(&extant_sync::SystemClock);
+                gate.freeze();
                 state.load(Ordering::SeqCst)
             });
             while !gate.is_frozen() {
                 std::hint::spin_loop();
             }
             state.store(7, Ordering::SeqCst);
-            gate.leave(0);
+            gate.leave(lane);
             assert_eq!(frozen.unwrap().join().unwrap(), 7);
         })
         .unwrap();
+        gate.keep(Box::new(Kept(Arc::clone(&gate), Arc::clone(&state))));
+        assert!(gate.thaw());
+        assert_eq!(state.load(Ordering::SeqCst), 8);
     }
 }

@@ -142,7 +142,6 @@ impl Rings {
                     gate: operations.gate(),
                     events,
                     gives_up,
-                    index,
                     queue: queue as u16,
                     bell: ring.bell(),
                     ring,
@@ -199,7 +198,6 @@ struct Worker<'a> {
     events: &'a dyn Events,
     /// Not all could begin, so all end.
     gives_up: &'a AtomicBool,
-    index: usize,
     queue: u16,
     bell: Arc<Bell>,
     ring: Ring,
@@ -328,14 +326,14 @@ impl Worker<'_> {
                     (Outcome::Failed(Errno::EIO), None)
                 }
                 Some(request) => {
-                    let changes = changes(&request);
-                    if changes && !self.gate.enter_or_keep(self.index, &self.bell) {
+                    let entered = changes(&request).then(|| self.gate.enter_or_keep(&self.bell));
+                    if let Some(None) = entered {
                         return Some(Done::Kept);
                     }
                     let mut contents = Filled { room, sent: None };
                     let outcome = attempt(&self.desk, request, &mut contents, self.events);
-                    if changes {
-                        self.gate.leave(self.index);
+                    if let Some(Some(lane)) = entered {
+                        self.gate.leave(lane);
                     }
                     (outcome, contents.sent)
                 }

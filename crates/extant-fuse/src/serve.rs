@@ -96,7 +96,6 @@ pub(crate) fn serve_session(
         let stats = Arc::new(RequestStats::new(threads));
         let terms = Terms {
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
-            threads,
             may_wait: rings.as_ref().map_or(plain, Rings::per_queue) as u32 - 1,
             over_rings: rings.is_some(),
         };

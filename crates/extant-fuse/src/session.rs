@@ -160,27 +160,27 @@ impl Session {
                 }
                 continue;
             };
-            let changes = changes(&request);
-            if changes && !gate.enter(index, &buffer[..len]) {
+            let entered = changes(&request).then(|| gate.enter(&buffer[..len]));
+            if let Some(None) = entered {
                 continue; // Held back until the file system is thawed.
             }
             let is_answered = self.serve(&desk, request, events);
-            if changes {
-                gate.leave(index);
+            if let Some(Some(lane)) = entered {
+                gate.leave(lane);
             }
             if !is_answered {
                 put_off(operations, &buffer[..len]);
             }
             while let Some(held) = gate.take_released() {
                 let Some(request) = Request::parse(&held) else { continue };
-                let changes = crate::session::changes(&request);
                 // Through the gate as any other: it may be frozen again by now.
-                if changes && !gate.enter(index, &held) {
+                let entered = changes(&request).then(|| gate.enter(&held));
+                if let Some(None) = entered {
                     continue;
                 }
                 let is_answered = self.serve(&desk, request, events);
-                if changes {
-                    gate.leave(index);
+                if let Some(Some(lane)) = entered {
+                    gate.leave(lane);
                 }
                 if !is_answered {
                     put_off(operations, &held);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use extant_base::FsBlock;
 
-use extant_sync::check_may_wait;
+use extant_sync::{Lane, check_may_wait};
 
 use crate::client::{JournalBlock, JournalError, Tid};
 use crate::journal::{Journal, count};
@@ -17,7 +17,7 @@ use crate::journal::{Journal, count};
 pub struct Handle<'j> {
     journal: &'j Journal,
     /// Where it was counted in; `None` after a restart that failed.
-    lane: Option<usize>,
+    lane: Option<Lane>,
     tid: Tid,
     credits: u32,
 }
@@ -94,7 +94,7 @@ enum Entry<'j> {
 }
 
 impl<'j> Handle<'j> {
-    pub(crate) fn new(journal: &'j Journal, lane: usize, tid: Tid, credits: u32) -> Handle<'j> {
+    pub(crate) fn new(journal: &'j Journal, lane: Lane, tid: Tid, credits: u32) -> Handle<'j> {
         Handle { journal, lane: Some(lane), tid, credits }
     }
 

@@ -20,13 +20,12 @@ use extant_block::{BlockDevice, DeviceError, SharedDevice};
 use extant_format::jbd2::{
     JournalCompat, JournalIncompat, JournalSuperblock, JournalVersion, Tid as RawTid,
 };
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Gate, Lane, Mutex, Rank};
 
 use crate::client::{
     AbortReason, Client, JournalError, JournalOpenError, JournalOptions, JournalStats, Tid,
     tid_geq, tid_next,
 };
-use crate::gate::Gate;
 use crate::set::BlockSet;
 use crate::store::LogStore;
 use crate::waiting::{Gathering, State, Waiting, batch_time};
@@ -85,7 +84,8 @@ pub struct Journal {
     pub(crate) limit: u32,
     /// Revokes that take one block of the log.
     revokes_per_block: u32,
-    pub(crate) gate: Gate,
+    /// Who is inside has a handle. Each lane has credits that are charged to the transaction and not given to one.
+    pub(crate) gate: Gate<AtomicU32>,
     pub(crate) running: AtomicU32,
     /// Blocks of the running transaction, and credits of open handles.
     pub(crate) charged: AtomicU32,
@@ -238,8 +238,8 @@ impl Journal {
     }
 
     /// [`charge`](Self::charge) that mostly takes from what its lane has to spare.
-    pub(crate) fn reserve(&self, lane: usize, credits: u32) -> bool {
-        let (most, spare) = (self.spare_max(), self.gate.spare(lane));
+    pub(crate) fn reserve(&self, lane: Lane, credits: u32) -> bool {
+        let (most, spare) = (self.spare_max(), self.gate.of(lane));
         if credits > most {
             return self.charge(credits);
         }
@@ -255,10 +255,10 @@ impl Journal {
     }
 
     /// Credits that a handle did not use, given to its lane or back to the transaction.
-    pub(crate) fn give_back(&self, lane: usize, credits: u32) {
+    pub(crate) fn give_back(&self, lane: Lane, credits: u32) {
         let most = self.spare_max().saturating_mul(2);
         let put = |have: u32| have.checked_add(credits).filter(|sum| *sum <= most);
-        let kept = self.gate.spare(lane).fetch_update(Ordering::Relaxed, Ordering::Relaxed, put);
+        let kept = self.gate.of(lane).fetch_update(Ordering::Relaxed, Ordering::Relaxed, put);
         if kept.is_err() && !sabotage("jbd2.handle.credits-not-returned") {
             self.charged.fetch_sub(credits, Ordering::Relaxed);
         }
@@ -477,7 +477,7 @@ impl Journal {
 
     /// Nothing is in the running transaction; the gate is shut and empty.
     pub(crate) fn reset_charges(&self) {
-        self.gate.forget_spares();
+        self.gate.all().for_each(|spare| spare.store(0, Ordering::Relaxed));
         self.charged.store(0, Ordering::Relaxed);
         self.revokes.store(0, Ordering::Relaxed);
         self.touched.store(false, Ordering::Relaxed);

@@ -25,7 +25,7 @@
 //!   Client             the file system's side: encode, committed, aborted
 //! ```
 //!
-//! Inside: `gate` counts handles, `set` holds the running transaction, `write` gives it the form of
+//! Inside: a gate counts handles, `set` holds the running transaction, `write` gives it the form of
 //! the log, `commit` and `checkpoint` do what their names say, one thread at a time.
 //!
 //! Reading alone writes nothing: a dirty image is read as if it had been replayed. Memory of recovery
@@ -80,7 +80,6 @@ mod device;
 mod error;
 mod external;
 mod fast_commit;
-mod gate;
 mod handle;
 mod journal;
 mod log;

@@ -12,6 +12,7 @@
 //! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks that know their place; the table is in
 //!   `docs/locking.md`.
 //! - [`Bell`]: wakes many at once.
+//! - [`Gate`]: lets many operations pass at once, until somebody shuts it.
 //! - [`no_waiting`]: a scope in which debug builds refuse whatever could wait.
 //! - [`lock_waits`]: how often, and how long, somebody waited for a lock of each rank.
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
@@ -26,6 +27,7 @@ mod background;
 mod bell;
 mod clock;
 mod fixed_clock;
+mod gate;
 mod host;
 mod lock;
 mod no_wait;
@@ -38,6 +40,7 @@ pub use background::Background;
 pub use bell::Bell;
 pub use clock::{Clock, SystemClock};
 pub use fixed_clock::FixedClock;
+pub use gate::{Gate, Lane, Shut};
 pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use no_wait::{NoWaiting, check_may_wait, no_waiting};

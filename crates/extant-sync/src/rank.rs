@@ -21,13 +21,13 @@ use std::cell::RefCell;
 #[repr(u8)]
 pub enum Rank {
     /// Which file system a mount serves.
-    Freeze = 1,
+    Current = 1,
+    /// The way in for changes; may wait for a thaw.
+    Freeze = 2,
     /// The shape of the tree: renames across directories.
-    Rename = 2,
+    Rename = 3,
     /// Size, data and directory entries of one inode.
-    InodeContent = 3,
-    /// Insertion into an inode's cache against removal from it.
-    InodeInvalidate = 4,
+    InodeContent = 4,
     /// Writeback of one file's data, or keeping it out.
     Writeback = 5,
     /// One folio's bytes and state.
@@ -53,10 +53,10 @@ pub enum Rank {
 impl Rank {
     /// All of them, in their order.
     pub(crate) const ALL: [Rank; 14] = [
+        Rank::Current,
         Rank::Freeze,
         Rank::Rename,
         Rank::InodeContent,
-        Rank::InodeInvalidate,
         Rank::Writeback,
         Rank::Folio,
         Rank::JournalHandle,

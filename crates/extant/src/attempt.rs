@@ -53,6 +53,8 @@ reasons! {
     InlineData = "inline_data",
     /// Between the end of the file and the offset there is something to zero.
     Tail = "tail",
+    /// The mount is frozen.
+    Frozen = "frozen",
 }
 
 impl From<Obstacle> for WaitReason {

@@ -17,10 +17,11 @@ use crate::writer::Writer;
 const COMMITS_MAX: usize = 3;
 
 impl Fs {
-    /// Runs a change, again after a commit if it found no room while freed blocks were waiting for
+    /// Runs a change while the mount is not frozen, again after a commit if it found no room while freed blocks were waiting for
     /// one; then deletes inodes that lost their last handle.
     pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
+        let _inside = writer.enter();
         writer.supers().check_writable()?;
         let mut result = writer.with_commits(&mut run);
         // What was removed lately may wait to be deleted.

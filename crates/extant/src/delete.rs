@@ -83,6 +83,7 @@ impl Fs {
         if !writer.has_reclaimable() {
             return false;
         }
+        let Some(_inside) = writer.try_enter() else { return false };
         let nodes = writer.take_reclaimable();
         let any = !nodes.is_empty();
         for node in nodes {

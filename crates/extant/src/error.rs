@@ -233,6 +233,8 @@ pub enum FsError {
         /// What it says.
         why: Box<str>,
     },
+    /// The mount is frozen: [`Fs::freeze`](crate::Fs::freeze).
+    Frozen,
     /// The page cache has no room, or no memory.
     PageCache(CacheError),
     /// Writeback of the file failed since it was opened or last synced; the data was kept.
@@ -424,6 +426,7 @@ impl FsError {
             | Self::OtherProject { .. }
             | Self::OtherFileSystem { .. }
             | Self::NoThread { .. }
+            | Self::Frozen
             | Self::IntoItself { .. }
             | Self::AttributeExists { .. }
             | Self::AttributeTooLarge { .. }
@@ -488,7 +491,7 @@ impl FsError {
             Self::TooManyLinks { .. } => errno::EMLINK,
             Self::AccessDenied { .. } => errno::EACCES,
             Self::NotPermitted { .. } => errno::EPERM,
-            Self::InUse { .. } => errno::EBUSY,
+            Self::InUse { .. } | Self::Frozen => errno::EBUSY,
             Self::OtherProject { .. } | Self::OtherFileSystem { .. } => errno::EXDEV,
             Self::NoThread { .. } => errno::EAGAIN,
             // What mount(2) says on Linux for the next five, and for a journal it does not know.
@@ -654,6 +657,7 @@ impl fmt::Display for FsError {
             Self::OtherFileSystem { ino } => {
                 write!(f, "inode {ino} is of another mounted file system: copy it instead")
             }
+            Self::Frozen => f.write_str("the file system is frozen: thaw it first"),
             Self::NoThread { why } => write!(f, "no thread could be started: {why}"),
             Self::OtherProject { ino } => {
                 write!(f, "inode {ino} belongs to another project than the directory")

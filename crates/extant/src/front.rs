@@ -69,6 +69,8 @@ impl Inode {
         if !is_due {
             return Ok(false);
         }
+        // A reader does not wait for a thaw.
+        let Some(_inside) = self.volume().writer()?.try_enter() else { return Ok(false) };
         self.fs().change(|| {
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             txn.update(node, |data| data.record.atime = now)
@@ -124,6 +126,8 @@ impl Fs {
     /// Those of [`sync`](Self::sync). A mount for reading has nothing to do.
     pub fn bring_home(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        // While it is frozen all of it is home.
+        let Some(_inside) = writer.enter_to_sync(|| true) else { return Ok(()) };
         self.sync()?;
         writer.journal().checkpoint().map_err(FsError::from_journal)
     }

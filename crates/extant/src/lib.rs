@@ -81,6 +81,7 @@ mod error;
 mod extent_node;
 mod fc_apply;
 mod file;
+mod freeze;
 mod front;
 mod fs;
 mod image_path;
@@ -125,6 +126,7 @@ pub use file::{
     DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest, Fallocate,
     FiemapExtent, MappedFile, WriteBy,
 };
+pub use freeze::Frozen;
 pub use front::{AccessRule, Shutdown};
 pub use fs::Fs;
 pub use image_path::ImagePath;

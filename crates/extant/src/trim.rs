@@ -26,6 +26,7 @@ impl Fs {
     pub fn trim(&self, range: Range<u64>, min_len: u64) -> Result<u64> {
         let volume = self.volume();
         let writer = volume.writer()?;
+        let _inside = writer.enter();
         writer.supers().check_writable()?;
         let superblock = volume.superblock();
         let (log2, block_bytes) = (volume.block_size().log2(), volume.block_size().len() as u64);

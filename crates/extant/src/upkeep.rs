@@ -24,6 +24,9 @@ impl Fs {
     /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
     pub fn sync(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        let Some(_inside) = writer.enter_to_sync(|| writer.dirty_files().is_empty()) else {
+            return writer.check_running();
+        };
         self.reclaim();
         let flushed = self.flush_files();
         let journal = writer.journal();
@@ -42,8 +45,10 @@ impl Fs {
     /// As [`sync`](Self::sync).
     pub fn tick(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        self.reclaim();
         self.tick_protection(writer)?;
+        // Nothing is due while it is frozen.
+        let Some(_inside) = writer.try_enter() else { return Ok(()) };
+        self.reclaim();
         writer.check_running()?;
         let flushed = self.flush_due();
         writer.journal().commit_if_due().map_err(FsError::from_journal)?;
@@ -55,7 +60,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] when the system starts no thread.
+    /// [`FsError::NoThread`].
     pub(crate) fn start_background(&self) -> Result<()> {
         let volume = Arc::downgrade(self.volume());
         let work = move || {
@@ -68,8 +73,8 @@ impl Fs {
             true
         };
         let started = Background::start("extant-flush", PERIOD, work);
-        let what = "background: the system starts no thread; set it to false and call `tick`";
-        let background = started.map_err(|_| FsError::InvalidArgument { what })?;
+        let background =
+            started.map_err(|error| FsError::NoThread { why: error.to_string().into() })?;
         let writer = self.volume().writer()?;
         writer.set_background(background);
         writer.read_ahead().allow();

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use extant_sync::Clock;
-
 use super::current::Current;
 use super::end;
 use super::ending::Ending;
@@ -17,7 +15,6 @@ pub(super) struct Stop {
     pub(super) nodes: Arc<Nodes>,
     pub(super) gate: Arc<Gate>,
     pub(super) kernel: Arc<dyn Kernel>,
-    pub(super) clock: Arc<dyn Clock>,
     pub(super) ending: Arc<Ending>,
     pub(super) current: Arc<Current>,
 }
@@ -30,7 +27,7 @@ impl Halt for Stop {
             // At worst it is as if the server had been killed.
             let _ = self.kernel.drop_cached(node, 0);
         }
-        self.gate.freeze(&*self.clock);
+        self.gate.freeze();
     }
 
     fn end(&self) -> extant::Result<()> {

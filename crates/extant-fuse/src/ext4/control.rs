@@ -288,12 +288,15 @@ impl Ext4<'_> {
             "freeze" => {
                 self.check()?;
                 self.hand_over()?;
-                if !self.gate.freeze(&*self.clock) {
+                if !self.gate.freeze() {
                     return Err(Errno(16)); // EBUSY: frozen already.
                 }
-                if let Err(error) = self.fs().sync() {
-                    self.gate.thaw();
-                    return Err(self.errno(&error));
+                match self.fs().freeze() {
+                    Ok(frozen) => self.gate.keep(Box::new(frozen)),
+                    Err(error) => {
+                        self.gate.thaw();
+                        return Err(self.errno(&error));
+                    }
                 }
                 self.events.log(Level::Info, "frozen");
                 Ok(())

@@ -42,7 +42,7 @@ impl Current {
             at: AtomicUsize::new(0),
             is_writable: AtomicBool::new(is_writable),
             may_change: AtomicBool::new(may_change && !is_writable),
-            turn: RwLock::new(Rank::Freeze, ()),
+            turn: RwLock::new(Rank::Current, ()),
         }
     }
 

@@ -69,8 +69,6 @@ fn end(fs: &Fs) -> extant::Result<()> {
 pub(crate) struct Terms {
     /// The kernel keeps what programs write, sizes and times included, until it writes back.
     pub(crate) holds_writes_back: bool,
-    /// Threads that answer.
-    pub(crate) threads: usize,
     /// So many of them may wait for the kernel to write back.
     pub(crate) may_wait: u32,
     /// Requests come over the kernel's rings.
@@ -110,7 +108,7 @@ impl Served {
             settings,
             holds_writes_back: terms.holds_writes_back,
             read_only: AtomicBool::new(!current.is_writable()),
-            gate: Arc::new(Gate::new(terms.threads)),
+            gate: Arc::new(Gate::default()),
             kernel,
             requests,
             over_rings: terms.over_rings,
@@ -130,7 +128,6 @@ impl Served {
             nodes: Arc::clone(&server.nodes),
             gate: Arc::clone(&server.gate),
             kernel: Arc::clone(&server.kernel),
-            clock: Arc::clone(&server.clock),
             ending: Arc::clone(&server.ending),
             current: Arc::clone(&server.current),
         }));

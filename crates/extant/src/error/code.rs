@@ -115,6 +115,8 @@ pub enum ErrorCode {
     OtherFileSystem = 46,
     /// [`FsError::NoThread`].
     NoThread = 47,
+    /// [`FsError::Frozen`].
+    Frozen = 48,
 }
 
 impl ErrorCode {
@@ -168,6 +170,7 @@ impl ErrorCode {
             Self::Misaligned => "Misaligned",
             Self::OtherFileSystem => "OtherFileSystem",
             Self::NoThread => "NoThread",
+            Self::Frozen => "Frozen",
         }
     }
 }
@@ -204,6 +207,7 @@ impl FsError {
             Self::OtherProject { .. } => ErrorCode::OtherProject,
             Self::OtherFileSystem { .. } => ErrorCode::OtherFileSystem,
             Self::NoThread { .. } => ErrorCode::NoThread,
+            Self::Frozen => ErrorCode::Frozen,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -295,6 +299,7 @@ impl FsError {
             Self::TooManyLinks { .. } => Kind::TooManyLinks,
             Self::OtherProject { .. } | Self::OtherFileSystem { .. } => Kind::CrossesDevices,
             Self::NoThread { .. } => Kind::WouldBlock,
+            Self::Frozen => Kind::ResourceBusy,
             Self::PageCache(_) => Kind::OutOfMemory,
             Self::WritebackFailed { .. } => Kind::Other,
             Self::InUse { .. } => Kind::ResourceBusy,

@@ -268,6 +268,7 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             18,
             "inode 12 is of another mounted file system: copy it instead",
         ),
+        (FsError::Frozen, Family::Refusal, 16, "the file system is frozen: thaw it first"),
         (
             FsError::NoThread { why: "Resource temporarily unavailable".into() },
             Family::Refusal,
@@ -450,6 +451,7 @@ fn numbers_and_names_of_errors_stay() {
         "Misaligned",
         "OtherFileSystem",
         "NoThread",
+        "Frozen",
     ];
     let expected = (1..).zip(expected).collect();
     assert_eq!(seen, expected, "every variant is in the table, under its number");

@@ -48,6 +48,7 @@ impl Fs {
     /// Writes back about `most` bytes of a file, and stores its size and times when that was all.
     pub(crate) fn flush_file(&self, node: &Arc<Node>, most: u64) -> Result<()> {
         let Some(file) = node.file_in_use() else { return Ok(()) };
+        let _inside = self.volume().writer()?.enter();
         let mapper = FileMapper { fs: self, node, file };
         let written = file.cache.write_back_some(&mapper, 0..u64::MAX >> 1, most);
         let stored = match written {
@@ -241,6 +242,11 @@ impl Inode {
     pub(super) fn sync_stored(&self, data: bool) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let node = self.node();
+        let is_clean = || {
+            let to_store = |file: &FileState| file.has_to_store() || file.is_mapped_writable();
+            !node.file_in_use().is_some_and(to_store)
+        };
+        let Some(_inside) = writer.enter_to_sync(is_clean) else { return writer.check_running() };
         let mut covered = false;
         let mut in_place = node.unsynced().in_place.load(Ordering::Acquire);
         if let Some(file) = node.file_in_use() {

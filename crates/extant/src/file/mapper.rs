@@ -435,6 +435,8 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn relieve(&self) -> Result<bool> {
+        // A reader, who holds locks, does not wait for a thaw.
+        let Some(_inside) = self.volume().writer()?.try_enter() else { return Ok(false) };
         self.fs.relieve()
     }
 

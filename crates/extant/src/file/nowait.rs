@@ -2,7 +2,7 @@
 //!
 //! # Order
 //!
-//! As where a write may wait (`io`), with every question in front: how much is dirty → content lock → may it be changed →
+//! As where a write may wait (`io`), with every question in front: is it frozen → how much is dirty → content lock → may it be changed →
 //! privileges → inline data, the tail → and for each folio its lock, its state, its mapping, space (`extant-iomap`'s
 //! `nowait`). In debug builds the whole attempt runs in a scope of [`no_waiting`]: a place that waits panics.
 
@@ -143,6 +143,7 @@ impl Inode {
         let writer = answer!(volume.writer());
         answer!(writer.supers().check_writable());
         let _scope = no_waiting();
+        let _inside = writer.try_enter().ok_or(WaitReason::Frozen)?;
         let cache = volume.page_cache_made().ok_or(WaitReason::Memory)?;
         if cache.wants_writeback() {
             writer.wake_background();

@@ -68,6 +68,8 @@ impl Fs {
     /// Those of [`sync`](Self::sync). A mount for reading has nothing to do.
     pub fn rest(&self) -> Result<bool> {
         let Ok(writer) = self.volume().writer() else { return Ok(true) };
+        // While it is frozen it rests.
+        let Some(_inside) = writer.enter_to_sync(|| true) else { return Ok(true) };
         for _ in 0..REST_TRIES {
             self.sync()?;
             let mark = || {
@@ -92,12 +94,13 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync). When the journal stopped or cannot be emptied, the image keeps it, and
+    /// [`FsError::Frozen`], with nothing done, until it is thawed. As [`sync`](Self::sync). When the journal stopped or cannot be emptied, the image keeps it, and
     /// the next mount replays it. When contents of files could not be stored, everything else is, the
     /// image is marked clean, and those contents are lost: whoever wants to try again calls
     /// [`sync`](Self::sync) first, which keeps them.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
+        let _inside = writer.try_enter().ok_or(FsError::Frozen)?;
         writer.stop_background();
         while self.reclaim() {}
         let flushed = self.flush_files();

@@ -122,6 +122,11 @@ impl DirtyFiles {
         some.into_iter().map(|(_, node)| node).collect()
     }
 
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().is_empty())
+    }
+
     /// All of them, oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         let mut all = Vec::new();

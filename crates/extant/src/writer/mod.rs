@@ -24,6 +24,7 @@ use extant_sync::{Background, Clock, Mutex, Rank};
 use crate::alloc::{Allocator, AllocatorStats};
 use crate::dentry::Dentries;
 use crate::error::Result;
+use crate::freeze::FreezeGate;
 use crate::log::Log;
 use crate::mmp::MmpGuard;
 use crate::node::Node;
@@ -45,6 +46,7 @@ pub(crate) struct Writer {
     log: Log,
     alloc: Allocator,
     dentries: Dentries,
+    freeze: FreezeGate,
     supers: SuperState,
     orphans: Orphans,
     quotas: Quotas,
@@ -129,6 +131,7 @@ impl Writer {
             log: Log::new(parts.journal, parts.clock, parts.seed),
             alloc: parts.alloc,
             dentries: Dentries::new(parts.dentries),
+            freeze: FreezeGate::default(),
             supers: parts.supers,
             orphans: parts.orphans,
             quotas: parts.quotas,
@@ -188,6 +191,10 @@ impl Writer {
 
     pub(crate) fn supers(&self) -> &SuperState {
         &self.supers
+    }
+
+    pub(crate) fn freeze_gate(&self) -> &FreezeGate {
+        &self.freeze
     }
 
     pub(crate) fn orphans(&self) -> &Orphans {

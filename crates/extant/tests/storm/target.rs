@@ -269,6 +269,10 @@ impl Target for Library {
     fn disturb(&self, random: u64) -> Answer<()> {
         match random % 21 {
             20 => drop(answer(self.fs.rest())?),
+            19 => match self.fs.freeze() {
+                Err(FsError::Frozen) => {} // Somebody else has.
+                frozen => drop(answer(frozen)?),
+            },
             random => return self.disturb_one(random % 5),
         }
         Ok(())

@@ -1,0 +1,212 @@
+//! A gate that operations enter by: many pass at once without meeting, and it can be shut.
+//!
+//! # Invariants
+//!
+//! - G1. While the gate is shut and drained, nobody is inside: an entrant counts itself, then looks
+//!   at `shut`; who shuts sets `shut`, then looks at the counters. In one total order of these four
+//!   (all are `SeqCst`) at least one of the two sees the other.
+//! - G2. Nobody sleeps through a change: both conditions are checked under `sleep`, and whoever makes
+//!   one true takes `sleep` before it notifies.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::{Condvar, Mutex, Rank, threads};
+
+/// Lanes of a gate; a power of two. More threads than these share.
+const LANES: usize = 16;
+
+/// Bits of a lane that count who is inside; the bits above count who ever entered.
+const INSIDE_BITS: u32 = 24;
+const ENTERED: u64 = 1 << INSIDE_BITS;
+const INSIDE: u64 = ENTERED - 1;
+
+/// Alone on its cache lines (two: processors fetch pairs).
+#[repr(align(128))]
+#[derive(Default)]
+struct Slot<L> {
+    count: AtomicU64,
+    with: L,
+}
+
+/// Which lane of a [`Gate`] somebody entered by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lane(usize);
+
+/// A gate: any number of threads [enter](Self::try_enter) and [leave](Self::leave) at the cost of one atomic
+/// operation each on a line that few share; whoever [shuts](Self::shut) it waits until all have left, and keeps others
+/// out. `L` is what each lane has besides.
+///
+/// ```
+/// use extant_sync::Gate;
+/// let gate = Gate::<()>::default();
+/// let lane = gate.try_enter().expect("it is open");
+/// gate.leave(lane);
+/// let shut = gate.shut();
+/// assert!(gate.try_enter().is_none());
+/// drop(shut);
+/// assert_eq!((gate.try_enter().is_some(), gate.entered()), (true, 2));
+/// ```
+#[derive(Default)]
+pub struct Gate<L = ()> {
+    lanes: [Slot<L>; LANES],
+    shut: AtomicBool,
+    sleep: Sleep,
+}
+
+struct Sleep {
+    lock: Mutex<()>,
+    opened: Condvar,
+    drained: Condvar,
+}
+
+impl Default for Sleep {
+    fn default() -> Sleep {
+        let lock = Mutex::new(Rank::Leaf, ());
+        Sleep { lock, opened: Condvar::new(), drained: Condvar::new() }
+    }
+}
+
+/// Which lane this thread uses.
+fn lane_of_thread() -> Lane {
+    Lane(threads::number() & LANES.saturating_sub(1))
+}
+
+impl<L> Gate<L> {
+    fn slot(&self, lane: Lane) -> &Slot<L> {
+        // The mask keeps the index inside; `first` is never used.
+        let [first, ..] = &self.lanes;
+        self.lanes.get(lane.0).unwrap_or(first)
+    }
+
+    /// What a lane has besides; for who is inside by it, or while the gate is shut.
+    pub fn of(&self, lane: Lane) -> &L {
+        &self.slot(lane).with
+    }
+
+    /// What all lanes have besides.
+    pub fn all(&self) -> impl Iterator<Item = &L> {
+        self.lanes.iter().map(|slot| &slot.with)
+    }
+
+    /// Enters; `None` while the gate is shut. The answer is for [`leave`](Self::leave), on any thread.
+    pub fn try_enter(&self) -> Option<Lane> {
+        let lane = lane_of_thread();
+        self.slot(lane).count.fetch_add(ENTERED | 1, Ordering::SeqCst);
+        if !self.shut.load(Ordering::SeqCst) {
+            return Some(lane);
+        }
+        self.slot(lane).count.fetch_sub(ENTERED, Ordering::SeqCst);
+        self.leave(lane);
+        None
+    }
+
+    /// Leaves; once for each time that somebody entered.
+    pub fn leave(&self, lane: Lane) {
+        self.slot(lane).count.fetch_sub(1, Ordering::SeqCst);
+        if self.shut.load(Ordering::SeqCst) {
+            drop(self.sleep.lock.lock());
+            self.sleep.drained.notify_all();
+        }
+    }
+
+    /// Waits until the gate is open. It may be shut again by then.
+    pub fn wait_open(&self) {
+        let mut guard = self.sleep.lock.lock();
+        while self.shut.load(Ordering::SeqCst) {
+            self.sleep.opened.wait(&mut guard);
+        }
+    }
+
+    /// Whether it is shut, or somebody is about to shut it.
+    pub fn is_shut(&self) -> bool {
+        self.shut.load(Ordering::SeqCst)
+    }
+
+    /// Shuts the gate and waits until nobody is inside. One thread at a time: who may have rivals asks
+    /// [`try_close`](Self::try_close).
+    pub fn shut(&self) -> Shut<'_, L> {
+        self.shut.store(true, Ordering::SeqCst);
+        let shut = Shut { gate: self };
+        self.drain();
+        shut
+    }
+
+    /// Shuts the gate for longer than a guard lives, until [`open`](Self::open), and waits until nobody is inside.
+    /// `false` when it is shut already; nothing is waited for then. The caller is not inside.
+    pub fn try_close(&self) -> bool {
+        if self.shut.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        self.drain();
+        true
+    }
+
+    /// Opens a gate that was [closed](Self::try_close). `false` when it was open.
+    pub fn open(&self) -> bool {
+        let was_shut = self.shut.swap(false, Ordering::SeqCst);
+        drop(self.sleep.lock.lock());
+        self.sleep.opened.notify_all();
+        was_shut
+    }
+
+    fn drain(&self) {
+        let mut guard = self.sleep.lock.lock();
+        for slot in &self.lanes {
+            // Each lane needs to be seen empty only once: real entrants no longer come.
+            while slot.count.load(Ordering::SeqCst) & INSIDE != 0 {
+                self.sleep.drained.wait(&mut guard);
+            }
+        }
+    }
+
+    /// How many ever entered.
+    pub fn entered(&self) -> u64 {
+        let count = |slot: &Slot<L>| slot.count.load(Ordering::Relaxed) >> INSIDE_BITS;
+        self.lanes.iter().map(count).fold(0, u64::saturating_add)
+    }
+}
+
+/// A gate that is shut, with nobody inside; opens when dropped.
+#[must_use]
+pub struct Shut<'a, L = ()> {
+    gate: &'a Gate<L>,
+}
+
+impl<L> Drop for Shut<'_, L> {
+    fn drop(&mut self) {
+        self.gate.open();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn who_closes_waits_for_who_is_inside_and_keeps_others_out() {
+        let gate = Gate::<()>::default();
+        let state = AtomicU32::new(0);
+        let lane = gate.try_enter().unwrap();
+        threads::scope(|s| {
+            let closed = s.spawn("close", || {
+                assert!(gate.try_close());
+                state.load(Ordering::SeqCst)
+            });
+            while !gate.is_shut() {
+                std::hint::spin_loop();
+            }
+            assert!(gate.try_enter().is_none() && !gate.try_close());
+            state.store(7, Ordering::SeqCst);
+            gate.leave(lane);
+            assert_eq!(closed.unwrap().join().unwrap(), 7);
+            let waits = s.spawn("wait", || gate.wait_open());
+            assert!(gate.open() && !gate.open());
+            waits.unwrap().join().unwrap();
+        })
+        .unwrap();
+        assert!(gate.try_enter().is_some());
+        assert_eq!(gate.entered(), 2, "who was refused never entered");
+    }
+}
