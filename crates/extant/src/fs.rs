@@ -20,6 +20,7 @@ use crate::alloc;
 use crate::attempt::AttemptCounters;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::{FileState, Node};
+use crate::shared_cache::Sharer;
 use crate::volume::{ReplaySummary, Volume};
 use crate::writer::Writer;
 
@@ -72,6 +73,19 @@ impl Mount {
 
     pub(crate) fn is_writable(&self) -> bool {
         self.writer.get().is_some()
+    }
+
+    /// Makes room for others from now on, if it shares a cache.
+    pub(crate) fn join_cache(&self) {
+        if let Some(shared) = self.shared_cache() {
+            shared.join(Weak::<Mount>::clone(&self.me));
+        }
+    }
+
+    /// Has another mount with the same cache make room in it. `false` when none could.
+    pub(crate) fn relieve_sharers(&self) -> bool {
+        let me: Weak<dyn Sharer> = Weak::<Mount>::clone(&self.me);
+        self.shared_cache().is_some_and(|shared| shared.relieve(&me))
     }
 
     /// The file system whose mount this is; `None` while it ends.

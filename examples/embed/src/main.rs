@@ -1,4 +1,4 @@
-//! Builds an image of a directory, changes it, reads it back, and shows what an error says: all that a program
+//! Builds an image of a directory, changes it, reads it back, copies it while in use, and shows what an error says: all that a program
 //! needs from `extant` and `extant-image`.
 #![forbid(unsafe_code)]
 
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use extant::{
-    Clock, ErrorCode, Fs, FsError, MemoryDevice, MountOptions, NewInode, SharedDevice, SystemClock,
-    Timestamp,
+    Clock, ErrorCode, Fs, FsError, MemoryDevice, MountOptions, NewInode, SharedCache, SharedDevice,
+    SystemClock, Timestamp,
 };
 use extant_image::Build;
 use extant_image::write::Progress;
@@ -116,12 +116,35 @@ fn in_memory(place: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// A copy of an image that is in use, and both mounted with one cache between them.
+fn snapshot(place: &Path, image: &Path) -> Result<(), Box<dyn Error>> {
+    let cache = SharedCache::new(64 << 20);
+    let options = MountOptions::new().read_only(false).cache(&cache);
+    let fs = options.open_path(image)?;
+    fs.write("/state", "before")?;
+    let copy = place.join("copy.img");
+    let frozen = fs.freeze()?;
+    std::fs::copy(image, &copy)?;
+    frozen.thaw();
+    fs.write("/state", "after")?;
+    let old = options.open_path(&copy)?;
+    assert_eq!(
+        (&*old.read_to_string("/state")?, &*fs.read_to_string("/state")?),
+        ("before", "after")
+    );
+    println!("{} mounts share {} bytes", cache.mounts(), cache.stats().used_bytes);
+    old.unmount()?;
+    fs.unmount()?;
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let place = place()?;
     let image = build(&place.0)?;
     change(&image)?;
     read(&image)?;
     in_memory(&place.0)?;
+    snapshot(&place.0, &image)?;
     println!("all done");
     Ok(())
 }

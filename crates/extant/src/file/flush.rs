@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::FileMapper;
 use crate::error::{FsError, Result};
-use crate::fs::Fs;
+use crate::fs::{Fs, Mount};
 use crate::inode::Inode;
 use crate::node::{FileState, Node};
+use crate::shared_cache::Sharer;
 use crate::txn::Txn;
 
 /// What one caller writes for others at once, in bytes.
@@ -83,10 +84,13 @@ impl Fs {
         Ok(true)
     }
 
-    /// Writes back something of the file that has been dirty longest. `false` when none is.
+    /// Writes back something of the file that has been dirty longest; where none is, something of another mount with
+    /// the same cache. `false` when there is nothing.
     pub(crate) fn relieve(&self) -> Result<bool> {
         let Ok(writer) = self.volume().writer() else { return Ok(false) };
-        let Some(node) = writer.dirty_files().oldest(Duration::MAX) else { return Ok(false) };
+        let Some(node) = writer.dirty_files().oldest(Duration::MAX) else {
+            return Ok(self.volume().relieve_sharers());
+        };
         self.flush_file(&node, STEP)?;
         Ok(true)
     }
@@ -195,6 +199,17 @@ impl Fs {
     pub(crate) fn flush_device(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         self.volume().flush_in_place(writer.dirty_files().last_in_place())
+    }
+}
+
+impl Sharer for Mount {
+    fn relieve_others(&self) -> bool {
+        let (Ok(writer), Some(fs)) = (self.writer(), self.fs()) else { return false };
+        // Who asks may have locks of another mount, so he does not wait for a thaw of this one.
+        let Some(_inside) = writer.try_enter() else { return false };
+        let oldest = writer.dirty_files().oldest(Duration::MAX);
+        // What fails is counted for whoever syncs the file, and is tried again.
+        oldest.is_some_and(|node| fs.flush_file(&node, STEP).is_ok())
     }
 }
 

@@ -40,6 +40,7 @@ use extant_sync::{Clock, SystemClock};
 use crate::error::{Fault, FsError, Result};
 use crate::fs::{Fs, Mount};
 use crate::map::MappingKind;
+use crate::shared_cache::SharedCache;
 use crate::supers::MountErrors;
 use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
 use crate::writer::EXPIRE;
@@ -90,6 +91,7 @@ impl Default for MountOptions {
             cache_bytes: 64 << 20,
             inodes_max: None,
             data_cache: DataCache {
+                shared: None,
                 bytes: 256 << 20,
                 folio_max_log2: 21,
                 dirty_background: 0,
@@ -169,6 +171,14 @@ impl MountOptions {
     #[must_use]
     pub fn data_cache_bytes(mut self, bytes: u64) -> MountOptions {
         self.data_cache.bytes = bytes;
+        self
+    }
+
+    /// Caches contents of files in a cache that other mounts use as well, instead of one of its own. For writable mounts;
+    /// one for reading keeps no contents. The size and the dirty limits are those of the shared one.
+    #[must_use]
+    pub fn cache(mut self, cache: &SharedCache) -> MountOptions {
+        self.data_cache.shared = Some(cache.clone());
         self
     }
 
@@ -355,6 +365,8 @@ impl MountOptions {
     ///   [`FsError::JournalDeviceMissing`], [`FsError::WrongJournalDevice`].
     /// - Damage of the superblock (a backup may help) or of the journal
     ///   ([`FsError::Journal`]; [`ignore_journal`](Self::ignore_journal) may help).
+    /// - [`FsError::InvalidArgument`] for a [shared cache](Self::cache) with blocks of another size, or with a size,
+    ///   folios or limits given besides it.
     /// - Device errors.
     ///
     /// # Cost
@@ -372,6 +384,7 @@ impl MountOptions {
     /// As [`open`](Self::open).
     pub fn open_shared(&self, device: SharedDevice) -> Result<Fs> {
         if !self.read_only {
+            self.check_cache()?;
             return self.open_writable(device);
         }
         let superblock = self.read_superblock(&device)?;
@@ -397,6 +410,21 @@ impl MountOptions {
         let fs = Fs::build(self, replayed, superblock, fast_commits, Some(summary));
         fs.find_zones(false)?;
         Ok(fs)
+    }
+
+    /// Refuses a shared cache beside what only one of its own can have.
+    fn check_cache(&self) -> Result<()> {
+        let DataCache { shared, bytes, folio_max_log2, dirty_background, dirty_max, .. } =
+            &self.data_cache;
+        let plain = MountOptions::default().data_cache;
+        let is_plain = (bytes, folio_max_log2, dirty_background, dirty_max)
+            == (&plain.bytes, &plain.folio_max_log2, &plain.dirty_background, &plain.dirty_max);
+        match shared.is_none() || is_plain {
+            true => Ok(()),
+            false => Err(FsError::InvalidArgument {
+                what: "cache: a shared one has its own size, folios and dirty limits; leave those of the mount unset",
+            }),
+        }
     }
 
     /// Byte offset of the superblock in use.
@@ -599,7 +627,7 @@ impl Fs {
             cache_bytes: options.cache_bytes,
             inodes_max: options.inodes_max,
             read_limit: options.read_limit,
-            data_cache: options.data_cache,
+            data_cache: options.data_cache.clone(),
             fast_commit,
             replay,
         };

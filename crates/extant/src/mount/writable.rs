@@ -124,6 +124,7 @@ impl MountOptions {
         fs.check_root()?;
         self.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
         fs.begin_writing(fast_commits.as_ref())?;
+        fs.volume().join_cache();
         if self.background {
             fs.start_background()?;
         }
@@ -134,6 +135,9 @@ impl MountOptions {
         check_features(&superblock.features)?;
         check_writable(&superblock.features)?;
         check_size(device, superblock)?;
+        if let Some(cache) = &self.data_cache.shared {
+            cache.cache(superblock.block_size)?;
+        }
         let features = &superblock.features;
         let contradiction = if features.has_compat(Compat::HAS_JOURNAL)
             && superblock.journal_inode != Ino(0)

@@ -32,6 +32,7 @@ use crate::cache::{Cache, Evict};
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
 use crate::node::{Departed, InodeData, Node};
+use crate::shared_cache::SharedCache;
 use crate::slot::{MetaBlock, Slot};
 use crate::sparse::Sparse;
 use crate::zones::{Gained, Zones};
@@ -88,8 +89,10 @@ pub(crate) struct VolumeOptions {
 }
 
 /// How contents of files are cached.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DataCache {
+    /// A cache that others use as well; what it is like is its own affair.
+    pub(crate) shared: Option<SharedCache>,
     /// Budget.
     pub(crate) bytes: u64,
     /// Largest folio, as a power of two.
@@ -307,6 +310,7 @@ impl Volume {
             return Ok(cache);
         }
         let DataCache {
+            ref shared,
             bytes,
             folio_max_log2,
             dirty_background,
@@ -314,6 +318,10 @@ impl Volume {
             flush_before_zero,
             publish_before_data,
         } = self.data_cache;
+        if let Some(shared) = shared {
+            let cache = shared.cache(self.block_size)?;
+            return Ok(self.page_cache.get_or_init(|| cache));
+        }
         let mut options = extant_iomap::CacheOptions::new(bytes, self.block_size.log2());
         options.folio_max_log2 = folio_max_log2;
         options.dirty_background = dirty_background;
@@ -322,6 +330,11 @@ impl Volume {
         options.publish_before_data = publish_before_data;
         let cache = extant_iomap::Cache::new(options)?;
         Ok(self.page_cache.get_or_init(|| cache))
+    }
+
+    /// The cache that others use as well.
+    pub(crate) fn shared_cache(&self) -> Option<&SharedCache> {
+        self.data_cache.shared.as_ref()
     }
 
     /// For tests: whether writeback does its steps in the wrong order.

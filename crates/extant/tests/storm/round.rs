@@ -110,7 +110,7 @@ fn storm_on(
         let ends = || {
             if setting.ends_early {
                 SystemClock.sleep(setting.time / 2);
-                fs.clone().unmount().map_err(|error| error.to_string())
+                unmount_when_thawed(&fs)
             } else {
                 Ok(())
             }
@@ -134,6 +134,16 @@ fn storm_on(
         fs.clone().unmount().map_err(said)?;
     }
     Ok(round)
+}
+
+/// Ends the mount beside threads that freeze it now and then.
+fn unmount_when_thawed(fs: &Fs) -> Result<(), String> {
+    loop {
+        match fs.clone().unmount() {
+            Err(extant::FsError::Frozen) => SystemClock.sleep(Duration::from_micros(100)),
+            ended => return ended.map_err(|error| error.to_string()),
+        }
+    }
 }
 
 /// Both checkers find nothing.
