@@ -209,7 +209,7 @@ impl Ring {
         op: Op,
     ) -> std::result::Result<Option<Completion>, Busy> {
         let _scope = no_waiting();
-if let Err(error) = inode.check_of(&self.fs) {
+        if let Err(error) = inode.check_of(&self.fs) {
             let (result, buffer) = (Err(error), op.into_buffer());
             return Ok(Some(Completion { tag, result, buffer, is_inline: true }));
         }
