@@ -73,7 +73,7 @@ fn nothing_reaches_the_device_until_the_thaw() {
                 sync.unwrap();
             }
             assert!(fs.rest().unwrap());
-            assert_eq!(file.note_access(extant::AccessRule::Strict).unwrap(), false);
+            assert!(!file.note_access(extant::AccessRule::Strict).unwrap());
             let refused = file.try_write_at(0, b"x").unwrap_err();
             assert_eq!(refused.reason, WaitReason::Frozen);
             assert!(matches!(fs.clone().unmount(), Err(FsError::Frozen)));
