@@ -127,7 +127,7 @@ impl Fs {
     pub fn bring_home(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         // While it is frozen all of it is home.
-        let Some(_inside) = writer.enter_to_sync(|| true) else { return Ok(()) };
+        let Some(_inside) = writer.freeze_gate().enter_to_sync(|| true) else { return Ok(()) };
         self.sync()?;
         writer.journal().checkpoint().map_err(FsError::from_journal)
     }

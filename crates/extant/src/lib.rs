@@ -26,7 +26,7 @@
 //! ```text
 //! ring                                    operations that are submitted: done at once, or by a worker
 //! mount path                              opening, recovering, ending; paths as in std::fs, File, Walk
-//! front fc_apply                          what a mount needs beyond that; what a log's fast commits say
+//! front freeze fc_apply                   what a mount needs beyond that; standing still; what fast commits say
 //! namei admin upkeep                      names; settings, limits, totals; syncs and what is due
 //! file                                    contents of files: written, synced, allocated, mapped
 //! read                                    contents as they are, targets of links
@@ -43,6 +43,7 @@
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; names found lately
 //! node slot mmp attempt                   an inode, a metadata block in memory; other hosts; what would have waited
+//! shared_cache freeze_gate                one page cache for several mounts; the way in for changes
 //! error                                   what can go wrong, and its errno
 //! extent_node zones cache sparse          decoded nodes; blocks of no file; least recently used; long arrays
 //! limits run casefold image_path          numbers; blocks in a row; names whatever their case; paths of all kinds
@@ -82,6 +83,7 @@ mod extent_node;
 mod fc_apply;
 mod file;
 mod freeze;
+mod freeze_gate;
 mod front;
 mod fs;
 mod image_path;

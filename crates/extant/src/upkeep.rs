@@ -24,7 +24,8 @@ impl Fs {
     /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
     pub fn sync(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let Some(_inside) = writer.enter_to_sync(|| writer.dirty_files().is_empty()) else {
+        let Some(_inside) = writer.freeze_gate().enter_to_sync(|| writer.dirty_files().is_empty())
+        else {
             return writer.check_running();
         };
         self.reclaim();

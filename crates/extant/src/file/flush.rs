@@ -261,7 +261,9 @@ impl Inode {
             let to_store = |file: &FileState| file.has_to_store() || file.is_mapped_writable();
             !node.file_in_use().is_some_and(to_store)
         };
-        let Some(_inside) = writer.enter_to_sync(is_clean) else { return writer.check_running() };
+        let Some(_inside) = writer.freeze_gate().enter_to_sync(is_clean) else {
+            return writer.check_running();
+        };
         let mut covered = false;
         let mut in_place = node.unsynced().in_place.load(Ordering::Acquire);
         if let Some(file) = node.file_in_use() {

@@ -69,7 +69,7 @@ impl Fs {
     pub fn rest(&self) -> Result<bool> {
         let Ok(writer) = self.volume().writer() else { return Ok(true) };
         // While it is frozen it rests.
-        let Some(_inside) = writer.enter_to_sync(|| true) else { return Ok(true) };
+        let Some(_inside) = writer.freeze_gate().enter_to_sync(|| true) else { return Ok(true) };
         for _ in 0..REST_TRIES {
             self.sync()?;
             let mark = || {

@@ -54,7 +54,7 @@ impl<'v> Txn<'v> {
     /// Those, and [`FsError::ReadOnly`](crate::FsError::ReadOnly) on a mount for reading.
     pub(crate) fn begin(mount: &'v Mount, credits: u32) -> Result<Txn<'v>> {
         let writer = mount.writer()?;
-        debug_assert!(writer.may_change(), "a change while the mount is frozen");
+        debug_assert!(writer.freeze_gate().may_change(), "a change while the mount is frozen");
         let editor = Editor::begin(mount, writer, credits)?;
         Ok(Txn { editor, mount, writer })
     }

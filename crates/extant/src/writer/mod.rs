@@ -24,7 +24,7 @@ use extant_sync::{Background, Clock, Mutex, Rank};
 use crate::alloc::{Allocator, AllocatorStats};
 use crate::dentry::Dentries;
 use crate::error::Result;
-use crate::freeze::FreezeGate;
+use crate::freeze_gate::{FreezeGate, Inside};
 use crate::log::Log;
 use crate::mmp::MmpGuard;
 use crate::node::Node;
@@ -195,6 +195,16 @@ impl Writer {
 
     pub(crate) fn freeze_gate(&self) -> &FreezeGate {
         &self.freeze
+    }
+
+    /// Goes in to change something, or to write what was changed: [`FreezeGate::enter`].
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        self.freeze.enter()
+    }
+
+    /// [`enter`](Self::enter) of who does not wait: `None` while the mount is frozen.
+    pub(crate) fn try_enter(&self) -> Option<Inside<'_>> {
+        self.freeze.try_enter()
     }
 
     pub(crate) fn orphans(&self) -> &Orphans {
