@@ -12,7 +12,7 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,12 @@ bench-alloc: ## space for files that grow, 1 to 64 workers, in process against t
 bench-direct: ## direct I/O, one request and 64 at once, against a raw file and the kernel's ext4 (root; SIZE= REQUESTS= BENCH_DISK=)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --release -q -p extant-bench -- direct
+
+bench-fio: build ## fio itself on the kernel's ext4 and XFS and on extant in process, under 4 minutes (root; ROWS= ROUNDS= SECONDS_EACH= SIZE= JSON=)
+	@scripts/deps e2fsprogs fio python3
+	@scripts/deps xfsprogs || true
+	$(CARGO) build --release -p extant-fio
+	EXTANT=$(EXTANT) ENGINE=$(abspath $(TARGET))/release/libextant_fio.so scripts/bench-fio
 
 bench-mount: build ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= ROUNDS= SIZE= FILES=)
 	@scripts/deps e2fsprogs tar
