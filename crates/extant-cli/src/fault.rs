@@ -6,7 +6,7 @@ use extant_block::{DeviceError, DeviceFault, OpenError, WindowError};
 use extant_fuse::mount::MountError;
 use extant_image::geometry::GeometryError;
 use extant_image::plan::PlanError;
-use extant_image::source::SourceError;
+use extant_image::source::{ImageFault, SourceError};
 use extant_image::write::WriteError;
 
 use crate::exit::{Exit, Failure};
@@ -197,6 +197,15 @@ impl From<SourceError> for Failure {
             {
                 (Exit::Input, Some("--ignore-unreadable leaves such files out and counts them"))
             }
+            SourceError::Image(error) => (
+                match error.kind {
+                    ImageFault::Damaged | ImageFault::Missing => Exit::Input,
+                    ImageFault::Choice => Exit::Usage,
+                    ImageFault::Unsupported => Exit::Unsupported,
+                    ImageFault::Io => error.cause.as_ref().map_or(Exit::Io, io_exit),
+                },
+                None,
+            ),
             SourceError::Changed { .. } => {
                 (Exit::Input, Some("build again when nothing writes to the source"))
             }
@@ -208,6 +217,7 @@ impl From<SourceError> for Failure {
             SourceError::Archive { archive, .. } | SourceError::NotTar { archive, .. } => {
                 Some(archive.clone())
             }
+            SourceError::Image(error) => Some(error.place.clone()),
             _ => None,
         };
         let mut failure = Failure::caused(exit, "", &error);

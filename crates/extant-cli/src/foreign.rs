@@ -3,15 +3,14 @@
 use std::path::Path;
 
 use extant_image::signature::{Class, Found};
-use extant_image::source::{ContainerImage, SourceError};
+use extant_image::source::{OciError, SourceError};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::Failure;
 use crate::place::split_place;
 use crate::text::escape;
 
 /// What `--from` takes.
-const SOURCES: &str =
-    "--from takes a directory, or a tar archive, plain or packed with gzip or zstd";
+const SOURCES: &str = "--from takes a directory, a tar archive, plain or packed with gzip or zstd, or a container image";
 
 /// A command with the name of the file in it.
 fn with_file(command: &str, file: &str) -> String {
@@ -81,6 +80,7 @@ pub(crate) fn no_source(error: SourceError, from: &std::ffi::OsStr, out: &str) -
                 _ => Some(format!("there is no such file or directory; {SOURCES}")),
             }
         }
+        SourceError::Image(OciError { advice, .. }) => advice.clone(),
         SourceError::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound => None,
         _ => None,
     };
@@ -89,19 +89,6 @@ pub(crate) fn no_source(error: SourceError, from: &std::ffi::OsStr, out: &str) -
         Some(hint) => failure.hint(hint),
         None => failure,
     }
-}
-
-/// The image of a container is no root file system.
-pub(crate) fn container(layout: ContainerImage, from: &str, out: &str) -> Failure {
-    let name = layout.name();
-    let message = format!(
-        "{from}: this is {name}, whose files are in archives of layers; their contents are not \
-         put together yet"
-    );
-    Failure::new(Exit::Unsupported, message).on(from).hint(format!(
-        "docker export CONTAINER | extant build {out} --from - has the files of a container; \
-         --as-is stores the layers as they are"
-    ))
 }
 
 /// What to do with `file`, which holds `found` and no ext2, ext3 or ext4 file system.

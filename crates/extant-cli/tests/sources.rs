@@ -177,9 +177,9 @@ fn no_source_and_misplaced_ones_are_told_how_to_give_one() {
     assert_eq!(place.names(), before);
 }
 
-/// The image of a container is layers in archives: nobody wants a file system of those by mistake.
+/// The image of a container is layers in archives: what looks like one is read as one, and damage in it is named.
 #[test]
-fn container_images_are_refused_unless_they_are_wanted_as_they_are() {
+fn what_looks_like_a_container_image_is_read_as_one_unless_wanted_as_it_is() {
     let place = Place::new();
     let digest = "0123456789abcdef".repeat(4);
     let make = |name: &str, files: &[&str]| {
@@ -198,21 +198,138 @@ fn container_images_are_refused_unless_they_are_wanted_as_they_are() {
     // A root file system may hold such names, only not all of them in its root.
     make("rootfs", &["manifest.json", "etc/oci-layout", "etc/index.json", "x/layer.tar"]);
     for (name, what) in [
-        ("oci", "an OCI image layout"),
-        ("docker", "docker save"),
-        ("older", "docker save"),
-        ("podman", "docker save"),
+        ("oci", "\"oci-layout\" cannot be understood"),
+        ("docker", "\"manifest.json\" cannot be understood"),
+        ("older", "\"manifest.json\" cannot be understood"),
+        ("podman", "\"manifest.json\" cannot be understood"),
     ] {
         let tar = format!("{name}.tar");
         support::tool("tar", &["-C", name, "-cf", &tar, "."], place.0.path());
         for source in [name, &*tar].into_iter().filter(|source| place.path(source).exists()) {
             let build = ["build", "b.img", "-F", "--from", source];
-            let refused = place.run(&build).ends_with(5).complains(&[source, what, "layers"]);
+            place.run(&build).ends_with(3).complains(&[source, what]).hints("skopeo copy");
             assert!(!place.path("b.img").exists());
-            refused.hints("docker export CONTAINER | extant build b.img --from -").hints("--as-is");
             place.run(&[&build[..], &["--as-is"]].concat()).succeeds();
             std::fs::remove_file(place.path("b.img")).unwrap();
         }
     }
     place.run(&["build", "b.img", "--from", "rootfs"]).succeeds();
+}
+
+/// A layout as skopeo writes it, of two layers; `None` where the tools for it are missing.
+fn image_of_two_layers(place: &Place) -> Option<()> {
+    let run = |program: &str, args: &[&str]| support::tool(program, args, place.0.path());
+    for (dir, file) in
+        [("one/etc", "base"), ("one/gone", "x"), ("two/etc", "upper"), ("two", ".wh.gone")]
+    {
+        std::fs::create_dir_all(place.path(dir)).unwrap();
+        std::fs::write(place.path(dir).join(file), file).unwrap();
+    }
+    run("umoci", &["init", "--layout", "made"])?;
+    run("umoci", &["new", "--image", "made:v1"])?;
+    for layer in ["one", "two"] {
+        let tar = format!("{layer}.tar");
+        run("tar", &["--owner=0", "--group=0", "-C", layer, "-cf", &tar, "."])?;
+        run("umoci", &["raw", "add-layer", "--image", "made:v1", &tar])?;
+    }
+    Some(())
+}
+
+#[test]
+fn every_form_of_a_container_image_gives_the_same_bytes() {
+    let place = Place::new();
+    if image_of_two_layers(&place).is_none() {
+        return;
+    }
+    let build = |out: &str, args: &[&str]| {
+        let mut command = place.command(&[&["build", out, "-q", "-F"], args].concat());
+        command.env("SOURCE_DATE_EPOCH", "1700000000");
+        let output = command.output().unwrap();
+        Ran { args: args.join(" "), output }.succeeds();
+        std::fs::read(place.path(out)).unwrap()
+    };
+    let wanted = build("a.img", &["--from", "oci:made:v1", "--config-out", "config.json"]);
+    let found = place.run(&["find", "a.img", "-type", "f"]).succeeds().out();
+    assert_eq!(found, "/etc/base\n/etc/upper\n");
+    let config = std::fs::read_to_string(place.path("config.json")).unwrap();
+    assert!(config.contains("diff_ids"), "{config}");
+    // The layers by themselves are the same tree; so is a layout that nobody called one.
+    assert!(build("b.img", &["--from", "one.tar", "--from", "two.tar"]) == wanted);
+    assert!(build("b.img", &["--from", "made"]) == wanted);
+    support::tool("tar", &["-C", "made", "-cf", "made.tar", "."], place.0.path());
+    for source in ["made.tar", "oci-archive:made.tar", "oci-archive:made.tar:v1"] {
+        assert!(build("b.img", &["--from", source]) == wanted, "{source}");
+    }
+    for (form, source) in
+        [("docker-archive:saved.tar:x/y:z", "saved.tar"), ("oci-archive:again.tar:v1", "again.tar")]
+    {
+        let copy = ["--insecure-policy", "copy", "-q", "oci:made:v1", form];
+        if support::tool("skopeo", &copy, place.0.path()).is_none() {
+            return;
+        }
+        assert!(build("b.img", &["--from", source]) == wanted, "{source}");
+    }
+    assert!(build("b.img", &["--from", "docker-archive:saved.tar:x/y:z"]) == wanted);
+    let tag = place.run(&["build", "c.img", "--from", "docker-archive:saved.tar:w"]);
+    tag.ends_with(2).complains(&["no image \"w\"", "it has: docker.io/x/y:z"]);
+    let tag = place.run(&["build", "c.img", "--from", "oci:made:v2"]);
+    tag.ends_with(2).complains(&["no image \"v2\"; it has: v1"]);
+    let config = place.run(&["build", "c.img", "--from", "one", "--config-out", "x"]);
+    config.ends_with(2).complains(&["no source is a container image"]);
+    for name in ["c.img", "x"] {
+        assert!(!place.path(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn layers_of_directories_and_what_is_added() {
+    let place = Place::with_image();
+    std::fs::create_dir_all(place.path("over/dir")).unwrap();
+    std::fs::write(place.path("over/dir/new"), "new").unwrap();
+    std::fs::write(place.path("over/.wh.sparse"), "").unwrap();
+    std::fs::write(place.path("init"), "#!\n").unwrap();
+    let args =
+        ["build", "b.img", "--from", "source", "--from", "over", "--add", "init:/sbin/:755:7:8"];
+    place.run(&[&args[..], &["--add", "over:/opt", "--add", "init:/dir/new"]].concat()).succeeds();
+    let list = |path: &str| place.run(&["find", &format!("b.img:{path}")]).succeeds().out();
+    assert!(!list("/").contains("sparse") || list("/").contains("/opt/.wh.sparse"));
+    assert_eq!(list("/opt"), "/opt\n/opt/.wh.sparse\n/opt/dir\n/opt/dir/new\n");
+    assert_eq!(place.run(&["cat", "b.img:/dir/new"]).succeeds().out(), "#!\n");
+    assert_eq!(
+        place.run(&["cat", "b.img:/dir/again", "b.img:/file"]).succeeds().out(),
+        "hello\nhello\n"
+    );
+    let init = place.run(&["stat", "--json", "b.img:/sbin/init"]).succeeds().out();
+    for field in ["\"uid\":7", "\"gid\":8"] {
+        assert!(init.replace(' ', "").contains(field), "{init}");
+    }
+    // A directory that was there keeps its mode, which is 0710 in the source, when something is added below it; an
+    // upper layer that has it gives it its own.
+    let keeps_mode = || place.run(&["ls", "-l", "b.img"]).succeeds().out().contains("drwx--x---");
+    assert!(!keeps_mode());
+    place.run(&["build", "b.img", "-F", "--from", "source", "--add", "over:/"]).succeeds();
+    assert!(keeps_mode());
+    for (add, code, what) in [
+        ("init", 2, "HOST:/PATH"),
+        ("gone:/x", 3, "cannot open \"gone\""),
+        ("over:/x:755", 3, "a mode is for one file"),
+        ("init:/file/x", 3, "lies below \"file\", which is not a directory"),
+    ] {
+        let args = ["build", "c.img", "--from", "source", "--add", add];
+        place.run(&args).ends_with(code).complains(&[what]);
+        assert!(!place.path("c.img").exists());
+    }
+}
+
+#[test]
+fn registries_are_refused_with_the_command_that_fetches() {
+    let place = Place::new();
+    for (from, fetch) in [
+        ("docker://debian:12", "skopeo copy docker://debian:12 oci:"),
+        ("docker-daemon:x:latest", "skopeo copy docker-daemon:x:latest oci:"),
+        ("podman:x", "skopeo copy containers-storage:x oci:"),
+    ] {
+        place.run(&["build", "a.img", "--from", from]).ends_with(5).complains(&[from]).hints(fetch);
+    }
+    assert!(place.names().is_empty());
 }

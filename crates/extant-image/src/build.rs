@@ -1,4 +1,4 @@
-//! From a directory or an archive to an image in one call.
+//! From directories, archives and container images to an image in one call.
 //!
 //! # Place
 //!
@@ -18,9 +18,11 @@ use extant_sync::{Clock, SystemClock, threads};
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use crate::plan::{BuildOptions, Headroom, Plan, PlanError, PlanSummary, SizeSpec, plan};
-use crate::source::dir::{ScanOptions, scan_dir};
-use crate::source::tar::{TarInput, TarOptions, scan_tar};
-use crate::source::{ContainerImage, NoContents, Scanned, Skipped, SourceError, container_image};
+use crate::source::dir::ScanOptions;
+use crate::source::{
+    Addition, ContainerImage, Layered, NoContents, Origin, Platform, Scanned, Skipped, SourceError,
+    Sources, container_image,
+};
 use crate::transform::{IdMap, Owner, Transform, TransformError};
 use crate::tree::{Kind, Node, Time, Tree};
 use crate::write::{NoProgress, Progress, WriteError, WriteOptions, write_bytes, write_image};
@@ -39,7 +41,7 @@ use crate::write::{NoProgress, Progress, WriteError, WriteOptions, write_bytes, 
 /// ```
 #[must_use = "nothing is built yet"]
 pub struct Build<'a> {
-    source: Source,
+    sources: Sources,
     mkfs: MkfsOptions,
     size: SizeSpec,
     transform: Transform,
@@ -52,13 +54,6 @@ pub struct Build<'a> {
     cancel: Option<&'a AtomicBool>,
 }
 
-enum Source {
-    /// A root directory alone, with `lost+found`.
-    Empty,
-    Dir(PathBuf),
-    Tar(TarInput),
-}
-
 /// What a build made.
 #[derive(Debug)]
 pub struct Built {
@@ -68,6 +63,8 @@ pub struct Built {
     pub uuid: [u8; 16],
     /// What was left out because [`Build::ignore_unreadable`] allowed it.
     pub skipped: Skipped,
+    /// The configuration of the container image among the sources, JSON as stored.
+    pub image_config: Option<Vec<u8>>,
 }
 
 /// Why there is no image. The target is as it was, unless it is a block device that was being written.
@@ -100,7 +97,7 @@ impl fmt::Display for BuildError {
         match self {
             Self::Source(error) => error.fmt(f),
             Self::Container(layout) => {
-                write!(f, "the source is {}: unpack its layers first", layout.name())
+                write!(f, "the source is {}: give it to Build::from_source", layout.name())
             }
             Self::Transform(error) => error.fmt(f),
             Self::Plan(error) => error.fmt(f),
@@ -151,9 +148,9 @@ impl From<OpenError> for BuildError {
 }
 
 impl<'a> Build<'a> {
-    fn new(source: Source) -> Build<'a> {
+    fn new(sources: Sources) -> Build<'a> {
         Build {
-            source,
+            sources,
             mkfs: MkfsOptions::default(),
             size: SizeSpec::Auto(Headroom::None),
             transform: Transform::default(),
@@ -169,12 +166,36 @@ impl<'a> Build<'a> {
 
     /// Starts from the tree below the directory `path` of the host.
     pub fn from_dir(path: impl Into<PathBuf>) -> Build<'a> {
-        Build::new(Source::Dir(path.into()))
+        Build::new(Sources::one(Origin::Dir(path.into())))
     }
 
     /// Starts from the tar archive in the file `path` of the host: plain, gzip or zstd, by its contents.
     pub fn from_tar(path: impl Into<PathBuf>) -> Build<'a> {
-        Build::new(Source::Tar(TarInput::File(path.into())))
+        Build::new(Sources::one(Origin::Tar(path.into())))
+    }
+
+    /// Starts from any source, for example a container image: `Origin::parse("oci:DIR:TAG".as_ref())`.
+    pub fn from_source(origin: Origin) -> Build<'a> {
+        Build::new(Sources::one(origin))
+    }
+
+    /// Adds a layer: its files take the place of those below with their names, and one that is called `.wh.NAME` takes
+    /// `NAME` away, as in the layers of a container image.
+    pub fn layer(mut self, origin: Origin) -> Build<'a> {
+        self.sources.origins.push(origin);
+        self
+    }
+
+    /// Puts a file or directory of the host into the image, over all layers.
+    pub fn add(mut self, addition: Addition) -> Build<'a> {
+        self.sources.additions.push(addition);
+        self
+    }
+
+    /// Sets what a container image is to run on, where there are several; this machine unless set.
+    pub fn platform(mut self, platform: Platform) -> Build<'a> {
+        self.sources.platform = Some(platform);
+        self
     }
 
     /// Starts from nothing: an empty file system, as mkfs makes it. [`size`](Self::size) says how large; the root's owner,
@@ -187,7 +208,7 @@ impl<'a> Build<'a> {
     /// # Ok::<(), extant_image::BuildError>(())
     /// ```
     pub fn empty() -> Build<'a> {
-        Build::new(Source::Empty)
+        Build::new(Sources::default())
     }
 
     /// Sets everything that mkfs decides: profile, features, block size, journal, UUID. [`label`](Self::label) and
@@ -271,6 +292,7 @@ impl<'a> Build<'a> {
     /// build.
     pub fn take_containers(mut self, take: bool) -> Build<'a> {
         self.take_containers = take;
+        self.sources.as_is = take;
         self
     }
 
@@ -308,7 +330,7 @@ impl<'a> Build<'a> {
         }
         let metadata = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file);
         let own = metadata.map(|found| (found.dev(), found.ino()));
-        let (mut scanned, plan) = self.prepare(own, path)?;
+        let (Layered { mut scanned, config }, plan) = self.prepare(own, path)?;
         let output = match kind {
             Existing::Device => Output::in_place(path, plan.image_bytes())?,
             _ => Output::create(path, plan.image_bytes())?,
@@ -316,7 +338,7 @@ impl<'a> Build<'a> {
         let zeroed = output.is_zeroed();
         self.fill(&plan, &mut scanned, output.device(), zeroed)?;
         output.commit()?;
-        Ok(Built::of(&plan, scanned.skipped))
+        Ok(Built::of(&plan, scanned.skipped, config))
     }
 
     /// Makes the image on `device`, for example in memory, and makes it durable. `is_zeroed` says that every byte of
@@ -331,13 +353,14 @@ impl<'a> Build<'a> {
         device: &dyn BlockDevice,
         is_zeroed: bool,
     ) -> Result<Built, BuildError> {
-        let (mut scanned, plan) = self.prepare(None, &std::env::temp_dir().join("image"))?;
+        let (Layered { mut scanned, config }, plan) =
+            self.prepare(None, &std::env::temp_dir().join("image"))?;
         let (device_bytes, image_bytes) = (device.size_bytes(), plan.image_bytes());
         if device_bytes < image_bytes {
             return Err(BuildError::TooSmall { device_bytes, image_bytes });
         }
         self.fill(&plan, &mut scanned, device, is_zeroed)?;
-        Ok(Built::of(&plan, scanned.skipped))
+        Ok(Built::of(&plan, scanned.skipped, config))
     }
 
     /// Computes what [`write_to`](Self::write_to) would make, and writes nothing.
@@ -353,50 +376,45 @@ impl<'a> Build<'a> {
         &self,
         own: Option<(u64, u64)>,
         target: &Path,
-    ) -> Result<(Scanned, Plan), BuildError> {
-        let mut scanned = self.scan(own, target)?;
+    ) -> Result<(Layered, Plan), BuildError> {
+        let mut layered = self.scan(own, target)?;
+        let tree = &mut layered.scanned.tree;
         if !self.take_containers
-            && let Some(layout) = container_image(&scanned.tree)
+            && let Some(layout) = container_image(tree)
         {
             return Err(BuildError::Container(layout));
         }
-        self.transform.apply(&mut scanned.tree)?;
+        self.transform.apply(tree)?;
         let options = BuildOptions {
             mkfs: self.mkfs.clone(),
             size: self.size,
             reproducible: self.transform.epoch.is_some(),
         };
-        let plan = plan(&mut scanned.tree, &options)?;
-        Ok((scanned, plan))
+        let plan = plan(tree, &options)?;
+        Ok((layered, plan))
     }
 
-    fn scan(&self, own: Option<(u64, u64)>, target: &Path) -> Result<Scanned, BuildError> {
-        Ok(match &self.source {
-            Source::Empty => {
-                let sec = self.mkfs.created.unwrap_or_else(|| SystemClock.now().0);
-                let now = Time { sec, nsec: 0 };
-                let mut root = Node::new(Kind::Dir);
-                root.mode = 0o755;
-                (root.mtime, root.atime, root.ctime) = (now, now, now);
-                let skipped = Skipped::default();
-                Scanned { tree: Tree::empty(root), contents: Box::new(NoContents), skipped }
-            }
-            Source::Dir(path) => {
-                let options = ScanOptions {
-                    threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
-                    ignore_unreadable: self.ignore_unreadable,
-                    one_file_system: self.one_file_system,
-                    exclude_inode: own,
-                };
-                scan_dir(path, &options)?
-            }
-            Source::Tar(input) => {
-                // A packed archive is spread out beside the image, where there must be room.
-                let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
-                let spool_dir = parent.unwrap_or(Path::new(".")).to_owned();
-                scan_tar(input.clone(), &TarOptions { spool_dir })?
-            }
-        })
+    fn scan(&self, own: Option<(u64, u64)>, target: &Path) -> Result<Layered, BuildError> {
+        if self.sources.origins.is_empty() && self.sources.additions.is_empty() {
+            let sec = self.mkfs.created.unwrap_or_else(|| SystemClock.now().0);
+            let now = Time { sec, nsec: 0 };
+            let mut root = Node::new(Kind::Dir);
+            root.mode = 0o755;
+            (root.mtime, root.atime, root.ctime) = (now, now, now);
+            let skipped = Skipped::default();
+            let contents = Box::new(NoContents);
+            let scanned = Scanned { tree: Tree::empty(root), contents, skipped };
+            return Ok(Layered { scanned, config: None });
+        }
+        let options = ScanOptions {
+            threads: NonZeroUsize::new(self.threads).unwrap_or(NonZeroUsize::MIN),
+            ignore_unreadable: self.ignore_unreadable,
+            one_file_system: self.one_file_system,
+            exclude_inode: own,
+        };
+        // What is packed is spread out beside the image, where there must be room.
+        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        Ok(self.sources.scan(&options, parent.unwrap_or(Path::new(".")))?)
     }
 
     fn fill(
@@ -421,8 +439,8 @@ impl<'a> Build<'a> {
 }
 
 impl Built {
-    fn of(plan: &Plan, skipped: Skipped) -> Built {
-        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped }
+    fn of(plan: &Plan, skipped: Skipped, image_config: Option<Vec<u8>>) -> Built {
+        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped, image_config }
     }
 }
 

@@ -136,6 +136,8 @@ pub struct Node {
     pub xattrs: XattrSetId,
     /// Where the source finds the contents; its own business.
     pub locator: u64,
+    /// Which of several sources has the contents.
+    pub source: u16,
     /// Target of a symlink.
     pub target: ArenaRef,
     /// Index of the list of data runs, when the file has holes; `NO_RUNS` when it has none.
@@ -164,6 +166,7 @@ impl Node {
             rdev: (0, 0),
             xattrs: XattrSetId::default(),
             locator: 0,
+            source: 0,
             target: ArenaRef::default(),
             runs: NO_RUNS,
             name_count: 0,
@@ -250,6 +253,9 @@ impl fmt::Display for TreeError {
 }
 
 impl std::error::Error for TreeError {}
+
+/// The parent of an entry that was taken away. There are fewer nodes.
+const NOWHERE: NodeId = NodeId(u32::MAX);
 
 /// Deepest nesting of directories that is accepted.
 pub const DEPTH_MAX: usize = 4096;
@@ -339,6 +345,12 @@ impl TreeBuilder {
         self.entries[index].node = node;
     }
 
+    /// Takes entry number `index` of [`TreeBuilder::entries`] away: it keeps its number, and nothing else. What only it
+    /// led to is dropped by [`TreeBuilder::finish`], and everything below that.
+    pub fn unlink(&mut self, index: usize) {
+        self.entries[index].parent = NOWHERE;
+    }
+
     /// Stores a symlink target for [`Node::target`].
     pub fn store_target(&mut self, target: &[u8]) -> Result<ArenaRef, TreeError> {
         if target.is_empty() || target.len() > 4095 {
@@ -396,6 +408,7 @@ impl TreeBuilder {
 
     /// Sorts, checks T2 and renumbers by T3. Nodes that no name reaches are dropped.
     pub fn finish(mut self) -> Result<Tree, TreeError> {
+        self.entries.retain(|entry| entry.parent != NOWHERE);
         self.xattr_index = FxHashMap::default();
         self.sort_entries()?;
         let starts = self.starts();

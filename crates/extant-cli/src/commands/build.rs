@@ -1,31 +1,33 @@
-//! `extant build`: an image from a directory or an archive.
+//! `extant build`: an image from directories, archives and container images.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
-use extant_image::source::dir::{ScanOptions, scan_dir};
-use extant_image::source::tar::{TarInput, TarOptions, scan_tar};
-use extant_image::source::{Scanned, Skipped, container_image};
+use extant_image::source::dir::ScanOptions;
+use extant_image::source::{Addition, Layered, Origin, Platform, Skipped, Sources};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::fault::size_option;
+use crate::fault::{io_exit, size_option};
 use crate::foreign;
 use crate::mkfs_args::MkfsSet;
 use crate::output::complain;
-use crate::size::parse_build_size;
+use crate::size::{parse_build_size, parse_bytes};
 use crate::target::{Target, TargetSet, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  skopeo copy docker://debian:12 oci:debian && extant build root.img --from oci:debian --size 4G\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
 
-/// Build an image from a directory or a tar archive
+/// Build an image from directories, tar archives and container images
+///
+/// Several sources are layers, from the lowest to the topmost: a file of an upper one takes the place
+/// of what has its name below, and one that is called .wh.NAME takes NAME away.
 ///
 /// OUT appears complete or not at all. It is as large as the contents need unless --size says
 /// otherwise. With SOURCE_DATE_EPOCH set, or --mtime-clamp, equal input gives equal bytes: times
@@ -35,9 +37,24 @@ pub(crate) struct BuildArgs {
     /// Image file or block device to write; - for standard output
     #[arg(value_name = "OUT")]
     out: OsString,
-    /// Directory, tar archive (plain, gzip, zstd) or - for an archive on standard input; required
-    #[arg(long, short = 'd', value_name = "DIR|FILE|-", help_heading = "Source")]
-    from: Option<OsString>,
+    /// Directory, tar archive (plain, gzip, zstd), - for an archive on standard input, or a container
+    /// image: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:TAG], or one of these found by
+    /// content. tar:FILE and dir:DIR are taken as they are. Required; several are layers
+    #[arg(long, short = 'd', value_name = "SOURCE", help_heading = "Source")]
+    from: Vec<OsString>,
+    /// Put a file or directory of the host into the image, over the sources: HOST:/PATH, owned by
+    /// root, or HOST:/PATH:MODE:UID:GID
+    #[arg(long, value_name = "HOST:/PATH", help_heading = "Source")]
+    add: Vec<OsString>,
+    /// Of a container image for several machines, the one for this: linux/arm64, linux/arm/v7
+    #[arg(long, value_name = "OS/ARCH", value_parser = parse_platform, help_heading = "Source")]
+    platform: Option<Platform>,
+    /// Write the configuration of the container image (JSON) to a file
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
+    config_out: Option<PathBuf>,
+    /// Most bytes that one layer may unpack to: 1G, or 200 times its packed size, if not given
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, help_heading = "Source")]
+    unpack_limit: Option<u64>,
     /// What was meant as a source without --from.
     #[arg(hide = true)]
     stray: Option<OsString>,
@@ -71,6 +88,10 @@ pub(crate) struct BuildArgs {
     mkfs: MkfsSet,
 }
 
+fn parse_platform(text: &str) -> Result<Platform, String> {
+    text.parse()
+}
+
 fn parse_owner(text: &str) -> Result<Owner, String> {
     text.parse().map_err(|error: OptionError| error.what)
 }
@@ -81,7 +102,7 @@ fn parse_map(text: &str) -> Result<IdMap, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
-    let from = source(args)?;
+    let sources = sources(args)?;
     let mut mkfs = args.mkfs.options()?;
     let epoch = epoch(args.mtime_clamp.as_deref())?;
     mkfs.created = mkfs.created.or(epoch);
@@ -96,12 +117,10 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         }
         (size, _) => size,
     };
-    let mut scanned = scan(args, from, &target)?;
-    if !args.as_is
-        && let Some(layout) = container_image(&scanned.tree)
-    {
-        let name = if from == "-" { "standard input".into() } else { escape(from.as_bytes()) };
-        return Err(foreign::container(layout, &name, &escape(args.out.as_bytes())));
+    let Layered { mut scanned, config } = scan(args, &sources, &target)?;
+    if args.config_out.is_some() && config.is_none() {
+        return Err(Failure::usage("--config-out: no source is a container image")
+            .hint("give one: --from oci:DIR, oci-archive:FILE or docker-archive:FILE"));
     }
     let transform = Transform {
         owner: args.owner,
@@ -131,12 +150,19 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             _ => failure,
         }
     })?;
+    let writes = !args.target.plan;
     target.write(&plan, &scanned.tree, &*scanned.contents, true)?;
+    if let (Some(path), Some(config), true) = (&args.config_out, config, writes) {
+        std::fs::write(path, config).map_err(|error| {
+            let name = escape(path.as_os_str().as_bytes());
+            Failure::caused(io_exit(&error), &format!("cannot write {name}"), &error)
+        })?;
+    }
     Ok(report_skipped(&scanned.skipped))
 }
 
-/// The source that was given.
-fn source(args: &BuildArgs) -> Result<&OsStr> {
+/// The sources that were given.
+fn sources(args: &BuildArgs) -> Result<Sources> {
     let out = escape(args.out.as_bytes());
     if let Some(stray) = &args.stray {
         // As cp has it: the source first.
@@ -148,35 +174,61 @@ fn source(args: &BuildArgs) -> Result<&OsStr> {
         ))
         .hint(format!("extant build {out} --from {stray}")));
     }
-    args.from.as_deref().ok_or_else(|| {
-        Failure::usage("no source: give a directory or a tar archive with --from").hint(format!(
+    if args.from.is_empty() {
+        return Err(Failure::usage(
+            "no source: give a directory, a tar archive or a container image with --from",
+        )
+        .hint(format!(
             "extant build {out} --from DIR; extant mkfs {out} SIZE makes an empty file system"
-        ))
+        )));
+    }
+    let mut origins = Vec::new();
+    for from in &args.from {
+        let origin = Origin::parse(from).map_err(|error| {
+            let failure = Failure::new(Exit::Unsupported, error.what);
+            let failure = failure.on(escape(from.as_bytes()));
+            match error.advice {
+                Some(advice) => failure.hint(advice),
+                None => Failure { exit: Exit::Usage, ..failure },
+            }
+        })?;
+        if origin == Origin::Stdin && origins.contains(&Origin::Stdin) {
+            return Err(Failure::usage("--from -: standard input is one archive, not two"));
+        }
+        origins.push(origin);
+    }
+    if origins.contains(&Origin::Stdin) && std::io::stdin().is_terminal() {
+        return Err(Failure::usage("--from - reads an archive from a terminal")
+            .hint("pipe one in: tar -cf - -C DIR . | extant build OUT --from -"));
+    }
+    let additions = args.add.iter().map(|text| {
+        Addition::parse(text)
+            .map_err(|what| Failure::usage(format!("--add {}: {what}", escape(text.as_bytes()))))
+    });
+    Ok(Sources {
+        origins,
+        additions: additions.collect::<Result<_>>()?,
+        platform: args.platform.clone(),
+        as_is: args.as_is,
+        unpack_limit: args.unpack_limit,
     })
 }
 
-fn scan(args: &BuildArgs, from: &OsStr, target: &Target) -> Result<Scanned> {
-    let path = Path::new(from);
-    if from != "-" && path.is_dir() {
-        let options = ScanOptions {
-            threads: NonZeroUsize::new(args.target.threads()).unwrap_or(NonZeroUsize::MIN),
-            ignore_unreadable: args.ignore_unreadable,
-            one_file_system: args.one_file_system,
-            exclude_inode: target.identity(),
-        };
-        return Ok(scan_dir(path, &options)?);
-    }
-    let input = match from == "-" {
-        true if std::io::stdin().is_terminal() => {
-            return Err(Failure::usage("--from - reads an archive from a terminal")
-                .hint("pipe one in: tar -cf - -C DIR . | extant build OUT --from -"));
-        }
-        true => TarInput::Stdin,
-        false => TarInput::File(path.to_owned()),
+fn scan(args: &BuildArgs, sources: &Sources, target: &Target) -> Result<Layered> {
+    let options = ScanOptions {
+        threads: NonZeroUsize::new(args.target.threads()).unwrap_or(NonZeroUsize::MIN),
+        ignore_unreadable: args.ignore_unreadable,
+        one_file_system: args.one_file_system,
+        exclude_inode: target.identity(),
     };
-    let tar = TarOptions { spool_dir: target.spool_dir() };
-    scan_tar(input, &tar)
-        .map_err(|error| foreign::no_source(error, from, &escape(args.out.as_bytes())))
+    sources.scan(&options, &target.spool_dir()).map_err(|error| {
+        let named = |from: &&OsString| {
+            Origin::parse(from).is_ok_and(|origin| error.archive() == Some(&*origin.name()))
+        };
+        let from = args.from.iter().find(named).or(args.from.first());
+        let from = from.map(OsString::as_os_str).unwrap_or_default();
+        foreign::no_source(error, from, &escape(args.out.as_bytes()))
+    })
 }
 
 /// Names what was left out, and makes it count in the exit code.

@@ -46,6 +46,38 @@ pub fn container_image(tree: &Tree) -> Option<ContainerImage> {
         .then_some(ContainerImage::DockerArchive)
 }
 
+/// What [`container_image`] looks for, in names as they come.
+#[derive(Default)]
+pub(super) struct ContainerNames {
+    oci_layout: bool,
+    index: bool,
+    manifest: bool,
+    repositories: bool,
+    layer: bool,
+}
+
+impl ContainerNames {
+    /// Looks at the name of one member of an archive.
+    pub(super) fn see(&mut self, name: &[u8]) {
+        let name = name.strip_prefix(b"./").unwrap_or(name);
+        match name {
+            b"oci-layout" => self.oci_layout = true,
+            b"index.json" => self.index = true,
+            b"manifest.json" => self.manifest = true,
+            b"repositories" => self.repositories = true,
+            _ => {
+                let flat = name.strip_suffix(b".tar").is_some_and(is_digest);
+                self.layer |= flat || name.strip_suffix(b"/layer.tar").is_some_and(is_digest);
+            }
+        }
+    }
+
+    /// Whether the names seen are those of a container image.
+    pub(super) fn is_container(&self) -> bool {
+        (self.oci_layout && self.index) || (self.manifest && (self.repositories || self.layer))
+    }
+}
+
 /// Whether a name is a SHA-256 digest in hexadecimal.
 fn is_digest(name: &[u8]) -> bool {
     name.len() == 64 && name.iter().all(u8::is_ascii_hexdigit)

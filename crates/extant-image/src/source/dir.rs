@@ -94,3 +94,10 @@ impl Default for ScanOptions {
 pub fn scan_dir(root: &Path, options: &ScanOptions) -> Result<Scanned, SourceError> {
     walk::scan(root, options)
 }
+
+/// The extended attributes of one file that ext4 has a place for; `path` is not followed.
+pub(super) fn read_xattrs(
+    path: &std::ffi::CStr,
+) -> Result<crate::tree::XattrSet, rustix::io::Errno> {
+    xattrs::XattrReader::new().read(path)
+}

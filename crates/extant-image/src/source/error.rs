@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use extant_oci::OciError;
 use extant_sync::threads::ThreadError;
 
 use crate::signature::Found;
@@ -47,6 +48,8 @@ pub enum SourceError {
         /// Why it cannot be an archive, with numbers.
         why: String,
     },
+    /// The container image cannot be had.
+    Image(OciError),
     /// The names collected do not make a tree.
     Tree(TreeError),
     /// The threads that should have read the source could not be had, or failed.
@@ -54,6 +57,18 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    /// The file or directory of the host that it is about, where that is one of the sources.
+    pub fn archive(&self) -> Option<&str> {
+        match self {
+            SourceError::Io { path, .. } => Some(path),
+            SourceError::Archive { archive, .. } | SourceError::NotTar { archive, .. } => {
+                Some(archive)
+            }
+            SourceError::Image(error) => Some(&error.place),
+            _ => None,
+        }
+    }
+
     pub(crate) fn io(doing: &'static str, path: &[u8], cause: impl Into<io::Error>) -> SourceError {
         SourceError::Io { doing, path: path.escape_ascii().to_string(), cause: cause.into() }
     }
@@ -82,6 +97,7 @@ impl fmt::Display for SourceError {
                     }
                 }
             }
+            SourceError::Image(e) => e.fmt(f),
             SourceError::Tree(e) => e.fmt(f),
             SourceError::Threads(e) => e.fmt(f),
         }
@@ -95,6 +111,7 @@ impl std::error::Error for SourceError {
             SourceError::Changed { .. }
             | SourceError::Archive { .. }
             | SourceError::NotTar { .. } => None,
+            SourceError::Image(e) => e.source(),
             SourceError::Tree(_) => None,
             // Display already says all of it but the cause.
             SourceError::Threads(e) => e.source(),
@@ -111,5 +128,11 @@ impl From<TreeError> for SourceError {
 impl From<ThreadError> for SourceError {
     fn from(e: ThreadError) -> SourceError {
         SourceError::Threads(e)
+    }
+}
+
+impl From<OciError> for SourceError {
+    fn from(e: OciError) -> SourceError {
+        SourceError::Image(e)
     }
 }

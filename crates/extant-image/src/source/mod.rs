@@ -15,10 +15,17 @@
 mod container;
 pub mod dir;
 mod error;
+mod file;
+mod layers;
+mod origin;
+mod store;
 pub mod tar;
 
 pub use container::{ContainerImage, container_image};
 pub use error::SourceError;
+pub use extant_oci::{Choice, Digest, Kind as ImageFault, OciError, Platform};
+pub use layers::{Layered, PARTS_MAX, Sources};
+pub use origin::{Addition, Origin, OriginError};
 
 use crate::tree::{NodeId, Tree};
 

@@ -26,23 +26,30 @@ mod assemble;
 mod contents;
 mod header;
 mod input;
+mod layering;
 mod member;
 mod pax;
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use extant_oci::Digest;
 use extant_sync::threads;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use self::assemble::Assembler;
+pub(super) use self::assemble::Assembler;
 use self::contents::{Stamp, TarContents};
-use self::input::{Input, Packing, Peek, Spool, decompress, pipe};
+use self::input::{
+    Check, Checked, Input, Packing, Peek, Spool, decompress, decompress_checked, pipe,
+};
 use self::member::Members;
+pub(super) use self::member::{Attributes, Member, What};
 use crate::signature::recognise;
-use crate::source::{Scanned, Skipped, SourceError};
+use crate::source::container::ContainerNames;
+use crate::source::{Contents, Scanned, Skipped, SourceError};
 use crate::tree::Tree;
 
 /// Where an archive is.
@@ -120,8 +127,8 @@ pub fn scan_tar_stream(
     let spool = spool_file(&options.spool_dir)?;
     let tree = threads::scope(|scope| {
         let (writer, reader) = pipe();
-        let worker = scope.spawn("decompress", move || decompress(input, packing, &writer))?;
-        let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(&spool) };
+        let worker = scope.spawn("decompress", move || decompress(input, packing, writer))?;
+        let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(&spool, 0) };
         let tree = parse(stream, name, packing.name());
         worker.join().map_err(threads::ThreadError::from)?;
         tree
@@ -131,11 +138,19 @@ pub fn scan_tar_stream(
     Ok(Scanned { tree, contents, skipped: Skipped::default() })
 }
 
-fn parse(
+fn parse(input: Input<'_>, name: &str, packed: Option<&'static str>) -> Result<Tree, SourceError> {
+    let mut tree = Assembler::new(name);
+    parse_into(&mut tree, input, name, packed)?;
+    tree.finish()
+}
+
+/// Adds the members of an archive to `tree`; returns how many bytes the spool has then.
+fn parse_into(
+    tree: &mut Assembler,
     mut input: Input<'_>,
     name: &str,
     packed: Option<&'static str>,
-) -> Result<Tree, SourceError> {
+) -> Result<u64, SourceError> {
     let start = input.start().map_err(|e| stopped(name, 0, e))?;
     // A first member may hold anything, also at the place of another format's magic number.
     let is_tar = start.first_chunk().is_some_and(|block| header::check_sum(block).is_ok());
@@ -144,12 +159,164 @@ fn parse(
         return Err(SourceError::NotTar { archive, found: Some(found), packed, why });
     }
     let mut members = Members::new(input, name, packed);
-    let mut tree = Assembler::new(name);
     while let Some(member) = members.next()? {
         tree.add(member)?;
     }
-    members.drain()?;
-    tree.finish()
+    members.drain()
+}
+
+/// A temporary file for the data of several archives.
+pub(super) struct SharedSpool {
+    file: File,
+    len: u64,
+}
+
+impl SharedSpool {
+    pub(super) fn new(dir: &Path) -> Result<SharedSpool, SourceError> {
+        Ok(SharedSpool { file: spool_file(dir)?, len: 0 })
+    }
+
+    pub(super) fn into_contents(self) -> Box<dyn Contents> {
+        Box::new(TarContents::new(self.file, "layers".into(), None))
+    }
+}
+
+/// Why a layer cannot be added.
+pub(super) enum LayerFault {
+    /// The stream is not what it should be, or cannot be read.
+    Stream(io::Error),
+    /// What is in it makes no tree.
+    Source(SourceError),
+}
+
+/// Adds the layer that `raw` holds, packed or not, as another layer of `tree`. Unpacked it has the digest `diff_id` and at
+/// most `limit` bytes.
+pub(super) fn add_layer(
+    tree: &mut Assembler,
+    name: &str,
+    raw: impl Read + Send,
+    spool: &mut SharedSpool,
+    (diff_id, limit): (Digest, u64),
+) -> Result<(), LayerFault> {
+    let mut input = Peek::new(raw);
+    let packing = Packing::of(input.peek(Packing::START).map_err(LayerFault::Stream)?);
+    let check = Check::new(diff_id, limit);
+    let SharedSpool { file, len } = spool;
+    let outcome = threads::scope(|scope| {
+        let (writer, reader) = pipe();
+        let worker =
+            scope.spawn("decompress", move || decompress_checked(input, packing, writer, check))?;
+        let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(file, *len) };
+        let parsed = parse_into(tree, stream, name, packing.name());
+        let checked = worker.join().map_err(threads::ThreadError::from)?;
+        Ok::<_, threads::ThreadError>((parsed, checked))
+    });
+    let failed = |error: threads::ThreadError| LayerFault::Source(error.into());
+    let (parsed, checked) =
+        outcome.map_err(|e| failed(e.into())).and_then(|r| r.map_err(failed))?;
+    // What the stream says of itself counts more than what that did to the parser.
+    let checked = checked.map_err(LayerFault::Stream)?;
+    *len = parsed.map_err(LayerFault::Source)?;
+    match checked {
+        Checked::Whole => Ok(()),
+        Checked::InPart => {
+            let what = "hundreds of megabytes follow the end mark of its archive";
+            Err(LayerFault::Stream(io::Error::new(io::ErrorKind::InvalidData, what)))
+        }
+    }
+}
+
+/// Adds the archive `input` as another layer of `tree`, with contents `own` in it if it can be read in place, and else
+/// with contents `spooled` in the spool. Returns what reads it in place.
+pub(super) fn add_archive(
+    tree: &mut Assembler,
+    input: &TarInput,
+    spool: &mut SharedSpool,
+    (own, spooled): (u16, u16),
+    whiteouts: bool,
+) -> Result<Option<Box<dyn Contents>>, SourceError> {
+    let (name, file) = match input {
+        TarInput::Stdin => ("standard input".into(), None),
+        TarInput::File(path) => {
+            let name = path.to_string_lossy().into_owned();
+            let file = File::open(path);
+            let file =
+                file.map_err(|cause| SourceError::Io { doing: "open", path: name.clone(), cause })?;
+            (name, Some(file))
+        }
+    };
+    let failed = |doing, cause| SourceError::Io { doing, path: name.clone(), cause };
+    if let Some(file) = &file {
+        let meta = file.metadata().map_err(|e| failed("examine", e))?;
+        let mut start = [0; Packing::START];
+        let count = if meta.is_file() {
+            file.read_at(&mut start, 0).map_err(|e| failed("read", e))?
+        } else {
+            0
+        };
+        if meta.is_file() && Packing::of(start.get(..count).unwrap_or_default()) == Packing::Plain {
+            let stamp = Stamp::of(file).map_err(|e| failed("examine", e))?;
+            tree.begin_layer(&name, own, whiteouts)?;
+            let input = Input::File { file, len: meta.len(), window: Vec::new(), window_start: 0 };
+            parse_into(tree, input, &name, None)?;
+            let file = file.try_clone().map_err(|e| failed("open", e))?;
+            return Ok(Some(Box::new(TarContents::new(file, name, Some(stamp)))));
+        }
+    }
+    tree.begin_layer(&name, spooled, whiteouts)?;
+    let raw: Box<dyn Read + Send> = match file {
+        Some(file) => Box::new(file),
+        None => Box::new(io::stdin()),
+    };
+    let mut input = Peek::new(raw);
+    let packing = Packing::of(input.peek(Packing::START).map_err(|e| stopped(&name, 0, e))?);
+    let SharedSpool { file, len } = spool;
+    *len = threads::scope(|scope| {
+        let (writer, reader) = pipe();
+        let worker = scope.spawn("decompress", move || decompress(input, packing, writer))?;
+        let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(file, *len) };
+        let parsed = parse_into(tree, stream, &name, packing.name());
+        worker.join().map_err(threads::ThreadError::from)?;
+        parsed
+    })
+    .map_err(threads::ThreadError::from)??;
+    Ok(None)
+}
+
+/// Whether the archive in the file `path` is a container image with its layers, by the names in its root. An archive that
+/// cannot be read is none: whoever reads it all will say why.
+pub(super) fn holds_container(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    let Ok(meta) = file.metadata() else { return false };
+    let mut start = [0; Packing::START];
+    let count = match meta.is_file() {
+        true => file.read_at(&mut start, 0).unwrap_or(0),
+        false => return false,
+    };
+    let packing = Packing::of(start.get(..count).unwrap_or_default());
+    let mut names = ContainerNames::default();
+    let mut look = |input| {
+        let mut members = Members::new(input, "", None);
+        while let Ok(Some(member)) = members.next() {
+            names.see(&member.name);
+        }
+    };
+    if packing == Packing::Plain {
+        look(Input::File { file: &file, len: meta.len(), window: Vec::new(), window_start: 0 });
+    } else {
+        let done = threads::scope(|scope| {
+            let (writer, reader) = pipe();
+            let input = Peek::new(&file);
+            let worker = scope.spawn("decompress", move || decompress(input, packing, writer));
+            if worker.is_ok() {
+                look(Input::Passing { stream: Box::new(reader) });
+            }
+        });
+        if done.is_err() {
+            return false;
+        }
+    }
+    names.is_container()
 }
 
 /// An error of reading an archive: damage where the decompressor says so.

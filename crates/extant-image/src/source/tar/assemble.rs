@@ -9,68 +9,81 @@
 //!   of the first member below it; so has the root, unless there is a member `./`.
 //! - A hard link may come before its target.
 //! - Nothing is placed outside the tree or through a symlink: absolute names, `..` and symlinks
-//!   as parents are errors.
+//!   as parents are errors. Layers of one tree have other rules; see `layering`.
 
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use rustc_hash::FxHashMap;
 
+use super::layering::Layering;
 use super::member::{Attributes, Member, What};
 use crate::source::SourceError;
 use crate::tree::{DEPTH_MAX, Kind, Node, NodeId, Time, Tree, TreeBuilder, TreeError};
 
 /// A tree that grows by members.
-pub(super) struct Assembler<'a> {
-    archive: &'a str,
-    builder: TreeBuilder,
+pub(in crate::source) struct Assembler {
+    pub(super) archive: String,
+    pub(super) builder: TreeBuilder,
     /// Entries by parent and name. The hasher is seeded: names come from strangers.
-    index: HashTable<u32>,
-    hasher: RandomState,
+    pub(super) index: HashTable<u32>,
+    pub(super) hasher: RandomState,
     /// Names of hard links that came before their targets, by the node that stands for them.
-    pending: FxHashMap<NodeId, PendingLink>,
+    pub(super) pending: FxHashMap<NodeId, PendingLink>,
     /// Placed so far: the directory of the last member, and its path.
-    last_parent: (Vec<u8>, NodeId),
+    pub(super) last_parent: (Vec<u8>, NodeId),
     has_members: bool,
+    /// Which source the members are from.
+    pub(super) source: u16,
+    /// What is kept when there are several layers.
+    pub(super) layering: Option<Layering>,
 }
 
-struct PendingLink {
+pub(super) struct PendingLink {
     entry: u32,
     offset: u64,
     name: Vec<u8>,
     target: Vec<u8>,
 }
 
-impl<'a> Assembler<'a> {
-    pub(super) fn new(archive: &'a str) -> Assembler<'a> {
+impl Assembler {
+    /// A tree of the members of one archive.
+    pub(super) fn new(archive: &str) -> Assembler {
         Assembler {
-            archive,
+            archive: archive.into(),
             builder: TreeBuilder::new(implied_dir(Time::default())),
             index: HashTable::new(),
             hasher: RandomState::new(),
             pending: FxHashMap::default(),
             last_parent: (Vec::new(), NodeId::ROOT),
             has_members: false,
+            source: 0,
+            layering: None,
         }
     }
 
     /// Places one member.
-    pub(super) fn add(&mut self, member: Member) -> Result<(), SourceError> {
+    pub(in crate::source) fn add(&mut self, member: Member) -> Result<(), SourceError> {
         let Member { offset, name, mtime, what } = member;
-        let fault = |what: &str| bad(self.archive, offset, &name, what);
-        let path = normal(&name).map_err(fault)?;
+        let path = self.normal(&name).map_err(|what| bad(&self.archive, offset, &name, what))?;
         if !self.has_members {
             self.has_members = true;
             *self.builder.node_mut(NodeId::ROOT) = implied_dir(mtime);
         }
         let Some((parent_path, last)) = split_last(&path) else {
             return match what {
+                What::File(attributes) if attributes.kind == Kind::Dir && self.keeps_dirs() => {
+                    Ok(())
+                }
                 What::File(attributes) if attributes.kind == Kind::Dir => {
                     self.fill(NodeId::ROOT, attributes).map_err(|e| self.place(e, offset, &name))
                 }
-                _ => Err(bad(self.archive, offset, &name, "only a directory can be the root")),
+                _ => Err(bad(&self.archive, offset, &name, "only a directory can be the root")),
             };
         };
+        if self.layering.is_some() && self.whiteout(parent_path, last, offset, &name)? {
+            return Ok(());
+        }
         let parent = self.parent(parent_path, mtime, offset, &name)?;
         match what {
             What::File(attributes) => self.add_file(parent, last, attributes, offset, &name),
@@ -79,7 +92,7 @@ impl<'a> Assembler<'a> {
     }
 
     /// Resolves what is left and makes the tree.
-    pub(super) fn finish(mut self) -> Result<Tree, SourceError> {
+    pub(in crate::source) fn finish(mut self) -> Result<Tree, SourceError> {
         self.resolve_links()?;
         // Directories counted their entries there.
         for node in self.builder.nodes_mut() {
@@ -103,6 +116,10 @@ impl<'a> Assembler<'a> {
             && let Some(node) = self.node_of(entry)
             && self.builder.node(node).kind == Kind::Dir
         {
+            self.touch(entry);
+            if self.keeps_dirs() {
+                return Ok(());
+            }
             return self.fill(node, attributes).map_err(|e| self.place(e, offset, name));
         }
         let new = self
@@ -121,9 +138,9 @@ impl<'a> Assembler<'a> {
         offset: u64,
         name: &[u8],
     ) -> Result<(), SourceError> {
-        let path = normal(&target).map_err(|what| {
+        let path = self.normal(&target).map_err(|what| {
             let target = target.escape_ascii();
-            bad(self.archive, offset, name, &format!("its link target \"{target}\" {what}"))
+            bad(&self.archive, offset, name, &format!("its link target \"{target}\" {what}"))
         })?;
         if let Some(node) = self.find(&path) {
             self.check_target(node, offset, name, &target)?;
@@ -148,11 +165,11 @@ impl<'a> Assembler<'a> {
             return Ok(());
         }
         let what = format!("a hard link to \"{}\", which is a directory", target.escape_ascii());
-        Err(bad(self.archive, offset, name, &what))
+        Err(bad(&self.archive, offset, name, &what))
     }
 
     /// Lets `last` in `parent` mean `node`, in place of what it meant. Returns the entry.
-    fn put(
+    pub(super) fn put(
         &mut self,
         parent: NodeId,
         last: &[u8],
@@ -162,13 +179,15 @@ impl<'a> Assembler<'a> {
     ) -> Result<u32, SourceError> {
         if let Some(entry) = self.lookup(parent, last) {
             let old = self.node_of(entry).map(|old| *self.builder.node(old));
-            if old.is_some_and(|old| old.kind == Kind::Dir && old.locator != 0) {
+            let is_lower = self.layering.as_ref().is_some_and(|layers| layers.is_lower(entry));
+            if !is_lower && old.is_some_and(|old| old.kind == Kind::Dir && old.locator != 0) {
                 let what = "takes the name of a directory that is not empty";
-                return Err(bad(self.archive, offset, name, what));
+                return Err(bad(&self.archive, offset, name, what));
             }
             self.builder.relink(entry as usize, node);
             // It may have been the directory that is remembered.
             self.last_parent = (Vec::new(), NodeId::ROOT);
+            self.touch(entry);
             return Ok(entry);
         }
         let entry = self.builder.entries().len() as u32;
@@ -181,6 +200,9 @@ impl<'a> Assembler<'a> {
             entry.map_or(0, |entry| hash(hasher, entry.parent, builder.name(entry)))
         };
         self.index.insert_unique(hash(hasher, parent, last), entry, hash_entry);
+        if let Some(layers) = &mut self.layering {
+            layers.added(parent, entry);
+        }
         Ok(entry)
     }
 
@@ -195,11 +217,16 @@ impl<'a> Assembler<'a> {
         if self.last_parent.0 == path {
             return Ok(self.last_parent.1);
         }
+        if self.layering.is_some() {
+            let dir = self.dir_through_links(path, mtime, offset, name)?;
+            self.last_parent = (path.to_vec(), dir);
+            return Ok(dir);
+        }
         let mut at = NodeId::ROOT;
         for (depth, part) in parts(path).enumerate() {
             if depth >= DEPTH_MAX {
                 let what = format!("directories nest deeper than {DEPTH_MAX}");
-                return Err(bad(self.archive, offset, name, &what));
+                return Err(bad(&self.archive, offset, name, &what));
             }
             at = match self.lookup(at, part).and_then(|entry| self.node_of(entry)) {
                 None => {
@@ -220,7 +247,7 @@ impl<'a> Assembler<'a> {
                         Kind::Symlink => format!("lies below \"{part}\", a symbolic link"),
                         _ => format!("lies below \"{part}\", which is not a directory"),
                     };
-                    return Err(bad(self.archive, offset, name, &what));
+                    return Err(bad(&self.archive, offset, name, &what));
                 }
             };
         }
@@ -228,14 +255,17 @@ impl<'a> Assembler<'a> {
         Ok(at)
     }
 
-    /// The node at `path`, through directories only.
+    /// The node at `path`, through directories only; in layers, also through links.
     fn find(&self, path: &[u8]) -> Option<NodeId> {
+        if self.layering.is_some() {
+            return self.find_through_links(path);
+        }
         parts(path).try_fold(NodeId::ROOT, |at, part| {
             self.lookup(at, part).and_then(|entry| self.node_of(entry))
         })
     }
 
-    fn lookup(&self, parent: NodeId, name: &[u8]) -> Option<u32> {
+    pub(super) fn lookup(&self, parent: NodeId, name: &[u8]) -> Option<u32> {
         let is_it = |&entry: &u32| {
             let entry = self.builder.entries().get(entry as usize);
             entry.is_some_and(|entry| entry.parent == parent && self.builder.name(entry) == name)
@@ -243,7 +273,7 @@ impl<'a> Assembler<'a> {
         self.index.find(hash(&self.hasher, parent, name), is_it).copied()
     }
 
-    fn node_of(&self, entry: u32) -> Option<NodeId> {
+    pub(super) fn node_of(&self, entry: u32) -> Option<NodeId> {
         self.builder.entries().get(entry as usize).map(|entry| entry.node)
     }
 
@@ -256,7 +286,8 @@ impl<'a> Assembler<'a> {
         };
         let runs = from.runs.map(|runs| self.builder.store_runs(runs)).transpose()?;
         let node = self.builder.node_mut(id);
-        node.mode = from.mode;
+        // Links have all rights on Linux, whatever an archive says: so they are when it is extracted.
+        node.mode = if from.kind == Kind::Symlink { 0o777 } else { from.mode };
         node.uid = from.uid;
         node.gid = from.gid;
         node.mtime = from.mtime;
@@ -268,6 +299,7 @@ impl<'a> Assembler<'a> {
         node.target = target;
         if from.kind != Kind::Dir {
             node.locator = from.locator;
+            node.source = self.source;
         }
         if let Some(runs) = runs {
             node.runs = runs;
@@ -276,7 +308,7 @@ impl<'a> Assembler<'a> {
     }
 
     /// Hard links whose targets came later, also links to such links.
-    fn resolve_links(&mut self) -> Result<(), SourceError> {
+    pub(super) fn resolve_links(&mut self) -> Result<(), SourceError> {
         let mut order: Vec<(u32, NodeId)> =
             self.pending.iter().map(|(&node, link)| (link.entry, node)).collect();
         order.sort_unstable_by_key(|&(entry, node)| (entry, node.0));
@@ -296,13 +328,13 @@ impl<'a> Assembler<'a> {
                     break at;
                 }
                 chain.push(at);
-                let path = normal(&link.target).unwrap_or_default();
+                let path = self.normal(&link.target).unwrap_or_default();
                 let target = self.find(&path);
                 let shown = link.target.escape_ascii();
                 match target {
                     None => {
                         let what = format!("a hard link to \"{shown}\", which does not exist");
-                        return Err(bad(self.archive, link.offset, &link.name, &what));
+                        return Err(bad(&self.archive, link.offset, &link.name, &what));
                     }
                     Some(node) => {
                         self.check_target(node, link.offset, &link.name, &link.target)?;
@@ -311,7 +343,7 @@ impl<'a> Assembler<'a> {
                         if unresolved && chain.len() > self.pending.len() {
                             let what =
                                 format!("a hard link to \"{shown}\", which leads back to it");
-                            return Err(bad(self.archive, link.offset, &link.name, &what));
+                            return Err(bad(&self.archive, link.offset, &link.name, &what));
                         }
                         at = node;
                     }
@@ -329,25 +361,25 @@ impl<'a> Assembler<'a> {
         Ok(())
     }
 
-    fn place(&self, error: TreeError, offset: u64, name: &[u8]) -> SourceError {
+    pub(super) fn place(&self, error: TreeError, offset: u64, name: &[u8]) -> SourceError {
         match error {
             TreeError::TooLarge { .. } => error.into(),
-            error => bad(self.archive, offset, name, &error.to_string()),
+            error => bad(&self.archive, offset, name, &error.to_string()),
         }
     }
 }
 
-fn hash(hasher: &RandomState, parent: NodeId, name: &[u8]) -> u64 {
+pub(super) fn hash(hasher: &RandomState, parent: NodeId, name: &[u8]) -> u64 {
     hasher.hash_one((parent, name))
 }
 
-fn bad(archive: &str, offset: u64, name: &[u8], what: &str) -> SourceError {
+pub(super) fn bad(archive: &str, offset: u64, name: &[u8], what: &str) -> SourceError {
     // A name may have a megabyte; the start of it is enough to find it.
     let shown = name.get(..name.len().min(300)).unwrap_or_default().escape_ascii();
     SourceError::Archive { archive: archive.into(), offset, what: format!("\"{shown}\": {what}") }
 }
 
-fn implied_dir(time: Time) -> Node {
+pub(super) fn implied_dir(time: Time) -> Node {
     let mut node = Node::new(Kind::Dir);
     node.mode = 0o755;
     node.mtime = time;
@@ -357,7 +389,7 @@ fn implied_dir(time: Time) -> Node {
 }
 
 /// A name without `.`, doubled slashes and slashes at the end; empty for the root.
-fn normal(name: &[u8]) -> Result<Vec<u8>, &'static str> {
+pub(super) fn normal(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     if name.is_empty() {
         return Err("is a name of 0 bytes");
     }
@@ -380,7 +412,7 @@ fn normal(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     Ok(out)
 }
 
-fn split_last(path: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(super) fn split_last(path: &[u8]) -> Option<(&[u8], &[u8])> {
     if path.is_empty() {
         return None;
     }
@@ -390,6 +422,6 @@ fn split_last(path: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(super) fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&b| b == b'/').filter(|part| !part.is_empty())
 }

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::FileExt;
 
+use extant_oci::{Digest, Hashing};
 use extant_sync::threads::{Receiver, Sender, channel};
 
 use crate::signature::PROBE_BYTES;
@@ -45,6 +46,11 @@ pub(super) enum Input<'a> {
         /// Takes the data of files.
         spool: Spool<'a>,
     },
+    /// Anything else, whose data nobody wants.
+    Passing {
+        /// The archive, decompressed.
+        stream: Box<dyn BufRead + 'a>,
+    },
 }
 
 impl Input<'_> {
@@ -71,7 +77,9 @@ impl Input<'_> {
                     }
                     count
                 }
-                Input::Stream { stream, .. } => retry(|| stream.read(rest))?,
+                Input::Stream { stream, .. } | Input::Passing { stream } => {
+                    retry(|| stream.read(rest))?
+                }
             };
             if count == 0 {
                 break;
@@ -97,7 +105,7 @@ impl Input<'_> {
                 }
                 start.truncate(done);
             }
-            Input::Stream { stream, .. } => {
+            Input::Stream { stream, .. } | Input::Passing { stream } => {
                 let piece = retry(|| stream.fill_buf().map(<[u8]>::len))?;
                 let have = stream.fill_buf()?;
                 start.extend_from_slice(have.get(..piece.min(PROBE_BYTES)).unwrap_or_default());
@@ -110,7 +118,9 @@ impl Input<'_> {
     pub(super) fn skip(&mut self, pos: u64, count: u64) -> io::Result<u64> {
         match self {
             Input::File { len, .. } => Ok(count.min(len.saturating_sub(pos))),
-            Input::Stream { stream, .. } => each_piece(stream, count, |_| Ok(())),
+            Input::Stream { stream, .. } | Input::Passing { stream } => {
+                each_piece(stream, count, |_| Ok(()))
+            }
         }
     }
 
@@ -124,17 +134,21 @@ impl Input<'_> {
                 let done = each_piece(stream, count, |piece| spool.write(piece))?;
                 Ok((start, done))
             }
+            Input::Passing { stream } => Ok((0, each_piece(stream, count, |_| Ok(()))?)),
         }
     }
 
     /// Reads a stream to its end: damage behind the archive's end mark is damage too. Gives up
-    /// after [`TRAILER_MAX`] bytes, because some streams have no end.
-    pub(super) fn drain(&mut self) -> io::Result<()> {
-        if let Input::Stream { stream, spool } = self {
-            each_piece(stream, TRAILER_MAX, |_| Ok(()))?;
-            spool.flush()?;
+    /// after [`TRAILER_MAX`] bytes, because some streams have no end. Returns how many bytes the spool has.
+    pub(super) fn drain(&mut self) -> io::Result<u64> {
+        match self {
+            Input::File { .. } | Input::Passing { .. } => Ok(0),
+            Input::Stream { stream, spool } => {
+                each_piece(stream, TRAILER_MAX, |_| Ok(()))?;
+                spool.flush()?;
+                Ok(spool.len)
+            }
         }
-        Ok(())
     }
 }
 
@@ -178,8 +192,9 @@ pub(super) struct Spool<'a> {
 }
 
 impl<'a> Spool<'a> {
-    pub(super) fn new(file: &'a File) -> Spool<'a> {
-        Spool { file, buffer: Vec::with_capacity(1 << 20), len: 0 }
+    /// Writes behind the `len` bytes that `file` has, whose position is there.
+    pub(super) fn new(file: &'a File, len: u64) -> Spool<'a> {
+        Spool { file, buffer: Vec::with_capacity(1 << 20), len }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -306,13 +321,53 @@ type Piece = io::Result<Vec<u8>>;
 pub(super) fn pipe() -> (PipeWriter, PipeReader) {
     let (full, chunks) = channel(CHUNKS);
     let (empty, recycled) = channel(CHUNKS + 2);
-    (PipeWriter { full, recycled }, PipeReader { chunks, empty, current: Vec::new(), at: 0 })
+    (
+        PipeWriter { full, recycled, check: None },
+        PipeReader { chunks, empty, current: Vec::new(), at: 0 },
+    )
 }
 
 /// End of the decompressing thread.
 pub(super) struct PipeWriter {
     full: Sender<Piece>,
     recycled: Receiver<Vec<u8>>,
+    /// What the unpacked bytes have to be.
+    check: Option<Check>,
+}
+
+/// What a stream has to be when it is unpacked.
+pub(super) struct Check {
+    /// Its digest.
+    pub(super) wanted: Digest,
+    /// Most bytes.
+    pub(super) limit: u64,
+    hashing: Hashing,
+    seen: u64,
+}
+
+impl Check {
+    pub(super) fn new(wanted: Digest, limit: u64) -> Check {
+        Check { hashing: Hashing::like(&wanted), wanted, limit, seen: 0 }
+    }
+
+    fn see(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.seen += bytes.len() as u64;
+        if self.seen > self.limit {
+            let what = format!("it unpacks to more than {} bytes", self.limit);
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
+        self.hashing.update(bytes);
+        Ok(())
+    }
+
+    fn finish(self) -> io::Result<()> {
+        let (found, wanted) = (self.hashing.finish(), self.wanted);
+        if found == wanted {
+            return Ok(());
+        }
+        let what = format!("unpacked, its digest is {found}, and the image says {wanted}");
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    }
 }
 
 /// End of the parsing thread.
@@ -327,25 +382,68 @@ pub(super) struct PipeReader {
 ///
 /// What follows the last gzip member or zstd frame is passed over, as `gzip` does (tapes pad with
 /// zeros): the archive's own end mark tells whether something is missing.
-pub(super) fn decompress(mut input: Peek<impl Read>, packing: Packing, out: &PipeWriter) {
-    let outcome = match packing {
-        Packing::Plain => out.send_all(&mut input),
+pub(super) fn decompress(mut input: Peek<impl Read>, packing: Packing, mut out: PipeWriter) {
+    match unpack(&mut input, packing, &mut out) {
+        Ok(()) => {}
+        // The parser found what it wanted, or an error of its own.
+        Err(Stop::NobodyListens) => {}
+        Err(Stop::Io(error)) => drop(out.full.send(Err(error))),
+    }
+}
+
+/// As [`decompress`], and compares all that is unpacked with `check`. What `input` itself finds wrong at its end is
+/// looked for in any case: it counts more than what that did to whoever listens.
+///
+/// # Errors
+///
+/// What is wrong with the stream. `Ok` without [`Checked::Whole`] is a stream that nobody listened to up to its end.
+pub(super) fn decompress_checked(
+    mut input: Peek<impl Read>,
+    packing: Packing,
+    mut out: PipeWriter,
+    check: Check,
+) -> io::Result<Checked> {
+    out.check = Some(check);
+    let outcome = unpack(&mut input, packing, &mut out);
+    let check = out.check.take();
+    let limit_passed =
+        matches!(&outcome, Err(Stop::Io(error)) if error.kind() == io::ErrorKind::FileTooLarge);
+    if !limit_passed {
+        retry(|| io::copy(&mut input, &mut io::sink()))?;
+    }
+    match outcome {
+        Ok(()) => check.map_or(Ok(()), Check::finish).map(|()| Checked::Whole),
+        Err(Stop::NobodyListens) => Ok(Checked::InPart),
+        Err(Stop::Io(error)) => Err(error),
+    }
+}
+
+/// How much of a stream was compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Checked {
+    /// All of it.
+    Whole,
+    /// As much as somebody listened to.
+    InPart,
+}
+
+fn unpack<R: Read>(
+    input: &mut Peek<R>,
+    packing: Packing,
+    out: &mut PipeWriter,
+) -> Result<(), Stop> {
+    match packing {
+        Packing::Plain => out.send_all(input),
         Packing::Gzip => members(
-            &mut input,
+            input,
             out,
             GZIP.len(),
             |start| start == GZIP,
             |input| Ok(Box::new(flate2::bufread::GzDecoder::new(input))),
         ),
-        Packing::Zstd => members(&mut input, out, 4, is_zstd, |input| {
+        Packing::Zstd => members(input, out, 4, is_zstd, |input| {
             Ok(Box::new(zstd::stream::read::Decoder::with_buffer(input)?.single_frame()))
         }),
-    };
-    match outcome {
-        Ok(()) => {}
-        // The parser found what it wanted, or an error of its own.
-        Err(Stop::NobodyListens) => {}
-        Err(Stop::Io(error)) => drop(out.full.send(Err(error))),
     }
 }
 
@@ -362,7 +460,7 @@ impl From<io::Error> for Stop {
 
 fn members<R: Read>(
     input: &mut Peek<R>,
-    out: &PipeWriter,
+    out: &mut PipeWriter,
     magic_len: usize,
     is_magic: impl Fn(&[u8]) -> bool,
     decoder: impl for<'i> Fn(&'i mut Peek<R>) -> io::Result<Box<dyn Read + 'i>>,
@@ -374,7 +472,7 @@ fn members<R: Read>(
 }
 
 impl PipeWriter {
-    fn send_all(&self, input: &mut dyn Read) -> Result<(), Stop> {
+    fn send_all(&mut self, input: &mut dyn Read) -> Result<(), Stop> {
         loop {
             let mut chunk = self.recycled.try_recv().unwrap_or_default();
             chunk.resize(CHUNK, 0);
@@ -389,6 +487,9 @@ impl PipeWriter {
                 return Ok(());
             }
             chunk.truncate(len);
+            if let Some(check) = &mut self.check {
+                check.see(&chunk)?;
+            }
             self.full.send(Ok(chunk)).map_err(|_| Stop::NobodyListens)?;
         }
     }

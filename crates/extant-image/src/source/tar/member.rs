@@ -18,7 +18,7 @@ const EMPTY_MAX: usize = 20 * BLOCK;
 
 /// What a member is.
 #[derive(Clone, Debug)]
-pub(super) enum What {
+pub(in crate::source) enum What {
     /// A file of any kind, with its attributes.
     File(Attributes),
     /// Another name for an earlier or later member.
@@ -30,31 +30,31 @@ pub(super) enum What {
 
 /// Attributes of a member that is not a hard link.
 #[derive(Clone, Debug)]
-pub(super) struct Attributes {
-    pub(super) kind: Kind,
-    pub(super) mode: u16,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) mtime: Time,
-    pub(super) atime: Time,
-    pub(super) ctime: Time,
-    pub(super) size: u64,
-    pub(super) rdev: (u32, u32),
-    pub(super) target: Vec<u8>,
-    pub(super) xattrs: XattrSet,
-    pub(super) locator: u64,
-    pub(super) runs: Option<Vec<DataRun>>,
+pub(in crate::source) struct Attributes {
+    pub(in crate::source) kind: Kind,
+    pub(in crate::source) mode: u16,
+    pub(in crate::source) uid: u32,
+    pub(in crate::source) gid: u32,
+    pub(in crate::source) mtime: Time,
+    pub(in crate::source) atime: Time,
+    pub(in crate::source) ctime: Time,
+    pub(in crate::source) size: u64,
+    pub(in crate::source) rdev: (u32, u32),
+    pub(in crate::source) target: Vec<u8>,
+    pub(in crate::source) xattrs: XattrSet,
+    pub(in crate::source) locator: u64,
+    pub(in crate::source) runs: Option<Vec<DataRun>>,
 }
 
 /// One member of the archive.
 #[derive(Clone, Debug)]
-pub(super) struct Member {
+pub(in crate::source) struct Member {
     /// Byte offset of its first header.
-    pub(super) offset: u64,
+    pub(in crate::source) offset: u64,
     /// Its name, as stored.
-    pub(super) name: Vec<u8>,
-    pub(super) mtime: Time,
-    pub(super) what: What,
+    pub(in crate::source) name: Vec<u8>,
+    pub(in crate::source) mtime: Time,
+    pub(in crate::source) what: What,
 }
 
 /// Reads members from an archive.
@@ -92,8 +92,8 @@ impl<'a> Members<'a> {
         Members { input, archive, packed, pos: 0, global: Pax::default() }
     }
 
-    /// Reads what is left of a stream.
-    pub(super) fn drain(&mut self) -> Result<(), SourceError> {
+    /// Reads what is left of a stream; returns how many bytes its spool has.
+    pub(super) fn drain(&mut self) -> Result<u64, SourceError> {
         self.input.drain().map_err(|e| stopped(self.archive, self.pos, e))
     }
 

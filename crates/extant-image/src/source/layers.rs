@@ -1,0 +1,461 @@
+//! Several sources, one above the other: directories, archives, the layers of container images, and what is added.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use extant_oci::{Choice, DirStore, Image, Kind as Fault, OciError, Platform, Store};
+use extant_oci::{open_docker_archive, open_layout};
+
+use super::container::{ContainerImage, container_image};
+use super::dir::{ScanOptions, scan_dir};
+use super::file::scan_file;
+use super::origin::{Addition, Origin};
+use super::store::TreeStore;
+use super::tar::{
+    Assembler, Attributes, LayerFault, Member, SharedSpool, TarInput, TarOptions, What,
+    add_archive, add_layer, holds_container, scan_tar,
+};
+use super::{ContentReader, Contents, Scanned, Skipped, SourceError};
+use crate::tree::{Kind, NodeId, Tree};
+
+/// Most sources, layers and additions together.
+pub const PARTS_MAX: usize = 4096;
+
+/// What a layer may unpack to unless [`Sources::unpack_limit`] is set: a gigabyte, or this many times its packed size.
+const RATIO_MAX: u64 = 200;
+
+/// Sources of one image.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// From the lowest to the topmost. Of several, the upper ones are layers: names that begin with `.wh.` take away what
+    /// lower ones have.
+    pub origins: Vec<Origin>,
+    /// What is put over them, in order. Directories that are there already keep their attributes.
+    pub additions: Vec<Addition>,
+    /// Which of several images for different machines is meant; this machine's unless set.
+    pub platform: Option<Platform>,
+    /// Takes the files of a container image as they are, layers packed, where an [`Origin::Path`] is one.
+    pub as_is: bool,
+    /// Most bytes that one layer may unpack to. Unless set: 1 GiB, or 200 times the packed size if that is more.
+    pub unpack_limit: Option<u64>,
+}
+
+/// What [`Sources::scan`] found.
+pub struct Layered {
+    /// The tree and its contents.
+    pub scanned: Scanned,
+    /// The configuration of the topmost container image among the sources, if there is one.
+    pub config: Option<Vec<u8>>,
+}
+
+/// A source, looked at.
+enum Opened {
+    /// A tree of its own.
+    Tree(Scanned),
+    /// An archive that is a layer.
+    Archive(TarInput),
+    /// A container image.
+    Image(Box<dyn Store>, Image),
+}
+
+impl Sources {
+    /// One source and nothing else.
+    pub fn one(origin: Origin) -> Sources {
+        Sources { origins: vec![origin], ..Sources::default() }
+    }
+
+    /// Reads all sources.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`scan_dir`] and [`scan_tar`]; [`SourceError::Image`] when a container image is damaged, or which one is
+    /// meant is not clear.
+    ///
+    /// # Cost
+    ///
+    /// One pass over each source. Layers of container images and packed archives are unpacked into one unnamed temporary
+    /// file in `spool_dir`.
+    pub fn scan(&self, options: &ScanOptions, spool_dir: &Path) -> Result<Layered, SourceError> {
+        let is_lone = self.origins.len() == 1 && self.additions.is_empty();
+        let spool = TarOptions { spool_dir: spool_dir.to_owned() };
+        let mut merge = Merge::new(spool_dir)?;
+        for origin in &self.origins {
+            let first = merge.is_empty();
+            match self.open(origin, options, &spool, is_lone)? {
+                Opened::Tree(scanned) if is_lone => return Ok(Layered { scanned, config: None }),
+                Opened::Tree(scanned) => merge.tree(scanned, &origin.name(), !first)?,
+                Opened::Archive(input) => merge.archive(&input, !first)?,
+                Opened::Image(store, image) => merge.image(&*store, image, self.unpack_limit)?,
+            }
+        }
+        for addition in &self.additions {
+            merge.addition(addition, options)?;
+        }
+        merge.finish()
+    }
+
+    fn open(
+        &self,
+        origin: &Origin,
+        options: &ScanOptions,
+        spool: &TarOptions,
+        is_lone: bool,
+    ) -> Result<Opened, SourceError> {
+        let choice = |choice: &Choice| Choice { platform: self.platform.clone(), ..choice.clone() };
+        let tar = |path: &PathBuf| TarInput::File(path.clone());
+        Ok(match origin {
+            Origin::Stdin if is_lone => {
+                self.perhaps_image(scan_tar(TarInput::Stdin, spool)?, origin)?
+            }
+            Origin::Stdin => Opened::Archive(TarInput::Stdin),
+            Origin::Dir(path) => Opened::Tree(scan_dir(path, options)?),
+            Origin::Tar(path) if is_lone => Opened::Tree(scan_tar(tar(path), spool)?),
+            Origin::Tar(path) => Opened::Archive(tar(path)),
+            Origin::Path(path) if path.is_dir() => {
+                let scanned = scan_dir(path, options)?;
+                match container_image(&scanned.tree).filter(|_| !self.as_is) {
+                    None => Opened::Tree(scanned),
+                    Some(layout) => {
+                        image(Box::new(DirStore::new(path)), layout, &choice(&Choice::default()))?
+                    }
+                }
+            }
+            Origin::Path(path) if is_lone || (!self.as_is && holds_container(path)) => {
+                self.perhaps_image(scan_tar(tar(path), spool)?, origin)?
+            }
+            Origin::Path(path) => Opened::Archive(tar(path)),
+            Origin::OciDir(path, chosen) => {
+                if !path.is_dir() {
+                    return Err(not_a_dir(path));
+                }
+                image(Box::new(DirStore::new(path)), ContainerImage::OciLayout, &choice(chosen))?
+            }
+            Origin::OciArchive(path, chosen) | Origin::DockerArchive(path, chosen) => {
+                let layout = match origin {
+                    Origin::OciArchive(..) => ContainerImage::OciLayout,
+                    _ => ContainerImage::DockerArchive,
+                };
+                // What was unpacked is read as well.
+                let store: Box<dyn Store> = match path.is_dir() {
+                    true => Box::new(DirStore::new(path)),
+                    false => Box::new(TreeStore::new(scan_tar(tar(path), spool)?, &origin.name())),
+                };
+                image(store, layout, &choice(chosen))?
+            }
+        })
+    }
+
+    /// A container image if an archive holds one, else the archive's tree.
+    fn perhaps_image(&self, scanned: Scanned, origin: &Origin) -> Result<Opened, SourceError> {
+        let Some(layout) = container_image(&scanned.tree).filter(|_| !self.as_is) else {
+            return Ok(Opened::Tree(scanned));
+        };
+        let choice = Choice { platform: self.platform.clone(), ..Choice::default() };
+        image(Box::new(TreeStore::new(scanned, &origin.name())), layout, &choice)
+    }
+}
+
+fn not_a_dir(path: &Path) -> SourceError {
+    let exists = path.exists();
+    let what = if exists { "it is a file" } else { "there is no such directory" };
+    let place = path.to_string_lossy().into_owned();
+    let advice = exists.then(|| format!("oci-archive:{place} reads a layout in an archive"));
+    let kind = if exists { Fault::Unsupported } else { Fault::Missing };
+    SourceError::Image(OciError { kind, place, what: what.into(), advice, cause: None })
+}
+
+fn image(
+    store: Box<dyn Store>,
+    layout: ContainerImage,
+    choice: &Choice,
+) -> Result<Opened, SourceError> {
+    let image = match layout {
+        ContainerImage::OciLayout => open_layout(&*store, choice)?,
+        ContainerImage::DockerArchive => open_docker_archive(&*store, choice)?,
+    };
+    Ok(Opened::Image(store, image))
+}
+
+/// Sources being put together.
+struct Merge {
+    tree: Assembler,
+    /// Where contents are; the first is the spool.
+    parts: Vec<Option<Part>>,
+    spool: SharedSpool,
+    skipped: Skipped,
+    config: Option<Vec<u8>>,
+    layers: usize,
+}
+
+impl Merge {
+    fn new(spool_dir: &Path) -> Result<Merge, SourceError> {
+        Ok(Merge {
+            tree: Assembler::of_layers(),
+            parts: vec![None],
+            spool: SharedSpool::new(spool_dir)?,
+            skipped: Skipped::default(),
+            config: None,
+            layers: 0,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.layers == 0
+    }
+
+    fn count(&mut self) -> Result<(), SourceError> {
+        self.layers += 1;
+        match self.layers {
+            0..=PARTS_MAX => Ok(()),
+            _ => Err(crate::tree::TreeError::TooLarge { what: "layers" }.into()),
+        }
+    }
+
+    fn next_part(&self) -> u16 {
+        // Fewer than PARTS_MAX.
+        self.parts.len() as u16
+    }
+
+    /// Puts a tree of its own on top.
+    fn tree(&mut self, scanned: Scanned, name: &str, whiteouts: bool) -> Result<(), SourceError> {
+        self.count()?;
+        let part = self.next_part();
+        self.tree.begin_layer(name, part, whiteouts)?;
+        graft(&mut self.tree, &scanned.tree, b"")?;
+        self.keep(scanned);
+        Ok(())
+    }
+
+    fn keep(&mut self, scanned: Scanned) {
+        let Scanned { tree, contents, skipped } = scanned;
+        self.parts.push(Some(Part { contents, tree: Some(tree) }));
+        self.skipped.count += skipped.count;
+        self.skipped.examples.extend(skipped.examples);
+    }
+
+    fn archive(&mut self, input: &TarInput, whiteouts: bool) -> Result<(), SourceError> {
+        self.count()?;
+        let own = self.next_part();
+        let contents = add_archive(&mut self.tree, input, &mut self.spool, (own, 0), whiteouts)?;
+        if let Some(contents) = contents {
+            self.parts.push(Some(Part { contents, tree: None }));
+        }
+        Ok(())
+    }
+
+    fn image(
+        &mut self,
+        store: &dyn Store,
+        image: Image,
+        limit: Option<u64>,
+    ) -> Result<(), SourceError> {
+        for layer in &image.layers {
+            self.count()?;
+            let name = format!("{}, layer {}", store.name(), layer.name);
+            self.tree.begin_layer(&name, 0, true)?;
+            let raw = layer.open(store)?;
+            let most = limit.unwrap_or_else(|| layer.size.saturating_mul(RATIO_MAX).max(1 << 30));
+            let check = (layer.diff_id.clone(), most);
+            match add_layer(&mut self.tree, &name, raw, &mut self.spool, check) {
+                Ok(()) => {}
+                Err(LayerFault::Source(error)) => return Err(error),
+                Err(LayerFault::Stream(cause)) => {
+                    return Err(layer_fault(store, layer, cause).into());
+                }
+            }
+        }
+        self.config = Some(image.config);
+        Ok(())
+    }
+
+    fn addition(&mut self, addition: &Addition, options: &ScanOptions) -> Result<(), SourceError> {
+        self.count()?;
+        let host = addition.host.as_os_str().as_bytes();
+        let is_dir = addition.host.is_dir();
+        let path = addition.path.strip_prefix(b"/").unwrap_or(&addition.path);
+        let (mut scanned, at) = if is_dir {
+            (scan_dir(&addition.host, options)?, path.to_vec())
+        } else {
+            let cut = path.iter().rposition(|&b| b == b'/');
+            let (dir, name) = cut.map_or((&[][..], path), |at| path.split_at(at + 1));
+            (scan_file(&addition.host, name)?, dir.to_vec())
+        };
+        if is_dir && addition.mode.is_some() {
+            let cause = std::io::Error::other("it is a directory, and a mode is for one file");
+            return Err(SourceError::io("add", host, cause));
+        }
+        scanned.tree.for_each_node_mut(|node| {
+            (node.uid, node.gid) = (addition.owner.uid, addition.owner.gid);
+            if let (Some(mode), Kind::File) = (addition.mode, node.kind) {
+                node.mode = mode;
+            }
+        });
+        let name = addition.host.to_string_lossy();
+        self.tree.begin_layer(&name, self.next_part(), false)?;
+        self.tree.keep_dirs();
+        graft(&mut self.tree, &scanned.tree, &at)?;
+        self.keep(scanned);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Layered, SourceError> {
+        let tree = self.tree.finish()?;
+        if let Some(first) = self.parts.first_mut() {
+            *first = Some(Part { contents: self.spool.into_contents(), tree: None });
+        }
+        let parts = self.parts.into_iter().flatten().collect();
+        let contents = Box::new(Parts { parts });
+        self.skipped.examples.sort();
+        self.skipped.examples.truncate(super::EXAMPLES_MAX);
+        let scanned = Scanned { tree, contents, skipped: self.skipped };
+        Ok(Layered { scanned, config: self.config })
+    }
+}
+
+/// What is wrong with the bytes of a layer.
+fn layer_fault(store: &dyn Store, layer: &extant_oci::Layer, cause: std::io::Error) -> OciError {
+    use std::io::ErrorKind as Io;
+    let place = store.name().to_owned();
+    let name = &layer.name;
+    // What a decompressor finds has no number.
+    let is_damage = cause.raw_os_error().is_none();
+    match cause.kind() {
+        Io::FileTooLarge if is_damage => OciError {
+            kind: Fault::Damaged,
+            place,
+            what: format!("layer {name}, {} bytes: {cause}", layer.size),
+            advice: Some("if that is meant, --unpack-limit SIZE allows more".into()),
+            cause: None,
+        },
+        _ if is_damage => OciError {
+            kind: Fault::Damaged,
+            place,
+            what: format!("layer {name} is damaged: {cause}"),
+            advice: Some("fetch the image again: skopeo copy docker://NAME oci:DIR".into()),
+            cause: None,
+        },
+        _ => OciError {
+            kind: Fault::Io,
+            place,
+            what: format!("cannot read layer {name}"),
+            advice: None,
+            cause: Some(cause),
+        },
+    }
+}
+
+/// Puts all of `from` below the directory `at` of `tree`.
+fn graft(tree: &mut Assembler, from: &Tree, at: &[u8]) -> Result<(), SourceError> {
+    let place = |path: &[u8]| -> Vec<u8> {
+        let mut name = b"./".to_vec();
+        name.extend_from_slice(at);
+        name.push(b'/');
+        name.extend_from_slice(path);
+        name
+    };
+    tree.add(member(from, NodeId::ROOT, place(b"")))?;
+    for (dir, entries) in from.dirs() {
+        let mut path = from.path(dir);
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        let dir_len = path.len();
+        for entry in entries {
+            path.truncate(dir_len);
+            path.extend_from_slice(from.name(entry));
+            let node = from.node(entry.node);
+            let first = from.entries().get(node.first_entry as usize);
+            let is_first = first
+                .is_some_and(|first| first.parent == dir && from.name(first) == from.name(entry));
+            let name = place(&path);
+            if is_first || node.kind == Kind::Dir {
+                tree.add(member(from, entry.node, name))?;
+            } else {
+                let target = place(&from.path(entry.node));
+                let what = What::HardLink { target };
+                tree.add(Member { offset: 0, name, mtime: node.mtime, what })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn member(from: &Tree, id: NodeId, name: Vec<u8>) -> Member {
+    let node = from.node(id);
+    let target = if node.kind == Kind::Symlink { from.target(node).to_vec() } else { Vec::new() };
+    let what = What::File(Attributes {
+        kind: node.kind,
+        mode: node.mode,
+        uid: node.uid,
+        gid: node.gid,
+        mtime: node.mtime,
+        atime: node.atime,
+        ctime: node.ctime,
+        size: node.size,
+        rdev: node.rdev,
+        target,
+        xattrs: from.xattrs(node).clone(),
+        locator: u64::from(id.0),
+        runs: from.runs(node).map(<[_]>::to_vec),
+    });
+    Member { offset: 0, name, mtime: node.mtime, what }
+}
+
+/// Contents of one source.
+struct Part {
+    contents: Box<dyn Contents>,
+    /// The tree that the contents know, whose nodes are the locators of the merged one. Contents without one take the
+    /// merged tree.
+    tree: Option<Tree>,
+}
+
+/// Contents of several sources, by [`Node::source`](crate::tree::Node::source).
+struct Parts {
+    parts: Vec<Part>,
+}
+
+impl Contents for Parts {
+    fn reader(&self) -> Box<dyn ContentReader + '_> {
+        let readers = self.parts.iter().map(|_| None).collect();
+        Box::new(PartsReader { parts: &self.parts, readers, last: 0 })
+    }
+}
+
+struct PartsReader<'a> {
+    parts: &'a [Part],
+    readers: Vec<Option<Box<dyn ContentReader + 'a>>>,
+    last: usize,
+}
+
+impl ContentReader for PartsReader<'_> {
+    fn read(
+        &mut self,
+        tree: &Tree,
+        node: NodeId,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let found = tree.node(node);
+        let at = usize::from(found.source);
+        if at != self.last {
+            self.finish(tree)?;
+            self.last = at;
+        }
+        let (Some(part), Some(reader)) = (self.parts.get(at), self.readers.get_mut(at)) else {
+            let path = tree.path(node).escape_ascii().to_string();
+            return Err(SourceError::Changed { path, what: "no source has it".into() });
+        };
+        let reader = reader.get_or_insert_with(|| part.contents.reader());
+        match &part.tree {
+            Some(own) => reader.read(own, NodeId(found.locator as u32), offset, buf),
+            None => reader.read(tree, node, offset, buf),
+        }
+    }
+
+    fn finish(&mut self, tree: &Tree) -> Result<(), SourceError> {
+        match (self.readers.get_mut(self.last), self.parts.get(self.last)) {
+            (Some(Some(reader)), Some(part)) => reader.finish(part.tree.as_ref().unwrap_or(tree)),
+            _ => Ok(()),
+        }
+    }
+}

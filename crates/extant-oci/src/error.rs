@@ -1,0 +1,68 @@
+//! Why an image cannot be had.
+
+use std::fmt;
+use std::io;
+
+/// Which sort of thing is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Something is not what the image or the format says.
+    Damaged,
+    /// A file that the image names is not there.
+    Missing,
+    /// Which of several images is meant is not clear, or the one that was asked for is not there.
+    Choice,
+    /// The image is well-formed, and of a kind that is not understood.
+    Unsupported,
+    /// The system refused a call.
+    Io,
+}
+
+/// Why an image cannot be had: where, what, and where known what to do.
+#[derive(Debug)]
+pub struct OciError {
+    /// Which sort of thing is wrong.
+    pub kind: Kind,
+    /// The layout or archive.
+    pub place: String,
+    /// What is wrong, naming the file or digest, with numbers.
+    pub what: String,
+    /// What helps.
+    pub advice: Option<String>,
+    /// The system's answer, for [`Kind::Io`].
+    pub cause: Option<io::Error>,
+}
+
+impl OciError {
+    pub(crate) fn new(kind: Kind, place: &str, what: impl Into<String>) -> OciError {
+        OciError { kind, place: place.into(), what: what.into(), advice: None, cause: None }
+    }
+
+    pub(crate) fn damaged(place: &str, what: impl Into<String>) -> OciError {
+        OciError::new(Kind::Damaged, place, what)
+            .advise("fetch the image again: skopeo copy docker://NAME oci:DIR")
+    }
+
+    pub(crate) fn io(place: &str, doing: &str, path: &str, cause: io::Error) -> OciError {
+        let mut error = OciError::new(Kind::Io, place, format!("cannot {doing} \"{path}\""));
+        error.cause = Some(cause);
+        error
+    }
+
+    pub(crate) fn advise(mut self, advice: impl Into<String>) -> OciError {
+        self.advice = Some(advice.into());
+        self
+    }
+}
+
+impl fmt::Display for OciError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+impl std::error::Error for OciError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.as_ref().map(|cause| cause as _)
+    }
+}
