@@ -313,7 +313,8 @@ fn layers_of_directories_and_what_is_added() {
         ("init", 2, "HOST:/PATH"),
         ("gone:/x", 3, "cannot open \"gone\""),
         ("over:/x:755", 3, "a mode is for one file"),
-        ("init:/file/x", 3, "lies below \"file\", which is not a directory"),
+        ("init:/file/x", 3, "is a directory, and what is there is none"),
+        ("init:/dir", 3, "is none, and what is there is a directory"),
     ] {
         let args = ["build", "c.img", "--from", "source", "--add", add];
         place.run(&args).ends_with(code).complains(&[what]);

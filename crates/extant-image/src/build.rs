@@ -187,7 +187,7 @@ impl<'a> Build<'a> {
     }
 
     /// Puts a file or directory of the host into the image, over all layers.
-    pub fn add(mut self, addition: Addition) -> Build<'a> {
+    pub fn add_from_host(mut self, addition: Addition) -> Build<'a> {
         self.sources.additions.push(addition);
         self
     }

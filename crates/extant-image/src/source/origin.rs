@@ -63,16 +63,17 @@ impl Origin {
         if let Some(path) = rest("tar:") {
             return Ok(Origin::Tar(path.into()));
         }
-        let images: [(&str, fn(PathBuf, Choice) -> Origin); 3] = [
-            ("oci:", Origin::OciDir),
-            ("oci-archive:", Origin::OciArchive),
-            ("docker-archive:", Origin::DockerArchive),
-        ];
-        for (word, make) in images {
-            if let Some(rest) = rest(word) {
-                let (path, choice) = chosen(rest)?;
-                return Ok(make(path, choice));
-            }
+        if let Some(rest) = rest("oci:") {
+            let (path, choice) = chosen(rest)?;
+            return Ok(Origin::OciDir(path, choice));
+        }
+        if let Some(rest) = rest("oci-archive:") {
+            let (path, choice) = chosen(rest)?;
+            return Ok(Origin::OciArchive(path, choice));
+        }
+        if let Some(rest) = rest("docker-archive:") {
+            let (path, choice) = chosen(rest)?;
+            return Ok(Origin::DockerArchive(path, choice));
         }
         let elsewhere =
             ["docker://", "docker:", "docker-daemon:", "containers-storage:", "podman:"];

@@ -184,6 +184,15 @@ impl Assembler {
                 let what = "takes the name of a directory that is not empty";
                 return Err(bad(&self.archive, offset, name, what));
             }
+            if self.keeps_dirs() {
+                let is_dir = |kind| if kind == Kind::Dir { "a directory" } else { "none" };
+                let (new, old) =
+                    (self.builder.node(node).kind, old.map_or(Kind::Dir, |old| old.kind));
+                if (new == Kind::Dir) != (old == Kind::Dir) {
+                    let what = format!("is {}, and what is there is {}", is_dir(new), is_dir(old));
+                    return Err(bad(&self.archive, offset, name, &what));
+                }
+            }
             self.builder.relink(entry as usize, node);
             // It may have been the directory that is remembered.
             self.last_parent = (Vec::new(), NodeId::ROOT);
