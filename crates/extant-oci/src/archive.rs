@@ -1,9 +1,13 @@
 //! What `docker save` and `podman save` write: `manifest.json` beside configurations and layers.
 
+use crate::digest::Digest;
+use crate::error::{Kind, OciError};
+use crate::image::{Choice, Image, Layer};
 use crate::layout::{check_platform, diff_ids};
+use crate::limits::ENTRIES_MAX;
 use crate::model::{Config, SavedImage};
+use crate::store::Store;
 use crate::store::{document, find, parse};
-use crate::{Choice, Digest, ENTRIES_MAX, Image, Kind, Layer, OciError, Store};
 
 /// Finds the image that `choice` means in the archive whose files `store` holds.
 ///

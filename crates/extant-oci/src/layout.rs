@@ -1,11 +1,13 @@
 //! OCI image layouts: from `index.json` to the layers of one image.
 
+use crate::digest::Digest;
+use crate::error::{Kind, OciError};
+use crate::image::{Choice, Image, Layer};
+use crate::limits::{ENTRIES_MAX, LAYERS_MAX, NESTING_MAX};
 use crate::model::{Config, Descriptor, Index, LayoutFile, Manifest};
+use crate::platform::Platform;
+use crate::store::Store;
 use crate::store::{document, parse};
-use crate::{
-    Choice, Digest, ENTRIES_MAX, Image, Kind, LAYERS_MAX, Layer, NESTING_MAX, OciError, Platform,
-    Store,
-};
 
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 const CONTAINERD_NAME: &str = "io.containerd.image.name";

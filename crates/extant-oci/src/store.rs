@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::de::DeserializeOwned;
 
-use crate::{DOCUMENT_MAX, Digest, Kind, OciError};
+use crate::digest::Digest;
+use crate::error::{Kind, OciError};
+use crate::limits::DOCUMENT_MAX;
 
 /// A file of an image, open.
 pub struct Stored<'s> {
