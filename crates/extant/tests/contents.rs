@@ -290,7 +290,7 @@ fn an_open_file_hears_once_of_failed_writeback_and_nothing_is_lost() {
     fs.sync().unwrap();
     let open = || fs.open_options().write(true).open("/file").unwrap();
     let (one, other) = (open(), open());
-    one.write_at(0, b"later").unwrap();
+    one.write_at(b"later", 0).unwrap();
     // Nothing but the data is to be written: the journal must not meet the fault.
     device.set_enabled(true);
     clock.advance(Duration::from_secs(40));
@@ -336,4 +336,33 @@ fn a_handle_shows_the_size_that_the_file_has() {
         drop((file, other, root));
         fs.unmount().expect("unmounts");
     }
+}
+
+/// What is written for files of the host takes one of an image.
+#[test]
+fn a_file_is_one_of_the_host_to_whoever_reads_and_writes_at_offsets() {
+    use std::os::unix::fs::FileExt;
+
+    fn exchange(file: &impl FileExt) -> std::io::Result<[u8; 4]> {
+        file.write_all_at(b"abcdef", 3)?;
+        let mut four = [0; 4];
+        file.read_exact_at(&mut four, 4)?;
+        Ok(four)
+    }
+
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(mke2fs(&path, "16M", &["-t", "ext4"]));
+    let fs = MountOptions::new().read_only(false).open(image::load(&path)).unwrap();
+    let file = fs.open_options().read(true).write(true).create(true).open("/file").unwrap();
+    assert_eq!(&exchange(&file).unwrap(), b"bcde");
+    let host = tempfile::tempfile().unwrap();
+    assert_eq!(&exchange(&host).unwrap(), b"bcde");
+    let error = FileExt::read_exact_at(&file, &mut [0; 4], 8).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    let reader = fs.open("/file").unwrap();
+    let error = FileExt::write_at(&reader, b"x", 0).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+    drop((file, reader));
+    fs.unmount().unwrap();
 }

@@ -179,7 +179,7 @@ fn a_disk_that_is_full_for_one_file_is_not_for_another_that_has_its_room() {
     let old = fs.open_options().write(true).open("/old").unwrap();
     for round in 0..8u64 {
         for at in (0..4 << 20).step_by(256 << 10) {
-            let written = old.write_at(at, &vec![3 + round as u8; 256 << 10]);
+            let written = old.write_at(&vec![3 + round as u8; 256 << 10], at);
             assert_eq!(written.unwrap_or_else(|error| panic!("{error}")), 256 << 10);
         }
     }

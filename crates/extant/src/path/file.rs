@@ -1,6 +1,7 @@
 //! An open regular file: an inode and a position.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -238,12 +239,12 @@ impl File {
     }
 
     /// Fills `out` from byte `offset` and returns how many bytes there were: fewer than asked for
-    /// only at the end of the file.
+    /// only at the end of the file. The arguments are in the order of [`FileExt`], which this is as well.
     ///
     /// # Errors
     ///
     /// Those of [`Inode::read_at`]; [`FsError::NotPermitted`] when it was opened without reading.
-    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+    pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_readable()?;
         self.inode.read_at(offset, out)
     }
@@ -271,7 +272,7 @@ impl File {
     ///
     /// Those of [`Inode::write_at`]; [`FsError::NotPermitted`] when it was opened for reading; those
     /// of [`sync`](Self::sync) with a [`SyncMode`].
-    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
         self.check_writable()?;
         let written = match self.access {
             Access::Append => {
@@ -332,12 +333,23 @@ impl File {
 impl File {
     /// Writes at the position and moves it.
     pub(super) fn write_next(&mut self, bytes: &[u8]) -> Result<usize> {
-        let written = self.write_at(self.position, bytes)?;
+        let written = self.write_at(bytes, self.position)?;
         self.position = match self.access {
             Access::Append => self.len(),
             _ => self.position.saturating_add(written as u64),
         };
         Ok(written)
+    }
+}
+
+/// Without a position, as for files of the host: what takes one of those by this trait takes one of these.
+impl FileExt for File {
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(File::read_at(self, out, offset)?)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        Ok(File::write_at(self, bytes, offset)?)
     }
 }
 
@@ -354,7 +366,7 @@ impl Write for File {
 
 impl Read for File {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.read_at(self.position, out)?;
+        let read = self.read_at(out, self.position)?;
         self.position += read as u64; // At most the file's size.
         Ok(read)
     }

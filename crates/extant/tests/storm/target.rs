@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
+use extant::ring::{Op, Ring};
 use extant::{
-    AlignedBuffer, DirectFile, Fallocate, Fs, FsError, Inode, NewInode, RenameFlags, Result,
-    SetAttributes, XattrMode,
+    AlignedBuffer, DirectDone, DirectFile, DirectKind, DirectRequest, Fallocate, Fs, FsError,
+    Inode, NewInode, QueueOptions, RenameFlags, Result, SetAttributes, XattrMode,
 };
+use extant_sync::threads;
 use extant_testkit::storm::{Answer, DIRS, FILE_BYTES, Place, Renaming, Space, Target, Way};
 
 const NEW: NewInode = NewInode { permissions: 0o644, uid: 1000, gid: 100 };
+const RINGS: usize = 3;
 const EIO: i32 = 5;
 const EISDIR: i32 = 21;
 const ELOOP: i32 = 40;
@@ -17,6 +20,47 @@ const ELOOP: i32 = 40;
 pub(crate) struct Library {
     pub(crate) fs: Fs,
     dirs: Vec<Inode>,
+    rings: Rings,
+}
+
+/// Rings that nobody uses at the moment.
+struct Rings {
+    give: threads::Sender<Ring>,
+    free: threads::Receiver<Ring>,
+}
+
+impl Rings {
+    fn new(fs: &Fs) -> Result<Rings> {
+        let (give, free) = threads::channel(RINGS);
+        for _ in 0..RINGS {
+            drop(give.try_send(fs.ring(4)?));
+        }
+        Ok(Rings { give, free })
+    }
+
+    /// Submits both halves of a range, and waits for what is not done at once. `None` when all rings are in use.
+    fn run(
+        &self,
+        file: &Inode,
+        (at, len): (u64, usize),
+        op: impl Fn(u64, Range<usize>) -> Op,
+    ) -> Option<Vec<(Result<u64>, Vec<u8>)>> {
+        let ring = self.free.try_recv().ok()?;
+        let half = len / 2 / 512 * 512;
+        let mut parts = [None, None];
+        for (tag, part) in [0..half, half..len].into_iter().enumerate() {
+            let offset = at + part.start as u64;
+            let done = ring.submit(tag as u64, file, op(offset, part)).expect("it was empty");
+            parts[tag] = done.map(|done| (done.result, done.buffer));
+        }
+        while let Some(done) = ring.wait() {
+            let part = parts.get_mut(done.tag as usize).expect("one of them");
+            assert!(part.is_none(), "it was done already");
+            *part = Some((done.result, done.buffer));
+        }
+        drop(self.give.try_send(ring));
+        Some(parts.map(|part| part.expect("both were accepted")).into())
+    }
 }
 
 fn answer<T>(result: Result<T>) -> Answer<T> {
@@ -43,7 +87,8 @@ impl Library {
             }
         };
         let dirs = (0..DIRS).map(open).collect::<Result<_>>()?;
-        Ok(Library { fs, dirs })
+        let rings = Rings::new(&fs)?;
+        Ok(Library { fs, dirs, rings })
     }
 
     fn dir(&self, at: Place) -> &Inode {
@@ -54,6 +99,37 @@ impl Library {
 /// Half of the units are tried without waiting first.
 fn at_once(at: u64) -> bool {
     at / 512 % 2 == 1
+}
+
+/// Some go through a ring, if one is free.
+fn by_ring(at: u64) -> bool {
+    at / 1024 % 3 == 1
+}
+
+/// Reads or writes the file past the cache in a batch of pieces.
+fn batch(direct: &DirectFile, kind: DirectKind, at: u64, bytes: &mut [u8]) -> Result<usize> {
+    let mut queue = direct.queue(&QueueOptions::default().depth(3));
+    let unit = (bytes.len() / 4).next_multiple_of(4096);
+    let request = |(number, part): (usize, &mut [u8])| {
+        let mut buffer = AlignedBuffer::zeroed(part.len());
+        buffer.copy_from_slice(part);
+        DirectRequest { kind, offset: at + (number * unit) as u64, buffer }
+    };
+    let requests = bytes.chunks_mut(unit).enumerate().map(request).collect();
+    let mut done = 0;
+    for (DirectDone { request, result }, part) in
+        queue.run(requests).into_iter().zip(bytes.chunks_mut(unit))
+    {
+        let got = result?;
+        if kind == DirectKind::Read {
+            part[..got].copy_from_slice(&request.buffer[..got]);
+        }
+        done += got;
+        if got < part.len() {
+            break;
+        }
+    }
+    Ok(done)
 }
 
 /// The file past the cache by the rules of Linux, half of the times that it is aligned.
@@ -101,6 +177,23 @@ impl Target for Library {
 
     fn read(&self, file: &Inode, at: u64, out: &mut [u8], way: Way) -> Answer<usize> {
         match way {
+            Way::Cached if by_ring(at) => {
+                let op =
+                    |offset, part: Range<usize>| Op::Read { offset, buffer: vec![0; part.len()] };
+                let Some(parts) = self.rings.run(file, (at, out.len()), op) else {
+                    return answer(file.read_at(at, out));
+                };
+                let mut got = 0;
+                for (read, buffer) in parts {
+                    let read = answer(read)? as usize;
+                    out[got..got + read].copy_from_slice(&buffer[..read]);
+                    got += read;
+                    if read < buffer.len() {
+                        break; // The end, as it was then.
+                    }
+                }
+                Ok(got)
+            }
             Way::Cached => match at_once(at).then(|| file.try_read_at(at, out)) {
                 // What is not in memory is for who may wait.
                 Some(Ok(Ok(got))) if got < out.len() => {
@@ -111,6 +204,9 @@ impl Target for Library {
                 _ => answer(file.read_at(at, out)),
             },
             Way::Direct => match aligned(file, at, out.len()) {
+                Some(direct) if at / 8192 % 2 == 1 => {
+                    answer(batch(&direct, DirectKind::Read, at, out))
+                }
                 Some(direct) => {
                     let mut buffer = AlignedBuffer::zeroed(out.len());
                     let got = answer(direct.read_at(at, &mut buffer))?;
@@ -136,9 +232,27 @@ impl Target for Library {
             answer(map.write(at - start, bytes))?;
             return answer(map.sync(map.range()));
         }
+        if way == Way::Cached && by_ring(at) {
+            let op = |offset, part: Range<usize>| Op::Write { offset, bytes: bytes[part].to_vec() };
+            if let Some(parts) = self.rings.run(file, (at, bytes.len()), op) {
+                for (written, buffer) in parts {
+                    // The next one meets the error that came in the way.
+                    let mut done = answer(written)? as usize;
+                    while done < buffer.len() {
+                        done += answer(file.write_at(at + done as u64, &buffer[done..]))?;
+                    }
+                    at += done as u64;
+                }
+                return Ok(());
+            }
+        }
         while !bytes.is_empty() {
             let written = match way {
                 Way::Direct => match aligned(file, at, bytes.len()) {
+                    Some(direct) if at / 8192 % 2 == 1 => {
+                        let kind = DirectKind::Write { synced: at / 16384 % 2 == 1 };
+                        answer(batch(&direct, kind, at, &mut bytes.to_vec()))?
+                    }
                     Some(direct) => {
                         let mut buffer = AlignedBuffer::zeroed(bytes.len());
                         buffer.copy_from_slice(bytes);
