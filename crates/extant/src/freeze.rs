@@ -29,6 +29,7 @@ impl Drop for Frozen {
     fn drop(&mut self) {
         if let Ok(writer) = self.fs.volume().writer() {
             writer.freeze_gate().open();
+            log::debug!("{}: goes on", self.fs.device().describe());
         }
     }
 }
@@ -79,7 +80,10 @@ impl Fs {
         // From here on a failure opens it again.
         let frozen = Frozen { fs: self.clone() };
         match self.rest()? {
-            true => Ok(frozen),
+            true => {
+                log::debug!("{}: frozen", self.device().describe());
+                Ok(frozen)
+            }
             // Nobody is inside, so nobody can come in between.
             false => Err(FsError::Frozen),
         }

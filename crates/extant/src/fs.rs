@@ -182,10 +182,12 @@ impl Client for MountClient {
         }
     }
 
-    fn aborted(&self, _: &AbortReason) {
+    fn aborted(&self, reason: &AbortReason) {
         if let Some(mount) = self.mount()
             && let Ok(writer) = mount.writer()
         {
+            let AbortReason { errno, why } = reason;
+            log::error!("{}: the journal stopped, errno {errno}: {why}", mount.device().describe());
             // There is nobody left to tell when even this fails.
             let _ = writer.supers().stopped(writer.now().seconds);
         }

@@ -54,6 +54,13 @@
 //! contents of an inode of its own, which are read (`xattr` to `read`) and which ends like other inodes (`xattr` to
 //! `delete`); and a quota file grows by its map (`quota::Grow`).
 //!
+//! # Log
+//!
+//! What nobody may be there to be told goes to the facade of the crate [`log`](https://docs.rs/log), with the target
+//! `extant` and the name of the device in front: mounts and what they replayed or deleted (info), writeback that failed
+//! (warn), damage and a journal that stopped (error). Of what may come any number of times every first, second, fourth,
+//! eighth … is logged. A logger may be called with locks of the mount held, so it must not use the file system.
+//!
 //! # Promises
 //!
 //! - A mount for reading writes nothing. An image that was not unmounted is shown as it would be

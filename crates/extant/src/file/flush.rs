@@ -54,7 +54,17 @@ impl Fs {
         let written = file.cache.write_back_some(&mapper, 0..u64::MAX >> 1, most);
         let stored = match written {
             Ok(_) => self.store_pending(&mapper, false).map(drop),
-            Err(error) => Err(error),
+            Err(error) => {
+                let (device, failures) = (self.device().describe(), file.cache.error_count());
+                // A device that fails all the time has more to say than anybody wants to hear.
+                if failures.max(1).is_power_of_two() {
+                    let ino = node.ino();
+                    log::warn!(
+                        "{device}: inode {ino}: writeback failed, failure {failures}: {error}"
+                    );
+                }
+                Err(error)
+            }
         };
         // Listed anew when it is still dirty: others have their turn first.
         self.note_clean(node, file);

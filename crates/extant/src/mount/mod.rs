@@ -385,8 +385,12 @@ impl MountOptions {
     pub fn open_shared(&self, device: SharedDevice) -> Result<Fs> {
         if !self.read_only {
             self.check_cache()?;
-            return self.open_writable(device);
+            return self.open_writable(device).inspect(|fs| fs.log_mounted("writing"));
         }
+        self.open_reading(device).inspect(|fs| fs.log_mounted("reading"))
+    }
+
+    fn open_reading(&self, device: SharedDevice) -> Result<Fs> {
         let superblock = self.read_superblock(&device)?;
         check_features(&superblock.features)?;
         check_size(&device, &superblock)?;

@@ -50,6 +50,31 @@ impl Fs {
         self.volume().writer().ok()?.recovered_orphans()
     }
 
+    /// Tells whoever logs that it is open, and what that took.
+    pub(super) fn log_mounted(&self, what: &str) {
+        let device = self.device().describe();
+        log::info!("{device}: mounted for {what}");
+        if let Some(replay) = self.replayed().filter(|replay| replay.transactions > 0) {
+            let (count, blocks) = (replay.transactions, replay.blocks);
+            log::info!(
+                "{device}: it was not unmounted: {count} transactions, {blocks} blocks replayed"
+            );
+        }
+        let Some(orphans) = self.recovered_orphans() else { return };
+        if orphans.deleted > 0 || orphans.shortened > 0 {
+            let (deleted, shortened) = (orphans.deleted, orphans.shortened);
+            log::info!(
+                "{device}: {deleted} files without names deleted, {shortened} cut to their size"
+            );
+        }
+        if let Some(error) = orphans.errors.first() {
+            let count = orphans.damaged;
+            log::warn!(
+                "{device}: {count} damaged files without names are left for e2fsck: {error}"
+            );
+        }
+    }
+
     fn ending(&self, writer: &Writer, log_is_empty: bool, kbytes_written: u64) -> Ending {
         Ending {
             totals: writer.totals(self.superblock()),
@@ -116,6 +141,7 @@ impl Fs {
         let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;
         self.end_writing(true, kbytes)?;
+        log::info!("{}: unmounted", self.device().describe());
         flushed
     }
 

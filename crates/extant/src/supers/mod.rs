@@ -21,7 +21,7 @@
 //!   file system.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::{FsBlock, Ino, sabotage};
 use extant_block::{BlockDevice, SharedDevice};
@@ -140,6 +140,8 @@ pub(crate) struct SuperState {
     read_only: AtomicBool,
     /// Marked clean, and nothing was committed since.
     at_rest: AtomicBool,
+    /// How much damage was reported.
+    reports: AtomicU64,
 }
 
 struct Current {
@@ -176,6 +178,7 @@ impl SuperState {
             errors: errors.unwrap_or(MountErrors::of(superblock.errors)),
             read_only: AtomicBool::new(false),
             at_rest: AtomicBool::new(false),
+            reports: AtomicU64::new(0),
             current: Mutex::new(
                 Rank::Leaf,
                 Current { dirty: false, state: superblock.state, superblock, records: Vec::new() },
@@ -328,7 +331,7 @@ impl SuperState {
     /// journal is to be stopped. Refusals are no damage, and nothing happens. `now` in seconds since
     /// 1970.
     ///
-    /// No I/O. May be called with any lock held but one of rank `Leaf`.
+    /// No I/O, but a word to whoever logs. May be called with any lock held but one of rank `Leaf`.
     pub(crate) fn report(&self, error: &FsError, now: i64) -> bool {
         let Some(record) = ErrorRecord::of(error, now) else { return false };
         let mut current = self.current.lock();
@@ -338,8 +341,18 @@ impl SuperState {
         if current.records.len() < RECORDS_MAX {
             current.records.push(record);
         }
-        if self.errors != MountErrors::Continue {
-            self.read_only.store(true, Ordering::Release);
+        drop(current);
+        let reports = self.reports.fetch_add(1, Ordering::Relaxed) + 1;
+        // One image may have any number of them.
+        if reports.is_power_of_two() {
+            let device = self.device.describe();
+            log::error!("{device}: damage, report {reports} of this mount: {error}");
+        }
+        if self.errors != MountErrors::Continue && !self.read_only.swap(true, Ordering::AcqRel) {
+            log::error!(
+                "{}: nothing is changed any more until the next mount",
+                self.device.describe()
+            );
         }
         self.errors == MountErrors::Stop
     }
