@@ -106,9 +106,9 @@ impl Job {
         let synced = self.options.durable != Durable::Later;
         let inode = file.file.inode();
         let done = match (what, &file.direct) {
-            (What::Read, None) => file.file.read_at(offset, memory).map(|read| read as u64),
+            (What::Read, None) => file.file.read_at(memory, offset).map(|read| read as u64),
             (What::Read, Some(direct)) => direct.read_at(offset, memory).map(|read| read as u64),
-            (What::Write, None) => file.file.write_at(offset, memory).map(|done| done as u64),
+            (What::Write, None) => file.file.write_at(memory, offset).map(|done| done as u64),
             (What::Write, Some(direct)) if synced => {
                 direct.write_synced_at(offset, memory).map(|done| done as u64)
             }

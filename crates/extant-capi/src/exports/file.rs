@@ -139,7 +139,7 @@ impl FileObject {
         self.check_reads()?;
         Ok(match &self.direct {
             Some(direct) => direct.read_at(offset, out)?,
-            None => self.file.read_at(offset, out)?,
+            None => self.file.read_at(out, offset)?,
         })
     }
 
@@ -154,7 +154,7 @@ impl FileObject {
                 }
                 written
             }
-            (None, _) => self.file.write_at(offset, bytes)?,
+            (None, _) => self.file.write_at(bytes, offset)?,
         })
     }
 }
