@@ -49,7 +49,7 @@ fn after_a_flush_of_data_failed_no_sync_succeeds() {
             // Over what is there, at the same second: no transaction has to follow.
             for name in ["/file", "/other"] {
                 let file = fs.open_options().write(true).open(name).unwrap();
-                file.write_at(0, b"later").unwrap();
+                file.write_at(b"later", 0).unwrap();
             }
             fs.resolve("/file").unwrap().sync_data().unwrap();
             let file = fs.resolve("/file").unwrap();

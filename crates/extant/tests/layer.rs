@@ -117,9 +117,9 @@ fn files_read_and_seek() {
     assert_eq!(file.seek(SeekFrom::Start(1 << 40)).unwrap(), 1 << 40);
     assert_eq!(file.read(&mut [0; 10]).unwrap(), 0);
     let mut two = [0; 2];
-    assert_eq!(file.read_at(1, &mut two).unwrap(), 2);
+    assert_eq!(file.read_at(&mut two, 1).unwrap(), 2);
     assert_eq!(&two, b"el");
-    assert_eq!(file.read_at(u64::MAX, &mut two).unwrap(), 0);
+    assert_eq!(file.read_at(&mut two, u64::MAX).unwrap(), 0);
     let error = fs.read_to_string("a/bytes").unwrap_err();
     assert!(matches!(error, FsError::NotUtf8 { valid_up_to: 2, .. }), "{error}");
     // 3 GiB of nothing is above the limit, whatever memory there is.
