@@ -124,6 +124,15 @@ fn cell(dir: &Path, target: Target, workers: usize, settings: &Settings) -> Resu
         Target::Extant => {
             let library = Library::mount_by_default(&image, CACHE_BYTES)?;
             let rate = measure(&library, workers, settings)?;
+            if let Some(stats) = library.fs().writer_stats() {
+                let stats = stats.allocator;
+                let searches =
+                    stats.found_ahead + stats.found_whole + stats.found_least + stats.found_any;
+                let calls = (stats.extended + searches).max(1) as f64;
+                let each = |count: u64| count as f64 / calls * 1000.0;
+                let (busy, searches) = (each(stats.groups_busy), each(searches));
+                print!("  [of 1000: {searches:.1} searches, {busy:.2} groups busy]");
+            }
             library.close()?;
             rate
         }

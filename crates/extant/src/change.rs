@@ -6,6 +6,7 @@
 //! Below: `txn`, the allocator, `delete`. Above: every operation that changes something runs inside
 //! [`Fs::change`].
 
+use crate::alloc::BLOCKS;
 use crate::delete::REMOVALS_MAX;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
@@ -15,6 +16,10 @@ use crate::writer::Writer;
 /// How often an operation that found no room commits, to get back what was freed lately, and tries
 /// again.
 const COMMITS_MAX: usize = 3;
+
+/// How often it does when what it wants is free or was freed, and others were faster: each time somebody got
+/// something done, and it would have been refused what it alone would have had.
+const ROUNDS_MAX: usize = 64;
 
 impl Fs {
     /// Runs a change while the mount is not frozen, again after a commit if it found no room while freed blocks were waiting for
@@ -52,16 +57,18 @@ impl Writer {
     pub(crate) fn with_commits<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let alloc = self.alloc();
         let journal = self.journal();
-        for _ in 0..COMMITS_MAX {
+        for round in 0.. {
             let returned = alloc.returns();
-            match run() {
-                Err(FsError::NoSpace { what, .. })
-                    if what == NO_CREDITS || alloc.worth_a_commit() =>
-                {
-                    journal.commit(journal.running()).map_err(FsError::from_journal)?;
-                }
-                Err(FsError::NoSpace { .. }) if alloc.returns() != returned => {}
-                result => return result,
+            let result = run();
+            let Err(FsError::NoSpace { what, wanted, .. }) = &result else { return result };
+            let others = *what == BLOCKS && *wanted <= alloc.within_reach();
+            if round >= if others { ROUNDS_MAX } else { COMMITS_MAX } {
+                return result;
+            }
+            if *what == NO_CREDITS || alloc.worth_a_commit() {
+                journal.commit(journal.running()).map_err(FsError::from_journal)?;
+            } else if alloc.returns() == returned {
+                return result;
             }
         }
         run()

@@ -9,7 +9,7 @@ use extant_format::group::GroupFlags;
 use super::group::{Blocks, Found, GroupState, NotFreed, damaged};
 use super::promise::Claimant;
 use super::window::{Growth, Look};
-use super::{Allocator, BlockAsk, Counter, Half, Locked, Purpose, Right, Run};
+use super::{Allocator, BLOCKS, BlockAsk, Counter, Half, Locked, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::run::Window;
@@ -192,7 +192,7 @@ impl Allocator {
             let returned = self.returns.load(Ordering::Acquire);
             let left = left(taker);
             let no_space = FsError::NoSpace {
-                what: "blocks",
+                what: BLOCKS,
                 wanted: u64::from(ask.min.max(1)),
                 free: left << bits,
             };

@@ -10,50 +10,75 @@ use super::{Allocator, Counter, Half, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::Result;
 
+/// What became of a wish for just these blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Extended {
+    /// They are taken.
+    Yes,
+    /// Nothing is taken: they are not all free and in nobody's window, or not for whoever asks, or their group is not
+    /// in memory.
+    No,
+    /// Nothing is taken: somebody else is at their group.
+    Busy,
+}
+
 impl Allocator {
-    /// Takes just these blocks, of whole clusters, for data of a file. `false`, and nothing is taken: they are not
-    /// all free and in nobody's window, or not for whoever has this `right`, or their group is not in memory.
+    /// Takes just these blocks, of whole clusters, for data of a file of somebody with this `right`.
     ///
-    /// Cost: that of the clusters; their group is waited for.
+    /// Cost: that of the clusters. Their group is waited for, if it `waits`.
     ///
     /// # Errors
     ///
     /// Those of the journal.
-    pub(crate) fn extend(&self, txn: &mut Editor<'_>, run: Run, right: Right) -> Result<bool> {
+    pub(crate) fn extend(
+        &self,
+        txn: &mut Editor<'_>,
+        run: Run,
+        right: Right,
+        waits: bool,
+    ) -> Result<Extended> {
         let volume = txn.volume();
         let superblock = volume.superblock();
-        let Some((group, offset)) = superblock.group_of_block(run.start) else { return Ok(false) };
+        let Some((group, offset)) = superblock.group_of_block(run.start) else {
+            return Ok(Extended::No);
+        };
         let bits = superblock.cluster_bits();
         let (first, count) = (offset >> bits, run.len >> bits);
         let cell = self.cell(group)?;
         if cell.is_bad(Half::Blocks) || count << bits != run.len {
-            return Ok(false);
+            return Ok(Extended::No);
         }
         // As of a group that was loaded: what is not in memory is for those who search.
         let flex = self.flex(volume, group)?;
-        let guard = cell.state.try_lock().unwrap_or_else(|| {
-            self.tally.add(Counter::Busy, 1);
-            cell.state.lock()
-        });
+        let guard = match cell.state.try_lock() {
+            Some(guard) => guard,
+            None => {
+                self.tally.add(Counter::Busy, 1);
+                if !waits {
+                    return Ok(Extended::Busy);
+                }
+                cell.state.lock()
+            }
+        };
         let mut locked = self.locked(cell, flex, guard);
-        let Some(state) = locked.guard.as_deref_mut() else { return Ok(false) };
-        let Some(blocks) = &state.blocks else { return Ok(false) };
+        let Some(state) = locked.guard.as_deref_mut() else { return Ok(Extended::No) };
+        let Some(blocks) = &state.blocks else { return Ok(Extended::No) };
         let mut here = blocks.open_run(first, count);
         if sabotage("extant.alloc.extends-into-others") {
             here = first..first.saturating_add(count).min(blocks.len());
         }
         if here.end - here.start < count || state.allocate_bitmap(volume).is_err() {
-            return Ok(false);
+            return Ok(Extended::No);
         }
         let claimant = Claimant::Purpose(Purpose::Data, right);
         if self.space.claim(claimant, count, count).is_none() {
-            return Ok(false);
+            return Ok(Extended::No);
         }
         if let Err(error) = self.touch(txn, state, Half::Blocks) {
             self.space.unclaim(count);
             return Err(error);
         }
-        let Some(blocks) = &mut state.blocks else { return Ok(false) };
+        let Some(blocks) = &mut state.blocks else { return Ok(Extended::No) };
         blocks.take(here);
         self.space.take(count);
         state.descriptor.free_clusters = state.descriptor.free_clusters.saturating_sub(count);
@@ -61,6 +86,6 @@ impl Allocator {
         flex.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
         self.tally.add(Counter::Extended, 1);
         self.tally.add(Counter::Clusters, u64::from(count));
-        Ok(true)
+        Ok(Extended::Yes)
     }
 }

@@ -17,7 +17,7 @@
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
 //! free_runs   what is free, for who only looks
 //! right       who may have the last blocks     window  room that is left to files that grow
-//! stats       how blocks were found
+//! stats       how blocks were found            streams where files go that meet others
 //! ```
 //!
 //! # Rules
@@ -47,6 +47,7 @@ mod right;
 mod spent;
 mod spread;
 mod stats;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod trim;
@@ -69,6 +70,7 @@ use crate::sparse::Sparse;
 use crate::volume::Volume;
 
 pub(crate) use crate::run::Run;
+pub(crate) use extend::Extended;
 use flex::Flex;
 pub(crate) use free_runs::free_runs;
 use group::{Blocks, GroupState, Inodes};
@@ -79,6 +81,7 @@ pub use right::SpaceFor;
 use spent::Spent;
 pub use stats::AllocatorStats;
 use stats::{Counter, Tally};
+use streams::Streams;
 use trim::Held;
 pub(crate) use window::Growth;
 use window::Look;
@@ -91,6 +94,9 @@ const BITMAP_BYTES_MAX: usize = 32 << 20;
 
 /// Damage that nobody has asked about yet; more than that is forgotten.
 const REPORTS_MAX: usize = 64;
+
+/// What there is no space for, of errors of this module.
+pub(crate) const BLOCKS: &str = "blocks";
 
 /// What blocks are for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -207,6 +213,7 @@ pub(crate) struct Allocator {
     flexes: Sparse<OnceLock<Flex>>,
     group_count: u32,
     groups_per_flex: u32,
+    cluster_bits: u32,
     space: Space,
     /// Counts up whenever clusters become available in a group.
     returns: AtomicU64,
@@ -228,6 +235,7 @@ pub(crate) struct Allocator {
     reports: Mutex<Vec<FsError>>,
     encoded: AtomicU64,
     tally: Tally,
+    streams: Streams,
 }
 
 impl Allocator {
@@ -270,6 +278,7 @@ impl Allocator {
             flexes: Sparse::new(count.div_ceil(groups_per_flex), |_| OnceLock::new()),
             group_count: count,
             groups_per_flex,
+            cluster_bits: superblock.cluster_bits(),
             space: Space::new(superblock, free_clusters),
             returns: AtomicU64::new(0),
             held: Held::new(),
@@ -285,6 +294,7 @@ impl Allocator {
             reports: Mutex::new(Rank::Leaf, reports),
             encoded: AtomicU64::new(0),
             tally: Tally::default(),
+            streams: Streams::new(count),
         })
     }
 

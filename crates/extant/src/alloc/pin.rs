@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use extant_base::{FsBlock, Ino};
+use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::group::GroupFlags;
 
 use super::blocks::{Pinning, Taker, check_clusters, each_group};
@@ -94,11 +94,17 @@ impl Allocator {
         let first = volume.goal_of(ino)?;
         let superblock = volume.superblock();
         let Some((group, _)) = superblock.group_of_block(first) else { return Ok(first) };
-        let step = superblock.group_blocks(group) / COLOURS;
-        let ratio = superblock.cluster_ratio().max(1);
-        let into = mixed(ino.0) % COLOURS * step;
-        Ok(FsBlock(first.0.saturating_add(u64::from(into - into % ratio))))
+        Ok(coloured(volume, ino, first, group))
     }
+}
+
+/// The place of an inode among a few behind block `first` of a group.
+pub(super) fn coloured(volume: &Volume, ino: Ino, first: FsBlock, group: GroupIndex) -> FsBlock {
+    let superblock = volume.superblock();
+    let step = superblock.group_blocks(group) / COLOURS;
+    let ratio = superblock.cluster_ratio().max(1);
+    let into = mixed(ino.0) % COLOURS * step;
+    FsBlock(first.0.saturating_add(u64::from(into - into % ratio)))
 }
 
 /// A number that looks like chance.

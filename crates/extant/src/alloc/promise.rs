@@ -18,6 +18,9 @@
 //! | unpin n | | − n | | | | − n | |
 //! | take n pinned, p promised | + n | | − n | + p − n | − p | − n | |
 //!
+//! What is spare is one number and what some threads have at hand ([`spare`]); both together are
+//! meant everywhere here.
+//!
 //! Room that is left to files that grow changes none of these: clusters in a [window](super::window) are clear
 //! in `taken`, and whoever is refused for their sake looks again, at them too. So what is said below holds
 //! whatever windows there are.
@@ -55,19 +58,43 @@
 
 mod atomic {
     pub(super) use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+    use extant_sync::{Mutex, MutexGuard, Rank};
+
+    #[derive(Debug)]
+    pub(super) struct Moving(Mutex<()>);
+
+    impl Moving {
+        pub(super) fn new() -> Moving {
+            Moving(Mutex::new(Rank::Leaf, ()))
+        }
+
+        pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+            self.0.lock()
+        }
+
+        pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
+            self.0.try_lock()
+        }
+    }
 }
 mod counts;
+mod lanes;
 #[cfg(all(test, not(miri)))]
 mod model;
+mod spare;
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant_format::superblock::Superblock;
 
 use extant_format::features::Incompat;
+use extant_sync::threads;
 
 use self::counts::Counts;
-use super::{Allocator, Purpose, Right};
+use self::lanes::Sum;
+use self::spare::Spare;
+use super::{Allocator, BLOCKS, Purpose, Right};
 use crate::error::{FsError, Result};
 use crate::volume::Volume;
 
@@ -77,13 +104,22 @@ const POOL_PART: u64 = 50;
 /// Clusters in the pool at most.
 const POOL_MAX: u64 = 4096;
 
+/// Lanes of what is spare.
+const LANES: usize = 16;
+
+/// What a lane gets at once, in clusters.
+const HANDFUL: i64 = 64;
+
+/// Lanes are filled while so much is spare: four times what all of them hold.
+const RICH: i64 = 4 * LANES as i64 * HANDFUL;
+
 /// Totals of a writable mount, in clusters.
 #[derive(Debug)]
 pub(super) struct Space {
     /// Clear bits of all stored bitmaps.
-    free: AtomicI64,
+    free: Sum,
     /// What can be had now (S1). Below zero when metadata had to have what was promised.
-    spare: AtomicI64,
+    spare: Spare,
     promises: Counts,
     /// Freed by transactions that are not committed.
     pending: AtomicU64,
@@ -130,8 +166,8 @@ impl Claimant {
 impl Space {
     pub(super) fn new(superblock: &Superblock, free: i64) -> Space {
         Space {
-            free: AtomicI64::new(free),
-            spare: AtomicI64::new(free),
+            free: Sum::new(free),
+            spare: Spare::new(free, LANES, (HANDFUL, RICH)),
             promises: Counts::new(),
             pending: AtomicU64::new(0),
             reserve: AtomicU64::new(reserve_of(superblock)),
@@ -148,13 +184,13 @@ impl Space {
     /// What an ordinary user could be promised once what is pending is released.
     pub(super) fn available(&self) -> u64 {
         let released = i64::try_from(self.pending()).unwrap_or(i64::MAX);
-        let spare = self.spare.load(Ordering::Acquire).saturating_add(released);
+        let spare = self.spare.total().saturating_add(released);
         spare.saturating_sub(self.kept_from_promises(Right::Ordinary)).max(0) as u64
     }
 
     /// What could be promised now.
     pub(super) fn promisable(&self, right: Right) -> u64 {
-        let spare = self.spare.load(Ordering::Acquire);
+        let spare = self.spare.total();
         spare.saturating_sub(self.kept_from_promises(right)).max(0) as u64
     }
 
@@ -171,7 +207,7 @@ impl Space {
     }
 
     pub(super) fn free(&self) -> u64 {
-        self.free.load(Ordering::Relaxed).max(0) as u64
+        self.free.total().max(0) as u64
     }
 
     pub(super) fn promised(&self) -> u64 {
@@ -194,7 +230,7 @@ impl Space {
 
     /// What can be had now: at most what nobody was promised.
     pub(super) fn spare(&self) -> i64 {
-        self.spare.load(Ordering::Acquire)
+        self.spare.total()
     }
 
     /// What a claimant leaves alone (S3); below zero: what it may take of others' promises.
@@ -221,56 +257,49 @@ impl Space {
 
     /// Clusters that this claimant could have now.
     pub(super) fn left_for(&self, who: Claimant) -> u64 {
-        let spare = self.spare.load(Ordering::Acquire);
+        let spare = self.spare.total();
         spare.saturating_sub(self.kept(who)).max(0) as u64
     }
 
     /// Claims `most` clusters, or as many as there are, but at least `least`. The caller takes or
     /// gives back what it got, which is told; `None` changes nothing.
     pub(super) fn claim(&self, who: Claimant, least: u32, most: u32) -> Option<u32> {
-        let kept = self.kept(who);
-        let size = |spare: i64| {
-            let left = spare.saturating_sub(kept).min(i64::from(most));
-            u32::try_from(left).ok().filter(|size| *size >= least)
-        };
-        let claim = |spare: i64| size(spare).map(|size| spare - i64::from(size));
-        let before = self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim).ok()?;
-        size(before)
+        self.spare.claim(threads::number(), self.kept(who), least, most)
     }
 
     /// What was claimed is not taken after all.
     pub(super) fn unclaim(&self, count: u32) {
-        self.spare.fetch_add(i64::from(count), Ordering::AcqRel);
+        self.spare.add(i64::from(count));
     }
 
     /// What was claimed is taken on the device.
     pub(super) fn take(&self, count: u32) {
-        self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
+        self.free.add(-i64::from(count));
     }
 
     /// Taken on the device, whether it was to be had or not; `waiting` of them were freed and not
     /// committed.
     pub(super) fn seize(&self, count: u32, waiting: u32) {
-        self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
-        self.spare.fetch_sub(i64::from(count) - i64::from(waiting), Ordering::AcqRel);
+        self.free.add(-i64::from(count));
+        self.spare.sub(i64::from(count) - i64::from(waiting));
         self.pending.fetch_sub(u64::from(waiting), Ordering::AcqRel);
     }
 
     /// Freed on the device, to be given away later.
     pub(super) fn free_later(&self, count: u32) {
         self.pending.fetch_add(u64::from(count), Ordering::AcqRel);
-        self.free.fetch_add(i64::from(count), Ordering::Relaxed);
+        self.free.add(i64::from(count));
     }
 
     /// What was freed can be given away: its bits are clear.
     pub(super) fn released(&self, count: u32) {
-        self.spare.fetch_add(i64::from(count), Ordering::AcqRel);
+        self.spare.add(i64::from(count));
         self.pending.fetch_sub(u64::from(count), Ordering::AcqRel);
     }
 
     /// Clusters that count as free cannot be had: their group is damaged.
     pub(super) fn lose(&self, count: u32) {
-        self.spare.fetch_sub(i64::from(count), Ordering::AcqRel);
+        self.spare.sub(i64::from(count));
     }
 
     /// Pins of `most` clusters, or as many as are promised and not pinned, but at least `least`.
@@ -285,26 +314,20 @@ impl Space {
     /// Pinned clusters are taken on the device, instead of so many promised ones: whose promises end
     /// next.
     pub(super) fn take_pinned(&self, count: u32) {
-        self.free.fetch_sub(i64::from(count), Ordering::Relaxed);
+        self.free.add(-i64::from(count));
         self.promises.unpin(count);
     }
 
     fn promise(&self, clusters: u64, right: Right) -> Result<(), u64> {
         let kept = self.kept_from_promises(right);
-        let promise = |spare: i64| {
-            let left = spare.saturating_sub(kept).max(0);
-            let clusters = i64::try_from(clusters).ok().filter(|clusters| *clusters <= left)?;
-            Some(spare - clusters)
-        };
-        let claimed = self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, promise);
-        claimed.map_err(|spare| spare.saturating_sub(kept).max(0) as u64)?;
+        self.spare.claim_all(kept, clusters)?;
         self.promises.promise(clusters);
         Ok(())
     }
 
     /// Promises whatever there is: for blocks that will need no cluster in the end, or in tests.
     pub(super) fn promise_anyway(&self, clusters: u64) {
-        self.spare.fetch_sub(clusters as i64, Ordering::AcqRel);
+        self.spare.sub(clusters as i64);
         self.promises.promise(clusters);
     }
 
@@ -313,7 +336,7 @@ impl Space {
         let ended = i64::try_from(self.promises.end(promises)).unwrap_or(i64::MAX);
         let change = ended.saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX));
         if change != 0 {
-            self.spare.fetch_add(change, Ordering::AcqRel);
+            self.spare.add(change);
         }
     }
 }
@@ -332,7 +355,7 @@ impl Allocator {
         let bits = volume.superblock().cluster_bits();
         let promised = self.space.promise(clusters, Right::of_this_thread());
         promised.map_err(|left| FsError::NoSpace {
-            what: "blocks",
+            what: BLOCKS,
             wanted: clusters << bits,
             free: left << bits,
         })
@@ -376,6 +399,12 @@ impl Allocator {
     /// there was no space, outside of any transaction; `Writer::with_commits` does.
     pub(crate) fn worth_a_commit(&self) -> bool {
         self.free_pending() > 0
+    }
+
+    /// Blocks that whoever this thread works for could have if everything that was freed were released.
+    pub(crate) fn within_reach(&self) -> u64 {
+        let clusters = self.promisable(Right::of_this_thread()).saturating_add(self.free_pending());
+        clusters << self.cluster_bits
     }
 
     /// Clusters that somebody with this right could be promised now.

@@ -1,6 +1,7 @@
 //! The allocator on images of mke2fs, against sets, e2fsck and itself after a crash.
 
 mod delayed;
+mod extend;
 mod trim;
 mod windows;
 

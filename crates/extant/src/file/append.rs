@@ -9,12 +9,15 @@ use extant_base::{BlockCount, FsBlock};
 use extant_format::extent::{ExtentState, UNWRITTEN_LEN_MAX};
 
 use super::fallocate::Change;
-use crate::alloc::Run;
+use crate::alloc::{Extended, Run};
 use crate::error::Result;
 use crate::map;
 
 /// The inode, its quotas and the superblock; bitmap and descriptor of one group; the leaf.
 const CREDITS: u32 = 8 + 2 + 1;
+
+/// A file with so many blocks stays where it is.
+const SETTLED: u64 = 16;
 
 impl Change<'_> {
     /// Gives `blocks` space by making the last extent of the file longer, and raises the size to `grow_to`.
@@ -43,7 +46,16 @@ impl Change<'_> {
         let device_end = tail.extent.device_start.0 + u64::from(tail.extent.len.0);
         let mut txn = self.begin(CREDITS)?;
         let run = Run { start: FsBlock(device_end), len: by };
-        let Some(sectors) = txn.extend_here(self.node(), run)? else { return Ok(false) };
+        // A small file can go on elsewhere; a larger one would be cut into pieces.
+        match txn.extend_here(self.node(), run, blocks.start >= SETTLED)? {
+            Extended::Yes => {}
+            Extended::No => return Ok(false),
+            Extended::Busy => {
+                self.is_crowded.set(true);
+                return Ok(false);
+            }
+        }
+        let sectors = txn.sectors_of(run);
         let reached = (blocks.end << self.bits()).min(grow_to.unwrap_or(0));
         if reached > self.file().size() {
             self.file().set_size(reached);

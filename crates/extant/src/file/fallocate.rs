@@ -18,6 +18,7 @@
 //!   moved part of the tree. Beyond that a crash may leave the old size (collapse) or the new one
 //!   (insert), and a hole of the range's length at the place up to which extents have been moved.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -134,7 +135,7 @@ impl Inode {
         fs.change(|| {
             let _content = self.node().content.write();
             fs.with_mapper(self.node(), |mapper| {
-                Change { inode: self, mapper }.run(by, mode, &range)
+                Change { inode: self, mapper, is_crowded: Cell::new(false) }.run(by, mode, &range)
             })
         })
     }
@@ -144,6 +145,8 @@ impl Inode {
 pub(super) struct Change<'a> {
     inode: &'a Inode,
     pub(super) mapper: &'a FileMapper<'a>,
+    /// Others are at the group where the file would go on.
+    pub(super) is_crowded: Cell<bool>,
 }
 
 impl Change<'_> {
@@ -394,6 +397,7 @@ impl Change<'_> {
             txn.release(node, run, Purpose::Data).map_err(|broken| txn.fail(broken))?;
             return Err(error);
         }
+        self.note_placed(at, start)?;
         self.give_back(txn, run, into + (end - at))?;
         Ok(end)
     }
@@ -419,16 +423,25 @@ impl Change<'_> {
         self.node().change_map(|| map::insert_run(txn, self.node(), run))
     }
 
-    /// Where block `at` would best be: behind the one before it.
+    /// Where block `at` would best be.
     fn goal(&self, at: u64) -> Result<FsBlock> {
-        if let Some(before) = at.checked_sub(1) {
-            let piece = map::lookup(self.mapper.fs, self.node(), before, at)?;
-            if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
-                return Ok(FsBlock(block.0.saturating_add(1)));
-            }
-        }
         let volume = self.volume();
-        volume.writer()?.alloc().first_goal(volume, self.node().ino())
+        if self.is_crowded.get()
+            && let Some(goal) = volume.writer()?.alloc().stream_goal(volume, self.node().ino())
+        {
+            return Ok(goal);
+        }
+        self.mapper.goal(at).map(|(goal, _)| goal)
+    }
+
+    /// Block `at` was given its place.
+    fn note_placed(&self, at: u64, place: FsBlock) -> Result<()> {
+        self.file().note_placed(at, place.0);
+        if self.is_crowded.get() {
+            let volume = self.volume();
+            volume.writer()?.alloc().note_stream(volume, self.node().ino(), place);
+        }
+        Ok(())
     }
 
     fn punch(&self, range: &Range<u64>) -> Result<()> {

@@ -225,7 +225,7 @@ impl FileMapper<'_> {
 
     /// Where block `at` would best be, and whether that is behind the block before it. Else it is as far from
     /// what was placed last as it is in the file, because the parts of a file may come in any order.
-    fn goal(&self, at: u64) -> Result<(FsBlock, bool)> {
+    pub(super) fn goal(&self, at: u64) -> Result<(FsBlock, bool)> {
         if let Some(before) = at.checked_sub(1) {
             let _map = self.file.map.read();
             let piece = map::lookup(self.fs, self.node, before, at)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Txn;
-use crate::alloc::{BlockAsk, Purpose, Run, blocks_end};
+use crate::alloc::{BlockAsk, Extended, Purpose, Run, blocks_end};
 use crate::error::Result;
 use crate::node::Node;
 
@@ -37,28 +37,30 @@ impl Txn<'_> {
     }
 
     /// Takes just the blocks of `run` for the data of an inode, and charges them; that they are counted in the
-    /// inode, so many sectors as are returned, is the caller's. `None`, and nothing has changed: they
-    /// cannot be had.
+    /// inode is the caller's. Else nothing has changed. Their group is waited for if it `waits`.
     ///
     /// # Errors
     ///
     /// Those of the journal.
-    pub(crate) fn extend_here(&mut self, node: &Arc<Node>, run: Run) -> Result<Option<u64>> {
+    pub(crate) fn extend_here(
+        &mut self,
+        node: &Arc<Node>,
+        run: Run,
+        waits: bool,
+    ) -> Result<Extended> {
         let alloc = self.writer().alloc();
         let right = self.right();
         let sectors = self.sectors_of(run);
         if self.charge_blocks(node, sectors).is_err() {
-            return Ok(None);
+            return Ok(Extended::No);
         }
         // Its own window is where it wants to go.
         alloc.give_back_window(node);
-        match alloc.extend(self, run, right) {
-            Ok(true) => Ok(Some(sectors)),
-            other => {
-                self.uncharge_blocks(node, sectors);
-                other.map(|_| None)
-            }
+        let extended = alloc.extend(self, run, right, waits);
+        if !matches!(extended, Ok(Extended::Yes)) {
+            self.uncharge_blocks(node, sectors);
         }
+        extended
     }
 
     /// Gives blocks of an inode back; with clusters, whole ones.
@@ -75,7 +77,8 @@ impl Txn<'_> {
         })
     }
 
-    fn sectors_of(&self, run: Run) -> u64 {
+    /// What a run counts in an inode.
+    pub(crate) fn sectors_of(&self, run: Run) -> u64 {
         u64::from(run.len) * u64::from(self.volume().block_size().bytes() / 512)
     }
 

@@ -13,13 +13,36 @@ use super::super::window::Look;
 
 mod atomic {
     pub(super) use loom::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+    use loom::sync::{Mutex, MutexGuard};
+
+    #[derive(Debug)]
+    pub(super) struct Moving(Mutex<()>);
+
+    impl Moving {
+        pub(super) fn new() -> Moving {
+            Moving(Mutex::new(()))
+        }
+
+        pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+            self.0.lock().unwrap()
+        }
+
+        pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
+            self.0.try_lock().ok()
+        }
+    }
 }
 
 #[path = "counts.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
 mod counts;
 
+#[path = "spare.rs"]
+#[expect(clippy::duplicate_mod, reason = "as above")]
+mod spare;
+
 use counts::Counts;
+use spare::Spare;
 
 /// What one writer does with promises of its own, so many times.
 fn write(counts: &Counts, clusters: u32, rounds: u32) {
@@ -127,4 +150,40 @@ fn nobody_is_refused_for_the_sake_of_a_window() {
 fn the_model_notices_a_search_that_leaves_windows_alone() {
     let check = || check_windows(&[Look::Open]);
     assert!(catch_unwind(AssertUnwindSafe(check)).is_err());
+}
+
+/// Two threads with lanes of their own want all there is, a cluster at a time, and one takes the rest at once. `rounds`
+/// of each take one.
+fn check_lanes(clusters: i64, handful: (i64, i64), rounds: usize) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let spare = Arc::new(Spare::new(clusters + 1, 2, handful));
+        spare.sub(2);
+        spare.add(1);
+        let takers: Vec<_> = (0..2)
+            .map(|lane| {
+                let spare = Arc::clone(&spare);
+                thread::spawn(move || {
+                    for _ in 0..rounds {
+                        assert_eq!(spare.claim(lane, 0, 1, 1), Some(1), "there, and refused");
+                    }
+                })
+            })
+            .collect();
+        for thread in takers {
+            thread.join().unwrap();
+        }
+        let left = clusters - 2 * rounds as i64;
+        assert_eq!(spare.total(), left);
+        assert_eq!(spare.claim_all(0, left as u64), Ok(()), "what lies in lanes is refused");
+        assert_eq!((spare.total(), spare.claim(0, 0, 1, 1)), (0, None));
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_what_others_have_at_hand() {
+    check_lanes(4, (2, 1), 2);
+    check_lanes(5, (2, 2), 2);
+    check_lanes(2, (2, 0), 1);
 }
