@@ -12,7 +12,7 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -137,6 +137,33 @@ install-capi: ## libextant for C and C++: header, shared and static library, pkg
 	install -m 644 $(TARGET)/release/libextant_capi.a $(DESTDIR)$(PREFIX)/lib/libextant.a
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(CAPI_VERSION)|' crates/extant-capi/extant.pc.in \
 	  > $(DESTDIR)$(PREFIX)/lib/pkgconfig/extant.pc
+
+PYTHON ?= python3
+WHEELS := $(abspath $(TARGET))/wheels
+VENV := $(abspath $(TARGET))/venv
+# Built in an environment of its own, from PyPI: nothing is installed into the system's Python.
+MATURIN := $(VENV)/build/bin/maturin
+
+$(MATURIN):
+	@scripts/deps python3
+	$(PYTHON) -m venv $(VENV)/build
+	$(VENV)/build/bin/pip install -q 'maturin>=1.16,<2'
+
+python: $(MATURIN) ## the wheel of the Python package: target/wheels
+	@scripts/deps cargo
+	cd crates/extant-python && $(MATURIN) build --release --target-dir $(abspath $(TARGET)) -o $(WHEELS)
+
+test-python: $(MATURIN) ## tests of the Python package, as it is installed, in a fresh environment
+	@scripts/deps cargo e2fsprogs
+	rm -rf $(VENV)/test $(VENV)/wheels
+	cd crates/extant-python && $(MATURIN) build --profile dev --target-dir $(abspath $(TARGET)) -o $(VENV)/wheels
+	$(PYTHON) -m venv $(VENV)/test
+	$(VENV)/test/bin/pip install -q pytest mypy $(VENV)/wheels/extant-*.whl 'fsspec>=2024.2'
+	cd $(VENV) && test/bin/python -m pytest -q -p no:cacheprovider $(CURDIR)/crates/extant-python/tests
+	cd $(VENV) && test/bin/mypy --strict --warn-unused-ignores $(CURDIR)/crates/extant-python/tests/typed.py
+	cd $(VENV) && test/bin/python -m mypy.stubtest extant --concise \
+	  --mypy-config-file $(CURDIR)/crates/extant-python/tests/mypy.ini \
+	  --allowlist $(CURDIR)/crates/extant-python/tests/stubtest-allow.txt
 
 fuzz-smoke: ## each fuzz target for 30 s
 	@scripts/deps cargo cargo-fuzz

@@ -1,0 +1,75 @@
+//! Every error as an `OSError`, which Python makes a `FileNotFoundError` and so on by its errno.
+
+use std::error::Error as StdError;
+
+use extant::FsError;
+use extant_image::BuildError;
+use extant_image::output::OutputError;
+use extant_image::plan::PlanError;
+use extant_image::write::WriteError;
+use pyo3::PyErr;
+use pyo3::exceptions::{PyOSError, PyValueError};
+
+/// The text of an error with those of its causes, as far as they say something new.
+pub(crate) fn told(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn os_error(errno: i32, text: String, path: Option<&[u8]>) -> PyErr {
+    match path {
+        Some(path) => {
+            let path = String::from_utf8_lossy(path).into_owned();
+            PyOSError::new_err((errno, text, path))
+        }
+        None => PyOSError::new_err((errno, text)),
+    }
+}
+
+/// An error of the file system, about `path` if one was given.
+pub(crate) fn failed(error: &FsError, path: Option<&[u8]>) -> PyErr {
+    os_error(error.errno(), told(error), path)
+}
+
+/// An error about an argument or an object, with an errno of its own.
+pub(crate) fn refused(errno: i32, text: &str) -> PyErr {
+    os_error(errno, text.to_owned(), None)
+}
+
+/// The errno of the first cause that has one.
+fn system_errno(error: &(dyn StdError + 'static)) -> Option<i32> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<std::io::Error>();
+        if let Some(number) = io.and_then(std::io::Error::raw_os_error) {
+            return Some(number);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// An error of a build: what the options say wrong is a `ValueError`.
+pub(crate) fn build_failed(error: &BuildError) -> PyErr {
+    const EIO: i32 = 5;
+    const EEXIST: i32 = 17;
+    const ENOSPC: i32 = 28;
+    const ECANCELED: i32 = 125;
+    let errno = match error {
+        BuildError::Transform(_) => return PyValueError::new_err(told(error)),
+        BuildError::Plan(PlanError::DoesNotFit { .. }) | BuildError::TooSmall { .. } => ENOSPC,
+        BuildError::Plan(_) => return PyValueError::new_err(told(error)),
+        BuildError::Output(OutputError::InUse { .. }) => EEXIST,
+        BuildError::Write(WriteError::Interrupted) => ECANCELED,
+        other => system_errno(other).unwrap_or(EIO),
+    };
+    os_error(errno, told(error), None)
+}

@@ -1,0 +1,272 @@
+"""A mounted file system and its files, as a program uses them."""
+
+import errno
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+
+import pytest
+
+import extant
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "disk.img"
+    extant.mkfs(path, 96 * MIB, label="python")
+    yield path
+    assert extant.check(path).clean
+    if shutil.which("e2fsck"):
+        done = subprocess.run(["e2fsck", "-fn", path], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def fs(image):
+    with extant.open(image, "r+") as fs:
+        yield fs
+
+
+def test_text_and_bytes_are_written_and_read_back(image):
+    with extant.open(image, "r+") as fs:
+        assert fs.write_text("/note", "grün\n") == 5
+        with fs.open("/note", "a", encoding="utf-8") as file:
+            file.write("more\n")
+        with fs.open("note") as file:
+            assert file.read() == "grün\nmore\n"
+            assert list(fs.open("/note")) == ["grün\n", "more\n"]
+        with fs.open("/bin", "wb") as file:
+            file.write(b"x" * 100_000)
+            file.seek(5)
+            file.write(b"y")
+        assert fs.getsize("/bin") == 100_000
+        with pytest.raises(FileExistsError):
+            fs.open("/bin", "x")
+    with extant.open(image) as fs:
+        assert fs.label == "python"
+        assert fs.read_bytes("/bin")[4:7] == b"xyx"
+        with pytest.raises(OSError) as error:
+            fs.write_bytes("/bin", b"")
+        assert error.value.errno == errno.EROFS
+
+
+def test_raw_files_are_those_of_io(fs):
+    with fs.open("/raw", "w+b", 0) as raw:
+        assert isinstance(raw, io.RawIOBase) and raw.seekable()
+        assert raw.write(bytearray(b"0123456789")) == 10
+        assert raw.tell() == 10
+        assert raw.seek(-4, os.SEEK_END) == 6
+        into = bytearray(8)
+        assert raw.readinto(into) == 4 and into[:4] == b"6789"
+        assert raw.readinto(memoryview(into)[:0]) == 0
+        assert raw.pread(3, 2) == b"234"
+        assert raw.pwrite(memoryview(b"ab"), 0) == 2
+        assert raw.truncate(5) == 5
+        raw.seek(0)
+        assert raw.readall() == b"ab234"
+        raw.fsync()
+        raw.fdatasync()
+        import array
+
+        numbers = array.array("I", [1, 2, 3])
+        assert raw.pwrite(numbers, 0) == 12
+        back = array.array("I", [0, 0, 0])
+        assert raw.pread_into(back, 0) == 12 and back == numbers
+        with pytest.raises((ValueError, BufferError, TypeError)):
+            raw.readinto(b"read-only")
+        with pytest.raises(BufferError):
+            raw.write(memoryview(b"abcdef")[::2])
+        with pytest.raises(OSError):
+            raw.seek(-1)
+    with pytest.raises(ValueError):
+        raw.read()
+    raw.close()
+    with fs.open("/raw", "rb", 0) as raw, pytest.raises(io.UnsupportedOperation):
+        raw.write(b"x")
+    with fs.open("/raw", "wb", 0) as raw, pytest.raises(io.UnsupportedOperation):
+        raw.read(1)
+
+
+@pytest.mark.parametrize("mode", ["", "rw", "rbt", "z", "r++", "bb"])
+def test_modes_that_make_no_sense_are_refused(fs, mode):
+    with pytest.raises(ValueError):
+        fs.open("/x", mode)
+
+
+def test_tarfile_zipfile_and_shutil_work(fs, tmp_path):
+    for n in range(20):
+        (tmp_path / f"f{n}").write_bytes(os.urandom(5000 + n))
+    with fs.open("/a.tar.gz", "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for n in range(20):
+            tar.add(tmp_path / f"f{n}", f"f{n}")
+    with fs.open("/a.tar.gz", "rb") as file, tarfile.open(fileobj=file) as tar:
+        assert len(tar.getnames()) == 20
+        assert tar.extractfile("f7").read() == (tmp_path / "f7").read_bytes()
+    with fs.open("/a.zip", "w+b") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inside", b"z" * 10_000)
+    with fs.open("/a.zip", "rb") as file, zipfile.ZipFile(file) as archive:
+        assert archive.testzip() is None and archive.read("inside") == b"z" * 10_000
+    with open(tmp_path / "f3", "rb") as source, fs.open("/copy", "wb") as target:
+        shutil.copyfileobj(source, target)
+    assert fs.read_bytes("/copy") == (tmp_path / "f3").read_bytes()
+
+
+def test_names_and_attributes(fs):
+    fs.makedirs("/a/b/c")
+    fs.makedirs("/a/b/c", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        fs.makedirs("/a/b/c")
+    fs.write_bytes("/a/file", b"1")
+    fs.symlink("file", "/a/link")
+    fs.link("/a/file", "/a/b/hard")
+    assert fs.readlink("/a/link") == "file" and fs.realpath("/a/b/../link") == "/a/file"
+    assert fs.islink("/a/link") and fs.isfile("/a/link") and not fs.isdir("/a/link")
+    assert sorted(fs.listdir("/a")) == ["b", "file", "link"]
+    kinds = {entry.name: (entry.is_dir(), entry.is_file(), entry.is_symlink()) for entry in fs.scandir("/a")}
+    assert kinds == {"b": (True, False, False), "file": (False, True, False), "link": (False, True, True)}
+    assert [(top, sorted(d), sorted(f)) for top, d, f in fs.walk("/a")] == [
+        ("/a", ["b"], ["file", "link"]),
+        ("/a/b", ["c"], ["hard"]),
+        ("/a/b/c", [], []),
+    ]
+    found = fs.stat("/a/file")
+    assert isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode) and found.st_nlink == 2
+    fs.chmod("/a/file", 0o751)
+    fs.chown("/a/file", 1000, -1)
+    fs.utime("/a/file", ns=(1_500_000_000_123_456_789, -5))
+    found = fs.stat("/a/link")
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o751, 1000, 0)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (1_500_000_000_123_456_789, -5)
+    assert stat.S_ISLNK(fs.lstat("/a/link").st_mode)
+    fs.setxattr("/a/file", "user.x", b"value")
+    assert fs.listxattr("/a/file") == ["user.x"] and fs.getxattr("/a/file", "user.x") == b"value"
+    fs.removexattr("/a/file", b"user.x")
+    fs.rename("/a/file", "/a/moved")
+    with pytest.raises(FileExistsError):
+        fs.rename_new("/a/moved", "/a/link")
+    fs.unlink("/a/link")
+    with pytest.raises(OSError) as error:
+        fs.rmdir("/a")
+    assert error.value.errno == errno.ENOTEMPTY
+    fs.rmtree("/a")
+    assert not fs.exists("/a")
+    fs.write_bytes(b"/caf\xe9", b"latin")
+    assert os.fsencode([name for name in fs.listdir() if name.startswith("caf")][0]) == b"caf\xe9"
+    space = fs.statvfs()
+    assert space.f_bavail <= space.f_bfree <= space.f_blocks
+
+
+def test_errors_are_those_of_os(fs):
+    with pytest.raises(FileNotFoundError) as error:
+        fs.open("/none/such")
+    assert error.value.filename == "/none/such" and error.value.errno == errno.ENOENT
+    with pytest.raises(IsADirectoryError):
+        fs.open("/")
+    fs.write_bytes("/file", b"")
+    with pytest.raises(NotADirectoryError):
+        fs.listdir("/file")
+    with pytest.raises(OSError) as error:
+        fs.open("/" + "n" * 256, "w")
+    assert error.value.errno == errno.ENAMETOOLONG
+    with pytest.raises(OSError) as error:
+        with fs.open("/full", "wb", 0) as raw:
+            for _ in range(200):
+                raw.write(bytes(MIB))
+    assert error.value.errno == errno.ENOSPC
+    with pytest.raises(FileNotFoundError):
+        extant.open("/none/such.img")
+    with pytest.raises(ValueError):
+        extant.open("/none/such.img", "w")
+
+
+def test_paths_are_like_those_of_pathlib(fs):
+    base = fs / "srv" / "www"
+    base.mkdir(parents=True)
+    page = base / "index.html"
+    assert page.write_text("hello") == 5 and page.read_text() == "hello"
+    assert (page.name, page.suffix, page.parent) == ("index.html", ".html", base)
+    assert str(page) == "/srv/www/index.html" and os.fspath(page) == str(page)
+    (base / "link").symlink_to("index.html")
+    assert (base / "link").resolve() == page and (base / "link").samefile(page)
+    assert sorted(path.name for path in base.iterdir()) == ["index.html", "link"]
+    assert [str(path) for path in fs.path("/srv").rglob("*.html")] == ["/srv/www/index.html"]
+    assert page.with_suffix(".txt").exists() is False
+    page.rename(base / "moved").unlink()
+    (base / "new").touch()
+    with pytest.raises(FileExistsError):
+        (base / "new").touch(exist_ok=False)
+    (base / "none").unlink(missing_ok=True)
+
+
+def test_threads_share_a_mount_and_the_interpreter_goes_on(fs):
+    failures = []
+
+    def work(number):
+        try:
+            block = bytes([number]) * 65536
+            for turn in range(20):
+                with fs.open(f"/t{number}", "w+b", 0) as raw:
+                    assert raw.write(block) == len(block)
+                    assert raw.pread(len(block), 0) == block
+                if turn % 5 == 0:
+                    fs.sync()
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_mount_that_nobody_closed_is_unmounted_when_python_ends(image):
+    program = f"import extant; fs = extant.open({str(image)!r}, 'r+'); fs.write_text('/kept', 'kept')"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with extant.open(image) as fs:
+        assert fs.read_text("/kept") == "kept"
+
+
+def test_after_the_end_everything_says_so(image):
+    fs = extant.open(image, "r+")
+    file = fs.open("/file", "wb", 0)
+    file.write(b"1")
+    fs.close()
+    fs.close()
+    assert fs.closed
+    for act in (lambda: fs.listdir("/"), fs.sync, lambda: fs.open("/x", "w")):
+        with pytest.raises(OSError):
+            act()
+    file.close()
+
+
+def test_an_image_in_a_file_object_is_read(image):
+    with extant.open(image, "r+") as fs:
+        fs.write_bytes("/data", b"d" * 3 * MIB)
+    with open(image, "rb") as file, extant.open(file) as fs:
+        assert fs.read_bytes("/data") == b"d" * 3 * MIB
+    with open(image, "rb") as file, pytest.raises(ValueError):
+        extant.open(file, "r+")
+
+    class Broken(io.BytesIO):
+        def read(self, size=-1):
+            raise RuntimeError("the network is down")
+
+    with pytest.raises(OSError, match="network is down"):
+        extant.open(Broken(bytes(MIB)))
+
+    class Liar(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(size) + b"more than was asked for"
+
+    with pytest.raises(OSError):
+        extant.open(Liar(image.read_bytes()[: 4 * MIB]))

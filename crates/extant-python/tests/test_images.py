@@ -1,0 +1,88 @@
+"""Building, making and checking images."""
+
+import errno
+import os
+import tarfile
+
+import pytest
+
+import extant
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc/hostname").write_text("web1\n")
+    for n in range(8):
+        (root / f"big{n}").write_bytes(os.urandom(4 * MIB))
+    return root
+
+
+def test_a_directory_becomes_an_image_and_progress_is_told(tree, tmp_path):
+    told = []
+    built = extant.build(
+        tree, tmp_path / "a.img", free_bytes=8 * MIB, owner=(0, 0), label="x", progress=lambda *seen: told.append(seen)
+    )
+    assert built.size == (tmp_path / "a.img").stat().st_size and built.skipped == 0
+    assert told and told[-1][0] >= 32 * MIB and all(done <= total for done, total in told)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    report = extant.check(tmp_path / "a.img")
+    assert report.clean and report.directories >= 2
+    with extant.open(tmp_path / "a.img") as fs:
+        assert fs.read_text("/etc/hostname") == "web1\n" and fs.uuid == built.uuid
+        assert fs.read_bytes("/big3") == (tree / "big3").read_bytes()
+
+
+def test_an_exception_in_progress_cancels_and_leaves_what_was_there(tree, tmp_path):
+    target = tmp_path / "a.img"
+    with pytest.raises(ZeroDivisionError):
+        extant.build(tree, target, progress=lambda done, total: 1 // 0)
+    assert not target.exists() and os.listdir(tmp_path) == ["root"]
+    extant.mkfs(target, 16 * MIB)
+    before = target.read_bytes()
+    with pytest.raises(FileExistsError):
+        extant.build(tree, target)
+    with pytest.raises(ZeroDivisionError):
+        extant.build(tree, target, overwrite=True, progress=lambda done, total: 1 // 0)
+    assert target.read_bytes() == before
+
+
+def test_equal_sources_make_equal_bytes_also_from_an_archive(tree, tmp_path):
+    images = [tmp_path / name for name in ("a.img", "b.img")]
+    for threads, image in enumerate(images, 1):
+        extant.build(tree, image, epoch=1_700_000_000, threads=threads)
+    assert images[0].read_bytes() == images[1].read_bytes()
+    with tarfile.open(tmp_path / "t.tar", "w") as tar:
+        tar.add(tree, ".")
+    extant.build(tmp_path / "t.tar", tmp_path / "t.img")
+    with extant.open(tmp_path / "t.img") as fs:
+        assert fs.read_text("/etc/hostname") == "web1\n"
+
+
+def test_what_makes_no_sense_is_refused(tree, tmp_path):
+    for options in ({"size": 1, "free_bytes": 1}, {"features": "^nonsense"}, {"label": "x" * 17}):
+        with pytest.raises(ValueError):
+            extant.build(tree, tmp_path / "a.img", **options)
+    with pytest.raises(OSError) as error:
+        extant.build(tree, tmp_path / "a.img", size=8 * MIB)
+    assert error.value.errno == errno.ENOSPC
+    with pytest.raises(FileNotFoundError):
+        extant.build(tmp_path / "none", tmp_path / "a.img")
+    with pytest.raises(FileNotFoundError):
+        extant.check(tmp_path / "none")
+    (tmp_path / "empty").write_bytes(bytes(MIB))
+    with pytest.raises(OSError):
+        extant.check(tmp_path / "empty")
+
+
+def test_damage_is_named(tmp_path):
+    image = tmp_path / "a.img"
+    extant.mkfs(image, 32 * MIB)
+    with open(image, "r+b") as file:
+        file.seek(4096)
+        file.write(bytes(4096))
+    report = extant.check(image)
+    assert not report.clean and all(problem.code and problem.message for problem in report.problems)
