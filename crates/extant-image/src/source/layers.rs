@@ -78,7 +78,7 @@ impl Sources {
     pub fn scan(&self, options: &ScanOptions, spool_dir: &Path) -> Result<Layered, SourceError> {
         let is_lone = self.origins.len() == 1 && self.additions.is_empty();
         let spool = TarOptions { spool_dir: spool_dir.to_owned() };
-        let mut merge = Merge::new(spool_dir)?;
+        let mut merge = Merge::new(spool_dir);
         for origin in &self.origins {
             let first = merge.is_empty();
             match self.open(origin, options, &spool, is_lone)? {
@@ -181,22 +181,25 @@ struct Merge {
     tree: Assembler,
     /// Where contents are; the first is the spool.
     parts: Vec<Option<Part>>,
-    spool: SharedSpool,
+    /// Made when it is needed.
+    spool: Option<SharedSpool>,
+    spool_dir: PathBuf,
     skipped: Skipped,
     config: Option<Vec<u8>>,
     layers: usize,
 }
 
 impl Merge {
-    fn new(spool_dir: &Path) -> Result<Merge, SourceError> {
-        Ok(Merge {
+    fn new(spool_dir: &Path) -> Merge {
+        Merge {
             tree: Assembler::of_layers(),
             parts: vec![None],
-            spool: SharedSpool::new(spool_dir)?,
+            spool: None,
+            spool_dir: spool_dir.to_owned(),
             skipped: Skipped::default(),
             config: None,
             layers: 0,
-        })
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -236,7 +239,8 @@ impl Merge {
     fn archive(&mut self, input: &TarInput, whiteouts: bool) -> Result<(), SourceError> {
         self.count()?;
         let own = self.next_part();
-        let contents = add_archive(&mut self.tree, input, &mut self.spool, (own, 0), whiteouts)?;
+        let spool = spool(&mut self.spool, &self.spool_dir)?;
+        let contents = add_archive(&mut self.tree, input, spool, (own, 0), whiteouts)?;
         if let Some(contents) = contents {
             self.parts.push(Some(Part { contents, tree: None }));
         }
@@ -251,12 +255,13 @@ impl Merge {
     ) -> Result<(), SourceError> {
         for layer in &image.layers {
             self.count()?;
+            let spool = spool(&mut self.spool, &self.spool_dir)?;
             let name = format!("{}, layer {}", store.name(), layer.name);
             self.tree.begin_layer(&name, 0, true)?;
             let raw = layer.open(store)?;
             let most = limit.unwrap_or_else(|| layer.size.saturating_mul(RATIO_MAX).max(1 << 30));
             let check = (layer.diff_id.clone(), most);
-            match add_layer(&mut self.tree, &name, raw, &mut self.spool, check) {
+            match add_layer(&mut self.tree, &name, raw, spool, check) {
                 Ok(()) => {}
                 Err(LayerFault::Source(error)) => return Err(error),
                 Err(LayerFault::Stream(cause)) => {
@@ -300,16 +305,27 @@ impl Merge {
 
     fn finish(mut self) -> Result<Layered, SourceError> {
         let tree = self.tree.finish()?;
-        if let Some(first) = self.parts.first_mut() {
-            *first = Some(Part { contents: self.spool.into_contents(), tree: None });
+        if let (Some(first), Some(spool)) = (self.parts.first_mut(), self.spool) {
+            *first = Some(Part { contents: spool.into_contents(), tree: None });
         }
-        let parts = self.parts.into_iter().flatten().collect();
+        let parts = self.parts;
         let contents = Box::new(Parts { parts });
         self.skipped.examples.sort();
         self.skipped.examples.truncate(super::EXAMPLES_MAX);
         let scanned = Scanned { tree, contents, skipped: self.skipped };
         Ok(Layered { scanned, config: self.config })
     }
+}
+
+/// The temporary file for what is unpacked.
+fn spool<'s>(
+    spool: &'s mut Option<SharedSpool>,
+    dir: &Path,
+) -> Result<&'s mut SharedSpool, SourceError> {
+    Ok(match spool {
+        Some(spool) => spool,
+        None => spool.insert(SharedSpool::new(dir)?),
+    })
 }
 
 /// What is wrong with the bytes of a layer.
@@ -411,7 +427,7 @@ struct Part {
 
 /// Contents of several sources, by [`Node::source`](crate::tree::Node::source).
 struct Parts {
-    parts: Vec<Part>,
+    parts: Vec<Option<Part>>,
 }
 
 impl Contents for Parts {
@@ -422,7 +438,7 @@ impl Contents for Parts {
 }
 
 struct PartsReader<'a> {
-    parts: &'a [Part],
+    parts: &'a [Option<Part>],
     readers: Vec<Option<Box<dyn ContentReader + 'a>>>,
     last: usize,
 }
@@ -441,7 +457,8 @@ impl ContentReader for PartsReader<'_> {
             self.finish(tree)?;
             self.last = at;
         }
-        let (Some(part), Some(reader)) = (self.parts.get(at), self.readers.get_mut(at)) else {
+        let (Some(Some(part)), Some(reader)) = (self.parts.get(at), self.readers.get_mut(at))
+        else {
             let path = tree.path(node).escape_ascii().to_string();
             return Err(SourceError::Changed { path, what: "no source has it".into() });
         };
@@ -454,7 +471,9 @@ impl ContentReader for PartsReader<'_> {
 
     fn finish(&mut self, tree: &Tree) -> Result<(), SourceError> {
         match (self.readers.get_mut(self.last), self.parts.get(self.last)) {
-            (Some(Some(reader)), Some(part)) => reader.finish(part.tree.as_ref().unwrap_or(tree)),
+            (Some(Some(reader)), Some(Some(part))) => {
+                reader.finish(part.tree.as_ref().unwrap_or(tree))
+            }
             _ => Ok(()),
         }
     }
