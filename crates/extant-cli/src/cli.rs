@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, chattr, check, chmod, chown, completions, cp, edit, extents, extract, fallocate,
-    find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs, mknod, mount,
-    mv, replay, rm, rmdir, setfacl, setfattr, stat, stats, touch, tree, truncate, tune, umount,
-    write,
+    build, cat, chattr, check, chmod, chown, completions, cp, diff, edit, extents, extract,
+    fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs,
+    mknod, mount, mv, replay, rm, rmdir, setfacl, setfattr, stat, stats, tar, touch, tree,
+    truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -35,6 +35,8 @@ enum Command {
     Extents(extents::ExtentsArgs),
     Frag(frag::FragArgs),
     Extract(extract::ExtractArgs),
+    Tar(tar::TarArgs),
+    Diff(diff::DiffArgs),
     Cp(Box<cp::CpArgs>),
     Write(write::WriteArgs),
     Edit(edit::EditorArgs),
@@ -99,6 +101,8 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "extents" => extents::EXAMPLES,
         "frag" => frag::EXAMPLES,
         "extract" => extract::EXAMPLES,
+        "tar" => tar::EXAMPLES,
+        "diff" => diff::EXAMPLES,
         "cp" => cp::EXAMPLES,
         "write" => write::EXAMPLES,
         "edit" => edit::EXAMPLES,
@@ -162,6 +166,8 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Extents(args) => extents::run(&args),
         Command::Frag(args) => frag::run(&args),
         Command::Extract(args) => extract::run(&args),
+        Command::Tar(args) => tar::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Cp(args) => cp::run(&args),
         Command::Write(args) => write::run(&args),
         Command::Edit(args) => edit::run(&args),

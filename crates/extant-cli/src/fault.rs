@@ -86,6 +86,10 @@ impl From<FsError> for Failure {
             FsError::Unsupported { features, .. } if &**features == "read-only" => {
                 Some("the image is marked as read-only: tune2fs -O ^read-only lifts that")
             }
+            FsError::NoSpace { .. } => Some(
+                "extant rm makes room; a larger image: truncate -s SIZE IMG && resize2fs IMG, or build it again with \
+                 --size auto+512M",
+            ),
             FsError::DeviceFull(_) => {
                 Some("make room there and try again; what was stored before is kept")
             }

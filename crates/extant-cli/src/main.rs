@@ -6,6 +6,7 @@
 
 mod accounts;
 mod acl_text;
+mod archive;
 mod cli;
 mod commands;
 mod copying;

@@ -54,12 +54,13 @@ pub(crate) fn parse_build_size(text: &str) -> Result<SizeSpec, String> {
         };
     };
     let headroom = match rest.strip_prefix('+') {
-        None if rest.is_empty() => Headroom::None,
+        None if rest.is_empty() => Headroom::Room,
         None => return Err("give auto, auto+10%, auto+512M or a size".into()),
         Some(percent) if percent.ends_with('%') => {
             Headroom::Percent(parse_percent(percent.trim_end_matches('%'))?)
         }
         Some(bytes) => match parse_amount(bytes)? {
+            Amount::Bytes(0) | Amount::Plain(0) => Headroom::None,
             Amount::Bytes(bytes) => Headroom::Bytes(bytes),
             Amount::Plain(number) => {
                 return Err(format!("{number} of what? Give auto+{number}% or auto+{number}M"));
@@ -108,7 +109,9 @@ mod tests {
     #[test]
     fn build_sizes() {
         for (text, size) in [
-            ("auto", SizeSpec::Auto(Headroom::None)),
+            ("auto", SizeSpec::Auto(Headroom::Room)),
+            ("auto+0", SizeSpec::Auto(Headroom::None)),
+            ("auto+0M", SizeSpec::Auto(Headroom::None)),
             ("auto+10%", SizeSpec::Auto(Headroom::Percent(1000))),
             ("auto+2.5%", SizeSpec::Auto(Headroom::Percent(250))),
             ("auto+512M", SizeSpec::Auto(Headroom::Bytes(512 << 20))),

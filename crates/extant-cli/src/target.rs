@@ -12,6 +12,7 @@ use extant_image::plan::{Plan, PlanSummary};
 use extant_image::signature::recognise_device;
 use extant_image::source::Contents;
 use extant_image::tree::Tree;
+use extant_image::verity::{self, Layout};
 use extant_image::write::{WriteOptions, write_bytes, write_image};
 use extant_sync::{Clock, SystemClock, threads};
 use serde_json::{Map, Value, json};
@@ -55,6 +56,25 @@ pub(crate) struct Target {
     path: PathBuf,
     pub(crate) kind: Kind,
     set: TargetSet,
+    verity: Option<Verity>,
+}
+
+/// Where the hash tree of dm-verity goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Verity {
+    /// Behind the file system.
+    Appended,
+    /// Into a file of its own.
+    Beside(PathBuf),
+}
+
+/// A hash tree that was written.
+struct Sealed {
+    tree: verity::Tree,
+    /// The file it is in.
+    file: PathBuf,
+    /// Where it begins there.
+    offset: u64,
 }
 
 /// What the output is.
@@ -123,7 +143,7 @@ impl TargetSet {
         if plain && !self.force && !self.plan {
             refuse_if_in_use(&path)?;
         }
-        Ok(Target { path, kind, set: self.clone() })
+        Ok(Target { path, kind, set: self.clone(), verity: None })
     }
 
     fn window(&self, path: &Path) -> Result<WindowDevice<FileDevice>> {
@@ -153,6 +173,35 @@ impl Target {
         use std::os::unix::fs::MetadataExt;
         let found = fs::metadata(&self.path).ok().filter(|found| found.is_file())?;
         Some((found.dev(), found.ino()))
+    }
+
+    /// Makes a hash tree too, or says why that cannot be.
+    pub(crate) fn seal(&mut self, verity: Option<Verity>) -> Result<()> {
+        let appends = matches!(verity, Some(Verity::Appended));
+        if appends && !matches!(self.kind, Kind::New | Kind::File(_)) {
+            let name = escape(self.path.as_os_str().as_bytes());
+            return Err(Failure::usage(format!(
+                "{name}: --verity writes behind the end of a file, and this is none"
+            ))
+            .hint("--verity=FILE writes the hashes beside it"));
+        }
+        if let Some(Verity::Beside(file)) = &verity {
+            let same = fs::canonicalize(file)
+                .ok()
+                .is_some_and(|file| fs::canonicalize(&self.path).is_ok_and(|path| path == file));
+            if same || *file == self.path {
+                let name = escape(file.as_os_str().as_bytes());
+                return Err(Failure::usage(format!(
+                    "{name}: it cannot hold both image and hashes"
+                ))
+                .hint("--verity without a name appends them"));
+            }
+            if !self.set.force && !self.set.plan && existing(file)? != Existing::Nothing {
+                refuse_if_in_use(file)?;
+            }
+        }
+        self.verity = verity;
+        Ok(())
     }
 
     /// Where a packed archive may be spread out: beside the image, where there must be room.
@@ -191,9 +240,25 @@ impl Target {
     ) -> Result<()> {
         let summary = plan.summary();
         if self.set.plan {
-            return self.print(plan, &summary, None);
+            return self.print(plan, &summary, None, None);
         }
         let bytes = plan.image_bytes();
+        let layout = Layout::of(bytes);
+        let in_whole_blocks = layout.data_bytes() == bytes;
+        let may_grow = matches!(self.kind, Kind::New | Kind::File(_));
+        if self.verity.is_some() && !in_whole_blocks && !may_grow {
+            return Err(Failure::usage(format!(
+                "--verity: the image has {bytes} bytes, which are no whole blocks of 4 KiB"
+            ))
+            .hint("give a --size that is a multiple of 4K"));
+        }
+        // What the file has in the end.
+        let file_bytes = match &self.verity {
+            None => bytes,
+            Some(Verity::Beside(_)) => layout.data_bytes(),
+            Some(Verity::Appended) => layout.data_bytes() + layout.bytes(),
+        };
+        let mut sealed = None;
         let clock = SystemClock;
         let started = clock.monotonic();
         if !matches!(self.kind, Kind::Stdout) {
@@ -212,6 +277,10 @@ impl Target {
                 }
                 self.fill(plan, tree, contents, window, false)
                     .map_err(|failure| unfinished(failure, &window.describe()))?;
+                if let Some((made, hashes)) = self.hashes(plan, window)? {
+                    hashes.map(Output::commit).transpose()?;
+                    sealed = Some(made);
+                }
             }
             kind => {
                 let in_place = match kind {
@@ -222,7 +291,7 @@ impl Target {
                 let output = match kind {
                     Kind::Stdout => Output::stdout(&std::env::temp_dir(), bytes)?,
                     _ if in_place => Output::in_place(&self.path, bytes)?,
-                    _ => Output::create(&self.path, bytes)?,
+                    _ => Output::create(&self.path, file_bytes)?,
                 };
                 let zeroed = output.is_zeroed();
                 let filled = self.fill(plan, tree, contents, output.device(), zeroed);
@@ -234,11 +303,44 @@ impl Target {
                         return Err(Failure::new(Exit::Interrupted, "interrupted"));
                     }
                 }
+                let hashes = self.hashes(plan, output.device())?;
                 output.commit()?;
+                if let Some((made, hashes)) = hashes {
+                    hashes.map(Output::commit).transpose()?;
+                    sealed = Some(made);
+                }
             }
         }
         let took = clock.monotonic().saturating_sub(started);
-        self.print(plan, &summary, Some(took.as_secs_f64()))
+        self.print(plan, &summary, Some(took.as_secs_f64()), sealed.as_ref())
+    }
+
+    /// Makes the hash tree of the image on `device`, if one is wanted; with the file of its own that it is in, which has no
+    /// name yet.
+    fn hashes(
+        &self,
+        plan: &Plan,
+        device: &dyn BlockDevice,
+    ) -> Result<Option<(Sealed, Option<Output>)>> {
+        let Some(verity) = &self.verity else { return Ok(None) };
+        let bytes = plan.image_bytes();
+        let layout = Layout::of(bytes);
+        let (uuid, threads) = (&plan.ids().uuid, self.set.threads());
+        Ok(Some(match verity {
+            Verity::Appended => {
+                let offset = layout.data_bytes();
+                let tree = verity::write_tree(device, bytes, device, offset, uuid, threads)?;
+                device.flush()?;
+                (Sealed { tree, file: self.path.clone(), offset }, None)
+            }
+            Verity::Beside(file) => {
+                let output = Output::create(file, layout.bytes())?;
+                let out = output.device();
+                let tree = verity::write_tree(device, bytes, out, 0, uuid, threads)?;
+                out.flush()?;
+                (Sealed { tree, file: file.clone(), offset: 0 }, Some(output))
+            }
+        }))
     }
 
     fn fill(
@@ -263,7 +365,13 @@ impl Target {
         Ok(())
     }
 
-    fn print(&self, plan: &Plan, summary: &PlanSummary, seconds: Option<f64>) -> Result<()> {
+    fn print(
+        &self,
+        plan: &Plan,
+        summary: &PlanSummary,
+        seconds: Option<f64>,
+        sealed: Option<&Sealed>,
+    ) -> Result<()> {
         let name = escape(self.path.as_os_str().as_bytes());
         let to_stdout = matches!(self.kind, Kind::Stdout) && seconds.is_some();
         if self.set.json && !to_stdout {
@@ -294,9 +402,16 @@ impl Target {
             if let Value::Object(fixed) = fixed {
                 object.extend(fixed);
             }
+            if self.verity.is_some() {
+                object.insert("verity".into(), self.verity_json(summary, sealed));
+            }
             return Ok(Out::new().json_pretty(&Value::Object(object))?);
         }
-        let text = summary_text(plan, summary);
+        let mut text = summary_text(plan, summary);
+        if self.verity.is_some() {
+            let hashes = Layout::of(summary.size_bytes).bytes();
+            text += &format!("   Verity: {} ({hashes} bytes)\n", human_bytes(hashes));
+        }
         match seconds {
             None => std::io::Write::write_all(&mut Out::new(), text.as_bytes())?,
             Some(seconds) if !self.set.quiet => {
@@ -308,7 +423,32 @@ impl Target {
             }
             Some(_) => {}
         }
+        if let Some(sealed) = sealed {
+            let line = format!("verity root hash: {}\n", verity::hex(&sealed.tree.root));
+            if to_stdout {
+                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+            } else {
+                std::io::Write::write_all(&mut Out::new(), line.as_bytes())?;
+            }
+        }
         Ok(())
+    }
+
+    fn verity_json(&self, summary: &PlanSummary, sealed: Option<&Sealed>) -> Value {
+        let layout = Layout::of(summary.size_bytes);
+        let mut object = Map::new();
+        object.insert("bytes".into(), layout.bytes().into());
+        object.insert("data_blocks".into(), layout.data_blocks.into());
+        object.insert("block_bytes".into(), verity::BLOCK.into());
+        if let Some(Sealed { tree, file, offset }) = sealed {
+            put_bytes(&mut object, "file", file.as_os_str().as_bytes());
+            object.insert("offset".into(), (*offset).into());
+            object.insert("algorithm".into(), "sha256".into());
+            object.insert("salt".into(), verity::hex(&tree.salt).into());
+            object.insert("root_hash".into(), verity::hex(&tree.root).into());
+            object.insert("uuid".into(), uuid::Uuid::from_bytes(tree.uuid).to_string().into());
+        }
+        Value::Object(object)
     }
 }
 

@@ -26,6 +26,7 @@ pub mod source;
 mod superblock_template;
 pub mod transform;
 pub mod tree;
+pub mod verity;
 pub mod write;
 
 pub use build::{Build, BuildError, Built};

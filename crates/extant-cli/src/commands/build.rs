@@ -18,7 +18,7 @@ use crate::foreign;
 use crate::mkfs_args::MkfsSet;
 use crate::output::complain;
 use crate::size::{parse_build_size, parse_bytes};
-use crate::target::{Target, TargetSet, epoch};
+use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
@@ -29,8 +29,8 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from roo
 /// Several sources are layers, from the lowest to the topmost: a file of an upper one takes the place
 /// of what has its name below, and one that is called .wh.NAME takes NAME away.
 ///
-/// OUT appears complete or not at all. It is as large as the contents need unless --size says
-/// otherwise. With SOURCE_DATE_EPOCH set, or --mtime-clamp, equal input gives equal bytes: times
+/// OUT appears complete or not at all. It is as large as the contents need, with some room to work
+/// in, unless --size says otherwise. With SOURCE_DATE_EPOCH set, or --mtime-clamp, equal input gives equal bytes: times
 /// are limited to it, and UUID and hash seed follow from the file list unless given.
 #[derive(Args, Debug)]
 pub(crate) struct BuildArgs {
@@ -61,9 +61,13 @@ pub(crate) struct BuildArgs {
     /// Take the files of a container image (OCI layout, docker save) as they are, layers packed
     #[arg(long, help_heading = "Source")]
     as_is: bool,
-    /// auto, auto+10%, auto+512M (free space), or a size: 2G, 512M, 100000K
+    /// auto (as large as the contents need, and a tenth of it free, at least 32 MiB), auto+20% or
+    /// auto+512M (that much free), auto+0 (nothing free), or a size: 2G, 512M, 100000K
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = parse_build_size)]
     size: SizeSpec,
+    /// Make a dm-verity hash tree too: behind the file system, or in FILE. Its root hash is printed
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    verity: Option<Option<PathBuf>>,
     #[command(flatten)]
     target: TargetSet,
     /// Owner of every file
@@ -109,7 +113,8 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
     }
-    let target = args.target.look_at(&args.out)?;
+    let mut target = args.target.look_at(&args.out)?;
+    target.seal(args.verity.clone().map(|file| file.map_or(Verity::Appended, Verity::Beside)))?;
     let size = match (args.size, &target.kind) {
         // A part of a disk is filled, like a whole one by mkfs.
         (SizeSpec::Auto(_), crate::target::Kind::Window(_)) => {

@@ -71,6 +71,8 @@ pub enum Headroom {
     Percent(u32),
     /// That many bytes, rounded up to whole blocks.
     Bytes(u64),
+    /// Room to work in: a tenth of the space that the contents take, and at least 32 MiB.
+    Room,
 }
 
 /// What to build.

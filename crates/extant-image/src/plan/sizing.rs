@@ -20,6 +20,8 @@ use crate::tree::Tree;
 
 /// Rounds of the search. Each halves what is missing, or crosses one more group limit.
 const ROUNDS_MAX: u32 = 10_000;
+/// The least that [`Headroom::Room`] leaves free.
+const ROOM_LEAST_BYTES: u64 = 32 << 20;
 /// Rounds that place every file; the others only ask the geometry.
 const PLACE_ROUNDS_MAX: u32 = 200;
 
@@ -133,6 +135,9 @@ pub(super) fn automatic(
             u64::try_from(share.div_ceil(10_000)).unwrap_or(u64::MAX)
         }
         Headroom::Bytes(bytes) => block_size.blocks_for(bytes),
+        Headroom::Room => {
+            demand.content_blocks.div_ceil(10).max(block_size.blocks_for(ROOM_LEAST_BYTES))
+        }
     };
     let cluster = u64::from(demand.cluster_blocks);
     let headroom_blocks = headroom_blocks.next_multiple_of(cluster);
