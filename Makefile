@@ -11,8 +11,13 @@ DOCUMENTS := $(PREFIX)/share/doc/extant
 # The tree that `make demo` packs.
 DEMO_SOURCE ?= /usr/share/doc
 FUZZ_SECONDS ?= 30
+# What `make dist` builds for, and how.
+DIST_MUSL := $(shell uname -m)-unknown-linux-musl
+DIST_TARGET ?= $(if $(and $(shell rustup target list --installed 2>/dev/null | grep -x $(DIST_MUSL)),$(shell command -v musl-gcc)),$(DIST_MUSL),$(shell uname -m)-unknown-linux-gnu)
+DIST_PROFILE ?= $(if $(shell grep -sx '\[profile.dist\]' Cargo.toml),dist,release)
+DIST_FLAGS ?= -C target-feature=+crt-static
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc
+.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc dist install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +32,7 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps python3 fuse3 git || true
+	@scripts/deps python3 fuse3 git umoci skopeo cryptsetup-bin || true
 	$(CARGO) test --workspace --no-fail-fast
 	@$(MAKE) --no-print-directory embed
 
@@ -104,7 +109,16 @@ bench-mount: build ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= 
 	@scripts/deps fuse2fs fuse3 || true
 	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mount
 
+dist: ## a static command as .deb and .tar.gz, with all that belongs to it: target/dist
+	@scripts/deps cargo
+	@# musl where Rust and the C compiler have it, else glibc, linked in: nothing is looked up at run time.
+	RUSTFLAGS="$(DIST_FLAGS)" $(CARGO) build --profile $(DIST_PROFILE) --target $(DIST_TARGET) -p extant-cli
+	@scripts/dist $(TARGET)/$(DIST_TARGET)/$(DIST_PROFILE)/extant $(TARGET)/dist
+
 install: build ## command, mount helpers, manual pages, completions, documents (PREFIX, DESTDIR)
+	@$(MAKE) --no-print-directory install-files
+
+install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions \

@@ -44,6 +44,9 @@ pub(crate) enum Kind<'a> {
 /// Seconds since 1970 and nanoseconds after that.
 pub(crate) type Time = (i64, u32);
 
+/// Key and value of a record of an extended header.
+pub(crate) type Record = (Vec<u8>, Vec<u8>);
+
 /// All that is said about a member beside its contents.
 #[derive(Clone, Debug)]
 pub(crate) struct Header<'a> {
@@ -56,7 +59,7 @@ pub(crate) struct Header<'a> {
     pub(crate) atime: Time,
     pub(crate) ctime: Time,
     /// Records beside those that follow from the rest: keys and values.
-    pub(crate) records: &'a [(Vec<u8>, Vec<u8>)],
+    pub(crate) records: &'a [Record],
 }
 
 /// An archive being written.

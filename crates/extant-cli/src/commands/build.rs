@@ -38,8 +38,8 @@ pub(crate) struct BuildArgs {
     #[arg(value_name = "OUT")]
     out: OsString,
     /// Directory, tar archive (plain, gzip, zstd), - for an archive on standard input, or a container
-    /// image: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:TAG], or one of these found by
-    /// content. tar:FILE and dir:DIR are taken as they are. Required; several are layers
+    /// image: oci:DIR, oci-archive:FILE, docker-archive:FILE, each also with :TAG at the end, or one of
+    /// these found by content. tar:FILE and dir:DIR are taken as they are. Required; several are layers
     #[arg(long, short = 'd', value_name = "SOURCE", help_heading = "Source")]
     from: Vec<OsString>,
     /// Put a file or directory of the host into the image, over the sources: HOST:/PATH, owned by

@@ -11,7 +11,7 @@ use extant_image::output::Output;
 use rustc_hash::FxHashMap;
 
 use crate::acl_text::entries_text;
-use crate::archive::{Archive, Header, Kind, map_entry_len};
+use crate::archive::{Archive, Header, Kind, Record, map_entry_len};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImageArgs};
 use crate::output::complain;
@@ -198,7 +198,7 @@ impl<W: Write> Writer<W> {
         path: &[u8],
         name: &[u8],
         inode: &Inode,
-        records: &[(Vec<u8>, Vec<u8>)],
+        records: &[Record],
     ) -> Result<()> {
         let size = inode.size();
         // Once to count, so that no list of runs is kept, however many there are.
@@ -245,7 +245,7 @@ impl<W: Write> Writer<W> {
         name: &[u8],
         kind: Kind<'_>,
         inode: &Inode,
-        records: &[(Vec<u8>, Vec<u8>)],
+        records: &[Record],
     ) -> io::Result<()> {
         let metadata = inode.metadata();
         let time = |time: Timestamp| (time.seconds, time.nanos);
@@ -314,7 +314,7 @@ fn each_run(
 }
 
 /// Extended attributes and access control lists, as records of an extended header.
-fn records(inode: &Inode) -> std::result::Result<Vec<(Vec<u8>, Vec<u8>)>, extant::FsError> {
+fn records(inode: &Inode) -> std::result::Result<Vec<Record>, extant::FsError> {
     let mut records = Vec::new();
     let mut xattrs = inode.xattrs()?;
     xattrs.sort_by(|a, b| a.name.cmp(&b.name));
