@@ -147,6 +147,17 @@ impl Fs {
         self.volume().drop_unused()
     }
 
+    /// Says whether searches for blocks use the index of groups, from the next one on; as
+    /// [`MountOptions::optimize_scan`](crate::MountOptions::optimize_scan). Costs a store: the index is kept in either case.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::ReadOnly`] on a mount for reading.
+    pub fn set_optimize_scan(&self, optimize: bool) -> Result<()> {
+        self.volume().writer()?.alloc().set_optimized(optimize);
+        Ok(())
+    }
+
     /// What the writing side did since the mount; `None` on a mount for reading.
     pub fn writer_stats(&self) -> Option<WriterStats> {
         self.volume().writer().ok().map(Writer::stats)

@@ -164,6 +164,7 @@ pub(crate) struct MountChoices {
     pub(crate) dirsync: bool,
     /// What is freed is given back to the device.
     pub(crate) discard: bool,
+    pub(crate) optimize_scan: bool,
     pub(crate) ring: RingUse,
     /// A block device is to be held by the kernel for the mount, or not; `None`: where that can be.
     pub(crate) block_mount: Option<bool>,
@@ -215,6 +216,7 @@ impl Default for MountChoices {
             sync: false,
             dirsync: false,
             discard: false,
+            optimize_scan: true,
             ring: RingUse::default(),
             block_mount: None,
             idmapped: false,
@@ -292,7 +294,8 @@ impl MountChoices {
             .verify_checksums(!self.no_checksums)
             .quota_limits(self.quota_limits)
             .minix_df(self.minix_df)
-            .discard(self.discard);
+            .discard(self.discard)
+            .optimize_scan(self.optimize_scan);
         // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
         // becomes durable as soon as names do.
         let seconds = self.commit_seconds.unwrap_or(5);

@@ -75,6 +75,7 @@ const EFFECTIVE: &[&str] = &[
     "dirsync",
     "discard",
     "nodiscard",
+    "mb_optimize_scan=",
     "io_uring",
     "noio_uring",
     "fuseblk",
@@ -130,7 +131,6 @@ const HARMLESS: &[(&str, &str)] = &[
     ("dioread_lock", "how reads and writes exclude each other inside"),
     ("orlov", "how blocks are chosen"),
     ("stripe=", "how blocks are chosen"),
-    ("mb_optimize_scan=", "how blocks are chosen"),
     ("inode_readahead_blks=", "how much is read ahead"),
     ("max_batch_time=", "how long a commit waits for others"),
     ("min_batch_time=", "how long a commit waits for others"),
@@ -312,6 +312,9 @@ fn setting(name: &str, value: &str, choices: &mut MountChoices) -> Option<Result
         "dirty_background_bytes" => {
             dirty_limit(value).map(|bytes| choices.dirty_background_bytes = Some(bytes))
         }
+        "mb_optimize_scan" => number(value, 0, 1).map(|optimize| {
+            choices.optimize_scan = optimize == 1;
+        }),
         "max_inodes" => number(value, 256, u64::from(u32::MAX)).map(|count| {
             choices.inodes_max = usize::try_from(count).ok();
         }),

@@ -7,6 +7,7 @@ use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 
 use super::group::{Blocks, Found, GroupState, NotFreed, damaged};
+use super::index::Visits;
 use super::promise::Claimant;
 use super::window::{Growth, Look};
 use super::{Allocator, BLOCKS, BlockAsk, Counter, Half, Locked, Purpose, Right, Run};
@@ -76,8 +77,12 @@ struct Search {
 impl Search {
     /// The fewest clusters in one piece that a group must have.
     fn needed(&self, pass: Pass, group: GroupIndex) -> u32 {
+        if self.goes_on(pass, group) { self.len } else { self.elsewhere(pass) }
+    }
+
+    /// The same of groups where the file does not go on.
+    fn elsewhere(&self, pass: Pass) -> u32 {
         match pass {
-            Pass::Ahead if self.goes_on(pass, group) => self.len,
             Pass::Ahead => self.len.saturating_add(self.ahead),
             Pass::Whole => self.len,
             Pass::Least | Pass::Any => self.min,
@@ -247,23 +252,48 @@ impl Allocator {
                 _ => search.goal,
             };
             search.looks = 0;
-            for step in 0..groups {
+            // The others look at every group: the index is a hint.
+            let by_index =
+                self.optimized.load(Ordering::Relaxed) && matches!(pass, Pass::Ahead | Pass::Whole);
+            let index = by_index.then_some(&self.index);
+            let (mut visited, mut found) = (0, None);
+            for group in Visits::new(index, first.0, groups, search.elsewhere(pass)) {
                 if search.looks >= pass.looks_max() {
                     break;
                 }
-                // Below 2^32 groups in all; the sum may not be.
-                let at = (u64::from(first.0) + u64::from(step)) % u64::from(groups);
-                let group = GroupIndex(at as u32);
+                visited += 1;
+                let group = GroupIndex(group);
                 if let Some(range) = self.try_group(volume, group, search, pass, taker)? {
-                    self.count_found(pass, group, search, &range);
-                    return run_of(volume, group, range).map(Some);
+                    found = Some((group, range));
+                    break;
                 }
                 if search.is_out {
-                    return Ok(None);
+                    break;
                 }
+            }
+            self.tally.add(Counter::Visited, visited);
+            if let Some((group, range)) = found {
+                self.count_found(pass, group, search, &range);
+                return run_of(volume, group, range).map(Some);
+            }
+            if search.is_out {
+                return Ok(None);
+            }
+            if by_index && pass == Pass::Whole {
+                self.consider_longest(groups, search)?;
             }
         }
         Ok(None)
+    }
+
+    /// Where the rest of the search begins: groups that were not visited have less than was wanted.
+    fn consider_longest(&self, groups: u32, search: &mut Search) -> Result<()> {
+        let (goal, len, min) = (search.goal.0, search.len, search.min);
+        if let Some(group) = self.index.longest_below(goal, groups, len, min).map(GroupIndex) {
+            let (free, longest) = self.cell(group)?.hints(Look::Open);
+            search.consider(group, free.min(longest));
+        }
+        Ok(())
     }
 
     fn count_found(&self, pass: Pass, group: GroupIndex, search: &Search, range: &Range<u32>) {

@@ -18,6 +18,7 @@
 //! free_runs   what is free, for who only looks
 //! right       who may have the last blocks     window  room that is left to files that grow
 //! stats       how blocks were found            streams where files go that meet others
+//! index       which groups may have enough
 //! ```
 //!
 //! # Rules
@@ -40,6 +41,7 @@ mod extend;
 mod flex;
 mod free_runs;
 mod group;
+mod index;
 mod inodes;
 mod pin;
 mod promise;
@@ -55,7 +57,7 @@ mod window;
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::group::GroupDescriptor;
@@ -74,6 +76,7 @@ pub(crate) use extend::Extended;
 use flex::Flex;
 pub(crate) use free_runs::free_runs;
 use group::{Blocks, GroupState, Inodes};
+use index::Index;
 use promise::Space;
 pub(crate) use promise::kept_of;
 pub(crate) use right::Right;
@@ -197,6 +200,15 @@ impl Cell {
         }
     }
 
+    /// What the index is told: no run of clusters in nobody's window is longer. The group's lock is held.
+    fn longest_known(&self) -> u32 {
+        if self.is_bad(Half::Blocks) {
+            return 0;
+        }
+        let (free, longest) = self.hints(Look::Open);
+        free.min(longest)
+    }
+
     /// What is known of the clusters that a look sees, without the lock: how many, and the longest run.
     fn hints(&self, look: Look) -> (u32, u32) {
         let (free, longest) = match look {
@@ -236,6 +248,9 @@ pub(crate) struct Allocator {
     encoded: AtomicU64,
     tally: Tally,
     streams: Streams,
+    index: Index,
+    /// Searches use the index.
+    optimized: AtomicBool,
 }
 
 impl Allocator {
@@ -295,6 +310,8 @@ impl Allocator {
             encoded: AtomicU64::new(0),
             tally: Tally::default(),
             streams: Streams::new(count),
+            index: Index::new(count),
+            optimized: AtomicBool::new(true),
         })
     }
 
@@ -327,6 +344,11 @@ impl Allocator {
     /// How many times a group was encoded.
     pub(crate) fn groups_encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
+    }
+
+    /// Whether searches for as much as is wanted pass over groups that do not have it without a look at each.
+    pub(crate) fn set_optimized(&self, optimized: bool) {
+        self.optimized.store(optimized, Ordering::Relaxed);
     }
 
     /// How blocks were found.
@@ -460,7 +482,7 @@ impl Allocator {
         guard: MutexGuard<'a, Option<Box<GroupState>>>,
     ) -> Locked<'a> {
         let before = guard.as_ref().map_or(0, |state| state.in_windows());
-        Locked { cell, flex, in_windows: (&self.in_windows, before), guard }
+        Locked { cell, flex, index: &self.index, in_windows: (&self.in_windows, before), guard }
     }
 
     /// Drops a few clean groups while too many are loaded: those loaded first, unless they are
@@ -479,6 +501,7 @@ impl Allocator {
                 *guard = None;
                 if in_windows > 0 {
                     cell.forget_windows();
+                    self.index.record(group.0, cell.longest_known());
                     self.in_windows.fetch_sub(i64::from(in_windows), Ordering::Relaxed);
                 }
                 self.loaded_count.fetch_sub(1, Ordering::Relaxed);
@@ -592,6 +615,7 @@ fn copy_of(error: &FsError) -> FsError {
 struct Locked<'a> {
     cell: &'a Cell,
     flex: &'a Flex,
+    index: &'a Index,
     /// Clusters in windows of all groups, and how many were in this one's when it was locked.
     in_windows: (&'a AtomicI64, u32),
     guard: MutexGuard<'a, Option<Box<GroupState>>>,
@@ -613,6 +637,7 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(state) = self.guard.as_deref() {
             self.cell.note(state);
+            self.index.record(state.index.0, self.cell.longest_known());
             let (all, before) = self.in_windows;
             let change = i64::from(state.in_windows()) - i64::from(before);
             if change != 0 {

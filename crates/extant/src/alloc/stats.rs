@@ -17,6 +17,7 @@ pub(super) enum Counter {
     Any,
     Clusters,
     GoalHits,
+    Visited,
     Searched,
     Busy,
 }
@@ -52,6 +53,7 @@ impl Tally {
             found_any: self.sum(Counter::Any),
             clusters: self.sum(Counter::Clusters),
             goal_hits: self.sum(Counter::GoalHits),
+            groups_visited: self.sum(Counter::Visited),
             groups_searched: self.sum(Counter::Searched),
             groups_busy: self.sum(Counter::Busy),
         }
@@ -76,6 +78,8 @@ pub struct AllocatorStats {
     pub clusters: u64,
     /// Requests that were given the very block they would best have.
     pub goal_hits: u64,
+    /// Groups that searches asked what they have.
+    pub groups_visited: u64,
     /// Bitmaps that were searched.
     pub groups_searched: u64,
     /// Groups that somebody else was at, whether they were passed over or waited for.
@@ -93,6 +97,7 @@ impl AllocatorStats {
             ("space_found_any", self.found_any),
             ("space_clusters", self.clusters),
             ("space_goal_hits", self.goal_hits),
+            ("space_groups_visited", self.groups_visited),
             ("space_groups_searched", self.groups_searched),
             ("space_groups_busy", self.groups_busy),
         ]

@@ -2,6 +2,7 @@
 
 mod delayed;
 mod extend;
+mod index;
 mod trim;
 mod windows;
 

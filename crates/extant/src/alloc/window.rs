@@ -216,6 +216,7 @@ impl Allocator {
         let closed = blocks.close_window(owner, &window.clusters);
         cell.note(state);
         cell.longest_open.store(u32::MAX, Ordering::Release);
+        self.index.record(window.group.0, cell.longest_known());
         self.in_windows.fetch_sub(i64::from(closed), Ordering::Relaxed);
     }
 

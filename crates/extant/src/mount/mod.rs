@@ -78,6 +78,7 @@ pub struct MountOptions {
     quota_limits: bool,
     background: bool,
     discard: bool,
+    optimize_scan: bool,
     minix_df: bool,
 }
 
@@ -110,6 +111,7 @@ impl Default for MountOptions {
             quota_limits: true,
             background: true,
             discard: false,
+            optimize_scan: true,
             minix_df: false,
         }
     }
@@ -223,6 +225,14 @@ impl MountOptions {
     #[must_use]
     pub fn discard(mut self, discard: bool) -> MountOptions {
         self.discard = discard;
+        self
+    }
+
+    /// Whether a search for blocks asks an index of the groups which of them may have enough, as it does unless this is
+    /// set to false; then it looks at one group after the other. See [`Fs::set_optimize_scan`].
+    #[must_use]
+    pub fn optimize_scan(mut self, optimize: bool) -> MountOptions {
+        self.optimize_scan = optimize;
         self
     }
 

@@ -271,6 +271,7 @@ impl MountOptions {
         let quotas = own::quotas(fs, self.quota_limits)?;
         let mut alloc = Allocator::open(volume, is_clean)?;
         alloc.discard(self.discard);
+        alloc.set_optimized(self.optimize_scan);
         let clock = Arc::clone(&self.clock);
         let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
         let expire = self.write_back_after;
