@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use extant_format::inode::InodeFlags;
 
-use super::io::{Place, Way};
+use super::io::WriteAsk;
 use super::{FileMapper, WriteBy, resize};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -162,8 +162,8 @@ impl Inode {
             Piece::Data(0) => Ok(0),
             Piece::Data(len) => {
                 let bytes = buffer.get(..*len).unwrap_or(buffer);
-                let (_, written) =
-                    self.write_locked(file, Place::At(at), by, Way::Cache, std::iter::once(bytes))?;
+                let ask = WriteAsk::at(at).by(by);
+                let (_, written) = self.write_locked(file, ask, std::iter::once(bytes))?;
                 Ok(written as u64)
             }
             Piece::Hole(len) => self.put_hole(by, at, *len),
@@ -181,13 +181,8 @@ impl Inode {
         if is_inline || flags.intersects(frozen) || len == 0 {
             // Few bytes, or refused there.
             let zeros = vec![0; usize::try_from(len.min(STEP)).unwrap_or(0)];
-            let (_, written) = self.write_locked(
-                file,
-                Place::At(at),
-                by,
-                Way::Cache,
-                std::iter::once(&zeros[..]),
-            )?;
+            let ask = WriteAsk::at(at).by(by);
+            let (_, written) = self.write_locked(file, ask, std::iter::once(&zeros[..]))?;
             return Ok(written as u64);
         }
         let end = at.saturating_add(len);

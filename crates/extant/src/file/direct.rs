@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use extant_format::inode::InodeFlags;
 use extant_iomap::{Alone, Overwrite, Overwritten};
 
-use super::io::{Place, Way, check_changeable};
+use super::io::{WriteAsk, check_changeable};
 use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -145,7 +145,7 @@ impl Inode {
             return Ok(bytes.len());
         }
         let parts = std::iter::once(bytes);
-        self.write_parts(Place::At(offset), by, Way::Direct, parts).map(|(_, written)| written)
+        self.write_parts(WriteAsk::at(offset).by(by).direct(), parts).map(|(_, written)| written)
     }
 
     /// Writes over blocks that there are, with the content lock shared.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use extant_format::inode::InodeFlags;
 use extant_iomap::{Overwrite, Overwritten};
 
-use super::io::{Place, Way};
+use super::io::WriteAsk;
 use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
@@ -214,9 +214,8 @@ impl Inode {
         fs.balance_dirty()?;
         fs.change(|| {
             let _content = node.content.write();
-            let parts = std::iter::once(bytes);
-            let (_, written) =
-                self.write_locked(file, Place::At(offset), by, Way::Direct, parts)?;
+            let (ask, parts) = (WriteAsk::at(offset).by(by).direct(), std::iter::once(bytes));
+            let (_, written) = self.write_locked(file, ask, parts)?;
             self.bring_to_device(file, offset, written as u64)?;
             Ok(written)
         })

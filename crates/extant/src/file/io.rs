@@ -18,7 +18,7 @@ use crate::txn::Txn;
 
 /// Which way the bytes of a write take.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+enum Way {
     Cache,
     /// Whole blocks past the cache, where nothing is in the way.
     Direct,
@@ -29,6 +29,32 @@ pub(super) enum Way {
 pub(super) enum Place {
     At(u64),
     End,
+}
+
+/// A write that somebody asks for, but its bytes: a program's, through the cache, unless said otherwise.
+#[derive(Clone, Copy)]
+pub(super) struct WriteAsk {
+    place: Place,
+    by: WriteBy,
+    way: Way,
+}
+
+impl WriteAsk {
+    pub(super) fn at(offset: u64) -> WriteAsk {
+        WriteAsk { place: Place::At(offset), by: WriteBy::Program, way: Way::Cache }
+    }
+
+    fn at_end() -> WriteAsk {
+        WriteAsk { place: Place::End, ..WriteAsk::at(0) }
+    }
+
+    pub(super) fn by(self, by: WriteBy) -> WriteAsk {
+        WriteAsk { by, ..self }
+    }
+
+    pub(super) fn direct(self) -> WriteAsk {
+        WriteAsk { way: Way::Direct, ..self }
+    }
 }
 
 impl Fs {
@@ -177,7 +203,7 @@ impl Inode {
     /// # }
     /// ```
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_to(Place::At(offset), bytes).map(|(_, written)| written)
+        self.write_to(WriteAsk::at(offset), bytes).map(|(_, written)| written)
     }
 
     /// [`write_at`](Self::write_at) for a front end that knows on whose behalf.
@@ -187,7 +213,7 @@ impl Inode {
     /// As there.
     pub fn write_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
         let parts = std::iter::once(bytes);
-        self.write_parts(Place::At(offset), by, Way::Cache, parts).map(|(_, written)| written)
+        self.write_parts(WriteAsk::at(offset).by(by), parts).map(|(_, written)| written)
     }
 
     /// [`write_at`](Self::write_at) of several pieces, one after the other, as one write.
@@ -200,8 +226,7 @@ impl Inode {
             return self.write_at(offset, one);
         }
         let parts = parts.iter().map(|part| &**part);
-        self.write_parts(Place::At(offset), WriteBy::Program, Way::Cache, parts)
-            .map(|(_, written)| written)
+        self.write_parts(WriteAsk::at(offset), parts).map(|(_, written)| written)
     }
 
     /// Writes at the end of the file, wherever that is when nobody else writes; returns the offset.
@@ -211,7 +236,7 @@ impl Inode {
     /// As [`write_at`](Self::write_at). A part may be written then. [`FsError::NoSpace`] also when
     /// space for the rest was had too late: others had appended behind the part.
     pub fn append(&self, bytes: &[u8]) -> Result<u64> {
-        let (at, mut written) = self.write_to(Place::End, bytes)?;
+        let (at, mut written) = self.write_to(WriteAsk::at_end(), bytes)?;
         while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
             // The error that came in the way, or another part: space became free meanwhile.
             written += self.append_rest(at + written as u64, rest)?;
@@ -230,24 +255,21 @@ impl Inode {
             if file.size() != at && !sabotage("extant.file.append-goes-over-others") {
                 return Ok(None);
             }
-            let parts = std::iter::once(rest);
-            let (place, by) = (Place::At(at), WriteBy::Program);
-            self.write_locked(file, place, by, Way::Cache, parts).map(|(_, written)| Some(written))
+            let written = self.write_locked(file, WriteAsk::at(at), std::iter::once(rest));
+            written.map(|(_, written)| Some(written))
         })?;
         // Outside of the change, which would commit to make room and try again.
         let what = "the rest of an append, with others behind its first part";
         written.ok_or(FsError::NoSpace { what, wanted: rest.len() as u64, free: 0 })
     }
 
-    fn write_to(&self, place: Place, bytes: &[u8]) -> Result<(u64, usize)> {
-        self.write_parts(place, WriteBy::Program, Way::Cache, std::iter::once(bytes))
+    fn write_to(&self, ask: WriteAsk, bytes: &[u8]) -> Result<(u64, usize)> {
+        self.write_parts(ask, std::iter::once(bytes))
     }
 
     pub(super) fn write_parts<'b>(
         &self,
-        place: Place,
-        by: WriteBy,
-        way: Way,
+        ask: WriteAsk,
         parts: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<(u64, usize)> {
         self.check_contents()?;
@@ -257,7 +279,7 @@ impl Inode {
         fs.balance_dirty()?;
         fs.change(|| {
             let _content = node.content.write();
-            self.write_locked(file, place, by, way, parts.clone())
+            self.write_locked(file, ask, parts.clone())
         })
     }
 
@@ -265,9 +287,7 @@ impl Inode {
     pub(super) fn write_locked<'b>(
         &self,
         file: &FileState,
-        place: Place,
-        by: WriteBy,
-        way: Way,
+        WriteAsk { place, by, way }: WriteAsk,
         parts: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<(u64, usize)> {
         let (fs, node) = (self.fs(), self.node());
