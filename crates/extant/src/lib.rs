@@ -143,7 +143,7 @@ pub use image_path::ImagePath;
 pub use inode::Inode;
 pub use limits::{NAME_MAX, SYMLINKS_MAX};
 pub use map::{MapIter, Mapping, MappingKind};
-pub use mount::MountOptions;
+pub use mount::{MountOptions, Probe};
 pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange};
 pub use node::{Metadata, NodeStats};
 pub use orphan::OrphanSummary;

@@ -14,6 +14,7 @@
 
 mod orphans;
 mod own;
+mod probe;
 mod session;
 mod writable;
 mod zones;
@@ -45,6 +46,8 @@ use crate::supers::MountErrors;
 use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
 use crate::writer::EXPIRE;
 use crate::zones::GROUPS_MAX;
+
+pub use probe::Probe;
 
 /// How to open an image.
 ///

@@ -96,6 +96,9 @@ impl MountOptions {
         }
         let superblock = self.read_superblock(&device)?;
         self.check_for_writing(&device, &superblock)?;
+        if let Some(cache) = &self.data_cache.shared {
+            cache.cache(superblock.block_size)?;
+        }
         let seed = match self.seed {
             Some(seed) => seed,
             None => os_seed()?,
@@ -131,13 +134,14 @@ impl MountOptions {
         Ok(fs)
     }
 
-    fn check_for_writing(&self, device: &SharedDevice, superblock: &Superblock) -> Result<()> {
+    pub(super) fn check_for_writing(
+        &self,
+        device: &SharedDevice,
+        superblock: &Superblock,
+    ) -> Result<()> {
         check_features(&superblock.features)?;
         check_writable(&superblock.features)?;
         check_size(device, superblock)?;
-        if let Some(cache) = &self.data_cache.shared {
-            cache.cache(superblock.block_size)?;
-        }
         let features = &superblock.features;
         let contradiction = if features.has_compat(Compat::HAS_JOURNAL)
             && superblock.journal_inode != Ino(0)
