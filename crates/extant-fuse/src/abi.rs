@@ -15,9 +15,6 @@ pub(crate) const OLDEST_MINOR: u32 = 28;
 /// In `InHeader::uid` and `gid`, with `ALLOW_IDMAP`: not told, for it makes nothing new.
 pub(crate) const ID_NOT_TOLD: u32 = u32::MAX;
 
-/// The root directory's number towards the kernel.
-pub(crate) const ROOT: u64 = 1;
-
 /// Operations, as numbered by the kernel.
 pub(crate) mod op {
     pub(crate) const LOOKUP: u32 = 1;

@@ -9,7 +9,7 @@ use rustix::io::Errno as Os;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::abi::{InHeader, InvalInodeOut, OutHeader, RetrieveOut, SetxattrIn};
-use crate::operations::Errno;
+use crate::operations::{Errno, NodeId};
 use crate::pipe::Pipe;
 
 /// An open `/dev/fuse` that belongs to a mount.
@@ -126,23 +126,23 @@ impl Connection {
 
     /// Tells the kernel to write back and drop what it has cached of a node's contents from `offset` on.
     /// Other threads must be free to take the writes.
-    pub(crate) fn drop_cached(&self, node: u64, offset: i64) -> io::Result<()> {
-        let message = InvalInodeOut { ino: node, off: offset, len: 0 };
+    pub(crate) fn drop_cached(&self, node: NodeId, offset: i64) -> io::Result<()> {
+        let message = InvalInodeOut { ino: node.0, off: offset, len: 0 };
         let header = OutHeader { error: NOTIFY_INVAL_INODE, ..OutHeader::default() };
         self.send(header, &[IoSlice::new(message.as_bytes())])
     }
 
     /// Tells the kernel to ask for the attributes of a node before it uses them again. Waits for nobody.
-    pub(crate) fn drop_attributes(&self, node: u64) -> io::Result<()> {
+    pub(crate) fn drop_attributes(&self, node: NodeId) -> io::Result<()> {
         self.drop_cached(node, -1)
     }
 
     /// Has the kernel ask something on the processor where this is called: nothing of the contents of
     /// `file`, a node that is a regular file. Whoever serves that processor gets a request of kind `NOTIFY_REPLY`.
-    pub(crate) fn ask_to_be_asked(&self, file: u64) -> io::Result<()> {
+    pub(crate) fn ask_to_be_asked(&self, file: NodeId) -> io::Result<()> {
         // An answer is found by its number: two with the same one would be taken for each other.
         let notify_unique = self.next_question.fetch_add(2, Ordering::Relaxed);
-        let message = RetrieveOut { notify_unique, nodeid: file, ..RetrieveOut::default() };
+        let message = RetrieveOut { notify_unique, nodeid: file.0, ..RetrieveOut::default() };
         let header = OutHeader { error: NOTIFY_RETRIEVE, ..OutHeader::default() };
         self.send(header, &[IoSlice::new(message.as_bytes())])
     }

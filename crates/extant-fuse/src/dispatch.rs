@@ -6,8 +6,8 @@ use zerocopy::IntoBytes;
 use crate::abi::{self, SetattrValid, op};
 use crate::connection::Request;
 use crate::operations::{
-    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
-    ReadAnswer, Reply, SetAttr, SetTime, Time, WriteHow,
+    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId, Opened,
+    Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Time, WriteHow,
 };
 use crate::stats::Lane;
 
@@ -35,13 +35,53 @@ pub(crate) struct Desk<'a> {
     pub(crate) direct_in_parallel: bool,
 }
 
+/// Most bytes of an answer that is kept where it is made: those to all requests but listings, values,
+/// link targets and `statx`.
+const SMALL_MAX: usize = 144;
+
+/// The body of an answer.
+pub(crate) enum Body {
+    /// Bytes of which the first `len` count: no allocation for each request.
+    Small {
+        bytes: [u8; SMALL_MAX],
+        len: u8,
+    },
+    Large(Vec<u8>),
+}
+
+impl Body {
+    fn of(parts: &[&[u8]]) -> Body {
+        let mut bytes = [0; SMALL_MAX];
+        let mut len = 0;
+        for part in parts {
+            let Some(room) = bytes.get_mut(len..len + part.len()) else {
+                return Body::Large(parts.concat());
+            };
+            room.copy_from_slice(part);
+            len += part.len();
+        }
+        Body::Small { bytes, len: len as u8 } // At most SMALL_MAX.
+    }
+}
+
+impl std::ops::Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Body::Small { bytes, len } => &bytes[..usize::from(*len)],
+            Body::Large(bytes) => bytes,
+        }
+    }
+}
+
 /// What becomes of a request.
 pub(crate) enum Outcome {
     /// It has no answer.
     Silent,
     /// An answer without a body.
     Nothing,
-    Bytes(Vec<u8>),
+    Bytes(Body),
     /// The answer is on its way, or lies where it goes from: the contents that were asked for.
     Sent,
     Failed(Errno),
@@ -60,7 +100,7 @@ impl Desk<'_> {
         match header.opcode {
             op::FORGET => {
                 if let Ok(forget) = request.take::<abi::ForgetIn>() {
-                    self.operations.forget(header.nodeid, forget.nlookup);
+                    self.operations.forget(NodeId(header.nodeid), forget.nlookup);
                 }
                 return Outcome::Silent;
             }
@@ -90,13 +130,13 @@ impl Desk<'_> {
         let Ok(head) = request.take::<abi::BatchForgetIn>() else { return };
         for _ in 0..head.count {
             let Ok(one) = request.take::<abi::ForgetOne>() else { return };
-            self.operations.forget(one.nodeid, one.nlookup);
+            self.operations.forget(NodeId(one.nodeid), one.nlookup);
         }
     }
 
     fn run(&self, request: &mut Request<'_>, contents: &mut dyn Contents) -> Reply<Outcome> {
         let header = request.header;
-        let node = header.nodeid;
+        let node = NodeId(header.nodeid);
         let caller = Caller { uid: header.uid, gid: header.gid, pid: header.pid };
         let ops = self.operations;
         let _space = ops.takes_space_for(caller);
@@ -104,7 +144,8 @@ impl Desk<'_> {
             op::LOOKUP => entry(&ops.lookup(caller, node, request.name()?)?),
             op::GETATTR => {
                 let asked: abi::GetattrIn = request.take()?;
-                let through = (asked.getattr_flags & abi::GETATTR_FH != 0).then_some(asked.fh);
+                let through =
+                    (asked.getattr_flags & abi::GETATTR_FH != 0).then_some(Handle(asked.fh));
                 attributes(&ops.attributes(node, through)?)
             }
             op::SETATTR => {
@@ -115,7 +156,7 @@ impl Desk<'_> {
             op::READLINK => {
                 let mut target = ops.read_link(node)?;
                 target.truncate(TARGET_MAX);
-                Ok(Outcome::Bytes(target))
+                Ok(Outcome::Bytes(Body::Large(target)))
             }
             op::SYMLINK => {
                 let name = request.name()?;
@@ -137,16 +178,23 @@ impl Desk<'_> {
             op::RENAME => {
                 let to: abi::RenameIn = request.take()?;
                 let name = request.name()?;
-                nothing(ops.rename(caller, node, name, to.newdir, request.name()?, 0))
+                nothing(ops.rename(caller, node, name, NodeId(to.newdir), request.name()?, 0))
             }
             op::RENAME2 => {
                 let to: abi::Rename2In = request.take()?;
                 let name = request.name()?;
-                nothing(ops.rename(caller, node, name, to.newdir, request.name()?, to.flags))
+                nothing(ops.rename(
+                    caller,
+                    node,
+                    name,
+                    NodeId(to.newdir),
+                    request.name()?,
+                    to.flags,
+                ))
             }
             op::LINK => {
                 let from: abi::LinkIn = request.take()?;
-                entry(&ops.link(caller, from.oldnodeid, node, request.name()?)?)
+                entry(&ops.link(caller, NodeId(from.oldnodeid), node, request.name()?)?)
             }
             op::OPEN => {
                 let wanted: abi::OpenIn = request.take()?;
@@ -161,11 +209,8 @@ impl Desk<'_> {
                     op::CREATE => ops.create(caller, node, name, &new, wanted.flags)?,
                     _ => ops.tmpfile(caller, node, &new, wanted.flags)?,
                 };
-                let mut out = Vec::with_capacity(144);
-                out.extend_from_slice(entry_out(&made).as_bytes());
-                let how = self.how_open(wanted.flags);
-                out.extend_from_slice(open_out(opened, how).as_bytes());
-                Ok(Outcome::Bytes(out))
+                let opened = open_out(opened, self.how_open(wanted.flags));
+                Ok(Outcome::Bytes(Body::of(&[entry_out(&made).as_bytes(), opened.as_bytes()])))
             }
             op::READ => self.read(node, request, contents),
             op::WRITE => {
@@ -177,21 +222,22 @@ impl Desk<'_> {
                     direct: wanted.flags & rustix::fs::OFlags::DIRECT.bits() != 0,
                     durable: DurableWrite::asked_by(wanted.flags),
                 };
-                let size = ops.write(caller, node, wanted.fh, wanted.offset, contents, how)?;
+                let size =
+                    ops.write(caller, node, Handle(wanted.fh), wanted.offset, contents, how)?;
                 self.lane.count_written(u64::from(size));
                 bytes(&abi::WriteOut { size, padding: 0 })
             }
             op::STATFS => statfs(ops),
             op::RELEASE => {
                 let open: u64 = request.take()?;
-                ops.release(node, open);
+                ops.release(node, Handle(open));
                 Ok(Outcome::Nothing)
             }
             op::RELEASEDIR => Ok(Outcome::Nothing),
             op::FSYNC | op::FSYNCDIR => {
                 let wanted: abi::FsyncIn = request.take()?;
                 let data_only = wanted.fsync_flags & abi::FSYNC_DATA != 0;
-                nothing(ops.sync(node, wanted.fh, data_only))
+                nothing(ops.sync(node, Handle(wanted.fh), data_only))
             }
             op::SYNCFS => nothing(ops.sync_all()),
             op::SETXATTR => {
@@ -222,7 +268,7 @@ impl Desk<'_> {
                     plus: header.opcode == op::READDIRPLUS,
                 };
                 ops.read_dir(node, wanted.offset, &mut listing)?;
-                Ok(Outcome::Bytes(listing.out))
+                Ok(Outcome::Bytes(Body::Large(listing.out)))
             }
             op::IOCTL => ioctl(ops, caller, node, request),
             op::FALLOCATE => {
@@ -239,8 +285,9 @@ impl Desk<'_> {
                 // Of the older reply with 32 bits the caller takes all for a length; and none is to keep a thread
                 // for long. Less than was asked for is a good answer.
                 let most = wanted.len.min(COPY_MAX);
-                let (from, to) = (wanted.off_in, wanted.off_out);
-                let copied = ops.copy_range(caller, node, from, wanted.nodeid_out, to, most)?;
+                let from = Position { node, offset: wanted.off_in };
+                let to = Position { node: NodeId(wanted.nodeid_out), offset: wanted.off_out };
+                let copied = ops.copy_range(caller, from, to, most)?;
                 match header.opcode {
                     op::COPY_FILE_RANGE => {
                         let size = u32::try_from(copied).unwrap_or(u32::MAX);
@@ -261,13 +308,13 @@ impl Desk<'_> {
 
     fn read(
         &self,
-        node: u64,
+        node: NodeId,
         request: &mut Request<'_>,
         contents: &mut dyn Contents,
     ) -> Reply<Outcome> {
         let mut wanted: abi::ReadIn = request.take()?;
         wanted.size = wanted.size.min(READ_MAX);
-        self.operations.read(node, wanted.fh, wanted.offset, wanted.size, contents)?;
+        self.operations.read(node, Handle(wanted.fh), wanted.offset, wanted.size, contents)?;
         match contents.sent() {
             Some(bytes) => {
                 debug_assert!(bytes <= u64::from(wanted.size), "what was asked for");
@@ -327,7 +374,7 @@ fn nothing(result: Reply<()>) -> Reply<Outcome> {
 }
 
 fn bytes(out: &(impl IntoBytes + zerocopy::Immutable)) -> Reply<Outcome> {
-    Ok(Outcome::Bytes(out.as_bytes().to_vec()))
+    Ok(Outcome::Bytes(Body::of(&[out.as_bytes()])))
 }
 
 /// The value of an attribute, or its size when 0 bytes are asked for.
@@ -343,7 +390,7 @@ fn sized(value: Vec<u8>, wanted: u32) -> Reply<Outcome> {
         {
             Err(Errno::ERANGE)
         }
-        _ => Ok(Outcome::Bytes(value)),
+        _ => Ok(Outcome::Bytes(Body::Large(value))),
     }
 }
 
@@ -391,10 +438,10 @@ fn valid(of: &Attributes) -> (u64, u32) {
 fn entry_out(of: &Entry) -> abi::EntryOut {
     let (attr_valid, attr_valid_nsec) = valid(&of.attributes);
     abi::EntryOut {
-        nodeid: of.node,
+        nodeid: of.node.0,
         generation: of.generation,
         entry_valid: if of.keep_name { FOR_EVER } else { NOT_AT_ALL },
-        attr_valid: if of.node == 0 { NOT_AT_ALL } else { attr_valid },
+        attr_valid: if of.node == NodeId::NONE { NOT_AT_ALL } else { attr_valid },
         attr_valid_nsec,
         attr: attr(&of.attributes),
         ..Default::default()
@@ -413,7 +460,7 @@ fn open_out(opened: Opened, keep: u32) -> abi::OpenOut {
     if opened.direct {
         open_flags |= abi::FOPEN_DIRECT_IO;
     }
-    abi::OpenOut { fh: opened.handle, open_flags, backing_id: 0 }
+    abi::OpenOut { fh: opened.handle.0, open_flags, backing_id: 0 }
 }
 
 fn statx(of: &Attributes) -> Reply<Outcome> {
@@ -494,7 +541,7 @@ fn statfs(ops: &dyn Operations) -> Reply<Outcome> {
 fn ioctl(
     ops: &dyn Operations,
     caller: Caller,
-    node: u64,
+    node: NodeId,
     request: &mut Request<'_>,
 ) -> Reply<Outcome> {
     const COMPAT: u32 = 1 << 0;
@@ -511,9 +558,8 @@ fn ioctl(
     if answer.len() > wanted.out_size as usize {
         return Err(Errno::EINVAL);
     }
-    let mut out = abi::IoctlOut::default().as_bytes().to_vec();
-    out.extend_from_slice(&answer);
-    Ok(Outcome::Bytes(out))
+    let head = abi::IoctlOut::default();
+    Ok(Outcome::Bytes(Body::of(&[head.as_bytes(), &answer])))
 }
 
 /// What the kernel offers at the start, or why it cannot be spoken to.
@@ -533,6 +579,22 @@ mod tests {
     use zerocopy::FromBytes;
 
     use super::*;
+
+    #[test]
+    fn small_answers_stay_where_they_are_made() {
+        let whole: Vec<u8> = (0..=SMALL_MAX as u8).collect();
+        for len in [0, 1, SMALL_MAX] {
+            let (head, tail) = whole[..len].split_at(len / 2);
+            let body = Body::of(&[head, tail]);
+            assert!(matches!(body, Body::Small { .. }), "{len} bytes were allocated");
+            assert_eq!(*body, whole[..len]);
+        }
+        let body = Body::of(&[&whole[..9], &whole[9..]]);
+        assert!(matches!(body, Body::Large(_)));
+        assert_eq!(*body, whole[..]);
+        let made = size_of::<abi::EntryOut>() + size_of::<abi::OpenOut>();
+        assert!(made <= SMALL_MAX, "the answer to a new file has {made} bytes");
+    }
 
     #[test]
     fn device_numbers_come_back() {

@@ -17,6 +17,35 @@ use extant_sync::RwLockReadGuard;
 
 use crate::gate::Gate;
 
+/// A node, by the number that the kernel uses for it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// No node: the answer for a name that does not exist.
+    pub const NONE: NodeId = NodeId(0);
+    /// The root directory.
+    pub const ROOT: NodeId = NodeId(1);
+}
+
+/// An open file, by the number that was given out when it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Handle(pub u64);
+
+impl Handle {
+    /// The number of files of which nothing needs to be known while they are open.
+    pub const NONE: Handle = Handle(0);
+}
+
+/// A byte of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Position {
+    /// The file.
+    pub node: NodeId,
+    /// Where in it, in bytes.
+    pub offset: u64,
+}
+
 /// Why a request failed: an error number of Linux, positive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Errno(pub i32);
@@ -130,8 +159,8 @@ pub struct Attributes {
 /// The answer to a lookup: the kernel knows the node once more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// The node's number; 0 for a name that is known not to exist.
-    pub node: u64,
+    /// The node; [`NodeId::NONE`] for a name that is known not to exist.
+    pub node: NodeId,
     /// Tells nodes apart that had the number one after the other.
     pub generation: u64,
     /// Whether the kernel may keep the name: not where several spellings mean one name.
@@ -144,7 +173,7 @@ pub struct Entry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Opened {
     /// Comes back with each request about it.
-    pub handle: u64,
+    pub handle: Handle,
     /// The kernel keeps what it has cached of the contents (or of the listing).
     pub keep_cache: bool,
     /// The kernel caches nothing: each read and write through this file is a request.
@@ -319,62 +348,67 @@ pub trait Operations: Send + Sync {
         None
     }
     /// The node of `name` in directory `parent`.
-    fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<Entry>;
+    fn lookup(&self, caller: Caller, parent: NodeId, name: &[u8]) -> Reply<Entry>;
     /// The kernel forgets `count` lookups of a node.
-    fn forget(&self, node: u64, count: u64);
+    fn forget(&self, node: NodeId, count: u64);
     /// Attributes of a node.
     ///
     /// `through` is the handle of the open file that asks. Linux names it only on behalf of a program
     /// that is about to write through the cache (or to read behind the end, or to seek to it), and only when its
     /// attributes are not good any more; the program is given the error.
-    fn attributes(&self, node: u64, through: Option<u64>) -> Reply<Attributes>;
+    fn attributes(&self, node: NodeId, through: Option<Handle>) -> Reply<Attributes>;
     /// Changes attributes; the new ones.
-    fn set_attributes(&self, caller: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes>;
+    fn set_attributes(&self, caller: Caller, node: NodeId, changes: &SetAttr) -> Reply<Attributes>;
     /// The target of a symbolic link.
-    fn read_link(&self, node: u64) -> Reply<Vec<u8>>;
+    fn read_link(&self, node: NodeId) -> Reply<Vec<u8>>;
     /// Makes a symbolic link.
-    fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> Reply<Entry>;
+    fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> Reply<Entry>;
     /// Makes a file that is no directory and no link.
-    fn mknod(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry>;
+    fn mknod(&self, caller: Caller, parent: NodeId, name: &[u8], new: &New) -> Reply<Entry>;
     /// Makes a directory.
-    fn mkdir(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry>;
+    fn mkdir(&self, caller: Caller, parent: NodeId, name: &[u8], new: &New) -> Reply<Entry>;
     /// Removes a name of what is no directory.
-    fn unlink(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<()>;
+    fn unlink(&self, caller: Caller, parent: NodeId, name: &[u8]) -> Reply<()>;
     /// Removes an empty directory.
-    fn rmdir(&self, caller: Caller, parent: u64, name: &[u8]) -> Reply<()>;
+    fn rmdir(&self, caller: Caller, parent: NodeId, name: &[u8]) -> Reply<()>;
     /// Moves a name; `flags` as `renameat2`.
     fn rename(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
-        new_parent: u64,
+        new_parent: NodeId,
         new_name: &[u8],
         flags: u32,
     ) -> Reply<()>;
     /// Another name for a node.
-    fn link(&self, caller: Caller, node: u64, parent: u64, name: &[u8]) -> Reply<Entry>;
+    fn link(&self, caller: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry>;
     /// Opens a file; `flags` as `open`. [`Errno::ENOSYS`]: opening needs no request.
-    fn open(&self, caller: Caller, node: u64, flags: u32) -> Reply<Opened>;
+    fn open(&self, caller: Caller, node: NodeId, flags: u32) -> Reply<Opened>;
     /// Makes a file and opens it.
     fn create(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
         new: &New,
         flags: u32,
     ) -> Reply<(Entry, Opened)>;
     /// Makes a file without a name and opens it.
-    fn tmpfile(&self, caller: Caller, parent: u64, new: &New, flags: u32)
-    -> Reply<(Entry, Opened)>;
+    fn tmpfile(
+        &self,
+        caller: Caller,
+        parent: NodeId,
+        new: &New,
+        flags: u32,
+    ) -> Reply<(Entry, Opened)>;
     /// The last use of an open file ended.
-    fn release(&self, node: u64, handle: u64);
+    fn release(&self, node: NodeId, handle: Handle);
     /// Reads up to `size` bytes; sends them and returns `Ok`, or returns an error without sending.
     fn read(
         &self,
-        node: u64,
-        handle: u64,
+        node: NodeId,
+        handle: Handle,
         offset: u64,
         size: u32,
         answer: &mut dyn ReadAnswer,
@@ -383,14 +417,14 @@ pub trait Operations: Send + Sync {
     fn write(
         &self,
         caller: Caller,
-        node: u64,
-        handle: u64,
+        node: NodeId,
+        handle: Handle,
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
     ) -> Reply<u32>;
     /// Makes a file or directory durable; contents alone with `data_only`.
-    fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()>;
+    fn sync(&self, node: NodeId, handle: Handle, data_only: bool) -> Reply<()>;
     /// Makes everything durable.
     fn sync_all(&self) -> Reply<()>;
     /// The mount is gone, and the kernel waits for whatever is to happen then. Not every mount says so.
@@ -402,48 +436,40 @@ pub trait Operations: Send + Sync {
     fn set_xattr(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         name: &[u8],
         value: &[u8],
         flags: u32,
         take_set_gid: bool,
     ) -> Reply<()>;
     /// An extended attribute.
-    fn xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<Vec<u8>>;
+    fn xattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>>;
     /// Names of extended attributes, each with a zero byte behind it.
-    fn xattr_names(&self, caller: Caller, node: u64) -> Reply<Vec<u8>>;
+    fn xattr_names(&self, caller: Caller, node: NodeId) -> Reply<Vec<u8>>;
     /// Removes an extended attribute.
-    fn remove_xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<()>;
+    fn remove_xattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> Reply<()>;
     /// Opens a directory.
-    fn open_dir(&self, caller: Caller, node: u64) -> Reply<Opened>;
+    fn open_dir(&self, caller: Caller, node: NodeId) -> Reply<Opened>;
     /// Lists a directory behind `cookie`, 0 for the start.
-    fn read_dir(&self, node: u64, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()>;
+    fn read_dir(&self, node: NodeId, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()>;
     /// Space for a range of a file; `mode` as `fallocate`.
     fn fallocate(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         mode: u32,
         offset: u64,
         length: u64,
     ) -> Reply<()>;
     /// The next data or hole; `whence` is `SEEK_DATA` (3) or `SEEK_HOLE` (4).
-    fn seek(&self, node: u64, offset: u64, whence: u32) -> Reply<u64>;
+    fn seek(&self, node: NodeId, offset: u64, whence: u32) -> Reply<u64>;
     /// Copies inside the file system; how many bytes.
-    fn copy_range(
-        &self,
-        caller: Caller,
-        node: u64,
-        offset: u64,
-        to: u64,
-        to_offset: u64,
-        length: u64,
-    ) -> Reply<u64>;
+    fn copy_range(&self, caller: Caller, from: Position, to: Position, length: u64) -> Reply<u64>;
     /// A control operation: its output, and what the call returns.
-    fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>>;
+    fn ioctl(&self, caller: Caller, node: NodeId, request: &Ioctl<'_>) -> Reply<Vec<u8>>;
     /// A regular file that the kernel knows, if one is found quickly: for a question that has no other purpose
     /// than to be answered.
-    fn some_file(&self) -> Option<u64> {
+    fn some_file(&self) -> Option<NodeId> {
         None
     }
     /// Whether what was put off (`Errno::LATER`) can be tried again now.

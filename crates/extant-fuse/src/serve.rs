@@ -12,6 +12,7 @@ use crate::connection::Connection;
 use crate::events::{Events, ServeError};
 use crate::ext4::{Served, Terms};
 use crate::kernel::Kernel;
+use crate::operations::NodeId;
 use crate::rings::{self, Rings};
 use crate::session::Session;
 use crate::settings::{RingUse, Settings};
@@ -21,11 +22,11 @@ use crate::stats::RequestStats;
 struct Transport(Arc<Connection>);
 
 impl Kernel for Transport {
-    fn drop_cached(&self, node: u64, offset: i64) -> io::Result<()> {
+    fn drop_cached(&self, node: NodeId, offset: i64) -> io::Result<()> {
         self.0.drop_cached(node, offset)
     }
 
-    fn drop_attributes(&self, node: u64) -> io::Result<()> {
+    fn drop_attributes(&self, node: NodeId) -> io::Result<()> {
         self.0.drop_attributes(node)
     }
 

@@ -4,7 +4,7 @@ use extant::{FileKind, Inode, InodeFlags, SetAttributes, TimeChange, Timestamp};
 use extant_base::sabotage;
 
 use super::Ext4;
-use crate::operations::{Attributes, Caller, Errno, Reply, SetAttr, SetTime, Time};
+use crate::operations::{Attributes, Caller, Errno, NodeId, Reply, SetAttr, SetTime, Time};
 
 /// `STATX_ATTR_*` for flags of inodes.
 const STATX_FLAGS: [(InodeFlags, u64); 6] = [
@@ -26,7 +26,7 @@ pub(super) fn timestamp(of: Time) -> Timestamp {
 
 impl Ext4<'_> {
     /// What the kernel is shown of an inode.
-    pub(super) fn shown(&self, inode: &Inode) -> Attributes {
+    pub(super) fn attributes_of(&self, inode: &Inode) -> Attributes {
         let of = inode.metadata();
         let ids = &self.settings.ids;
         let statx = STATX_FLAGS.iter().filter(|(flag, _)| of.flags.contains(*flag));
@@ -50,18 +50,18 @@ impl Ext4<'_> {
         }
     }
 
-    pub(super) fn change_attributes(
+    pub(super) fn set_attributes_of(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         changes: &SetAttr,
     ) -> Reply<Attributes> {
         let inode = self.inode(node)?;
         if let Some((mtime, ctime)) = times_of_writes(changes)
             && inode.kind() == FileKind::Regular
         {
-            self.said(inode.store_write_times(timestamp(mtime), timestamp(ctime)))?;
-            return Ok(self.shown(&inode));
+            self.reply(inode.store_write_times(timestamp(mtime), timestamp(ctime)))?;
+            return Ok(self.attributes_of(&inode));
         }
         let ids = &self.settings.ids;
         let mut wanted = SetAttributes::new();
@@ -80,14 +80,14 @@ impl Ext4<'_> {
         // With a new owner that is asked for whoever gives the file away.
         let takes = changes.take_set_id && (changes.size.is_some() || caller.uid != 0);
         wanted.by = self.on_behalf_of(caller, takes, &inode);
-        self.said(inode.set_attributes(&wanted))?;
+        self.reply(inode.set_attributes(&wanted))?;
         if changes.size.is_some() {
             self.room.note_freed();
         }
         if changes.size == Some(0) {
             self.nodes.give_up_refusals(node);
         }
-        Ok(self.shown(&inode))
+        Ok(self.attributes_of(&inode))
     }
 }
 

@@ -13,7 +13,7 @@ use extant_format::features::Incompat;
 use super::nodes::{Heard, Refusal};
 use super::room::Lease;
 use super::{Ext4, node_of};
-use crate::operations::{Caller, Errno, Opened, ReadAnswer, Reply, WriteHow};
+use crate::operations::{Caller, Errno, Handle, NodeId, Opened, ReadAnswer, Reply, WriteHow};
 
 const O_ACCMODE: u32 = 0o3;
 const O_APPEND: u32 = 0o2000;
@@ -73,7 +73,7 @@ thread_local! {
 }
 
 impl Ext4<'_> {
-    pub(super) fn open_file(&self, node: u64, flags: u32) -> Reply<Opened> {
+    pub(super) fn open_file(&self, node: NodeId, flags: u32) -> Reply<Opened> {
         if self.opens_for_nothing() {
             return Err(Errno::ENOSYS);
         }
@@ -87,7 +87,9 @@ impl Ext4<'_> {
             if self.fs().stopped_because().is_some() {
                 return Err(Errno::EROFS);
             }
-            self.said(inode.check_open_for_writing(flags & O_APPEND != 0 && flags & O_TRUNC == 0))?;
+            self.reply(
+                inode.check_open_for_writing(flags & O_APPEND != 0 && flags & O_TRUNC == 0),
+            )?;
         }
         Ok(self.opened(&inode, node, flags))
     }
@@ -100,7 +102,7 @@ impl Ext4<'_> {
     }
 
     /// An open file of an inode that may be opened.
-    pub(super) fn opened(&self, inode: &Inode, node: u64, flags: u32) -> Opened {
+    pub(super) fn opened(&self, inode: &Inode, node: NodeId, flags: u32) -> Opened {
         let handle = if writes(flags) {
             let writers = self.nodes.add_writer(node, inode);
             if self.lease() != Lease::ForEver && writers == 1 {
@@ -112,15 +114,15 @@ impl Ext4<'_> {
             let failures = inode.writeback_failures();
             self.opens.add(Heard { failures, refusals, may_use_reserve })
         } else {
-            0
+            Handle::NONE
         };
         // The kernel does not know the flag and lets programs take O_APPEND back: each write is looked at.
         let direct = writes(flags) && inode.metadata().flags.contains(InodeFlags::APPEND);
         Opened { handle, keep_cache: true, direct }
     }
 
-    pub(super) fn close_file(&self, node: u64, handle: u64) {
-        if handle != 0 {
+    pub(super) fn release_file(&self, node: NodeId, handle: Handle) {
+        if handle != Handle::NONE {
             self.opens.remove(handle);
             self.nodes.remove_writer(node);
         }
@@ -128,7 +130,7 @@ impl Ext4<'_> {
 
     pub(super) fn read_file(
         &self,
-        node: u64,
+        node: NodeId,
         offset: u64,
         size: u32,
         answer: &mut dyn ReadAnswer,
@@ -143,13 +145,13 @@ impl Ext4<'_> {
         if self.current.is_writable() {
             // Nobody waits any more if this fails.
             let range = range.clone();
-            sent = self.said(inode.with_resident(range, |parts| drop(answer.send(parts))))?;
+            sent = self.reply(inode.with_resident(range, |parts| drop(answer.send(parts))))?;
         }
         if sent.is_some() {
             return Ok(());
         }
         if let Some(buffer) = answer.buffer(wanted) {
-            let read = self.said(inode.read_direct_at(offset, buffer))?;
+            let read = self.reply(inode.read_direct_at(offset, buffer))?;
             if read > 0 {
                 let _ = answer.send_filled(read);
             }
@@ -157,13 +159,13 @@ impl Ext4<'_> {
         }
         let may_move = self.current.is_writable() && wanted >= MOVE_MIN;
         let move_it = |file: BorrowedFd<'_>, parts: &[_]| answer.send_parts_of(file, parts);
-        if may_move && self.said(inode.with_stored(range, move_it))? {
+        if may_move && self.reply(inode.with_stored(range, move_it))? {
             return Ok(());
         }
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(wanted), 0);
             let buffer = &mut buffer[..wanted];
-            let read = self.said(inode.read_direct_at(offset, buffer))?;
+            let read = self.reply(inode.read_direct_at(offset, buffer))?;
             if read > 0 {
                 let _ = answer.send(&[IoSlice::new(&buffer[..read])]);
             }
@@ -174,7 +176,7 @@ impl Ext4<'_> {
     pub(super) fn write_file(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
@@ -197,7 +199,7 @@ impl Ext4<'_> {
     fn write_by(
         &self,
         by: WriteBy,
-        node: u64,
+        node: NodeId,
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
@@ -250,7 +252,7 @@ impl Ext4<'_> {
     /// anybody can use it: it expects no other mode in the answer, and what it knows lasts for ever.
     pub(super) fn without_privileges<R>(
         &self,
-        node: u64,
+        node: NodeId,
         inode: &Inode,
         by: WriteBy,
         change: impl FnOnce() -> Reply<R>,
@@ -266,7 +268,7 @@ impl Ext4<'_> {
 
     /// What a program was told it had written has no place. `fsync` and `close` say so; whoever goes
     /// on writing would not hear of it, and fill the cache for ever. So its next write is to ask here.
-    fn refuse(&self, node: u64, why: Errno) {
+    fn refuse(&self, node: NodeId, why: Errno) {
         let (at, freed) = (self.clock.monotonic(), self.room.freed());
         self.nodes.refuse(node, Refusal { why, at, freed });
         // Nobody to be told any more if this fails.
@@ -275,9 +277,9 @@ impl Ext4<'_> {
 
     /// Before a write through an open file: each hears once of what was refused, and as long as there is no room
     /// for as much, again. After a while a write is let through all the same, for it may need no room.
-    fn tell_refusal(&self, node: u64, handle: u64) -> Reply<()> {
+    fn tell_refusal(&self, node: NodeId, handle: Handle) -> Reply<()> {
         let refused = self.nodes.refused(node);
-        let Some(last) = refused.last.filter(|_| handle != 0) else { return Ok(()) };
+        let Some(last) = refused.last.filter(|_| handle != Handle::NONE) else { return Ok(()) };
         if self.opens.has_new_refusals(handle, refused.count) {
             return Err(last.why);
         }
@@ -293,7 +295,7 @@ impl Ext4<'_> {
     }
 
     /// Before a write through an open file that goes into the kernel's cache.
-    pub(super) fn admit(&self, node: u64, handle: u64) -> Reply<()> {
+    pub(super) fn admit(&self, node: NodeId, handle: Handle) -> Reply<()> {
         self.tell_refusal(node, handle)?;
         let is_scarce = self.lease() == Lease::Never { scarce: true };
         let is_news = self.room.note_scarce(is_scarce);
@@ -347,25 +349,25 @@ impl Ext4<'_> {
         if is_lent { self.lease().time() } else { None }
     }
 
-    pub(super) fn sync_file(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {
+    pub(super) fn sync_file(&self, node: NodeId, handle: Handle, data_only: bool) -> Reply<()> {
         let inode = self.inode(node)?;
         let failures = inode.writeback_failures();
         let synced = match data_only && inode.kind() == FileKind::Regular {
             true => inode.sync_data(),
             false => inode.sync(),
         };
-        let failed_before = handle != 0 && self.opens.has_new_failures(handle, failures);
-        self.said(synced)?;
+        let failed_before = handle != Handle::NONE && self.opens.has_new_failures(handle, failures);
+        self.reply(synced)?;
         // The kernel asks only if nothing of the file was refused that nobody has heard of.
         self.nodes.settle_refusals(node);
         // What failed once was written again, but its owner must hear that it was late.
         if failed_before { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    pub(super) fn allocate(
+    pub(super) fn fallocate_file(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         bits: u32,
         offset: u64,
         length: u64,
@@ -376,7 +378,7 @@ impl Ext4<'_> {
         // The request does not say whether the caller may keep set-id bits, but root may.
         let by = self.on_behalf_of(caller, caller.uid != 0, &inode);
         self.without_privileges(node, &inode, by, || {
-            self.said(inode.fallocate_by(by, mode, offset..end))
+            self.reply(inode.fallocate_by(by, mode, offset..end))
         })?;
         match mode {
             Fallocate::PunchHole | Fallocate::ZeroRange { .. } => self.room.note_freed(),
@@ -386,7 +388,7 @@ impl Ext4<'_> {
         Ok(())
     }
 
-    pub(super) fn seek_file(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {
+    pub(super) fn seek_file(&self, node: NodeId, offset: u64, whence: u32) -> Reply<u64> {
         let inode = self.inode(node)?;
         if self.holds_writes_back && self.nodes.has_writers(node) {
             self.bring_back(node_of(inode.ino()))?;
@@ -396,8 +398,8 @@ impl Ext4<'_> {
             return Err(Errno::ENXIO);
         }
         match whence {
-            SEEK_DATA => self.said(inode.seek_data(offset))?.ok_or(Errno::ENXIO),
-            SEEK_HOLE => self.said(inode.seek_hole(offset))?.ok_or(Errno::ENXIO),
+            SEEK_DATA => self.reply(inode.seek_data(offset))?.ok_or(Errno::ENXIO),
+            SEEK_HOLE => self.reply(inode.seek_hole(offset))?.ok_or(Errno::ENXIO),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -413,7 +415,7 @@ impl Ext4<'_> {
 
     /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It
     /// does that with writes that other threads take, so not all may wait here.
-    fn bring_back(&self, node: u64) -> Reply<()> {
+    fn bring_back(&self, node: NodeId) -> Reply<()> {
         // Asked to do without, the kernel takes everything for data, which is never wrong.
         self.while_others_write(|| self.kernel.drop_cached(node, 0).map_err(|_| Errno::EIO))
     }

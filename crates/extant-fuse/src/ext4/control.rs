@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::Ext4;
 use crate::abi::ID_NOT_TOLD;
 use crate::events::Level;
-use crate::operations::{Caller, Errno, Ioctl, Reply};
+use crate::operations::{Caller, Errno, Ioctl, NodeId, Reply};
 use crate::orders::{INFO, ORDER, STATS};
 use crate::settings::Durable;
 
@@ -97,7 +97,12 @@ impl Ext4<'_> {
         if self.is_operator(caller) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    pub(super) fn control(&self, caller: Caller, node: u64, asked: &Ioctl<'_>) -> Reply<Vec<u8>> {
+    pub(super) fn ioctl_of(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        asked: &Ioctl<'_>,
+    ) -> Reply<Vec<u8>> {
         use number as n;
         let inode = self.inode(node)?;
         match asked.command {
@@ -144,9 +149,9 @@ impl Ext4<'_> {
                 if label.len() > LABEL_MAX {
                     return Err(Errno::EINVAL);
                 }
-                self.said(self.fs().tune(&Tune::new().label(label)))?;
+                self.reply(self.fs().tune(&Tune::new().label(label)))?;
                 // Who lists disks by their labels looks at the device.
-                self.said(self.fs().bring_home())?;
+                self.reply(self.fs().bring_home())?;
                 *self.label.lock() = label.to_vec();
                 Ok(Vec::new())
             }
@@ -165,7 +170,7 @@ impl Ext4<'_> {
             }
             n::EXT4_ALLOC_DA_BLKS => {
                 self.check_change()?;
-                self.said(inode.sync_data())?;
+                self.reply(inode.sync_data())?;
                 Ok(Vec::new())
             }
             // The map is cached as it is used; there is nothing to hurry.
@@ -175,7 +180,7 @@ impl Ext4<'_> {
     }
 
     /// A control operation changed a node, which the kernel does not know to change anything.
-    fn has_new_times(&self, node: u64) {
+    fn has_new_times(&self, node: NodeId) {
         // At worst it shows the old ones.
         let _ = self.kernel.drop_attributes(node);
     }
@@ -196,7 +201,7 @@ impl Ext4<'_> {
         let bits = (asked & SETTABLE) | (old.bits() & !SETTABLE);
         let flags = InodeFlags::from_bits_retain(bits);
         if flags != old {
-            self.said(inode.set_attributes(&SetAttributes::new().flags(flags)))?;
+            self.reply(inode.set_attributes(&SetAttributes::new().flags(flags)))?;
         }
         // Moving a file between its two kinds of map is not offered; where Linux cannot do it either,
         // the other flags are set all the same.
@@ -234,7 +239,7 @@ impl Ext4<'_> {
         if changes == SetAttributes::new() {
             return Ok(());
         }
-        self.said(inode.set_attributes(&changes))
+        self.reply(inode.set_attributes(&changes))
     }
 
     fn trim(&self, input: &[u8]) -> Reply<Vec<u8>> {
@@ -266,7 +271,7 @@ impl Ext4<'_> {
     }
 
     /// An order to the server.
-    pub(super) fn order(&self, caller: Caller, order: &[u8]) -> Reply<()> {
+    pub(super) fn control_command(&self, caller: Caller, order: &[u8]) -> Reply<()> {
         self.check_operator(caller)?;
         let order = std::str::from_utf8(order).map_err(|_| Errno::EINVAL)?;
         match order {
@@ -274,13 +279,13 @@ impl Ext4<'_> {
                 self.check()?;
                 // All the rest is stored, whatever was refused.
                 let handed_over = self.hand_over();
-                self.said(self.fs().sync())?;
+                self.reply(self.fs().sync())?;
                 handed_over
             }
             "rest" => {
                 self.check()?;
                 let handed_over = self.hand_over();
-                let rests = self.said(self.fs().rest())?;
+                let rests = self.reply(self.fs().rest())?;
                 handed_over?;
                 // Whoever changes it all the time.
                 if rests { Ok(()) } else { Err(Errno(16)) } // EBUSY
@@ -312,7 +317,7 @@ impl Ext4<'_> {
                 self.check()?;
                 self.hand_over()?;
                 self.read_only.store(true, Ordering::Release);
-                self.said(self.fs().sync())
+                self.reply(self.fs().sync())
             }
             "remount,rw" => {
                 self.check()?;
@@ -382,13 +387,13 @@ impl Ext4<'_> {
     }
 
     /// The answer to a question to the server; `None` when it is none.
-    pub(super) fn ask(&self, caller: Caller, name: &[u8]) -> Option<Reply<Vec<u8>>> {
+    pub(super) fn control_query(&self, caller: Caller, name: &[u8]) -> Option<Reply<Vec<u8>>> {
         let answer = match name {
             STATS => self.stats(),
             INFO => self.info(),
             _ => {
                 let order = name.strip_prefix(ORDER)?;
-                return Some(self.order(caller, order).map(|()| b"done".to_vec()));
+                return Some(self.control_command(caller, order).map(|()| b"done".to_vec()));
             }
         };
         Some(self.check_operator(caller).map(|()| answer.to_string().into_bytes()))

@@ -11,7 +11,7 @@ use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashSet;
 
 use super::{Ext4, node_of};
-use crate::operations::{DirAnswer, Errno, Opened, Reply};
+use crate::operations::{DirAnswer, Errno, NodeId, Opened, Reply};
 
 /// Damaged blocks and entries of one directory that are passed over in one answer.
 const DAMAGE_MAX: u32 = 4096;
@@ -28,7 +28,7 @@ pub(super) struct Damaged {
 
 #[derive(Default)]
 struct Noted {
-    nodes: FxHashSet<u64>,
+    nodes: FxHashSet<NodeId>,
     overflows: bool,
 }
 
@@ -37,7 +37,7 @@ impl Damaged {
         Damaged { any: AtomicBool::new(false), nodes: Mutex::new(Rank::Leaf, Noted::default()) }
     }
 
-    fn note(&self, node: u64) {
+    fn note(&self, node: NodeId) {
         let mut noted = self.nodes.lock();
         match noted.nodes.len() < DIRECTORIES_MAX {
             true => _ = noted.nodes.insert(node),
@@ -46,7 +46,7 @@ impl Damaged {
         self.any.store(true, Ordering::Release);
     }
 
-    fn may_have(&self, node: u64) -> bool {
+    fn may_have(&self, node: NodeId) -> bool {
         self.any.load(Ordering::Acquire) && {
             let noted = self.nodes.lock();
             noted.overflows || noted.nodes.contains(&node)
@@ -54,14 +54,14 @@ impl Damaged {
     }
 
     /// It was found whole: removed and made anew, under the same number.
-    fn forget(&self, node: u64) {
+    fn forget(&self, node: NodeId) {
         self.nodes.lock().nodes.remove(&node);
     }
 }
 
 impl Ext4<'_> {
     /// Listings need nothing that is open: the kernel need not ask, and caches them all the same.
-    pub(super) fn open_directory(&self, node: u64) -> Reply<Opened> {
+    pub(super) fn open_dir_of(&self, node: NodeId) -> Reply<Opened> {
         let inode = self.inode(node)?;
         if !inode.is_dir() {
             return Err(Errno::from(&FsError::NotADirectory { ino: inode.ino(), at: None }));
@@ -69,9 +69,14 @@ impl Ext4<'_> {
         Err(Errno::ENOSYS)
     }
 
-    pub(super) fn list(&self, node: u64, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()> {
+    pub(super) fn read_dir_of(
+        &self,
+        node: NodeId,
+        cookie: u64,
+        answer: &mut dyn DirAnswer,
+    ) -> Reply<()> {
         let dir = self.inode(node)?;
-        let entries = self.said(dir.read_dir())?.with_dots(true).seek(cookie);
+        let entries = self.reply(dir.read_dir())?.with_dots(true).seek(cookie);
         let (mut damaged, mut listed) = (0, 0u64);
         let mut is_end = true;
         for entry in entries {
@@ -116,8 +121,8 @@ impl Ext4<'_> {
     }
 
     /// The first damage of a directory in which some was met; it is logged already.
-    fn tell_damage(&self, node: u64, dir: &Inode) -> Reply<()> {
-        let first = self.said(dir.read_dir())?.find_map(Result::err);
+    fn tell_damage(&self, node: NodeId, dir: &Inode) -> Reply<()> {
+        let first = self.reply(dir.read_dir())?.find_map(Result::err);
         match first {
             Some(error) => Err(Errno::from(&error)),
             None => {
@@ -151,17 +156,17 @@ mod tests {
     #[test]
     fn damaged_directories_are_told_from_others_until_there_are_too_many() {
         let damaged = Damaged::new();
-        assert!(!damaged.may_have(5));
-        damaged.note(5);
-        assert!(damaged.may_have(5) && !damaged.may_have(6));
-        damaged.forget(5);
-        assert!(!damaged.may_have(5));
-        (0..DIRECTORIES_MAX as u64).for_each(|node| damaged.note(node + 100));
-        assert!(!damaged.may_have(5));
-        damaged.note(100);
-        assert!(!damaged.may_have(5), "known already");
-        damaged.note(6);
-        assert!(damaged.may_have(6) && damaged.may_have(5));
+        assert!(!damaged.may_have(NodeId(5)));
+        damaged.note(NodeId(5));
+        assert!(damaged.may_have(NodeId(5)) && !damaged.may_have(NodeId(6)));
+        damaged.forget(NodeId(5));
+        assert!(!damaged.may_have(NodeId(5)));
+        (0..DIRECTORIES_MAX as u64).for_each(|node| damaged.note(NodeId(node + 100)));
+        assert!(!damaged.may_have(NodeId(5)));
+        damaged.note(NodeId(100));
+        assert!(!damaged.may_have(NodeId(5)), "known already");
+        damaged.note(NodeId(6));
+        assert!(damaged.may_have(NodeId(6)) && damaged.may_have(NodeId(5)));
         assert_eq!(damaged.nodes.lock().nodes.len(), DIRECTORIES_MAX);
     }
 }

@@ -38,13 +38,12 @@ use extant::{AccessRule, Family, FileKind, Fs, FsError, Ino, Inode, InodeFlags, 
 use extant_base::sabotage;
 use extant_sync::{Clock, Mutex, Rank, RwLockReadGuard};
 
-use crate::abi::ROOT;
 use crate::events::{Brake, Events, Level};
 use crate::gate::Gate;
 use crate::kernel::Kernel;
 use crate::operations::{
-    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
-    ReadAnswer, Reply, SetAttr, Totals, WriteHow,
+    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId, Opened,
+    Operations, Position, ReadAnswer, Reply, SetAttr, Totals, WriteHow,
 };
 use crate::orders::CONTROL;
 use crate::settings::{AccessTimes, Durable, Settings};
@@ -192,20 +191,20 @@ impl Ext4<'_> {
     }
 
     /// The inode of a node that the kernel knows.
-    fn inode(&self, node: u64) -> Reply<Inode> {
+    fn inode(&self, node: NodeId) -> Reply<Inode> {
         match self.nodes.get(node) {
             Some(Found::Held(inode)) => Ok(inode),
             Some(Found::Stored { generation, kind }) => self.stored_inode(node, generation, kind),
-            None if node == ROOT => self.said(self.fs().root()),
+            None if node == NodeId::ROOT => self.reply(self.fs().root()),
             None => Err(Errno::ESTALE),
         }
     }
 
     /// The inode of a node that is not held here, if it is still the same.
-    fn stored_inode(&self, node: u64, generation: u32, kind: FileKind) -> Reply<Inode> {
+    fn stored_inode(&self, node: NodeId, generation: u32, kind: FileKind) -> Reply<Inode> {
         let found = match ino_of(node).map(|ino| self.fs().inode(ino)) {
             None | Some(Err(FsError::NoSuchInode { .. })) => return Err(Errno::ESTALE),
-            Some(found) => self.said(found)?,
+            Some(found) => self.reply(found)?,
         };
         let is_same = found.record().generation == generation && found.kind() == kind;
         match is_same || sabotage("fuse.nodes.any-generation") {
@@ -216,7 +215,7 @@ impl Ext4<'_> {
 
     /// Turns a result into an answer; damage and failures of devices are logged, and noted in the file
     /// system.
-    fn said<T>(&self, result: extant::Result<T>) -> Reply<T> {
+    fn reply<T>(&self, result: extant::Result<T>) -> Reply<T> {
         result.map_err(|error| self.errno(&error))
     }
 
@@ -245,17 +244,17 @@ impl Ext4<'_> {
         match self.settings.durable >= Durable::Names
             || flags().intersects(InodeFlags::DIRSYNC | InodeFlags::SYNC)
         {
-            true => self.said(dir.sync()),
+            true => self.reply(dir.sync()),
             false => Ok(()),
         }
     }
 
     /// A node has changed otherwise.
-    fn changed(&self, node: u64) -> Reply<()> {
+    fn changed(&self, node: NodeId) -> Reply<()> {
         match self.settings.durable {
             Durable::Everything => {
                 let inode = self.inode(node)?;
-                self.said(inode.sync())
+                self.reply(inode.sync())
             }
             Durable::AsAsked | Durable::Names => Ok(()),
         }
@@ -307,83 +306,83 @@ fn in_full(error: &FsError) -> String {
 }
 
 /// The kernel's number for an inode.
-fn node_of(ino: Ino) -> u64 {
-    if ino == Ino::ROOT { ROOT } else { u64::from(ino.0) }
+fn node_of(ino: Ino) -> NodeId {
+    if ino == Ino::ROOT { NodeId::ROOT } else { NodeId(u64::from(ino.0)) }
 }
 
 /// The inode of a kernel's number.
-fn ino_of(node: u64) -> Option<Ino> {
-    if node == ROOT { Some(Ino::ROOT) } else { u32::try_from(node).ok().map(Ino) }
+fn ino_of(node: NodeId) -> Option<Ino> {
+    if node == NodeId::ROOT { Some(Ino::ROOT) } else { u32::try_from(node.0).ok().map(Ino) }
 }
 
 impl Operations for Ext4<'_> {
-    fn lookup(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<Entry> {
+    fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Entry> {
         self.check()?;
-        self.look_up(parent, name)
+        self.lookup_in(parent, name)
     }
 
     fn takes_space_for(&self, caller: Caller) -> Option<SpaceFor> {
         self.current.is_writable().then(|| self.fs().take_space_for(self.may_use_reserve(caller)))
     }
 
-    fn forget(&self, node: u64, count: u64) {
+    fn forget(&self, node: NodeId, count: u64) {
         self.nodes.forget(node, count);
     }
 
-    fn attributes(&self, node: u64, through: Option<u64>) -> Reply<Attributes> {
+    fn attributes(&self, node: NodeId, through: Option<Handle>) -> Reply<Attributes> {
         self.check()?;
         if let Some(handle) = through {
             self.admit(node, handle)?;
         }
-        Ok(self.shown(&self.inode(node)?))
+        Ok(self.attributes_of(&self.inode(node)?))
     }
 
-    fn set_attributes(&self, caller: Caller, node: u64, changes: &SetAttr) -> Reply<Attributes> {
+    fn set_attributes(&self, caller: Caller, node: NodeId, changes: &SetAttr) -> Reply<Attributes> {
         self.check_change()?;
-        let attributes = self.change_attributes(caller, node, changes)?;
+        let attributes = self.set_attributes_of(caller, node, changes)?;
         self.changed(node)?;
         Ok(attributes)
     }
 
-    fn read_link(&self, node: u64) -> Reply<Vec<u8>> {
+    fn read_link(&self, node: NodeId) -> Reply<Vec<u8>> {
         self.check()?;
         let inode = self.inode(node)?;
-        let target = self.said(inode.read_link())?;
+        let target = self.reply(inode.read_link())?;
         self.accessed(&inode);
         Ok(target)
     }
 
-    fn symlink(&self, caller: Caller, parent: u64, name: &[u8], target: &[u8]) -> Reply<Entry> {
+    fn symlink(&self, caller: Caller, parent: NodeId, name: &[u8], target: &[u8]) -> Reply<Entry> {
         self.check_change()?;
-        self.make_symlink(caller, parent, name, target)
+        self.symlink_in(caller, parent, name, target)
     }
 
-    fn mknod(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry> {
+    fn mknod(&self, caller: Caller, parent: NodeId, name: &[u8], new: &New) -> Reply<Entry> {
         self.check_change()?;
-        self.make_node(caller, parent, name, new)
+        self.mknod_in(caller, parent, name, new)
     }
 
-    fn mkdir(&self, caller: Caller, parent: u64, name: &[u8], new: &New) -> Reply<Entry> {
+    fn mkdir(&self, caller: Caller, parent: NodeId, name: &[u8], new: &New) -> Reply<Entry> {
         self.check_change()?;
-        self.make_dir(caller, parent, name, new)
+        self.mkdir_in(caller, parent, name, new)
     }
 
-    fn unlink(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
+    fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
         let victim = dir.lookup(name).ok();
-        let unlinked = self.said(dir.unlink(name));
+        let unlinked = self.reply(dir.unlink(name));
         self.keep_known(victim);
         unlinked?;
         self.room.note_freed();
         self.renamed_in(&dir)
     }
 
-    fn rmdir(&self, _: Caller, parent: u64, name: &[u8]) -> Reply<()> {
+    fn rmdir(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
         let victim = dir.lookup(name).ok();
-        let removed = self.said(dir.rmdir(name));
+        let removed = self.reply(dir.rmdir(name));
         self.keep_known(victim);
         removed?;
         self.room.note_freed();
@@ -393,25 +392,25 @@ impl Operations for Ext4<'_> {
     fn rename(
         &self,
         _: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
-        new_parent: u64,
+        new_parent: NodeId,
         new_name: &[u8],
         flags: u32,
     ) -> Reply<()> {
         self.check_change()?;
-        self.move_name((parent, name), (new_parent, new_name), flags)
+        self.rename_between((parent, name), (new_parent, new_name), flags)
     }
 
-    fn link(&self, _: Caller, node: u64, parent: u64, name: &[u8]) -> Reply<Entry> {
+    fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
         self.check_change()?;
         let (dir, inode) = (self.inode(parent)?, self.inode(node)?);
-        self.said(dir.link(name, &inode))?;
+        self.reply(dir.link(name, &inode))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
-    fn open(&self, _: Caller, node: u64, flags: u32) -> Reply<Opened> {
+    fn open(&self, _: Caller, node: NodeId, flags: u32) -> Reply<Opened> {
         self.check()?;
         self.open_file(node, flags)
     }
@@ -419,34 +418,34 @@ impl Operations for Ext4<'_> {
     fn create(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
         new: &New,
         flags: u32,
     ) -> Reply<(Entry, Opened)> {
         self.check_change()?;
-        self.make_file(caller, parent, name, new, flags)
+        self.create_in(caller, parent, name, new, flags)
     }
 
     fn tmpfile(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         new: &New,
         flags: u32,
     ) -> Reply<(Entry, Opened)> {
         self.check_change()?;
-        self.make_nameless(caller, parent, new, flags)
+        self.tmpfile_in(caller, parent, new, flags)
     }
 
-    fn release(&self, node: u64, handle: u64) {
-        self.close_file(node, handle);
+    fn release(&self, node: NodeId, handle: Handle) {
+        self.release_file(node, handle);
     }
 
     fn read(
         &self,
-        node: u64,
-        _: u64,
+        node: NodeId,
+        _: Handle,
         offset: u64,
         size: u32,
         answer: &mut dyn ReadAnswer,
@@ -458,8 +457,8 @@ impl Operations for Ext4<'_> {
     fn write(
         &self,
         caller: Caller,
-        node: u64,
-        handle: u64,
+        node: NodeId,
+        handle: Handle,
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
@@ -473,22 +472,22 @@ impl Operations for Ext4<'_> {
             // What is stored through maps, or was collected.
             _ if how.from_cache => {}
             Some(DurableWrite::Data) if self.settings.durable < Durable::Everything => {
-                self.said(self.inode(node)?.sync_data())?;
+                self.reply(self.inode(node)?.sync_data())?;
             }
-            Some(_) => self.said(self.inode(node)?.sync())?,
+            Some(_) => self.reply(self.inode(node)?.sync())?,
             None => self.changed(node)?,
         }
         Ok(written)
     }
 
-    fn sync(&self, node: u64, handle: u64, data_only: bool) -> Reply<()> {
+    fn sync(&self, node: NodeId, handle: Handle, data_only: bool) -> Reply<()> {
         self.check()?;
         self.sync_file(node, handle, data_only)
     }
 
     fn sync_all(&self) -> Reply<()> {
         self.check()?;
-        self.said(self.fs().sync())
+        self.reply(self.fs().sync())
     }
 
     fn end(&self) {
@@ -505,7 +504,7 @@ impl Operations for Ext4<'_> {
         if !self.gate.is_frozen() {
             self.fs().finish_removals();
         }
-        let totals = self.said(self.fs().statfs())?;
+        let totals = self.reply(self.fs().statfs())?;
         Ok(Totals {
             block_bytes: totals.block_bytes,
             blocks: totals.blocks,
@@ -520,99 +519,91 @@ impl Operations for Ext4<'_> {
     fn set_xattr(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         name: &[u8],
         value: &[u8],
         flags: u32,
         take_set_gid: bool,
     ) -> Reply<()> {
         if name == CONTROL {
-            return self.order(caller, value);
+            return self.control_command(caller, value);
         }
         self.check_change()?;
-        self.put_xattr(node, name, value, flags, take_set_gid)?;
+        self.set_xattr_of(node, name, value, flags, take_set_gid)?;
         self.changed(node)
     }
 
-    fn xattr(&self, caller: Caller, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
+    fn xattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
         // Orders wait for nobody.
-        if let Some(answer) = self.ask(caller, name) {
+        if let Some(answer) = self.control_query(caller, name) {
             return answer;
         }
         let _same = self.current.use_it();
         self.check()?;
-        self.get_xattr(node, name)
+        self.xattr_of(node, name)
     }
 
-    fn xattr_names(&self, caller: Caller, node: u64) -> Reply<Vec<u8>> {
+    fn xattr_names(&self, caller: Caller, node: NodeId) -> Reply<Vec<u8>> {
         self.check()?;
-        self.list_xattrs(caller, node)
+        self.xattr_names_of(caller, node)
     }
 
-    fn remove_xattr(&self, _: Caller, node: u64, name: &[u8]) -> Reply<()> {
+    fn remove_xattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<()> {
         self.check_change()?;
-        self.take_xattr(node, name)?;
+        self.remove_xattr_of(node, name)?;
         self.changed(node)
     }
 
-    fn open_dir(&self, _: Caller, node: u64) -> Reply<Opened> {
+    fn open_dir(&self, _: Caller, node: NodeId) -> Reply<Opened> {
         self.check()?;
-        self.open_directory(node)
+        self.open_dir_of(node)
     }
 
-    fn read_dir(&self, node: u64, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()> {
+    fn read_dir(&self, node: NodeId, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()> {
         self.check()?;
-        self.list(node, cookie, answer)
+        self.read_dir_of(node, cookie, answer)
     }
 
     fn fallocate(
         &self,
         caller: Caller,
-        node: u64,
+        node: NodeId,
         mode: u32,
         offset: u64,
         length: u64,
     ) -> Reply<()> {
         self.check_change()?;
-        self.allocate(caller, node, mode, offset, length)?;
+        self.fallocate_file(caller, node, mode, offset, length)?;
         self.changed(node)
     }
 
-    fn seek(&self, node: u64, offset: u64, whence: u32) -> Reply<u64> {
+    fn seek(&self, node: NodeId, offset: u64, whence: u32) -> Reply<u64> {
         self.check()?;
         self.seek_file(node, offset, whence)
     }
 
-    fn copy_range(
-        &self,
-        caller: Caller,
-        node: u64,
-        offset: u64,
-        to: u64,
-        to_offset: u64,
-        length: u64,
-    ) -> Reply<u64> {
+    fn copy_range(&self, caller: Caller, from: Position, to: Position, length: u64) -> Reply<u64> {
         self.check_change()?;
-        let (from, into) = (self.inode(node)?, self.inode(to)?);
-        let source = self.nodes.refused(node);
+        let (source_inode, into) = (self.inode(from.node)?, self.inode(to.node)?);
+        let source = self.nodes.refused(from.node);
         if let Some(lost) = source.last.filter(|_| source.has_lost) {
             // There are holes in it that nobody put there.
             return Err(lost.why);
         }
         let by = self.on_behalf_of(caller, caller.uid != 0, &into);
-        let copied = self.without_privileges(to, &into, by, || {
-            self.said(from.copy_range_by(by, offset, &into, to_offset, length))
+        let copied = self.without_privileges(to.node, &into, by, || {
+            self.reply(source_inode.copy_range_by(by, from.offset, &into, to.offset, length))
         })?;
-        self.changed(to)?;
+        self.changed(to.node)?;
         Ok(copied)
     }
 
-    fn ioctl(&self, caller: Caller, node: u64, request: &Ioctl<'_>) -> Reply<Vec<u8>> {
+    fn ioctl(&self, caller: Caller, node: NodeId, request: &Ioctl<'_>) -> Reply<Vec<u8>> {
         self.check()?;
-        self.control(caller, node, request)
+        self.ioctl_of(caller, node, request)
     }
 
-    fn some_file(&self) -> Option<u64> {
+    fn some_file(&self) -> Option<NodeId> {
         self.nodes.some_file()
     }
 

@@ -3,15 +3,14 @@
 use extant::{AclKind, FileKind, FsError, Ino, Inode, InodeFlags, NewInode, RenameFlags, Special};
 
 use super::{Ext4, node_of};
-use crate::abi::ROOT;
-use crate::operations::{Attributes, Caller, Entry, Errno, New, Opened, Reply, Time};
+use crate::operations::{Attributes, Caller, Entry, Errno, New, NodeId, Opened, Reply, Time};
 
 /// File type bits of a mode.
 const TYPE: u32 = 0o170_000;
 const O_EXCL: u32 = 0o200;
 
 impl Ext4<'_> {
-    pub(super) fn look_up(&self, parent: u64, name: &[u8]) -> Reply<Entry> {
+    pub(super) fn lookup_in(&self, parent: NodeId, name: &[u8]) -> Reply<Entry> {
         if name == b"." {
             return self.look_up_again(parent);
         }
@@ -26,11 +25,11 @@ impl Ext4<'_> {
     }
 
     /// A node by its number: somebody kept a file handle, and the kernel has forgotten the node.
-    fn look_up_again(&self, node: u64) -> Reply<Entry> {
+    fn look_up_again(&self, node: NodeId) -> Reply<Entry> {
         if let Ok(inode) = self.inode(node) {
             return self.entry(&inode.clone(), inode);
         }
-        let ino = u32::try_from(node).map(Ino).map_err(|_| Errno::ESTALE)?;
+        let ino = u32::try_from(node.0).map(Ino).map_err(|_| Errno::ESTALE)?;
         if ino < self.fs().superblock().first_inode {
             return Err(Errno::ESTALE); // What the file system keeps for itself has no handles.
         }
@@ -54,7 +53,7 @@ impl Ext4<'_> {
             node: node_of(ino),
             generation: u64::from(inode.metadata().generation),
             keep_name: keeps_names(dir),
-            attributes: self.shown(&inode),
+            attributes: self.attributes_of(&inode),
         };
         self.nodes.learn(entry.node, &inode);
         Ok(entry)
@@ -64,7 +63,7 @@ impl Ext4<'_> {
     fn new_inode(&self, dir: &Inode, caller: Caller, new: &New) -> Reply<NewInode> {
         let ids = &self.settings.ids;
         // A default ACL takes the place of the umask.
-        let has_default = self.said(dir.acl(AclKind::Default))?.is_some();
+        let has_default = self.reply(dir.acl(AclKind::Default))?.is_some();
         let umask = if has_default { 0 } else { new.umask & 0o777 };
         Ok(NewInode {
             permissions: (new.mode & 0o7777 & !umask) as u16,
@@ -73,25 +72,25 @@ impl Ext4<'_> {
         })
     }
 
-    pub(super) fn make_symlink(
+    pub(super) fn symlink_in(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
         target: &[u8],
     ) -> Reply<Entry> {
         let dir = self.inode(parent)?;
         let new = New { mode: 0o777, umask: 0, rdev: (0, 0) };
         let new = self.new_inode(&dir, caller, &new)?;
-        let inode = self.said(dir.symlink(name, target, &new))?;
+        let inode = self.reply(dir.symlink(name, target, &new))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
-    pub(super) fn make_node(
+    pub(super) fn mknod_in(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
         new: &New,
     ) -> Reply<Entry> {
@@ -100,7 +99,7 @@ impl Ext4<'_> {
         let (major, minor) = new.rdev;
         let special = match new.mode & TYPE {
             0 | 0o100_000 => {
-                let inode = self.said(dir.create(name, &inode_of))?;
+                let inode = self.reply(dir.create(name, &inode_of))?;
                 self.renamed_in(&dir)?;
                 return self.entry(&dir, inode);
             }
@@ -110,29 +109,29 @@ impl Ext4<'_> {
             0o060_000 => Special::BlockDevice { major, minor },
             _ => return Err(Errno::EINVAL),
         };
-        let inode = self.said(dir.mknod(name, special, &inode_of))?;
+        let inode = self.reply(dir.mknod(name, special, &inode_of))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
-    pub(super) fn make_dir(
+    pub(super) fn mkdir_in(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
         new: &New,
     ) -> Reply<Entry> {
         let dir = self.inode(parent)?;
         let new = self.new_inode(&dir, caller, new)?;
-        let inode = self.said(dir.mkdir(name, &new))?;
+        let inode = self.reply(dir.mkdir(name, &new))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
 
-    pub(super) fn make_file(
+    pub(super) fn create_in(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         name: &[u8],
         new: &New,
         flags: u32,
@@ -143,7 +142,7 @@ impl Ext4<'_> {
             Ok(inode) => inode,
             // The kernel did not know of it: other spellings of a name that folds case.
             Err(FsError::Exists { .. }) if flags & O_EXCL == 0 => {
-                let found = self.said(dir.lookup(name))?;
+                let found = self.reply(dir.lookup(name))?;
                 if found.kind() != FileKind::Regular {
                     return Err(Errno::ESTALE); // Makes the kernel look again.
                 }
@@ -166,20 +165,20 @@ impl Ext4<'_> {
     /// What was made, and is open; its attributes are those of an open file.
     fn made(&self, mut entry: Entry, inode: &Inode, flags: u32) -> (Entry, Opened) {
         let opened = self.opened(inode, entry.node, flags);
-        entry.attributes = self.shown(inode);
+        entry.attributes = self.attributes_of(inode);
         (entry, opened)
     }
 
-    pub(super) fn make_nameless(
+    pub(super) fn tmpfile_in(
         &self,
         caller: Caller,
-        parent: u64,
+        parent: NodeId,
         new: &New,
         flags: u32,
     ) -> Reply<(Entry, Opened)> {
         let dir = self.inode(parent)?;
         let new = self.new_inode(&dir, caller, new)?;
-        let inode = self.said(dir.tmpfile(&new))?;
+        let inode = self.reply(dir.tmpfile(&new))?;
         let entry = self.entry(&dir, inode.clone())?;
         Ok(self.made(entry, &inode, flags))
     }
@@ -191,16 +190,16 @@ impl Ext4<'_> {
         }
     }
 
-    pub(super) fn move_name(
+    pub(super) fn rename_between(
         &self,
-        (parent, name): (u64, &[u8]),
-        (new_parent, new_name): (u64, &[u8]),
+        (parent, name): (NodeId, &[u8]),
+        (new_parent, new_name): (NodeId, &[u8]),
         flags: u32,
     ) -> Reply<()> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         let replaced = new_dir.lookup(new_name).ok();
-        let renamed = self.said(dir.rename(name, &new_dir, new_name, flags));
+        let renamed = self.reply(dir.rename(name, &new_dir, new_name, flags));
         self.keep_known(replaced);
         renamed?;
         self.room.note_freed();
@@ -219,7 +218,7 @@ const EPOCH: Time = Time { seconds: 0, nanos: 0 };
 
 /// The answer that there is no such name.
 const NO_ENTRY: Entry = Entry {
-    node: 0,
+    node: NodeId::NONE,
     generation: 0,
     keep_name: true,
     attributes: Attributes {
@@ -240,5 +239,3 @@ const NO_ENTRY: Entry = Entry {
         valid_for: None,
     },
 };
-
-const _: () = assert!(ROOT != 0 && NO_ENTRY.node == 0);

@@ -18,7 +18,7 @@ use extant_base::sabotage;
 use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashMap;
 
-use crate::operations::Errno;
+use crate::operations::{Errno, Handle, NodeId};
 
 /// Parts of each table, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -45,9 +45,9 @@ struct More {
 
 #[derive(Default)]
 struct Shard {
-    known: FxHashMap<u64, Known>,
+    known: FxHashMap<NodeId, Known>,
     /// Only of those that are known.
-    more: FxHashMap<u64, More>,
+    more: FxHashMap<NodeId, More>,
 }
 
 impl Shard {
@@ -64,7 +64,7 @@ impl Shard {
     }
 
     /// Takes the handle of what nobody has open for writing; the caller drops it when the lock is let go.
-    fn take_held(&mut self, node: u64) -> Option<Inode> {
+    fn take_held(&mut self, node: NodeId) -> Option<Inode> {
         let more = self.more.get_mut(&node).filter(|more| more.writers == 0)?;
         let held = more.held.take();
         if more.refused == Refusals::default() {
@@ -129,12 +129,12 @@ impl Nodes {
         Nodes { shards: shards(), refused: Mutex::new(Rank::Leaf, Refusals::default()) }
     }
 
-    fn shard(&self, node: u64) -> &Mutex<Shard> {
-        &self.shards[node as usize % SHARDS]
+    fn shard(&self, node: NodeId) -> &Mutex<Shard> {
+        &self.shards[node.0 as usize % SHARDS]
     }
 
     /// Where the inode of a node is, if it is known.
-    pub(super) fn get(&self, node: u64) -> Option<Found> {
+    pub(super) fn get(&self, node: NodeId) -> Option<Found> {
         let shard = self.shard(node).lock();
         let known = shard.known.get(&node)?;
         let held = shard.more.get(&node).and_then(|more| more.held.clone());
@@ -145,7 +145,7 @@ impl Nodes {
     }
 
     /// The kernel knows `node` once more.
-    pub(super) fn learn(&self, node: u64, inode: &Inode) {
+    pub(super) fn learn(&self, node: NodeId, inode: &Inode) {
         let (generation, kind) = (inode.record().generation, inode.kind());
         {
             let mut shard = self.shard(node).lock();
@@ -160,13 +160,13 @@ impl Nodes {
 
     /// Keeps an inode that has no name any more, if it is known (N1). Whoever takes a name has a handle
     /// before, and comes here afterwards.
-    pub(super) fn keep_nameless(&self, node: u64, inode: &Inode) {
+    pub(super) fn keep_nameless(&self, node: NodeId, inode: &Inode) {
         if !inode.has_name() && !sabotage("fuse.nodes.nameless-not-kept") {
             self.hold(node, inode);
         }
     }
 
-    fn hold(&self, node: u64, inode: &Inode) {
+    fn hold(&self, node: NodeId, inode: &Inode) {
         let mut inode = Some(inode.clone());
         let mut shard = self.shard(node).lock();
         if shard.known.contains_key(&node) {
@@ -181,7 +181,7 @@ impl Nodes {
     }
 
     /// The kernel knows `node` so many times less.
-    pub(super) fn forget(&self, node: u64, count: u64) {
+    pub(super) fn forget(&self, node: NodeId, count: u64) {
         let mut shard = self.shard(node).lock();
         let Some(known) = shard.known.get_mut(&node) else { return };
         let count = if sabotage("fuse.nodes.forget-counts-one") { 1 } else { count };
@@ -209,7 +209,7 @@ impl Nodes {
     /// nobody can use the node until it is forgotten. All others are looked for where they are asked for.
     pub(super) fn renew(&self, anew: impl Fn(&Inode) -> Option<Inode>) {
         for shard in &self.shards {
-            let held: Vec<(u64, Inode)> = {
+            let held: Vec<(NodeId, Inode)> = {
                 let shard = shard.lock();
                 let held = |more: &More| more.held.clone();
                 shard.more.iter().filter_map(|(node, more)| Some((*node, held(more)?))).collect()
@@ -235,7 +235,7 @@ impl Nodes {
     }
 
     /// It is open for writing once more; how often then.
-    pub(super) fn add_writer(&self, node: u64, inode: &Inode) -> u32 {
+    pub(super) fn add_writer(&self, node: NodeId, inode: &Inode) -> u32 {
         self.hold(node, inode);
         let mut shard = self.shard(node).lock();
         let Some(more) = shard.more.get_mut(&node) else { return 0 };
@@ -244,7 +244,7 @@ impl Nodes {
     }
 
     /// It is open for writing once less.
-    pub(super) fn remove_writer(&self, node: u64) {
+    pub(super) fn remove_writer(&self, node: NodeId) {
         let held = {
             let mut shard = self.shard(node).lock();
             let Some(more) = shard.more.get_mut(&node) else { return };
@@ -258,13 +258,13 @@ impl Nodes {
     }
 
     /// Whether somebody has it open for writing, so that the kernel may hold contents back.
-    pub(super) fn has_writers(&self, node: u64) -> bool {
+    pub(super) fn has_writers(&self, node: NodeId) -> bool {
         self.shard(node).lock().more.get(&node).is_some_and(|more| more.writers > 0)
     }
 
     /// Those that somebody has open for writing.
-    pub(super) fn written(&self) -> Vec<u64> {
-        let written = |shard: &Mutex<Shard>| -> Vec<u64> {
+    pub(super) fn written(&self) -> Vec<NodeId> {
+        let written = |shard: &Mutex<Shard>| -> Vec<NodeId> {
             let shard = shard.lock();
             let open = shard.more.iter().filter(|(_, more)| more.writers > 0);
             open.map(|(node, _)| *node).collect()
@@ -273,7 +273,7 @@ impl Nodes {
     }
 
     /// A write out of the kernel's cache was refused.
-    pub(super) fn refuse(&self, node: u64, refusal: Refusal) {
+    pub(super) fn refuse(&self, node: NodeId, refusal: Refusal) {
         {
             let mut all = self.refused.lock();
             *all = all.and(refusal);
@@ -286,21 +286,21 @@ impl Nodes {
     }
 
     /// Nobody who reads a node from now on takes it for something else than what is there.
-    pub(super) fn settle_refusals(&self, node: u64) {
+    pub(super) fn settle_refusals(&self, node: NodeId) {
         if let Some(more) = self.shard(node).lock().more.get_mut(&node) {
             more.refused.has_lost = false;
         }
     }
 
     /// Nothing is wanted any more of what was written to a node.
-    pub(super) fn give_up_refusals(&self, node: u64) {
+    pub(super) fn give_up_refusals(&self, node: NodeId) {
         if let Some(more) = self.shard(node).lock().more.get_mut(&node) {
             (more.refused.last, more.refused.has_lost) = (None, false);
         }
     }
 
     /// What was refused of a node so far.
-    pub(super) fn refused(&self, node: u64) -> Refusals {
+    pub(super) fn refused(&self, node: NodeId) -> Refusals {
         self.shard(node).lock().more.get(&node).map(|more| more.refused).unwrap_or_default()
     }
 
@@ -310,7 +310,7 @@ impl Nodes {
     }
 
     /// A regular file that is known, if a few nodes of each shard have one among them.
-    pub(super) fn some_file(&self) -> Option<u64> {
+    pub(super) fn some_file(&self) -> Option<NodeId> {
         self.shards.iter().find_map(|shard| {
             let shard = shard.lock();
             let is_file = |known: &Known| known.kind == FileKind::Regular;
@@ -337,7 +337,7 @@ impl Nodes {
 fn table_bytes<V>(capacity: usize) -> usize {
     match capacity {
         0 => 0,
-        _ => (capacity * 8 / 7).next_power_of_two() * (size_of::<(u64, V)>() + 1),
+        _ => (capacity * 8 / 7).next_power_of_two() * (size_of::<(NodeId, V)>() + 1),
     }
 }
 
@@ -353,7 +353,7 @@ pub(super) struct Heard {
 /// Files that are open for writing, and what each has heard of.
 pub(super) struct Opens {
     next: AtomicU64,
-    shards: Vec<Mutex<FxHashMap<u64, Heard>>>,
+    shards: Vec<Mutex<FxHashMap<Handle, Heard>>>,
 }
 
 impl Opens {
@@ -361,19 +361,19 @@ impl Opens {
         Opens { next: AtomicU64::new(1), shards: shards() }
     }
 
-    /// A new open file; never 0.
-    pub(super) fn add(&self, heard: Heard) -> u64 {
-        let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        self.shards[handle as usize % SHARDS].lock().insert(handle, heard);
+    /// A new open file; never [`Handle::NONE`].
+    pub(super) fn add(&self, heard: Heard) -> Handle {
+        let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed));
+        self.shards[handle.0 as usize % SHARDS].lock().insert(handle, heard);
         handle
     }
 
-    pub(super) fn remove(&self, handle: u64) {
-        self.shards[handle as usize % SHARDS].lock().remove(&handle);
+    pub(super) fn remove(&self, handle: Handle) {
+        self.shards[handle.0 as usize % SHARDS].lock().remove(&handle);
     }
 
     /// Whether passes of writeback failed since this open file last asked.
-    pub(super) fn has_new_failures(&self, handle: u64, failures: u64) -> bool {
+    pub(super) fn has_new_failures(&self, handle: Handle, failures: u64) -> bool {
         if sabotage("fuse.nodes.failure-told-again") {
             return self.hears(handle, |heard| heard.failures != failures);
         }
@@ -381,17 +381,17 @@ impl Opens {
     }
 
     /// Whether writes were refused since this open file last asked.
-    pub(super) fn has_new_refusals(&self, handle: u64, refusals: u64) -> bool {
+    pub(super) fn has_new_refusals(&self, handle: Handle, refusals: u64) -> bool {
         self.hears(handle, |heard| std::mem::replace(&mut heard.refusals, refusals) != refusals)
     }
 
     /// Whether the open file is somebody's who may take reserved blocks.
-    pub(super) fn may_use_reserve(&self, handle: u64) -> bool {
+    pub(super) fn may_use_reserve(&self, handle: Handle) -> bool {
         self.hears(handle, |heard| heard.may_use_reserve)
     }
 
-    fn hears(&self, handle: u64, news: impl FnOnce(&mut Heard) -> bool) -> bool {
-        self.shards[handle as usize % SHARDS].lock().get_mut(&handle).is_some_and(news)
+    fn hears(&self, handle: Handle, news: impl FnOnce(&mut Heard) -> bool) -> bool {
+        self.shards[handle.0 as usize % SHARDS].lock().get_mut(&handle).is_some_and(news)
     }
 
     /// How many there are.
@@ -427,19 +427,19 @@ mod tests {
         let fs = require!(mounted());
         let (nodes, root) = (Nodes::new(), fs.root().unwrap());
         for _ in 0..5 {
-            nodes.learn(1, &root);
+            nodes.learn(NodeId(1), &root);
         }
-        nodes.learn(65, &root); // In the same shard.
-        nodes.forget(1, 3);
-        nodes.forget(7, 1); // Nobody knows it.
-        assert!(nodes.get(1).is_some() && nodes.get(65).is_some());
-        nodes.forget(1, 1);
-        assert!(nodes.get(1).is_some());
-        nodes.forget(1, 1);
-        assert!(nodes.get(1).is_none(), "five were counted, and five forgotten");
+        nodes.learn(NodeId(65), &root); // In the same shard.
+        nodes.forget(NodeId(1), 3);
+        nodes.forget(NodeId(7), 1); // Nobody knows it.
+        assert!(nodes.get(NodeId(1)).is_some() && nodes.get(NodeId(65)).is_some());
+        nodes.forget(NodeId(1), 1);
+        assert!(nodes.get(NodeId(1)).is_some());
+        nodes.forget(NodeId(1), 1);
+        assert!(nodes.get(NodeId(1)).is_none(), "five were counted, and five forgotten");
         assert_eq!(nodes.count().known, 1);
         // More than were counted, as only a kernel with a mistake would say.
-        nodes.forget(65, u64::MAX);
+        nodes.forget(NodeId(65), u64::MAX);
         assert_eq!(nodes.count().known, 0);
     }
 
@@ -449,7 +449,7 @@ mod tests {
         let (nodes, root) = (Nodes::new(), fs.root().unwrap());
         let new = NewInode { permissions: 0o644, uid: 0, gid: 0 };
         let file = root.create("file", &new).unwrap();
-        let node = u64::from(file.ino().0);
+        let node = NodeId(u64::from(file.ino().0));
         let is_held = || matches!(nodes.get(node), Some(Found::Held(_)));
         assert_eq!(nodes.add_writer(node, &file), 0, "nobody knows it");
         nodes.learn(node, &file);
@@ -468,13 +468,13 @@ mod tests {
         drop(file);
         fs.finish_removals();
         assert!(is_held(), "deleted though the kernel knows it");
-        assert!(fs.inode(Ino(node as u32)).is_ok());
+        assert!(fs.inode(Ino(node.0 as u32)).is_ok());
         nodes.forget(node, 1);
         fs.finish_removals();
-        assert!(fs.inode(Ino(node as u32)).is_err(), "nobody knows it and it is there");
+        assert!(fs.inode(Ino(node.0 as u32)).is_err(), "nobody knows it and it is there");
         // Without a name from the start.
         let nameless = root.tmpfile(&new).unwrap();
-        let node = u64::from(nameless.ino().0);
+        let node = NodeId(u64::from(nameless.ino().0));
         nodes.learn(node, &nameless);
         assert!(matches!(nodes.get(node), Some(Found::Held(_))));
         assert_eq!((nodes.count().known, nodes.count().held), (1, 1));
@@ -487,13 +487,13 @@ mod tests {
     fn a_node_that_is_only_known_takes_tens_of_bytes() {
         let fs = require!(mounted());
         let (nodes, root) = (Nodes::new(), fs.root().unwrap());
-        for node in 0..100_000 {
+        for node in (0..100_000).map(NodeId) {
             nodes.learn(node, &root);
         }
         let many = nodes.count();
         assert!(many.known == 100_000 && many.held == 0);
         assert!(many.bytes <= many.known * 64, "{} bytes", many.bytes);
-        for node in 0..100_000 {
+        for node in (0..100_000).map(NodeId) {
             nodes.forget(node, 1);
         }
         let none = nodes.count();
@@ -505,13 +505,13 @@ mod tests {
         let opens = Opens::new();
         let at = |failures| Heard { failures, refusals: 7, may_use_reserve: failures == 1 };
         let (a, b) = (opens.add(at(0)), opens.add(at(1)));
-        assert!(a != 0 && a != b);
+        assert!(a != Handle::NONE && a != b);
         assert!(opens.has_new_failures(a, 1) && !opens.has_new_failures(a, 1));
         assert!(!opens.has_new_failures(b, 1) && opens.has_new_failures(b, 2));
         assert!(!opens.has_new_refusals(b, 7) && opens.has_new_refusals(b, 8));
         assert!(opens.has_new_refusals(a, 8) && !opens.has_new_refusals(a, 8));
         opens.remove(b);
         assert_eq!(opens.len(), 1);
-        assert!(!opens.has_new_failures(b, 3) && !opens.has_new_failures(0, 3));
+        assert!(!opens.has_new_failures(b, 3) && !opens.has_new_failures(Handle::NONE, 3));
     }
 }

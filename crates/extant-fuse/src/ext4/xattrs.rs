@@ -4,7 +4,7 @@ use extant::{Acl, FsError, Inode, XattrMode};
 use extant_format::acl::{AclEntry, Who};
 
 use super::Ext4;
-use crate::operations::{Caller, Errno, Reply};
+use crate::operations::{Caller, Errno, NodeId, Reply};
 
 const CREATE: u32 = 1;
 const REPLACE: u32 = 2;
@@ -12,10 +12,10 @@ const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 impl Ext4<'_> {
-    pub(super) fn get_xattr(&self, node: u64, name: &[u8]) -> Reply<Vec<u8>> {
+    pub(super) fn xattr_of(&self, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
         let inode = self.inode(node)?;
         check_namespace(name)?;
-        let value = self.said(inode.xattr(name))?;
+        let value = self.reply(inode.xattr(name))?;
         if is_acl(name) && !self.settings.ids.is_identity() {
             let ids = &self.settings.ids;
             let user = |id| Some(ids.user_outside(id));
@@ -24,9 +24,9 @@ impl Ext4<'_> {
         Ok(value)
     }
 
-    pub(super) fn put_xattr(
+    pub(super) fn set_xattr_of(
         &self,
-        node: u64,
+        node: NodeId,
         name: &[u8],
         value: &[u8],
         flags: u32,
@@ -53,19 +53,19 @@ impl Ext4<'_> {
             false => value,
         };
         let blocks = inode.metadata().blocks;
-        self.said(inode.set_xattr(name, value, mode))?;
+        self.reply(inode.set_xattr(name, value, mode))?;
         self.tell_blocks(&inode, node, blocks);
         if take_set_gid && name == ACCESS_ACL {
             let permissions = inode.metadata().permissions;
             if permissions & 0o2000 != 0 {
                 let changes = extant::SetAttributes::new().permissions(permissions & !0o2000);
-                self.said(inode.set_attributes(&changes))?;
+                self.reply(inode.set_attributes(&changes))?;
             }
         }
         Ok(())
     }
 
-    pub(super) fn take_xattr(&self, node: u64, name: &[u8]) -> Reply<()> {
+    pub(super) fn remove_xattr_of(&self, node: NodeId, name: &[u8]) -> Reply<()> {
         let inode = self.inode(node)?;
         check_namespace(name)?;
         let blocks = inode.metadata().blocks;
@@ -74,26 +74,26 @@ impl Ext4<'_> {
         match removed {
             // Without a list the permissions are all there is, and that is what was asked for.
             Err(FsError::NoAttribute { .. }) if is_acl(name) => Ok(()),
-            result => self.said(result),
+            result => self.reply(result),
         }
     }
 
     /// The kernel asks again for attributes of a file whose attribute block came or went: it does not
     /// expect that.
-    fn tell_blocks(&self, inode: &Inode, node: u64, before: u64) {
+    fn tell_blocks(&self, inode: &Inode, node: NodeId, before: u64) {
         if inode.metadata().blocks != before {
             // Nobody waits for it; at worst the old number is shown for longer.
             let _ = self.kernel.drop_cached(node, -1);
         }
     }
 
-    pub(super) fn list_xattrs(&self, caller: Caller, node: u64) -> Reply<Vec<u8>> {
+    pub(super) fn xattr_names_of(&self, caller: Caller, node: NodeId) -> Reply<Vec<u8>> {
         let inode = self.inode(node)?;
         let mut list = Vec::new();
         let mut user = None;
         let is_root =
             |user: &mut Option<_>| *user.get_or_insert_with(|| self.user_of(caller)) == Some(0);
-        for name in self.said(inode.xattr_names())? {
+        for name in self.reply(inode.xattr_names())? {
             // Only who could read them sees that they are there.
             if name.starts_with(b"trusted.") && !is_root(&mut user) {
                 continue;
