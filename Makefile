@@ -7,6 +7,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 EXTANT := $(TARGET)/release/extant
+# Optimised as a whole: what is installed and measured.
+WHOLE := $(TARGET)/dist/extant
 DOCUMENTS := $(PREFIX)/share/doc/extant
 # The tree that `make demo` packs.
 DEMO_SOURCE ?= /usr/share/doc
@@ -14,10 +16,10 @@ FUZZ_SECONDS ?= 30
 # What `make dist` builds for, and how.
 DIST_MUSL := $(shell uname -m)-unknown-linux-musl
 DIST_TARGET ?= $(if $(and $(shell rustup target list --installed 2>/dev/null | grep -x $(DIST_MUSL)),$(shell command -v musl-gcc)),$(DIST_MUSL),$(shell uname -m)-unknown-linux-gnu)
-DIST_PROFILE ?= $(if $(shell grep -sx '\[profile.dist\]' Cargo.toml),dist,release)
+DIST_PROFILE ?= dist
 DIST_FLAGS ?= -C target-feature=+crt-static
 
-.PHONY: help build demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc dist install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc dist install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +27,10 @@ help:
 build: ## the command, optimised: target/release/extant
 	@scripts/deps cargo
 	$(CARGO) build --release -p extant-cli
+
+build-whole: ## the command as it is installed, optimised as a whole and stripped: target/dist/extant
+	@scripts/deps cargo
+	$(CARGO) build --profile dist -p extant-cli
 
 demo: build ## an image of a real tree as an ordinary user, checked and shown
 	@scripts/deps e2fsprogs || true
@@ -61,53 +67,53 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 
 bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-alloc bench-direct bench-mount ## all benchmarks
 
-bench-build: build ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
+bench-build: build-whole ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
-	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- build
+	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- build
 
-bench-mkfs: build ## time and memory of making a file system of 16 TiB
+bench-mkfs: build-whole ## time and memory of making a file system of 16 TiB
 	@scripts/deps e2fsprogs
-	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mkfs
+	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- mkfs
 
-bench-read: build ## reading through the library against pread; walks; memory
-	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- read
+bench-read: build-whole ## reading through the library against pread; walks; memory
+	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- read
 
 bench-namespace: ## create, remove, rename, stat in process against the kernel's ext4 (root)
 	@scripts/deps e2fsprogs
-	$(CARGO) run --release -q -p extant-bench -- namespace
+	$(CARGO) run --profile dist -q -p extant-bench -- namespace
 
 bench-io: ## contents of files against the kernel's ext4 and XFS and memcpy (root; ROWS= ROUNDS= SIZE=)
 	@scripts/deps e2fsprogs
 	@scripts/deps xfsprogs || true
 	@# The plain memory that is copied lies in huge pages, as good as the kernel's own.
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(CARGO) run --release -q -p extant-bench -- io
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(CARGO) run --profile dist -q -p extant-bench -- io
 
 bench-async: ## small writes through a ring against the call that waits and the kernel (root; ROUNDS= SIZE=)
-	$(CARGO) run --release -q -p extant-bench -- async
+	$(CARGO) run --profile dist -q -p extant-bench -- async
 
 bench-io-memory: ## memory of ten minutes with four times as much data as cache (MINUTES=)
 	@scripts/deps e2fsprogs
-	$(CARGO) run --release -q -p extant-bench -- io-memory --minutes $(or $(MINUTES),10)
+	$(CARGO) run --profile dist -q -p extant-bench -- io-memory --minutes $(or $(MINUTES),10)
 
 bench-alloc: ## space for files that grow, 1 to 64 workers, in process against the kernel's ext4 and XFS (root; ROUNDS= WORKERS= SECONDS_EACH= TARGETS=)
 	@scripts/deps e2fsprogs
 	@scripts/deps xfsprogs || true
-	$(CARGO) run --release -q -p extant-bench -- alloc
+	$(CARGO) run --profile dist -q -p extant-bench -- alloc
 
 bench-direct: ## direct I/O, one request and 64 at once, against a raw file and the kernel's ext4 (root; SIZE= REQUESTS= BENCH_DISK=)
 	@scripts/deps e2fsprogs
-	$(CARGO) run --release -q -p extant-bench -- direct
+	$(CARGO) run --profile dist -q -p extant-bench -- direct
 
-bench-fio: build ## fio itself on the kernel's ext4 and XFS and on extant in process, under 4 minutes (root; ROWS= ROUNDS= SECONDS_EACH= SIZE= JSON=)
+bench-fio: build-whole ## fio itself on the kernel's ext4 and XFS and on extant in process, under 4 minutes (root; ROWS= ROUNDS= SECONDS_EACH= SIZE= JSON=)
 	@scripts/deps e2fsprogs fio python3
 	@scripts/deps xfsprogs || true
-	$(CARGO) build --release -p extant-fio
-	EXTANT=$(EXTANT) ENGINE=$(abspath $(TARGET))/release/libextant_fio.so scripts/bench-fio
+	$(CARGO) build --profile dist -p extant-fio
+	EXTANT=$(WHOLE) ENGINE=$(abspath $(TARGET))/dist/libextant_fio.so scripts/bench-fio
 
-bench-mount: build ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= ROUNDS= SIZE= FILES=)
+bench-mount: build-whole ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= ROUNDS= SIZE= FILES=)
 	@scripts/deps e2fsprogs tar
 	@scripts/deps fuse2fs fuse3 || true
-	EXTANT=$(EXTANT) $(CARGO) run --release -q -p extant-bench -- mount
+	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- mount
 
 dist: ## a static command as .deb and .tar.gz, with all that belongs to it: target/dist
 	@scripts/deps cargo
@@ -115,8 +121,8 @@ dist: ## a static command as .deb and .tar.gz, with all that belongs to it: targ
 	RUSTFLAGS="$(DIST_FLAGS)" $(CARGO) build --profile $(DIST_PROFILE) --target $(DIST_TARGET) -p extant-cli
 	@scripts/dist $(TARGET)/$(DIST_TARGET)/$(DIST_PROFILE)/extant $(TARGET)/dist
 
-install: build ## command, mount helpers, manual pages, completions, documents (PREFIX, DESTDIR)
-	@$(MAKE) --no-print-directory install-files
+install: build-whole ## command, mount helpers, manual pages, completions, documents (PREFIX, DESTDIR)
+	@$(MAKE) --no-print-directory install-files EXTANT=$(WHOLE)
 
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 \
@@ -142,13 +148,13 @@ CAPI_SONAME := libextant.so.0.$(word 2,$(subst ., ,$(CAPI_VERSION)))
 
 install-capi: ## libextant for C and C++: header, shared and static library, pkg-config (PREFIX, DESTDIR)
 	@scripts/deps cargo
-	$(CARGO) build --release -p extant-capi
+	$(CARGO) build --profile dist -p extant-capi
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(DOCUMENTS)
 	install -m 644 crates/extant-capi/include/extant.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 docs/c-api.md $(DESTDIR)$(DOCUMENTS)
-	install -m 755 $(TARGET)/release/libextant_capi.so $(DESTDIR)$(PREFIX)/lib/$(CAPI_SONAME)
+	install -m 755 $(TARGET)/dist/libextant_capi.so $(DESTDIR)$(PREFIX)/lib/$(CAPI_SONAME)
 	ln -sf $(CAPI_SONAME) $(DESTDIR)$(PREFIX)/lib/libextant.so
-	install -m 644 $(TARGET)/release/libextant_capi.a $(DESTDIR)$(PREFIX)/lib/libextant.a
+	install -m 644 $(TARGET)/dist/libextant_capi.a $(DESTDIR)$(PREFIX)/lib/libextant.a
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(CAPI_VERSION)|' crates/extant-capi/extant.pc.in \
 	  > $(DESTDIR)$(PREFIX)/lib/pkgconfig/extant.pc
 
