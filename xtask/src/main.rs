@@ -1,10 +1,12 @@
 //! Chores of the project: `cargo run -p xtask -- tidy` checks rules; `floors [CRATE]` shows which
-//! modules of a crate lie on which of its floors.
+//! modules of a crate lie on which of its floors; `sentences` gives each sentence of a document its line.
 #![forbid(unsafe_code)]
 
+mod documents;
 mod files;
 mod floors;
 mod names;
+mod sentences;
 mod tidy;
 
 use std::process::ExitCode;
@@ -16,8 +18,9 @@ fn main() -> ExitCode {
             tidy::print_floors(std::env::args().nth(2).as_deref());
             ExitCode::SUCCESS
         }
+        Some("sentences") => tidy::give_sentences_lines(),
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy | floors [CRATE]");
+            eprintln!("usage: cargo run -p xtask -- tidy | floors [CRATE] | sentences");
             ExitCode::from(2)
         }
     }

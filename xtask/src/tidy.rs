@@ -12,14 +12,19 @@
 //!   uses it ([`floors`](crate::floors)). A crate's table of its floors says the same.
 //! - T9. A crate that is a front door names every type of the project that its interface shows
 //!   ([`names`](crate::names)).
+//! - T10. Documents have one sentence per line ([`sentences`](crate::sentences)).
+//! - T11. Every crate is in the picture of `ARCHITECTURE.md`.
+//! - T12. Every design note is listed in `docs/README.md`.
 
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::documents;
 use crate::files::{Text, all_files};
 use crate::floors::{Graph, table};
 use crate::names::unnamed;
+use crate::sentences::one_per_line;
 
 /// Longest source file, in lines.
 const LINES_MAX: usize = 1000;
@@ -60,7 +65,36 @@ fn check(root: &Path) -> Vec<String> {
     mutations(&files, &mut faults);
     front_doors(&files, &mut faults);
     floors(&files, &mut faults);
+    documents::wrapping(&files, &mut faults);
+    documents::picture(&crates(root), &files, &mut faults);
+    documents::design_notes(&files, &mut faults);
     faults
+}
+
+/// Names of the directories of crates.
+fn crates(root: &Path) -> Vec<String> {
+    let entries = fs::read_dir(root.join("crates")).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Rewrites the documents with one sentence per line.
+pub(crate) fn give_sentences_lines() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
+    let root = root.unwrap_or_default();
+    for file in all_files(&root).iter().filter(|file| file.path.ends_with(".md")) {
+        let better = one_per_line(&file.contents);
+        if better != file.contents {
+            if let Err(error) = fs::write(root.join(&file.path), better) {
+                eprintln!("{}: {error}", file.path);
+                return ExitCode::FAILURE;
+            }
+            println!("{}", file.path);
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 /// Prints what the modules of each crate, or those of the crate `only`, look like from above.
@@ -144,8 +178,7 @@ fn architecture(root: &Path, files: &[Text], faults: &mut Vec<String>) {
             faults.push(format!("ARCHITECTURE.md names {quoted}, which does not exist"));
         }
     }
-    for entry in fs::read_dir(root.join("crates")).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in crates(root) {
         if !text.contains(&format!("`{name}`")) {
             faults.push(format!("ARCHITECTURE.md does not name `{name}`"));
         }
