@@ -44,7 +44,7 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// It is something else.
+    /// The path leads to neither a regular file nor a block device.
     #[error("{} is a {what}, not a regular file or a block device", path.display())]
     NotADevice {
         /// The file.
@@ -219,7 +219,7 @@ impl FileDevice {
         judge_lock(self.file.try_lock_shared(), &self.file.metadata().map_err(failed)?, path)
     }
 
-    /// Whether it is a block device and not a regular file.
+    /// Whether the file is a block device, not a regular file.
     pub fn is_block_device(&self) -> bool {
         self.is_block_device
     }

@@ -148,9 +148,9 @@ pub fn protected_from(events: &[Event]) -> Vec<u64> {
 /// What a crash did to one record that no flush had made durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survival {
-    /// It is on the device.
+    /// The record is on the device.
     Kept,
-    /// It never happened.
+    /// The record never happened.
     Lost,
     /// Only its first bytes are on the device, rounded down to whole sectors of 512 bytes.
     Torn {

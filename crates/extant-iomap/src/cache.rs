@@ -451,12 +451,14 @@ impl Cache {
         1 << order
     }
 
-    /// Something may be under writeback, and neither dirty nor free, until [`end_batch`](Self::end_batch).
+    /// Starts a batch of writeback: until [`end_batch`](Self::end_batch), folios may be under writeback,
+    /// neither dirty nor free.
     pub(crate) fn begin_batch(&self) {
         self.batches.lock().running += 1;
     }
 
-    /// It is not any more, if there `was_any`.
+    /// Ends a batch of writeback. `was_any`: at least one folio left that state, so threads that wait for
+    /// room look again.
     pub(crate) fn end_batch(&self, was_any: bool) {
         let mut batches = self.batches.lock();
         batches.running -= 1;

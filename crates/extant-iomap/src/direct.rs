@@ -504,12 +504,12 @@ pub struct Overwrite {
 /// What became of a write over blocks that there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Overwritten {
-    /// It is on the device, and durable where that is said.
+    /// The bytes are on the device, and durable where `durable` says so.
     Done {
         /// Every byte is on stable storage, and the map needed no change.
         durable: bool,
     },
-    /// It has to be done with the content lock held exclusively.
+    /// The write has to be done with the content lock held exclusively.
     Alone(Alone),
 }
 

@@ -197,17 +197,17 @@ impl<'a> Pin<'a> {
         self.frame.identity.take(USED)
     }
 
-    /// Makes it no part of its file: it is found no more. False when it was none already.
+    /// Takes the folio from its file, where it is found no more. False when it was taken already.
     pub(crate) fn detach(&self) -> bool {
         self.frame.identity.set(DETACHED)
     }
 
-    /// Whether it is no part of its file.
+    /// Whether the folio was taken from its file.
     pub(crate) fn is_detached(&self) -> bool {
         self.frame.identity.has(DETACHED)
     }
 
-    /// Notes whether it is on its file's list of dirty folios; returns what was noted before.
+    /// Notes whether the folio is on its file's list of dirty folios; returns what was noted before.
     pub(crate) fn set_listed(&self, listed: bool) -> bool {
         match listed {
             true => !self.frame.identity.set(LISTED),
@@ -215,23 +215,23 @@ impl<'a> Pin<'a> {
         }
     }
 
-    /// Notes that the reader for whom it was made has not come yet.
+    /// Marks the folio as read ahead: the reader for whom it was made has not come yet.
     pub(crate) fn set_ahead(&self) {
         self.frame.identity.set(AHEAD);
     }
 
-    /// Whether it is so.
+    /// Whether the folio was read ahead and no reader has come yet.
     #[inline]
     pub(crate) fn is_ahead(&self) -> bool {
         self.frame.identity.has(AHEAD)
     }
 
-    /// Whether it was so until now.
+    /// Clears the mark of a folio that was read ahead; returns whether it was set.
     pub(crate) fn take_ahead(&self) -> bool {
         self.frame.identity.take(AHEAD)
     }
 
-    /// How many pins it has, this one and those of passing lookers included.
+    /// How many pins the folio has, this one and those of passing lookers included.
     pub(crate) fn pins(&self) -> u32 {
         self.frame.identity.pins()
     }

@@ -79,11 +79,11 @@ pub struct Mapping {
     pub offset: u64,
     /// Bytes, at least 1.
     pub len: u64,
-    /// How they are stored.
+    /// How the bytes are stored.
     pub kind: Kind,
-    /// More about it.
+    /// Further properties of the range.
     pub flags: MapFlags,
-    /// When it was true.
+    /// The state of the file's map in which the answer was true.
     pub cookie: Cookie,
 }
 

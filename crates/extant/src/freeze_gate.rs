@@ -109,7 +109,7 @@ impl FreezeGate {
         ptr::eq(INSIDE.get(), &self.gate)
     }
 
-    /// Whether it is closed, or about to be.
+    /// Whether the gate is closed, or about to be.
     pub(crate) fn is_closed(&self) -> bool {
         self.gate.is_shut()
     }

@@ -55,7 +55,7 @@ impl MetaBlock {
         Ok(())
     }
 
-    /// Whether it was changed here since it was read, and so was looked at before.
+    /// Whether the block was changed by this mount since it was read, and so was verified before.
     pub(crate) fn is_ours(&self) -> bool {
         self.verified_for.load(Ordering::Relaxed) == OURS
     }

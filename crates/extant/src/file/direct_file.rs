@@ -184,7 +184,7 @@ impl DirectFile {
         Overwrite { unit: self.alignment.offset.into(), durable: synced }
     }
 
-    /// Whether it is aligned.
+    /// Refuses offsets, lengths and memory that are not aligned, by name.
     pub(super) fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let DirectAlignment { memory, offset: unit } = self.alignment;
         let ask = |what, value: u64, unit: u32| match value.is_multiple_of(u64::from(unit.max(1))) {

@@ -83,17 +83,17 @@ impl Metadata {
         self.kind.mode_bits() | self.permissions
     }
 
-    /// Whether it is a directory.
+    /// Whether the inode is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
     }
 
-    /// Whether it is a regular file.
+    /// Whether the inode is a regular file.
     pub fn is_file(&self) -> bool {
         self.kind == FileKind::Regular
     }
 
-    /// Whether it is a symbolic link.
+    /// Whether the inode is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.kind == FileKind::Symlink
     }

@@ -53,7 +53,7 @@ pub(crate) struct FileState {
     /// Since when it is on the list of dirty files, in nanoseconds and one more; 0 when it is not.
     /// Changed under the lock of the list.
     listed: AtomicU64,
-    /// It is in the queue of the thread that reads ahead.
+    /// Whether the file is in the queue of the thread that reads ahead.
     pub(crate) awaits_thread: AtomicBool,
     /// Parts that programs have mapped, and how many.
     pub(crate) maps: Mutex<Vec<Arc<MappedPages>>>,
@@ -127,7 +127,7 @@ impl FileState {
         self.cache.is_dirty() || self.stamp().is_some() || self.is_mapped_writable()
     }
 
-    /// It was written to at this time, which will be stored with the inode's next change.
+    /// Notes that the file was written to at this time, which will be stored with the inode's next change.
     pub(crate) fn touch(&self, now: Timestamp) {
         self.stamp.store(pack(now), Ordering::Release);
     }

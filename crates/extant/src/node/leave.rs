@@ -36,7 +36,7 @@ impl Leave {
         leaves
     }
 
-    /// It is taken out of the cache, whoever has it.
+    /// Notes that the object was taken out of the cache, whoever has a reference.
     pub(crate) fn leave(&self) {
         self.0.store(true, Ordering::Release);
     }

@@ -105,7 +105,7 @@ impl Life {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Whether it is dying, dead or stuck: of no use to anybody.
+    /// Whether the inode is dying, dead or stuck: of no use to anybody.
     pub(crate) fn is_gone(&self) -> bool {
         !Stage::of(self.word()).is_usable()
     }
@@ -142,7 +142,7 @@ impl Life {
         before.is_ok_and(|word| less(word).is_some_and(|now| now & !word & QUEUED != 0))
     }
 
-    /// It was made without a name.
+    /// Notes that the inode was made without a name.
     pub(crate) fn make_nameless(&self) {
         self.turn(Stage::Named, Stage::Nameless);
     }
@@ -172,8 +172,8 @@ impl Life {
         self.change(queued).is_ok()
     }
 
-    /// It was taken from the queue. Before anything else is done with it: who holds it from now on
-    /// and lets go queues it again.
+    /// Notes that the inode was taken from the queue, before anything else is done with it: whoever holds
+    /// it from now on and lets go queues it again.
     pub(crate) fn unqueue(&self) {
         let _ = self.change(|word| Some(word & !QUEUED));
     }

@@ -214,7 +214,7 @@ impl Node {
         Gist::unpack(self.gist.load(Ordering::Acquire))
     }
 
-    /// Whether it is a regular file.
+    /// Whether the node is a regular file.
     pub(crate) fn is_regular(&self) -> bool {
         FileKind::from_mode(self.gist().mode) == Some(FileKind::Regular)
     }

@@ -157,11 +157,11 @@ struct Found<'n> {
 
 /// Why a name is not in the tree.
 enum Miss {
-    /// It is the one to leave out.
+    /// The name is the one to leave out.
     Excluded,
     /// A call was refused.
     Refused { doing: &'static str, cause: Errno },
-    /// It has contents, and its file system says that it has none.
+    /// The file has contents, and its file system says that it has none.
     SizeUnknown,
 }
 
