@@ -466,6 +466,16 @@ mod tests {
     }
 
     #[test]
+    fn the_index_of_groups_is_used_unless_it_is_not_wanted() {
+        assert!(choices(&[]).unwrap().optimize_scan);
+        assert!(!choices(&["mb_optimize_scan=0"]).unwrap().optimize_scan);
+        assert!(choices(&["mb_optimize_scan=0,mb_optimize_scan=1"]).unwrap().optimize_scan);
+        for refused in ["mb_optimize_scan=2", "mb_optimize_scan=", "mb_optimize_scan"] {
+            assert!(choices(&[refused]).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
     fn limits_of_memory_are_numbers_that_make_sense() {
         let all = choices(&["max_inodes=2000,dirty_bytes=8M,dirty_background_bytes=4M"]).unwrap();
         assert_eq!(all.inodes_max, Some(2000));
