@@ -19,7 +19,7 @@ DIST_TARGET ?= $(if $(and $(shell rustup target list --installed 2>/dev/null | g
 DIST_PROFILE ?= dist
 DIST_FLAGS ?= -C target-feature=+crt-static
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount install fuzz-smoke fuzz-long fmt lint doc dist install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -109,6 +109,10 @@ bench-fio: build-whole ## fio itself on the kernel's ext4 and XFS and on extant 
 	@scripts/deps xfsprogs || true
 	$(CARGO) build --profile dist -p extant-fio
 	EXTANT=$(WHOLE) ENGINE=$(abspath $(TARGET))/dist/libextant_fio.so scripts/bench-fio
+
+counts: ## instructions of hot paths under valgrind against those stored (BLESS=1 stores them), or AGAINST=COMMIT
+	@scripts/deps cargo valgrind python3
+	scripts/counts $(if $(BLESS),--bless) $(if $(AGAINST),--against $(AGAINST))
 
 bench-mount: build-whole ## mounts against the kernel's ext4 and fuse2fs (root; ROWS= ROUNDS= SIZE= FILES=)
 	@scripts/deps e2fsprogs tar

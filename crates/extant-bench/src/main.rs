@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
-use extant_bench::{alloc, direct, io, mount, namespace, read, ring, stop};
+use extant_bench::{alloc, counts, direct, io, mount, namespace, read, ring, stop};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -25,12 +25,25 @@ fn main() -> Result<()> {
         Some("alloc") => alloc(),
         Some("alloc-one") => alloc_one(),
         Some("direct") => direct(),
+        Some("counts") => {
+            println!("{}", counts::ROWS.join("\n"));
+            Ok(())
+        }
+        Some("counts-one") => counts_one(),
         Some("mount") => mount(),
         Some("mount-one") => mount_one(),
         _ => bail!(
             "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | direct | mount"
         ),
     }
+}
+
+/// One row of `scripts/counts`, so many times: `counts-one ROW TURNS`.
+fn counts_one() -> Result<()> {
+    let mut arguments = std::env::args().skip(2);
+    let row = arguments.next().context("counts-one ROW TURNS")?;
+    let turns = arguments.next().context("counts-one ROW TURNS")?.parse()?;
+    counts::run(&row, turns)
 }
 
 fn variable(name: &str, default: &str) -> String {

@@ -1,0 +1,115 @@
+//! Instructions of hot paths: one kind of operation, so many times, for a program that counts instructions.
+//!
+//! Seconds on a machine that others use differ by more than a mistake costs; instructions of one thread over memory do not.
+//! `scripts/counts` runs this under valgrind, with few and with many turns, and divides the difference.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use extant::{Fallocate, FixedClock, Fs, MemoryDevice, MountOptions, NewInode, SharedDevice};
+use extant_base::Prng;
+use extant_format::checksum::crc32c;
+use extant_image::Build;
+
+const BLOCK: usize = 4096;
+/// Blocks of the file that is read and overwritten.
+const BLOCKS: u64 = 1024;
+/// Names that are looked up.
+const NAMES: u64 = 1024;
+const NEW: NewInode = NewInode { permissions: 0o644, uid: 0, gid: 0 };
+
+/// The operations, by their names.
+pub const ROWS: [&str; 7] =
+    ["read-4k", "write-4k", "ring-write-4k", "fallocate-append", "create", "lookup", "checksum-4k"];
+
+/// A file system in memory that does the same each time: no threads, one clock, one seed.
+fn mounted() -> Result<Fs> {
+    const BYTES: u64 = 1 << 30;
+    let device = Arc::new(MemoryDevice::new(BYTES));
+    Build::empty()
+        .size(BYTES)
+        .reproducible(1_700_000_000)
+        .threads(1)
+        .write_to_device(&*device, true)?;
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
+    let device: SharedDevice = device;
+    Ok(options.open_shared(device)?)
+}
+
+/// Does the operation of `row` so many times.
+pub fn run(row: &str, turns: u64) -> Result<()> {
+    let mut block = vec![0xA5; BLOCK];
+    if row == "checksum-4k" {
+        let sum = (0..turns).fold(0, |sum, _| crc32c(sum, &block));
+        ensure!(turns == 0 || sum != 0, "a checksum of nothing");
+        return Ok(());
+    }
+    let fs = mounted()?;
+    let root = fs.root()?;
+    let file = root.create("file", &NEW)?;
+    for at in 0..BLOCKS {
+        file.write_at(at * BLOCK as u64, &block)?;
+    }
+    for name in 0..NAMES {
+        root.create(format!("name-{name}"), &NEW)?;
+    }
+    fs.sync()?;
+    let mut random = Prng::new(7);
+    let mut place = || random.below(BLOCKS) * BLOCK as u64;
+    match row {
+        "read-4k" => {
+            for _ in 0..turns {
+                ensure!(file.read_at(place(), &mut block)? == BLOCK, "a short read");
+            }
+        }
+        "write-4k" => {
+            for _ in 0..turns {
+                ensure!(file.write_at(place(), &block)? == BLOCK, "a short write");
+            }
+        }
+        "ring-write-4k" => {
+            let ring = fs.ring(1)?;
+            for tag in 0..turns {
+                let done =
+                    ring.submit_write(tag, &file, place(), &block).context("the ring is full")?;
+                ensure!(done.context("a worker has it")?? == BLOCK as u64, "a short write");
+            }
+        }
+        "fallocate-append" => {
+            const PIECE: u64 = 64 << 10;
+            let file = root.create("grows", &NEW)?;
+            for at in 0..turns {
+                let range = at * PIECE..(at + 1) * PIECE;
+                file.fallocate(Fallocate::Allocate { keep_size: false }, range)?;
+            }
+        }
+        "create" => {
+            for name in 0..turns {
+                root.create(format!("new-{name}"), &NEW)?;
+            }
+        }
+        "lookup" => {
+            for turn in 0..turns {
+                root.lookup(format!("name-{}", turn % NAMES))?;
+            }
+        }
+        _ => bail!("no row {row}: there are {}", ROWS.join(" ")),
+    }
+    drop((file, root));
+    // Nothing is ended: what that costs depends on the turns as well.
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_runs_and_others_are_refused() {
+        for row in ROWS {
+            run(row, 50).unwrap();
+        }
+        assert!(run("nonsense", 1).is_err());
+    }
+}
