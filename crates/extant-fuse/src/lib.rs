@@ -72,8 +72,8 @@ pub use extant_ring::Obstacle;
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
 pub use operations::{
-    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Ioctl, New, Opened, Operations,
-    ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
+    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId, Opened,
+    Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
 };
 pub use orders::{CONTROL, INFO, ORDER, STATS};
 pub use rings::Rings;
