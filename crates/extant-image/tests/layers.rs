@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::read_back::{Times, assert_equal_by};
+use extant_base::Prng;
 use extant_image::source::{Digest, Origin, Platform};
 use extant_image::{Build, BuildError};
 use extant_testkit::oracle::{Tool, e2fsck, is_root};
@@ -392,6 +393,63 @@ fn damaged_layouts_are_refused_by_name() {
         let (digest, size) = l.blob(manifest.as_bytes());
         l.index(&[entry(&digest, size as u64, "manifest")]);
     });
+}
+
+/// Changes one blob of a good layout, in one of many ways: whatever it is, it is noticed.
+fn random_damage_is_noticed(rounds: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("a.img");
+    let text = "text".repeat(500);
+    let layers = [
+        tar(&[("d/", b'5', ""), ("d/f", b'0', &text), ("l", b'2', "d/f")]),
+        tar(&[("d/.wh.f", b'0', ""), ("g", b'0', "more")]),
+    ];
+    let layout = Layout::new(dir.path().join("layout"));
+    layout.index(&[layout.image(&layers, "amd64")]);
+    layout.build(&image).unwrap();
+    std::fs::remove_file(&image).unwrap();
+    let mut blobs: Vec<PathBuf> = std::fs::read_dir(layout.0.join("blobs/sha256"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    blobs.sort();
+    let mut random = Prng::new(7);
+    for round in 0..rounds {
+        let path = &blobs[random.below(blobs.len() as u64) as usize];
+        let good = std::fs::read(path).unwrap();
+        let mut bytes = good.clone();
+        let at = random.below(bytes.len() as u64) as usize;
+        match random.below(6) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes.truncate(at),
+            2 => bytes.insert(at, random.below(256) as u8),
+            3 => bytes[at..].rotate_left(1),
+            4 => bytes[at..].fill(b'0'),
+            _ => bytes = std::fs::read(&blobs[random.below(blobs.len() as u64) as usize]).unwrap(),
+        }
+        if bytes == good {
+            continue;
+        }
+        std::fs::write(path, &bytes).unwrap();
+        let error = layout.build(&image).expect_err("a changed blob is taken");
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(error.contains(name), "round {round}: {error}");
+        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(names.len(), 1, "round {round}: {names:?}");
+        std::fs::write(path, &good).unwrap();
+    }
+    layout.build(&image).unwrap();
+}
+
+#[test]
+fn a_changed_blob_is_noticed_and_nothing_is_left() {
+    random_damage_is_noticed(100);
+}
+
+#[test]
+#[ignore = "takes some seconds"]
+fn every_changed_blob_is_noticed_and_nothing_is_left() {
+    random_damage_is_noticed(2000);
 }
 
 #[test]
