@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -413,4 +413,32 @@ fn pages_and_completions_name_every_command_and_exit_code() {
     let page = place.run(&["man"]).succeeds().out();
     assert!(page.contains("stopped by a signal"), "{page}");
     assert!(place.run(&["--version"]).succeeds().out().starts_with("extant "));
+}
+
+/// An image of automatic size is one that can be worked in; without room, the message says how there is some.
+#[test]
+fn an_image_of_automatic_size_has_room_to_work_in() {
+    let place = Place::with_image();
+    std::fs::write(place.path("new"), vec![7; 9 << 20]).unwrap();
+    for (size, free) in [("auto", 32 << 20), ("auto+0", 0), ("auto+5M", 5 << 20)] {
+        place.run(&["build", "b.img", "-F", "--from", "source", "--size", size]).succeeds();
+        let info = place.run(&["info", "--json", "b.img"]).succeeds().json();
+        let bytes = |key: &str| info[key].as_u64().unwrap();
+        assert_eq!(bytes("free_blocks") * bytes("block_bytes"), free, "{size}");
+        let copied = place.run(&["cp", "new", "b.img:/new"]);
+        if free > 9 << 20 {
+            copied.succeeds();
+        } else {
+            copied.ends_with(6).complains(&["no room"]).hints("auto+512M");
+        }
+    }
+    // A tenth, where that is more.
+    let large = std::fs::File::create(place.path("source/large")).unwrap();
+    for piece in 0..400u64 {
+        large.write_all_at(&vec![1; 1 << 20], piece << 20).unwrap();
+    }
+    let plan =
+        place.run(&["build", "c.img", "--from", "source", "--plan", "--json"]).succeeds().json();
+    let free = plan["free_blocks"].as_u64().unwrap() * plan["block_bytes"].as_u64().unwrap();
+    assert!((40 << 20..42 << 20).contains(&free), "{free}");
 }
