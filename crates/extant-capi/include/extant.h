@@ -146,6 +146,15 @@
 // Misaligned
 #define EXTANT_E_MISALIGNED 45
 
+// OtherFileSystem
+#define EXTANT_E_OTHER_FILE_SYSTEM 46
+
+// NoThread
+#define EXTANT_E_NO_THREAD 47
+
+// Frozen
+#define EXTANT_E_FROZEN 48
+
 // What was given as a handle is none, or was closed: EBADF.
 #define EXTANT_E_BAD_HANDLE 1000
 

@@ -103,6 +103,12 @@ pub const EXTANT_E_DEVICE_FULL: c_int = 43;
 pub const EXTANT_E_OPEN: c_int = 44;
 /// Misaligned
 pub const EXTANT_E_MISALIGNED: c_int = 45;
+/// OtherFileSystem
+pub const EXTANT_E_OTHER_FILE_SYSTEM: c_int = 46;
+/// NoThread
+pub const EXTANT_E_NO_THREAD: c_int = 47;
+/// Frozen
+pub const EXTANT_E_FROZEN: c_int = 48;
 /// What was given as a handle is none, or was closed: EBADF.
 pub const EXTANT_E_BAD_HANDLE: c_int = 1000;
 /// A pointer is NULL that must not be: EFAULT.
@@ -141,7 +147,7 @@ pub const EXTANT_E_RANGE: c_int = 1016;
 pub const EXTANT_E_TOO_MANY_HANDLES: c_int = 1017;
 
 /// Every code with its name.
-const NAMES: [(c_int, &CStr); 63] = [
+const NAMES: [(c_int, &CStr); 66] = [
     (EXTANT_E_NOT_FOUND, c"NotFound"),
     (EXTANT_E_NOT_A_DIRECTORY, c"NotADirectory"),
     (EXTANT_E_IS_A_DIRECTORY, c"IsADirectory"),
@@ -187,6 +193,9 @@ const NAMES: [(c_int, &CStr); 63] = [
     (EXTANT_E_DEVICE_FULL, c"DeviceFull"),
     (EXTANT_E_OPEN, c"Open"),
     (EXTANT_E_MISALIGNED, c"Misaligned"),
+    (EXTANT_E_OTHER_FILE_SYSTEM, c"OtherFileSystem"),
+    (EXTANT_E_NO_THREAD, c"NoThread"),
+    (EXTANT_E_FROZEN, c"Frozen"),
     (EXTANT_E_BAD_HANDLE, c"BadHandle"),
     (EXTANT_E_NULL, c"Null"),
     (EXTANT_E_BAD_STRUCT, c"BadStruct"),
@@ -253,6 +262,9 @@ const _: () = {
     assert!(EXTANT_E_DEVICE_FULL == ErrorCode::DeviceFull as c_int);
     assert!(EXTANT_E_OPEN == ErrorCode::Open as c_int);
     assert!(EXTANT_E_MISALIGNED == ErrorCode::Misaligned as c_int);
+    assert!(EXTANT_E_OTHER_FILE_SYSTEM == ErrorCode::OtherFileSystem as c_int);
+    assert!(EXTANT_E_NO_THREAD == ErrorCode::NoThread as c_int);
+    assert!(EXTANT_E_FROZEN == ErrorCode::Frozen as c_int);
 };
 
 /// Numbers of the generic Linux table.
@@ -439,6 +451,10 @@ mod tests {
     fn a_code_has_one_name_and_that_of_the_library() {
         for (code, name) in NAMES {
             assert_eq!(NAMES.iter().filter(|(other, _)| *other == code).count(), 1, "{name:?}");
+        }
+        for code in ErrorCode::ALL {
+            let known = name(code as c_int).map(|name| name.to_str().unwrap());
+            assert_eq!(known, Some(code.name()), "the header has every code of the library");
         }
         let library = Error::from(FsError::IsADirectory { ino: extant::Ino(12) });
         assert_eq!((library.code, library.errno, library.ino), (3, 21, 12));

@@ -120,6 +120,58 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [ErrorCode; 48] = [
+        Self::NotFound,
+        Self::NotADirectory,
+        Self::IsADirectory,
+        Self::NotARegularFile,
+        Self::NotASymlink,
+        Self::NameTooLong,
+        Self::SymlinkLoop,
+        Self::TooDeep,
+        Self::NoSuchInode,
+        Self::NoAttribute,
+        Self::Encrypted,
+        Self::NotUtf8,
+        Self::TooLarge,
+        Self::InvalidArgument,
+        Self::NotSupported,
+        Self::ReadOnly,
+        Self::Exists,
+        Self::NotEmpty,
+        Self::InvalidName,
+        Self::NoSpace,
+        Self::QuotaExceeded,
+        Self::TooManyLinks,
+        Self::AccessDenied,
+        Self::NotPermitted,
+        Self::OtherProject,
+        Self::IntoItself,
+        Self::AttributeExists,
+        Self::PageCache,
+        Self::WritebackFailed,
+        Self::AttributeTooLarge,
+        Self::InUse,
+        Self::Aborted,
+        Self::NotExt,
+        Self::ExternalJournal,
+        Self::Unsupported,
+        Self::JournalDeviceMissing,
+        Self::WrongJournalDevice,
+        Self::Corrupt,
+        Self::CutShort,
+        Self::Journal,
+        Self::JournalDevice,
+        Self::Device,
+        Self::DeviceFull,
+        Self::Open,
+        Self::Misaligned,
+        Self::OtherFileSystem,
+        Self::NoThread,
+        Self::Frozen,
+    ];
+
     /// Returns the name of the variant.
     pub fn name(self) -> &'static str {
         match self {
@@ -253,6 +305,7 @@ impl FsError {
             | Self::AccessDenied { ino, .. }
             | Self::NotPermitted { ino, .. }
             | Self::OtherProject { ino }
+            | Self::OtherFileSystem { ino }
             | Self::IntoItself { ino }
             | Self::AttributeExists { ino }
             | Self::WritebackFailed { ino, .. }

@@ -454,6 +454,8 @@ fn numbers_and_names_of_errors_stay() {
         "Frozen",
     ];
     let expected = (1..).zip(expected).collect();
+    let all = ErrorCode::ALL.map(|code| (code as u16, code.name()));
+    assert_eq!(std::collections::BTreeMap::from(all), expected, "all of them");
     assert_eq!(seen, expected, "every variant is in the table, under its number");
 }
 
