@@ -152,7 +152,7 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`FsError::ReadOnly`] on a mount for reading.
+    /// [`FsError::ReadOnly`](crate::FsError::ReadOnly) on a mount for reading.
     pub fn set_optimize_scan(&self, optimize: bool) -> Result<()> {
         self.volume().writer()?.alloc().set_optimized(optimize);
         Ok(())
