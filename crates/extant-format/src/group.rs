@@ -4,7 +4,7 @@
 //!
 //! 32 bytes, or with `64bit` 64 bytes, or more of which the rest is unused. The table of all
 //! descriptors follows the superblock and its copies; with `meta_bg` each block of the table lies
-//! in the groups that it describes ([`descriptor_block`]).
+//! in the groups that it describes.
 //!
 //! # Source
 //!
