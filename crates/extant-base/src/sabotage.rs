@@ -8,7 +8,7 @@
 //! `docs/mutations.md` lists every switch with the test that must fail, `make test-mutants` tries
 //! them all, and `cargo run -p xtask -- tidy` keeps list and source equal.
 
-/// Whether this process is to make the mistake called `switch`: `CRATE.PLACE.MISTAKE`.
+/// Returns whether this process is to make the mistake called `switch`: `CRATE.PLACE.MISTAKE`.
 #[cfg(not(feature = "sabotage"))]
 #[inline(always)]
 #[must_use]
@@ -17,7 +17,7 @@ pub const fn sabotage(switch: &'static str) -> bool {
     false
 }
 
-/// Whether this process is to make the mistake called `switch`: `CRATE.PLACE.MISTAKE`.
+/// Returns whether this process is to make the mistake called `switch`: `CRATE.PLACE.MISTAKE`.
 #[cfg(feature = "sabotage")]
 #[must_use]
 pub fn sabotage(switch: &'static str) -> bool {

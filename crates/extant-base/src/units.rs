@@ -145,7 +145,7 @@ impl BlockSize {
         u32::from(self.log2)
     }
 
-    /// How many blocks hold `bytes` bytes, rounded up.
+    /// Returns how many blocks hold `bytes` bytes, rounded up.
     pub fn blocks_for(self, bytes: u64) -> u64 {
         (bytes >> self.log2) + u64::from(bytes & u64::from(self.bytes() - 1) != 0)
     }

@@ -1,4 +1,4 @@
-//! A thread that does something again and again, until its owner is dropped.
+//! A thread that repeats a function until its owner is dropped.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,14 +17,14 @@ struct State {
 }
 
 struct Shared {
-    /// Somebody has woken it since the last call began: who comes now need not.
+    /// Whether a wakeup is pending, so that further ones are not needed.
     awake: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// A named thread that calls a function every so often, or when it is woken. It ends when this is
-/// dropped, after the call that is running, or when the function says so or panics.
+/// A named thread that calls a function periodically, or when it is woken. It ends when this value
+/// is dropped, after the running call, or when the function returns false or panics.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Starts the thread. `work` is called after each `period`, and returns whether to go on.
+    /// Starts the thread. `work` is called after each `period`, and returns whether to continue.
     ///
     /// # Errors
     ///
@@ -75,10 +75,12 @@ impl Background {
                         return;
                     }
                     state.wake = false;
-                    // Under the lock, before the call: who asks from now on wants another.
+                    // This happens under the lock, before the call: a later wakeup asks for another
+                    // call.
                     inside.awake.store(false, Ordering::SeqCst);
                 }
-                // A panic is a bug of ours; whoever owns this goes on without the thread.
+                // A panic is a bug of the caller's function; the owner continues without the
+                // thread.
                 if !catch_unwind(AssertUnwindSafe(&mut work)).unwrap_or(false) {
                     return;
                 }
@@ -90,8 +92,8 @@ impl Background {
         Ok(Background { shared, thread: Some(thread) })
     }
 
-    /// Lets the next call begin now, or when the running one has ended. Cheap when that has been
-    /// asked for already.
+    /// Makes the next call begin now, or when the running one has ended. Cheap when a wakeup is
+    /// pending already.
     pub fn wake(&self) {
         if self.shared.awake.swap(true, Ordering::SeqCst) {
             return;

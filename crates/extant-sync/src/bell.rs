@@ -1,4 +1,4 @@
-//! Waking many at once.
+//! Waking many threads at once.
 #![expect(clippy::disallowed_types, reason = "this module is what the ban points to")]
 
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::no_wait::check_may_wait;
 
 #[derive(Default)]
 struct Rounds {
-    /// How often it was rung.
+    /// Number of times it was rung.
     number: u64,
     asleep: u32,
 }
 
-/// Threads that sleep until it is rung. Unlike those of a [`Condvar`](crate::Condvar) they do not queue up for a
-/// lock afterwards: one call of the system wakes them all, and each goes its way.
+/// A wakeup for many sleeping threads. Unlike with a [`Condvar`](crate::Condvar), they do not queue
+/// up for a lock afterwards: one system call wakes them all, and they continue independently.
 ///
 /// ```
 /// use extant_sync::{Bell, Mutex, Rank, threads};
@@ -48,8 +48,8 @@ impl Bell {
         self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the lock go and sleeps until the bell is rung, or for at most `time`. Whether it was rung. Who
-    /// changes what the lock protects and rings afterwards is not missed.
+    /// Releases the lock and sleeps until the bell is rung, or for at most `time`. Returns whether
+    /// it was rung. A ring that follows a change under the lock is not missed.
     ///
     /// # Panics
     ///
@@ -73,21 +73,21 @@ impl Bell {
         rounds.number != began
     }
 
-    /// Wakes one that sleeps, if any does.
+    /// Wakes one sleeping thread, if there is any.
     pub fn ring_one(&self) {
         if self.ring() {
             self.rung.notify_one();
         }
     }
 
-    /// Wakes all that sleep.
+    /// Wakes all sleeping threads.
     pub fn ring_all(&self) {
         if self.ring() {
             self.rung.notify_all();
         }
     }
 
-    /// Whether anybody sleeps.
+    /// Counts a ring; returns whether any thread sleeps.
     fn ring(&self) -> bool {
         let mut rounds = self.rounds();
         rounds.number += 1;

@@ -1,18 +1,18 @@
-//! Time, as something that is passed in.
+//! Time, passed in as a value.
 
 use std::time::Duration;
 
-/// Where the time comes from: the machine, or a test.
+/// A source of the time: the machine's clock, or one for tests.
 pub trait Clock: Send + Sync {
-    /// The time of day: seconds since 1970-01-01 00:00 UTC, rounded down (so negative before
-    /// it), and the nanoseconds `0..1_000_000_000` after that second.
+    /// Returns the time of day: seconds since 1970-01-01 00:00 UTC, rounded down (so negative
+    /// before it), and the nanoseconds `0..1_000_000_000` after that second.
     fn now(&self) -> (i64, u32);
 
-    /// Time since some fixed moment; never goes back. For measuring, not for telling the date.
+    /// Returns the time since some fixed moment; never goes back. For measuring durations.
     fn monotonic(&self) -> Duration;
 
-    /// Lets that much of [`monotonic`](Self::monotonic) time pass. For rules that are about real
-    /// time, never for waiting until another thread has done something.
+    /// Waits until `time` of [`monotonic`](Self::monotonic) has passed. For rules about real time,
+    /// never for waiting until another thread has done something.
     fn sleep(&self, time: Duration);
 }
 
@@ -22,8 +22,9 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> (i64, u32) {
-        // What Linux stamps files with, moved by its tick: times that the kernel keeps of a mounted
-        // file and times that are given here must not come in another order than they were taken.
+        // The coarse clock, with which Linux stamps files, advances with the kernel's tick: times
+        // set by the kernel for a mounted file and times set here must be in the order in which
+        // they were taken.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let id = rustix::time::ClockId::RealtimeCoarse;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]

@@ -1,4 +1,4 @@
-//! A clock for tests and for builds that are to come out the same.
+//! A clock for tests and reproducible builds.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::lock::Mutex;
 use crate::rank::Rank;
 
-/// A clock that stands still until it is moved: reproducible builds and tests.
+/// A clock that stands still until it is advanced.
 ///
 /// ```
 /// use extant_sync::{Clock, FixedClock};
@@ -24,7 +24,8 @@ pub struct FixedClock {
 }
 
 impl FixedClock {
-    /// A clock that shows `seconds` since 1970 and `nanoseconds`, which is cut to below 10^9.
+    /// Creates a clock that shows `seconds` since 1970 and `nanoseconds`, which is limited to below
+    /// 10^9.
     pub fn at(seconds: i64, nanoseconds: u32) -> FixedClock {
         FixedClock {
             start_seconds: seconds,
@@ -55,7 +56,7 @@ impl Clock for FixedClock {
         *self.elapsed.lock()
     }
 
-    /// Moves the clock forward; nobody waits.
+    /// Advances the clock; no thread waits.
     fn sleep(&self, time: Duration) {
         self.advance(time);
     }

@@ -1,26 +1,26 @@
-//! A gate that operations enter by: many pass at once without meeting, and it can be shut.
+//! A gate that many operations pass at once without contention, and that can be shut.
 //!
 //! # Invariants
 //!
-//! - G1. While the gate is shut and drained, nobody is inside: an entrant counts itself, then looks
-//!   at `shut`; who shuts sets `shut`, then looks at the counters. In one total order of these four
-//!   (all are `SeqCst`) at least one of the two sees the other.
-//! - G2. Nobody sleeps through a change: both conditions are checked under `sleep`, and whoever makes
-//!   one true takes `sleep` before it notifies.
+//! - G1. While the gate is shut and drained, no thread is inside: an entrant counts itself, then
+//!   reads `shut`; the closer sets `shut`, then reads the counters. In one total order of these
+//!   four (all are `SeqCst`) at least one of the two sees the other.
+//! - G2. No wakeup is lost: both conditions are checked under `sleep`, and a thread that makes one
+//!   true takes `sleep` before it notifies.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::{Condvar, Mutex, Rank, threads};
 
-/// Lanes of a gate; a power of two. More threads than these share.
+/// Number of lanes of a gate, a power of two. With more threads, some share a lane.
 const LANES: usize = 16;
 
-/// Bits of a lane that count who is inside; the bits above count who ever entered.
+/// Number of bits of a lane that count threads inside; the bits above count all entries.
 const INSIDE_BITS: u32 = 24;
 const ENTERED: u64 = 1 << INSIDE_BITS;
 const INSIDE: u64 = ENTERED - 1;
 
-/// Alone on its cache lines (two: processors fetch pairs).
+/// A lane, on cache lines of its own (two: processors fetch pairs).
 #[repr(align(128))]
 #[derive(Default)]
 struct Slot<L> {
@@ -28,13 +28,13 @@ struct Slot<L> {
     with: L,
 }
 
-/// Which lane of a [`Gate`] somebody entered by.
+/// The lane of a [`Gate`] by which a thread entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lane(usize);
 
-/// A gate: any number of threads [enter](Self::try_enter) and [leave](Self::leave) at the cost of one atomic
-/// operation each on a line that few share; whoever [shuts](Self::shut) it waits until all have left, and keeps others
-/// out. `L` is what each lane has besides.
+/// A gate: any number of threads [enter](Self::try_enter) and [leave](Self::leave) at the cost of
+/// one atomic operation each on a cache line that few share; a thread that [shuts](Self::shut) it
+/// waits until all have left, and keeps others out. `L` is further data of each lane.
 ///
 /// ```
 /// use extant_sync::Gate;
@@ -66,7 +66,7 @@ impl Default for Sleep {
     }
 }
 
-/// Which lane this thread uses.
+/// Returns the lane of this thread.
 fn lane_of_thread() -> Lane {
     Lane(threads::number() & LANES.saturating_sub(1))
 }
@@ -78,17 +78,18 @@ impl<L> Gate<L> {
         self.lanes.get(lane.0).unwrap_or(first)
     }
 
-    /// What a lane has besides; for who is inside by it, or while the gate is shut.
+    /// Returns the data of a lane; for threads inside by it, or while the gate is shut.
     pub fn of(&self, lane: Lane) -> &L {
         &self.slot(lane).with
     }
 
-    /// What all lanes have besides.
+    /// Returns the data of all lanes.
     pub fn all(&self) -> impl Iterator<Item = &L> {
         self.lanes.iter().map(|slot| &slot.with)
     }
 
-    /// Enters; `None` while the gate is shut. The answer is for [`leave`](Self::leave), on any thread.
+    /// Enters the gate; `None` while it is shut. The lane is for [`leave`](Self::leave), on any
+    /// thread.
     pub fn try_enter(&self) -> Option<Lane> {
         let lane = lane_of_thread();
         self.slot(lane).count.fetch_add(ENTERED | 1, Ordering::SeqCst);
@@ -100,7 +101,7 @@ impl<L> Gate<L> {
         None
     }
 
-    /// Leaves; once for each time that somebody entered.
+    /// Leaves the gate; to be called once for each entry.
     pub fn leave(&self, lane: Lane) {
         self.slot(lane).count.fetch_sub(1, Ordering::SeqCst);
         if self.shut.load(Ordering::SeqCst) {
@@ -117,13 +118,13 @@ impl<L> Gate<L> {
         }
     }
 
-    /// Whether it is shut, or somebody is about to shut it.
+    /// Returns whether the gate is shut, or a thread is about to shut it.
     pub fn is_shut(&self) -> bool {
         self.shut.load(Ordering::SeqCst)
     }
 
-    /// Shuts the gate and waits until nobody is inside. One thread at a time: who may have rivals asks
-    /// [`try_close`](Self::try_close).
+    /// Shuts the gate and waits until no thread is inside. One thread at a time may do this;
+    /// threads with rivals use [`try_close`](Self::try_close).
     pub fn shut(&self) -> Shut<'_, L> {
         self.shut.store(true, Ordering::SeqCst);
         let shut = Shut { gate: self };
@@ -131,8 +132,9 @@ impl<L> Gate<L> {
         shut
     }
 
-    /// Shuts the gate for longer than a guard lives, until [`open`](Self::open), and waits until nobody is inside.
-    /// `false` when it is shut already; nothing is waited for then. The caller is not inside.
+    /// Shuts the gate for longer than a guard lives, until [`open`](Self::open), and waits until no
+    /// thread is inside. Returns false, without waiting, when it is shut already. The caller is not
+    /// inside.
     pub fn try_close(&self) -> bool {
         if self.shut.swap(true, Ordering::SeqCst) {
             return false;
@@ -141,7 +143,7 @@ impl<L> Gate<L> {
         true
     }
 
-    /// Opens a gate that was [closed](Self::try_close). `false` when it was open.
+    /// Opens a gate that was [closed](Self::try_close). Returns false when it was open.
     pub fn open(&self) -> bool {
         let was_shut = self.shut.swap(false, Ordering::SeqCst);
         drop(self.sleep.lock.lock());
@@ -152,21 +154,21 @@ impl<L> Gate<L> {
     fn drain(&self) {
         let mut guard = self.sleep.lock.lock();
         for slot in &self.lanes {
-            // Each lane needs to be seen empty only once: real entrants no longer come.
+            // Each lane needs to be seen empty only once: no entries succeed any more.
             while slot.count.load(Ordering::SeqCst) & INSIDE != 0 {
                 self.sleep.drained.wait(&mut guard);
             }
         }
     }
 
-    /// How many ever entered.
+    /// Returns the number of entries ever made.
     pub fn entered(&self) -> u64 {
         let count = |slot: &Slot<L>| slot.count.load(Ordering::Relaxed) >> INSIDE_BITS;
         self.lanes.iter().map(count).fold(0, u64::saturating_add)
     }
 }
 
-/// A gate that is shut, with nobody inside; opens when dropped.
+/// A gate that is shut, with no thread inside; it opens when this is dropped.
 #[must_use]
 pub struct Shut<'a, L = ()> {
     gate: &'a Gate<L>,

@@ -1,6 +1,6 @@
 //! The name of this machine.
 
-/// The machine's name as `uname` gives it; advice for people, and not unique.
+/// Returns the machine's name as in `uname`, for display; it is not unique.
 pub fn host_name() -> Vec<u8> {
     rustix::system::uname().nodename().to_bytes().to_vec()
 }

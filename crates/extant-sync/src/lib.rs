@@ -1,25 +1,26 @@
-//! The only door to locks, threads, time and randomness.
+//! Locks, threads, time and randomness for all other crates.
 //!
 //! # Place
 //!
-//! Near the bottom: knows nothing of devices or formats. Every other crate takes its locks,
-//! threads, clock and random bytes from here and from nowhere else (`clippy.toml` at the root of
-//! the repository refuses the ways around), so that one seed can decide a whole simulated run and
-//! so that every lock has a rank that debug builds check.
+//! Near the bottom: this crate does not know devices or formats. Every other crate takes its locks,
+//! threads, clock and random bytes from here only (`clippy.toml` at the root of the repository
+//! forbids other sources), so that one seed can decide a whole simulated run and so that every lock
+//! has a rank that debug builds check.
 //!
 //! # Parts
 //!
-//! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks that know their place; the table is in
+//! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks with ranks; the table is in
 //!   `docs/locking.md`.
 //! - [`Bell`]: wakes many at once.
-//! - [`Gate`]: lets many operations pass at once, until somebody shuts it.
-//! - [`no_waiting`]: a scope in which debug builds refuse whatever could wait.
-//! - [`lock_waits`]: how often, and how long, somebody waited for a lock of each rank.
+//! - [`Gate`]: lets many operations pass at once, until it is shut.
+//! - [`no_waiting`]: a scope in which debug builds panic where a thread would wait.
+//! - [`lock_waits`]: number and time of the waits for locks of each rank.
 //! - [`Clock`]: the time of day and a time that only moves forward; real or fixed.
 //! - [`threads`]: named scoped threads, a pool by count, a bounded channel. A panic in a worker
 //!   becomes an error in the caller.
-//! - [`Background`]: a thread that works every so often until its owner is dropped.
-//! - [`host_name`]: the name of this machine, for records of who did something.
+//! - [`Background`]: a periodic thread that ends with its owner.
+//! - [`Signal`]: an event for `poll` and its like.
+//! - [`host_name`]: the name of this machine, for records of the writer.
 //! - [`os_random`]: bytes from the operating system, for UUIDs and hash seeds.
 #![forbid(unsafe_code)]
 
@@ -33,6 +34,7 @@ mod lock;
 mod no_wait;
 mod random;
 mod rank;
+mod signal;
 pub mod threads;
 mod waits;
 
@@ -45,5 +47,6 @@ pub use host::host_name;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use no_wait::{NoWaiting, check_may_wait, no_waiting};
 pub use random::{RandomError, os_random};
-pub use rank::Rank;
+pub use rank::{Hold, Rank, holds};
+pub use signal::Signal;
 pub use waits::{LockWaits, lock_waits};

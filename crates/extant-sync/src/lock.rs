@@ -13,7 +13,7 @@ macro_rules! guard {
     ($(#[$doc:meta])* $name:ident, $inner:ident $(, $mutable:ident)?) => {
         $(#[$doc])*
         ///
-        /// Not `Send`: the rank check belongs to the thread that took the lock.
+        /// It is not `Send`: the rank check belongs to the thread that took the lock.
         #[must_use = "the lock is released when the guard is dropped"]
         pub struct $name<'a, T: ?Sized> {
             // Field order is drop order: the lock goes first, then the note that it is held.
@@ -56,8 +56,8 @@ guard! {
     RwLockWriteGuard, RwLockWriteGuard, deref_mut
 }
 
-/// The place of a lock among those of its rank. Only debug builds look at it; the others, in which there
-/// are millions of locks, do not keep it.
+/// The position of a lock among those of its rank. Only debug builds keep it, because release
+/// builds have millions of locks.
 #[derive(Clone, Copy)]
 struct Order {
     #[cfg(debug_assertions)]
@@ -86,8 +86,8 @@ impl Order {
     }
 }
 
-/// Mutual exclusion with a rank. No poisoning: a panic in a critical section is our bug, and the
-/// panic itself is reported.
+/// A mutex with a rank. It has no poisoning: a panic in a critical section is a bug, and the panic
+/// itself is reported.
 ///
 /// ```
 /// use extant_sync::{Mutex, Rank};
@@ -102,17 +102,18 @@ pub struct Mutex<T: ?Sized> {
 }
 
 impl<T> Mutex<T> {
-    /// A lock that is never held together with another of its rank.
+    /// Creates a lock that is never held together with another of its rank.
     pub const fn new(rank: Rank, value: T) -> Mutex<T> {
         Mutex { rank, order: Order::NONE, inner: parking_lot::Mutex::new(value) }
     }
 
-    /// A lock that may be held together with others of its rank, taken in rising `order`.
+    /// Creates a lock that may be held together with others of its rank, taken in ascending
+    /// `order`.
     pub const fn with_order(rank: Rank, order: u64, value: T) -> Mutex<T> {
         Mutex { rank, order: Order::key(order), inner: parking_lot::Mutex::new(value) }
     }
 
-    /// The value, without locking.
+    /// Returns the value, consuming the lock.
     pub fn into_inner(self) -> T {
         self.inner.into_inner()
     }
@@ -124,7 +125,7 @@ impl<T: ?Sized> Mutex<T> {
     /// # Panics
     ///
     /// In debug builds, when this thread holds a lock that must come later; within
-    /// [`no_waiting`](crate::no_waiting), when somebody has this one, unless it is a leaf.
+    /// [`no_waiting`](crate::no_waiting), when the lock is taken, unless it is a leaf.
     #[track_caller]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
@@ -138,15 +139,16 @@ impl<T: ?Sized> Mutex<T> {
         MutexGuard { guard, _token: token }
     }
 
-    /// Takes the lock if nobody has it. Checked like [`lock`](Self::lock), although it cannot
-    /// wait, so that a path does not depend on luck.
+    /// Takes the lock if it is free. The rank is checked as by [`lock`](Self::lock), although this
+    /// call never waits, so that the check does not depend on timing.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         self.inner.try_lock().map(|guard| MutexGuard { guard, _token: token })
     }
 
-    /// The value, without locking: an exclusive borrow proves that nobody else looks.
+    /// Returns the value without locking: an exclusive borrow proves that no other thread has
+    /// access.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -162,8 +164,8 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Readers or one writer, with a rank. A thread must not read-lock twice: a waiting writer
-/// between the two would stop it for ever, so the check refuses that too.
+/// A readers-writer lock with a rank. A thread must not read-lock twice: a waiting writer between
+/// the two would block it for ever, so the check refuses that too.
 pub struct RwLock<T: ?Sized> {
     rank: Rank,
     order: Order,
@@ -171,17 +173,18 @@ pub struct RwLock<T: ?Sized> {
 }
 
 impl<T> RwLock<T> {
-    /// A lock that is never held together with another of its rank.
+    /// Creates a lock that is never held together with another of its rank.
     pub const fn new(rank: Rank, value: T) -> RwLock<T> {
         RwLock { rank, order: Order::NONE, inner: parking_lot::RwLock::new(value) }
     }
 
-    /// A lock that may be held together with others of its rank, taken in rising `order`.
+    /// Creates a lock that may be held together with others of its rank, taken in ascending
+    /// `order`.
     pub const fn with_order(rank: Rank, order: u64, value: T) -> RwLock<T> {
         RwLock { rank, order: Order::key(order), inner: parking_lot::RwLock::new(value) }
     }
 
-    /// The value, without locking.
+    /// Returns the value, consuming the lock.
     pub fn into_inner(self) -> T {
         self.inner.into_inner()
     }
@@ -193,7 +196,7 @@ impl<T: ?Sized> RwLock<T> {
     /// # Panics
     ///
     /// In debug builds, when this thread holds a lock that must come later; within
-    /// [`no_waiting`](crate::no_waiting), when somebody has this one, unless it is a leaf.
+    /// [`no_waiting`](crate::no_waiting), when the lock is taken, unless it is a leaf.
     #[track_caller]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
@@ -212,7 +215,7 @@ impl<T: ?Sized> RwLock<T> {
     /// # Panics
     ///
     /// In debug builds, when this thread holds a lock that must come later; within
-    /// [`no_waiting`](crate::no_waiting), when somebody has this one, unless it is a leaf.
+    /// [`no_waiting`](crate::no_waiting), when the lock is taken, unless it is a leaf.
     #[track_caller]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
@@ -226,21 +229,22 @@ impl<T: ?Sized> RwLock<T> {
         RwLockWriteGuard { guard, _token: token }
     }
 
-    /// Shared access if it is free now; checked like [`read`](Self::read).
+    /// Takes shared access if it is free now; the rank is checked as by [`read`](Self::read).
     #[track_caller]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         self.inner.try_read().map(|guard| RwLockReadGuard { guard, _token: token })
     }
 
-    /// Exclusive access if it is free now; checked like [`write`](Self::write).
+    /// Takes exclusive access if it is free now; the rank is checked as by [`write`](Self::write).
     #[track_caller]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         let token = RankToken::acquire(self.rank, self.order.get(), self.id());
         self.inner.try_write().map(|guard| RwLockWriteGuard { guard, _token: token })
     }
 
-    /// The value, without locking: an exclusive borrow proves that nobody else looks.
+    /// Returns the value without locking: an exclusive borrow proves that no other thread has
+    /// access.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -256,23 +260,23 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
     }
 }
 
-/// Threads that wait for a change of what one [`Mutex`] protects.
+/// A condition variable for the state in one [`Mutex`].
 ///
-/// A waiting thread keeps its other locks, so the one who changes the state must need none of them;
-/// the rank of the mutex, taken last, makes sure of that for everyone but the holders of a rank below.
+/// A waiting thread keeps its other locks, so the thread that changes the state must need none of
+/// them; the rank of the mutex, taken last, ensures that except for holders of a lower rank.
 #[derive(Default)]
 pub struct Condvar {
     inner: parking_lot::Condvar,
 }
 
 impl Condvar {
-    /// Nobody waits yet.
+    /// Creates a condition without waiters.
     pub const fn new() -> Condvar {
         Condvar { inner: parking_lot::Condvar::new() }
     }
 
-    /// Lets the lock go, waits for a notification, and takes the lock again. The caller looks at
-    /// the state afterwards: the notification may have been meant for another.
+    /// Releases the lock, waits for a notification, and takes the lock again. The caller checks the
+    /// state afterwards, because the notification may be for another waiter.
     ///
     /// # Panics
     ///
@@ -283,19 +287,19 @@ impl Condvar {
         self.inner.wait(&mut guard.guard);
     }
 
-    /// [`wait`](Self::wait) for at most `time`. Whether that has passed.
+    /// Waits like [`wait`](Self::wait) for at most `time`. Returns whether that has passed.
     #[track_caller]
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
         check_may_wait("a condition");
         self.inner.wait_for(&mut guard.guard, time).timed_out()
     }
 
-    /// Wakes one that waits, if any does.
+    /// Wakes one waiting thread, if there is any.
     pub fn notify_one(&self) {
         self.inner.notify_one();
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.inner.notify_all();
     }

@@ -1,19 +1,19 @@
-//! Scopes in which a thread may not wait: debug builds refuse whatever could.
+//! Scopes in which a thread may not wait: debug builds panic where it would.
 //!
 //! # Place
 //!
-//! The promise "this does not block" is kept by many places that do not know of each other. A test opens a scope and
-//! runs the operation; every place that could wait calls [`check_may_wait`], and the first one that the operation
-//! meets panics with its own line.
+//! The promise "this does not block" depends on many independent places. A test opens a scope and
+//! runs the operation; every place that could wait calls [`check_may_wait`], and the first one that
+//! the operation reaches panics with its own line.
 //!
-//! # What counts as waiting
+//! # Waiting
 //!
-//! A condition, a bell or the clock; a lock that somebody else has (it is taken by asking first, so
-//! a lock that is free costs nothing and is no wait); an operation of a device; the start of a journal handle. Taking a
-//! lock that happens to be free is allowed, because the operations that may not wait try such locks and give up.
+//! These count as waiting: a condition, a bell or the clock; a lock that another thread has; an
+//! operation of a device; the start of a journal handle. Taking a lock that happens to be free is
+//! allowed, because the operations that may not wait try such locks and give up.
 //!
-//! A lock of rank [`Leaf`](Rank::Leaf) is no wait even when somebody has it: nothing is taken or waited for inside of one,
-//! so it is held for as long as a few instructions take.
+//! A lock of rank [`Leaf`](Rank::Leaf) does not count as waiting even when it is taken: no other
+//! lock is taken inside of one, so it is held for a few instructions only.
 
 #[cfg(debug_assertions)]
 use std::cell::Cell;
@@ -26,10 +26,10 @@ thread_local! {
     static SCOPES: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A scope in which this thread may not wait; ends when it is dropped. Scopes may lie within each other. Release builds
-/// check nothing.
+/// A scope in which this thread may not wait; it ends when this is dropped. Scopes may be nested.
+/// Release builds check nothing.
 ///
-/// Not `Send`: it is about the thread that opened it.
+/// It is not `Send`, because it concerns the thread that opened it.
 #[must_use = "the scope ends when this is dropped"]
 #[derive(Debug)]
 pub struct NoWaiting(PhantomData<*const ()>);
@@ -56,7 +56,7 @@ impl Drop for NoWaiting {
     }
 }
 
-/// Says that the caller may wait from here on, for `what`. Release builds do nothing.
+/// Declares that the caller may wait here, for `what`. Release builds do nothing.
 ///
 /// # Panics
 ///
@@ -72,7 +72,7 @@ pub fn check_may_wait(what: &str) {
     let _ = what;
 }
 
-/// Says that a lock of this rank is not free.
+/// Declares that a lock of this rank is not free.
 #[track_caller]
 #[inline]
 pub(crate) fn check_may_wait_for_lock(rank: Rank) {

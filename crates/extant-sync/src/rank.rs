@@ -1,4 +1,4 @@
-//! Which lock may be taken under which, and the check that it is so.
+//! Lock ranks, and the check of the locking order.
 //!
 //! # Invariants
 //!
@@ -8,10 +8,13 @@
 //! - L2. Two neighbours of equal rank both have an order key, and the keys rise. A lock that was
 //!   built without a key is never held together with another of its rank, nor twice.
 //!
-//! Threads that all keep L1 and L2 cannot wait for each other in a circle.
+//! Threads that all keep L1 and L2 cannot deadlock on these locks.
 
 #[cfg(debug_assertions)]
 use std::cell::RefCell;
+use std::marker::PhantomData;
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The place of a lock in the order of acquisition: lower ranks first.
 ///
@@ -20,15 +23,15 @@ use std::cell::RefCell;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Rank {
-    /// Which file system a mount serves.
+    /// The file system that a mount serves.
     Current = 1,
-    /// The way in for changes; may wait for a thaw.
+    /// The gate for changes; may wait for a thaw.
     Freeze = 2,
     /// The shape of the tree: renames across directories.
     Rename = 3,
     /// Size, data and directory entries of one inode.
     InodeContent = 4,
-    /// Writeback of one file's data, or keeping it out.
+    /// Writeback of one file's data, or holding it off.
     Writeback = 5,
     /// One folio's bytes and state.
     Folio = 6,
@@ -85,7 +88,7 @@ thread_local! {
     static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Proof that the rank of a lock was checked; ends with the guard. Costs nothing in release
+/// Proof that the rank of a lock was checked; it ends with the guard. It costs nothing in release
 /// builds.
 #[derive(Debug)]
 pub(crate) struct RankToken {
@@ -94,7 +97,7 @@ pub(crate) struct RankToken {
 }
 
 impl RankToken {
-    /// Notes that this thread is about to take a lock.
+    /// Records that this thread is about to take a lock.
     ///
     /// # Panics
     ///
@@ -129,6 +132,48 @@ impl RankToken {
             let _ = (rank, order, id);
             RankToken {}
         }
+    }
+}
+
+/// A resource held like a lock, such as an open handle of a journal. Debug builds check later locks
+/// of the thread against its rank.
+#[must_use = "it is held until it is dropped"]
+#[derive(Debug)]
+pub struct Hold {
+    _token: RankToken,
+    /// A hold belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Hold {
+    /// Records that this thread holds the resource.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, if the thread holds something of this rank or a higher one.
+    #[track_caller]
+    pub fn new(rank: Rank) -> Hold {
+        #[cfg(debug_assertions)]
+        let id = {
+            static NEXT: AtomicUsize = AtomicUsize::new(0);
+            // The id is odd, unlike the address of a lock.
+            NEXT.fetch_add(2, Ordering::Relaxed) | 1
+        };
+        #[cfg(not(debug_assertions))]
+        let id = 0;
+        Hold { _token: RankToken::acquire(rank, None, id), _thread: PhantomData }
+    }
+}
+
+/// Returns whether this thread has a [`Hold`] of this rank; locks do not count. Always `false` in release builds, which
+/// keep no list.
+pub fn holds(rank: Rank) -> bool {
+    #[cfg(debug_assertions)]
+    return HELD.with_borrow(|held| held.iter().any(|held| held.rank == rank && held.id & 1 == 1));
+    #[cfg(not(debug_assertions))]
+    {
+        let _ = rank;
+        false
     }
 }
 

@@ -1,7 +1,7 @@
 //! Named threads that end before their scope does, and a bounded channel between them.
 //!
-//! The number of threads is always the caller's choice. A worker that panics does not take the
-//! process down: its message comes back as [`WorkerPanic`].
+//! The number of threads is always the caller's choice. A panic of a worker does not end the
+//! process: its message is returned as [`WorkerPanic`].
 
 use std::any::Any;
 use std::cell::Cell;
@@ -17,17 +17,17 @@ pub use crossbeam_channel::{Receiver, RecvError, SendError, Sender, TryRecvError
 
 use crate::{Mutex, Rank};
 
-/// A thread panicked: a bug of ours, reported where the work was asked for.
+/// A thread panicked, which is a bug, reported to the caller of its work.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("thread {thread} failed: {message}")]
 pub struct WorkerPanic {
     /// Name of the thread.
     pub thread: String,
-    /// What the panic said.
+    /// Message of the panic.
     pub message: String,
 }
 
-/// Why threads could not do their work.
+/// Error of starting or running threads.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ThreadError {
@@ -36,7 +36,7 @@ pub enum ThreadError {
     Spawn {
         /// Name of the thread.
         thread: String,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -45,18 +45,18 @@ pub enum ThreadError {
     Panic(#[from] WorkerPanic),
 }
 
-/// The number of threads this machine runs at once, or 1 when it does not say. Never 0.
+/// Returns the number of threads that this machine runs at once, or 1 if that is unknown.
 pub fn available() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Lets another thread run that is ready to, if there is one: for whoever waits for a moment only.
+/// Yields the processor to another thread, for a short wait.
 pub fn give_way() {
     thread::yield_now();
 }
 
-/// A number of the thread that calls: 0 for the first that asks, 1 for the next. For counters that threads do not
-/// share, which take the lowest bits of it.
+/// Returns a number of the calling thread: 0 for the first caller, 1 for the next. For counters
+/// that threads do not share, which are chosen by its lowest bits.
 pub fn number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -70,13 +70,14 @@ pub fn number() -> usize {
     })
 }
 
-/// A queue of at most `capacity` items (at least 1) for any number of senders and receivers. A
-/// full queue makes senders wait; it ends when all senders, or all receivers, are gone.
+/// Creates a queue of at most `capacity` items (at least 1) for any number of senders and
+/// receivers. A full queue makes senders wait; it ends when all senders, or all receivers, are
+/// gone.
 pub fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     crossbeam_channel::bounded(capacity.max(1))
 }
 
-/// Where threads of a [`scope`] are started.
+/// The place in which threads of a [`scope`] are started.
 pub struct Scope<'scope, 'env> {
     inner: &'scope thread::Scope<'scope, 'env>,
     first_panic: Arc<Mutex<Option<WorkerPanic>>>,
@@ -140,7 +141,7 @@ impl<'scope> Scope<'scope, '_> {
 ///
 /// # Errors
 ///
-/// [`WorkerPanic`] of the first thread that panicked, even if nobody joined it.
+/// [`WorkerPanic`] of the first thread that panicked, even if it was not joined.
 ///
 /// ```
 /// use extant_sync::threads;
@@ -186,7 +187,7 @@ pub fn workers<T: Send>(
     })?
 }
 
-/// Threads that work until their owner has told them to end, by whatever they share, and drops this.
+/// Threads that run until their owner makes them end, through shared state, and drops this value.
 ///
 /// ```
 /// use extant_sync::threads::{self, Crew};
@@ -233,12 +234,12 @@ impl Crew {
         Ok(Crew { threads })
     }
 
-    /// How many threads it has.
+    /// Returns how many threads it has.
     pub fn len(&self) -> usize {
         self.threads.len()
     }
 
-    /// Never: it has at least one.
+    /// Returns false: a crew has at least one thread.
     pub fn is_empty(&self) -> bool {
         self.threads.is_empty()
     }

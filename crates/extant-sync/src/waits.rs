@@ -1,4 +1,4 @@
-//! How often somebody had to wait for a lock.
+//! Counts of the waits for locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ struct Count {
     nanos: AtomicU64,
 }
 
-/// Of the whole process: locks of one rank are alike, whichever file system they belong to.
+/// Counts of the whole process: locks of one rank are counted together, for all file systems.
 static COUNTS: [Count; Rank::ALL.len() + 1] =
     [const { Count { waits: AtomicU64::new(0), nanos: AtomicU64::new(0) } }; Rank::ALL.len() + 1];
 
@@ -20,13 +20,14 @@ static COUNTS: [Count; Rank::ALL.len() + 1] =
 pub struct LockWaits {
     /// The rank.
     pub rank: Rank,
-    /// How often a lock was not free at once.
+    /// Number of times that a lock was not free at once.
     pub waits: u64,
-    /// How long all of these took together.
+    /// Total time of these waits.
     pub time: Duration,
 }
 
-/// Waits for locks of this process, by rank. A lock that is free costs nothing to count.
+/// Returns the waits for locks of this process, by rank. Taking a free lock is not counted and
+/// costs nothing.
 ///
 /// ```
 /// use extant_sync::{Mutex, Rank, lock_waits};
@@ -46,7 +47,7 @@ pub fn lock_waits() -> Vec<LockWaits> {
     Rank::ALL.iter().map(of).collect()
 }
 
-/// Counts and times the wait that `lock` is.
+/// Counts and times the wait in `lock`.
 #[cold]
 pub(crate) fn waited<G>(rank: Rank, lock: impl FnOnce() -> G) -> G {
     let began = SystemClock.monotonic();
