@@ -18,8 +18,8 @@ const _: () = assert!(size_of::<Page>() == BUFFER_ALIGN);
 
 /// Bytes whose address is a multiple of [`BUFFER_ALIGN`].
 ///
-/// An operation owns its buffer from submission until its completion hands it back, so nobody
-/// can look at, move or free the bytes while a device may touch them.
+/// An operation owns its buffer from submission until its completion hands it back, so the bytes
+/// cannot be read, moved or freed while a device may access them.
 ///
 /// ```
 /// use extant_block::AlignedBuffer;
@@ -31,12 +31,13 @@ const _: () = assert!(size_of::<Page>() == BUFFER_ALIGN);
 #[derive(Clone, Default)]
 pub struct AlignedBuffer {
     pages: Vec<Page>,
-    /// In bytes; at most `pages.len() * BUFFER_ALIGN`.
+    /// Length in bytes; at most `pages.len() * BUFFER_ALIGN`.
     len: usize,
 }
 
 impl AlignedBuffer {
-    /// `len` bytes of zeros. The caller bounds `len`: a length from an image is checked first.
+    /// Returns a buffer of `len` zeros. The caller bounds `len`: a length from an image is checked
+    /// first.
     pub fn zeroed(len: usize) -> AlignedBuffer {
         // Allocates zeroed memory, which costs nothing until it is touched. It fails only for
         // more than half the address space, where `vec!` would panic too.
@@ -45,19 +46,19 @@ impl AlignedBuffer {
         AlignedBuffer { pages, len }
     }
 
-    /// A copy of `bytes`.
+    /// Returns a buffer with a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> AlignedBuffer {
         let mut buffer = AlignedBuffer::zeroed(bytes.len());
         buffer.copy_from_slice(bytes);
         buffer
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True for a buffer of 0 bytes.
+    /// Returns true for a buffer of 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -17,53 +17,53 @@ pub type SharedDevice = Arc<dyn BlockDevice>;
 /// # Order and durability
 ///
 /// The operations of one batch, and batches in flight together, happen in any order: an earlier
-/// write is ordered before a later one only if its completion was received before the later one
-/// was submitted. A write is on stable storage after a flush that was submitted after the write
-/// completed, or at its own completion if it had the FUA flag. `docs/crash-model.md` says what
-/// may be left after a power failure.
+/// write is ordered before a later one only if its completion was received before the later one was
+/// submitted. A write is on stable storage after a flush that was submitted after the write
+/// completed, or at its own completion if it had the FUA flag. `docs/crash-model.md` defines the
+/// possible contents after a power failure.
 ///
 /// # Limits
 ///
-/// Operations of 0 bytes succeed and do nothing if `offset <= size_bytes()`. A range that ends
-/// past the device fails as a whole with [`DeviceFault::PastEnd`].
+/// Operations of 0 bytes succeed and do nothing if `offset <= size_bytes()`. A range that ends past
+/// the device fails as a whole with [`DeviceFault::PastEnd`].
 pub trait BlockDevice: Send + Sync {
     /// Starts a batch of operations. Never fails as a whole; each operation has its own result.
     fn submit(&self, batch: Vec<Operation>) -> Pending;
 
-    /// A queue for one thread, on which many operations are under way at once and each finishes when it
-    /// does. The best engine there is for this device; [`Queue::engine`] says which.
+    /// Creates a queue for one thread, on which many operations are under way at once and complete
+    /// in any order. The device chooses its best engine; [`Queue::engine`] tells which.
     fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
         Box::new(Portable::new(move |batch| self.submit(batch), options))
     }
 
-    /// Size in bytes. Constant while the device is open, and a whole number of sectors for a
-    /// disk, but any number for a regular file.
+    /// Returns the size in bytes. It is constant while the device is open, and a whole number of
+    /// sectors for a disk, but any number for a regular file.
     fn size_bytes(&self) -> u64;
 
-    /// Smallest unit the device writes without reading first: 512 or 4096 for disks. A power of
-    /// two. What a power failure can tear apart, `docs/crash-model.md`.
+    /// Returns the smallest unit, in bytes, that the device writes without reading first: 512 or
+    /// 4096 for disks. A power of two. `docs/crash-model.md` tells what a power failure can tear.
     fn logical_sector_bytes(&self) -> u32 {
         512
     }
 
-    /// True if every operation but reads and flushes fails with [`DeviceFault::ReadOnly`].
+    /// Returns true if every operation but reads and flushes fails with [`DeviceFault::ReadOnly`].
     fn is_read_only(&self) -> bool;
 
-    /// Name of the device for messages, such as its path.
+    /// Returns the name of the device for messages, such as its path.
     fn describe(&self) -> Arc<str>;
 
-    /// The open file whose bytes, from the returned one on, are those of the device, for callers that let
-    /// the system move bytes between files; `None` where there is none. Its bytes are those that
-    /// [`read_at`](Self::read_at) gives.
+    /// Returns the file descriptor behind the device and the offset of the device's first byte in
+    /// it, for callers that let the system copy bytes between files; `None` without one. The
+    /// descriptor gives the same bytes as [`read_at`](Self::read_at).
     fn as_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
         None
     }
 
-    /// Fills `out` from byte `offset`, waiting for it. All of it, or an error.
+    /// Fills `out` from byte `offset`, as a whole or with an error. Waits for the device.
     ///
     /// # Errors
     ///
-    /// [`DeviceFault::PastEnd`] when the range ends past the device, else what the device said.
+    /// [`DeviceFault::PastEnd`] when the range ends past the device; otherwise the device's error.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         let buffer = AlignedBuffer::zeroed(out.len());
         let done = run_one(self, Operation::Read { offset, buffer })?;
@@ -71,19 +71,19 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// Stores `bytes` at byte `offset`, waiting for the device to accept them. Not durable
-    /// before [`flush`](Self::flush).
+    /// Stores `bytes` at byte `offset`, waiting for the device to accept them. Not durable before
+    /// [`flush`](Self::flush).
     ///
     /// # Errors
     ///
-    /// [`DeviceFault::ReadOnly`], [`DeviceFault::PastEnd`], or what the device said.
+    /// [`DeviceFault::ReadOnly`], [`DeviceFault::PastEnd`], or the device's error.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let buffer = AlignedBuffer::copy_of(bytes);
         run_one(self, Operation::Write { offset, buffer, fua: false }).map(drop)
     }
 
-    /// Stores `bytes` at byte `offset` and waits until they are on stable storage ("force unit access"). Says
-    /// nothing about other writes.
+    /// Stores `bytes` at byte `offset` and waits until they are on stable storage ("force unit
+    /// access"). Other writes do not become durable.
     ///
     /// # Errors
     ///
@@ -93,9 +93,9 @@ pub trait BlockDevice: Send + Sync {
         run_one(self, Operation::Write { offset, buffer, fua: true }).map(drop)
     }
 
-    /// Stores the bytes of `parts` one after the other from byte `offset` on, waiting for the device
-    /// to accept them: one request where the back-end can, else one for each part. Not durable
-    /// before [`flush`](Self::flush).
+    /// Stores the bytes of `parts` one after the other from byte `offset` on, waiting for the
+    /// device to accept them: as one request if the back-end can, else as one for each part. Not
+    /// durable before [`flush`](Self::flush).
     ///
     /// # Errors
     ///
@@ -114,13 +114,13 @@ pub trait BlockDevice: Send + Sync {
         run_one(self, Operation::Flush).map(drop)
     }
 
-    /// Tells the device that `len` bytes at `offset` are no longer needed; they read as old
+    /// Tells the device that `len` bytes at `offset` are no longer needed; they read as the old
     /// bytes or as zeros afterwards.
     ///
     /// # Errors
     ///
-    /// [`DeviceFault::Unsupported`] where the device cannot; most callers ignore that one
-    /// ([`DeviceError::is_unsupported`]).
+    /// [`DeviceFault::Unsupported`] if the device has no such operation; most callers ignore that
+    /// error ([`DeviceError::is_unsupported`]).
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         run_one(self, Operation::Discard { offset, len }).map(drop)
     }
@@ -130,34 +130,40 @@ pub trait BlockDevice: Send + Sync {
         run_one(self, Operation::WriteZeroes { offset, len }).map(drop)
     }
 
-    /// Makes sure that later writes of `len` bytes at `offset` do not fail for want of room where the
-    /// device lies: holes there get room, and no byte changes. Nothing else may write the range
-    /// meanwhile, and a discard or write of zeros of it afterwards may give the room away again.
+    /// Makes sure that later writes of `len` bytes at `offset` do not fail for want of space on the
+    /// file system that holds the image: its holes are allocated, and no byte changes. No other
+    /// thread may write the range meanwhile, and a later discard or write of zeros of the range may
+    /// release the space again.
     ///
-    /// Does nothing on devices that have all their room, or that cannot tell.
+    /// Does nothing on devices whose space is always allocated or unknown.
     ///
     /// # Errors
     ///
-    /// [`DeviceFault::ReadOnly`], [`DeviceFault::PastEnd`], or what the device said:
-    /// [`DeviceError::is_full`] when there is no room.
+    /// [`DeviceFault::ReadOnly`], [`DeviceFault::PastEnd`], or the device's error:
+    /// [`DeviceError::is_full`] when there is no space.
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_range(self, OperationKind::Allocate, offset, len)
     }
 }
 
-/// Submits one operation, waits, and gives its buffer back.
+/// Submits one operation, waits, and returns its buffer.
 fn run_one<D: BlockDevice + ?Sized>(
     device: &D,
     operation: Operation,
 ) -> Result<AlignedBuffer, DeviceError> {
     let mut completions = device.submit(vec![operation]).wait();
-    // A back-end that loses an operation broke the trait's contract: our bug, not the device's.
+    // A back-end that loses an operation breaks the trait's contract: a bug of extant, not of the
+    // device.
     completions.pop().expect("one completion per operation").into_buffer()
 }
 
-/// Checks what every back-end checks first: the range lies on the device, and a read-only
-/// device is not changed. `offset` and `len` in bytes.
-pub(crate) fn check_range<D: BlockDevice + ?Sized>(
+/// Does the checks that come first in every back-end: the range lies on the device, and a read-only
+/// device is not changed. `offset` and `len` are in bytes.
+///
+/// # Errors
+///
+/// [`DeviceFault::PastEnd`], [`DeviceFault::ReadOnly`].
+pub fn check_range<D: BlockDevice + ?Sized>(
     device: &D,
     kind: OperationKind,
     offset: u64,
@@ -175,10 +181,11 @@ pub(crate) fn check_range<D: BlockDevice + ?Sized>(
     }
 }
 
-/// Runs a batch one by one through the convenience calls; for back-ends that have no queue.
+/// Runs the operations of a batch one by one through the convenience calls; for back-ends without a
+/// queue.
 ///
 /// A FUA write becomes a write and a flush, which promises more than was asked.
-pub(crate) fn run_in_place<D: BlockDevice + ?Sized>(device: &D, batch: Vec<Operation>) -> Pending {
+pub fn run_in_place<D: BlockDevice + ?Sized>(device: &D, batch: Vec<Operation>) -> Pending {
     let run = |mut operation: Operation| {
         let result = match &mut operation {
             Operation::Read { offset, buffer } => device.read_at(*offset, buffer),

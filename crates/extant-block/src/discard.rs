@@ -1,6 +1,6 @@
-//! Telling a block device that parts of it hold nothing: `BLKDISCARD`.
+//! Discards on block devices: `BLKDISCARD`.
 //!
-//! What such a part reads as afterwards is anybody's guess.
+//! The contents of a discarded range are undefined.
 #![expect(unsafe_code)]
 
 use std::fs::{File, Metadata};
@@ -12,21 +12,24 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 
-/// `BLKDISCARD` of `linux/fs.h`: reads a start and a length, both in bytes and of 64 bits.
+/// The request `BLKDISCARD` of `linux/fs.h`, which takes a start and a length, both in bytes and of
+/// 64 bits.
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
-/// Whether a block device says that it takes discards. Where the system does not tell, it is to be tried.
+/// Returns whether a block device reports that it supports discards; true where the system does not
+/// tell.
 pub(crate) fn is_offered(device: &Metadata) -> bool {
     let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
     let of_device = format!("/sys/dev/block/{major}:{minor}");
-    // Those of a partition are its disk's.
+    // The limits of a partition are those of its disk.
     let limits = ["queue", "../queue"].map(|dir| Path::new(&of_device).join(dir));
     let limit =
         limits.iter().find_map(|dir| std::fs::read_to_string(dir.join("discard_max_bytes")).ok());
     limit.is_none_or(|limit| limit.trim() != "0")
 }
 
-/// Discards whole sectors of a block device that is open for writing; `false` where it cannot do that.
+/// Discards whole sectors of a block device that is open for writing. Returns false if the device
+/// has no such operation.
 pub(crate) fn discard(device: &File, start: u64, len: u64) -> io::Result<bool> {
     loop {
         let file = device.as_fd();

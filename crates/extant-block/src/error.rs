@@ -1,23 +1,23 @@
-//! What can go wrong with one device operation.
+//! Errors of device operations.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// The kind of a device operation, for messages and records.
+/// Kind of a device operation, for messages and records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OperationKind {
-    /// Bytes from the device.
+    /// Reads bytes.
     Read,
-    /// Bytes to the device.
+    /// Writes bytes.
     Write,
-    /// Everything written so far to stable storage.
+    /// Makes completed writes durable.
     Flush,
-    /// The range is no longer needed.
+    /// Gives up the contents of a range.
     Discard,
-    /// The range shall read as zeros.
+    /// Makes a range read as zeros.
     WriteZeroes,
-    /// There shall be room below for writing the range.
+    /// Reserves space for later writes of a range.
     Allocate,
 }
 
@@ -34,12 +34,12 @@ impl fmt::Display for OperationKind {
     }
 }
 
-/// An operation that failed: which device, which bytes, why.
+/// The error of a device operation, with the device, the range and the cause.
 ///
-/// Display names the device, the range and, for faults this crate finds itself, the reason;
-/// an error of the operating system is left to [`source`](std::error::Error::source).
+/// Display names the device, the range and, for faults this crate finds itself, the reason; an
+/// error of the operating system is left to [`source`](std::error::Error::source).
 ///
-/// One pointer in size, because it travels in every result.
+/// It is one pointer in size, because every result holds one.
 #[derive(Debug)]
 pub struct DeviceError(Box<Inner>);
 
@@ -52,7 +52,7 @@ struct Inner {
     fault: DeviceFault,
 }
 
-/// Why an operation failed.
+/// Cause of a failed operation.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DeviceFault {
@@ -61,21 +61,21 @@ pub enum DeviceFault {
         /// Size of the device, in bytes.
         device_bytes: u64,
     },
-    /// The device says it is long enough, but a read stopped early: it shrank, or it lies.
+    /// A read stopped before the end of the device: the device shrank, or reported a wrong size.
     ShortRead {
-        /// Bytes that did arrive.
+        /// Number of bytes read.
         got_bytes: u64,
     },
     /// The device was opened read-only.
     ReadOnly,
-    /// The device cannot do this kind of operation. Only a discard answers this.
+    /// The device does not support this kind of operation. Only discards fail so.
     Unsupported,
-    /// The operating system said no.
+    /// An error of the operating system.
     Io(io::Error),
 }
 
 impl DeviceError {
-    /// Puts the facts together. `offset` and `length` are bytes of `device`; both 0 for a flush.
+    /// Creates an error. `offset` and `length` are bytes of `device`; both are 0 for a flush.
     pub fn new(
         device: Arc<str>,
         kind: OperationKind,
@@ -86,40 +86,40 @@ impl DeviceError {
         DeviceError(Box::new(Inner { device, kind, offset, length, fault }))
     }
 
-    /// The device's name, as its `describe` gave it.
+    /// Returns the device's name, as `describe` gave it.
     pub fn device(&self) -> &str {
         &self.0.device
     }
 
-    /// What was asked for.
+    /// Returns the kind of the operation.
     pub fn kind(&self) -> OperationKind {
         self.0.kind
     }
 
-    /// First byte of the range asked for, from the start of the named device.
+    /// Returns the first byte of the operation's range, from the start of the named device.
     pub fn offset(&self) -> u64 {
         self.0.offset
     }
 
-    /// Length of the range asked for, in bytes.
+    /// Returns the length of the operation's range, in bytes.
     pub fn length(&self) -> u64 {
         self.0.length
     }
 
-    /// Why it failed.
+    /// Returns the cause.
     pub fn fault(&self) -> &DeviceFault {
         &self.0.fault
     }
 
-    /// True when what the device lies on has no room left, or its owner's quota is used up: the same
-    /// operation may succeed once there is room.
+    /// Returns true when the file system or pool under the device has no space left, or its owner's
+    /// quota is used up: the same operation may succeed once there is space.
     pub fn is_full(&self) -> bool {
         let is_full =
             |kind| matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         matches!(&self.0.fault, DeviceFault::Io(error) if is_full(error.kind()))
     }
 
-    /// True when the device cannot discard at all, which most callers may ignore.
+    /// Returns true when the device does not support discards, which most callers may ignore.
     pub fn is_unsupported(&self) -> bool {
         matches!(self.0.fault, DeviceFault::Unsupported)
     }
@@ -159,7 +159,7 @@ impl std::error::Error for DeviceError {
 }
 
 impl From<DeviceError> for io::Error {
-    /// Keeps the kind of an operating-system error, and the whole message.
+    /// Converts the error, keeping the kind of an operating-system error, and the whole message.
     fn from(error: DeviceError) -> io::Error {
         let kind = match error.fault() {
             DeviceFault::PastEnd { .. } | DeviceFault::ShortRead { .. } => {

@@ -1,11 +1,12 @@
-//! A device that fails, dawdles and reorders, as a seed says.
+//! A device that fails, delays and reorders operations as a seed decides.
 //!
 //! # Invariants
 //!
 //! - Q1. Equal seeds and equal calls in equal order give equal faults.
-//! - Q2. A write that fails may be there in part: some of its leading sectors.
-//! - Q3. Batches that nobody waited for are done at some later moment, or never if the device is
-//!   dropped first; within a batch any order. That is all the trait promises.
+//! - Q2. A write that fails may have stored some of its leading sectors.
+//! - Q3. A batch whose completion is not awaited is done at some later moment, or never if the
+//!   device is dropped first; the operations of a batch are done in any order. The trait promises
+//!   no more.
 
 use std::fmt;
 use std::io;
@@ -19,17 +20,16 @@ use crate::device::BlockDevice;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
 
-/// Batches that may wait undone; the oldest is done before another one is taken.
+/// Limit of the delayed batches; the oldest is done before another one is accepted.
 const QUEUE_MAX: usize = 32;
 
 /// Linux errno of an I/O error.
 const EIO: i32 = 5;
 
-/// Which operations fail and how slowly the others are done. The default is a device without
-/// faults.
+/// The choice of operations that fail, and of delays. The default is a device without faults.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
-    /// What all choices follow from.
+    /// Seed of all random choices.
     pub seed: u64,
     /// One read in this many fails; 0 for none.
     pub read_one_in: u64,
@@ -37,23 +37,23 @@ pub struct FaultPlan {
     pub write_one_in: u64,
     /// One flush in this many fails; 0 for none.
     pub flush_one_in: u64,
-    /// How many further operations of its kind fail after the first, at most.
+    /// Limit of the operations of one kind that fail directly after a failed one.
     pub streak_max: u64,
-    /// Fails exactly these, counted from 0 for each kind: `(kind, first, count)`.
+    /// Operations that fail in any case, as `(kind, first, count)`, counted from 0 for each kind.
     pub exactly: Vec<(OperationKind, u64, u64)>,
     /// Whether batches are delayed and the operations within one are reordered.
     pub reorder: bool,
-    /// The Linux errno of what fails; 0 for `EIO`.
+    /// Linux errno of the faults; 0 for `EIO`.
     pub errno: i32,
-    /// A write that fails and touches this range of bytes leaves nothing, instead of a part.
+    /// A failed write that touches this range of bytes stores nothing, instead of a part.
     pub whole: Range<u64>,
 }
 
-/// Counts per kind of operation.
+/// Counts for one kind of operation.
 #[derive(Default)]
 struct Counter {
     seen: u64,
-    /// Further ones that fail.
+    /// Number of further operations that fail.
     streak: u64,
 }
 
@@ -81,7 +81,7 @@ impl State {
         if limit == 0 { 0 } else { self.next() % limit }
     }
 
-    /// Whether the next operation of this kind fails.
+    /// Returns whether the next operation of this kind fails.
     fn fails(&mut self, kind: OperationKind) -> bool {
         let (slot, one_in) = match kind {
             OperationKind::Read => (0, self.plan.read_one_in),
@@ -113,21 +113,21 @@ impl State {
     }
 }
 
-/// What waits for a batch that was handed down.
+/// The function that waits for a started batch.
 type Started = Box<dyn FnOnce() -> Vec<Completion> + Send>;
 
-/// A batch that was not handed down yet. Whoever takes it out of the queue hands it down, and sends
-/// what waits for it to its owner.
+/// A batch that was not started yet. The thread that takes it out of the queue starts it, and sends
+/// the function that waits for it to its owner.
 struct Job {
     number: u64,
     batch: Vec<Operation>,
     to: Sender<Started>,
 }
 
-/// Called with every flush that fails: what it should have protected stays in doubt.
+/// Called with every flush that fails, after which the unflushed writes stay in doubt.
 type FlushHook = Box<dyn Fn() + Send + Sync>;
 
-/// `inner` with faults.
+/// The device `inner` with faults.
 pub struct FaultDevice<D> {
     inner: Arc<D>,
     state: Arc<Mutex<State>>,
@@ -135,7 +135,7 @@ pub struct FaultDevice<D> {
 }
 
 impl<D: BlockDevice + 'static> FaultDevice<D> {
-    /// `inner` with the faults of `plan`.
+    /// Returns a device that does the operations of `inner` with the faults of `plan`.
     pub fn new(inner: Arc<D>, plan: FaultPlan) -> FaultDevice<D> {
         let state = State {
             random: plan.seed,
@@ -150,14 +150,15 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
         FaultDevice { inner, state, on_failed_flush: None }
     }
 
-    /// Calls `hook` with every flush that fails, so that a recording below can note it.
+    /// Sets a hook that is called with every flush that fails, so that a recording device below can
+    /// note it.
     #[must_use]
     pub fn on_failed_flush(mut self, hook: impl Fn() + Send + Sync + 'static) -> FaultDevice<D> {
         self.on_failed_flush = Some(Arc::new(Box::new(hook)));
         self
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn inner(&self) -> &Arc<D> {
         &self.inner
     }
@@ -167,12 +168,13 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
         self.state.lock().enabled = enabled;
     }
 
-    /// Operations that failed so far.
+    /// Returns the number of operations that failed so far.
     pub fn failed(&self) -> u64 {
         self.state.lock().failed
     }
 
-    /// Operations so far: reads, writes with discards and zeroes, flushes, settings aside of room.
+    /// Returns the number of operations so far: reads; writes, discards and writes of zeros;
+    /// flushes; reservations of space.
     pub fn seen(&self) -> [u64; 4] {
         let state = self.state.lock();
         [0, 1, 2, 3].map(|slot| state.counters[slot].seen)
@@ -187,8 +189,8 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
         DeviceError::new(self.inner.describe(), kind, offset, length, fault)
     }
 
-    /// Hands a batch to the device below, less what fails. The completions come in the order of the
-    /// batch.
+    /// Starts a batch on the device below, without the operations that fail. The completions come
+    /// in the order of the batch.
     fn start(&self, batch: Vec<Operation>) -> Started {
         let count = batch.len();
         let mut slots: Vec<Option<Completion>> = Vec::new();
@@ -212,7 +214,7 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
                         kept = 0;
                     }
                     drop(state);
-                    // Q2; what the part's own result is does not matter to a failed write.
+                    // Rule Q2; the result of the stored part does not matter to a failed write.
                     let _ = self.inner.write_at(*offset, &buffer[..kept as usize]);
                 }
                 Operation::Flush => {
@@ -242,13 +244,13 @@ impl<D: BlockDevice + 'static> FaultDevice<D> {
         })
     }
 
-    /// Hands a batch down for its owner, who may have given it up.
+    /// Starts a batch for its owner, which may have dropped its end of the channel.
     fn release(&self, job: Job) {
         let started = self.start(job.batch);
         let _ = job.to.send(started);
     }
 
-    /// Hands down a random part of what waits, in random order, and enough to keep the bound.
+    /// Starts a random part of the delayed batches, in random order, and enough to keep the limit.
     fn stir(&self) {
         loop {
             let job = {
@@ -298,8 +300,8 @@ impl<D: BlockDevice + 'static> BlockDevice for FaultDevice<D> {
             if let Some(job) = own {
                 device.release(job);
             }
-            // Handed down by now, or just being handed down by another thread; an error would mean
-            // that this thread panicked there.
+            // The batch was started, or another thread is starting it; a receive error means that
+            // the other thread panicked there.
             from.recv().map_or_else(|_| Vec::new(), |wait| wait())
         })
     }

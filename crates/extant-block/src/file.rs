@@ -1,4 +1,4 @@
-//! A regular file or a block device, by positional I/O.
+//! Regular files and block devices, by positional I/O.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
@@ -23,24 +23,24 @@ use crate::queue::{Portable, Queue, QueueOptions};
 use crate::room::Room;
 use crate::uring::Uring;
 
-/// Longest piece of explicit zeros written at once, in bytes.
+/// Length of the longest piece of explicit zeros, in bytes.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
 
-/// Most parts of one vectored write: the system's limit.
+/// Limit of the parts of one vectored write, as set by the system.
 const VECTOR_MAX: usize = 1024;
 
-/// Why a file could not become a device.
+/// Reason why a file could not be opened as a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// It cannot be opened, created, measured or set to its size.
+    /// The file cannot be opened, created, measured or set to its size.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done, as a verb.
+        /// The action that failed, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -49,15 +49,15 @@ pub enum OpenError {
     NotADevice {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the file.
         what: &'static str,
     },
-    /// Somebody else writes to it, or holds it for writing.
+    /// Another process writes to the file, or has it open for writing.
     #[error("{} is in use by {}", path.display(), holder.as_deref().unwrap_or("another program"))]
     Locked {
         /// The file.
         path: PathBuf,
-        /// The program and its process number, where the system tells.
+        /// Program and process number of the holder, where the system tells.
         holder: Option<String>,
     },
     /// The block device is mounted, part of an array, or open exclusively elsewhere.
@@ -70,12 +70,12 @@ pub enum OpenError {
 
 /// A regular file or a block device.
 ///
-/// A device open for writing holds an exclusive advisory lock (`flock`) for as long as it lives,
-/// so that two writers of this crate, and anybody else who asks for that lock, exclude each
-/// other. A block device is also opened with `O_EXCL`, which the kernel refuses while the device
-/// is mounted. Readers take no lock: a reader next to a writer may see half of a change.
+/// A device open for writing holds an exclusive advisory lock (`flock`) for as long as it lives, so
+/// that writers of this crate, and other programs that take this lock, exclude each other. A block
+/// device is also opened with `O_EXCL`, which the kernel refuses while the device is mounted.
+/// Readers take no lock: a reader next to a writer may see half of a change.
 ///
-/// Needs no alignment. FUA writes of a batch are a write and a flush.
+/// Operations need no alignment. FUA writes of a batch are a write and a flush.
 pub struct FileDevice {
     file: File,
     name: Arc<str>,
@@ -83,26 +83,27 @@ pub struct FileDevice {
     logical_sector_bytes: u32,
     is_read_only: bool,
     is_block_device: bool,
-    /// Parts of the file may have no room on the disk yet: what is written there needs some.
+    /// Whether parts of the file may lack disk space, so that writes there must allocate it.
     has_holes: AtomicBool,
-    /// Where it has room.
+    /// The parts of the file that have disk space.
     room: Room,
-    /// How often the system was asked for a hole.
+    /// Number of times the system was asked for a hole.
     #[cfg(test)]
     asked: std::sync::atomic::AtomicU64,
-    /// A block device that says so, or any file: what its file system cannot do shows when it is asked.
+    /// Whether discards are tried: on any file, and on a block device that reports them.
     discards: bool,
 }
 
 impl FileDevice {
-    /// Opens for reading only (`O_RDONLY`). Nothing done with the result changes a byte.
+    /// Opens a file for reading only (`O_RDONLY`). No operation on the device changes a byte.
     ///
     /// # Errors
     ///
     /// [`OpenError::Io`], [`OpenError::NotADevice`].
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
         let path = path.as_ref();
-        // Non-blocking, or opening a fifo would wait for its other end. No effect on the rest.
+        // Without O_NONBLOCK, opening a fifo would wait for its other end. The flag has no effect
+        // on other files.
         let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = OpenOptions::new()
             .read(true)
@@ -116,7 +117,7 @@ impl FileDevice {
     ///
     /// # Errors
     ///
-    /// All of [`OpenError`].
+    /// Any [`OpenError`].
     pub fn open_read_write(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|source| io_error("open", path, source))?;
@@ -125,12 +126,13 @@ impl FileDevice {
         open_writable(path, flags)
     }
 
-    /// As [`open_read_write`](Self::open_read_write), for a block device that the kernel holds for the
-    /// caller, whose mount it is: nobody can open that exclusively.
+    /// Opens a block device like [`open_read_write`](Self::open_read_write), but not exclusively,
+    /// because the kernel holds it for a mount that the caller serves.
     ///
     /// # Errors
     ///
-    /// All of [`OpenError`]; [`OpenError::Busy`] where the kernel lets nobody write to what it holds.
+    /// Any [`OpenError`]; [`OpenError::Busy`] where the kernel does not allow writes to a device
+    /// that it holds.
     pub fn open_claimed(path: impl AsRef<Path>) -> Result<FileDevice, OpenError> {
         open_writable(path.as_ref(), OFlags::empty())
     }
@@ -139,8 +141,8 @@ impl FileDevice {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Io`]; of kind `AlreadyExists` if there is anything at `path`. A file that
-    /// could not get its size is removed again.
+    /// [`OpenError::Io`]; of kind `AlreadyExists` if `path` exists. A file that could not get its
+    /// size is removed again.
     pub fn create_new(path: impl AsRef<Path>, size_bytes: u64) -> Result<FileDevice, OpenError> {
         let path = path.as_ref();
         let file = OpenOptions::new()
@@ -154,14 +156,14 @@ impl FileDevice {
             .map_err(|source| io_error("set the size of", path, source))
             .and_then(|()| FileDevice::with_file(file, path, false));
         if device.is_err() {
-            // The first error is the one to report.
+            // The first error is reported.
             let _ = std::fs::remove_file(path);
         }
         device
     }
 
     /// Uses a file that is open already, such as a temporary one. `path` is its name in messages;
-    /// it is not opened. Writes unless `is_read_only`, and then locks the file.
+    /// it is not opened. Unless `is_read_only`, the file is locked and can be written to.
     ///
     /// # Errors
     ///
@@ -204,12 +206,13 @@ impl FileDevice {
         Ok(device)
     }
 
-    /// Keeps writers of this crate, and others who ask for the same lock, away from what is open for
-    /// reading, as long as this lives. Other readers may do so too.
+    /// Locks out writers of this crate, and other programs that take the same lock, from a file
+    /// that is open for reading, for the life of this device. Other readers may do the same.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Locked`] while somebody writes; [`OpenError::Io`].
+    /// [`OpenError::Locked`] while another process has the file open for writing;
+    /// [`OpenError::Io`].
     pub fn exclude_writers(&self) -> Result<(), OpenError> {
         if !self.is_read_only {
             return Ok(());
@@ -219,12 +222,12 @@ impl FileDevice {
         judge_lock(self.file.try_lock_shared(), &self.file.metadata().map_err(failed)?, path)
     }
 
-    /// Whether the file is a block device, not a regular file.
+    /// Returns whether the file is a block device, not a regular file.
     pub fn is_block_device(&self) -> bool {
         self.is_block_device
     }
 
-    /// The file underneath, for what devices do not do: `sync`, times, links.
+    /// Returns the file underneath, for operations that devices do not have: `sync`, times, links.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -233,8 +236,8 @@ impl FileDevice {
         DeviceError::new(self.describe(), kind, offset, len, fault)
     }
 
-    /// The whole sectors inside a range: a block device refuses to punch anything else, and a
-    /// file may do as it likes.
+    /// Returns the whole sectors inside a range: a block device refuses to zero anything else, and
+    /// a file has no such limit.
     fn whole_sectors(&self, offset: u64, len: u64) -> (u64, u64) {
         if !self.is_block_device {
             return (offset, offset + len);
@@ -253,7 +256,7 @@ impl FileDevice {
             match rustix::fs::fallocate(&self.file, mode, offset, len) {
                 Ok(()) => return Ok(true),
                 Err(Errno::INTR) => {}
-                // What file systems and disks that cannot do it answer.
+                // These are the answers of file systems and disks without the operation.
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => {
                     return Ok(false);
                 }
@@ -262,17 +265,17 @@ impl FileDevice {
         }
     }
 
-    /// The first part of a range that has no room on the disk, as far as the file system below tells.
-    /// What it tells about the part in front is noted.
+    /// Returns the first part of a range that has no disk space, as far as the host file system
+    /// tells, and notes that the part in front has space.
     fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
         #[cfg(test)]
         self.asked.fetch_add(1, Ordering::Relaxed);
-        // Nothing here depends on the position of the file.
+        // This does not depend on the position of the file.
         let seek = |to| retry_on_intr(|| rustix::fs::seek(&self.file, to));
         let asked = self.room.ask();
         let start = match seek(SeekFrom::Hole(range.start)) {
             Ok(start) => start,
-            // Behind the end, or the file system below does not tell.
+            // The offset is behind the end, or the host file system does not tell.
             Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         };
@@ -288,7 +291,7 @@ impl FileDevice {
         Ok((start < end).then_some(start..end))
     }
 
-    /// Gives every hole of a range room on the disk.
+    /// Allocates disk space for every hole of a range.
     fn fill_holes(&self, range: Range<u64>) -> io::Result<()> {
         let mut at = range.start;
         loop {
@@ -319,7 +322,7 @@ impl FileDevice {
     }
 }
 
-/// Opens for reading and writing, and locks.
+/// Opens a file for reading and writing, and locks it.
 fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
     let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = OpenOptions::new()
@@ -340,7 +343,7 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
     OpenError::Io { action, path: path.to_owned(), source }
 }
 
-/// What a file is, if it cannot be a device.
+/// Returns the kind of a file that cannot be a device.
 fn not_a_device(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
     if kind.is_file() || kind.is_block_device() {
@@ -370,14 +373,14 @@ fn judge_lock(
         Err(TryLockError::WouldBlock) => {
             Err(OpenError::Locked { path: path.to_owned(), holder: holder_of(metadata) })
         }
-        // Some network file systems have no locks at all. That must not forbid writing there.
+        // Some network file systems have no locks at all, which must not forbid writing there.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
         Err(TryLockError::Error(source)) => Err(io_error("lock", path, source)),
     }
 }
 
-/// Who has the advisory lock (`flock`) of a file, as `extant (process 4711)`; `None` when nobody has it, or
-/// the system does not tell.
+/// Returns the holder of a file's advisory lock (`flock`), as `extant (process 4711)`; `None` when
+/// the lock is free, or the system does not tell.
 pub fn lock_holder(path: impl AsRef<Path>) -> Option<String> {
     holder_of(&std::fs::metadata(path).ok()?)
 }
@@ -408,7 +411,7 @@ impl BlockDevice for FileDevice {
         run_in_place(self, batch)
     }
 
-    /// io_uring, where the system gives one.
+    /// Creates an io_uring queue where the system offers one.
     fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
         if !options.portable
             && let Ok(ring) = Uring::new(self, &self.file, options)
@@ -467,7 +470,8 @@ impl BlockDevice for FileDevice {
             .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
     }
 
-    /// One request (`RWF_DSYNC`); a write and a flush where the file system below does not know that.
+    /// Writes with one request (`RWF_DSYNC`), or with a write and a flush where the host file
+    /// system does not support that.
     fn write_fua_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let (kind, len) = (OperationKind::Write, bytes.len() as u64);
@@ -504,7 +508,7 @@ impl BlockDevice for FileDevice {
         check_range(self, kind, offset, len)?;
         let mut parts = parts;
         let mut at = offset;
-        // Parts of the first one that are stored already.
+        // Number of bytes of the first part that are stored already.
         let mut skip = 0;
         while let Some((first, rest)) = parts.split_first() {
             let whole = skip == 0;
@@ -548,7 +552,7 @@ impl BlockDevice for FileDevice {
             .map_err(|error| self.error(OperationKind::Flush, 0, 0, DeviceFault::Io(error)))
     }
 
-    /// Punches a hole into a file, and tells a block device; that only of whole sectors inside the range.
+    /// Punches a hole into a file, or discards the whole sectors of the range on a block device.
     fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let kind = OperationKind::Discard;
@@ -557,7 +561,8 @@ impl BlockDevice for FileDevice {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.has_holes.store(true, Ordering::Relaxed);
         let done = match self.is_block_device {
-            // A hole in a device is zeros, which is more than was asked for and than many can do.
+            // A hole in a block device would read as zeros, which is more than was asked for and
+            // than many devices support.
             true if start < end && self.discards => {
                 discard::discard(&self.file, start, end - start)
             }
@@ -572,8 +577,8 @@ impl BlockDevice for FileDevice {
         Err(self.error(kind, offset, len, fault))
     }
 
-    /// A hole in a regular file, the device's own zeroing on a block device; explicit zeros
-    /// where neither works and for the parts of sectors at the ends.
+    /// Punches a hole into a regular file, or uses the zeroing command of a block device; writes
+    /// explicit zeros where neither works and for the parts of sectors at the ends.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let kind = OperationKind::WriteZeroes;
@@ -597,9 +602,9 @@ impl BlockDevice for FileDevice {
         zeroed.map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
     }
 
-    /// Fills holes of a regular file, where the file system below tells where they are. Files that
-    /// share blocks with others, or are compressed, may still need room for a write. The system is asked
-    /// once for each part between two holes, and again after room was given away.
+    /// Fills holes of a regular file, where the host file system tells where they are. Files that
+    /// share blocks with others, or are compressed, may still need space for a write. The system is
+    /// asked once for each part between two holes, and again after space was released.
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let kind = OperationKind::Allocate;

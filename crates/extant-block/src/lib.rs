@@ -11,15 +11,17 @@
 //! BlockDevice            submit a batch of owned operations; convenience calls on borrowed bytes
 //!  +- FileDevice         a regular file or a block device, by positional I/O
 //!  +- MemoryDevice       sparse memory, for tests and in-process images
-//!  +- RecordingDevice    remembers every write, flush and discard in order
-//!  +- FaultDevice        another device with errors and delays that a seed decides
-//!  +- ThinDevice         memory on a disk that fills up
+//!  +- RecordingDevice    records every write, flush and discard in order
+//!  +- FaultDevice        another device with errors and delays chosen by a seed
+//!  +- ThinDevice         sparse memory with limited space
 //!  +- WindowDevice       a byte range of another device
-//! Queue                  many operations of one thread under way, over any of them; io_uring over files
-//! partition              finds such a range in a GPT or MBR table
+//! Queue                  asynchronous operations of one thread on any device; io_uring on files
+//! partition              finds the ranges of partitions in a GPT or MBR table
 //! ```
 //!
-//! What a device promises, and what it does not, is in `docs/crash-model.md`.
+//! `partition` is a Cargo feature, on by default.
+//!
+//! The promises of a device are defined in `docs/crash-model.md`.
 #![deny(unsafe_code)]
 
 mod buffer;
@@ -30,6 +32,7 @@ mod fault;
 mod file;
 mod memory;
 mod operation;
+#[cfg(feature = "partition")]
 pub mod partition;
 mod queue;
 mod recording;
@@ -39,7 +42,7 @@ mod uring;
 mod window;
 
 pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
-pub use device::{BlockDevice, SharedDevice};
+pub use device::{BlockDevice, SharedDevice, check_range, run_in_place};
 pub use error::{DeviceError, DeviceFault, OperationKind};
 pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};

@@ -1,4 +1,4 @@
-//! A device in memory that pays only for the pages written.
+//! A sparse device in memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::operation::{Operation, Pending};
 
 /// Bytes per page, the unit of storage and of atomicity.
 const PAGE_BYTES: usize = 4096;
-/// Locks the pages are spread over. Neighbouring pages have different ones.
+/// Number of locks over the pages. Neighbouring pages have different locks.
 const SHARD_COUNT: usize = 64;
 
-/// Shared with the snapshots that were taken since it was last written.
+/// A page, shared with the snapshots taken since its last write.
 type Page = Arc<[u8; PAGE_BYTES]>;
 type Shard = RwLock<FxHashMap<u64, Page>>;
 
@@ -38,45 +38,46 @@ type Shard = RwLock<FxHashMap<u64, Page>>;
 pub struct MemoryDevice {
     name: Arc<str>,
     size_bytes: u64,
-    /// What a page reads as before anybody wrote it.
+    /// Value of bytes that were never written.
     fill: u8,
     shards: Box<[Shard]>,
 }
 
 impl MemoryDevice {
-    /// A device of `size_bytes` zeros.
+    /// Creates a device of `size_bytes` zeros.
     pub fn new(size_bytes: u64) -> MemoryDevice {
         MemoryDevice::filled_with(0, size_bytes)
     }
 
-    /// A device where every byte reads as `fill` until it is written: a read of something nobody
-    /// wrote shows.
+    /// Creates a device where every byte reads as `fill` until it is written, so that tests notice
+    /// reads of bytes that were never written.
     pub fn filled_with(fill: u8, size_bytes: u64) -> MemoryDevice {
         let shards = (0..SHARD_COUNT).map(|_| RwLock::new(Rank::Leaf, FxHashMap::default()));
         MemoryDevice { name: "memory".into(), size_bytes, fill, shards: shards.collect() }
     }
 
-    /// A device that holds a copy of `bytes`.
+    /// Creates a device that holds a copy of `bytes`.
     pub fn from_bytes(bytes: &[u8]) -> MemoryDevice {
         let device = MemoryDevice::new(bytes.len() as u64);
         device.put(0, bytes);
         device
     }
 
-    /// The same device under another name in messages.
+    /// Returns the same device under another name in messages.
     #[must_use]
     pub fn named(self, name: &str) -> MemoryDevice {
         MemoryDevice { name: name.into(), ..self }
     }
 
-    /// Bytes of the pages this device has, shared ones too, without the tables.
+    /// Returns the number of bytes in the pages of this device, including shared ones, without the
+    /// tables.
     pub fn stored_bytes(&self) -> u64 {
         let pages: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         (pages * PAGE_BYTES) as u64
     }
 
-    /// An independent copy, which shares every page until one side writes it: the cost is that of
-    /// the page tables. Consistent only if nobody writes meanwhile.
+    /// Returns an independent copy, which shares every page until one side writes it; the cost is
+    /// that of the page tables. The copy is consistent only without concurrent writes.
     #[must_use]
     pub fn snapshot(&self) -> MemoryDevice {
         let copy = |shard: &Shard| RwLock::new(Rank::Leaf, shard.read().clone());
@@ -88,8 +89,8 @@ impl MemoryDevice {
         }
     }
 
-    /// Calls `each` with every stored page in order: its offset in bytes, and its bytes, which
-    /// the device's end may cut short. What it leaves out reads as the fill byte.
+    /// Calls `each` with every stored page in order: its offset in bytes, and its bytes, which the
+    /// device's end may cut short. Pages left out read as the fill byte.
     ///
     /// # Errors
     ///
@@ -104,7 +105,7 @@ impl MemoryDevice {
         for index in indexes {
             let offset = index * PAGE_BYTES as u64;
             let len = (self.size_bytes - offset).min(PAGE_BYTES as u64) as usize;
-            // Cloned, so that `each` may use the device.
+            // The page is cloned, so that `each` may use the device.
             let page = self.shard(index).read().get(&index).cloned();
             if let Some(page) = page {
                 each(offset, &page[..len])?;
@@ -169,8 +170,8 @@ impl MemoryDevice {
     }
 }
 
-/// Cuts a range of bytes at page limits: page index, offset within the page, length. The caller
-/// checked that `offset + len` does not overflow.
+/// Cuts a range of bytes at page limits into page index, offset within the page, and length. The
+/// caller has checked that `offset + len` does not overflow.
 fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let (mut at, end) = (offset, offset + len);
     std::iter::from_fn(move || {

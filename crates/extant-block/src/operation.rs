@@ -1,42 +1,41 @@
-//! What devices are asked to do, and how it went.
+//! Requests to devices, and their completions.
 
 use std::fmt;
 
 use crate::buffer::AlignedBuffer;
 use crate::error::{DeviceError, OperationKind};
 
-/// One request to a device. Offsets and lengths are in bytes from the start of the device and
-/// need no alignment, except where a back-end says so.
+/// A request to a device. Offsets and lengths are in bytes from the start of the device and need no
+/// alignment, except where a back-end says so.
 #[derive(Debug)]
 pub enum Operation {
-    /// Fill `buffer` from `offset`. All of it, or an error.
+    /// Fills `buffer` from `offset`, as a whole or with an error.
     Read {
-        /// First byte to read.
+        /// Offset of the first byte.
         offset: u64,
-        /// Receives the bytes; its length is the length of the read.
+        /// The buffer; its length is the length of the read.
         buffer: AlignedBuffer,
     },
-    /// Store `buffer` at `offset`.
+    /// Stores `buffer` at `offset`.
     Write {
-        /// First byte to write.
+        /// Offset of the first byte.
         offset: u64,
-        /// The bytes.
+        /// The bytes to be written.
         buffer: AlignedBuffer,
-        /// "Force unit access": complete only when these bytes are on stable storage. Says
-        /// nothing about other writes.
+        /// Whether the request completes only when these bytes are on stable storage ("force unit
+        /// access"). Other writes do not become durable by it.
         fua: bool,
     },
-    /// Complete when every write that had completed before this was submitted is on stable
-    /// storage.
+    /// Makes every write that had completed before this request was submitted durable.
     Flush,
-    /// The range is no longer needed. Reads of it may return old bytes or zeros afterwards.
+    /// Gives up the contents of a range, which reads as old bytes or as zeros afterwards.
     Discard {
         /// First byte.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// The range reads as zeros afterwards. Cheaper than writing zeros where the device can.
+    /// Makes a range read as zeros, with a zeroing command where the device has one.
     WriteZeroes {
         /// First byte.
         offset: u64,
@@ -46,7 +45,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Which kind this is.
+    /// Returns the kind of the request.
     pub fn kind(&self) -> OperationKind {
         match self {
             Self::Read { .. } => OperationKind::Read,
@@ -57,7 +56,7 @@ impl Operation {
         }
     }
 
-    /// First byte of the range; 0 for a flush.
+    /// Returns the first byte of the range; 0 for a flush.
     pub fn offset(&self) -> u64 {
         match *self {
             Self::Read { offset, .. }
@@ -68,7 +67,7 @@ impl Operation {
         }
     }
 
-    /// Length of the range, in bytes; 0 for a flush.
+    /// Returns the length of the range, in bytes; 0 for a flush.
     pub fn length(&self) -> u64 {
         match self {
             Self::Read { buffer, .. } | Self::Write { buffer, .. } => buffer.len() as u64,
@@ -78,18 +77,18 @@ impl Operation {
     }
 }
 
-/// One finished operation: what was asked for, with its buffer, and how it went.
+/// A completed request, with its buffer and its result.
 #[derive(Debug)]
 pub struct Completion {
-    /// The operation as submitted. The buffer of a read holds the bytes if `result` is `Ok`,
-    /// and anything at all if it is not.
+    /// The operation as submitted. The buffer of a read holds the bytes if `result` is `Ok`, and
+    /// undefined contents otherwise.
     pub operation: Operation,
-    /// How it went.
+    /// The result.
     pub result: Result<(), DeviceError>,
 }
 
 impl Completion {
-    /// The buffer of a successful read or write; empty for the other kinds.
+    /// Returns the buffer of a successful read or write, and an empty one for the other kinds.
     ///
     /// # Errors
     ///
@@ -103,7 +102,7 @@ impl Completion {
     }
 }
 
-/// A submitted batch. Dropping it does not cancel the operations; it only gives up their results.
+/// A submitted batch. Dropping it does not cancel the operations; only their results are lost.
 #[must_use = "errors of the batch are in its completions"]
 pub struct Pending(State);
 
@@ -113,13 +112,13 @@ enum State {
 }
 
 impl Pending {
-    /// A batch that is finished already, in the order of submission.
+    /// Creates a batch that is finished already, with completions in the order of submission.
     pub fn done(completions: Vec<Completion>) -> Pending {
         Pending(State::Done(completions))
     }
 
-    /// A batch that is still running; `wait` blocks for it and answers in the order of
-    /// submission.
+    /// Creates a batch that is still running; `wait` blocks for it and returns the completions in
+    /// the order of submission.
     pub fn waiting(wait: impl FnOnce() -> Vec<Completion> + Send + 'static) -> Pending {
         Pending(State::Waiting(Box::new(wait)))
     }
@@ -132,7 +131,7 @@ impl Pending {
         }
     }
 
-    /// The completions, if that needs no waiting.
+    /// Returns the completions, if that needs no wait.
     pub(crate) fn try_done(self) -> Result<Vec<Completion>, Pending> {
         match self.0 {
             State::Done(completions) => Ok(completions),
@@ -140,7 +139,7 @@ impl Pending {
         }
     }
 
-    /// The same batch with its completions changed by `change`, at once or when it is done.
+    /// Returns the same batch with its completions changed by `change`, at once or when it is done.
     pub(crate) fn map(
         self,
         change: impl FnOnce(Vec<Completion>) -> Vec<Completion> + Send + 'static,

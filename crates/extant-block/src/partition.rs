@@ -12,11 +12,11 @@
 //!
 //! # Hostile tables
 //!
-//! The `gpt` crate decodes headers and entries, but it takes their counts on trust: it asserts on
-//! the size of an entry and allocates whatever the count asks for. So it is given bytes, never a
-//! device: one header sector at a time, and an entry array whose size was checked. The MBR, two
-//! fields in four records, is decoded here; the usual crate for it adds sector numbers of the
-//! table unchecked and follows a chain of any length.
+//! The `gpt` crate decodes headers and entries, but it trusts their counts: it asserts on the size
+//! of an entry and allocates as many entries as the count says. So it gets bytes, never a device:
+//! one header sector at a time, and an entry array whose size was checked. The MBR, two fields in
+//! four records, is decoded here; the usual crate for it adds sector numbers without overflow
+//! checks and follows a chain of any length.
 //!
 //! # Source
 //!
@@ -32,16 +32,16 @@ use crate::device::BlockDevice;
 use crate::error::DeviceError;
 use crate::window::WindowDevice;
 
-/// Most entries of a GPT that are looked at; tools make 128.
+/// Limit of the GPT entries that are read; tools make 128.
 const GPT_ENTRIES_MAX: u32 = 4096;
 /// Size of a GPT entry, in bytes. The specification allows larger ones; no tool makes them.
 const GPT_ENTRY_BYTES: u32 = 128;
-/// Most logical partitions that are looked at. Linux shows at most 251 of one disk.
+/// Limit of the logical partitions that are read. Linux shows at most 251 of one disk.
 const LOGICAL_MAX: u32 = 256;
-/// Where the four entries of an MBR start, in bytes.
+/// Offset of the four entries of an MBR, in bytes.
 const MBR_ENTRIES_AT: usize = 446;
 
-/// The kind of table a partition was found in.
+/// Kind of a partition table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum TableKind {
     /// GUID partition table.
@@ -50,26 +50,26 @@ pub enum TableKind {
     Mbr,
 }
 
-/// One partition, checked to lie on its device.
+/// A partition, checked to lie on its device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
-    /// The number Linux gives it: 1 for `sda1`.
+    /// Number of the partition as in Linux: 1 for `sda1`.
     pub number: u32,
-    /// The table it is in.
+    /// Kind of the table that holds it.
     pub table: TableKind,
-    /// First byte on the device.
+    /// Offset of its first byte on the device.
     pub offset: u64,
-    /// Length in bytes, not 0.
+    /// Length in bytes, never 0.
     pub len: u64,
-    /// Name from a GPT; empty in an MBR. Not cleaned: may hold control characters.
+    /// Name from a GPT; empty in an MBR. It may hold control characters.
     pub name: String,
     /// Type: a GUID in a GPT, one byte in hexadecimal (`0x83`) in an MBR.
     pub type_code: String,
 }
 
 impl Partition {
-    /// What its type is called, for the types that are met on Linux machines; `None` for others.
-    /// A type says what a partition was made for, not what is in it.
+    /// Returns the name of the type, for types common on Linux machines; `None` for others. The
+    /// type tells the purpose of a partition, not its contents.
     pub fn type_name(&self) -> Option<&'static str> {
         let code = self.type_code.to_ascii_lowercase();
         let found = TYPES.iter().find(|(table, known, _)| *table == self.table && *known == code);
@@ -119,27 +119,27 @@ const TYPES: &[(TableKind, &str, &str)] = &[
     (TableKind::Mbr, "0xfd", "Linux RAID"),
 ];
 
-/// Why there is no such partition.
+/// Reason why a partition was not found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartitionError {
-    /// Neither a GPT nor an MBR.
+    /// The device has neither a GPT nor an MBR.
     #[error("{device}: no partition table found")]
     NoTable {
         /// Name of the device.
         device: String,
     },
-    /// There is a table, but not this partition in it.
+    /// The table does not have this partition.
     #[error("{device}: partition {number} does not exist; {}", Existing(existing))]
     NoSuchPartition {
         /// Name of the device.
         device: String,
-        /// The number asked for.
+        /// Number that was asked for.
         number: u32,
-        /// What the table has.
+        /// Partitions of the table.
         existing: Vec<Partition>,
     },
-    /// The table breaks a rule, and so may its neighbours.
+    /// The table violates a rule of its format.
     #[error("{device}: damaged partition table: {what}")]
     Damaged {
         /// Name of the device.
@@ -183,11 +183,11 @@ impl fmt::Display for Size {
     }
 }
 
-/// The partitions of a device in order of their numbers.
+/// Returns the partitions of a device in order of their numbers.
 ///
 /// Reads the first sectors, the entry array, and the last sector if the first header is damaged;
-/// for an MBR one sector per logical partition, at most 256. Tries the sector size of the device
-/// first, then 512 and 4096: an image file of a disk does not say which it had.
+/// for an MBR one sector per logical partition, at most 256. The sector size of the device is tried
+/// first, then 512 and 4096, because an image file of a disk does not record its sector size.
 ///
 /// # Errors
 ///
@@ -203,8 +203,8 @@ pub fn list(device: &(impl BlockDevice + ?Sized)) -> Result<Vec<Partition>, Part
         let damaged = || damaged(device, "a protective MBR, but no valid GPT header at either end");
         return gpt_partitions(device)?.ok_or_else(damaged);
     }
-    // A boot sector of a FAT file system carries the same signature. Its bytes at the place of
-    // the table are code; a real table has only these two values in the first byte of an entry.
+    // A boot sector of a FAT file system has the same signature. Its bytes at the place of the
+    // table are code; a real table has only these two values in the first byte of an entry.
     if entries.iter().any(|entry| entry.status & 0x7f != 0)
         || entries.iter().all(|entry| entry.sectors == 0)
     {
@@ -213,11 +213,7 @@ pub fn list(device: &(impl BlockDevice + ?Sized)) -> Result<Vec<Partition>, Part
     mbr_partitions(device, &entries)
 }
 
-/// A window on partition `number` as [`list`] numbers them.
-///
-/// # Errors
-///
-/// Those of [`list`], and [`PartitionError::NoSuchPartition`], which names those that exist.
+/// Returns a window on partition `number`, as numbered by [`list`].
 pub fn open<D: BlockDevice>(device: D, number: u32) -> Result<WindowDevice<D>, PartitionError> {
     let partitions = list(&device)?;
     let Some(partition) = partitions.iter().find(|p| p.number == number) else {
@@ -241,7 +237,7 @@ fn damaged(device: &(impl BlockDevice + ?Sized), what: impl Into<String>) -> Par
     PartitionError::Damaged { device: device.describe().to_string(), what: what.into() }
 }
 
-/// One sector, or `None` if the device ends before it does.
+/// Reads one sector; `None` if the device ends before it does.
 fn read_sector(
     device: &(impl BlockDevice + ?Sized),
     sector: u64,
@@ -258,7 +254,7 @@ fn read_sector(
     Ok(Some(bytes))
 }
 
-/// Partitions of a GPT; `None` when neither header is valid for any sector size.
+/// Returns the partitions of a GPT; `None` when neither header is valid for any sector size.
 fn gpt_partitions(
     device: &(impl BlockDevice + ?Sized),
 ) -> Result<Option<Vec<Partition>>, PartitionError> {
@@ -275,7 +271,7 @@ fn gpt_partitions(
             match gpt_entries(device, &header, sector_size) {
                 Ok(partitions) => return Ok(Some(partitions)),
                 Err(error @ PartitionError::Device(_)) => return Err(error),
-                // The second copy may be whole.
+                // The second copy may be intact.
                 Err(error) => fault = fault.or(Some(error)),
             }
         }
@@ -283,7 +279,7 @@ fn gpt_partitions(
     fault.map_or(Ok(None), Err)
 }
 
-/// The header in sector `at`; `None` if its signature or checksum is wrong.
+/// Reads the header in sector `at`; `None` if its signature or checksum is wrong.
 fn gpt_header(
     device: &(impl BlockDevice + ?Sized),
     at: u64,
@@ -352,14 +348,14 @@ fn gpt_entries(
     Ok(partitions)
 }
 
-/// What this crate needs of one 16-byte entry of an MBR.
+/// The fields of a 16-byte entry of an MBR that this crate needs.
 #[derive(Clone, Copy, Debug)]
 struct MbrEntry {
-    /// 0x80 for the one to boot, else 0.
+    /// Status: 0x80 for the boot partition, else 0.
     status: u8,
-    /// 0 for an unused entry.
+    /// Type of the partition; 0 for an unused entry.
     kind: u8,
-    /// First sector, relative to a place that depends on the entry.
+    /// First sector, relative to a sector that depends on the entry.
     start: u32,
     /// Length in sectors.
     sectors: u32,
@@ -375,7 +371,7 @@ impl MbrEntry {
     }
 }
 
-/// The four entries of a boot record of at least 512 bytes; missing bytes count as zeros.
+/// Returns the four entries of a boot record of at least 512 bytes; missing bytes count as zeros.
 fn mbr_entries(sector: &[u8]) -> [MbrEntry; 4] {
     let byte = |at: usize| sector.get(at).copied().unwrap_or(0);
     let word = |at: usize| u32::from_le_bytes([byte(at), byte(at + 1), byte(at + 2), byte(at + 3)]);
@@ -429,7 +425,7 @@ fn logical_partitions(
         let record = read_sector(device, record_at, sector_bytes)?;
         let signed = record.filter(|sector| sector.get(510..512) == Some(&[0x55, 0xaa]));
         let Some(record) = signed else {
-            // An extended partition that never held anything may have no record at all.
+            // An extended partition that never held a partition may have no record at all.
             if link == 0 {
                 return Ok(());
             }

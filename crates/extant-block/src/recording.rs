@@ -1,15 +1,16 @@
-//! A device that remembers what was done to it, to rebuild what a crash would leave.
+//! A device that records its operations, so that tests can rebuild its contents after a crash.
 //!
 //! # Invariants
 //!
-//! - R1. The records are in the order in which the operations took effect: the log is locked
-//!   over the operation itself.
+//! - R1. The records are in the order in which the operations took effect: the log is locked over
+//!   the operation itself.
 //! - R2. Applying all records to the base gives the device's present contents.
-//! - R3. An operation is complete when its completion was received: for a batch, when it was waited
-//!   for. A flush protects only what was complete when the flush was submitted, so a write and a
-//!   flush in one batch, or a batch nobody waited for, leave the write unprotected.
+//! - R3. An operation is complete when its completion was received: for a batch, when the caller
+//!   has waited for it. A flush protects only writes that were complete when the flush was
+//!   submitted; a write in the same batch as the flush, or in a batch that was not awaited, stays
+//!   unprotected.
 //!
-//! What may survive a crash is defined in `docs/crash-model.md`.
+//! The possible contents after a crash are defined in `docs/crash-model.md`.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,28 +23,28 @@ use crate::error::DeviceError;
 use crate::memory::MemoryDevice;
 use crate::operation::{Completion, Operation, Pending};
 
-/// Bytes that are written whole or not at all.
+/// Unit that is written as a whole or not at all, in bytes.
 const SECTOR_BYTES: u64 = 512;
-/// "Not yet", among moments.
+/// The moment of events that have not happened.
 const NEVER: u64 = u64::MAX;
 
-/// Something that happened to a [`RecordingDevice`].
+/// An event of a [`RecordingDevice`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     /// Bytes were written.
     Write {
         /// First byte written.
         offset: u64,
-        /// The bytes.
+        /// The bytes written.
         data: Arc<[u8]>,
-        /// Whether they were on stable storage at completion.
+        /// Whether the bytes were on stable storage at completion.
         fua: bool,
     },
-    /// What was complete when this was submitted is on stable storage.
+    /// A flush: all operations complete when it was submitted are on stable storage.
     Flush,
-    /// A flush failed: what it should have protected is in doubt for ever.
+    /// A flush failed: the writes that it should have protected stay in doubt.
     FlushFailed,
-    /// A range was given up.
+    /// A range was discarded.
     Discard {
         /// First byte.
         offset: u64,
@@ -57,12 +58,13 @@ pub enum Record {
         /// Length in bytes.
         len: u64,
     },
-    /// The test said something: a promise made to the user at this point.
+    /// A mark set by the test, such as a promise made to the user.
     Mark(String),
 }
 
 impl Record {
-    /// The bytes it changes: offset and length. Empty for those that change none.
+    /// Returns the offset and length of the bytes that the record changes; empty for records that
+    /// change none.
     pub fn range(&self) -> (u64, u64) {
         match self {
             Record::Write { offset, data, .. } => (*offset, data.len() as u64),
@@ -73,8 +75,8 @@ impl Record {
         }
     }
 
-    /// Repeats on `image` the part of this record that `len` bytes from byte `from` of its range
-    /// are; nothing for records that change no bytes.
+    /// Repeats a part of this record on `image`: `len` bytes from byte `from` of the record's range
+    /// on. Does nothing for records that change no bytes.
     ///
     /// # Errors
     ///
@@ -94,27 +96,27 @@ impl Record {
     }
 }
 
-/// One record and when it happened. Moments are numbers that rise by one with everything that
-/// happens to any of the devices that share the history.
+/// A record with the moments at which it happened. Moments are numbers that increase by one with
+/// every event of any device that shares the history.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// Which device: 0 for the one that began the history.
+    /// Number of the device: 0 for the one that began the history.
     pub device: usize,
-    /// What happened.
+    /// The event.
     pub record: Record,
-    /// When its batch was submitted.
+    /// Moment at which its batch was submitted.
     pub submitted: u64,
-    /// When it took effect.
+    /// Moment at which it took effect.
     pub performed: u64,
-    /// When its completion was received; `u64::MAX` if it never was.
+    /// Moment at which its completion was received; `u64::MAX` if it never was.
     pub completed: u64,
 }
 
-/// From which moment on each event is on stable storage, whatever happens: `u64::MAX` for those
-/// that never are. Only records that change bytes have such a moment.
+/// Returns the moment from which on each event is on stable storage: `u64::MAX` for events that
+/// never are. Only records that change bytes have such a moment.
 ///
-/// A flush counts from its own completion. A failed flush takes what was not protected yet out of
-/// the reach of every later flush.
+/// A flush counts from its own completion. After a failed flush, writes that were not protected yet
+/// stay unprotected by every later flush.
 pub fn protected_from(events: &[Event]) -> Vec<u64> {
     let devices = events.iter().map(|event| event.device + 1).max().unwrap_or(0);
     let mut flushes: Vec<Vec<(u64, u64)>> = vec![Vec::new(); devices];
@@ -145,7 +147,7 @@ pub fn protected_from(events: &[Event]) -> Vec<u64> {
     events.iter().map(|event| if event.record.range().1 == 0 { 0 } else { moment(event) }).collect()
 }
 
-/// What a crash did to one record that no flush had made durable.
+/// The fate of a record that was not durable when the power failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survival {
     /// The record is on the device.
@@ -154,32 +156,32 @@ pub enum Survival {
     Lost,
     /// Only its first bytes are on the device, rounded down to whole sectors of 512 bytes.
     Torn {
-        /// Bytes from the start of the record's range.
+        /// Number of bytes from the start of the record's range.
         bytes: u64,
     },
 }
 
-/// The history that devices share.
+/// The history that several devices may share.
 #[derive(Default)]
 struct Log {
     events: Vec<Event>,
     /// The next moment.
     now: u64,
     devices: usize,
-    /// Parts of devices that somebody named: the device, its bytes, the name.
+    /// Named parts of devices: the device, its bytes, the name.
     labels: Vec<(usize, Range<u64>, Arc<str>)>,
 }
 
-/// A part of a record that changed bytes of a labelled part of a device.
+/// A part of a record that changed bytes of a named part of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Touch {
     /// Name of the part.
     pub label: Arc<str>,
-    /// Which record, counted from the first.
+    /// Index of the record.
     pub record: usize,
-    /// Bytes of the device that it changed there.
+    /// Range of the device's bytes that it changed there.
     pub bytes: Range<u64>,
-    /// What was written; empty for what was discarded or made zero.
+    /// Bytes written; empty for discards and writes of zeros.
     pub data: Vec<u8>,
 }
 
@@ -189,7 +191,7 @@ impl Log {
         self.now
     }
 
-    /// Notes a record that took effect, and returns its place.
+    /// Adds a record that took effect, and returns its index.
     fn push(&mut self, device: usize, record: Record, submitted: u64) -> usize {
         let performed = self.tick();
         self.events.push(Event { device, record, submitted, performed, completed: NEVER });
@@ -206,7 +208,7 @@ impl Log {
     }
 }
 
-/// A memory device that keeps its history.
+/// A memory device that records its history.
 ///
 /// ```
 /// use extant_block::{BlockDevice, RecordingDevice, Survival};
@@ -224,24 +226,24 @@ pub struct RecordingDevice {
     base: MemoryDevice,
     inner: MemoryDevice,
     log: Arc<Mutex<Log>>,
-    /// Its number in the history.
+    /// Number of the device in the history.
     number: usize,
 }
 
 impl RecordingDevice {
-    /// A device of `size_bytes` zeros with an empty history.
+    /// Creates a device of `size_bytes` zeros with an empty history.
     pub fn new(size_bytes: u64) -> RecordingDevice {
         RecordingDevice::over(MemoryDevice::new(size_bytes))
     }
 
-    /// Starts the history at the present contents of `base`.
+    /// Creates a device whose history starts at the present contents of `base`.
     pub fn over(base: MemoryDevice) -> RecordingDevice {
         let log = Arc::new(Mutex::new(Rank::Device, Log::default()));
         RecordingDevice::in_log(base, log)
     }
 
-    /// A further device whose records go to the history of `first`, in one order with its own: a
-    /// flush of one says nothing about the other.
+    /// Creates a further device that records into the history of `first`, in one order with it. A
+    /// flush of one does not protect writes of the other.
     pub fn beside(base: MemoryDevice, first: &RecordingDevice) -> RecordingDevice {
         RecordingDevice::in_log(base, Arc::clone(&first.log))
     }
@@ -269,7 +271,8 @@ impl RecordingDevice {
         self.log.lock().labels.push((self.number, bytes, Arc::from(name)));
     }
 
-    /// What records of this device changed in parts that have a name, in the order of records.
+    /// Returns the changes that records of this device made to named parts, in the order of the
+    /// records.
     pub fn touches(&self) -> Vec<Touch> {
         let log = self.log.lock();
         let mut found = Vec::new();
@@ -295,7 +298,7 @@ impl RecordingDevice {
         found
     }
 
-    /// Says that a flush failed above this device.
+    /// Records that a flush failed above this device.
     pub fn note_failed_flush(&self) {
         let mut log = self.log.lock();
         let now = log.now;
@@ -303,45 +306,45 @@ impl RecordingDevice {
         log.complete([place]);
     }
 
-    /// Number of records so far, of all devices that share the history.
+    /// Returns the number of records so far, of all devices that share the history.
     pub fn len(&self) -> usize {
         self.log.lock().events.len()
     }
 
-    /// True before the first record.
+    /// Returns true before the first record.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A copy of the history. Written bytes are shared, not copied.
+    /// Returns a copy of the history. Written bytes are shared, not copied.
     pub fn records(&self) -> Vec<Record> {
         self.log.lock().events.iter().map(|event| event.record.clone()).collect()
     }
 
-    /// The history with its moments.
+    /// Returns the history with its moments.
     pub fn events(&self) -> Vec<Event> {
         self.log.lock().events.clone()
     }
 
-    /// Which device of the history this is: [`Event::device`].
+    /// Returns the number of this device in the history: [`Event::device`].
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Contents before the first record; shares its pages.
+    /// Returns the contents before the first record, as a copy that shares pages.
     #[must_use]
     pub fn base(&self) -> MemoryDevice {
         self.base.snapshot()
     }
 
-    /// The present contents; shares its pages.
+    /// Returns the present contents, as a copy that shares pages.
     #[must_use]
     pub fn contents(&self) -> MemoryDevice {
         self.inner.snapshot()
     }
 
-    /// Pairs of records that changed the same bytes and were in flight together, so that the
-    /// device could have done either last. Each is a bug above: the places of the two.
+    /// Returns the indexes of each two records that changed the same bytes and were in flight
+    /// together, so that the device could have done either last. Each pair is a bug of the caller.
     pub fn races(&self) -> Vec<(usize, usize)> {
         let log = self.log.lock();
         let mut found = Vec::new();
@@ -367,7 +370,7 @@ impl RecordingDevice {
         found
     }
 
-    /// The last mark among the first `position` records.
+    /// Returns the last mark among the first `position` records.
     pub fn mark_before(&self, position: usize) -> Option<String> {
         self.log.lock().events.iter().take(position).rev().find_map(|event| match &event.record {
             Record::Mark(text) => Some(text.clone()),
@@ -375,11 +378,11 @@ impl RecordingDevice {
         })
     }
 
-    /// Contents after power failed when the first `position` records had happened.
+    /// Returns the contents after a power failure that followed the first `position` records.
     ///
-    /// What is on stable storage by then ([`protected_from`]) is on the device. For each other one
-    /// `survives` decides; it gets the record's index. Survivors keep their order, since what
-    /// overlaps was ordered by the caller.
+    /// Records on stable storage by then ([`protected_from`]) are on the device. For each other
+    /// record `survives` decides, which gets the record's index. Survivors keep their order,
+    /// because overlapping writes were ordered by the caller.
     #[must_use]
     pub fn image_at(
         &self,
@@ -409,14 +412,14 @@ impl RecordingDevice {
         image
     }
 
-    /// Contents after the first `position` records, all of them kept.
+    /// Returns the contents after the first `position` records, all of them kept.
     #[must_use]
     pub fn image_with_all(&self, position: usize) -> MemoryDevice {
         self.image_at(position, |_, _| Survival::Kept)
     }
 
-    /// Does one operation and notes it; the lock makes both one step (R1). `None` for a place
-    /// means that there is nothing to complete.
+    /// Does one operation and records it; the lock makes both one step (R1). The index is `None` if
+    /// there is nothing to complete.
     fn perform(
         &self,
         operation: &mut Operation,
@@ -445,7 +448,7 @@ impl RecordingDevice {
         (result, place)
     }
 
-    /// One operation, complete when it returns.
+    /// Does one operation that is complete when the call returns.
     fn at_once(&self, record: Record) -> Result<(), DeviceError> {
         let mut log = self.log.lock();
         match &record {
@@ -513,7 +516,7 @@ impl BlockDevice for RecordingDevice {
         self.at_once(Record::WriteZeroes { offset, len })
     }
 
-    /// Changes no byte, so there is nothing to note.
+    /// Reserves space below; this changes no byte, so it is not recorded.
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.inner.allocate(offset, len)
     }

@@ -1,41 +1,41 @@
-//! Which parts of an image file are known to have room on the disk.
+//! The parts of an image file that are known to have disk space.
 //!
-//! # Why
+//! # Purpose
 //!
-//! The system is asked where the next hole is, and some file systems go over every page up to it to
-//! answer: tens of milliseconds for an image of a gigabyte that has no more holes. An answer holds for all
-//! that is in front of the hole, until somebody gives room away.
+//! The system is asked where the next hole is, and some file systems scan every page up to it to
+//! answer: tens of milliseconds for an image of a gigabyte without holes. An answer is remembered
+//! for the whole part in front of the hole, until space is released.
 //!
 //! # Invariants
 //!
-//! - R1. What is known has room. Whoever gives room away takes it out before he does.
-//! - R2. An answer counts only when no room was being given away from before the question until it is
-//!   noted: it may be older than a hole in it.
+//! - R1. A remembered part has disk space. A thread that releases space forgets the part first.
+//! - R2. An answer is remembered only if no space was being released from before the question until
+//!   the answer is noted: it might be older than a hole in it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use extant_sync::{Mutex, Rank};
 
-/// Parts that are kept. Each needs a hole behind it, so there are few; when there are more, all are
-/// forgotten, and asked for again.
+/// Limit of the remembered parts. Each needs a hole behind it, so there are few; beyond the limit
+/// all are forgotten, and asked for again.
 const PARTS_MOST: usize = 4096;
 
-/// What is known.
+/// The remembered parts.
 pub(crate) struct Room {
     state: Mutex<State>,
 }
 
 struct State {
-    /// Ends by starts; neither empty nor touching.
+    /// Ends by starts; parts are neither empty nor adjacent.
     parts: BTreeMap<u64, u64>,
-    /// How many are giving room away at the moment.
+    /// Number of threads that are releasing space.
     giving: u32,
-    /// How many ever began to.
+    /// Number of releases that ever began.
     gave: u64,
 }
 
-/// The moment of a question.
+/// The moment of a question to the system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Asked(u64);
 
@@ -47,19 +47,19 @@ impl Default for Room {
 }
 
 impl Room {
-    /// How far there is room from `at` on, as far as is known: `at` itself when nothing is.
+    /// Returns the end of the known space from `at` on: `at` itself when nothing is known.
     pub(crate) fn known_to(&self, at: u64) -> u64 {
         let state = self.state.lock();
         state.parts.range(..=at).next_back().map_or(at, |(_, end)| (*end).max(at))
     }
 
-    /// Somebody is about to ask the system; `None` when the answer will not count.
+    /// Begins a question to the system; `None` when its answer must not be remembered.
     pub(crate) fn ask(&self) -> Option<Asked> {
         let state = self.state.lock();
         (state.giving == 0).then_some(Asked(state.gave))
     }
 
-    /// The answer: there is room in all of `range`.
+    /// Remembers the answer that all of `range` has space.
     pub(crate) fn note(&self, asked: Option<Asked>, range: Range<u64>) {
         let mut state = self.state.lock();
         if range.is_empty() || asked != Some(Asked(state.gave)) {
@@ -78,7 +78,7 @@ impl Room {
         state.parts.insert(start, end);
     }
 
-    /// Runs `give`, which may give away the room in `range`.
+    /// Runs `give`, which may release the space of `range`.
     pub(crate) fn while_given<R>(&self, range: Range<u64>, give: impl FnOnce() -> R) -> R {
         let _giving = self.begin_giving(range);
         give()
@@ -104,7 +104,7 @@ impl Room {
     }
 }
 
-/// Room is being given away.
+/// Marks that space is being released, until it is dropped.
 struct Giving<'a>(&'a Room);
 
 impl Drop for Giving<'_> {

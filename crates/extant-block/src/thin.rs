@@ -1,9 +1,9 @@
-//! A device on a disk that fills up: what was never written takes room when it is.
+//! A device on a disk that fills up: pages need disk space when they are first written.
 //!
 //! # Invariants
 //!
-//! - N1. Pages with room are never more than the limit; lowering the limit takes none away.
-//! - N2. A write that does not find room for its whole range stores nothing.
+//! - N1. The pages with space never exceed the limit; lowering the limit takes none away.
+//! - N2. A write that does not find space for its whole range stores nothing.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,30 +18,32 @@ use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::memory::MemoryDevice;
 use crate::operation::{Operation, Pending};
 
-/// Bytes of a page: what takes room at once.
+/// Bytes of a page, the unit of allocation.
 const PAGE_BYTES: u64 = 4096;
 /// Linux errno of "no space left on device".
 const ENOSPC: i32 = 28;
 
-/// Which pages have room.
+/// The pages that have space, and their limit.
 struct Room {
     pages: BTreeSet<u64>,
     limit: u64,
 }
 
-/// Memory that behaves as a sparse file on a disk that others fill: a write to a page that has no
-/// room yet takes some, and fails with `ENOSPC` when there is none. Discarded pages give theirs back.
+/// A memory device that behaves as a sparse file on a disk that others fill: a write to a page
+/// without space allocates some, and fails with `ENOSPC` when there is none. Discards release the
+/// space of whole pages.
 pub struct ThinDevice {
     inner: MemoryDevice,
     room: Mutex<Room>,
 }
 
 impl ThinDevice {
-    /// `inner`, whose stored pages have room, and `spare_bytes` more on the disk.
+    /// Creates a device over `inner`, whose stored pages have space, with `spare_bytes` more on the
+    /// disk.
     pub fn new(inner: MemoryDevice, spare_bytes: u64) -> ThinDevice {
         let mut pages = BTreeSet::new();
         let stored: Result<(), ()> = inner.for_each_page(|offset, bytes| {
-            // As a tool that copies images does: pages of zeros are holes.
+            // Pages of zeros are holes, as after a copy by a tool that keeps files sparse.
             if bytes.iter().any(|byte| *byte != 0) {
                 pages.insert(offset / PAGE_BYTES);
             }
@@ -52,30 +54,30 @@ impl ThinDevice {
         ThinDevice { inner, room: Mutex::new(Rank::Device, Room { pages, limit }) }
     }
 
-    /// Somebody frees so many bytes of the disk.
+    /// Frees `bytes` of the disk.
     pub fn add_spare(&self, bytes: u64) {
         self.room.lock().limit += bytes / PAGE_BYTES;
     }
 
-    /// Somebody else takes all of the disk but so many bytes.
+    /// Fills the disk except for `bytes`.
     pub fn leave_spare(&self, bytes: u64) {
         let mut room = self.room.lock();
         room.limit = room.pages.len() as u64 + bytes / PAGE_BYTES;
     }
 
-    /// Bytes that are left on the disk.
+    /// Returns the number of free bytes on the disk.
     pub fn spare(&self) -> u64 {
         let room = self.room.lock();
         (room.limit - room.pages.len() as u64) * PAGE_BYTES
     }
 
-    /// A copy of what is there; see [`MemoryDevice::snapshot`].
+    /// Returns a copy of the contents; see [`MemoryDevice::snapshot`].
     #[must_use]
     pub fn snapshot(&self) -> MemoryDevice {
         self.inner.snapshot()
     }
 
-    /// Takes room for a range, or fails and takes none.
+    /// Allocates space for a range, or fails and allocates none.
     fn take(&self, kind: OperationKind, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_range(self, kind, offset, len)?;
         let mut room = self.room.lock();
@@ -89,7 +91,7 @@ impl ThinDevice {
         Ok(())
     }
 
-    /// Gives the room of the whole pages of a range back.
+    /// Releases the space of the whole pages of a range.
     fn give_back(&self, offset: u64, len: u64) {
         let whole = offset.div_ceil(PAGE_BYTES)..(offset + len) / PAGE_BYTES;
         let mut room = self.room.lock();
@@ -99,7 +101,7 @@ impl ThinDevice {
     }
 }
 
-/// The pages that a range touches.
+/// Returns the pages that a range touches.
 fn pages(offset: u64, len: u64) -> Range<u64> {
     offset / PAGE_BYTES..if len == 0 {
         offset / PAGE_BYTES

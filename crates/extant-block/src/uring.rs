@@ -2,12 +2,19 @@
 //!
 //! # Invariants
 //!
-//! - G1. The memory that a request names belongs to an operation in a slot, and the slot is not looked at from
-//!   the submission of the request until its completion was taken out of the ring.
-//! - G2. That memory is not freed before: a queue that is dropped waits, and if the system does not let it wait,
-//!   leaves the memory to the end of the process.
-//! - G3. The ring can read, write and sync and nothing else can be added, where the kernel knows such
-//!   restrictions: it is no way around a filter of system calls.
+//! - G1. The memory named in a request belongs to an operation in a slot, and the slot is not
+//!   accessed from the submission of the request until its completion was taken out of the ring.
+//! - G2. That memory is not freed before: dropping a queue waits, and if the system does not let it
+//!   wait, leaks the memory.
+//! - G3. Where the kernel supports restrictions, the ring is limited to reads, writes and syncs of
+//!   the device's own file for its whole life, so that it cannot circumvent a filter of system
+//!   calls.
+//!
+//! # Few system calls
+//!
+//! One system call submits the pushed requests, waits, and collects all completions
+//! ([`Queue::advance`]). For queues of some depth the kernel keeps completions until the thread
+//! asks for them (`IORING_SETUP_DEFER_TASKRUN`), so that they do not interrupt it.
 #![expect(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -28,66 +35,89 @@ use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation};
 use crate::queue::{Engine, Finished, Queue, QueueOptions, Wait};
 
-/// How often the system may say "again" without any progress of an operation.
+/// Number of times the system may answer EAGAIN without progress of an operation.
 const RETRIES_MAX: u32 = 100;
+
+/// Indexes of registered files: through the page cache, and past it.
+const PLAIN: RawFd = 0;
+const DIRECT: RawFd = 1;
+
+/// Depth from which on the kernel keeps completions until it is asked. With fewer requests under
+/// way an interruption is cheaper than the sleep that it often saves.
+const QUIET_DEPTH: usize = 4;
+
+/// Code of the call that ends the registration of files (`IORING_UNREGISTER_FILES`).
+const UNREGISTER_FILES: u8 = 3;
 
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
-/// An operation that the queue has.
+/// An operation in the queue.
 struct Slot {
     tag: u64,
     operation: Operation,
-    /// Bytes that were moved.
+    /// Number of bytes transferred.
     done: usize,
     retries: u32,
-    /// Past the page cache.
+    /// Whether it bypasses the page cache.
     is_direct: bool,
-    /// The kernel may touch its memory (G1).
+    /// Whether the kernel may access its memory (G1).
     is_away: bool,
 }
 
-/// One thread's ring over a file.
+/// The ring of one thread over a file.
 pub(crate) struct Uring<'d> {
     device: &'d dyn BlockDevice,
-    /// Its bytes.
+    /// The file with the device's bytes.
     file: &'d File,
     uring: IoUring,
-    /// As many as the depth; never longer, so it never moves.
+    /// The slots, as many as the depth; the vector never grows, so it never moves.
     slots: Vec<Option<Slot>>,
     /// Slots without an operation.
     free: Vec<usize>,
-    /// Slots that nobody has submitted yet.
+    /// Slots that are not submitted yet.
     pushed: Vec<usize>,
     /// Slots whose next request is to be given to the kernel.
     ready: VecDeque<usize>,
+    /// Operations that have ended and were not handed back, besides those still in the ring.
     finished: VecDeque<Finished>,
-    /// Slots that are away.
+    /// Number of slots whose request is with the kernel.
     away: usize,
     len: usize,
-    /// The system takes nothing any more, and what it may still say is about operations that were given up.
+    /// Whether the ring has failed; its completions then concern operations that were given up.
     is_broken: bool,
     transfer_max: usize,
-    /// The same file past the page cache, and what offsets and lengths have to be aligned to there.
+    /// The same file opened with O_DIRECT, and the alignment of offsets and lengths there.
     direct: Option<(File, u64)>,
+    /// Whether requests name files by [`PLAIN`] and [`DIRECT`] and not by descriptors.
+    is_registered: bool,
+    /// Whether the kernel may post completions while this thread runs, before it is asked.
+    interrupts: bool,
 }
 
 impl<'d> Uring<'d> {
-    /// A ring, if the system gives one, for a device whose bytes are those of `file`.
+    /// Creates a ring, if the system offers one, for a device whose bytes are those of `file`.
     pub(crate) fn new(
         device: &'d dyn BlockDevice,
         file: &'d File,
         options: &QueueOptions,
     ) -> io::Result<Uring<'d>> {
-        // Files are opened so that a fifo cannot keep anybody waiting. Where the host's file system cannot try
-        // without waiting (FUSE, some network ones), a ring would answer "again" for ever.
+        // Files are opened with O_NONBLOCK because of fifos. On host file systems that cannot try
+        // without waiting (FUSE, some network ones), a ring would then answer EAGAIN for ever.
         let flags = rustix::fs::fcntl_getfl(file)?;
         rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?;
         let depth = options.depth;
         let entries = u32::try_from(depth.next_power_of_two()).unwrap_or(u32::MAX);
-        let uring = restricted(entries).or_else(|_| IoUring::new(entries))?;
+        let direct = if options.direct { past_the_cache(device, file) } else { None };
+        let past = direct.as_ref().map_or(file, |(past, _)| past).as_raw_fd();
+        let files = [file.as_raw_fd(), past];
+        let is_quiet = depth >= QUIET_DEPTH;
+        let (uring, is_registered) = match restricted(entries, is_quiet, &files) {
+            Ok(uring) => (uring, true),
+            Err(_) => (IoUring::new(entries)?, false),
+        };
         let mut slots = Vec::new();
         slots.resize_with(depth, || None);
         Ok(Uring {
@@ -96,36 +126,36 @@ impl<'d> Uring<'d> {
             uring,
             slots,
             free: (0..depth).rev().collect(),
-            pushed: Vec::new(),
+            pushed: Vec::with_capacity(depth),
             ready: VecDeque::new(),
             finished: VecDeque::new(),
             away: 0,
             len: 0,
             is_broken: false,
             transfer_max: options.transfer_max,
-            direct: if options.direct { past_the_cache(device, file) } else { None },
+            direct,
+            is_registered,
+            interrupts: !is_quiet,
         })
     }
 
-    /// The operation of a slot has ended; the slot is free.
-    fn finish(&mut self, index: usize, result: Result<(), DeviceFault>) {
-        let Some(Slot { tag, operation, .. }) = self.slots.get_mut(index).and_then(Option::take)
-        else {
-            return;
-        };
+    /// Removes the operation of a slot, which is over, and frees the slot.
+    fn ended(&mut self, index: usize, result: Result<(), DeviceFault>) -> Option<Finished> {
+        let Slot { tag, operation, .. } = self.slots.get_mut(index).and_then(Option::take)?;
         self.free.push(index);
         let result = result.map_err(|fault| {
             let (offset, len) = (operation.offset(), operation.length());
             DeviceError::new(self.device.describe(), operation.kind(), offset, len, fault)
         });
-        self.hand_back(tag, operation, result);
+        Some(Finished { tag, completion: Completion { operation, result } })
     }
 
-    fn hand_back(&mut self, tag: u64, operation: Operation, result: Result<(), DeviceError>) {
-        self.finished.push_back(Finished { tag, completion: Completion { operation, result } });
+    fn finish(&mut self, index: usize, result: Result<(), DeviceFault>) {
+        let finished = self.ended(index, result);
+        self.finished.extend(finished);
     }
 
-    /// What has no request of its own is done at once. Else the operation comes back.
+    /// Does operations at once that have no request of their own; returns `None` for the others.
     fn run_at_once(&self, operation: &Operation) -> Option<Result<(), DeviceError>> {
         let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
         if let Err(error) = check_range(self.device, kind, offset, len) {
@@ -148,12 +178,16 @@ impl<'d> Uring<'d> {
             && (self.transfer_max as u64).is_multiple_of(*unit)
     }
 
-    /// The request that brings a slot on, which is away from now on.
+    /// Builds the next request of a slot, which counts as with the kernel from now on.
     fn request(&mut self, index: usize) -> Option<squeue::Entry> {
-        let file = self.file.as_raw_fd();
-        let past = self.direct.as_ref().map(|(file, _)| file.as_raw_fd());
         let slot = self.slots.get_mut(index)?.as_mut()?;
-        let fd = types::Fd(past.filter(|_| slot.is_direct).unwrap_or(file) as RawFd);
+        let past = self.direct.as_ref().filter(|_| slot.is_direct);
+        let fd = types::Fd(match (past, self.is_registered) {
+            (Some(_), true) => DIRECT,
+            (None, true) => PLAIN,
+            (Some((past, _)), false) => past.as_raw_fd(),
+            (None, false) => self.file.as_raw_fd(),
+        });
         let (done, most) = (slot.done, self.transfer_max);
         let part = |len: usize| u32::try_from((len - done).min(most)).unwrap_or(1 << 30);
         let entry = match &mut slot.operation {
@@ -172,7 +206,11 @@ impl<'d> Uring<'d> {
         };
         slot.is_away = true;
         self.away += 1;
-        Some(entry.user_data(index as u64))
+        let flags = match self.is_registered {
+            true => squeue::Flags::FIXED_FILE,
+            false => squeue::Flags::empty(),
+        };
+        Some(entry.flags(flags).user_data(index as u64))
     }
 
     fn enter(&mut self, wanted: usize) {
@@ -184,8 +222,8 @@ impl<'d> Uring<'d> {
         }
     }
 
-    /// The system does not take or give anything any more: everything has failed, and memory that it may
-    /// still write to is left to it (G2).
+    /// Gives the ring up after an error: every operation fails, and memory that the kernel may
+    /// still write to is leaked (G2).
     fn give_up(&mut self, error: &io::Error) {
         self.is_broken = true;
         self.ready.clear();
@@ -204,35 +242,42 @@ impl<'d> Uring<'d> {
         self.away = 0;
     }
 
-    /// Takes completions out of the ring: from here on their slots are ours.
-    fn collect(&mut self) {
-        let done: Vec<(u64, i32)> =
-            self.uring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        for (index, result) in done {
-            let index = index as usize;
+    /// Takes completions out of the ring, up to the first one that ends an operation; the slots of
+    /// all of them may be accessed again.
+    fn collect(&mut self) -> Option<Finished> {
+        loop {
+            let done = self.uring.completion().next()?;
+            // Late completions concern operations that were given up.
             if self.is_broken {
                 continue;
             }
+            let index = done.user_data() as usize;
             let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else { continue };
             slot.is_away = false;
             self.away -= 1;
-            let Some(result) = progress(slot, result) else {
-                self.ready.push_back(index);
-                continue;
-            };
-            self.finish(index, result);
+            match progress(slot, done.result()) {
+                Some(result) => return self.ended(index, result),
+                None => self.ready.push_back(index),
+            }
         }
-        self.start();
     }
 
-    /// Gives the kernel what is ready.
-    fn start(&mut self) {
+    /// Returns an operation that has ended, without a system call.
+    fn next_ended(&mut self) -> Option<Finished> {
+        let finished = self.finished.pop_front().or_else(|| self.collect())?;
+        self.len -= 1;
+        Some(finished)
+    }
+
+    /// Puts the ready requests into the ring, for the next system call.
+    fn prepare(&mut self) {
         while let Some(index) = self.ready.pop_front() {
             let operation = self.slots[index].as_ref().map(|slot| &slot.operation);
             if let Some(result) = operation.and_then(|operation| self.run_at_once(operation)) {
-                if let Some(slot) = self.slots[index].take() {
+                if let Some(Slot { tag, operation, .. }) = self.slots[index].take() {
                     self.free.push(index);
-                    self.hand_back(slot.tag, slot.operation, result);
+                    let completion = Completion { operation, result };
+                    self.finished.push_back(Finished { tag, completion });
                 }
                 continue;
             }
@@ -247,7 +292,7 @@ impl<'d> Uring<'d> {
             // it until its completion was taken out of the ring (G1, G2).
             let pushed = unsafe { self.uring.submission().push(&request) };
             if pushed.is_err() {
-                // No room: as many as fit are started first.
+                // The ring is full: submit its requests first.
                 if let Some(slot) = self.slots[index].as_mut() {
                     slot.is_away = false;
                 }
@@ -256,13 +301,45 @@ impl<'d> Uring<'d> {
                 self.enter(0);
             }
         }
+    }
+
+    /// Gives the kernel what is ready.
+    fn start(&mut self) {
+        self.prepare();
         if !self.uring.submission().is_empty() {
             self.enter(0);
         }
     }
+
+    /// Waits for an operation to end; the system call that waits submits the ready requests too.
+    fn wait(&mut self) -> Option<Finished> {
+        loop {
+            if let Some(finished) = self.next_ended() {
+                return Some(finished);
+            }
+            self.prepare();
+            if !self.finished.is_empty() {
+                // The other requests must not wait for the next call of the owner.
+                self.start();
+                continue;
+            }
+            if self.interrupts {
+                self.start();
+                if let Some(finished) = self.next_ended() {
+                    return Some(finished);
+                }
+            }
+            if self.away == 0 {
+                return None;
+            }
+            check_may_wait("a device");
+            self.enter(1);
+        }
+    }
 }
 
-/// What a completion means for its operation; `None` when a further request is needed (U4).
+/// Returns the result of the operation after a completion; `None` when a further request is needed
+/// (U4).
 fn progress(slot: &mut Slot, result: i32) -> Option<Result<(), DeviceFault>> {
     let kind = slot.operation.kind();
     let Ok(moved) = usize::try_from(result) else {
@@ -289,34 +366,44 @@ fn progress(slot: &mut Slot, result: i32) -> Option<Result<(), DeviceFault>> {
     slot.done += moved;
     slot.retries = 0;
     if (slot.done as u64) < slot.operation.length() {
-        // What is left may not be aligned.
+        // The rest may not be aligned.
         slot.is_direct &= slot.done.is_multiple_of(BUFFER_ALIGN);
         return None;
     }
     Some(Ok(()))
 }
 
-/// Leaves the memory of an operation to the end of the process.
+/// Leaks the memory of an operation.
 fn leave(operation: &mut Operation) {
     if let Operation::Read { buffer, .. } | Operation::Write { buffer, .. } = operation {
         std::mem::forget::<AlignedBuffer>(std::mem::take(buffer));
     }
 }
 
-/// A ring that can do what is needed and no more (G3).
-fn restricted(entries: u32) -> io::Result<IoUring> {
-    let uring = IoUring::builder().setup_r_disabled().build(entries)?;
+/// Creates a ring restricted to the operations needed, on these files (G3), for the calling thread.
+fn restricted(entries: u32, is_quiet: bool, files: &[RawFd]) -> io::Result<IoUring> {
+    let plain = || IoUring::builder().setup_r_disabled().build(entries);
+    let mut quiet = IoUring::builder();
+    quiet.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+    let uring = match is_quiet {
+        // Linux 6.1; before, completions may interrupt the thread.
+        true => quiet.setup_r_disabled().build(entries).or_else(|_| plain())?,
+        false => plain()?,
+    };
+    uring.submitter().register_files(files)?;
     let mut allowed = [
         Restriction::sqe_op(opcode::Read::CODE),
         Restriction::sqe_op(opcode::Write::CODE),
         Restriction::sqe_op(opcode::Fsync::CODE),
+        Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
+        Restriction::register_op(UNREGISTER_FILES),
     ];
     uring.submitter().register_restrictions(&mut allowed)?;
     uring.submitter().register_enable_rings()?;
     Ok(uring)
 }
 
-/// The device's file once more, past the page cache, where the host can.
+/// Opens the device's file again with O_DIRECT, if the host supports it.
 fn past_the_cache(device: &dyn BlockDevice, file: &File) -> Option<(File, u64)> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::DIRECT | OFlags::CLOEXEC;
@@ -354,20 +441,33 @@ impl Queue for Uring<'_> {
     }
 
     fn reap(&mut self, wait: Wait) -> Option<Finished> {
-        loop {
-            if let Some(finished) = self.finished.pop_front() {
-                self.len -= 1;
-                return Some(finished);
+        if wait == Wait::Block {
+            return self.wait();
+        }
+        if let Some(finished) = self.next_ended() {
+            return Some(finished);
+        }
+        self.start();
+        if self.uring.submission().taskrun() {
+            self.enter(0);
+        }
+        self.next_ended()
+    }
+
+    fn advance(&mut self) -> Option<Finished> {
+        // While operations can be handed back, pushed ones are collected, up to a quarter.
+        if self.pushed.len() < self.slots.len().div_ceil(4)
+            && let Some(finished) = self.next_ended()
+        {
+            return Some(finished);
+        }
+        self.ready.extend(self.pushed.drain(..));
+        match self.next_ended() {
+            Some(finished) => {
+                self.start();
+                Some(finished)
             }
-            self.collect();
-            if !self.finished.is_empty() {
-                continue;
-            }
-            if self.away == 0 || wait == Wait::Poll {
-                return None;
-            }
-            check_may_wait("a device");
-            self.enter(1);
+            None => self.wait(),
         }
     }
 
@@ -388,8 +488,15 @@ impl Drop for Uring<'_> {
     fn drop(&mut self) {
         // U5, G2.
         while self.away > 0 {
-            self.enter(1);
-            self.collect();
+            while self.collect().is_some() {}
+            self.start();
+            if self.away > 0 {
+                self.enter(1);
+            }
+        }
+        if self.is_registered {
+            // The kernel closes a ring later, and would keep the file, and its lock, until then.
+            let _ = self.uring.submitter().unregister_files();
         }
     }
 }

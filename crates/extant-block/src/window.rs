@@ -11,7 +11,7 @@ use crate::error::{DeviceError, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
 use crate::queue::{Engine, Finished, Queue, QueueOptions, Wait};
 
-/// The window does not lie on the device.
+/// Error of a window that does not lie on its device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{device} has {device_bytes} bytes; {len} bytes at byte {offset} do not lie inside")]
 pub struct WindowError {
@@ -38,7 +38,7 @@ pub struct WindowDevice<D> {
 }
 
 impl<D: BlockDevice> WindowDevice<D> {
-    /// The `len` bytes of `inner` from `offset` on.
+    /// Creates a window on the `len` bytes of `inner` from `offset` on.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl<D: BlockDevice> WindowDevice<D> {
         WindowDevice::named(inner, offset, len, &name)
     }
 
-    /// Everything from `offset` to the end of `inner`.
+    /// Creates a window from `offset` to the end of `inner`.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl<D: BlockDevice> WindowDevice<D> {
         WindowDevice::new(inner, offset, len)
     }
 
-    /// Like [`new`](Self::new), with a name for messages.
+    /// Creates a window like [`new`](Self::new), with a name for messages.
     ///
     /// # Errors
     ///
@@ -78,12 +78,12 @@ impl<D: BlockDevice> WindowDevice<D> {
         }
     }
 
-    /// Start of the window on the device below, in bytes.
+    /// Returns the start of the window on the device below, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn inner(&self) -> &D {
         &self.inner
     }
@@ -95,7 +95,7 @@ impl<D: BlockDevice> WindowDevice<D> {
     }
 }
 
-/// Moves an operation to another start.
+/// Returns an operation with another offset.
 fn moved(operation: Operation, by: impl Fn(u64) -> u64) -> Operation {
     match operation {
         Operation::Read { offset, buffer } => Operation::Read { offset: by(offset), buffer },
@@ -112,7 +112,7 @@ fn moved(operation: Operation, by: impl Fn(u64) -> u64) -> Operation {
 
 impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
-        // Operations that miss the window stay here; `slots` remembers where each belongs.
+        // Operations outside the window stay here; `slots` remembers the place of each completion.
         let mut inside = Vec::with_capacity(batch.len());
         let mut slots = Vec::with_capacity(batch.len());
         for operation in batch {
@@ -212,13 +212,22 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
     }
 }
 
-/// The queue of the device below, for what lies in a window.
+/// The queue of a window over the queue of the device below.
 struct WindowQueue<'d, D> {
     window: &'d WindowDevice<D>,
     inner: Box<dyn Queue + 'd>,
-    /// Operations outside of the window: pushed, and submitted.
+    /// Submitted and pushed operations outside of the window.
     missed: VecDeque<Finished>,
     failed: VecDeque<Finished>,
+}
+
+impl<D> WindowQueue<'_, D> {
+    /// What the device below has finished, at its place in the window.
+    fn of_window(&self, Finished { tag, completion }: Finished) -> Finished {
+        let Completion { operation, result } = completion;
+        let operation = moved(operation, |at| at - self.window.offset);
+        Finished { tag, completion: Completion { operation, result } }
+    }
 }
 
 impl<D: BlockDevice> Queue for WindowQueue<'_, D> {
@@ -253,10 +262,18 @@ impl<D: BlockDevice> Queue for WindowQueue<'_, D> {
         if let Some(failed) = self.failed.pop_front() {
             return Some(failed);
         }
-        let Finished { tag, completion } = self.inner.reap(wait)?;
-        let Completion { operation, result } = completion;
-        let operation = moved(operation, |at| at - self.window.offset);
-        Some(Finished { tag, completion: Completion { operation, result } })
+        self.inner.reap(wait).map(|finished| self.of_window(finished))
+    }
+
+    fn advance(&mut self) -> Option<Finished> {
+        self.failed.append(&mut self.missed);
+        match self.failed.pop_front() {
+            Some(failed) => {
+                self.inner.submit();
+                Some(failed)
+            }
+            None => self.inner.advance().map(|finished| self.of_window(finished)),
+        }
     }
 
     fn len(&self) -> usize {

@@ -96,7 +96,7 @@ fn a_partition_opens_as_a_window_and_a_missing_one_names_the_others() {
     let mut bytes = [0; 14];
     seven.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"start of seven");
-    assert_eq!(&*seven.describe(), "disk partition 7");
+    assert_eq!(&*seven.describe(), "disk partition 7 (Linux)");
 
     for number in [0, 3, 9, u32::MAX] {
         let error = partition::open(&disk, number).unwrap_err();

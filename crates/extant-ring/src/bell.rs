@@ -1,11 +1,12 @@
-//! What wakes a thread that waits in its ring.
+//! Wakeups for a thread that waits in its ring.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Wakes the thread of one [`Ring`](crate::Ring). Rung several times before it is heard, it is heard once.
+/// A wakeup for the thread of one [`Ring`](crate::Ring). Several rings before the thread wakes
+/// count as one.
 #[derive(Debug)]
 pub struct Bell {
     event: OwnedFd,
@@ -19,11 +20,11 @@ impl Bell {
 
     /// Wakes the thread. Never blocks.
     pub fn ring(&self) {
-        // It fails when nobody has listened 2^64 times.
+        // The write fails only when the count would reach 2^64 - 1.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Takes back what was rung.
+    /// Clears the count.
     pub(crate) fn hush(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.event, &mut count);

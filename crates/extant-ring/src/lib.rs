@@ -1,15 +1,15 @@
-//! The kernel's second way of asking a FUSE server: rings of io_uring instead of reads of `/dev/fuse`.
+//! FUSE over io_uring: requests of the kernel that come over rings instead of reads of `/dev/fuse`.
 //!
 //! # Place
 //!
-//! Below `extant-fuse`, which knows what requests mean. This knows where they lie, whose they are at the
-//! moment, and how they are given back.
+//! Below `extant-fuse`, which interprets the requests. This crate manages their memory, who owns it
+//! at each moment, and how it returns to the kernel.
 //!
 //! # Shape
 //!
 //! ```text
 //! ring     one thread's ring and its slots, the only unsafe code     bell     wakes that thread
-//! machine  what this kernel and this machine offer
+//! machine  support by the kernel and the machine
 //! ```
 #![deny(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]

@@ -1,4 +1,4 @@
-//! What this machine offers.
+//! Support for FUSE rings on this machine.
 
 use std::fmt;
 use std::io;
@@ -8,17 +8,18 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 
-/// Why requests cannot come over a ring here.
+/// Reason why FUSE requests cannot come over rings here.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Obstacle {
-    /// The kernel cannot, or its module for FUSE is not loaded.
+    /// The kernel has no support, or its FUSE module is not loaded.
     NoKernel,
-    /// It can and is told not to.
+    /// The kernel has support, and it is disabled.
     SwitchedOff,
-    /// Its rings have one queue for each processor that could be plugged in, and that are too many.
+    /// The kernel needs one queue for each processor that could be plugged in, and there are too
+    /// many.
     TooManyProcessors(usize),
-    /// No rings for this process.
+    /// This process may not create rings.
     Forbidden(io::Error),
 }
 
@@ -49,7 +50,7 @@ impl fmt::Display for Obstacle {
 
 impl std::error::Error for Obstacle {}
 
-/// Whether the kernel will offer rings to mounts that begin now. Asks `/sys`.
+/// Checks that the kernel offers rings to new mounts. Reads `/sys`.
 ///
 /// # Errors
 ///
@@ -62,17 +63,18 @@ pub fn obstacle() -> Result<(), Obstacle> {
     }
 }
 
-/// Processors that there are or could be: as many queues does the kernel want served. Asks `/sys`.
+/// Returns the number of possible processors, for each of which the kernel wants a queue. Reads
+/// `/sys`.
 ///
 /// # Errors
 ///
-/// `/sys` does not say.
+/// `/sys` does not tell.
 pub fn processors() -> io::Result<usize> {
     let text = std::fs::read_to_string(POSSIBLE)?;
     count(text.trim()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
-/// How many numbers are in a list such as `0-3,8`.
+/// Returns the number of integers in a list such as `0-3,8`.
 fn count(list: &str) -> Option<usize> {
     list.split(',').try_fold(0usize, |all, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -81,17 +83,17 @@ fn count(list: &str) -> Option<usize> {
     })
 }
 
-/// Which of the first `count` processors the calling thread may run on.
+/// Returns which of the first `count` processors the calling thread may run on.
 pub fn processors_allowed(count: usize) -> Vec<bool> {
     let Ok(set) = sched_getaffinity(None) else { return vec![false; count] };
     (0..count).map(|number| number < CpuSet::MAX_CPU && set.is_set(number)).collect()
 }
 
-/// Has the calling thread run on processor `number` and nowhere else.
+/// Pins the calling thread to processor `number`.
 ///
 /// # Errors
 ///
-/// It may not, or there is none.
+/// The system's error if the thread may not run there, or the processor does not exist.
 pub fn pin(number: usize) -> io::Result<()> {
     if number >= CpuSet::MAX_CPU {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -1,24 +1,25 @@
-//! A ring, and the memory that the kernel copies requests to. The only unsafe code of the crate.
+//! A ring, and the memory that the kernel copies requests to. This module has the only unsafe code
+//! of the crate.
 //!
 //! # Shape
 //!
-//! A slot is memory for one request: a page with its headers, and its payload. The kernel has a slot from
-//! the submission of the command that gives it away ([`Ring::offer`], [`Ring::commit`]) until the completion of
-//! that command, which brings a request or says that the mount is gone. In between it may write to it
-//! at any time, from inside this thread's own calls.
+//! A slot is memory for one request: a page with its headers, and its payload. The kernel owns a
+//! slot from the submission of the command that offers it ([`Ring::offer`], [`Ring::commit`]) until
+//! the completion of that command, which brings a request or reports that the mount is gone. In
+//! between the kernel may write to it at any time, from inside system calls of this thread.
 //!
 //! # Invariants
 //!
-//! - R1. A slot's memory is looked at only while it is ours, and only through a borrow of the ring that gave
-//!   it away, so that it cannot be given away meanwhile.
-//! - R2. Memory that the kernel may still write to is never unmapped: a slot that did not come back is
-//!   left to the end of the process.
-//! - R3. What a command points to lies in its slot: nothing else has to outlive it.
-//! - R4. A slot is given back by the number that the kernel gave its request, which no other request has:
-//!   the kernel finds the slot by it. Whoever has the kernel ask questions with numbers of its own
-//!   gives each another number.
-//! - R5. The ring can do two things, commands to the FUSE device and waiting for its bell, and nothing can be
-//!   added: the kernel holds to that from the start. So it is no way around a filter of system calls.
+//! - R1. A slot's memory is accessed only while this side owns it, and only through a borrow of the
+//!   ring, so that it cannot be offered meanwhile.
+//! - R2. Memory that the kernel may still write to is never unmapped: a slot that did not come back
+//!   is leaked.
+//! - R3. A command points only into its slot, so no other memory has to outlive it.
+//! - R4. A slot is committed by the number that the kernel gave its request, by which the kernel
+//!   finds the slot. No two requests have the same number; requests that the server makes the
+//!   kernel send, with numbers of its own, must have distinct numbers too.
+//! - R5. The ring is restricted to commands to the FUSE device and to waiting for its bell, which
+//!   the kernel enforces for its whole life. So it cannot circumvent a filter of system calls.
 #![expect(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -34,59 +35,61 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::bell::Bell;
 
-/// Bytes in front of a request, and of its answer.
+/// Size of the header of a request, and of its answer, in bytes.
 pub const HEADER_BYTES: usize = 128;
-/// Bytes for the fixed part of a request.
+/// Size of the fixed part of a request, in bytes.
 pub const OP_BYTES: usize = 128;
-/// Where the kernel says how much payload there is and by what number it is given back.
+/// Offset of the kernel's entry with the length of the payload and the commit number.
 const ENTRY_AT: usize = HEADER_BYTES + OP_BYTES;
 const COMMIT_ID_AT: usize = ENTRY_AT + 8;
 const PAYLOAD_LEN_AT: usize = ENTRY_AT + 16;
-/// What the kernel knows of the headers.
+/// Size of the headers that the kernel knows, in bytes.
 const HEADERS: usize = ENTRY_AT + 32;
-/// Where the two ranges of a registration are described, behind the headers.
+/// Offset, behind the headers, of the description of the two ranges of a registration.
 const RANGES_AT: usize = 512;
 /// Bytes of a slot before its payload, which begins on a page.
 const PAGE: usize = 4096;
 /// `FUSE_IO_URING_CMD_REGISTER` and `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
-/// Commands that wait for their submission.
+/// Number of commands that can wait for their submission.
 const DEPTH: u32 = 8;
-/// Names the bell's completions.
+/// User data of the bell's completions.
 const BELL: u64 = u64::MAX;
 /// Offset of `len` in a submission, which `UringCmd80` cannot set.
 const SQE_LEN_AT: usize = 24;
 
-/// Names a slot of one ring.
+/// Identifies a slot of one ring.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotId(usize);
 
-/// What a ring woke for.
+/// Event for which a ring woke.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A request is in the slot, which is ours until it is committed.
+    /// A request is in the slot, which belongs to this side until it is committed.
     Request(SlotId),
-    /// The slot came back without a request, with this error number of Linux. The kernel does not know it any more.
+    /// The slot came back without a request, with this Linux error number, and the kernel has
+    /// forgotten it.
     Ended(SlotId, i32),
-    /// Somebody rang.
+    /// The bell was rung.
     Bell,
 }
 
 /// A request in its slot.
 #[derive(Debug)]
 pub struct Message<'a> {
-    /// The header of the request; that of the answer goes here too.
+    /// The header of the request, to be replaced by the header of the answer.
     pub header: &'a mut [u8; HEADER_BYTES],
     /// The fixed part of the request.
     pub op: &'a [u8; OP_BYTES],
-    /// The rest of it in the first [`payload_len`](Message::payload_len) bytes; the answer goes here too.
+    /// The rest of the request in the first [`payload_len`](Message::payload_len) bytes, to be
+    /// replaced by the answer.
     pub payload: &'a mut [u8],
-    /// What the kernel put into `payload`; never more than that has.
+    /// Number of bytes that the kernel put into `payload`, at most its length.
     pub payload_len: usize,
 }
 
-/// Page-aligned memory of its own mapping.
+/// A page-aligned mapping of anonymous memory.
 #[derive(Debug)]
 struct Area {
     start: NonNull<u8>,
@@ -107,7 +110,7 @@ impl Area {
 
     /// # Safety
     ///
-    /// Nobody else touches the memory while the result lives.
+    /// No other code accesses the memory during the life of the result.
     unsafe fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping has `len` bytes, zeroed at first and for reading and writing, until drop; that
         // nobody else touches them is the caller's promise.
@@ -127,29 +130,30 @@ impl Drop for Area {
 struct Slot {
     area: Area,
     queue: u16,
-    /// The kernel may write to it (R1, R2).
+    /// Whether the kernel may write to it (R1, R2).
     is_away: bool,
 }
 
-/// One thread's ring. Made by any thread, used by the one that called [`Ring::open`].
+/// The ring of one thread. Any thread may create it; the thread that called [`Ring::open`] uses it.
 pub struct Ring {
     uring: IoUring<Entry128, cqueue::Entry>,
-    /// Only grows: a `SlotId` is an index.
+    /// The slots; the vector only grows, because a `SlotId` is an index.
     slots: Vec<Slot>,
     device: Option<OwnedFd>,
     payload_bytes: usize,
     bell: Arc<Bell>,
-    /// Completions that were taken out of the ring.
+    /// Events of completions that were taken out of the ring.
     come: VecDeque<Event>,
 }
 
 impl Ring {
-    /// A ring whose slots will have at least `payload_bytes` of payload. It cannot be used before
-    /// [`Ring::open`]; making it is all that a sandbox may forbid later, besides that call and waiting.
+    /// Creates a ring whose slots will have at least `payload_bytes` of payload. It cannot be used
+    /// before [`Ring::open`]; besides creating it, only that call and waiting need system calls
+    /// that a sandbox may forbid.
     ///
     /// # Errors
     ///
-    /// The system has no ring for this process, or none of this kind (Linux 6.1).
+    /// The system has no rings for this process, or none of this kind (Linux 6.1).
     pub fn new(payload_bytes: usize) -> io::Result<Ring> {
         let uring = IoUring::<Entry128, cqueue::Entry>::builder()
             .dontfork()
@@ -173,23 +177,24 @@ impl Ring {
         })
     }
 
-    /// Opens the ring for the calling thread alone, for requests of the mount that `device` belongs to.
+    /// Opens the ring for the calling thread alone, for requests of the mount of `device`.
     ///
     /// # Errors
     ///
-    /// It is open already, or the system refuses.
+    /// The ring is open already, or the system refuses.
     pub fn open(&mut self, device: OwnedFd) -> io::Result<()> {
         self.uring.submitter().register_enable_rings()?;
         self.device = Some(device);
         self.listen()
     }
 
-    /// What wakes the thread that waits in this ring.
+    /// Returns the bell that wakes the thread waiting in this ring.
     pub fn bell(&self) -> Arc<Bell> {
         Arc::clone(&self.bell)
     }
 
-    /// Adds a slot for requests of queue `queue` and gives it to the kernel, at the next submission.
+    /// Adds a slot for requests of queue `queue` and offers it to the kernel, at the next
+    /// submission.
     ///
     /// # Errors
     ///
@@ -214,12 +219,12 @@ impl Ring {
         Ok(id)
     }
 
-    /// Gives a slot back with the answer that was put into it, `payload_len` bytes of payload, and so asks for
-    /// the next request, at the next submission.
+    /// Commits a slot with the answer that was put into it, `payload_len` bytes of payload, and
+    /// asks for the next request, at the next submission.
     ///
     /// # Errors
     ///
-    /// The slot is not ours, or has not that much payload.
+    /// The slot belongs to the kernel, or has less payload.
     pub fn commit(&mut self, id: SlotId, payload_len: usize) -> io::Result<()> {
         let slot = self.slots.get_mut(id.0).filter(|slot| !slot.is_away);
         let slot = slot.ok_or(io::ErrorKind::InvalidInput)?;
@@ -234,7 +239,7 @@ impl Ring {
         self.give(id, COMMIT_AND_FETCH, commit_id, 0)
     }
 
-    /// The request in a slot of ours; `None` when it is not ours.
+    /// Returns the request in a slot; `None` while the kernel owns the slot.
     pub fn message(&mut self, id: SlotId) -> Option<Message<'_>> {
         let slot = self.slots.get_mut(id.0).filter(|slot| !slot.is_away)?;
         // SAFETY: it is ours, and stays so while this borrow of the ring lasts (R1).
@@ -246,47 +251,48 @@ impl Ring {
         Some(Message { header, op, payload, payload_len })
     }
 
-    /// The queue that a slot serves.
+    /// Returns the queue that a slot serves.
     pub fn queue(&self, id: SlotId) -> Option<u16> {
         self.slots.get(id.0).map(|slot| slot.queue)
     }
 
-    /// Slots that were made.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Slots that the kernel has: with none, no request will come.
+    /// Returns the number of slots that the kernel owns: with none, no request will come.
     pub fn away(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_away).count()
     }
 
-    /// Submits what was given, without waiting.
+    /// Submits the commands so far, without waiting.
     ///
     /// # Errors
     ///
-    /// What the system says; the ring is of no use then.
+    /// The system's error; the ring is unusable then.
     pub fn submit(&mut self) -> io::Result<()> {
         self.enter(0)
     }
 
-    /// Whether [`Ring::wait`] would return at once. Makes no system call, and looks at nothing that was
-    /// not submitted.
+    /// Returns whether [`Ring::wait`] would return at once. Makes no system call, and ignores
+    /// commands that were not submitted.
     pub fn has_event(&mut self) -> bool {
         !self.come.is_empty()
             || self.uring.submission().taskrun()
             || !self.uring.completion().is_empty()
     }
 
-    /// Submits what was given and waits for an event.
+    /// Submits the commands so far and waits for an event.
     ///
     /// # Errors
     ///
-    /// What the system says; the ring is of no use then.
+    /// The system's error; the ring is unusable then.
     pub fn wait(&mut self) -> io::Result<Event> {
         loop {
             if let Some(event) = self.come.pop_front() {
-                // Whoever waits for what was given must not wait for this event's end as well.
+                // The commands are submitted now, so that they do not wait until this event is
+                // handled.
                 if !self.uring.submission().is_empty() {
                     self.enter(0)?;
                 }
@@ -311,7 +317,7 @@ impl Ring {
         }
     }
 
-    /// Takes completions out of the ring: from here on their slots are ours.
+    /// Takes completions out of the ring; their slots belong to this side again.
     fn collect(&mut self) -> io::Result<()> {
         let mut rang = false;
         for done in self.uring.completion() {
@@ -335,7 +341,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Has the bell heard once.
+    /// Asks for one completion when the bell rings.
     fn listen(&mut self) -> io::Result<()> {
         let bell = types::Fd(self.bell.as_fd().as_raw_fd());
         let poll = opcode::PollAdd::new(bell, u32::from(libc::POLLIN.cast_unsigned())).build();
@@ -343,7 +349,7 @@ impl Ring {
         unsafe { self.push(&Entry128::from(poll.user_data(BELL))) }
     }
 
-    /// Gives a slot of ours to the kernel.
+    /// Offers a slot to the kernel.
     fn give(&mut self, id: SlotId, what: u32, commit_id: u64, ranges: u64) -> io::Result<()> {
         let device = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let device = types::Fd(device.as_raw_fd());
@@ -374,7 +380,8 @@ impl Ring {
 
     /// # Safety
     ///
-    /// As [`io_uring::SubmissionQueue::push`]: what the command points to stays until it completes.
+    /// As for [`io_uring::SubmissionQueue::push`]: the memory that the command points to stays
+    /// valid until it completes.
     unsafe fn push(&mut self, entry: &Entry128) -> io::Result<()> {
         // SAFETY: the caller's promise.
         if unsafe { self.uring.submission().push(entry) }.is_ok() {

@@ -1,21 +1,23 @@
-//! Many operations of one thread under way at once, each finishing when it does.
+//! Queues: many device operations of one thread under way at once, completing in any order.
 //!
 //! # Shape
 //!
 //! ```text
-//! BlockDevice::queue   the best there is for a device: FileDevice has io_uring where the system does
+//! BlockDevice::queue   the best engine for a device: io_uring for FileDevice where the system has it
 //! portable             over BlockDevice::submit, for every device
 //! ../uring.rs          io_uring, for files and disks
 //! ```
 //!
 //! # Rules
 //!
-//! - U1. An operation belongs to the queue, with its buffer, from `push` until `reap` hands it back. Nobody
-//!   sees or frees its bytes meanwhile, whatever becomes of the queue.
-//! - U2. What was pushed and not reaped is at most [`QueueOptions::depth`].
-//! - U3. Every operation that was pushed is handed back once, with a result of its own, in any order.
-//! - U4. Short transfers are continued, and interrupted ones repeated, below: whoever reaps sees all or an error.
-//! - U5. A queue that is dropped waits for what is under way. What was pushed and not submitted is never done.
+//! - U1. An operation belongs to the queue, with its buffer, from `push` until `reap` returns it.
+//!   Its bytes are not accessed or freed meanwhile, even if the queue is dropped.
+//! - U2. Operations that were pushed and not reaped number at most [`QueueOptions::depth`].
+//! - U3. Every operation that was pushed is reaped once, with a result of its own, in any order.
+//! - U4. Short transfers are continued, and interrupted ones repeated, inside the queue: an
+//!   operation succeeds as a whole or fails.
+//! - U5. Dropping a queue waits for the operations under way. Operations that were not submitted
+//!   are never done.
 
 mod portable;
 
@@ -25,22 +27,22 @@ use crate::operation::{Completion, Operation};
 
 pub(crate) use portable::Portable;
 
-/// Most operations that a queue can have.
+/// Largest depth of a queue.
 pub const QUEUE_DEPTH_MAX: usize = 4096;
 
-/// How a queue is made.
+/// Options of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct QueueOptions {
-    /// Operations that may be pushed and not reaped, 1 to [`QUEUE_DEPTH_MAX`]; what is outside becomes the
-    /// nearest. 64 unless set.
+    /// Limit of the operations that are pushed and not reaped, 1 to [`QUEUE_DEPTH_MAX`]; values
+    /// outside are clamped. Default: 64.
     pub depth: usize,
-    /// Only what every device has, and every system.
+    /// Whether to use only the engine that every device and every system has.
     pub portable: bool,
-    /// Past the host's page cache, as far as the host can: operations that are aligned to 4096 bytes, or to a
-    /// disk's logical sectors.
+    /// Whether to bypass the host's page cache where the host can, for operations aligned to 4096
+    /// bytes, or to a disk's logical sectors.
     pub direct: bool,
-    /// Most bytes of one request to the system; longer operations become several. 1 GiB unless set.
+    /// Limit of one request to the system, in bytes; longer operations are split. Default: 1 GiB.
     pub transfer_max: usize,
 }
 
@@ -51,39 +53,39 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
-    /// These options with another [`depth`](Self::depth).
+    /// Returns these options with another [`depth`](Self::depth).
     #[must_use]
     pub fn depth(self, depth: usize) -> QueueOptions {
         QueueOptions { depth: depth.clamp(1, QUEUE_DEPTH_MAX), ..self }
     }
 
-    /// These options with [`portable`](Self::portable) as said.
+    /// Returns these options with another value of [`portable`](Self::portable).
     #[must_use]
     pub fn portable(self, portable: bool) -> QueueOptions {
         QueueOptions { portable, ..self }
     }
 
-    /// These options with [`direct`](Self::direct) as said.
+    /// Returns these options with another value of [`direct`](Self::direct).
     #[must_use]
     pub fn direct(self, direct: bool) -> QueueOptions {
         QueueOptions { direct, ..self }
     }
 
-    /// These options with another [`transfer_max`](Self::transfer_max).
+    /// Returns these options with another [`transfer_max`](Self::transfer_max).
     #[must_use]
     pub fn transfer_max(self, bytes: usize) -> QueueOptions {
         QueueOptions { transfer_max: bytes.clamp(1, 1 << 30), ..self }
     }
 }
 
-/// What moves the bytes of a queue.
+/// The mechanism by which a queue transfers bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Engine {
-    /// The device's own batches; with positional I/O, one operation after the other.
+    /// Batches of the device; for positional I/O, one operation after the other.
     Portable,
-    /// The system's ring, through its page cache.
+    /// io_uring, through the system's page cache.
     Uring,
-    /// The system's ring, past its page cache where operations are aligned.
+    /// io_uring, bypassing the system's page cache where operations are aligned.
     UringDirect,
 }
 
@@ -97,25 +99,26 @@ impl fmt::Display for Engine {
     }
 }
 
-/// Whether to wait for an operation to finish.
+/// Whether [`Queue::reap`] waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Until one that was submitted has finished.
+    /// Wait until a submitted operation has finished.
     Block,
-    /// Not at all. A device that works only while somebody waits may never finish one then.
+    /// Do not wait. On a device that works only inside waits, operations may then never finish.
     Poll,
 }
 
-/// A finished operation and the tag that it was pushed with.
+/// A finished operation and its tag.
 #[derive(Debug)]
 pub struct Finished {
-    /// Says which it is to whoever pushed it.
+    /// The tag that the operation was pushed with.
     pub tag: u64,
-    /// What was asked for, with its buffer, and how it went.
+    /// The operation, with its buffer, and its result.
     pub completion: Completion,
 }
 
-/// Operations of one thread on one device, from [`BlockDevice::queue`](crate::BlockDevice::queue).
+/// A queue of operations of one thread on one device, from
+/// [`BlockDevice::queue`](crate::BlockDevice::queue).
 ///
 /// ```
 /// use extant_block::{AlignedBuffer, BlockDevice, MemoryDevice, Operation, QueueOptions, Wait};
@@ -136,32 +139,40 @@ pub struct Finished {
 /// # Ok::<(), extant_block::DeviceError>(())
 /// ```
 pub trait Queue {
-    /// Takes an operation in, to be started by [`submit`](Self::submit). Gives it back when as many as
-    /// [`depth`](Self::depth) wait to be reaped.
+    /// Adds an operation, to be started by [`submit`](Self::submit).
     ///
     /// # Errors
     ///
-    /// The operation, untouched.
+    /// The operation, unchanged, when [`depth`](Self::depth) operations are waiting to be reaped.
     fn push(&mut self, tag: u64, operation: Operation) -> Result<(), Operation>;
 
-    /// Starts everything that was pushed. An operation that cannot be started finishes with an error.
+    /// Starts every pushed operation. An operation that cannot be started finishes with an error.
     fn submit(&mut self);
 
-    /// One operation that has finished; `None` when none is under way, or none has finished and `wait`
-    /// says not to wait.
+    /// Returns a finished operation; `None` when none is under way, or none has finished and `wait`
+    /// is [`Wait::Poll`].
     fn reap(&mut self, wait: Wait) -> Option<Finished>;
 
-    /// How many were pushed and not reaped.
+    /// Does [`submit`](Self::submit) and a waiting [`reap`](Self::reap), for a caller that keeps
+    /// the queue full: push while there is room, advance, handle the finished operation. While
+    /// finished operations remain to be handed back, pushed ones may be started later, together
+    /// with those pushed next, to save system calls.
+    fn advance(&mut self) -> Option<Finished> {
+        self.submit();
+        self.reap(Wait::Block)
+    }
+
+    /// Returns the number of operations pushed and not reaped.
     fn len(&self) -> usize;
 
-    /// Whether everything was reaped.
+    /// Returns whether all operations were reaped.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The most that [`len`](Self::len) can be.
+    /// Returns the limit of [`len`](Self::len).
     fn depth(&self) -> usize;
 
-    /// What moves the bytes.
+    /// Returns the engine that transfers the bytes.
     fn engine(&self) -> Engine;
 }

@@ -1,11 +1,11 @@
-//! A queue over the batches that every device takes.
+//! A queue over `BlockDevice::submit`, for every device.
 
 use std::collections::VecDeque;
 
 use super::{Engine, Finished, Queue, QueueOptions, Wait};
 use crate::operation::{Completion, Operation, Pending};
 
-/// Hands what was pushed to the device as one batch at each submission.
+/// A queue that submits the pushed operations as one batch.
 pub(crate) struct Portable<F> {
     /// Starts a batch.
     start: F,
@@ -29,7 +29,8 @@ impl<F: Fn(Vec<Operation>) -> Pending> Portable<F> {
     }
 
     fn finish(&mut self, tags: Vec<u64>, completions: Vec<Completion>) {
-        // A back-end that loses an operation broke the trait's contract: our bug, not the device's.
+        // A back-end that loses an operation breaks the trait's contract: a bug of extant, not of
+        // the device.
         assert_eq!(tags.len(), completions.len(), "one completion per operation");
         let pairs = tags.into_iter().zip(completions);
         self.finished.extend(pairs.map(|(tag, completion)| Finished { tag, completion }));
@@ -55,7 +56,7 @@ impl<F: Fn(Vec<Operation>) -> Pending> Queue for Portable<F> {
     }
 
     fn reap(&mut self, wait: Wait) -> Option<Finished> {
-        // Batches finish in the order in which they were submitted, as far as anybody can tell.
+        // Batches are reported in the order of their submission.
         while self.finished.is_empty() {
             let (tags, pending) = self.running.pop_front()?;
             match pending.try_done() {
