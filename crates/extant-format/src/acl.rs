@@ -101,7 +101,7 @@ pub struct Acl {
     entries: Vec<AclEntry>,
 }
 
-/// What is wrong with an access control list.
+/// A fault in an access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AclFault {
@@ -111,7 +111,7 @@ pub enum AclFault {
         /// Bytes given.
         found: usize,
     },
-    /// Not the version of this form.
+    /// The version is not the one of this form.
     #[error("access control list has version {found}, not {wanted}")]
     Version {
         /// The version found.
@@ -124,15 +124,15 @@ pub enum AclFault {
     Tag {
         /// Which entry, from 0.
         entry: u32,
-        /// Its tag.
+        /// The tag of the entry.
         tag: u16,
     },
-    /// More than three permission bits (A4).
+    /// An entry has more than three permission bits (A4).
     #[error("entry {entry} of the access control list has permissions {perm:#o}")]
     Perm {
         /// Which entry, from 0.
         entry: u32,
-        /// Its permissions.
+        /// The permissions of the entry.
         perm: u16,
     },
     /// An entry that may not come after the one before it (A1, A2).

@@ -46,7 +46,7 @@ impl<'a> BitmapRef<'a> {
         self.bytes.get(index(bit >> 3)).copied().unwrap_or(0xff)
     }
 
-    /// Whether bit `bit` is set.
+    /// Returns whether bit `bit` is set.
     pub fn get(&self, bit: u32) -> bool {
         (self.byte(bit) >> (bit & 7)) & 1 == 1
     }
@@ -87,7 +87,7 @@ impl<'a> BitmapRef<'a> {
         }
     }
 
-    /// How many bits the slice holds.
+    /// Returns how many bits the slice holds.
     fn stored_bits(&self) -> u32 {
         u32::try_from(self.bytes.len().saturating_mul(8)).unwrap_or(u32::MAX)
     }
@@ -102,13 +102,13 @@ impl<'a> BitmapRef<'a> {
         self.find(bits, true)
     }
 
-    /// Whether there are 64 clear bits side by side, of which the first one's number is a multiple
-    /// of 64. If not, no run of clear bits is longer than 126. Looks at words only.
+    /// Returns whether there are 64 clear bits side by side, of which the first one's number is a
+    /// multiple of 64. If not, no run of clear bits is longer than 126. Looks at words only.
     pub fn has_clear_word(&self) -> bool {
         self.bytes.chunks_exact(8).any(|word| word == [0; 8])
     }
 
-    /// How many bits of `bits` are set.
+    /// Returns how many bits of `bits` are set.
     pub fn count_set(&self, bits: Range<u32>) -> u32 {
         let mut at = bits.start;
         let end = self.stored_bits().min(bits.end);
@@ -132,7 +132,7 @@ impl<'a> BitmapRef<'a> {
         count
     }
 
-    /// How many bits of `bits` are clear.
+    /// Returns how many bits of `bits` are clear.
     pub fn count_clear(&self, bits: Range<u32>) -> u32 {
         bits.end.saturating_sub(bits.start).saturating_sub(self.count_set(bits))
     }
@@ -179,7 +179,7 @@ impl<'a> BitmapRef<'a> {
         ChecksumError::check(structure, stored & mask, self.checksum(seed, bits) & mask)
     }
 
-    /// Whether all bits from `used` to the end are set: the padding rule.
+    /// Returns whether all bits from `used` to the end are set: the padding rule.
     pub fn is_padded(&self, used: u32) -> bool {
         self.first_clear(used..self.stored_bits()).is_none()
     }
@@ -259,7 +259,7 @@ impl Bitmap {
         self.bytes
     }
 
-    /// How many bits there are, padding included.
+    /// Returns how many bits there are, padding included.
     pub fn bit_count(&self) -> u32 {
         self.view().stored_bits()
     }

@@ -61,13 +61,13 @@ pub const HASH_BYTES: usize = 8;
 /// File type of the checksum tail.
 pub const TAIL_FILE_TYPE: u8 = 0xde;
 
-/// What an entry says about its inode. The discriminants are those on disk.
+/// The kind of inode that an entry names. The discriminants are those on disk.
 ///
 /// Only a hint: the inode's mode decides.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum FileType {
-    /// Not known, or the file system does not have the `filetype` feature.
+    /// The kind is not known, or the file system does not have the `filetype` feature.
     #[default]
     Unknown = 0,
     /// Regular file.
@@ -128,7 +128,7 @@ impl FileType {
     }
 }
 
-/// How the directory blocks of one directory are laid out.
+/// The layout of the directory blocks of one directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirLayout {
     /// Size of a block.
@@ -183,20 +183,20 @@ pub struct DirEntry<'a> {
 }
 
 impl DirEntry<'_> {
-    /// Whether the entry names something.
+    /// Returns whether the entry names something.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.ino.0 != 0
     }
 
-    /// Whether the entry is `.` or `..`.
+    /// Returns whether the entry is `.` or `..`.
     #[must_use]
     pub fn is_dots(&self) -> bool {
         is_dots(self.name)
     }
 }
 
-/// What is wrong with a directory block, or with what should go into one.
+/// A fault in a directory block, or in what should go into one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirFault {
@@ -376,7 +376,7 @@ pub fn decode_entry(area: &[u8], at: usize, layout: DirLayout) -> Result<DirEntr
     Ok(DirEntry { ino, name, file_type, rec_len, offset, hash })
 }
 
-/// Whether `name` is `.` or `..`.
+/// Returns whether `name` is `.` or `..`.
 #[must_use]
 pub fn is_dots(name: &[u8]) -> bool {
     name == b"." || name == b".."

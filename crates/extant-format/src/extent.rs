@@ -39,8 +39,8 @@ pub use build::{BuiltTree, build, empty_root, encode_block, encode_root, tree_bl
 pub use edit::{RecordBytes, init_node, last_child, last_extent, lengthen_last, set_first, splice};
 pub use node::{Entries, Expect, Node, NodeHeader, checksum, max_in_block, seal, verify};
 pub use tree::{
-    Converted, NODE_MAX_MIN, Removed, Shifted, TreeStore, convert_step, insert, remove_step,
-    shift_down_step, shift_up_step, split_at,
+    Converted, NODE_MAX_MIN, Packed, Remapped, Removed, Shifted, TreeStore, convert_step, insert,
+    pack_step, remap_step, remove_step, shift_down_step, shift_up_step, split_at,
 };
 
 use core::mem::{offset_of, size_of};
@@ -137,7 +137,7 @@ const _: () = assert!(size_of::<RawIndex>() == RECORD_BYTES);
 const _: () = assert!(offset_of!(RawIndex, ei_leaf_lo) == 0x4);
 const _: () = assert!(offset_of!(RawIndex, ei_leaf_hi) == 0x8);
 
-/// Whether the blocks hold this file's data.
+/// The state of blocks: whether they hold this file's data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ExtentState {
     /// Reads return what is stored.
@@ -171,7 +171,7 @@ pub struct Index {
     pub child: FsBlock,
 }
 
-/// What is wrong with an extent record, a node or a list of extents to be encoded.
+/// A fault in an extent record, a node or a list of extents to be encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtentFault {
@@ -230,7 +230,7 @@ pub enum ExtentFault {
         file_start: FileBlock,
         /// Blocks in the run.
         len: BlockCount,
-        /// Its state.
+        /// The state of the extent.
         state: ExtentState,
     },
     /// The run would end after file block 2^32 - 1.
@@ -252,7 +252,7 @@ pub enum ExtentFault {
     Order {
         /// Which record of the node or list, from 0.
         record: u32,
-        /// Its first file block.
+        /// The first file block of the record.
         found: FileBlock,
         /// The first file block it could start at.
         limit: FileBlock,
@@ -281,7 +281,7 @@ pub enum ExtentFault {
         /// Blocks in the run.
         len: BlockCount,
     },
-    /// More records than the node, or the deepest tree, can hold. Only when encoding.
+    /// There are more records than the node, or the deepest tree, can hold. Only when encoding.
     #[error("{records} extent records do not fit; room for {capacity}")]
     TooMany {
         /// Records given.

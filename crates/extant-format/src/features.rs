@@ -334,22 +334,22 @@ impl Features {
         }
     }
 
-    /// Whether `feature` is on.
+    /// Returns whether `feature` is on.
     pub fn has(&self, feature: Feature) -> bool {
         self.word(feature.word) & feature.mask() != 0
     }
 
-    /// Whether a compatible feature is on.
+    /// Returns whether a compatible feature is on.
     pub fn has_compat(&self, bits: Compat) -> bool {
         self.compat.contains(bits)
     }
 
-    /// Whether an incompatible feature is on.
+    /// Returns whether an incompatible feature is on.
     pub fn has_incompat(&self, bits: Incompat) -> bool {
         self.incompat.contains(bits)
     }
 
-    /// Whether a read-only compatible feature is on.
+    /// Returns whether a read-only compatible feature is on.
     pub fn has_ro_compat(&self, bits: RoCompat) -> bool {
         self.ro_compat.contains(bits)
     }
@@ -374,12 +374,12 @@ impl Features {
         self.set(feature, false);
     }
 
-    /// Whether crc32c protects the metadata.
+    /// Returns whether crc32c protects the metadata.
     pub fn metadata_csum(&self) -> bool {
         self.has_ro_compat(RoCompat::METADATA_CSUM)
     }
 
-    /// Whether group descriptors carry a checksum of either kind, so that groups may be
+    /// Returns whether group descriptors carry a checksum of either kind, so that groups may be
     /// uninitialised.
     pub fn group_checksums(&self) -> bool {
         self.ro_compat.intersects(RoCompat::METADATA_CSUM | RoCompat::GDT_CSUM)
@@ -402,7 +402,7 @@ impl Features {
         }
     }
 
-    /// Whether no feature is on.
+    /// Returns whether no feature is on.
     pub fn is_empty(&self) -> bool {
         *self == Features::NONE
     }

@@ -189,7 +189,7 @@ pub enum GroupError {
         block: FsBlock,
         /// First block that may be used.
         first: u32,
-        /// One past the last.
+        /// The block behind the last one.
         end: u64,
     },
     /// A count is larger than the group.
@@ -214,7 +214,7 @@ pub enum GroupError {
     },
 }
 
-/// What the checksum of descriptors depends on. Taken from the superblock once.
+/// The things that the checksum of descriptors depends on. Taken from the superblock once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupChecksum {
     /// No checksum, and the flags mean nothing.

@@ -81,7 +81,7 @@ impl HashVersion {
         }
     }
 
-    /// What the root of an index says: 0, 1, 2 or 6.
+    /// Returns what the root of an index says: 0, 1, 2 or 6.
     #[must_use]
     pub fn on_disk(self) -> u8 {
         match self {
@@ -92,7 +92,7 @@ impl HashVersion {
         }
     }
 
-    /// Whether bytes of names count as unsigned; the superblock's flags must say the same.
+    /// Returns whether bytes of names count as unsigned; the superblock's flags must say the same.
     #[must_use]
     pub fn is_unsigned(self) -> bool {
         matches!(self, Self::LegacyUnsigned | Self::HalfMd4Unsigned | Self::TeaUnsigned)
@@ -125,7 +125,7 @@ impl HashSeed {
         HashSeed(words)
     }
 
-    /// What the functions start from.
+    /// Returns what the functions start from.
     fn start(self) -> [u32; 4] {
         if self.0 == [0; 4] { Self::DEFAULT } else { self.0 }
     }

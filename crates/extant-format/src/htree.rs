@@ -56,7 +56,7 @@ pub const LEVELS_MAX: u8 = 1;
 /// Levels of inner nodes under the root with the `large_dir` feature, at most.
 pub const LEVELS_MAX_LARGE_DIR: u8 = 2;
 
-/// What is wrong with a block of an index, or with the entries of a directory to be built.
+/// A fault in a block of an index, or in the entries of a directory to be built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HtreeFault {
@@ -90,7 +90,7 @@ pub enum HtreeFault {
         /// `hash_version`.
         version: u8,
     },
-    /// More inner levels than the features allow.
+    /// The index has more inner levels than the features allow.
     #[error("directory index has {levels} inner levels, at most {allowed} allowed")]
     Levels {
         /// `indirect_levels`.
@@ -119,7 +119,7 @@ pub enum HtreeFault {
     Order {
         /// Which record, or entry of the list to be built, from 0.
         record: u32,
-        /// Its hash.
+        /// The hash of the record.
         found: u32,
         /// The hash before.
         before: u32,
@@ -134,7 +134,7 @@ pub enum HtreeFault {
         /// Blocks of the directory.
         blocks: u32,
     },
-    /// More entries than the index can be made to hold.
+    /// There are more entries than the index can be made to hold.
     #[error("{leaves} directory blocks need an index deeper than {allowed} inner levels")]
     TooLarge {
         /// Leaf blocks needed.

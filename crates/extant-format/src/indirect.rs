@@ -25,7 +25,7 @@ mod build;
 mod edit;
 
 pub use build::{BuiltMap, build, map_blocks};
-pub use edit::{PointerStore, insert, put_block, remove_step};
+pub use edit::{PointerStore, insert, put_block, remap, remove_step};
 
 use crate::le;
 use extant_base::{BlockSize, FileBlock, FsBlock};
@@ -39,7 +39,7 @@ pub const ROOT_BYTES: usize = 60;
 /// Bytes of a number.
 pub const POINTER_BYTES: usize = 4;
 
-/// What is wrong with a map, or with runs to be put into one.
+/// A fault in a map, or in runs to be put into one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndirectFault {
@@ -79,7 +79,7 @@ pub enum IndirectFault {
     },
 }
 
-/// Where the number of a file block is: a slot of `i_block`, then one of each indirect block.
+/// The place of the number of a file block: a slot of `i_block`, then one of each indirect block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Path {
     depth: u8,
@@ -143,7 +143,7 @@ pub fn pointer_blocks(blocks: u64, size: BlockSize) -> u64 {
     all
 }
 
-/// Where the number of `block` is; `None` when no map reaches it.
+/// Returns where the number of `block` is; `None` when no map reaches it.
 ///
 /// ```
 /// # use extant_base::{BlockSize, FileBlock};
@@ -196,11 +196,36 @@ pub fn blocks(bytes: &[u8]) -> impl ExactSizeIterator<Item = Option<FsBlock>> + 
     bytes.as_chunks::<POINTER_BYTES>().0.iter().map(|raw| decode(u32::from_le_bytes(*raw)))
 }
 
-/// Number `slot` of `i_block`, or of an indirect block: the outer `None` is past the end, the
-/// inner one a hole.
+/// What a slot of `i_block`, or of an indirect block, holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slot {
+    /// The number of a block.
+    Block(FsBlock),
+    /// No number: a hole.
+    Hole,
+    /// The slot lies past the last one.
+    PastEnd,
+}
+
+impl Slot {
+    /// The block, if there is one.
+    #[must_use]
+    pub fn block(self) -> Option<FsBlock> {
+        match self {
+            Slot::Block(block) => Some(block),
+            Slot::Hole | Slot::PastEnd => None,
+        }
+    }
+}
+
+/// What slot `slot` of `i_block`, or of an indirect block, holds.
 #[must_use]
-pub fn block_at(bytes: &[u8], slot: u32) -> Option<Option<FsBlock>> {
-    le::u32_at(bytes, le::index(slot).checked_mul(POINTER_BYTES)?).map(decode)
+pub fn block_at(bytes: &[u8], slot: u32) -> Slot {
+    let raw = le::index(slot).checked_mul(POINTER_BYTES).and_then(|at| le::u32_at(bytes, at));
+    match raw {
+        None => Slot::PastEnd,
+        Some(raw) => decode(raw).map_or(Slot::Hole, Slot::Block),
+    }
 }
 
 fn decode(raw: u32) -> Option<FsBlock> {
@@ -212,7 +237,10 @@ fn decode(raw: u32) -> Option<FsBlock> {
 /// For readers that want long runs. `None` past the end; else the length is at least 1.
 #[must_use]
 pub fn run_at(bytes: &[u8], slot: u32) -> Option<(Option<FsBlock>, u32)> {
-    let first = block_at(bytes, slot)?;
+    let first = match block_at(bytes, slot) {
+        Slot::PastEnd => return None,
+        slot => slot.block(),
+    };
     let from = le::index(slot).checked_mul(POINTER_BYTES)?;
     let rest = bytes.get(from..)?;
     let mut len = 0u32;

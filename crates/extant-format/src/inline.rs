@@ -37,7 +37,7 @@ pub const PARENT_BYTES: usize = 4;
 /// entry with its name, end mark.
 pub const EMPTY_VALUE_COST: usize = 4 + 16 + 4 + 4;
 
-/// What is wrong with inline data.
+/// A fault in inline data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InlineFault {
@@ -49,7 +49,7 @@ pub enum InlineFault {
         /// Bytes in `i_block` and in the value.
         stored: u64,
     },
-    /// More data than the inode has room for. Only when encoding.
+    /// There is more data than the inode has room for. Only when encoding.
     #[error("inline data: {size} bytes do not fit; the inode has room for {room}")]
     NoRoom {
         /// Bytes wanted.

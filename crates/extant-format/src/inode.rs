@@ -58,7 +58,7 @@ pub const LINKS_MAX: u32 = 65_000;
 const CHECKSUM_LO: usize = offset_of!(RawInode, i_checksum_lo);
 const CHECKSUM_HI: usize = BASE_BYTES + offset_of!(RawInodeExtra, i_checksum_hi);
 
-/// Why a record is no inode, or an inode no record.
+/// The reason why a record is no inode, or an inode no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InodeError {
@@ -94,7 +94,7 @@ pub enum InodeError {
     Checksum(#[from] ChecksumError),
 }
 
-/// What the meaning of an inode's bytes depends on. Taken from the superblock once.
+/// The things that the meaning of an inode's bytes depends on. Taken from the superblock once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InodeLayout {
     /// Bytes per inode.
@@ -401,6 +401,28 @@ impl Inode {
         }
     }
 
+    /// Puts the right checksum into a record whose other bytes stay as they are; does nothing without
+    /// `metadata_csum`.
+    ///
+    /// # Errors
+    ///
+    /// [`InodeError::Length`] when `bytes` is shorter than a record.
+    pub fn seal(layout: &InodeLayout, ino: Ino, bytes: &mut [u8]) -> Result<(), InodeError> {
+        let Some(seed) = layout.checksum_seed else { return Ok(()) };
+        let wanted = usize::from(layout.inode_size).max(BASE_BYTES);
+        let record = LengthError::prefix_mut("inode", bytes, wanted)?;
+        let short = LengthError { structure: "inode", wanted, found: record.len() };
+        let generation = crate::le::u32_at(record, offset_of!(RawInode, i_generation)).unwrap_or(0);
+        let extra = u16_at(record, BASE_BYTES).unwrap_or(0);
+        let sum = checksum(layout, inode_seed(seed, ino, generation), record);
+        let (low, high) = split32(sum);
+        put(record, CHECKSUM_LO, low.as_bytes()).ok_or(short)?;
+        if has_checksum_hi(layout, extra) {
+            put(record, CHECKSUM_HI, high.as_bytes()).ok_or(short)?;
+        }
+        Ok(())
+    }
+
     /// Checks the stored checksum of a record; `Ok` without `metadata_csum`.
     ///
     /// # Errors
@@ -526,7 +548,7 @@ fn sector_bits(layout: &InodeLayout) -> u32 {
     layout.block_size.log2().saturating_sub(9)
 }
 
-/// Whether `i_size_high` counts: for regular files, and with `large_dir` for all.
+/// Returns whether `i_size_high` counts: for regular files, and with `large_dir` for all.
 fn wide_size(layout: &InodeLayout, mode: u16) -> bool {
     layout.large_dir || FileKind::from_mode(mode) == Some(FileKind::Regular)
 }
@@ -551,7 +573,7 @@ fn decode_extra(layout: &InodeLayout, rest: &[u8]) -> Result<(RawInodeExtra, u16
     Ok((extra, extra_isize))
 }
 
-/// Whether the high half of the checksum has room.
+/// Returns whether the high half of the checksum has room.
 fn has_checksum_hi(layout: &InodeLayout, extra_isize: u16) -> bool {
     layout.extra_max() > 0 && extra_isize >= 4
 }

@@ -61,7 +61,7 @@ const _: () = assert!(size_of::<RawMmp>() == MMP_BYTES);
 const _: () = assert!(offset_of!(RawMmp, mmp_check_interval) == 0x70);
 const _: () = assert!(offset_of!(RawMmp, mmp_checksum) == 0x3fc);
 
-/// What the sequence number says.
+/// The state that the sequence number stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MmpState {
     /// Unmounted cleanly.
@@ -95,7 +95,7 @@ impl MmpState {
     }
 }
 
-/// Why a block is not a multi-mount block.
+/// The reason why a block is not a multi-mount block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MmpError {
     /// Fewer than 1024 bytes.

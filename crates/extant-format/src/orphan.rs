@@ -31,10 +31,10 @@ pub const ORPHAN_MAGIC: u32 = 0x0b10_ca04;
 /// Bytes of magic and checksum.
 pub const TAIL_BYTES: usize = 8;
 
-/// Why a block is not a block of the orphan file.
+/// The reason why a block is not a block of the orphan file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OrphanError {
-    /// Not a whole block.
+    /// The slice is not a whole block.
     #[error(transparent)]
     Length(#[from] LengthError),
     /// The tail does not start with the magic.
@@ -45,7 +45,7 @@ pub enum OrphanError {
         /// The value found.
         found: u32,
     },
-    /// More orphans than a block has room for.
+    /// There are more orphans than a block has room for.
     #[error("{found} orphans do not fit a block of {room}")]
     Full {
         /// How many there are.
@@ -63,7 +63,7 @@ pub enum OrphanError {
     },
 }
 
-/// How many inode numbers one block holds.
+/// Returns how many inode numbers one block holds.
 pub fn orphans_per_block(block_size: BlockSize) -> usize {
     block_size.len().saturating_sub(TAIL_BYTES) >> 2
 }

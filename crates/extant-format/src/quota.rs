@@ -144,7 +144,7 @@ struct RawQuota {
 const _: () = assert!(size_of::<RawQuota>() == 72);
 const _: () = assert!(offset_of!(RawQuota, dqb_curspace) == 0x30);
 
-/// Whose usage a quota file counts. The kinds differ by the magic alone.
+/// The kind of owner whose usage a quota file counts. The kinds differ by the magic alone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum QuotaKind {
     /// Users: 0xd9c01f11.
@@ -211,7 +211,7 @@ pub struct QuotaFile {
     pub entries: alloc::vec::Vec<QuotaEntry>,
 }
 
-/// Why bytes are not a quota file, or entries cannot be one.
+/// The reason why bytes are not a quota file, or entries cannot be one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotaError {
@@ -223,7 +223,7 @@ pub enum QuotaError {
         /// Bytes given.
         found: u64,
     },
-    /// None of the three magics.
+    /// The magic number is none of the three.
     #[error("quota file: magic {found:#010x} is of no known kind")]
     Magic {
         /// The value found.
@@ -267,7 +267,7 @@ pub enum QuotaError {
         /// The one before.
         after: u32,
     },
-    /// More entries than block numbers of 32 bits reach.
+    /// There are more entries than block numbers of 32 bits reach.
     #[error("quota file: too many entries")]
     TooMany,
 }

@@ -55,14 +55,14 @@ pub const OLD_INODE_SIZE: u16 = 128;
 /// First ordinary inode of revision 0.
 pub const OLD_FIRST_INO: u32 = 11;
 
-/// Why 1024 bytes are not the superblock of a file system that can be used.
+/// The reason why 1024 bytes are not the superblock of a file system that can be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuperblockError {
     /// Fewer than 1024 bytes.
     #[error(transparent)]
     Length(#[from] LengthError),
-    /// Not ext2, ext3 or ext4 at all.
+    /// The bytes are no superblock of ext2, ext3 or ext4.
     #[error("superblock: magic is {found:#06x}, not 0xef53: no ext2, ext3 or ext4 here")]
     Magic {
         /// The value found.
@@ -75,7 +75,7 @@ pub enum SuperblockError {
     JournalDevice {
         /// Length of the journal device in blocks.
         blocks: u64,
-        /// Its block size.
+        /// The block size of the journal, in bytes.
         block_bytes: u32,
         /// UUID by which file systems name this journal.
         uuid: [u8; 16],
@@ -508,7 +508,7 @@ impl Superblock {
         copy.encode()
     }
 
-    /// Whether the stored checksum fits; always, without `metadata_csum`.
+    /// Checks that the stored checksum fits; without `metadata_csum` it always does.
     ///
     /// # Errors
     ///
@@ -555,15 +555,15 @@ impl Superblock {
             .map(FsBlock)
     }
 
-    /// How many blocks `group` has: all but the last have `blocks_per_group`. 0 when there is no
-    /// such group.
+    /// Returns how many blocks `group` has: all but the last have `blocks_per_group`. 0 when there
+    /// is no such group.
     pub fn group_blocks(&self, group: GroupIndex) -> u32 {
         let Some(first) = self.group_first_block(group) else { return 0 };
         let left = self.blocks_count.saturating_sub(first.0);
         u32::try_from(left.min(u64::from(self.blocks_per_group))).unwrap_or(self.blocks_per_group)
     }
 
-    /// How many clusters `group` has, the last perhaps in part.
+    /// Returns how many clusters `group` has, the last perhaps in part.
     pub fn group_clusters(&self, group: GroupIndex) -> u32 {
         self.group_blocks(group).div_ceil(self.cluster_ratio().max(1))
     }
@@ -621,12 +621,12 @@ impl Superblock {
         until_zero(&self.volume_name)
     }
 
-    /// Where it was last mounted, without the padding.
+    /// Returns where it was last mounted, without the padding.
     pub fn last_mounted_path(&self) -> &[u8] {
         until_zero(&self.last_mounted)
     }
 
-    /// Whether blocks are allocated in clusters.
+    /// Returns whether blocks are allocated in clusters.
     pub fn bigalloc(&self) -> bool {
         self.features.has_ro_compat(RoCompat::BIGALLOC)
     }

@@ -42,8 +42,8 @@ pub use area::{
 };
 pub use edit::{Attribute, AttributeSet, Stored};
 pub use hash::{
-    block_hash, checksum, entry_hash, entry_hash_for_inode, entry_hash_matches, entry_hash_signed,
-    seal, value_hash,
+    block_hash, checksum, entry_hash, entry_hash_for_inode, entry_hash_for_inode_signed,
+    entry_hash_matches, entry_hash_signed, seal, value_hash,
 };
 pub use name::{NameIndex, join, split};
 pub use place::{Home, NewXattr, Placed, Placement, Space, encode_block, encode_inode, place};
@@ -69,7 +69,7 @@ pub fn value_bytes(len: usize) -> usize {
     len.saturating_add(3) & !3
 }
 
-/// What is wrong with stored attributes, or with those to be stored.
+/// A fault in stored attributes, or in those to be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XattrFault {
@@ -139,10 +139,10 @@ pub enum XattrFault {
         /// Its length.
         found: usize,
     },
-    /// The same name twice. Only when encoding.
+    /// The same name is there twice. Only when encoding.
     #[error("two attributes have the same name")]
     Duplicate,
-    /// More than inode and block can hold. Only when encoding.
+    /// There is more than inode and block can hold. Only when encoding.
     #[error("attributes of {wanted} bytes do not fit: {inode} in the inode, {block} in a block")]
     NoRoom {
         /// Bytes of all entries and values.
@@ -156,7 +156,7 @@ pub enum XattrFault {
     /// when encoding.
     #[error("attribute number {xattr} needs the inode of its value")]
     NoValueInode {
-        /// Its position in the list given to `place`.
+        /// The position of the attribute in the list given to `place`.
         xattr: usize,
     },
 }

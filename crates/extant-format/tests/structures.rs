@@ -766,7 +766,7 @@ fn an_indirect_map_of_mke2fs_is_built_the_same() {
         let mut bytes: &[u8] = &i_block;
         let mut block = None;
         for (level, slot) in way.steps().iter().enumerate() {
-            block = indirect::block_at(bytes, *slot).unwrap();
+            block = indirect::block_at(bytes, *slot).block();
             let found = block.unwrap();
             if level < usize::from(way.depth()) {
                 if !tree.contains(&found) {

@@ -143,7 +143,7 @@ pub fn set_target(
     Ok(())
 }
 
-/// Whether a free entry is the checksum tail at the end of a block.
+/// Returns whether a free entry is the checksum tail at the end of a block.
 fn is_tail(area: &[u8], entry: &DirEntry<'_>) -> bool {
     let kind_at = le::index(entry.offset).saturating_add(7);
     !entry.is_used()

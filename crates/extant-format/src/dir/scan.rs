@@ -31,11 +31,11 @@ pub struct Room {
     pub offset: u32,
     /// Bytes at its start that it needs for itself; 0 for free space.
     pub kept: u32,
-    /// Its length.
+    /// The length of the record, in bytes.
     pub rec_len: u32,
 }
 
-/// What [`scan`] found.
+/// The result of [`scan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scan {
     /// The entry looked for. What lies behind it was not looked at.

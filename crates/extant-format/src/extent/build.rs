@@ -20,8 +20,8 @@ pub struct BuiltTree {
     pub blocks: Vec<(FsBlock, Vec<u8>)>,
 }
 
-/// How many blocks outside the inode the tree of `extents` extents needs; `None` when even the
-/// deepest tree is too small (far more extents than a file has blocks).
+/// Returns how many blocks outside the inode the tree of `extents` extents needs; `None` when even
+/// the deepest tree is too small (far more extents than a file has blocks).
 ///
 /// ```
 /// # use extant_base::BlockSize;

@@ -79,7 +79,7 @@ pub fn splice(
     le::put(bytes, ENTRIES_AT, &now.to_le_bytes()).ok_or(short)
 }
 
-/// Where record `number` is.
+/// Returns where record `number` is.
 fn place(number: usize) -> usize {
     number.saturating_add(1).saturating_mul(RECORD_BYTES)
 }
@@ -109,7 +109,7 @@ pub fn last_extent(bytes: &[u8]) -> Option<Extent> {
     RawExtent::read_from_bytes(last_record(bytes, true)?).ok()?.decode().ok()
 }
 
-/// Where the last child of an index node is; `None` of a leaf. As [`last_extent`].
+/// Returns where the last child of an index node is; `None` of a leaf. As [`last_extent`].
 #[must_use]
 pub fn last_child(bytes: &[u8]) -> Option<FsBlock> {
     let raw = RawIndex::read_from_bytes(last_record(bytes, false)?).ok()?;

@@ -23,7 +23,7 @@ pub struct NodeHeader {
     pub generation: u32,
 }
 
-/// What the parent says about a child: pass it on when decoding the child.
+/// The claims of a parent about a child: pass them on when decoding the child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expect {
     /// Depth of the child.
@@ -256,7 +256,7 @@ pub fn max_in_block(size: BlockSize) -> u16 {
     capacity(size.len())
 }
 
-/// Where the checksum of a node block is: just after the place of its last possible record.
+/// Returns where the checksum of a node block is: just after the place of its last possible record.
 fn tail_at(block: &[u8]) -> Option<usize> {
     let max = usize::from(le::u16_at(block, 4)?);
     max.checked_add(1)?.checked_mul(RECORD_BYTES)

@@ -1,5 +1,6 @@
 //! Changing a whole tree: putting extents in, taking ranges out, turning unwritten blocks into
-//! written ones and back (`convert`), moving everything behind a place (`shift`).
+//! written ones and back (`convert`), moving everything behind a place (`shift`), giving blocks other
+//! places on the device (`remap`), filling half-empty nodes (`pack`).
 //!
 //! # Shape
 //!
@@ -17,9 +18,13 @@
 //!   ends a change before it starts.
 
 mod convert;
+mod pack;
+mod remap;
 mod shift;
 
 pub use convert::{Converted, convert_step};
+pub use pack::{Packed, pack_step};
+pub use remap::{Remapped, remap_step};
 pub use shift::{Shifted, shift_down_step, shift_up_step, split_at};
 
 use super::edit::{first_of, init_node, node_first, raw_records, set_first, splice};
@@ -35,9 +40,9 @@ use zerocopy::IntoBytes;
 /// What a new node has room for, at least: splits rely on it.
 pub const NODE_MAX_MIN: u16 = 8;
 
-/// Where the nodes of one file's tree live.
+/// The place of the nodes of one file's tree.
 pub trait TreeStore {
-    /// What the store's operations fail with.
+    /// The error of the store's operations.
     type Error;
     /// A node block, borrowed or shared.
     type Bytes: AsRef<[u8]>;
@@ -213,7 +218,7 @@ fn encode<S: TreeStore>(store: &S, extent: Extent) -> Result<RecordBytes, S::Err
     Ok(record)
 }
 
-/// What one step of a removal took out.
+/// The extents that one step of a removal took out.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Removed {
     /// The parts of extents that are no longer mapped, the last one of the file first.
@@ -356,7 +361,7 @@ fn replace<S: TreeStore>(
     Ok(())
 }
 
-/// How many blocks [`replace`] will take.
+/// Returns how many blocks [`replace`] will take.
 fn nodes_needed<S: TreeStore>(
     store: &S,
     levels: &[Level],
@@ -510,5 +515,7 @@ fn collapse<S: TreeStore>(store: &mut S) -> Result<(), S::Error> {
 
 #[cfg(test)]
 mod range_tests;
+#[cfg(test)]
+mod remap_tests;
 #[cfg(test)]
 mod tests;

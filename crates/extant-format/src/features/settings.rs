@@ -64,7 +64,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What the kernel does when it finds damage: `s_errors`.
+/// The rule for the kernel when it finds damage: `s_errors`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ErrorsPolicy {
     /// 1: note it and go on.
@@ -111,7 +111,7 @@ impl fmt::Display for ErrorsPolicy {
     }
 }
 
-/// How file data is ordered against the journal by default.
+/// The way in which file data is ordered against the journal by default.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum JournalMode {
     /// Data goes through the journal.

@@ -17,7 +17,7 @@ pub(super) const BLOCK_MASK: u32 = 0x0fff_ffff;
 pub(super) const INFO_AT: usize = 24;
 const INFO_BYTES: u8 = 8;
 
-/// How the index blocks of one directory are laid out.
+/// The layout of the index blocks of one directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexLayout {
     /// The layout of the directory's linear blocks.
@@ -28,7 +28,7 @@ pub struct IndexLayout {
     pub unsigned_hash: bool,
 }
 
-/// Whether a block is the root or an inner node.
+/// The place of a block in an index: the root or an inner node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodePlace {
     /// Block 0.
@@ -223,7 +223,7 @@ impl<'a> Index<'a> {
         self.records.is_empty()
     }
 
-    /// Whether no record can be added.
+    /// Returns whether no record can be added.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.records.len() >= usize::from(self.limit)
@@ -256,8 +256,8 @@ impl<'a> Index<'a> {
         })
     }
 
-    /// Whether names of major hash `hash`, not found in the block at `position`, may be in the
-    /// next one of this node. At the last position the answer is the parent's next record:
+    /// Returns whether names of major hash `hash`, not found in the block at `position`, may be in
+    /// the next one of this node. At the last position the answer is the parent's next record:
     /// `None`.
     #[must_use]
     pub fn goes_on(&self, position: usize, hash: u32) -> Option<bool> {

@@ -8,16 +8,16 @@ use alloc::vec;
 use alloc::vec::Vec;
 use extant_base::{FileBlock, Ino};
 
-/// What planning needs to know of an entry.
+/// The properties of an entry that planning needs to know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlannedEntry {
     /// Bytes of the name, 1 to 255.
     pub name_len: u8,
-    /// Its hash; not looked at when the directory gets no index.
+    /// The hash of the name; not looked at when the directory gets no index.
     pub hash: NameHash,
 }
 
-/// How a directory is to be built.
+/// Options for the index of a directory that is to be built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexOptions {
     /// The layout of its blocks, and what the features allow.
@@ -124,7 +124,7 @@ impl HtreePlan {
         le::narrow(self.leaves.len()).saturating_add(inner).saturating_add(root)
     }
 
-    /// Whether the directory gets an index; then its inode needs the index flag.
+    /// Returns whether the directory gets an index; then its inode needs the index flag.
     #[must_use]
     pub fn is_indexed(&self) -> bool {
         self.hash.is_some()

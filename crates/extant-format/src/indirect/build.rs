@@ -16,7 +16,7 @@ pub struct BuiltMap {
     pub blocks: Vec<(FsBlock, Vec<u8>)>,
 }
 
-/// How many indirect blocks a file needs whose data is in `runs`; holes need none.
+/// Returns how many indirect blocks a file needs whose data is in `runs`; holes need none.
 ///
 /// # Errors
 ///

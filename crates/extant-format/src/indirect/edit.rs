@@ -1,4 +1,4 @@
-//! Changing a map: putting runs in, taking ranges out.
+//! Changing a map: putting runs in, taking ranges out, giving blocks other places.
 //!
 //! # Invariants
 //!
@@ -17,9 +17,9 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use extant_base::{BlockCount, BlockSize, FileBlock, FsBlock};
 
-/// Where the pointer blocks of one file's map live.
+/// The place of the pointer blocks of one file's map.
 pub trait PointerStore {
-    /// What the store's operations fail with.
+    /// The error of the store's operations.
     type Error;
     /// A pointer block, borrowed or shared.
     type Bytes: AsRef<[u8]>;
@@ -87,6 +87,54 @@ pub fn insert<S: PointerStore>(store: &mut S, run: Extent) -> Result<(), S::Erro
     Ok(())
 }
 
+/// Points each mapped block of `start..end` (file blocks) to a device block as far behind `to` as it is behind
+/// `start`. Holes stay. No pointer block is added or freed.
+///
+/// # Errors
+///
+/// Those of the store; `DeviceBlock` for places that no pointer can name, and then nothing has changed.
+///
+/// # Cost
+///
+/// Reads and writes the lowest pointer blocks of the range.
+pub fn remap<S: PointerStore>(
+    store: &mut S,
+    (start, end): (u64, u64),
+    to: FsBlock,
+) -> Result<(), S::Error> {
+    let size = store.size();
+    let end = end.min(max_file_blocks(size));
+    let device_end = to.0.saturating_add(end.saturating_sub(start));
+    if to.0 == 0 || device_end > 1 << 32 {
+        return Err(store.fault(IndirectFault::DeviceBlock { block: to.0 }));
+    }
+    for (at, len) in chunks(start, end, size) {
+        let (mut slot, rest) = steps(store, at)?;
+        let (mut node, mut is_hole) = (None, false);
+        for next in rest {
+            let child = pointer(store, node, slot)?;
+            is_hole |= child.is_none();
+            (node, slot) = (child, next);
+            if is_hole {
+                break;
+            }
+        }
+        if is_hole {
+            continue;
+        }
+        let device = to.0.saturating_add(at.saturating_sub(start));
+        change(store, node, |bytes| {
+            for into in 0..len {
+                let slot = slot.saturating_add(u32::try_from(into).unwrap_or(u32::MAX));
+                if block_at(bytes, slot).block().is_some() {
+                    put_block(bytes, slot, Some(FsBlock(device.saturating_add(into))));
+                }
+            }
+        })?;
+    }
+    Ok(())
+}
+
 /// The parts of a range that each lie in one lowest pointer block, or among the direct ones.
 fn chunks(first: u64, end: u64, size: BlockSize) -> impl Iterator<Item = (u64, u64)> {
     let direct = u64::from(DIRECT);
@@ -134,7 +182,7 @@ fn look<S: PointerStore>(
     for next in rest {
         way.push(slot);
         let bytes = held.as_ref().map_or(root.as_slice(), AsRef::as_ref);
-        let child = block_at(bytes, slot).flatten().filter(|_| !is_missing);
+        let child = block_at(bytes, slot).block().filter(|_| !is_missing);
         match child {
             Some(child) => held = Some(store.read(child)?),
             // Everything below is missing too.
@@ -151,7 +199,7 @@ fn look<S: PointerStore>(
     let bytes = held.as_ref().map_or(root.as_slice(), AsRef::as_ref);
     for into in 0..len {
         let slot = slot.saturating_add(u32::try_from(into).unwrap_or(u32::MAX));
-        if block_at(bytes, slot).flatten().is_some() {
+        if block_at(bytes, slot).block().is_some() {
             let block = at.saturating_add(into);
             return Err(store.fault(IndirectFault::Overlap { block }));
         }
@@ -171,8 +219,8 @@ fn fill<S: PointerStore>(
     let mut node: Option<FsBlock> = None;
     for next in rest {
         let found = match node {
-            None => block_at(&store.root()?, slot).flatten(),
-            Some(block) => block_at(store.read(block)?.as_ref(), slot).flatten(),
+            None => block_at(&store.root()?, slot).block(),
+            Some(block) => block_at(store.read(block)?.as_ref(), slot).block(),
         };
         let child = match found {
             Some(child) => child,
@@ -303,7 +351,7 @@ fn descend<S: PointerStore>(store: &mut S, end: u64) -> Result<Option<Last>, S::
         let before: u64 = (1..depth).map(|level| span(level, size)).sum();
         let mut base = u64::from(DIRECT).saturating_add(before);
         let slot = u32::from(depth).saturating_add(DIRECT).saturating_sub(1);
-        let Some(mut block) = block_at(&root, slot).flatten() else { continue };
+        let Some(mut block) = block_at(&root, slot).block() else { continue };
         if base >= end {
             continue;
         }
@@ -313,9 +361,9 @@ fn descend<S: PointerStore>(store: &mut S, end: u64) -> Result<Option<Last>, S::
             let under = span(level, size);
             let bytes = store.read(block)?;
             let first_past = end.saturating_sub(base).div_ceil(under).min(u64::from(per));
-            let found = (0..u32::try_from(first_past).unwrap_or(per)).rev().find_map(|slot| {
-                block_at(bytes.as_ref(), slot).flatten().map(|child| (slot, child))
-            });
+            let found = (0..u32::try_from(first_past).unwrap_or(per))
+                .rev()
+                .find_map(|slot| block_at(bytes.as_ref(), slot).block().map(|child| (slot, child)));
             let Some((slot, child)) = found else { break };
             steps.push((Some(block), slot));
             base = base.saturating_add(u64::from(slot).saturating_mul(under));
@@ -333,8 +381,8 @@ fn pointer<S: PointerStore>(
     slot: u32,
 ) -> Result<Option<FsBlock>, S::Error> {
     Ok(match block {
-        None => block_at(&store.root()?, slot).flatten(),
-        Some(block) => block_at(store.read(block)?.as_ref(), slot).flatten(),
+        None => block_at(&store.root()?, slot).block(),
+        Some(block) => block_at(store.read(block)?.as_ref(), slot).block(),
     })
 }
 

@@ -82,7 +82,7 @@ proptest! {
             let mut bytes: &[u8] = &map.root;
             let mut found = None;
             for (level, slot) in way.steps().iter().enumerate() {
-                found = block_at(bytes, *slot).unwrap();
+                found = block_at(bytes, *slot).block();
                 if level < usize::from(way.depth()) {
                     bytes = &map.blocks[found?.0 as usize - 1].1;
                 }

@@ -43,7 +43,7 @@ bitflags::bitflags! {
 pub struct Tag {
     /// Where the data block belongs.
     pub fs_block: FsBlock,
-    /// Its flags; unknown bits are kept.
+    /// The flags of the tag; unknown bits are kept.
     pub flags: TagFlags,
     /// The stored data checksum: 32 bits with version 3, 16 with version 2, else unused.
     pub checksum: u32,
@@ -127,7 +127,7 @@ impl Iterator for Tags<'_> {
     }
 }
 
-/// What a writer says about one data block.
+/// The claims of a writer about one data block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewTag {
     /// Where the block belongs. Must fit 32 bits unless the journal has 64-bit block numbers.

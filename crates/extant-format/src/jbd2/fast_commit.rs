@@ -153,7 +153,7 @@ pub enum FcRecord<'a> {
     Inode {
         /// Which inode.
         ino: Ino,
-        /// Its raw bytes; an `i_checksum` in them is out of date.
+        /// The raw bytes of the inode; an `i_checksum` in them is out of date.
         raw: &'a [u8],
     },
     /// Fill bytes.
@@ -169,7 +169,7 @@ pub enum FcRecord<'a> {
     },
 }
 
-/// Why a record cannot be used. In an area that was used before, the ordinary end.
+/// The reason why a record cannot be used. In an area that was used before, the ordinary end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FcFault {
@@ -186,7 +186,7 @@ pub enum FcFault {
     Length {
         /// Offset of the record in its block.
         offset: usize,
-        /// Its kind.
+        /// The kind of the record.
         tag: FcTag,
         /// The length found.
         len: usize,
@@ -255,7 +255,7 @@ impl<'a> Iterator for FcRecords<'a> {
     }
 }
 
-/// What [`decode_value`] makes of the bytes of a value.
+/// The result of [`decode_value`].
 enum Value<'a> {
     Good(FcRecord<'a>),
     Length,

@@ -86,10 +86,10 @@ impl fmt::Display for JournalRoCompat {
     }
 }
 
-/// How a journal protects its blocks. The versions exclude each other.
+/// The way in which a journal protects its blocks. The versions exclude each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum JournalChecksum {
-    /// Not at all.
+    /// The journal does not protect its blocks.
     #[default]
     None,
     /// One crc32 over the descriptor and data blocks of a transaction, in its commit block.

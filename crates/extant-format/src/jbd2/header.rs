@@ -28,7 +28,7 @@ impl Tid {
         Tid(self.0.wrapping_sub(1))
     }
 
-    /// How many transactions `self` comes after `start`, going round.
+    /// Returns how many transactions `self` comes after `start`, going round.
     pub fn since(self, start: Tid) -> u32 {
         self.0.wrapping_sub(start.0)
     }
@@ -46,7 +46,7 @@ impl fmt::Display for Tid {
     }
 }
 
-/// What a block of the journal holds.
+/// The kind of contents that a block of the journal has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockType {
     /// Names the data blocks that follow it.
@@ -103,7 +103,7 @@ pub struct BlockHeader {
     pub tid: Tid,
 }
 
-/// Why bytes are not a block of the journal's own. Ordinary: the log ends at the first such block.
+/// The reason why bytes are not a block of the journal's own. Ordinary: the log ends at the first such block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HeaderFault {
     /// Fewer than 12 bytes.
@@ -112,7 +112,7 @@ pub enum HeaderFault {
         /// Bytes given.
         found: usize,
     },
-    /// Not the journal's magic number.
+    /// The block does not begin with the journal's magic number.
     #[error(
         "journal block starts with {found:#010x}, not with the magic number {JBD2_MAGIC:#010x}"
     )]

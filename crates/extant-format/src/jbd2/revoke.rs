@@ -10,7 +10,7 @@ use crate::error::LengthError;
 /// Bytes before the first block number: the common header and `r_count`.
 const REVOKE_HEADER_BYTES: usize = 16;
 
-/// Why a revoke block cannot be used.
+/// The reason why a revoke block cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RevokeFault {
     /// Too short for its own header.

@@ -99,7 +99,7 @@ pub enum JournalVersion {
     V2,
 }
 
-/// Why a journal superblock cannot be used.
+/// The reason why a journal superblock cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalFault {
@@ -126,7 +126,7 @@ pub enum JournalFault {
         /// The unknown ones that forbid writing; a replay writes.
         ro_compat: JournalRoCompat,
     },
-    /// More than one checksum version at once.
+    /// The features name more than one checksum version at once.
     #[error("journal claims several checksum versions at once: {compat} {incompat}")]
     ChecksumVersions {
         /// The features found.
@@ -158,7 +158,7 @@ pub enum JournalFault {
         /// Block after the last of the log.
         end: u32,
     },
-    /// More users than the superblock has room for.
+    /// The journal has more users than the superblock has room for.
     #[error("journal has {found} users, more than {USERS_MAX}")]
     Users {
         /// `s_nr_users` as found.
@@ -216,7 +216,7 @@ pub struct JournalSuperblock {
     pub users: [[u8; 16]; USERS_MAX],
 }
 
-/// What the decoders of log blocks need to know of the superblock.
+/// The properties of a journal that the decoders of its blocks need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogFormat {
     /// Size of every block.
@@ -421,7 +421,7 @@ impl JournalSuperblock {
         ChecksumError::check("journal superblock", stored, computed)
     }
 
-    /// How the journal protects its blocks.
+    /// Returns how the journal protects its blocks.
     pub fn checksum(&self) -> JournalChecksum {
         if self.incompat.contains(JournalIncompat::CSUM_V3) {
             JournalChecksum::V3
@@ -434,7 +434,7 @@ impl JournalSuperblock {
         }
     }
 
-    /// What the decoders of log blocks need.
+    /// Returns what the decoders of log blocks need.
     pub fn log_format(&self) -> LogFormat {
         LogFormat {
             block_size: self.block_size,

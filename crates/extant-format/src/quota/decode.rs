@@ -12,7 +12,7 @@ use super::{
 use crate::le::{index, u32_at};
 
 impl RawQuota {
-    /// Whether the record is free.
+    /// Returns whether the record is free.
     fn is_free(&self) -> bool {
         *self == RawQuota::default()
     }

@@ -36,7 +36,7 @@ pub struct BlockHeader {
     pub checksum: u32,
 }
 
-/// Where a value is.
+/// The place of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Value<'a> {
     /// In the area.
@@ -173,7 +173,7 @@ impl<'a> XattrArea<'a> {
         Ok(list)
     }
 
-    /// Where each entry starts, and the length of its name.
+    /// Returns where each entry starts, and the length of its name.
     fn positions(&self) -> impl Iterator<Item = (usize, usize)> + use<'a> {
         let XattrArea { base, start, end } = *self;
         let mut at = start;

@@ -26,7 +26,7 @@ pub enum Stored {
     Here(Vec<u8>),
     /// In an inode of its own.
     InInode {
-        /// That inode.
+        /// The inode that has the value.
         ino: Ino,
         /// Bytes of the value.
         len: u32,
@@ -118,7 +118,7 @@ impl AttributeSet {
         &self.attributes
     }
 
-    /// Those of one area.
+    /// Returns the attributes of one area.
     pub fn of(&self, home: Home) -> impl Iterator<Item = &Attribute> {
         self.attributes.iter().filter(move |attribute| attribute.home == home)
     }

@@ -11,7 +11,7 @@ pub fn entry_hash(name: &[u8], value: &[u8]) -> u32 {
     mix_value(mix_name(name, u32::from), value)
 }
 
-/// The same with the bytes of the name taken as signed, which kernels before 6.2 on most
+/// [`entry_hash`] with the bytes of the name taken as signed, which kernels before 6.2 on most
 /// processors did. Differs only for names with bytes of 0x80 and more; never to be written.
 #[must_use]
 pub fn entry_hash_signed(name: &[u8], value: &[u8]) -> u32 {
@@ -26,7 +26,14 @@ pub fn entry_hash_for_inode(name: &[u8], value_hash: u32) -> u32 {
     mix_word(mix_name(name, u32::from), value_hash)
 }
 
-/// Whether `stored` is the hash of an entry in either form.
+/// [`entry_hash_for_inode`] with the bytes of the name taken as signed; see [`entry_hash_signed`].
+#[must_use]
+pub fn entry_hash_for_inode_signed(name: &[u8], value_hash: u32) -> u32 {
+    let widen = |byte: u8| i32::from(i8::from_ne_bytes([byte])).cast_unsigned();
+    mix_word(mix_name(name, widen), value_hash)
+}
+
+/// Returns whether `stored` is the hash of an entry in either form.
 #[must_use]
 pub fn entry_hash_matches(stored: u32, name: &[u8], value: &[u8]) -> bool {
     stored == entry_hash(name, value) || stored == entry_hash_signed(name, value)

@@ -39,10 +39,10 @@ pub enum Home {
     Block,
 }
 
-/// Where one attribute goes.
+/// The place that one attribute gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// Its position in the list given to [`place`].
+    /// The position of the attribute in the list given to [`place`].
     pub xattr: usize,
     /// Where its entry goes.
     pub home: Home,
@@ -50,7 +50,7 @@ pub struct Placed {
     pub value_in_inode: bool,
 }
 
-/// What there is to put attributes in.
+/// The room that there is for attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
     /// Bytes of the inode behind its extra fields; 0 for inodes of 128 bytes.
@@ -61,7 +61,7 @@ pub struct Space {
     pub ea_inode: bool,
 }
 
-/// Where every attribute of a file goes, in the order the areas hold them.
+/// The places of all attributes of a file, in the order the areas hold them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Placement {
     placed: Vec<Placed>,
@@ -74,7 +74,7 @@ impl Placement {
         &self.placed
     }
 
-    /// Whether the file needs an attribute block.
+    /// Returns whether the file needs an attribute block.
     #[must_use]
     pub fn needs_block(&self) -> bool {
         self.placed.iter().any(|placed| placed.home == Home::Block)

@@ -13,7 +13,7 @@
 //! joins what continues on the device. So no block is ever unmapped on the way, and the first block
 //! of a leaf stays what it was.
 
-use super::{TreeStore, collapse, cut, encode, join, replace, walk};
+use super::{TreeStore, Walk, collapse, cut, encode, join, replace, walk};
 use crate::extent::{Extent, ExtentState, UNWRITTEN_LEN_MAX};
 use alloc::vec::Vec;
 use extant_base::FileBlock;
@@ -21,7 +21,7 @@ use extant_base::FileBlock;
 /// Records more than before that end a step: what one change of a leaf can take.
 const GROWTH_MAX: usize = 2;
 
-/// What one step of a conversion did.
+/// The result of one step of a conversion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Converted {
     /// Blocks whose state is another now.
@@ -99,24 +99,35 @@ pub fn convert_step<S: TreeStore>(
     converted.end = u64::from(left_at.min(limit).0);
     converted.done = left_at >= limit;
     if converted.blocks > 0 {
-        let shrinks = new.len() < old.len();
-        let same = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
-        let tail = |list: &[Extent]| list.len().saturating_sub(same);
-        let same_at_end = old.iter().rev().zip(new.iter().rev());
-        let same_at_end = same_at_end.take_while(|(old, new)| old == new).count();
-        let same_at_end = same_at_end.min(tail(&old)).min(tail(&new));
-        let mut records = Vec::with_capacity(tail(&new).saturating_sub(same_at_end));
-        for extent in new.iter().skip(same).take(tail(&new).saturating_sub(same_at_end)) {
-            records.push(encode(store, *extent)?);
-        }
-        let pos = walk.levels.last().map_or(0, |level| level.pos);
-        let at = pos.saturating_sub(walk.before.len()).saturating_add(same);
-        replace(store, walk.levels, at, tail(&old).saturating_sub(same_at_end), &records)?;
-        if shrinks {
-            collapse(store)?;
-        }
+        rewrite(store, walk, &old, &new)?;
     }
     Ok(converted)
+}
+
+/// Replaces `old`, all that `walk` has found of its leaf, by `new`, where they differ.
+pub(super) fn rewrite<S: TreeStore>(
+    store: &mut S,
+    walk: Walk,
+    old: &[Extent],
+    new: &[Extent],
+) -> Result<(), S::Error> {
+    let shrinks = new.len() < old.len();
+    let same = old.iter().zip(new).take_while(|(old, new)| old == new).count();
+    let tail = |list: &[Extent]| list.len().saturating_sub(same);
+    let same_at_end = old.iter().rev().zip(new.iter().rev());
+    let same_at_end = same_at_end.take_while(|(old, new)| old == new).count();
+    let same_at_end = same_at_end.min(tail(old)).min(tail(new));
+    let mut records = Vec::with_capacity(tail(new).saturating_sub(same_at_end));
+    for extent in new.iter().skip(same).take(tail(new).saturating_sub(same_at_end)) {
+        records.push(encode(store, *extent)?);
+    }
+    let pos = walk.levels.last().map_or(0, |level| level.pos);
+    let at = pos.saturating_sub(walk.before.len()).saturating_add(same);
+    replace(store, walk.levels, at, tail(old).saturating_sub(same_at_end), &records)?;
+    if shrinks {
+        collapse(store)?;
+    }
+    Ok(())
 }
 
 /// `extent` with the part in `range` in the state `to`: at most three pieces, and how many blocks
@@ -143,7 +154,7 @@ fn turned(
 }
 
 /// Adds `next`, which comes behind all of `list`, joined with the last one if that is possible.
-fn push_joined(list: &mut Vec<Extent>, next: Extent) {
+pub(super) fn push_joined(list: &mut Vec<Extent>, next: Extent) {
     if let Some(last) = list.last_mut()
         && let Some(both) = join(*last, next)
     {

@@ -16,7 +16,7 @@ use crate::extent::{Extent, ExtentFault, RecordBytes};
 use alloc::vec::Vec;
 use extant_base::{BlockCount, FileBlock};
 
-/// How far the extents were moved.
+/// The distance by which extents were moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shifted {
     /// Where to go on: the next step's place, in file blocks as they were before the move.

@@ -65,6 +65,10 @@ impl Memory {
         (self.root, self.nodes.clone())
     }
 
+    pub(super) fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
     pub(super) fn depth(&self) -> u16 {
         Node::decode_root(&self.root).unwrap().depth()
     }

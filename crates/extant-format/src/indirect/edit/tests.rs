@@ -77,9 +77,9 @@ impl Memory {
         let mut bytes = self.root.as_slice();
         let (last, upper) = way.steps().split_last().unwrap();
         for slot in upper {
-            bytes = &self.nodes[&block_at(bytes, *slot).unwrap()?];
+            bytes = &self.nodes[&block_at(bytes, *slot).block()?];
         }
-        block_at(bytes, *last).unwrap().map(|block| block.0)
+        block_at(bytes, *last).block().map(|block| block.0)
     }
 
     /// Every mapped block; no pointer block is empty, shared or lost.
@@ -87,7 +87,7 @@ impl Memory {
         let mut all = BTreeMap::new();
         let mut nodes = 0;
         for slot in 0..15 {
-            let Some(block) = block_at(&self.root, slot).unwrap() else { continue };
+            let Some(block) = block_at(&self.root, slot).block() else { continue };
             match slot {
                 0..12 => {
                     all.insert(slot, block.0);
@@ -115,7 +115,7 @@ impl Memory {
         let bytes = &self.nodes[&node];
         assert!(bytes.iter().any(|byte| *byte != 0), "an empty pointer block");
         for slot in 0..256 {
-            let Some(child) = block_at(bytes, slot).unwrap() else { continue };
+            let Some(child) = block_at(bytes, slot).block() else { continue };
             let at = base + u64::from(slot) * span(depth - 1, size());
             if depth == 1 {
                 all.insert(at as u32, child.0);
@@ -251,4 +251,37 @@ fn a_map_that_points_at_itself_is_left_in_bounded_steps() {
         }
     }
     panic!("more steps than the block has pointers");
+}
+
+#[test]
+fn blocks_get_other_places_and_holes_and_pointer_blocks_stay() {
+    let mut map = Memory::new();
+    // Direct, indirect, double and triple indirect.
+    let places = [3u64, 10, 200, 268, 269, 300, 66_000, 66_500, 70_000, 16_843_019];
+    for (at, place) in places.iter().enumerate() {
+        let run = Extent {
+            file_start: FileBlock(*place as u32),
+            device_start: FsBlock(1000 + 100 * at as u64),
+            len: BlockCount(1),
+            state: ExtentState::Written,
+        };
+        insert(&mut map, run).unwrap();
+    }
+    let (before, count) = (map.root, map.nodes.len());
+    map.room = 0;
+    remap(&mut map, (4, 66_400), FsBlock(2_000_000)).unwrap();
+    for (at, place) in places.iter().enumerate() {
+        let moved = (4..66_400).contains(place);
+        let expected = if moved { 2_000_000 + place - 4 } else { 1000 + 100 * at as u64 };
+        assert_eq!(map.lookup(*place as u32), Some(expected), "{place}");
+    }
+    for hole in [4, 11, 201, 267, 301, 65_999, 66_001] {
+        assert_eq!(map.lookup(hole), None, "{hole}");
+    }
+    assert_eq!(map.nodes.len(), count);
+    assert_eq!(map.root[48..], before[48..], "pointer blocks stay where they are");
+    let nodes = map.nodes.clone();
+    let far = IndirectFault::DeviceBlock { block: u64::from(u32::MAX) };
+    assert_eq!(remap(&mut map, (0, 9), FsBlock(u64::from(u32::MAX))), Err(Failure::Fault(far)));
+    assert_eq!(map.nodes, nodes);
 }
