@@ -1,9 +1,9 @@
-//! Where every piece of fixed metadata of a file system lies, and how much of it there is.
+//! The place and size of all fixed metadata of a file system.
 //!
 //! # Shape
 //!
-//! `placement` finds bitmaps and tables, `runs` walks over groups and over what is placed. Locations
-//! are computed when asked for: a [`Geometry`] of 16 TiB is as small as one of 1 MiB.
+//! `placement` finds bitmaps and tables, `runs` walks over groups and over what is placed.
+//! Locations are computed when asked for: a [`Geometry`] of 16 TiB is as small as one of 1 MiB.
 
 mod placement;
 mod runs;
@@ -20,8 +20,8 @@ use crate::heads::{GroupHead, Heads};
 
 /// Everything about an ext4 file system that is fixed before the first file is written.
 ///
-/// Memory does not depend on the number of groups. The fields are public to be read; locations
-/// are sound only for values that `extant_image::geometry::compute` made.
+/// Memory does not depend on the number of groups. The fields are public for reading; locations are
+/// valid only for values that `extant_image::geometry::compute` made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Features after mke2fs's own adjustments (a journal dropped because the device is small,
@@ -65,7 +65,7 @@ pub struct Geometry {
     pub reserved_blocks: u64,
     /// RAID stride in blocks, 0: unknown.
     pub stride: u32,
-    /// Bitmaps and tables of all groups at the front of the device.
+    /// Whether bitmaps and tables of all groups are at the front of the device.
     pub packed: bool,
     /// The internal journal, `None` without.
     pub journal: Option<JournalGeometry>,
@@ -91,12 +91,12 @@ impl JournalGeometry {
     }
 }
 
-/// Where the fixed metadata of one group is.
+/// The place of the fixed metadata of one group.
 ///
 /// With `flex_bg` the bitmaps and the table of a group may lie in another group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupLayout {
-    /// Which group.
+    /// Number of the group.
     pub group: GroupIndex,
     /// First block of the group.
     pub first_block: u64,
@@ -117,14 +117,14 @@ pub struct GroupLayout {
 }
 
 impl GroupLayout {
-    /// Whether the group has the superblock or a backup of it.
+    /// Returns whether the group has the superblock or a backup of it.
     pub fn has_super(&self) -> bool {
         self.super_block.is_some()
     }
 }
 
 impl Geometry {
-    /// Whether the file system has `feature`.
+    /// Returns whether the file system has `feature`.
     pub fn has(&self, feature: Feature) -> bool {
         self.features.has(feature)
     }
@@ -139,32 +139,32 @@ impl Geometry {
         self.block_size.bytes() / u32::from(self.inode_size)
     }
 
-    /// The group of `block`, which must be below `blocks_count`. The boot block counts as of
-    /// group 0.
+    /// Returns the group of `block`, which must be below `blocks_count`. The boot block counts as
+    /// part of group 0.
     pub fn group_of(&self, block: u64) -> GroupIndex {
         let from_first = block.saturating_sub(u64::from(self.first_data_block));
         // Below `group_count`, which has 32 bits.
         GroupIndex((from_first / u64::from(self.blocks_per_group)) as u32)
     }
 
-    /// First block of `group`.
+    /// Returns the first block of `group`.
     pub fn group_first_block(&self, group: GroupIndex) -> u64 {
         u64::from(self.first_data_block) + u64::from(group.0) * u64::from(self.blocks_per_group)
     }
 
-    /// The block after the last one of `group`.
+    /// Returns the block after the last one of `group`.
     pub fn group_end(&self, group: GroupIndex) -> u64 {
         let end = self.group_first_block(group) + u64::from(self.blocks_per_group);
         end.min(self.blocks_count)
     }
 
-    /// Whether `group` has the superblock or a backup of it.
+    /// Returns whether `group` has the superblock or a backup of it.
     pub fn has_super(&self, group: GroupIndex) -> bool {
         self.heads().has_superblock(group)
     }
 
-    /// The start of every group. Descriptors are spread over the groups from the first one on, if
-    /// at all: a new file system was not grown yet.
+    /// Returns the heads of all groups. Descriptors are spread over the groups from the first one
+    /// on, if at all: a new file system was not grown yet.
     pub fn heads(&self) -> Heads {
         Heads {
             features: self.features,
@@ -181,10 +181,10 @@ impl Geometry {
         }
     }
 
-    /// Where the fixed metadata of `group` is.
+    /// Returns the places of the fixed metadata of `group`.
     ///
-    /// Works out the flex group (with packed metadata, all groups) each time;
-    /// [`Geometry::groups`] does that once for neighbours.
+    /// Works out the flex group (with packed metadata, all groups) each time; [`Geometry::groups`]
+    /// does that once for neighbours.
     ///
     /// # Panics
     ///
@@ -194,30 +194,30 @@ impl Geometry {
         self.group_in(group, &self.placement(group))
     }
 
-    /// All groups in order.
+    /// Returns all groups in order.
     pub fn groups(&self) -> Groups<'_> {
         Groups::new(self)
     }
 
-    /// All blocks that superblocks, descriptors, reserved descriptors, bitmaps and inode tables
-    /// take: sorted, merged runs. The boot block before `first_data_block` is not one of them.
+    /// Returns all blocks of superblocks, descriptors, reserved descriptors, bitmaps and inode
+    /// tables as sorted, merged runs. The boot block before `first_data_block` is not included.
     pub fn fixed_runs(&self) -> FixedRuns<'_> {
         FixedRuns::new(self)
     }
 
-    /// Those runs that lie among the blocks of `group`, whichever group they serve, cut at its
+    /// Returns the runs of fixed metadata that lie among the blocks of `group`, whichever group they serve, cut at its
     /// ends.
     pub fn fixed_runs_in(&self, group: GroupIndex) -> impl Iterator<Item = Range<u64>> + use<> {
         runs::in_group(self, group).into_iter()
     }
 
-    /// How many blocks [`Geometry::fixed_runs`] has.
+    /// Returns the number of blocks in [`Geometry::fixed_runs`].
     pub fn fixed_metadata_blocks(&self) -> u64 {
         let per_group = 2 + u64::from(self.inode_table_blocks);
         self.head_blocks() + u64::from(self.group_count) * per_group
     }
 
-    /// Clusters of fixed metadata, each counted once however many pieces share it.
+    /// Returns the number of clusters of fixed metadata, each counted once.
     pub fn fixed_metadata_clusters(&self) -> u64 {
         if self.cluster_blocks == 1 {
             return self.fixed_metadata_blocks();
@@ -231,7 +231,8 @@ impl Geometry {
         })
     }
 
-    /// `s_overhead_clusters`: what is never free, the journal and the boot block included.
+    /// Returns `s_overhead_clusters`: clusters that are never free, including the journal and the
+    /// boot block.
     pub fn overhead_clusters(&self) -> u64 {
         let journal = self.journal.map_or(0, |journal| journal.total_blocks());
         u64::from(self.first_data_block)
@@ -239,15 +240,15 @@ impl Geometry {
             + u64::from(journal.div_ceil(self.cluster_blocks))
     }
 
-    /// Blocks of superblocks, descriptors and their reserve, in all groups.
+    /// Returns the number of blocks of superblocks, descriptors and their reserve, in all groups.
     pub fn head_blocks(&self) -> u64 {
         let heads = self.heads();
         let blocks = heads.groups().map(|group| heads.head(group).blocks());
         blocks.map(|blocks| blocks.end - blocks.start).sum()
     }
 
-    /// Places every unit that has something in its way, and the last, which is short: what
-    /// [`Geometry::group`] relies on.
+    /// Checks that every unit can hold its bitmaps and tables, on which [`Geometry::group`] relies:
+    /// places every unit with obstacles, and the short last one.
     ///
     /// # Errors
     ///
@@ -264,7 +265,7 @@ impl Geometry {
         placement::place(self, placement::unit_of(self, last)).map(|_| ())
     }
 
-    /// Where the groups placed together with `group` have their bitmaps and tables.
+    /// Returns where the groups placed together with `group` have their bitmaps and tables.
     fn placement(&self, group: GroupIndex) -> placement::Placement {
         placement::place(self, placement::unit_of(self, group))
             .expect("check_placement placed every group that has obstacles, and the last")
@@ -288,7 +289,7 @@ impl Geometry {
     }
 }
 
-/// Groups whose bitmaps and inode tables find no place among their blocks.
+/// Error of groups that have no room for their bitmaps and inode tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoRoomForTables {
     /// The first of the groups that are placed together.

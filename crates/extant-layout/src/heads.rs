@@ -6,7 +6,7 @@ use extant_base::{BlockSize, FsBlock, GroupIndex, sabotage};
 use extant_format::features::{Feature, Features};
 use extant_format::superblock::Superblock;
 
-/// What a group holds at its start, before any bitmap. Contiguous.
+/// The blocks that a group has at its start, before any bitmap. Contiguous.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupHead {
     /// First block of the group, where the head starts.
@@ -47,7 +47,7 @@ pub struct Heads {
     pub(crate) backup_groups: [u32; 2],
 }
 
-/// Whether `number` is a power of `base`, 1 included.
+/// Returns whether `number` is a power of `base`, 1 included.
 fn is_power_of(mut number: u32, base: u32) -> bool {
     while number > 1 && number.is_multiple_of(base) {
         number /= base;
@@ -56,7 +56,7 @@ fn is_power_of(mut number: u32, base: u32) -> bool {
 }
 
 impl Heads {
-    /// Those of the file system that `superblock` describes.
+    /// Returns the heads of the groups of the file system that `superblock` describes.
     pub fn of(superblock: &Superblock) -> Heads {
         Heads {
             features: superblock.features,
@@ -73,7 +73,7 @@ impl Heads {
         }
     }
 
-    /// Whether `group` has the superblock or a backup of it: group 0 always, the others as
+    /// Returns whether `group` has the superblock or a backup of it: group 0 always, the others as
     /// `sparse_super2` or `sparse_super` say; without either, every group.
     pub fn has_superblock(&self, group: GroupIndex) -> bool {
         let group = group.0;
@@ -217,7 +217,7 @@ impl Heads {
         start.saturating_add(u64::from(start == 0 && self.block_size.bytes() == 1024))
     }
 
-    /// How many blocks of descriptors `group` has, and of the reserve for more.
+    /// Returns how many blocks of descriptors `group` has, and of the reserve for more.
     fn table_blocks(&self, group: GroupIndex, has_superblock: bool) -> (u32, u32) {
         let meta_bg = self.features.has(Feature::META_BG);
         if meta_bg && group.0 / self.desc_per_block >= self.first_meta_bg {

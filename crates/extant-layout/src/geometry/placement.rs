@@ -1,11 +1,11 @@
-//! Places of bitmaps and inode tables, found as mke2fs finds them.
+//! Places of bitmaps and inode tables, as chosen by mke2fs.
 //!
 //! # Shape
 //!
 //! Groups are placed in units: the groups of one flex group, a single group without `flex_bg`, all
 //! groups when metadata is packed. In a unit come all block bitmaps, then all inode bitmaps, then
-//! all tables, each as near to the one before as the heads of groups (superblock, descriptors)
-//! and the pieces already placed allow:
+//! all tables, each as near to the one before as the heads of groups (superblock, descriptors) and
+//! the pieces already placed allow:
 //!
 //! ```text
 //! | head of group 0 | bbbb | iiii | table 0 | table 1 | ... | head of group 1 | table n | ...
@@ -60,7 +60,7 @@ impl Pieces {
     }
 }
 
-/// Where the bitmaps and tables of the groups of one unit are.
+/// The place of the bitmaps and tables of the groups of one unit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Placement {
     /// Groups of the unit.
@@ -129,7 +129,7 @@ impl Placer<'_> {
         self.geometry.group_end(GroupIndex(self.unit.end - 1)) - 1
     }
 
-    /// The end of something that is in the way of `blocks`.
+    /// Returns the end of an obstacle within `blocks`.
     fn obstacle_end(&self, blocks: &Range<u64>) -> Option<u64> {
         let mut from = self.geometry.group_of(blocks.start);
         while let Some(group) = self.heads.next(from) {
@@ -146,7 +146,7 @@ impl Placer<'_> {
         self.placed.iter().find(overlaps).map(|run| run.end)
     }
 
-    /// The first free run of `len` blocks that starts at `from` or later and before `finish`.
+    /// Returns the first free run of `len` blocks that starts in `from..finish`.
     fn first_fit(&self, from: u64, finish: u64, len: u64) -> Option<u64> {
         let mut start = from.max(u64::from(self.geometry.first_data_block));
         loop {
@@ -159,7 +159,8 @@ impl Placer<'_> {
         }
     }
 
-    /// How many of `wanted` blocks are free from `start` on, which follows a block in use.
+    /// Returns the number of free blocks from `start` on, of `wanted`; `start` follows a used
+    /// block.
     fn free_len(&self, start: u64, wanted: u64) -> u64 {
         let mut end = self.geometry.blocks_count.min(start.saturating_add(wanted));
         let next = GroupIndex(self.geometry.group_of(start - 1).0 + 1);
