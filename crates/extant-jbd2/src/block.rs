@@ -1,4 +1,4 @@
-//! Blocks that go through the journal, and numbers of transactions.
+//! Blocks in the journal, and numbers of transactions.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -14,7 +14,7 @@ pub fn tid_geq(a: Tid, b: Tid) -> bool {
     a.wrapping_sub(b) < 1 << 31
 }
 
-/// The transaction after `tid`: 1 follows the largest number.
+/// Returns the transaction after `tid`: 1 follows the largest number.
 pub fn tid_next(tid: Tid) -> Tid {
     tid.checked_add(1).unwrap_or(1)
 }
@@ -22,15 +22,17 @@ pub fn tid_next(tid: Tid) -> Tid {
 /// One version of a block, as long as one block of the file system. Must never change.
 pub type Image = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A metadata block of the client. The journal holds it from the claim until the block is home.
+/// A metadata block of the client. The journal holds it from the claim until it is written to its
+/// final place.
 pub trait JournalBlock: Send + Sync {
-    /// Where it belongs.
+    /// Returns the block's final place on the file system's device.
     fn number(&self) -> FsBlock;
 
-    /// The current version, immutable from then on. Called once per transaction that claimed the
-    /// block, after [`Client::encode`](crate::Client::encode), while no handle is open.
+    /// Returns the current version, immutable from then on. Called once per transaction that
+    /// claimed the block, after [`Client::encode`](crate::Client::encode), while no handle is open.
     fn image(&self) -> Image;
 
-    /// The journal's own: the last transaction that claimed the block, 0 for none. Starts as 0.
+    /// Returns the journal's mark: the last transaction that claimed the block, 0 for none. Starts
+    /// as 0.
     fn claimed(&self) -> &AtomicU32;
 }

@@ -1,4 +1,4 @@
-//! What is committed and not yet home, and bringing it home.
+//! Checkpoints: writing committed blocks to their final places ("home").
 //!
 //! # Invariants
 //!
@@ -6,10 +6,10 @@
 //!   later transaction did not revoke. Only these are written home (J1).
 //! - K2. Log space is released after the home writes are flushed and the tail in the journal
 //!   superblock is durable, in that order (J2).
-//! - K3. An image that is not home is held together with its block, so that the client cannot forget
-//!   the block and read an old version.
-//! - K4. So is what a transaction changed that could not be written: it is nowhere but in memory, where
-//!   those who still read after an abort look for it.
+//! - K3. An image that is not home is held together with its block, so that the client cannot
+//!   forget the block and read an old version.
+//! - K4. The same holds for the blocks of a transaction that could not be written: they exist only
+//!   in memory, for readers after an abort.
 
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
@@ -20,12 +20,12 @@ use crate::store::write_merged;
 use crate::work::Work;
 
 impl Journal {
-    /// Brings everything home; for callers outside a commit.
+    /// Writes all committed blocks home; for callers outside a commit.
     pub(crate) fn checkpoint_all(&self, _role: &Role<'_>) -> Result<(), JournalError> {
         self.checkpoint_work(&mut self.work.lock())
     }
 
-    /// Writes the table home, sorted and merged, and releases the log (K2).
+    /// Writes the table of committed blocks home, sorted and merged, and releases the log (K2).
     pub(crate) fn checkpoint_work(&self, work: &mut Work) -> Result<(), JournalError> {
         let Some(log) = &self.log else { return Ok(()) };
         if work.used == 0 {
@@ -57,14 +57,14 @@ impl Journal {
         Ok(())
     }
 
-    /// Moves the tail to the head: the log in use, and empty.
+    /// Moves the tail to the head: the log is in use, and empty.
     fn write_tail(&self, log: &Log, work: &Work) -> Result<(), JournalError> {
         let sequence = RawTid(work.last.map_or_else(|| self.running(), tid_next));
         let start = work.place.head;
         self.write_superblock(log, |now| JournalSuperblock { sequence, start, ..now })
     }
 
-    /// Changes the journal superblock and writes it with FUA, all under its lock; a failure aborts.
+    /// Changes the journal superblock and writes it with FUA, under its lock; a failure aborts.
     pub(crate) fn write_superblock(
         &self,
         log: &Log,
@@ -86,8 +86,8 @@ impl Journal {
         }
     }
 
-    /// Everything is committed: brings it home and marks the log clean. False when somebody opened
-    /// a handle meanwhile.
+    /// Writes everything home and marks the log clean. Returns false when a handle was opened
+    /// meanwhile.
     pub(crate) fn close_clean(&self, role: &Role<'_>) -> Result<bool, JournalError> {
         self.clean(role, || {
             self.set_closed();
@@ -95,8 +95,8 @@ impl Journal {
         })
     }
 
-    /// Writes everything home and marks the log clean, then does `when_clean` while there is no handle.
-    /// `false`, and not done, when the running transaction has changes by then.
+    /// Writes everything home and marks the log clean, then calls `when_clean` while there is no
+    /// handle. Returns false, without the call, when the running transaction has changes by then.
     pub(crate) fn clean<E: From<JournalError>>(
         &self,
         _role: &Role<'_>,

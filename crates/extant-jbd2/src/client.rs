@@ -1,4 +1,4 @@
-//! What the journal and its client, the file system, say to each other.
+//! The interface between the journal and its client, the file system.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -12,9 +12,9 @@ use extant_sync::{Clock, SystemClock};
 pub use crate::block::{Image, JournalBlock, Tid, tid_geq, tid_next};
 use crate::set::BlockSet;
 
-/// What the file system does for its journal.
+/// The client's side: the callbacks of the file system.
 pub trait Client: Send + Sync {
-    /// Brings what changed in memory into blocks. All handles are closed and none opens until this
+    /// Encodes the changes in memory into blocks. All handles are closed and none opens until this
     /// returns, so it must take no lock that a thread holds while it waits for a handle. Blocks
     /// that no handle claimed are claimed through `sink`.
     ///
@@ -23,16 +23,15 @@ pub trait Client: Send + Sync {
     /// An error aborts the journal: nothing of the transaction reaches the device.
     fn encode(&self, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError>;
 
-    /// The transaction is durable, and no write to a block that it revoked or forgot is in flight:
-    /// what it freed may be given away. Called in the order of the transactions.
+    /// Called when the transaction is durable, and no write to a block that it revoked or forgot is
+    /// in flight: blocks that it freed may be reused. Calls are in the order of the transactions.
     fn committed(&self, tid: Tid);
 
-    /// The journal stopped for good. Called once, from any thread, perhaps out of a call that the
-    /// client itself made.
+    /// Called once when the journal aborts, from any thread, perhaps inside a call by the client.
     fn aborted(&self, why: &AbortReason);
 }
 
-/// Takes the blocks that encoding changed.
+/// Receives the blocks that encoding changed.
 pub struct EncodeSink<'a> {
     pub(crate) set: &'a BlockSet,
     pub(crate) tid: Tid,
@@ -51,7 +50,7 @@ impl fmt::Debug for EncodeSink<'_> {
     }
 }
 
-/// Why encoding failed.
+/// The reason why encoding failed.
 #[derive(Debug, thiserror::Error)]
 #[error("encoding a transaction failed: {why}")]
 pub struct EncodeError {
@@ -60,7 +59,7 @@ pub struct EncodeError {
 }
 
 impl EncodeError {
-    /// The client's error in words, and as the number that the journal stores: Linux errno, positive.
+    /// Creates an error from the Linux errno that the journal stores, positive, and a message.
     pub fn new(errno: i32, why: impl Into<String>) -> EncodeError {
         EncodeError { errno, why: why.into() }
     }
@@ -70,12 +69,12 @@ impl EncodeError {
     }
 }
 
-/// Why the journal stopped.
+/// Reason why the journal aborted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AbortReason {
     /// Linux errno, positive; stored negated in the journal superblock.
     pub errno: i32,
-    /// In words.
+    /// Message of the failure.
     pub why: String,
 }
 
@@ -98,18 +97,19 @@ pub struct Mutations {
     pub release_freed_early: bool,
 }
 
-/// How a journal works.
+/// Options of a journal.
 #[derive(Clone)]
 pub struct JournalOptions {
-    /// Longest age of a running transaction, as [`Journal::commit_if_due`](crate::Journal::commit_if_due) sees it.
+    /// Longest age of a running transaction, for
+    /// [`Journal::commit_if_due`](crate::Journal::commit_if_due).
     pub commit_interval: Duration,
-    /// How long a commit waits for others that are expected to want one: about as long as the last one
-    /// took, within these limits. Ends at once when all have come.
+    /// Time that a commit waits for other threads that are expected to want one: about the duration
+    /// of the last commit, within these limits. The wait ends when all have come.
     pub batch_time: RangeInclusive<Duration>,
-    /// Most images held in memory until they are home: a quarter for the running transaction, a
-    /// quarter for the one being written, half for those that are committed. At least 64.
+    /// Limit of the images held in memory until they are home: a quarter for the running
+    /// transaction, a quarter for the one being written, half for committed ones. At least 64.
     pub pinned_blocks_max: usize,
-    /// Time of commit blocks and of the interval.
+    /// Clock for commit blocks and for the interval.
     pub clock: Arc<dyn Clock>,
     /// Features to switch on in the journal superblock before the first commit: `BLOCKS_64BIT` for
     /// a file system with 64-bit block numbers, `CSUM_V3` for one with metadata checksums (it
@@ -144,14 +144,14 @@ impl fmt::Debug for JournalOptions {
     }
 }
 
-/// What can go wrong with a journal that is in use.
+/// An error of a journal that is in use.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
     /// The device failed; the journal is aborted.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// More blocks than one transaction can hold.
+    /// A change asks for more blocks than one transaction can hold.
     #[error("{wanted} blocks in one change, one transaction of this journal takes {limit}")]
     TooManyCredits {
         /// Blocks asked for.
@@ -159,12 +159,12 @@ pub enum JournalError {
         /// Blocks that one transaction takes.
         limit: u32,
     },
-    /// The journal stopped for good.
+    /// The journal is aborted.
     #[error("the journal stopped: {why}")]
     Aborted {
-        /// Linux errno of what stopped it, positive.
+        /// Linux errno of the failure, positive.
         errno: i32,
-        /// Why.
+        /// Message of the failure.
         why: String,
     },
     /// The journal was closed.
@@ -172,7 +172,7 @@ pub enum JournalError {
     Closed,
 }
 
-/// Why a journal cannot be opened for writing.
+/// The reason why a journal cannot be opened for writing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalOpenError {
@@ -188,12 +188,12 @@ pub enum JournalOpenError {
     /// The log has no room for transactions.
     #[error("the journal has {found} blocks for its log, fewer than {needed}")]
     TooSmall {
-        /// Blocks of the log.
+        /// Number of blocks of the log.
         found: u32,
-        /// Fewest that are of use.
+        /// Smallest number of blocks.
         needed: u32,
     },
-    /// The journal has no place for one of its blocks.
+    /// A block of the journal has no place on the device.
     #[error("journal block {block} is not mapped to any block of the device")]
     Unmapped {
         /// The block of the journal.
@@ -201,30 +201,31 @@ pub enum JournalOpenError {
     },
 }
 
-/// What a journal did since it was opened.
+/// Counts of a journal's work since it was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct JournalStats {
-    /// Transactions committed.
+    /// Number of transactions committed.
     pub commits: u64,
-    /// Handles opened.
+    /// Number of handles opened.
     pub handles: u64,
-    /// Copies of metadata blocks written to the log (without a log: home).
+    /// Number of copies of metadata blocks written to the log (without a log: home).
     pub blocks_logged: u64,
-    /// Blocks written to the log in all: copies, descriptors, revoke and commit blocks.
+    /// Number of blocks written to the log: copies, descriptors, revoke and commit blocks.
     pub log_blocks: u64,
-    /// Revoke records written.
+    /// Number of revoke records written.
     pub revokes: u64,
-    /// Flushes of either device.
+    /// Number of flushes of either device.
     pub flushes: u64,
-    /// Writes with FUA: commit blocks and journal superblocks.
+    /// Number of writes with FUA: commit blocks and journal superblocks.
     pub fua_writes: u64,
-    /// Checkpoints that released log space.
+    /// Number of checkpoints that released log space.
     pub checkpoints: u64,
-    /// Blocks written home.
+    /// Number of blocks written home.
     pub home_writes: u64,
-    /// Calls of [`Journal::commit`](crate::Journal::commit) that found somebody else committing their transaction.
+    /// Number of calls of [`Journal::commit`](crate::Journal::commit) whose transaction another
+    /// thread committed.
     pub batched: u64,
-    /// Times that a handle waited for a transaction to be locked or for room.
+    /// Number of times that a handle waited for a transaction to be locked or for room.
     pub waits: u64,
 }

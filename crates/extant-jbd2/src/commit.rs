@@ -1,9 +1,9 @@
 //! Committing the running transaction.
 //!
-//! The order, which is the point of it all: room in the log; shut the gate; encode; take the images;
-//! open the gate for the next transaction; revoke blocks, descriptors and copies into the log, and
-//! wait; flush; the commit block with FUA, and wait. Then the images count as committed, and what
-//! the transaction freed may be reused.
+//! The order, on which crash safety depends: room in the log; shut the gate; encode; take the
+//! images; open the gate for the next transaction; revoke blocks, descriptors and copies into the
+//! log, and wait; flush; the commit block with FUA, and wait. Then the images count as committed,
+//! and what the transaction freed may be reused.
 
 use std::sync::atomic::Ordering;
 
@@ -17,15 +17,15 @@ use crate::store::write_merged;
 use crate::work::{Pinned, Work};
 use crate::write::{Contents, WriteError, encode};
 
-/// A transaction that takes no more changes.
+/// A locked transaction, which takes no more changes.
 struct Locked {
     taken: Taken,
-    /// Of its blocks, in their order.
+    /// Its images, in order of their blocks.
     images: Vec<(FsBlock, Image)>,
 }
 
 impl Journal {
-    /// Commits the running transaction, unless nothing is in it.
+    /// Commits the running transaction, unless it is empty.
     pub(crate) fn commit_running(&self, _role: &Role<'_>) -> Result<(), JournalError> {
         let mut work = self.work.lock();
         self.check()?;
@@ -71,8 +71,8 @@ impl Journal {
         Ok(())
     }
 
-    /// T3, the bound on memory, and the numbers' wrap: 1 does not follow the largest number inside
-    /// one log, since 0 is left out.
+    /// Makes room in the log (T3), bounds the memory, and restarts numbers when they wrap: 1 does
+    /// not follow the largest number inside one log, since 0 is left out.
     fn make_room(&self, work: &mut Work, tid: Tid) -> Result<(), JournalError> {
         let third = work.len() / 3;
         let wraps = tid == 1 && work.last == Some(Tid::MAX);
@@ -83,7 +83,7 @@ impl Journal {
     }
 
     /// Shuts the gate, lets the client encode, takes the images and begins the next transaction.
-    /// `None` when nothing changed; the transaction goes on then.
+    /// `None` when nothing changed; the transaction stays open then.
     fn lock_transaction(&self, tid: Tid) -> Result<Option<Locked>, JournalError> {
         let shut = self.gate.shut();
         self.check()?;
@@ -137,13 +137,13 @@ impl Journal {
         done.map_err(|error| self.failed(error))?;
         if !mutations.skip_flush_before_commit {
             if log.external && !sabotage("jbd2.commit.home-not-flushed") {
-                // Data that this transaction makes reachable is on the other device.
+                // New data that this transaction makes reachable is on the other device.
                 self.flush(&self.home)?;
             }
             self.flush(&log.device)?;
         }
         if !done_first {
-            // An abort that came meanwhile keeps the transaction from counting.
+            // An abort that came meanwhile keeps the transaction from counting as committed.
             if !sabotage("jbd2.commit.abort-not-seen") {
                 self.check()?;
             }

@@ -1,4 +1,4 @@
-//! The file system as it looks after a replay, without one.
+//! The file system as after a replay, without writing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl ReplayedDevice {
         &self.overlay
     }
 
-    /// An error of the log, told as one of this device.
+    /// Converts an error of the log into one of this device.
     fn log_error(&self, offset: u64, length: u64, error: JournalReadError) -> DeviceError {
         let fault = DeviceFault::Io(std::io::Error::other(error));
         DeviceError::new(self.describe(), OperationKind::Read, offset, length, fault)
@@ -132,7 +132,7 @@ impl BlockDevice for ReplayedDevice {
             let block = FsBlock(at >> block_size.log2());
             let next = self.overlay.next_from(block);
             let in_log = next.is_some_and(|(entry, _)| entry == block);
-            // Up to the end of this block, or up to the next block that the log has.
+            // The read ends at the end of this block, or at the next block in the log.
             let cut = if in_log { block.checked_add(1) } else { next.map(|(entry, _)| entry) };
             let cut = cut.and_then(|cut| block_size.offset_of(cut)).unwrap_or(u64::MAX);
             let len = usize::try_from(cut.saturating_sub(at)).unwrap_or(usize::MAX).min(rest.len());

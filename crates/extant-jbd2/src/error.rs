@@ -1,4 +1,4 @@
-//! Why a journal could not be recovered.
+//! Errors of recovery.
 
 use extant_base::FsBlock;
 use extant_block::DeviceError;
@@ -14,7 +14,7 @@ pub enum JournalReadError {
     Device {
         /// The block of the journal.
         block: u32,
-        /// What the device said.
+        /// Error of the device.
         #[source]
         source: DeviceError,
     },
@@ -26,24 +26,27 @@ pub enum JournalReadError {
     },
 }
 
-/// Why a journal could not be recovered. The file system below it is as the crash left it, and
-/// reading it without its journal shows a state that never was.
+/// Error of recovering a journal. The file system is as the crash left it, and reading it without
+/// its journal shows a state that never existed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoveryError {
     /// A block of the journal could not be read.
     #[error(transparent)]
     Read(#[from] JournalReadError),
-    /// A device refused a write or a flush of the replay; the log is as it was.
+    /// A device refused a write or a flush of the replay; the log is unchanged.
     #[error("writing what the journal holds")]
     Write(#[source] DeviceError),
+    /// The observer stopped the replay; the log is unchanged.
+    #[error("the replay of the journal was stopped")]
+    Stopped,
     /// The journal superblock is unusable.
     #[error(transparent)]
     Superblock(#[from] JournalFault),
     /// The journal superblock's checksum is wrong.
     #[error(transparent)]
     SuperblockChecksum(ChecksumError),
-    /// The journal's blocks are not the file system's.
+    /// The journal's block size differs from the file system's.
     #[error("journal has blocks of {journal} bytes, its file system of {fs}")]
     BlockSize {
         /// Of the journal, in bytes.
@@ -56,14 +59,14 @@ pub enum RecoveryError {
     TooShort {
         /// `s_maxlen`.
         claimed: u32,
-        /// Blocks there are.
+        /// Number of blocks available.
         available: u64,
     },
     /// A descriptor or revoke block with a wrong checksum, in a transaction that was committed
     /// after its predecessor and so is no leftover of an older journal.
     #[error("journal transaction {tid} is damaged: wrong checksum in journal block {block}")]
     BlockChecksum {
-        /// The transaction.
+        /// Number of the transaction.
         tid: Tid,
         /// The block of the journal.
         block: u32,
@@ -72,7 +75,7 @@ pub enum RecoveryError {
     /// kernel, only the feature `async_commit` makes it the mark of a transaction cut short.
     #[error("journal transaction {tid} is damaged: wrong checksum in its commit block")]
     CommitChecksum {
-        /// The transaction.
+        /// Number of the transaction.
         tid: Tid,
     },
     /// A committed data block whose contents do not match its tag.
@@ -83,7 +86,7 @@ pub enum RecoveryError {
     DataChecksum {
         /// The transaction.
         tid: Tid,
-        /// Where the copy belongs.
+        /// Block to which the copy belongs.
         fs_block: FsBlock,
         /// The block of the journal.
         block: u32,
@@ -95,7 +98,7 @@ pub enum RecoveryError {
         tid: Tid,
         /// The block of the journal.
         block: u32,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         fault: RevokeFault,
     },
     /// A committed copy of a block that the file system does not have.
@@ -105,12 +108,12 @@ pub enum RecoveryError {
     OutsideFs {
         /// The transaction.
         tid: Tid,
-        /// Where the copy would belong.
+        /// Block to which the copy would belong.
         fs_block: FsBlock,
         /// Number of blocks of the file system.
         fs_blocks: u64,
     },
-    /// More blocks to replay than this build keeps track of.
+    /// There are more blocks to replay than this build keeps track of.
     #[error("journal holds more than {limit} blocks to replay")]
     TooManyBlocks {
         /// The limit.
@@ -122,7 +125,7 @@ pub enum RecoveryError {
         /// The bits found.
         features: u32,
     },
-    /// More fast-commit bytes than this build keeps.
+    /// There are more fast-commit bytes than this build keeps.
     #[error("fast commits take more than {limit} bytes")]
     FastCommitBytes {
         /// The limit.

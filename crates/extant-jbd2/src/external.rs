@@ -13,13 +13,13 @@ use crate::log::{MappedJournal, load_superblock};
 
 /// A device that holds nothing but a journal, opened.
 ///
-/// It begins with an ext4 superblock that has the feature `journal_dev` and, in the block after
-/// the one that holds it, the journal superblock. The journal's blocks are counted from the start
-/// of the device.
+/// It begins with an ext4 superblock that has the feature `journal_dev` and, in the block after the
+/// one that holds it, the journal superblock. The journal's blocks are counted from the start of
+/// the device.
 ///
-/// Which file system it belongs to is the caller's check: the file system's `s_journal_uuid` must
-/// equal [`uuid`](Self::uuid). An image names its journal device by number; nothing here opens a
-/// device because an image says so.
+/// The caller checks that it belongs to the file system, whose `s_journal_uuid` must equal
+/// [`uuid`](Self::uuid). An image names its journal device by number, but this crate never opens a
+/// device because an image names it.
 ///
 /// Source: Linux `Documentation/filesystems/ext4/journal.rst`, "External Journal".
 #[derive(Clone, Debug)]
@@ -30,15 +30,15 @@ pub struct ExternalJournal {
     pub superblock_block: u32,
     /// The journal superblock.
     pub superblock: JournalSuperblock,
-    /// Reads its blocks.
+    /// Reader of the journal's blocks.
     pub log: Arc<MappedJournal>,
 }
 
-/// Why a device is not a journal device that can be used.
+/// Error of opening a journal device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExternalJournalError {
-    /// It could not be read.
+    /// The device could not be read.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// No ext4 superblock.
@@ -47,7 +47,7 @@ pub enum ExternalJournalError {
         /// The value found.
         found: u16,
     },
-    /// A file system, not a journal.
+    /// The device holds a file system.
     #[error("device is not a journal device: incompatible features {incompat:#x} lack 0x8")]
     NotAJournal {
         /// `s_feature_incompat`.
@@ -56,10 +56,10 @@ pub enum ExternalJournalError {
     /// The checksum of its ext4 superblock is wrong.
     #[error(transparent)]
     Checksum(#[from] ChecksumError),
-    /// An impossible block size.
+    /// The block size is not possible.
     #[error("journal device: {0}")]
     BlockSize(BlockSizeError),
-    /// The journal on it is unusable.
+    /// The journal on the device is unusable.
     #[error("journal device")]
     Journal(#[from] RecoveryError),
 }

@@ -1,17 +1,18 @@
-//! Fast commits, folded into the state that they promise.
+//! Fast commits, combined into the state that they describe.
 //!
 //! # Place
 //!
-//! A full commit replaces blocks; a fast commit says what is true of inodes and names. Applying
-//! that to blocks would mean to allocate and to write, so a reader asks instead: for an inode,
+//! A full commit replaces blocks; a fast commit describes inodes and names. Applying it to blocks
+//! would need allocation and writes, so a reader consults it instead: for an inode,
 //! [`FastCommitOverlay::inode`] before it uses the raw inode and the mapping below; for a
-//! directory, [`FastCommitOverlay::directory`] before it believes an entry or its absence.
+//! directory, [`FastCommitOverlay::directory`] before it relies on an entry or its absence.
 //!
 //! # Rules
 //!
-//! - The area counts only if its head names the transaction after the last full commit, and up to
-//!   the last tail with that transaction and a right checksum.
-//! - Records are outcomes. Of two about the same name or file block, the later one holds.
+//! - The area is valid only if its head names the transaction after the last full commit, and up to
+//!   the last tail with that transaction and a correct checksum.
+//! - Records describe final states. Of two records of the same name or file block, the later one is
+//!   valid.
 //! - A directory made by a fast commit has no blocks yet: `.`, `..` and the names recorded for it
 //!   are all there is.
 //!
@@ -32,29 +33,29 @@ use extant_format::jbd2::{
 use crate::error::RecoveryError;
 use crate::log::JournalReader;
 
-/// Bytes of the area that are looked at. The default area is 256 blocks: 16 MiB at most.
+/// Limit of the bytes of the area that are read. The default area is 256 blocks: 16 MiB at most.
 const AREA_BYTES_MAX: u64 = 64 << 20;
 
 /// First file block that does not exist.
 const FILE_BLOCKS_END: u64 = 1 << 32;
 
-/// Why reading the area ended.
+/// Reason why reading the area ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FastCommitStop {
     /// The area is full.
     AreaEnd,
-    /// A record that cannot be one, such as the zeros of an area never used.
+    /// Bytes that are no record, such as the zeros of an unused area.
     NotARecord,
-    /// A head or tail of another transaction: left over from earlier.
+    /// A head or tail of another transaction, left over from earlier.
     OtherTransaction {
         /// The transaction found.
         found: Tid,
     },
-    /// A tail whose checksum is wrong: the fast commit was cut short.
+    /// A tail with a wrong checksum: the fast commit is incomplete.
     Checksum,
 }
 
-/// What all valid fast commits together say.
+/// The changes described by all valid fast commits together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FastCommitOverlay {
     tid: Tid,
@@ -64,7 +65,7 @@ pub struct FastCommitOverlay {
     directories: BTreeMap<Ino, FcDirectory>,
 }
 
-/// What fast commits say about one inode.
+/// The changes of one inode in fast commits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FcInode {
     image: Option<Vec<u8>>,
@@ -72,7 +73,7 @@ pub struct FcInode {
     pieces: BTreeMap<u64, (u64, Target)>,
 }
 
-/// What a piece of a file is.
+/// The contents of a piece of a file: blocks, or nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Target {
     Hole,
@@ -80,38 +81,38 @@ enum Target {
     Mapped(FsBlock, ExtentState),
 }
 
-/// Where a run of file blocks is.
+/// Mapping of a run of file blocks in fast commits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FcMapping {
-    /// As the inode's own tree says; fast commits do not mention these blocks.
+    /// The blocks are not in fast commits: the inode's own tree is valid.
     Unchanged {
-        /// Blocks this holds for.
+        /// Length of the run in blocks.
         len: BlockCount,
     },
-    /// Nowhere, whatever the inode's own tree says.
+    /// The blocks are a hole, whatever the inode's own tree says.
     Hole {
-        /// Blocks this holds for.
+        /// Length of the run in blocks.
         len: BlockCount,
     },
-    /// Here, whatever the inode's own tree says. The extent begins at the block asked for; it
-    /// may be longer than one record of a tree can be.
+    /// The blocks are mapped here, whatever the inode's own tree says. The extent begins at the
+    /// requested block; it may be longer than one record of a tree can be.
     Mapped(Extent),
 }
 
-/// What fast commits say about the names in one directory.
+/// The changes of the names in one directory in fast commits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FcDirectory {
     parent: Option<Ino>,
     entries: BTreeMap<Vec<u8>, FcEntry>,
 }
 
-/// What fast commits say about one name.
+/// The state of one name after the fast commits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FcEntry {
-    /// It stands for this inode.
+    /// The name belongs to this inode.
     Present(Ino),
-    /// It no longer stands for this inode. An entry of the same name for another inode is not
-    /// meant.
+    /// The name does not belong to this inode any more. An entry of the same name for another inode
+    /// is not affected.
     Removed(Ino),
 }
 
@@ -126,42 +127,42 @@ impl FastCommitOverlay {
         }
     }
 
-    /// The transaction that these fast commits are part of.
+    /// Returns the transaction of these fast commits.
     pub fn tid(&self) -> Tid {
         self.tid
     }
 
-    /// How many fast commits were valid, at least 1.
+    /// Returns the number of valid fast commits, at least 1.
     pub fn commits(&self) -> u32 {
         self.commits
     }
 
-    /// Why there were no more.
+    /// Returns the reason why there were no more.
     pub fn stop(&self) -> FastCommitStop {
         self.stop
     }
 
-    /// What is said about an inode; `None` when nothing is.
+    /// Returns the changes of an inode; `None` without any.
     pub fn inode(&self, ino: Ino) -> Option<&FcInode> {
         self.inodes.get(&ino)
     }
 
-    /// What is said about the names in a directory; `None` when nothing is.
+    /// Returns the changes of the names in a directory; `None` without any.
     pub fn directory(&self, ino: Ino) -> Option<&FcDirectory> {
         self.directories.get(&ino)
     }
 
-    /// All inodes mentioned, by number.
+    /// Returns all changed inodes, by number.
     pub fn inodes(&self) -> impl ExactSizeIterator<Item = (Ino, &FcInode)> {
         self.inodes.iter().map(|(ino, inode)| (*ino, inode))
     }
 
-    /// All directories mentioned, by number.
+    /// Returns all changed directories, by number.
     pub fn directories(&self) -> impl ExactSizeIterator<Item = (Ino, &FcDirectory)> {
         self.directories.iter().map(|(ino, directory)| (*ino, directory))
     }
 
-    /// Takes in one record.
+    /// Adds one record to the state.
     fn fold(&mut self, record: &FcRecord<'_>) {
         match record {
             FcRecord::AddRange { ino, extent } => {
@@ -242,26 +243,26 @@ fn is_directory(raw: &[u8]) -> bool {
     le32(raw, MODE_OFFSET) & MODE_TYPE == MODE_DIRECTORY
 }
 
-/// Two images of one inode, not of two that had the number one after the other.
+/// Returns whether two images are of one inode, not of successive inodes with the same number.
 fn same_inode(a: &[u8], b: &[u8]) -> bool {
     le32(a, GENERATION_OFFSET) == le32(b, GENERATION_OFFSET)
         && (le32(a, MODE_OFFSET) ^ le32(b, MODE_OFFSET)) & MODE_TYPE == 0
 }
 
 impl FcInode {
-    /// The recorded image: the first 128 bytes of the inode or more. `None` when only ranges are
-    /// recorded.
+    /// Returns the recorded image: the first 128 bytes of the inode or more. `None` when only
+    /// ranges are recorded.
     pub fn image(&self) -> Option<&[u8]> {
         self.image.as_deref()
     }
 
-    /// The raw inode to use instead of `home`, the one in the inode table (all of its bytes).
+    /// Returns the raw inode to use instead of `home`, all bytes of the stored one.
     ///
-    /// All recorded bytes count, except that `i_block` stays as it is at home where it is the
-    /// root of an extent tree: the record does not have the tree, only the ranges that changed;
-    /// see [`map`](Self::map). For an inode that is new it is an empty tree. Bytes after the
-    /// recorded ones stay, or are zero for a new inode. The checksum of the result is out of date,
-    /// and so is its block count.
+    /// All recorded bytes are used, except that `i_block` stays as stored if it is the root of an
+    /// extent tree: the record does not have the tree, only the ranges that changed; see
+    /// [`map`](Self::map). For an inode that is new it is an empty tree. Bytes after the recorded
+    /// ones stay, or are zero for a new inode. The checksum of the result is out of date, and so is
+    /// its block count.
     pub fn merge(&self, home: &[u8]) -> Vec<u8> {
         let Some(image) = self.image() else {
             return home.to_vec();
@@ -298,9 +299,9 @@ impl FcInode {
         !self.pieces.is_empty()
     }
 
-    /// Where the file's blocks from `block` on are, for as many as have the same answer.
+    /// Returns the mapping of the file's blocks from `block` on, for as many as have the same one.
     ///
-    /// Lengths stop at file block 2^32 - 1, the last that can be counted.
+    /// Lengths stop at file block 2^32 - 1, the last possible one.
     pub fn map(&self, block: FileBlock) -> FcMapping {
         let at = u64::from(block.0);
         let len_to =
@@ -358,23 +359,23 @@ impl FcInode {
 }
 
 impl FcDirectory {
-    /// For a directory made by a fast commit: its parent. Its blocks at home mean nothing, and
-    /// the recorded names are all of its contents besides `.` and `..`.
+    /// Returns the parent of a directory created by a fast commit, whose stored blocks are invalid:
+    /// the recorded names are its only contents besides `.` and `..`.
     pub fn made_in(&self) -> Option<Ino> {
         self.parent
     }
 
-    /// What is said about a name; `None` when nothing is.
+    /// Returns the recorded state of a name; `None` without one.
     pub fn get(&self, name: &[u8]) -> Option<FcEntry> {
         self.entries.get(name).copied()
     }
 
-    /// Everything said, in the order of the names' bytes.
+    /// Returns all recorded names, in the order of their bytes.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = (&[u8], FcEntry)> {
         self.entries.iter().map(|(name, entry)| (name.as_slice(), *entry))
     }
 
-    /// Whether an entry found at home still holds.
+    /// Returns whether a stored entry is still valid.
     pub fn keeps(&self, name: &[u8], ino: Ino) -> bool {
         match self.get(name) {
             _ if self.parent.is_some() => false,
@@ -420,7 +421,7 @@ struct AreaReader {
     /// Records of the fast commit that has no tail yet.
     pending: Vec<u8>,
     checksum: FcRunningChecksum,
-    /// The head was there.
+    /// Whether the head was read.
     headed: bool,
 }
 

@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering;
 
 use extant_base::FsBlock;
 
-use extant_sync::{Lane, check_may_wait};
+use extant_sync::{Hold, Lane, Rank, check_may_wait};
 
 use crate::client::{JournalBlock, JournalError, Tid};
 use crate::journal::{Journal, count};
 
-/// A change in progress: all of it is in one transaction. Dropping it ends the change; credits that
-/// were not used go back.
+/// A change in progress, all of it in one transaction. Dropping it ends the change; unused credits
+/// are returned.
 #[must_use = "the handle is closed when it is dropped"]
 pub struct Handle<'j> {
     journal: &'j Journal,
-    /// Where it was counted in; `None` after a restart that failed.
-    lane: Option<Lane>,
+    /// The lane in which it is counted; `None` after a restart that failed.
+    lane: Option<(Lane, Hold)>,
     tid: Tid,
     credits: u32,
 }
@@ -44,14 +44,14 @@ impl Journal {
             };
             count(&self.counters.waits, 1);
             match full {
-                // Who is expected would find no room either.
+                // Other threads would find no room either.
                 Some(tid) => self.commit_soon(tid, false)?,
                 None => self.gate.wait_open(),
             }
         }
     }
 
-    /// [`start`](Self::start) that never waits: `None` when it would have to.
+    /// Opens a handle like [`start`](Self::start) without waiting: `None` when it would have to.
     ///
     /// # Errors
     ///
@@ -95,28 +95,31 @@ enum Entry<'j> {
 
 impl<'j> Handle<'j> {
     pub(crate) fn new(journal: &'j Journal, lane: Lane, tid: Tid, credits: u32) -> Handle<'j> {
-        Handle { journal, lane: Some(lane), tid, credits }
+        let lane = Some((lane, Hold::new(Rank::JournalHandle)));
+        Handle { journal, lane, tid, credits }
     }
 
-    /// The transaction that the change belongs to.
+    /// Returns the transaction of the change.
     pub fn tid(&self) -> Tid {
         self.tid
     }
 
-    /// Blocks that may still be claimed.
+    /// Returns the number of blocks that may still be claimed.
     pub fn credits_left(&self) -> u32 {
         self.credits
     }
 
-    /// Takes a block into the transaction, before the client changes it. Costs a load and a
-    /// comparison when it is there already; else a credit. Without one left, it takes one from the
-    /// transaction, if that has any.
+    /// Adds a block to the transaction, before the client changes it. Costs a load and a comparison
+    /// when the block was added already; otherwise one credit. Without credits left, it takes one
+    /// from the transaction, if that has any.
     ///
     /// # Errors
     ///
-    /// [`JournalError::TooManyCredits`] when the transaction is full too; the block was not claimed.
+    /// [`JournalError::TooManyCredits`] when the transaction is full too; the block was not
+    /// claimed.
     pub fn claim<B: JournalBlock + 'static>(&mut self, block: &Arc<B>) -> Result<(), JournalError> {
-        // Whoever stored this number put the block into the set before closing its own handle.
+        // The thread that stored this number adds the block to the set before it closes its own
+        // handle.
         if block.claimed().load(Ordering::Relaxed) == self.tid {
             return Ok(());
         }
@@ -137,7 +140,7 @@ impl<'j> Handle<'j> {
         Ok(())
     }
 
-    /// Adds credits, if the transaction has room.
+    /// Adds credits. Returns false if the transaction has no room.
     pub fn extend(&mut self, credits: u32) -> bool {
         if self.lane.is_none() || !self.journal.charge(credits) {
             return false;
@@ -146,8 +149,8 @@ impl<'j> Handle<'j> {
         true
     }
 
-    /// Closes the handle and opens it again with `credits`, perhaps in a later transaction: what
-    /// was changed until now must be consistent. May wait, as [`Journal::start`].
+    /// Closes the handle and opens it again with `credits`, perhaps in a later transaction: the
+    /// changes so far must be consistent. May wait, as [`Journal::start`].
     ///
     /// # Errors
     ///
@@ -158,8 +161,8 @@ impl<'j> Handle<'j> {
         Ok(())
     }
 
-    /// A metadata block was freed: it leaves the transaction, and if the log may hold a copy of it,
-    /// a revoke record keeps that from being replayed (J4). Each block of records takes a credit.
+    /// Removes a freed metadata block from the transaction; if the log may hold a copy of it, a
+    /// revoke record keeps the copy from being replayed (J4). Each block of records takes a credit.
     ///
     /// # Errors
     ///
@@ -189,7 +192,7 @@ impl<'j> Handle<'j> {
     }
 
     fn stop(&mut self) {
-        if let Some(lane) = self.lane.take() {
+        if let Some((lane, _hold)) = self.lane.take() {
             let credits = std::mem::take(&mut self.credits);
             self.journal.give_back(lane, credits);
             self.journal.gate.leave(lane);

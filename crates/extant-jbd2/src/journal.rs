@@ -1,11 +1,11 @@
-//! The journal of one mounted file system: its handles, and who commits.
+//! The journal of one mounted file system: its handles, and the role of the committing thread.
 //!
 //! # Invariants
 //!
 //! - T1. A transaction is locked only while no handle is open, and none opens until its images are
 //!   taken.
 //! - T2. One thread at a time commits or checkpoints: the one that set `State::busy`. It holds
-//!   `Journal::work`. Everybody else waits for the outcome.
+//!   `Journal::work`. All other threads wait for the outcome.
 //! - T3. Before a transaction is locked, at most a third of the log is in use. Charges keep the
 //!   transaction to a third of the log; the last third absorbs what the client's encoding adds.
 
@@ -41,7 +41,7 @@ pub(crate) const EIO: i32 = 5;
 /// Linux errno of a full disk.
 const ENOSPC: i32 = 28;
 
-/// Counters, relaxed: they order nothing.
+/// Counters; they are relaxed, because they order nothing.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) commits: AtomicU64,
@@ -63,17 +63,17 @@ pub(crate) fn count(counter: &AtomicU64, by: usize) {
 
 /// The log of an open journal, as on the device.
 pub(crate) struct Log {
-    /// The superblock has one writer at a time, from the change to the end of the write: else the
-    /// checksum of one could cover the fields of another.
+    /// The log; its lock admits one writer of the superblock at a time, from the change to the end
+    /// of the write: otherwise the checksum of one could cover the fields of another.
     pub(crate) store: Mutex<LogStore>,
     pub(crate) device: SharedDevice,
     pub(crate) external: bool,
 }
 
-/// The journal of one mounted file system, with or without a log. See the crate's documentation.
+/// The journal of a mounted file system, with or without a log. See the crate's documentation.
 ///
-/// Dropping it without [`close`](Self::close) is a crash: what was committed is in the log, the
-/// rest is gone.
+/// Dropping it without [`close`](Self::close) is like a crash: committed transactions are in the
+/// log, later changes are lost.
 pub struct Journal {
     pub(crate) home: SharedDevice,
     pub(crate) block_size: BlockSize,
@@ -84,7 +84,8 @@ pub struct Journal {
     pub(crate) limit: u32,
     /// Revokes that take one block of the log.
     revokes_per_block: u32,
-    /// Who is inside has a handle. Each lane has credits that are charged to the transaction and not given to one.
+    /// The gate of the running transaction: threads inside have a handle. Each lane has credits
+    /// that are charged to the transaction and belong to no handle.
     pub(crate) gate: Gate<AtomicU32>,
     pub(crate) running: AtomicU32,
     /// Blocks of the running transaction, and credits of open handles.
@@ -97,7 +98,7 @@ pub struct Journal {
     state: Mutex<State>,
     pub(crate) waiting: Waiting,
     pub(crate) work: Mutex<Work>,
-    /// In debug builds, shows the rank check who is about to wait.
+    /// A lock that is taken in debug builds only to check ranks before a wait.
     pub(crate) probe: Mutex<()>,
     pub(crate) stopped: AtomicBool,
     reason: OnceLock<AbortReason>,
@@ -107,7 +108,7 @@ pub struct Journal {
 /// The right to commit and checkpoint (T2).
 pub(crate) struct Role<'a> {
     journal: &'a Journal,
-    /// What it was taken for.
+    /// The transaction for which it was taken.
     tid: Option<Tid>,
 }
 
@@ -121,7 +122,7 @@ impl Drop for Role<'_> {
         if let Some(tid) = self.tid.filter(|tid| !tid_geq(state.durable, *tid)) {
             state.gathering.leave(tid);
         }
-        // The one that goes on takes the role, and the others with it.
+        // The thread that is woken takes the role, and commits for the others.
         self.journal.waiting.pass_on(state, self.journal.running());
     }
 }
@@ -254,7 +255,7 @@ impl Journal {
         self.charge(credits)
     }
 
-    /// Credits that a handle did not use, given to its lane or back to the transaction.
+    /// Returns credits that a handle did not use to its lane or to the transaction.
     pub(crate) fn give_back(&self, lane: Lane, credits: u32) {
         let most = self.spare_max().saturating_mul(2);
         let put = |have: u32| have.checked_add(credits).filter(|sum| *sum <= most);
@@ -270,7 +271,7 @@ impl Journal {
         self.limit / 128
     }
 
-    /// Adds `credits` blocks to the running transaction, if there is room.
+    /// Adds `credits` blocks to the running transaction. Returns false if there is no room.
     pub(crate) fn charge(&self, credits: u32) -> bool {
         let before = self.charged.fetch_add(credits, Ordering::Relaxed);
         let limit = self.limit.saturating_add(u32::from(sabotage("jbd2.journal.limit-off-by-one")));
@@ -287,12 +288,12 @@ impl Journal {
         before.checked_rem(self.revokes_per_block) == Some(0)
     }
 
-    /// Most credits that a handle can have.
+    /// Returns the limit of the credits of one handle.
     pub fn credits_max(&self) -> u32 {
         self.limit
     }
 
-    /// The running transaction.
+    /// Returns the running transaction.
     pub fn running(&self) -> Tid {
         self.running.load(Ordering::Acquire)
     }
@@ -309,7 +310,7 @@ impl Journal {
         self.commit_soon(tid, true)
     }
 
-    /// [`commit`](Self::commit), which `waits` for others or does not.
+    /// Commits like [`commit`](Self::commit), waiting for other threads or not.
     pub(crate) fn commit_soon(&self, tid: Tid, waits: bool) -> Result<(), JournalError> {
         if cfg!(debug_assertions) {
             drop(self.probe.try_lock());
@@ -322,7 +323,7 @@ impl Journal {
         committed
     }
 
-    /// The right to commit, or `None` when somebody else has made `tid` durable.
+    /// Takes the right to commit; `None` when another thread has made `tid` durable.
     fn lead_or_follow(&self, tid: Tid, waits: bool) -> Result<Option<Role<'_>>, JournalError> {
         let mut state = self.state.lock();
         if tid_geq(state.durable, tid) {
@@ -338,7 +339,7 @@ impl Journal {
             if self.stopped.load(Ordering::Acquire) {
                 return Err(self.stop_error());
             }
-            // Only for the running transaction does anybody look at the clock.
+            // Only the running transaction is waited for with a time limit.
             let waits = waits && tid == self.running();
             if !state.busy && (!waits || state.gathering.is_complete(tid)) {
                 state.busy = true;
@@ -404,7 +405,7 @@ impl Journal {
         Ok(self.running() != tid)
     }
 
-    /// Writes home what is committed, and releases the log.
+    /// Writes committed blocks home, and releases the log.
     ///
     /// # Errors
     ///
@@ -433,9 +434,10 @@ impl Journal {
         }
     }
 
-    /// Commits, writes everything home, marks the log clean, and does `when_clean`, during which nobody has a
-    /// handle. The next commit begins a log again, after [`Client::encode`](crate::Client::encode). `false`, and not
-    /// done, when there were changes in between.
+    /// Commits, writes everything home, marks the log clean, and calls `when_clean` while no thread
+    /// has a handle. The next commit begins a new log, after
+    /// [`Client::encode`](crate::Client::encode). Returns false, without the call, when there were
+    /// changes in between.
     ///
     /// # Errors
     ///
@@ -470,12 +472,12 @@ impl Journal {
         }
     }
 
-    /// The transaction is durable: those who wait for it go on.
+    /// Publishes that the transaction is durable: its waiters continue.
     pub(crate) fn publish(&self, tid: Tid) {
         self.waiting.publish(self.state.lock(), tid);
     }
 
-    /// Nothing is in the running transaction; the gate is shut and empty.
+    /// Resets all charges: the running transaction is empty, and the gate is shut and empty.
     pub(crate) fn reset_charges(&self) {
         self.gate.all().for_each(|spare| spare.store(0, Ordering::Relaxed));
         self.charged.store(0, Ordering::Relaxed);
@@ -483,7 +485,7 @@ impl Journal {
         self.touched.store(false, Ordering::Relaxed);
     }
 
-    /// The next transaction begins; the gate is shut and empty.
+    /// Begins the next transaction; the gate is shut and empty.
     pub(crate) fn switch(&self, tid: Tid) {
         if !sabotage("jbd2.journal.born-with-the-journal") {
             self.state.lock().born = self.options.clock.monotonic();
@@ -491,16 +493,16 @@ impl Journal {
         self.running.store(tid_next(tid), Ordering::Release);
     }
 
-    /// No handle from now on; the gate is shut and empty.
+    /// Refuses handles from now on; the gate is shut and empty.
     pub(crate) fn set_closed(&self) {
         self.state.lock().closed = true;
         self.stopped.store(true, Ordering::Release);
-        // Whoever was about to wait has seen `stopped` or is waiting. None of them takes the role.
+        // Threads about to wait have seen `stopped` or are waiting. None of them takes the role.
         drop(self.state.lock());
         self.waiting.wake_all();
     }
 
-    /// Stops the journal for good: no later handle, commit or home write. What was committed stays in
+    /// Aborts the journal: no later handle, commit or home write. Committed transactions stay in
     /// the log. `errno`, positive, is stored in the journal superblock if that can still be
     /// written. The first call counts, later ones do nothing.
     pub fn abort(&self, errno: i32, why: &str) {
@@ -509,7 +511,7 @@ impl Journal {
             return;
         }
         self.stopped.store(true, Ordering::Release);
-        // Whoever was about to wait has seen `stopped` or is waiting.
+        // Threads about to wait have seen `stopped` or are waiting.
         drop(self.state.lock());
         self.waiting.wake_all();
         if let Some(log) = &self.log {
@@ -528,8 +530,8 @@ impl Journal {
         }
     }
 
-    /// Stops the journal as a power cut does: as [`abort`](Self::abort), and nothing is written, not
-    /// even that it stopped. A commit whose writes are under way ends as it can.
+    /// Aborts the journal like a power cut: as [`abort`](Self::abort), but nothing is written, not
+    /// even the abort. The outcome of writes under way is undefined.
     pub fn cut(&self, why: &str) {
         let reason = AbortReason { errno: EIO, why: why.to_owned() };
         if self.reason.set(reason).is_err() {
@@ -540,7 +542,7 @@ impl Journal {
         self.waiting.wake_all();
     }
 
-    /// Why the journal stopped, if it did.
+    /// Returns the reason of the abort, if there was one.
     pub fn abort_reason(&self) -> Option<&AbortReason> {
         self.reason.get()
     }
@@ -550,7 +552,7 @@ impl Journal {
         self.reason.get().is_some()
     }
 
-    /// As if so many had had part in the last commit.
+    /// Sets the number of threads expected at the next commit.
     #[cfg(test)]
     pub(crate) fn expect_committers(&self, count: u32) {
         self.state.lock().gathering.expect(count);
@@ -574,7 +576,7 @@ impl Journal {
         if state.closed { JournalError::Closed } else { self.stop_error() }
     }
 
-    /// A device failed: aborts (J8), and gives the error back for the caller.
+    /// Aborts because a device failed (J8), and returns the error for the caller.
     pub(crate) fn failed(&self, error: DeviceError) -> JournalError {
         let mut why = error.to_string();
         if let Some(cause) = error.source() {
@@ -596,7 +598,7 @@ impl Journal {
         device.flush().map_err(|error| self.failed(error))
     }
 
-    /// What the journal did so far.
+    /// Returns the counters of the journal.
     pub fn stats(&self) -> JournalStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
@@ -616,7 +618,7 @@ impl Journal {
     }
 }
 
-/// The superblock with the features that this journal is going to use.
+/// Returns the superblock with the features that this journal will use.
 fn with_features(mut superblock: JournalSuperblock, wanted: JournalIncompat) -> JournalSuperblock {
     let wanted = wanted & (JournalIncompat::BLOCKS_64BIT | JournalIncompat::CSUM_V3);
     superblock.incompat |= wanted | JournalIncompat::REVOKE;

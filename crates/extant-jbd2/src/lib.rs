@@ -4,9 +4,9 @@
 //!
 //! Below: `extant-format` encodes and decodes the journal's blocks, `extant-block` reaches devices.
 //! Above: `extant` finds the journal (an inode's blocks or a device that the caller passed), reads
-//! through [`ReplayedDevice`], and changes metadata inside a [`Handle`]. This crate knows blocks. It
-//! knows no inodes, except that [`FastCommitOverlay`] folds the records of fast commits, which are
-//! about inodes, and looks at four fields of a raw one to merge it.
+//! through [`ReplayedDevice`], and changes metadata inside a [`Handle`]. This crate knows blocks,
+//! not inodes, except that [`FastCommitOverlay`] combines the records of fast commits, which
+//! describe inodes, and reads four fields of a raw inode to merge it.
 //!
 //! # Shape
 //!
@@ -14,7 +14,7 @@
 //! JournalReader      reads block n of the journal, wherever that is: MappedJournal
 //!   load_superblock  block n decoded and its checksum verified
 //!   recover          scan -> revoke -> replay, into
-//! Replay             which file-system block has its latest copy where in the log
+//! Replay             the place of each block's latest copy in the log
 //!   Overlay            looked up by block
 //!   FastCommitOverlay  looked up by inode and directory
 //! ReplayedDevice     a read-only BlockDevice that shows the overlay over the device below
@@ -26,11 +26,11 @@
 //! ```
 //!
 //! Inside: a gate counts handles, `set` holds the running transaction, `write` gives it the form of
-//! the log, `commit` and `checkpoint` do what their names say, one thread at a time.
+//! the log, `commit` and `checkpoint` are run by one thread at a time.
 //!
-//! Reading alone writes nothing: a dirty image is read as if it had been replayed. Memory of recovery
-//! grows with the number of blocks in the log (some 32 bytes each), never with their contents;
-//! that of a journal in use is bounded by [`JournalOptions::pinned_blocks_max`] images.
+//! Reading alone writes nothing: a dirty image is read as if it had been replayed. Memory of
+//! recovery grows with the number of blocks in the log (some 32 bytes each), never with their
+//! contents; that of a journal in use is bounded by [`JournalOptions::pinned_blocks_max`] images.
 //!
 //! # A mount for writing
 //!
@@ -41,23 +41,25 @@
 //! # Invariants
 //!
 //! - J1. A block is written home only when a transaction with these contents is durable.
-//! - J2. Log space is used again only when the home writes are flushed, and then the tail is durable.
+//! - J2. Log space is used again only when the home writes are flushed, and then the tail is
+//!   durable.
 //! - J3. [`Client::committed`] comes after the commit block is durable.
-//! - J4. A block that was revoked in transaction r is not replayed from transactions up to r. A freed
-//!   block with a copy in the live log is revoked; a claim cancels the revoke of its transaction.
+//! - J4. A block that was revoked in transaction r is not replayed from transactions up to r. A
+//!   freed block with a copy in the live log is revoked; a claim cancels the revoke of its
+//!   transaction.
 //! - J5. Revoke records are in the transaction that freed the block.
 //! - J6. The commit block is written, with FUA, after a flush of all it commits, and before success
 //!   is reported.
 //! - J7. A file system on another device is flushed before the commit block.
-//! - J8. A failed write or flush aborts: for good, with the errno in the journal superblock if that can
-//!   be written.
-//! - J9. Only transactions up to the first one without a valid commit block count; replaying twice
-//!   gives the same result, because the latest copy of each block wins. A clean log continues with a
-//!   number beyond all that were ever in it.
+//! - J8. A failed write or flush aborts the journal, with the errno in the journal superblock if
+//!   that can be written.
+//! - J9. Only transactions before the first one without a valid commit block are valid; replaying
+//!   twice gives the same result, because the latest copy of each block wins. A clean log continues
+//!   with a number beyond all that were ever in it.
 //! - J11. Nothing is written before the first commit, and nothing after `close`.
 //! - J12. Images are taken once per transaction, after encoding and before any later change.
 //! - J13. Recovery looks at each block of the log's ring at most once per pass and at no more than
-//!   [`LOG_BLOCKS_MAX`] in all, whatever the log says.
+//!   [`LOG_BLOCKS_MAX`] in all, for every log.
 //!
 //! J10, orphans, is the client's.
 //!

@@ -1,4 +1,4 @@
-//! Where the blocks of a journal are.
+//! The blocks of a journal and their places.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use extant_format::jbd2::JournalSuperblock;
 
 use crate::error::{JournalReadError, RecoveryError};
 
-/// Reads the blocks of one journal, counted as its superblock counts them.
+/// A reader of the blocks of one journal, numbered as in its superblock.
 pub trait JournalReader: Send + Sync {
-    /// Size of a journal block.
+    /// Returns the size of a journal block.
     fn block_size(&self) -> BlockSize;
 
-    /// How many blocks there are. May be more than the journal's superblock says.
+    /// Returns the number of blocks, which may be more than the journal's superblock says.
     fn block_count(&self) -> u64;
 
     /// Fills `out`, which has the size of a block, with block `block` of the journal.
@@ -44,7 +44,7 @@ pub fn load_superblock(
     Ok(superblock)
 }
 
-/// A superblock says nothing about its reader; this compares the two.
+/// Checks that the journal fits its reader.
 pub(crate) fn check_fits(
     log: &dyn JournalReader,
     superblock: &JournalSuperblock,
@@ -90,8 +90,8 @@ pub struct MappedJournal {
 }
 
 impl MappedJournal {
-    /// The journal that an inode maps by `runs`, in any order. Where runs overlap, the one that
-    /// starts last wins.
+    /// Creates the journal that an inode maps by `runs`, in any order. Where runs overlap, the one
+    /// that starts last wins.
     pub fn new(
         device: SharedDevice,
         block_size: BlockSize,
@@ -102,7 +102,8 @@ impl MappedJournal {
         MappedJournal { device, block_size, runs }
     }
 
-    /// A journal device: block `n` of the journal is block `n` of the device.
+    /// Creates the journal of a journal device: block `n` of the journal is block `n` of the
+    /// device.
     pub fn whole_device(device: SharedDevice, block_size: BlockSize) -> MappedJournal {
         let blocks = device.size_bytes() >> block_size.log2();
         let len = u32::try_from(blocks).unwrap_or(u32::MAX);
@@ -110,7 +111,7 @@ impl MappedJournal {
         MappedJournal { device, block_size, runs: vec![run] }
     }
 
-    /// The device block of a journal block; `None` when the journal has no such block.
+    /// Returns the device block of a journal block; `None` when the journal has no such block.
     pub fn locate(&self, block: u32) -> Option<FsBlock> {
         let after = self.runs.partition_point(|run| run.journal_start <= block);
         let run = self.runs.get(after.checked_sub(1)?)?;
@@ -118,12 +119,12 @@ impl MappedJournal {
         run.device_start.checked_add(u64::from(into))
     }
 
-    /// Where the blocks of the journal are, in order.
+    /// Returns the runs of the journal's blocks, in order.
     pub fn runs(&self) -> &[JournalRun] {
         &self.runs
     }
 
-    /// The device the journal is on.
+    /// Returns the device of the journal.
     pub fn device(&self) -> &SharedDevice {
         &self.device
     }

@@ -1,4 +1,4 @@
-//! Which block of the file system has its latest copy where in the log.
+//! The latest copies of blocks in the log.
 
 use extant_base::FsBlock;
 use extant_format::jbd2::JBD2_MAGIC;
@@ -6,24 +6,26 @@ use extant_format::jbd2::JBD2_MAGIC;
 use crate::error::JournalReadError;
 use crate::log::JournalReader;
 
-/// Where the latest copy of a block is.
+/// The place of the latest copy of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogLocation {
     /// Block of the journal.
     pub block: u32,
-    /// Its first four bytes are zero there and are the journal's magic number in truth.
+    /// Whether the first four bytes of the block, zero in the log, must be replaced by the
+    /// journal's magic number.
     pub escaped: bool,
 }
 
-/// The blocks that a replay would write, each with the copy that it would write last.
+/// The blocks that a replay would write, each with its latest copy.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Overlay {
-    /// In order of their block, each block once.
+    /// Entries in order of their block, each block once.
     entries: Vec<(FsBlock, LogLocation)>,
 }
 
 impl Overlay {
-    /// From copies in the order of the log: of several copies of a block, the last one stays.
+    /// Creates the overlay from copies in the order of the log: of several copies of a block, the
+    /// last one is kept.
     pub(crate) fn from_log_order(mut copies: Vec<(FsBlock, LogLocation)>) -> Overlay {
         // Reversed, the last copy comes first; the stable sort keeps it so, and dedup keeps it.
         copies.reverse();
@@ -33,24 +35,24 @@ impl Overlay {
         Overlay { entries: copies }
     }
 
-    /// Where the latest copy of `block` is; `None` when the log has none.
+    /// Returns the place of the latest copy of `block`; `None` when the log has none.
     pub fn get(&self, block: FsBlock) -> Option<LogLocation> {
         let at = self.entries.binary_search_by_key(&block, |(block, _)| *block).ok()?;
         self.entries.get(at).map(|(_, location)| *location)
     }
 
-    /// The first block at or after `block` that the log has a copy of.
+    /// Returns the first block at or after `block` with a copy in the log.
     pub fn next_from(&self, block: FsBlock) -> Option<(FsBlock, LogLocation)> {
         let at = self.entries.partition_point(|(entry, _)| *entry < block);
         self.entries.get(at).copied()
     }
 
-    /// All blocks, in their order.
+    /// Returns all blocks, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (FsBlock, LogLocation)> + '_ {
         self.entries.iter().copied()
     }
 
-    /// How many blocks.
+    /// Returns the number of blocks with a copy in the log.
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -1,4 +1,4 @@
-//! Recovery: the state of the file system that the log promises.
+//! Recovery: the state of the file system described by the log.
 
 use extant_base::{FsBlock, sabotage};
 use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
@@ -9,28 +9,28 @@ use crate::log::{JournalReader, check_fits};
 use crate::overlay::{LogLocation, Overlay};
 use crate::scan::{LoggedCopy, Scan, ScanStop, scan};
 
-/// What to do about a committed copy whose contents do not match its checksum.
+/// Treatment of a committed copy whose contents do not match its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DamagedBlocks {
     /// Fail, as a mount does.
     #[default]
     Refuse,
-    /// Leave that copy out and say so in [`Replay::damaged`], as e2fsck does before it checks the
-    /// whole file system.
+    /// Leave that copy out and report it in [`Replay::damaged`], as e2fsck does before it checks
+    /// the whole file system.
     Skip,
 }
 
-/// How to recover.
+/// Options of a recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecoveryOptions {
-    /// Blocks of the file system; copies of blocks past them are refused.
+    /// Number of blocks of the file system; copies of blocks past them are refused.
     pub fs_blocks: u64,
-    /// What to do about damaged copies.
+    /// Treatment of damaged copies.
     pub damaged: DamagedBlocks,
 }
 
 impl RecoveryOptions {
-    /// For a file system of `fs_blocks` blocks, refusing damage.
+    /// Returns the options for a file system of `fs_blocks` blocks, refusing damage.
     pub fn new(fs_blocks: u64) -> RecoveryOptions {
         RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Refuse }
     }
@@ -39,40 +39,40 @@ impl RecoveryOptions {
 /// A copy that was left out because of its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DamagedBlock {
-    /// Its transaction.
+    /// The transaction of the block.
     pub tid: Tid,
-    /// Where it belongs.
+    /// Block to which it belongs.
     pub fs_block: FsBlock,
     /// Block of the journal.
     pub block: u32,
 }
 
-/// What a journal says about the file system.
+/// The changes that a journal holds for the file system.
 #[derive(Clone, Debug)]
 pub struct Replay {
-    /// The log was not empty: the file system was not unmounted.
+    /// Whether the log was not empty, because the file system was not unmounted.
     pub dirty: bool,
     /// Error that the journal was aborted with, negative as in the kernel; 0 for none. The file
     /// system should be checked when it is not 0.
     pub errno: i32,
     /// The first transaction of the log.
     pub first_tid: Tid,
-    /// Transactions that were complete.
+    /// Number of complete transactions.
     pub transactions: u32,
-    /// The first transaction that was not. A journal that goes on from here starts with
-    /// the one after it, so that no old block is taken for new.
+    /// The first incomplete transaction. A journal that continues from here starts with the one
+    /// after it, so that no old block is mistaken for a new one.
     pub end_tid: Tid,
     /// Block of the journal after the last complete transaction; 0 when the log was empty.
     pub head: u32,
-    /// Why the log ended where it did.
+    /// Reason why the log ended there.
     pub stop: ScanStop,
-    /// Copies that were not used because of a later revoke.
+    /// Number of copies that were hidden by a later revoke.
     pub revoked: u64,
     /// Copies that were left out, with [`DamagedBlocks::Skip`].
     pub damaged: Vec<DamagedBlock>,
     /// The blocks that a replay writes.
     pub blocks: Overlay,
-    /// What fast commits add on top; `None` when there are none.
+    /// Changes of fast commits on top; `None` without any.
     pub fast_commits: Option<FastCommitOverlay>,
 }
 
@@ -83,16 +83,16 @@ impl Replay {
     }
 }
 
-/// Finds out what replaying the journal would do, without doing it.
+/// Determines the result of replaying the journal, without writing.
 ///
-/// `superblock` comes from [`load_superblock`](crate::load_superblock). An empty log gives a
-/// replay that changes nothing.
+/// `superblock` comes from [`load_superblock`](crate::load_superblock). An empty log gives a replay
+/// that changes nothing.
 ///
 /// # Errors
 ///
 /// [`RecoveryError`] where a mount would fail: unreadable blocks, damage inside complete
-/// transactions, blocks outside the file system, fast commits with unknown features. A transaction
-/// that was cut short is not an error, nor is a wrong checksum in the commit block of a log with
+/// transactions, blocks outside the file system, fast commits with unknown features. An incomplete
+/// transaction is not an error, nor is a wrong checksum in the commit block of a log with
 /// asynchronous commits: the log ends before it, and [`Replay::stop`] tells.
 pub fn recover(
     log: &dyn JournalReader,
@@ -181,7 +181,7 @@ impl Revokes {
     }
 }
 
-/// Third pass: the copies that count, in the order of the log.
+/// Does the third pass: returns the valid copies, in the order of the log.
 fn replay_blocks(
     log: &dyn JournalReader,
     superblock: &JournalSuperblock,

@@ -2,12 +2,13 @@
 //!
 //! # Invariants
 //!
-//! - Y1. Nothing in the log changes before all that it promises is durable at home, fast commits
+//! - Y1. The log does not change before all its contents are durable at home, fast commits
 //!   included: a crash at any write leaves a log that replays to the same.
-//! - Y2. The clean log continues after the first transaction that was not complete, so that no block
-//!   of that one is ever taken for a new one (J9).
+//! - Y2. The clean log continues after the first incomplete transaction, so that no block of that
+//!   one is ever mistaken for a new one (J9).
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use extant_base::{FsBlock, sabotage};
@@ -21,7 +22,7 @@ use crate::overlay::read_copy;
 use crate::recovery::{RecoveryOptions, Replay, recover};
 use crate::store::{LogStore, WRITE_BYTES_MAX};
 
-/// A log whose blocks were written home, and which still says so itself until
+/// A log whose blocks were written home, and which is still marked as dirty until
 /// [`finish`](Self::finish).
 #[must_use = "the log stays in use until `finish`"]
 pub struct RecoveredLog {
@@ -30,23 +31,25 @@ pub struct RecoveredLog {
     replay: Replay,
 }
 
-/// Writes what the log promises home, in the order of the blocks, and flushes. The log itself is
-/// unchanged: the client now applies [`Replay::fast_commits`], records [`Replay::errno`] in its own
-/// superblock if it is not 0, and calls [`RecoveredLog::finish`]. Doing all of it again after a
-/// crash gives the same. Of a clean log nothing is written.
+/// Writes the blocks of the log home, in ascending order, and flushes. The log itself is unchanged:
+/// the client now applies [`Replay::fast_commits`], records [`Replay::errno`] in its own superblock
+/// if it is not 0, and calls [`RecoveredLog::finish`]. Repeating all of it after a crash gives the
+/// same result. With a clean log nothing is written.
 ///
 /// `check` sees the device as it will be, and may refuse: then nothing was written. It is not
-/// called when there is nothing to write.
+/// called when there is nothing to write. `watch` is called with the number of blocks written and
+/// their total, and can stop the replay.
 ///
 /// # Errors
 ///
-/// As [`recover`], and those of `check`: then nothing was written. [`RecoveryError::Write`] when the
-/// device refused a write.
+/// As [`recover`], and those of `check`: then nothing was written. [`RecoveryError::Write`] when
+/// the device refused a write; [`RecoveryError::Stopped`] when `watch` stopped it.
 pub fn recover_to_device<E: From<RecoveryError>>(
     store: LogStore,
     home: &SharedDevice,
     options: &RecoveryOptions,
     check: impl FnOnce(SharedDevice, &Replay) -> Result<(), E>,
+    watch: &dyn Fn(u64, u64) -> ControlFlow<()>,
 ) -> Result<RecoveredLog, E> {
     let replay = recover(store.reader(), store.superblock(), options)?;
     if replay.dirty || replay.errno != 0 {
@@ -55,7 +58,7 @@ pub fn recover_to_device<E: From<RecoveryError>>(
         check(Arc::new(ReplayedDevice::new(SharedDevice::clone(home), log, blocks)), &replay)?;
     }
     if !replay.blocks.is_empty() {
-        write_blocks(&store, home, &replay)?;
+        write_blocks(&store, home, &replay, watch)?;
         home.flush().map_err(RecoveryError::Write)?;
     }
     Ok(RecoveredLog { store, home: SharedDevice::clone(home), replay })
@@ -66,7 +69,10 @@ fn write_blocks(
     store: &LogStore,
     home: &SharedDevice,
     replay: &Replay,
+    watch: &dyn Fn(u64, u64) -> ControlFlow<()>,
 ) -> Result<(), RecoveryError> {
+    let count = |blocks: usize| u64::try_from(blocks).unwrap_or(u64::MAX);
+    let (mut done, total) = (0u64, count(replay.blocks.len()));
     let block_size = store.block_size();
     let bytes = block_size.len();
     let run_max = WRITE_BYTES_MAX.checked_div(bytes).unwrap_or(1).max(1);
@@ -84,6 +90,11 @@ fn write_blocks(
             read_copy(store.reader(), *location, out)?;
         }
         write_run(home, block_size.offset_of(first), first, buffer)?;
+        done = done.saturating_add(count(run.len()));
+        // The log is unchanged: the next recovery replays all of it again.
+        if watch(done, total).is_break() {
+            return Err(RecoveryError::Stopped);
+        }
     }
     Ok(())
 }
@@ -109,16 +120,16 @@ impl fmt::Debug for RecoveredLog {
 }
 
 impl RecoveredLog {
-    /// What was replayed, and the fast commits that the client must apply.
+    /// Returns the result of the replay, with the fast commits that the client must apply.
     pub fn replay(&self) -> &Replay {
         &self.replay
     }
 
-    /// For a log with fast commits that the client has not applied yet: what full commits promise
-    /// is home, and the log begins where they ended. The first transaction of
-    /// [`Journal::open`](crate::Journal::open) then has the number of the fast commits, and takes
-    /// their place: the client makes all of them true in that one transaction. Until it is durable
-    /// the log promises the fast commits, as before.
+    /// Prepares a log with fast commits that the client has not applied yet: the blocks of full
+    /// commits are home, and the log begins where they ended. The first transaction of
+    /// [`Journal::open`](crate::Journal::open) then has the number of the fast commits, and
+    /// replaces them: the client applies all of them in that one transaction. Until it is durable
+    /// the fast commits stay valid.
     ///
     /// # Errors
     ///
@@ -141,13 +152,13 @@ impl RecoveredLog {
         Ok(store)
     }
 
-    /// Makes the client's own writes durable, marks the log clean and its error as seen. The answer
-    /// is for [`Journal::open`](crate::Journal::open). Writes nothing when the log was clean and
-    /// without an error.
+    /// Makes the client's own writes durable, marks the log clean and its error as seen. Returns
+    /// the log for [`Journal::open`](crate::Journal::open). Writes nothing when the log was clean
+    /// and without an error.
     ///
     /// # Errors
     ///
-    /// [`RecoveryError::Write`]; the log is as before then.
+    /// [`RecoveryError::Write`]; the log is unchanged then.
     pub fn finish(self) -> Result<LogStore, RecoveryError> {
         let RecoveredLog { mut store, home, replay } = self;
         if !replay.dirty && replay.errno == 0 {

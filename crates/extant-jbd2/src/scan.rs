@@ -1,11 +1,11 @@
-//! First pass over the log: which transactions count.
+//! First pass over the log: finding the valid transactions.
 //!
-//! The log is followed from where the superblock says, transaction by transaction. It ends at the
-//! first block that is not the journal's, or belongs to another transaction than the one expected:
+//! The log is followed from the start in its superblock, transaction by transaction. It ends at the
+//! first block that is not the journal's, or belongs to another transaction than the expected one:
 //! old blocks of an earlier round through the ring have smaller numbers.
 //!
-//! A wrong checksum needs more thought, because a journal that was made over an older one without
-//! clearing it holds old blocks whose numbers may fit by chance. Time decides: a commit block that
+//! A wrong checksum is ambiguous, because a journal created over an older one without clearing it
+//! holds old blocks whose numbers may fit by chance. The commit times decide: a commit block that
 //! is older than the transaction before it belongs to the older journal and ends the log; else the
 //! journal is damaged.
 
@@ -20,11 +20,11 @@ use extant_format::jbd2::{
 use crate::error::RecoveryError;
 use crate::log::JournalReader;
 
-/// Recovery looks at no more blocks of a log than this. mke2fs makes journals of at most
-/// 10,240,000 blocks; a longer one is an image that wants to waste our time.
+/// Limit of the blocks of a log that recovery reads. mke2fs makes journals of at most 10,240,000
+/// blocks; a longer one is hostile.
 pub const LOG_BLOCKS_MAX: u64 = 1 << 24;
 
-/// Why the scan ended. The first three are the ordinary end of a log.
+/// The reason why the scan ended. The first three are the ordinary end of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScanStop {
     /// The superblock says that the log is empty.
@@ -42,8 +42,8 @@ pub enum ScanStop {
         /// The transaction.
         tid: Tid,
     },
-    /// A commit block whose checksum is wrong, with asynchronous commits: so looks a transaction
-    /// that was interrupted. Without, it is [damage](RecoveryError::CommitChecksum).
+    /// A commit block whose checksum is wrong, with asynchronous commits: the sign of an
+    /// interrupted transaction. Without them, it is [damage](RecoveryError::CommitChecksum).
     CommitChecksum {
         /// The transaction; it and all that follow are ignored.
         tid: Tid,
@@ -56,11 +56,11 @@ pub enum ScanStop {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoggedCopy {
     pub(crate) fs_block: FsBlock,
-    /// As its tag stores it.
+    /// Checksum in its tag.
     pub(crate) checksum: u32,
     /// Block of the journal.
     pub(crate) block: u32,
-    /// Its transaction, counted from the first in the log.
+    /// The transaction, counted from the first in the log.
     pub(crate) ordinal: u32,
     pub(crate) escaped: bool,
 }
@@ -79,16 +79,16 @@ impl LoggedCopy {
 pub(crate) struct LoggedRevoke {
     /// Block of the journal.
     pub(crate) block: u32,
-    /// Its transaction, counted from the first in the log.
+    /// The transaction, counted from the first in the log.
     pub(crate) ordinal: u32,
 }
 
-/// What the scan found: committed transactions only, in the order of the log.
+/// The result of a scan: committed transactions only, in the order of the log.
 #[derive(Debug)]
 pub(crate) struct Scan {
     pub(crate) copies: Vec<LoggedCopy>,
     pub(crate) revokes: Vec<LoggedRevoke>,
-    /// How many transactions count.
+    /// Number of complete transactions.
     pub(crate) transactions: u32,
     /// Block of the journal after the last commit block.
     pub(crate) head: u32,
@@ -125,7 +125,7 @@ impl Ring {
 struct Walk<'a> {
     log: &'a dyn JournalReader,
     format: LogFormat,
-    /// Commit blocks may be on the device before what they commit.
+    /// Whether commit blocks may be on the device before the blocks that they commit.
     is_async: bool,
     ring: Ring,
     scan: Scan,

@@ -1,4 +1,4 @@
-//! The blocks of the running transaction, and which blocks have copies in the live log.
+//! The blocks of the running transaction, and the blocks with copies in the live log.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Shard {
     live: HashSet<FsBlock>,
 }
 
-/// What a revoke did.
+/// The result of a revoke.
 pub(crate) struct Revoked {
     /// The block left the transaction.
     pub(crate) dropped: bool,
@@ -31,7 +31,7 @@ pub(crate) struct Revoked {
     pub(crate) recorded: bool,
 }
 
-/// What a transaction consists of, each part in order of the block's number.
+/// The parts of a transaction, each in order of the block's number.
 #[derive(Default)]
 pub(crate) struct Taken {
     pub(crate) blocks: Vec<(FsBlock, Arc<dyn JournalBlock>)>,
@@ -55,7 +55,7 @@ impl BlockSet {
         self.shards.get(at).map(|shard| run(&mut shard.lock()))
     }
 
-    /// Adds a block; true when it is new. Cancels a revoke of it: the copy that follows hides the
+    /// Adds a block; returns true when it is new. Cancels a revoke of it: the later copy hides the
     /// older ones by itself, and a revoke in the same transaction would hide it too (J4).
     pub(crate) fn claim(&self, tid: Tid, block: Arc<dyn JournalBlock>) -> bool {
         let number = block.number();
@@ -71,7 +71,7 @@ impl BlockSet {
         matches!(added, Some(None))
     }
 
-    /// Takes a freed block out, and records the revoke if the log may have a copy.
+    /// Removes a freed block, and records the revoke if the log may have a copy.
     pub(crate) fn revoke(&self, number: FsBlock) -> Revoked {
         let done = self.with(number, |shard| {
             let dropped = shard.blocks.remove(&number);
@@ -84,7 +84,7 @@ impl BlockSet {
         Revoked { dropped: dropped.is_some(), recorded }
     }
 
-    /// Takes everything. With a log, the blocks count as live in it from now on.
+    /// Takes everything out. With a log, the blocks count as live in it from now on.
     pub(crate) fn take(&self, to_log: bool) -> Taken {
         let mut taken = Taken::default();
         for shard in &self.shards {
@@ -101,7 +101,7 @@ impl BlockSet {
         taken
     }
 
-    /// The log is empty: no block has a copy in it.
+    /// Records that the log is empty: no block has a copy in it.
     pub(crate) fn forget_live(&self) {
         for shard in &self.shards {
             if sabotage("jbd2.set.live-kept") {

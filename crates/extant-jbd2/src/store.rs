@@ -1,4 +1,4 @@
-//! Where a log is, and writing to it.
+//! The place of a log, and writes to it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::error::{JournalReadError, RecoveryError};
 use crate::external::ExternalJournal;
 use crate::log::{JournalReader, MappedJournal, load_superblock};
 
-/// Bytes of one write to the log or home, at most.
+/// Limit of one write to the log or home, in bytes.
 pub(crate) const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// A log that can be written: inside the file system or on a device of its own.
@@ -20,12 +20,12 @@ pub struct LogStore {
     pub(crate) superblock: JournalSuperblock,
     superblock_block: u32,
     external: bool,
-    /// The log holds fast commits, and nothing before them is needed.
+    /// Whether the log holds fast commits, and nothing before them is needed.
     pub(crate) resumed: bool,
 }
 
 impl LogStore {
-    /// The log in the blocks of the journal inode, on the file system's own device.
+    /// Opens the log in the blocks of the journal inode, on the file system's own device.
     ///
     /// # Errors
     ///
@@ -35,23 +35,23 @@ impl LogStore {
         Ok(LogStore { log, superblock, superblock_block: 0, external: false, resumed: false })
     }
 
-    /// The log on a device of its own.
+    /// Opens the log on a device of its own.
     pub fn external(journal: ExternalJournal) -> LogStore {
         let ExternalJournal { superblock_block, superblock, log, .. } = journal;
         LogStore { log, superblock, superblock_block, external: true, resumed: false }
     }
 
-    /// The journal superblock as it is on the device.
+    /// Returns the journal superblock as it is on the device.
     pub fn superblock(&self) -> &JournalSuperblock {
         &self.superblock
     }
 
-    /// True for a device of its own.
+    /// Returns true for a log on a device of its own.
     pub fn is_external(&self) -> bool {
         self.external
     }
 
-    /// Reads the log's blocks.
+    /// Returns the reader of the log's blocks.
     pub fn reader(&self) -> &Arc<MappedJournal> {
         &self.log
     }
@@ -69,12 +69,12 @@ impl LogStore {
         self.log.locate(block).and_then(|place| self.log.block_size().offset_of(place))
     }
 
-    /// Makes sure that the log can be written, however full the disk is that its device lies on:
-    /// [`BlockDevice::allocate`] for all of its blocks.
+    /// Allocates device space for all blocks of the log with [`BlockDevice::allocate`], so that it
+    /// can be written even if the disk under its device is full.
     ///
     /// # Errors
     ///
-    /// What the device said. Nothing has changed.
+    /// The device's error. Nothing has changed.
     pub fn allocate(&self) -> Result<(), DeviceError> {
         let end = self.superblock.log().end;
         let mut block = self.superblock_block;
@@ -87,7 +87,7 @@ impl LogStore {
     fn allocate_from(&self, start: u32, end: u32) -> Result<(), DeviceError> {
         let bytes = u64::from(self.block_size().bytes());
         let mut piece: Option<(u64, u64)> = None;
-        // Blocks that the journal has not are found when it is opened.
+        // Missing blocks are found when the journal is opened.
         for offset in (start..end).filter_map(|block| self.offset_of(block)) {
             match &mut piece {
                 Some((first, len)) if first.checked_add(*len) == Some(offset) => {
@@ -123,7 +123,7 @@ impl LogStore {
     }
 }
 
-/// Blocks in order of their number, merged into large writes of `device` and waited for.
+/// Writes blocks in order of their number, merged into large writes of `device`, and waits.
 ///
 /// `blocks` gives the device's byte offset and the bytes of each block.
 pub(crate) fn write_merged<'a>(

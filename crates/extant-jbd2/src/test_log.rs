@@ -73,7 +73,7 @@ impl TestLog {
         self.superblock.log_format()
     }
 
-    /// How often the most-read block was read.
+    /// Returns how often the most-read block was read.
     pub(crate) fn reads_max(&self) -> u32 {
         self.reads.iter().map(|reads| reads.load(Ordering::Relaxed)).max().unwrap_or(0)
     }
@@ -156,7 +156,7 @@ impl JournalReader for TestLog {
     }
 }
 
-/// What a block reads as after a replay of a copy made by [`TestLog::data`].
+/// Returns what a block reads as after a replay of a copy made by [`TestLog::data`].
 pub(crate) fn contents(fill: u8) -> Vec<u8> {
     let mut block = vec![fill; BLOCK];
     if fill == 0 {

@@ -1,27 +1,28 @@
-//! Who waits for a commit, and for how long a commit waits for more who want one.
+//! Waiting for a commit, and delaying a commit for more threads.
 //!
 //! # Shape
 //!
 //! At any moment at most two transactions are waited for: the one that is being committed and the
-//! running one. Those who wait for the first are all woken at once when it is durable, and see without a lock
-//! that it is. One of those who wait for the second commits it for all of them.
+//! running one. Waiters for the first are all woken when it is durable, and check that without a
+//! lock. One of the waiters for the second commits it for all of them.
 //!
-//! Threads that sync again and again make one commit each when the processors are few: whoever runs never
-//! sleeps, and the others never run. So a commit is put off, for a moment, until as many have come as are
-//! *expected*: those who had part in the last one and those who came while it was written. The last
-//! one to come commits, so nobody is woken for that. Who comes first looks at the clock, and commits with those who
-//! are there when the time is over. One thread that syncs expects nobody, and never waits.
+//! On few processors, threads that sync repeatedly would make one commit each: the running thread
+//! never sleeps, and the others never run. So a commit is delayed for a moment until the *expected*
+//! number of threads has come: those that took part in the last one and those that came while it
+//! was written. The last one to come commits, so no wakeup is needed for that. The first one waits
+//! with a time limit, and commits for those that have come when the time is over. A single thread
+//! that syncs expects no others, and never waits.
 //!
 //! # Invariants
 //!
-//! - W1. Whoever makes a condition true wakes under the lock of the state, or after it was held since, so
-//!   that nobody falls asleep in between.
-//! - W2. Whoever has the role and gives it back wakes one of those who wait for the running transaction,
-//!   unless one of them looks at the clock: that one wakes by itself. It takes the role, or somebody else has it
-//!   and will do the same.
-//! - W3. Whoever stops the journal, for an error or for good, wakes all: who finds it stopped takes no role,
-//!   and wakes nobody.
-//! - W4. Counts of who came and of who is expected decide when a commit begins, never what it means.
+//! - W1. A thread that makes a condition true wakes the waiters under the lock of the state, or
+//!   after taking it once, so that no thread falls asleep in between.
+//! - W2. A thread that gives the role back wakes one waiter for the running transaction, unless one
+//!   of them has a time limit and wakes by itself. That waiter takes the role, or another thread
+//!   has it and will do the same.
+//! - W3. A thread that aborts or closes the journal wakes all: threads that find it stopped take no
+//!   role, and wake no others.
+//! - W4. The counts of threads decide only when a commit begins, never its contents.
 
 use std::ops::RangeInclusive;
 #[cfg(test)]
@@ -33,12 +34,12 @@ use extant_sync::{Bell, MutexGuard, threads};
 
 use crate::client::{Tid, tid_geq, tid_next};
 
-/// How often somebody looks whether the commit is durable before sleeping: about twenty microseconds.
+/// Number of checks whether the commit is durable before sleeping: about twenty microseconds.
 const SPINS: u32 = 400;
-/// Commits that take longer are slept for.
+/// Duration above which a thread sleeps for a commit instead of spinning.
 const SPIN_MOST: Duration = Duration::from_micros(50);
 
-/// Who is at work, and how far the log is.
+/// State of the committing thread, and progress of the log.
 pub(crate) struct State {
     pub(crate) busy: bool,
     /// The last transaction that is durable.
@@ -47,25 +48,25 @@ pub(crate) struct State {
     pub(crate) born: Duration,
     pub(crate) closed: bool,
     pub(crate) gathering: Gathering,
-    /// How many want the role whatever is committed.
+    /// Number of threads that want the role whatever is committed.
     pub(crate) wanted: u32,
     /// How long the last commit took.
     pub(crate) took: Duration,
 }
 
-/// Those who wait, by whether the number of their transaction is odd.
+/// Waiting threads, by the parity of their transaction's number.
 pub(crate) struct Waiting {
     asleep: [Bell; 2],
-    /// Those who want the role whatever is committed.
+    /// The threads that want the role whatever is committed.
     role: Bell,
-    /// The last transaction that is durable, for those who look without the lock.
+    /// The last durable transaction, readable without the lock.
     durable: AtomicU32,
-    /// Threads that run at once.
+    /// Number of processors.
     processors: u32,
-    /// How often somebody was woken.
+    /// Number of wakeups.
     #[cfg(test)]
     pub(crate) woken: AtomicU64,
-    /// How many fell asleep, each once for what it waits for.
+    /// Number of threads that went to sleep.
     #[cfg(test)]
     pub(crate) slept: AtomicU64,
 }
@@ -89,12 +90,12 @@ impl Waiting {
         if is_odd(tid) { odd } else { even }
     }
 
-    /// Whether `tid` is durable; without the lock it may be so without being seen yet.
+    /// Returns whether `tid` is durable; without the lock the answer may lag behind.
     pub(crate) fn is_durable(&self, tid: Tid) -> bool {
         tid_geq(self.durable.load(Ordering::Acquire), tid)
     }
 
-    /// `tid` is durable: all who wait for it go on.
+    /// Publishes that `tid` is durable: all its waiters continue.
     pub(crate) fn publish(&self, mut state: MutexGuard<'_, State>, tid: Tid) {
         state.durable = tid;
         state.gathering.committed(tid);
@@ -103,7 +104,7 @@ impl Waiting {
         self.half(tid).ring_all();
     }
 
-    /// The role is free: one of those who wait for the running transaction takes it.
+    /// Passes the free role on: a waiter for the running transaction takes it.
     pub(crate) fn pass_on(&self, state: MutexGuard<'_, State>, running: Tid) {
         let (wanted, is_watched) = (state.wanted, state.gathering.is_watched(running));
         drop(state);
@@ -115,13 +116,13 @@ impl Waiting {
         }
     }
 
-    /// The journal has stopped.
+    /// Wakes all threads, because the journal has stopped.
     pub(crate) fn wake_all(&self) {
         self.asleep.iter().chain([&self.role]).for_each(Bell::ring_all);
     }
 
-    /// Looks for a moment whether `tid` becomes durable, if all who are expected can run at once: then
-    /// sleeping would take longer. `took` is how long the last commit did.
+    /// Spins for a moment until `tid` becomes durable, if all expected threads can run at once:
+    /// then sleeping would take longer. `took` is the duration of the last commit.
     pub(crate) fn spin(
         &self,
         expected: u32,
@@ -140,7 +141,8 @@ impl Waiting {
         }
     }
 
-    /// Sleeps until something changed that concerns `tid`, or for `time`. Whether it was woken.
+    /// Sleeps until something changed that concerns `tid`, or for `time`. Returns whether it was
+    /// woken.
     pub(crate) fn sleep(
         &self,
         state: MutexGuard<'_, State>,
@@ -163,16 +165,16 @@ fn is_odd(tid: Tid) -> bool {
     tid & 1 != 0
 }
 
-/// Who came for the transactions that are waited for, and who is expected.
+/// Counts of the threads that came for the awaited transactions, and of those expected.
 #[derive(Default)]
 pub(crate) struct Gathering {
-    /// Who came, for even and for odd transactions.
+    /// Number of threads that came, for even and for odd transactions.
     came: [u32; 2],
-    /// Who had part in the last commit, or came while it was written.
+    /// Number of threads that took part in the last commit, or came while it was written.
     expected: u32,
-    /// For this transaction somebody looks at the clock.
+    /// The transaction for which a thread waits with a time limit.
     watched: Option<Tid>,
-    /// This transaction waits for nobody any more.
+    /// The transaction that is not delayed any more.
     due: Option<Tid>,
 }
 
@@ -182,19 +184,19 @@ impl Gathering {
         if is_odd(tid) { odd } else { even }
     }
 
-    /// Somebody came for `tid`.
+    /// Counts a thread that came for `tid`.
     pub(crate) fn join(&mut self, tid: Tid) {
         let came = self.came(tid);
         *came = came.saturating_add(1);
     }
 
-    /// Somebody came for nothing: there was nothing to commit.
+    /// Uncounts a thread, because there was nothing to commit.
     pub(crate) fn leave(&mut self, tid: Tid) {
         let came = self.came(tid);
         *came = came.saturating_sub(1);
     }
 
-    /// Whether there is nobody to wait for.
+    /// Returns whether all expected threads have come.
     pub(crate) fn is_complete(&mut self, tid: Tid) -> bool {
         self.due == Some(tid) || *self.came(tid) >= self.expected
     }
@@ -212,7 +214,7 @@ impl Gathering {
         self.watched == Some(tid)
     }
 
-    /// The caller looks at the clock for `tid`, if nobody does.
+    /// Makes the caller the thread with the time limit for `tid`, if there is none.
     pub(crate) fn watch(&mut self, tid: Tid) -> bool {
         let first = self.watched != Some(tid) && self.due != Some(tid);
         if first {
@@ -221,7 +223,7 @@ impl Gathering {
         first
     }
 
-    /// The one who looked at the clock does not any more.
+    /// Ends the caller's time limit.
     pub(crate) fn unwatch(&mut self, tid: Tid, is_over: bool) {
         if self.watched == Some(tid) {
             self.watched = None;
@@ -243,8 +245,8 @@ impl Gathering {
     }
 }
 
-/// How long a commit waits for those who are expected: the time that the last one took, twice, since
-/// the first who comes may come when that one has just begun.
+/// Returns the time that a commit waits for the expected threads: twice the duration of the last
+/// one, since the first thread may come when that one has just begun.
 pub(crate) fn batch_time(last: Duration, limits: &RangeInclusive<Duration>) -> Duration {
     last.saturating_mul(2).min(*limits.end()).max(*limits.start())
 }

@@ -1,4 +1,5 @@
-//! What only the thread that commits touches: where the log goes on, and what is not home yet.
+//! The state of the committing thread: the place in the log, and committed blocks that are not home
+//! yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ pub(crate) struct Pinned {
     pub(crate) _block: Arc<dyn JournalBlock>,
 }
 
-/// What only the committing thread touches.
+/// The state that only the committing thread touches.
 pub(crate) struct Work {
     /// The ring and the next block to write.
     pub(crate) place: Place,

@@ -16,7 +16,7 @@ const UUID_BYTES: usize = 16;
 /// Bytes before the first number of a revoke block.
 const REVOKE_HEADER_BYTES: usize = 16;
 
-/// Why a transaction could not be written.
+/// The reason why a transaction could not be written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
     #[error(transparent)]
@@ -33,14 +33,14 @@ pub(crate) enum WriteError {
     Length(#[from] LengthError),
 }
 
-/// How many tags a descriptor block takes.
+/// Returns how many tags a descriptor block takes.
 pub(crate) fn tags_per_block(format: &LogFormat) -> usize {
     let used = HEADER_BYTES.saturating_add(UUID_BYTES).saturating_add(format.tail_bytes());
     let room = format.block_size.len().saturating_sub(used);
     room.checked_div(format.tag_bytes()).unwrap_or(0).max(1)
 }
 
-/// How many numbers a revoke block takes.
+/// Returns how many numbers a revoke block takes.
 pub(crate) fn revokes_per_block(format: &LogFormat) -> usize {
     let used = REVOKE_HEADER_BYTES.saturating_add(format.tail_bytes());
     let room = format.block_size.len().saturating_sub(used);
@@ -113,7 +113,7 @@ impl Buffers {
     }
 }
 
-/// Where in the ring a transaction starts.
+/// The place in the ring at which a transaction starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) log: std::ops::Range<u32>,
@@ -141,7 +141,7 @@ pub(crate) struct Encoded {
     pub(crate) blocks: u32,
 }
 
-/// What goes into a transaction.
+/// The contents of a transaction.
 pub(crate) struct Contents<'a> {
     pub(crate) tid: Tid,
     pub(crate) images: &'a [(FsBlock, Image)],

@@ -10,10 +10,10 @@ use super::*;
 /// Subsets per position; all of them up to this many.
 const SUBSETS_MAX: u64 = 64;
 
-/// What is true after some commit: what each metadata block holds, and which were freed.
+/// The state after some commit: what each metadata block holds, and which were freed.
 type Model = BTreeMap<u64, u8>;
 
-/// What a scenario promised up to a mark.
+/// The promises of a scenario up to a mark.
 #[derive(Clone, Default)]
 struct Promise {
     /// Transactions durable.
@@ -30,7 +30,7 @@ struct Scenario {
     promises: Vec<Promise>,
 }
 
-/// What a transaction does: sets blocks, frees blocks.
+/// The changes of a transaction: it sets blocks and frees blocks.
 struct Step {
     set: Vec<(u64, u8)>,
     free: Vec<u64>,

@@ -12,6 +12,7 @@ mod oracle;
 mod rules;
 mod threads;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -180,6 +181,11 @@ pub(super) fn change(journal: &Journal, blocks: &[(&Arc<TestBlock>, u8)]) -> Tid
     tid
 }
 
+/// Goes on.
+fn unwatched(_done: u64, _total: u64) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// A client that takes whatever a replay makes of the file system.
 pub(super) fn unchecked(_: SharedDevice, _: &Replay) -> Result<(), RecoveryError> {
     Ok(())
@@ -189,7 +195,8 @@ pub(super) fn unchecked(_: SharedDevice, _: &Replay) -> Result<(), RecoveryError
 pub(super) fn replayed(device: &SharedDevice) -> Result<(Replay, LogStore), RecoveryError> {
     let options = RecoveryOptions::new(HOME_BLOCKS);
     let log = Arc::new(MappedJournal::new(Arc::clone(device), size(), runs()));
-    let recovered = recover_to_device(LogStore::internal(log)?, device, &options, unchecked)?;
+    let recovered =
+        recover_to_device(LogStore::internal(log)?, device, &options, unchecked, &unwatched)?;
     let replay = recovered.replay().clone();
     Ok((replay, recovered.finish()?))
 }

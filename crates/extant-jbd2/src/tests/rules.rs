@@ -164,7 +164,7 @@ fn j7_an_external_journal_flushes_the_home_device_before_it_commits() {
     assert!(store.superblock().is_dirty());
     let shared: SharedDevice = home.clone();
     let options = RecoveryOptions::new(HOME_BLOCKS);
-    recover_to_device(store, &shared, &options, unchecked).unwrap().finish().unwrap();
+    recover_to_device(store, &shared, &options, unchecked, &unwatched).unwrap().finish().unwrap();
     assert_eq!(fill_of(&*home, 9), Some(4));
     assert!(!ExternalJournal::open(log).unwrap().superblock.is_dirty());
 }
@@ -479,7 +479,8 @@ fn y1_what_the_client_applied_is_durable_before_the_log_is_clean() {
     let log = Arc::new(MappedJournal::new(Arc::clone(&device), size(), runs()));
     let log = LogStore::internal(log).unwrap();
     let recovered =
-        recover_to_device(log, &device, &RecoveryOptions::new(HOME_BLOCKS), unchecked).unwrap();
+        recover_to_device(log, &device, &RecoveryOptions::new(HOME_BLOCKS), unchecked, &unwatched)
+            .unwrap();
     let before = recorder.len();
     device.write_at(0, &contents(3)).unwrap(); // As it applies fast commits.
     recovered.finish().unwrap();
@@ -547,7 +548,8 @@ fn a_transaction_of_many_descriptors_goes_round_and_comes_back_whole() {
     let stats = journal.stats();
     assert!(stats.checkpoints >= 2, "{stats:?}");
     drop(journal);
-    let recovered = recover_to_device(log(), &device, &RecoveryOptions::new(home), unchecked);
+    let recovered =
+        recover_to_device(log(), &device, &RecoveryOptions::new(home), unchecked, &unwatched);
     recovered.unwrap().finish().unwrap();
     for block in 0..300 {
         assert_eq!(fill_of(&*device, block), Some(7), "block {block}");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use extant_block::{BlockDevice, Operation, OperationKind, Pending};
 use extant_sync::{Clock as _, SystemClock, threads};
+use extant_testkit::Ends;
 
 use super::*;
 
@@ -84,10 +85,11 @@ fn t1_no_handle_is_open_while_a_transaction_is_encoded() {
                 std::hint::spin_loop();
             }
         });
+        let ends = Ends(done);
         for worker in workers {
             worker.unwrap().join().unwrap();
         }
-        done.store(true, Ordering::Relaxed);
+        drop(ends);
         other.unwrap().join().unwrap();
     })
     .unwrap();
