@@ -2,33 +2,34 @@
 //!
 //! # Place
 //!
-//! Below the allocator of its parts (`buddy`) and everything that looks at cached bytes. Knows
-//! offsets and lengths, nothing of folios.
+//! Below the allocator of its pages (`buddy`) and all code that reads cached bytes. This module
+//! knows offsets and lengths, not folios.
 //!
 //! # Shape
 //!
 //! A memfd as large as the cache may become, mapped once, in chunks of 2 MiB. Nothing is touched
-//! until a chunk is used, and a free chunk can be given back. Where there is no memfd it is
-//! anonymous memory, which files cannot be mapped from ([`Arena::is_shared`]).
+//! until a chunk is used, and a free chunk can be given back. Without a memfd it is anonymous
+//! memory, from which files cannot be mapped ([`Arena::is_shared`]).
 //!
 //! # Contract
 //!
-//! Bounds are checked here. What is not: that nobody writes bytes while somebody else reads or
-//! writes them. Every caller in this crate keeps to the protocol of its locks, which says so:
+//! Bounds are checked here. Not checked is that no thread writes bytes while another reads or
+//! writes them. The callers in this crate ensure that by their locks:
 //!
-//! - A1. Bytes of a unit are written by somebody who holds its folio's lock and the content lock
-//!   of the file exclusively, while the unit is not under writeback; or by whoever fills the unit
-//!   while it is not uptodate, which is one thread, under the folio's lock.
+//! - A1. Bytes of a unit are written by a thread that holds its folio's lock and the content lock
+//!   of the file exclusively, while the unit is not under writeback; or by the one thread that
+//!   fills the unit while it is not uptodate, under the folio's lock.
 //! - A2. They are read under the content lock when they are uptodate, or while the unit is under
 //!   writeback.
-//! - A3. Pages belong to whoever allocated them. A chunk is released by whoever allocated all of it.
+//! - A3. Pages belong to the code that allocated them. A chunk is released by the code that
+//!   allocated all of it.
 //! - A4. References handed to a closure ([`fill`](Arena::fill), [`view`](Arena::view),
-//!   [`slices`](Arena::slices)) end with it, and what may be done meanwhile is A1 and A2.
+//!   [`slices`](Arena::slices)) end with it; meanwhile A1 and A2 hold.
 //!
-//! A [`SharedMap`] is the exception that the system call `mmap` brings: its holder writes when it
-//! likes, as any process may to a file that others read. Such bytes reach the arena through
-//! another address, and only whole bytes are ever copied from there: they may be torn, they
-//! decide no address, length or branch here.
+//! A [`SharedMap`] is the exception caused by `mmap`: its holder may write at any time, as any
+//! process may write to a file that others read. Such bytes reach the arena through another
+//! address, and only whole bytes are ever copied from there: they may be torn, and no address,
+//! length or branch depends on them.
 #![expect(unsafe_code)]
 
 use std::io::{self, IoSlice};
@@ -44,15 +45,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// Bytes of a chunk: what one entry of the page tables can map.
 pub(crate) const CHUNK: u64 = 2 << 20;
 
-/// After so many chunks in a row that the system would not collapse, it is asked no more.
+/// Number of successive refusals after which the system is not asked to collapse chunks any more.
 const PATIENCE: u32 = 4;
 
-/// The memory. See the head of this module for who may touch what.
+/// The memory of the cache. The module's documentation defines which thread may access which bytes.
 pub(crate) struct Arena {
     region: Region,
-    /// What the region shows; `None` for anonymous memory.
+    /// The file behind the region; `None` for anonymous memory.
     memfd: Option<OwnedFd>,
-    /// One for each chunk: [`Arena::prepare`] has been there since it was last empty.
+    /// For each chunk, whether [`Arena::prepare`] was called since it was last empty.
     prepared: Box<[AtomicBool]>,
     /// Refusals since the last success.
     refused: AtomicU32,
@@ -60,7 +61,7 @@ pub(crate) struct Arena {
     failures: AtomicU64,
 }
 
-/// What the system did with [`Arena::prepare`].
+/// Counts of what the system did with [`Arena::prepare`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Prepared {
     /// Chunks that became one huge page.
@@ -74,7 +75,7 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// No such number of addresses, or not to be had under this process's limits.
+    /// The address space or the limits of this process do not suffice.
     pub(crate) fn new(bytes: u64) -> io::Result<Arena> {
         Arena::over(bytes, memfd)
     }
@@ -109,27 +110,28 @@ impl Arena {
         })
     }
 
-    /// Bytes of address space: whole chunks.
+    /// Returns the size of the address range in bytes: whole chunks.
     pub(crate) fn len(&self) -> u64 {
         self.region.len as u64
     }
 
     #[cfg(test)]
-    /// Whether files can be mapped from it.
+    /// Returns whether files can be mapped from it.
     pub(crate) fn is_shared(&self) -> bool {
         self.memfd.is_some()
     }
 
-    /// Makes the first use of a whole chunk cheap. Changes no bytes, so it may run beside any
-    /// use of the chunk; the second call for a chunk returns at once. A refusal does no harm.
+    /// Makes the first use of a whole chunk cheap. No bytes change, so it may run concurrently with
+    /// any use of the chunk; the second call for a chunk returns at once. A refusal by the system
+    /// does no harm.
     ///
     /// Filling 2 MiB by copying into pages that fault one by one takes 1000 to 1300 us here (2
-    /// cores at 2.9 GHz, kernel 6.18, huge pages on advice and none for shared memory), 800 to
-    /// 1050 when all pages are made by one call (630 to 860 of them for that), 420 to 490 when one
-    /// page is made and the chunk is then collapsed (270 for that), and 235 when it is there
-    /// already. Made and then collapsed is the slowest, 1440 to 3190: all pages are copied. Where
-    /// the system has to move pages of others to find a huge one, a collapse costs about as much
-    /// as it saves, once. Giving the memory back takes 5 us instead of 120 to 330.
+    /// cores at 2.9 GHz, kernel 6.18, huge pages on advice and none for shared memory), 800 to 1050
+    /// when all pages are made by one call (630 to 860 of them for that), 420 to 490 when one page
+    /// is made and the chunk is then collapsed (270 for that), and 235 when it is there already.
+    /// Made and then collapsed is the slowest, 1440 to 3190: all pages are copied. Where the system
+    /// has to move pages of others to find a huge one, a collapse costs about as much as it saves,
+    /// once. Giving the memory back takes 5 us instead of 120 to 330.
     pub(crate) fn prepare(&self, chunk: u32) {
         let Some(prepared) = self.prepared.get(chunk as usize) else { return };
         // Relaxed: the flag guards no bytes.
@@ -151,7 +153,7 @@ impl Arena {
         self.region.advise(at, CHUNK as usize, Advice::LinuxPopulateWrite);
     }
 
-    /// What became of [`prepare`](Arena::prepare), since the start.
+    /// Returns what became of [`prepare`](Arena::prepare), since the start.
     pub(crate) fn prepared(&self) -> Prepared {
         Prepared {
             collapsed: self.collapsed.load(Ordering::Relaxed),
@@ -160,12 +162,12 @@ impl Arena {
     }
 
     #[cfg(test)]
-    /// Gives the memory of a chunk back to the system: it reads as zeros until it is used again.
-    /// The caller has the whole chunk (A3).
+    /// Returns the memory of a chunk to the system: it reads as zeros until it is used again. The
+    /// caller owns the whole chunk (A3).
     ///
     /// # Errors
     ///
-    /// What the system said; the chunk may then have kept its bytes.
+    /// The system's error; the chunk may then have kept its bytes.
     pub(crate) fn release(&self, chunk: u32) -> io::Result<()> {
         let at = u64::from(chunk) * CHUNK;
         self.check(at, CHUNK);
@@ -192,9 +194,9 @@ impl Arena {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
-    /// Bytes here will be written soon: asks the processor for their cache lines now. Changes
-    /// nothing. A copy into memory that is not in the processor's caches waits for each line
-    /// otherwise, and the next locked instruction waits for all of them.
+    /// Prefetches the cache lines of bytes that will be written soon. A copy into memory that is
+    /// not in the processor's caches waits for each line otherwise, and the next locked instruction
+    /// waits for all of them.
     pub(crate) fn expect_write(&self, at: u64, len: u64) {
         #[cfg(target_arch = "x86_64")]
         self.prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at, len);
@@ -202,9 +204,9 @@ impl Arena {
         let _ = (at, len);
     }
 
-    /// Bytes here will be read soon: asks for their cache lines now. Changes nothing. Between two
-    /// small reads there are locked instructions, which keep the processor from looking ahead by
-    /// itself: reading on in 4 KiB runs at 72 % of a plain copy without this, and as fast with it.
+    /// Prefetches the cache lines of bytes that will be read soon. Between two small reads there
+    /// are locked instructions, which keep the processor from looking ahead by itself: reading on
+    /// in 4 KiB runs at 72 % of a plain copy without this, and as fast with it.
     pub(crate) fn expect_read(&self, at: u64, len: u64) {
         // Not into the first level, which the copy needs.
         #[cfg(target_arch = "x86_64")]
@@ -249,8 +251,8 @@ impl Arena {
         unsafe { ptr::copy(from.as_ptr(), to.as_ptr(), len as usize) }
     }
 
-    /// Lets `f` write the range, as a device does that is read from (A1). What is there before
-    /// is old data of anybody: `f` must not show it to anyone.
+    /// Calls `f` to write the range, as for a read from a device (A1). The earlier bytes are old
+    /// data of any file: `f` must not expose them.
     pub(crate) fn fill<R>(&self, at: u64, len: u64, f: impl FnOnce(&mut [u8]) -> R) -> R {
         let to = self.check(at, len);
         // SAFETY: in the mapping, initialized (memory of the system is zeroed), exclusive to
@@ -259,14 +261,15 @@ impl Arena {
     }
 
     #[cfg(test)]
-    /// Lets `f` read the range in place (A2).
+    /// Calls `f` to read the range in place (A2).
     pub(crate) fn view<R>(&self, at: u64, len: u64, f: impl FnOnce(&[u8]) -> R) -> R {
         let from = self.check(at, len);
         // SAFETY: in the mapping, initialized, and not written while `f` runs (A2, A4).
         f(unsafe { std::slice::from_raw_parts(from.as_ptr(), len as usize) })
     }
 
-    /// Lets `f` read several ranges, each an offset and a length, as one request to a device (A2).
+    /// Calls `f` to read several ranges, each an offset and a length, as one request to a device
+    /// (A2).
     pub(crate) fn slices<R>(&self, parts: &[(u64, u64)], f: impl FnOnce(&[IoSlice<'_>]) -> R) -> R {
         let slices: Vec<IoSlice<'_>> = parts
             .iter()
@@ -279,14 +282,14 @@ impl Arena {
         f(&slices)
     }
 
-    /// Shows pieces of the arena, each an offset and a length in whole pages, one behind the other
-    /// at addresses of their own. They stay there until the map is dropped, also after the arena;
-    /// whoever reuses them meanwhile changes what is seen.
+    /// Maps pieces of the arena, each an offset and a length in whole pages, one after the other to
+    /// an address range of their own. They stay mapped until the map is dropped, also after the
+    /// arena; reuse of the pages meanwhile changes the mapped bytes.
     ///
     /// # Errors
     ///
     /// Anonymous memory ([`io::ErrorKind::Unsupported`]), nothing to map or parts of pages
-    /// ([`io::ErrorKind::InvalidInput`]), or what the system said: too many mappings, for one.
+    /// ([`io::ErrorKind::InvalidInput`]), or the system's error, such as too many mappings.
     pub(crate) fn map_range(&self, pieces: &[(u64, u64)]) -> io::Result<SharedMap> {
         let file = self.memfd.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let page = page_size() as u64;
@@ -314,11 +317,11 @@ impl Arena {
         Ok(SharedMap { region })
     }
 
-    /// The address of a range of the arena.
+    /// Returns the address of a range of the arena.
     ///
     /// # Panics
     ///
-    /// When it is not inside: a bug of ours, and better this than somebody's memory.
+    /// When the range is not inside: a bug of this crate, which must not reach foreign memory.
     #[inline]
     #[track_caller]
     fn check(&self, at: u64, len: u64) -> NonNull<u8> {
@@ -326,26 +329,26 @@ impl Arena {
     }
 }
 
-/// Pages of the arena at addresses of their own, for whoever mapped a file.
+/// Pages of the arena at an address range of their own, for a program that mapped a file.
 ///
-/// What is behind the addresses is shared: others change it, and see changes, at any moment.
+/// The pages are shared: other threads change them, and see changes, at any moment.
 pub(crate) struct SharedMap {
     region: Region,
 }
 
 impl SharedMap {
     #[cfg(test)]
-    /// Bytes mapped: a multiple of the page size.
+    /// Returns the length of the map in bytes: a multiple of the page size.
     pub(crate) fn len(&self) -> u64 {
         self.region.len as u64
     }
 
-    /// The first byte, for callers that know what they do; valid until the map is dropped.
+    /// Returns the address of the first byte, valid until the map is dropped.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.region.base.as_ptr()
     }
 
-    /// Copies bytes out; a write at the same time may show in part.
+    /// Copies bytes out; a concurrent write may show in part.
     ///
     /// # Panics
     ///
@@ -358,7 +361,7 @@ impl SharedMap {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) }
     }
 
-    /// Copies bytes in; a reader at the same time may see part of them.
+    /// Copies bytes in; a concurrent reader may see part of them.
     ///
     /// # Panics
     ///
@@ -374,13 +377,13 @@ impl SharedMap {
 /// The smallest page of any system: advice about one is taken for the one it is in.
 const PAGE: usize = 4096;
 
-/// Addresses of this process that belong to one owner, who unmaps them.
+/// An address range of this process with one owner, which unmaps it.
 ///
 /// # Invariants
 ///
-/// - R1. `base..base + len` is mapped by this region and by nobody else, from its making to its drop.
+/// - R1. `base..base + len` is mapped by this region only, from its creation to its drop.
 /// - R2. `base` is a multiple of [`CHUNK`], `len` at most `isize::MAX`.
-/// - R3. Once the maker is done, all of it may be read and written, and is initialized.
+/// - R3. Once it is constructed, all of it may be read and written, and is initialized.
 struct Region {
     base: NonNull<u8>,
     len: usize,
@@ -554,7 +557,7 @@ fn page_size() -> usize {
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(CHUNK as usize)
 }
 
-/// A file in memory of that many bytes, all holes; `None` where the system has none to give.
+/// Creates a file in memory of that many bytes, all holes; `None` where the system offers none.
 fn memfd(len: u64) -> Option<OwnedFd> {
     if cfg!(miri) {
         return None;

@@ -1,27 +1,26 @@
-//! Which pages of the arena are free, in blocks of 2^order pages.
+//! The allocator of the arena's pages, in blocks of 2^order pages.
 //!
 //! # Place
 //!
-//! Hands out pages of 4 KiB by number; what they hold is the arena's, who they belong to the
-//! frames'.
+//! Allocates pages of 4 KiB by number; `arena` manages their contents, `frames` their owners.
 //!
 //! # Shape
 //!
-//! Chunks of 512 pages (2 MiB) nobody uses are in a pool. A shard takes whole chunks from there
-//! and splits them; a page is given back to the shard that has its chunk, whoever allocated it.
-//! A shard keeps one chunk that is whole again, and gives others back to the pool. Free blocks are
-//! bits: for each chunk of a shard and each order a bitmap, and for each order a bitmap of the
-//! chunks with such a block. So nothing is allocated, and freeing touches one chunk's kilobyte.
+//! Unused chunks of 512 pages (2 MiB) are in a pool. A shard takes whole chunks from there and
+//! splits them; a freed page returns to the shard that has its chunk. A shard keeps one chunk that
+//! is wholly free, and returns others to the pool. Free blocks are bits: for each chunk of a shard
+//! and each order a bitmap, and for each order a bitmap of the chunks with such a block. So no
+//! memory is allocated, and freeing touches one chunk's kilobyte.
 //!
 //! # Invariants
 //!
 //! - B1. A block of order n starts at a multiple of 2^n and does not leave its chunk.
 //! - B2. A free page is in one block of one shard, or in a chunk of the pool.
-//! - B3. Of two halves of a block, at most one is free by itself.
-//! - B4. Who has a chunk changes only while all of it is free, so whoever holds a page of it may
-//!   ask without a lock.
-//! - B5. A thread holds one lock of these at a time. A chunk on its way from one place to another is
-//!   seen in neither: with little left, an allocation may fail that would succeed a moment later.
+//! - B3. Of two buddies, at most one is a free block: two are merged.
+//! - B4. The owner of a chunk changes only while all of it is free, so the holder of a page may
+//!   look it up without a lock.
+//! - B5. A thread holds one lock of these at a time. A chunk that is moving between two places is
+//!   in neither: with little memory left, an allocation may fail that would succeed a moment later.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,25 +37,25 @@ const BITS: u32 = u64::BITS;
 /// The free pages.
 pub(crate) struct Buddy {
     pages: u32,
-    /// While others allocate, not less than what is free; never below 0.
+    /// Number of free pages; during concurrent allocations it may be too large, never below 0.
     free: AtomicU32,
     /// Chunks that no shard has; the lowest first.
     pool: Mutex<BTreeSet<u32>>,
     shards: [Mutex<Shard>; SHARDS],
-    /// Which shard has the chunk, and in which of its slots (B4): slot * [`SHARDS`] + shard.
+    /// The shard that has each chunk, and its slot there (B4): slot * [`SHARDS`] + shard.
     owners: Box<[AtomicU32]>,
 }
 
 /// Some chunks.
 #[derive(Default)]
 struct Shard {
-    /// By slot; a slot nobody uses has no free blocks.
+    /// Chunks by slot; an unused slot has no free blocks.
     chunks: Vec<Chunk>,
     /// Slots without a chunk.
     unused: Vec<u32>,
     /// By order: a bit for each slot whose chunk has a free block of it.
     slots: [Vec<u64>; ORDERS],
-    /// How many chunks are wholly free.
+    /// Number of chunks that are wholly free.
     whole: u32,
 }
 
@@ -92,12 +91,12 @@ impl Buddy {
         }
     }
 
-    /// The first of 2^order pages, for whom `shard` (any number: of a thread, of a file) is near;
-    /// and whether a whole unused chunk was opened for it. `None` when there is no such
-    /// block, or the order is larger than [`ORDER_MAX`].
+    /// Returns the first of 2^order free pages, preferably of `shard` (any number: of a thread, of
+    /// a file), and whether an unused chunk was opened for it. `None` when there is no such block,
+    /// or the order is larger than [`ORDER_MAX`].
     ///
-    /// Chunks are opened before blocks of other shards are taken, so large blocks that are left can
-    /// be in the hands of shards.
+    /// Chunks are opened before blocks of other shards are taken, so the last large blocks may
+    /// belong to shards.
     pub(crate) fn alloc(&self, order: u8, shard: usize) -> Option<(u32, bool)> {
         if order > ORDER_MAX {
             return None;
@@ -117,11 +116,11 @@ impl Buddy {
         found
     }
 
-    /// Gives a block back, or a part of one that is a block by itself.
+    /// Frees a block, or a part of one that is a block by itself.
     ///
     /// # Panics
     ///
-    /// When it is no block, or is free already and was not merged yet: bugs of ours.
+    /// When it is no block, or is free already and was not merged yet: bugs of this crate.
     pub(crate) fn free(&self, page: u32, order: u8) {
         let is_block = order <= ORDER_MAX && page.is_multiple_of(1 << order);
         let inside =
@@ -142,7 +141,7 @@ impl Buddy {
         }
     }
 
-    /// Pages that are free; while others allocate, perhaps some that they have taken already.
+    /// Returns the number of free pages; during concurrent allocations it may be too large.
     pub(crate) fn free_pages(&self) -> u32 {
         self.free.load(Ordering::Relaxed)
     }
@@ -215,7 +214,7 @@ impl Shard {
         self.insert(slot, order, block);
     }
 
-    /// A whole chunk that this shard has beyond the one it keeps.
+    /// Removes a wholly free chunk beyond the one that this shard keeps.
     fn spare(&mut self) -> Option<u32> {
         if self.whole < 2 {
             return None;

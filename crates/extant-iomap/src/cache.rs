@@ -1,10 +1,10 @@
-//! The memory that all files of one file system share: budget, eviction, dirty limits.
+//! The cache shared by all files of a file system: budget, eviction, dirty limits.
 //!
 //! # Invariants
 //!
 //! - C1. A folio is in the index of exactly one file, or detached and pinned, or free.
-//! - C2. A folio is given up only without pins, without dirty and without writeback units, and while its
-//!   file's index is locked: whoever finds it in the index can pin it.
+//! - C2. A folio is evicted only without pins, without dirty and without writeback units, and while
+//!   its file's index is locked: a folio found in the index can be pinned.
 //! - C3. State bits of free memory are clear.
 
 use std::collections::HashMap;
@@ -28,16 +28,16 @@ pub(crate) const PAGE_LOG2: u32 = 12;
 pub(crate) const ORDER_MAX: u8 = 9;
 /// Shards of the table of files.
 const SHARDS: usize = 16;
-/// Smallest cache: below, a folio of each size would not fit.
+/// Size of the smallest cache in bytes: below, a folio of each size would not fit.
 const BYTES_MIN: u64 = 1 << 20;
 
-/// A cache has room for so many of its largest folios.
+/// Smallest number of the largest folios that fit in a cache.
 const FOLIOS_MIN: u32 = 8;
-/// Pages that are given up at once for who may not wait, and how many are looked at for it.
+/// Number of pages evicted at once, and examined for that, for callers that may not wait.
 const EVICT_SHORT: u64 = 64;
 const EVICT_SHORT_LOOK: u64 = 8192;
 
-/// How large a cache is and how it behaves.
+/// Options of a cache: its size, and how it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
     /// Bytes of file contents that may be in memory; rounded up to 2 MiB, at least that.
@@ -46,20 +46,20 @@ pub struct CacheOptions {
     pub block_log2: u32,
     /// Largest folio, in bytes, as a power of two: 12 to 21; less in a cache of less than 16 MiB.
     pub folio_max_log2: u32,
-    /// Above this many dirty bytes the background writer works; 0 for five eighths of `bytes`, or of
-    /// `dirty_max` if that is given.
+    /// Number of dirty bytes above which the background writer works; 0 for five eighths of
+    /// `bytes`, or of `dirty_max` if that is given.
     pub dirty_background: u64,
-    /// Above this many dirty bytes writers write back themselves; 0 for four fifths of `bytes`, which is
-    /// the most.
+    /// Number of dirty bytes above which writers write back themselves; 0 for four fifths of
+    /// `bytes`, the maximum.
     pub dirty_max: u64,
-    /// For tests: zeroing writes back what is dirty first, as kernels before 6.13 did.
+    /// Whether zeroing writes dirty data back first, as kernels before 6.13 did; for tests.
     pub flush_before_zero: bool,
-    /// For tests: writeback publishes first and writes the data then.
+    /// Whether writeback publishes before it writes the data; for tests.
     pub publish_before_data: bool,
 }
 
 impl CacheOptions {
-    /// A cache of `bytes` for blocks of `2^block_log2` bytes.
+    /// Returns the options of a cache of `bytes` for blocks of `2^block_log2` bytes.
     pub fn new(bytes: u64, block_log2: u32) -> CacheOptions {
         CacheOptions {
             bytes,
@@ -73,26 +73,26 @@ impl CacheOptions {
     }
 }
 
-/// Why the cache could not do something.
+/// Error of the cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// Everything in the cache is pinned or dirty and nothing could be written back.
+    /// The whole cache is pinned or dirty, and nothing could be written back.
     #[error(
         "no room in the page cache: {dirty} of {bytes} bytes are dirty; sync, or mount with a larger cache"
     )]
     Full {
-        /// Budget.
+        /// Size of the cache in bytes.
         bytes: u64,
-        /// Dirty bytes.
+        /// Number of dirty bytes.
         dirty: u64,
     },
-    /// No memory for the cache.
+    /// The system has no memory for the cache.
     #[error("no memory for a page cache of {bytes} bytes: {why}")]
     Memory {
-        /// Bytes asked for.
+        /// Size of the cache in bytes.
         bytes: u64,
-        /// What the system said.
+        /// Message of the system.
         why: String,
     },
 }
@@ -132,7 +132,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache. Memory is taken from the system as it fills.
+    /// Creates an empty cache. Memory is taken from the system as it fills.
     ///
     /// # Errors
     ///
@@ -147,12 +147,12 @@ impl Cache {
         let unit_log2 = block_log2.min(PAGE_LOG2);
         let order_min = block_log2.saturating_sub(PAGE_LOG2) as u8;
         let order_max = options.folio_max_log2.clamp(PAGE_LOG2, PAGE_LOG2 + u32::from(ORDER_MAX));
-        // With a few folios for all of it, whoever has one pinned would stop everybody else.
+        // With only a few folios in the whole cache, one pinned folio would stop all other users.
         let share = (pages / FOLIOS_MIN).max(1).ilog2() as u8;
         let order_max = ((order_max - PAGE_LOG2) as u8).min(share).max(order_min);
         let mut options = CacheOptions { bytes: arena.len(), block_log2, ..options };
-        // A kernel lets a fifth of all memory be dirty; this is all that there is for contents. What
-        // is over is for readers, and for folios of whole size.
+        // A kernel allows a fifth of all memory to be dirty; this cache is all the memory for
+        // contents. The rest is for readers, and for whole folios.
         let most = options.bytes / 5 * 4;
         if options.dirty_background == 0 {
             let of = if options.dirty_max == 0 { options.bytes } else { options.dirty_max };
@@ -187,7 +187,7 @@ impl Cache {
         }))
     }
 
-    /// What the cache did and holds.
+    /// Returns the counters and the current state of the cache.
     pub fn stats(&self) -> CacheStats {
         let free = u64::from(self.buddy.free_pages());
         let mut stats = CacheStats {
@@ -206,28 +206,28 @@ impl Cache {
         stats
     }
 
-    /// Its options, as they are after rounding.
+    /// Returns the options of the cache, as they are after rounding.
     pub fn options(&self) -> &CacheOptions {
         &self.options
     }
 
-    /// Bytes that are dirty.
+    /// Returns the number of dirty bytes.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// Whether the background writer should work.
+    /// Returns whether the background writer should work.
     pub fn wants_writeback(&self) -> bool {
         self.dirty_bytes() > self.options.dirty_background
     }
 
-    /// Whether the background writer, once it works, should go on: it makes some room, so that it
-    /// begins again with much to write.
+    /// Returns whether the background writer, once it works, should continue: it goes below the
+    /// threshold, so that it starts again only with much to write.
     pub fn wants_more_writeback(&self) -> bool {
         self.dirty_bytes() > self.options.dirty_background / 2
     }
 
-    /// Whether writers have to write back before they dirty more.
+    /// Returns whether writers have to write back before they dirty more.
     pub fn is_over_limit(&self) -> bool {
         self.dirty_bytes() > self.options.dirty_max
     }
@@ -240,14 +240,15 @@ impl Cache {
         self.dirty.fetch_sub(units << self.unit_log2, Ordering::Relaxed);
     }
 
-    /// Counts pages that a program maps; false when more than half of the cache would be.
+    /// Counts pages that a program maps; returns false when more than half of the cache would be
+    /// mapped.
     pub(crate) fn map(&self, pages: u64) -> bool {
         let most = u64::from(self.pages) / 2;
         let more = |mapped: u64| mapped.checked_add(pages).filter(|mapped| *mapped <= most);
         self.mapped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Pages are mapped no more, and their pins are gone.
+    /// Counts pages that are mapped no more; their pins are gone.
     pub(crate) fn unmap(&self, pages: u64) {
         self.mapped.fetch_sub(pages, Ordering::Relaxed);
         self.sweep_limbo();
@@ -272,15 +273,15 @@ impl Cache {
         &self.files[id as usize % SHARDS]
     }
 
-    /// Units of the pages `page..page + 2^order` of the arena.
+    /// Returns the units of the arena's pages `page..page + 2^order`.
     pub(crate) fn units_of(&self, page: u32, order: u8) -> std::ops::Range<u64> {
         let per_page = PAGE_LOG2 - self.unit_log2;
         let start = u64::from(page) << per_page;
         start..start + (1 << (u32::from(order) + per_page))
     }
 
-    /// Memory for a folio of at most `2^order` pages: smaller ones when there is no room for such,
-    /// given up folios when there is none at all.
+    /// Allocates memory for a folio of at most `2^order` pages: fewer when there is no such block,
+    /// after evicting folios when there is none at all.
     pub(crate) fn allocate(&self, order: u8, shard: u64) -> Option<(u32, u8)> {
         let (page, order, fresh) = self.allocate_raw(order, shard)?;
         self.prepare(page, order, fresh);
@@ -294,8 +295,8 @@ impl Cache {
         }
     }
 
-    /// [`allocate`](Self::allocate) without [`prepare`](Self::prepare), which takes long; also
-    /// whether the chunk is fresh.
+    /// Allocates like [`allocate`](Self::allocate) without [`prepare`](Self::prepare), which takes
+    /// long; also returns whether the chunk is fresh.
     pub(crate) fn allocate_raw(&self, order: u8, shard: u64) -> Option<(u32, u8, bool)> {
         let shard = shard as usize;
         let order = order.clamp(self.order_min, self.order_max);
@@ -320,8 +321,8 @@ impl Cache {
         None
     }
 
-    /// [`allocate`](Self::allocate) for who may not wait: gives up what little a short look finds, and else is
-    /// content with less.
+    /// Allocates like [`allocate`](Self::allocate) without waiting: evicts only what a short look
+    /// finds, and accepts fewer pages.
     pub(crate) fn try_allocate(&self, order: u8, shard: u64) -> Option<(u32, u8)> {
         let order = order.clamp(self.order_min, self.order_max);
         for attempt in 0..2 {
@@ -342,7 +343,7 @@ impl Cache {
         None
     }
 
-    /// Gives memory back. It is in no index, and nobody has a pin.
+    /// Frees memory that is in no index and has no pins.
     pub(crate) fn release(&self, page: u32, order: u8) {
         let units = self.units_of(page, order);
         self.states.clear(State::Uptodate, units.clone());
@@ -351,13 +352,13 @@ impl Cache {
         self.buddy.free(page, order);
     }
 
-    /// A folio that left its file while somebody had it pinned.
+    /// Queues a folio that left its file while pinned, to be freed later.
     pub(crate) fn release_later(&self, page: u32, order: u8) {
         self.limbo.lock().push((page, order));
         self.limbo_len.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Frees what was detached and is pinned no more.
+    /// Frees detached folios that are not pinned any more.
     pub(crate) fn sweep_limbo(&self) -> u64 {
         if self.limbo_len.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -379,16 +380,16 @@ impl Cache {
         pages
     }
 
-    /// Gives up folios that nobody needs, at least `pages` pages if there are as many; goes around
-    /// the arena, so that neighbours become free together. Returns the pages freed.
+    /// Evicts unused folios, at least `pages` pages if there are as many; goes around the arena, so
+    /// that neighbours become free together. Returns the number of pages freed.
     ///
-    /// A folio that was used again since the hand came by last time is passed over once: what is
-    /// read or written one time only goes first.
+    /// A folio that was used since the hand came by last time is passed over once: pages read or
+    /// written only once go first.
     pub(crate) fn evict(&self, pages: u64) -> u64 {
         self.evict_within(pages, u64::from(self.pages) * 2)
     }
 
-    /// [`evict`](Self::evict) that looks at `left` pages at most.
+    /// Evicts like [`evict`](Self::evict), looking at `left` pages at most.
     fn evict_within(&self, pages: u64, mut left: u64) -> u64 {
         let mut freed = self.sweep_limbo();
         while freed < pages && left > 0 {
@@ -408,8 +409,8 @@ impl Cache {
         freed
     }
 
-    /// Gives up every folio that is neither dirty, nor under writeback, nor in use at this moment;
-    /// returns how many bytes that was. What is read next comes from the device.
+    /// Evicts every folio that is neither dirty, nor under writeback, nor in use; returns the
+    /// number of bytes freed. Later reads go to the device.
     pub fn drop_clean(&self) -> u64 {
         let mut pages = self.sweep_limbo();
         for at in 0..self.pages {
@@ -420,7 +421,7 @@ impl Cache {
         pages << PAGE_LOG2
     }
 
-    /// Frees one folio if it can be (C2). Returns its pages.
+    /// Evicts one folio if possible (C2). Returns its pages.
     fn give_up(&self, pin: Pin<'_>) -> u64 {
         let (page, order, start, file) = (pin.id(), pin.order(), pin.start(), pin.file());
         let units = self.units_of(page, order);
@@ -435,8 +436,8 @@ impl Cache {
             return 0;
         };
         let mut index = file.index.write();
-        // Whoever dirties it has it pinned until it is on the list of dirty ones (F2), and
-        // writeback has it pinned: so neither happens after this look, or the kill fails.
+        // A thread that dirties it has it pinned until it is on the list of dirty folios (F2), and
+        // writeback has it pinned: so neither happens after this check, or the kill fails.
         if index.folios.get(&start) != Some(&(page, order)) || index.dirty.contains(&start) {
             return 0;
         }
@@ -466,12 +467,13 @@ impl Cache {
         self.batch_ended.notify_all();
     }
 
-    /// How many batches of writeback have ended, for [`wait_for_batch`](Self::wait_for_batch).
+    /// Returns how many batches of writeback have ended, for
+    /// [`wait_for_batch`](Self::wait_for_batch).
     pub(crate) fn batches_ended(&self) -> u64 {
         self.batches.lock().ended
     }
 
-    /// Waits until more than `seen` batches have ended. False when none is running that could. The
+    /// Waits until more than `seen` batches have ended. Returns false when none is running. The
     /// caller holds no folio lock, and no pins that another needs room for.
     pub(crate) fn wait_for_batch(&self, seen: u64) -> bool {
         let mut batches = self.batches.lock();
@@ -484,7 +486,7 @@ impl Cache {
         true
     }
 
-    /// The error that says that there is no room.
+    /// Returns the error for a cache without room.
     pub(crate) fn full(&self) -> CacheError {
         CacheError::Full { bytes: self.options.bytes, dirty: self.dirty_bytes() }
     }

@@ -1,21 +1,22 @@
-//! Past the cache: between the caller's memory and the device, with one copy and no folio.
+//! Direct I/O: between the caller's memory and the device, without folios.
 //!
-//! For callers that have a cache of their own, for what is used once, and for programs that ask for it
-//! (`O_DIRECT`). Any offset and length will do: the blocks that a write covers whole go past the cache,
-//! its ends through it.
+//! For callers with a cache of their own, for data used once, and for programs that ask for it
+//! (`O_DIRECT`). Any offset and length will do: whole blocks of a write bypass the cache, its ends
+//! go through it.
 //!
 //! # Rules
 //!
-//! - R1. What is cached is newer than the device or the same, so reads look there first, and a write
-//!   of a whole block makes the cache forget it, after the device has it.
-//! - R2. Data first, as in writeback: the map and the stored size follow when the bytes are on the device.
-//! - R3. Overwriting without the content lock held exclusively ([`FileCache::overwrite_direct`]) is for
-//!   blocks that no folio has contents of. A reader may fill one meanwhile with what was there before; so
-//!   the write looks again at its end, with the folio's lock, and whoever finds one writes once more
-//!   with the content lock.
-//! - R4. Unwritten blocks get their first data that way too, whole and below the stored size: data, map, look
-//!   again, in this order. A reader that asks before the map has changed makes a folio of zeros, which the
-//!   look finds; one that asks afterwards reads the data.
+//! - R1. Cached data is as new as the device's or newer, so reads look in the cache first, and a
+//!   write of a whole block drops it from the cache after the device has it.
+//! - R2. Data first, as in writeback: the map and the stored size follow when the bytes are on the
+//!   device.
+//! - R3. Overwriting without the exclusive content lock ([`FileCache::overwrite_direct`]) is for
+//!   blocks that are not cached. A reader may meanwhile fill a folio with the old contents; so the
+//!   write checks again at its end, with the folio's lock, and if there is one, it is repeated with
+//!   the exclusive content lock.
+//! - R4. First data of whole unwritten blocks below the stored size is written in that way too:
+//!   data, map, second check, in this order. A reader that asks before the map has changed makes a
+//!   folio of zeros, which the check finds; one that asks afterwards reads the data.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -27,20 +28,20 @@ use crate::read::len_inside;
 use crate::states::State;
 use extant_base::sabotage;
 
-/// How much of a file one question to the mapper is about, in bytes.
+/// Number of bytes that one request to the mapper covers.
 const ASK: u64 = 64 << 20;
 
 impl FileCache {
-    /// [`read`](Self::read) that makes no folios: what is not cached comes from the device into `out`. The
-    /// caller holds the content lock, shared.
+    /// Reads like [`read`](Self::read) without making folios: data that is not cached comes from
+    /// the device into `out`. The caller holds the content lock, shared.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`read`](Self::read).
     ///
     /// # Cost
     ///
-    /// One device read for each run of blocks, a copy of what is cached.
+    /// One device read for each run of blocks, and a copy of cached data.
     pub fn read_direct<M: Mapper>(
         &self,
         mapper: &M,
@@ -63,9 +64,10 @@ impl FileCache {
         Ok(done)
     }
 
-    /// Where on the device `range` is, which is in front of the end of the file: bytes and their number, one
-    /// run behind the other. `None` when a part of it is elsewhere, or in more than `most` runs. True as
-    /// long as the caller holds the content lock, shared, for contents that nobody writes past the cache.
+    /// Returns the device addresses and lengths in bytes of the runs of `range`, which lies before
+    /// the end of the file, in order. `None` when a part of it is stored otherwise, or in more than
+    /// `most` runs. The answer is valid while the caller holds the content lock, shared, unless
+    /// direct writes change the contents.
     ///
     /// # Errors
     ///
@@ -97,14 +99,15 @@ impl FileCache {
         Ok(Some(runs))
     }
 
-    /// Counts what somebody has read from where [`stored_at`](Self::stored_at) says it is.
+    /// Counts a read of runs returned by [`stored_at`](Self::stored_at).
     pub fn count_read(&self, runs: &[(u64, u64)]) {
         self.cache.counters.direct_reads.add(runs.len() as u64);
         self.cache.counters.bytes_read_direct.add(runs.iter().map(|(_, len)| len).sum());
     }
 
-    /// Calls `look` with the bytes of `range`, which is in front of the end of the file, if all of them are
-    /// in the cache, in at most a quarter of it. The caller holds the content lock, shared.
+    /// Calls `look` with the bytes of `range`, which lies before the end of the file, if all of
+    /// them are cached, in at most a quarter of the cache. The caller holds the content lock,
+    /// shared.
     pub fn with_resident<R>(
         &self,
         range: Range<u64>,
@@ -128,14 +131,14 @@ impl FileCache {
         Some(self.cache.arena.slices(&parts, look))
     }
 
-    /// Reads where no folio is, up to where one is; returns how many bytes.
+    /// Reads up to the next folio, where there is none; returns the number of bytes.
     fn read_around<M: Mapper>(
         &self,
         mapper: &M,
         at: u64,
         out: &mut [u8],
     ) -> Result<usize, M::Error> {
-        // Before the question, as every reader does it: see `read_absent`.
+        // This precedes the request to the mapper, as in every reader: see `read_absent`.
         let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
         let mapping = self.mapping(mapper, at..at.saturating_add(ASK), Intent::Read)?;
         let end = mapping.end().min(next.unwrap_or(u64::MAX)).max(at);
@@ -160,17 +163,18 @@ impl FileCache {
         Ok(len)
     }
 
-    /// [`write`](Self::write) whose whole blocks go to the device at once. The caller holds the content
-    /// lock exclusively, no folio lock and no journal handle, and the file has no maps.
+    /// Writes like [`write`](Self::write), with whole blocks going to the device at once. The
+    /// caller holds the content lock exclusively, no folio lock and no journal handle, and the file
+    /// has no maps.
     ///
     /// # Errors
     ///
-    /// As there, and those of writeback for these blocks.
+    /// As [`write`](Self::write), and those of writeback for these blocks.
     ///
     /// # Cost
     ///
-    /// One device write for each run of blocks, and one handle if any of them had no data before. Waits
-    /// for writeback of the file.
+    /// One device write for each run of blocks, and one handle if any of them had no data before.
+    /// Waits for writeback of the file.
     pub fn write_direct<M: Mapper>(
         &self,
         mapper: &M,
@@ -196,7 +200,8 @@ impl FileCache {
             return Ok(done);
         }
         match self.write_blocks(mapper, whole.start, &bytes[middle.clone()]) {
-            // Nothing is wrong, but there is no place for it: the cache has to find out.
+            // There is no error, but no place for the data: the write through the cache finds the
+            // reason.
             Ok(0) => {}
             Ok(written) => done += written,
             Err(error) if done == 0 => return Err(error),
@@ -212,7 +217,7 @@ impl FileCache {
         Ok(done)
     }
 
-    /// The blocks that are inside a range whole.
+    /// Returns the whole blocks inside a range.
     fn whole_blocks(&self, range: Range<u64>) -> Option<Range<u64>> {
         let block = 1u64 << self.cache.options.block_log2;
         let start = range.start.checked_next_multiple_of(block)?;
@@ -220,7 +225,7 @@ impl FileCache {
         (start < end).then_some(start..end)
     }
 
-    /// Writes whole blocks; how many bytes, fewer only when an error came in the way.
+    /// Writes whole blocks; returns the number of bytes, fewer only before an error.
     fn write_blocks<M: Mapper>(
         &self,
         mapper: &M,
@@ -233,13 +238,14 @@ impl FileCache {
             // The stored size has to follow what is added here, and may not pass what is dirty before it.
             self.write_back_kept_out(mapper, 0..offset, &kept_out)?;
         }
-        let mut stored = Stored { at: offset, placements: Vec::new(), new: Vec::new() };
+        let mut stored =
+            Stored { at: offset, placements: Vec::new(), ticket: None, new: Vec::new() };
         let failed = self.store(mapper, end, bytes, offset, &mut stored).err();
         if stored.at > offset {
             let size = mapper.size();
             mapper.set_size(size.max(stored.at));
             let placements = std::mem::take(&mut stored.placements);
-            let published = mapper.publish(&Done { placements, size_to: stored.at });
+            let published = mapper.publish(Done { placements, size_to: stored.at });
             if published.is_err() {
                 mapper.set_size(size);
                 stored.at = offset;
@@ -258,54 +264,53 @@ impl FileCache {
         }
     }
 
-    /// What nothing was stored to was reserved for nothing.
-    fn end_all<M: Mapper>(&self, mapper: &M, stored: &Stored) {
+    /// Returns reservations that were not used.
+    fn end_all<M: Mapper>(&self, mapper: &M, stored: &Stored<M::Ticket>) {
         for mapping in &stored.new {
             let used = stored.at.saturating_sub(mapping.offset).min(mapping.len);
             mapper.end(mapping, used, Intent::Write);
         }
     }
 
-    /// Brings the bytes to the device, with places for them, as far as it goes: up to an error, or to where
-    /// the file system has no place, which the cache has to find out.
+    /// Writes the bytes to the device, at places of the mapper, up to an error, or to a block for
+    /// which the file system has no place, whose reason the write through the cache finds.
     fn store<M: Mapper>(
         &self,
         mapper: &M,
         end: u64,
         bytes: &[u8],
         offset: u64,
-        stored: &mut Stored,
+        stored: &mut Stored<M::Ticket>,
     ) -> Result<(), M::Error> {
         while stored.at < end {
             let mapping = mapper.map(stored.at..end, Intent::Write)?;
             let mapped_to = mapping.end().min(end);
             stored.new.push(mapping);
             while stored.at < mapped_to {
-                let placement = mapper.place(stored.at..mapped_to)?;
-                if placement.placed == Placed::Nowhere {
+                let placement = mapper.place(stored.at..mapped_to, stored.last_ticket())?;
+                if matches!(placement.placed, Placed::Nowhere) {
                     return Ok(());
                 }
-                let part = (placement.offset - offset) as usize
-                    ..(placement.offset + placement.len - offset) as usize;
+                let part =
+                    (placement.offset - offset) as usize..(placement.end() - offset) as usize;
                 if let Err(error) = mapper.device().write_at(placement.address, &bytes[part]) {
                     if !sabotage("iomap.direct.place-kept-on-error") {
-                        mapper.give_back(&[placement]);
+                        mapper.give_back(placement);
                     }
                     return Err(error.into());
                 }
                 self.cache.counters.direct_writes.add(1);
                 self.cache.counters.bytes_written_direct.add(placement.len);
-                stored.at = placement.offset + placement.len;
-                stored.placements.push(placement);
+                stored.push(placement);
             }
         }
         Ok(())
     }
 
-    /// Writes over blocks that the file has, written or not, and that are not cached; any number of callers at
-    /// once. The caller holds the content lock, shared, no journal handle, and the file has no maps.
-    /// [`Overwritten::Alone`] when it is not that simple, or was not in the end:
-    /// [`write_direct`](Self::write_direct) has to do it, all of it.
+    /// Writes over allocated blocks, written or not, that are not cached; any number of callers at
+    /// once. The caller holds the content lock, shared, no journal handle, and the file has no
+    /// maps. Returns [`Overwritten::Alone`] when the write must be exclusive, or must be repeated
+    /// so: [`write_direct`](Self::write_direct) then does all of it.
     ///
     /// # Errors
     ///
@@ -335,11 +340,11 @@ impl FileCache {
         for part in &plan.parts {
             let from = (part.offset - offset) as usize;
             let bytes = &bytes[from..from + part.len as usize];
-            written = match how.durable && part.placed == Placed::Over {
+            written = match how.durable && !part.is_new {
                 true => mapper.device().write_fua_at(part.address, bytes),
                 false => mapper.device().write_at(part.address, bytes),
             };
-            durable &= part.placed == Placed::Over && written.is_ok();
+            durable &= !part.is_new && written.is_ok();
             if written.is_err() {
                 break;
             }
@@ -351,9 +356,9 @@ impl FileCache {
         self.end_overwrite_direct(mapper, plan, durable)
     }
 
-    /// Where the bytes of `range` go that are to be written over, in steps of `unit` bytes, or why that has
-    /// to be done alone. The caller holds the content lock, shared, until what it writes there is on the
-    /// device, or keeps those that hold it exclusively waiting otherwise.
+    /// Returns the places of an overwrite of `range`, in steps of `unit` bytes, or the reason why
+    /// it must be exclusive. The caller holds the content lock, shared, until the bytes are on the
+    /// device, or keeps exclusive holders waiting in another way.
     ///
     /// # Errors
     ///
@@ -380,26 +385,26 @@ impl FileCache {
         while at < range.end {
             let ask = at..range.end.max(at.saturating_add(ASK));
             let mapping = self.mapping(mapper, ask, Intent::Read)?;
-            let placed = match mapping.kind {
-                Kind::Mapped(_) => Placed::Over,
+            let is_new = match mapping.kind {
+                Kind::Mapped(_) => false,
                 Kind::Unwritten(_) if !is_whole => return Ok(Err(Alone::Parts)),
-                // What is stored behind the stored size has to move it, which a single writer does.
+                // Data behind the stored size has to raise it, which an exclusive writer does.
                 Kind::Unwritten(_) if range.end > mapper.stored_size() => {
                     return Ok(Err(Alone::Extends));
                 }
-                Kind::Unwritten(_) => Placed::Convert,
+                Kind::Unwritten(_) => true,
                 Kind::Hole | Kind::Delayed => return Ok(Err(Alone::Hole)),
                 Kind::Inline(_) => return Ok(Err(Alone::Inline)),
             };
             let Some(address) = mapping.address_of(at) else { return Ok(Err(Alone::Hole)) };
             let end = mapping.end().min(range.end);
-            plan.parts.push(Placement { offset: at, len: end - at, address, placed });
+            plan.parts.push(OverwritePart { offset: at, len: end - at, address, is_new });
             at = end;
         }
         Ok(Ok(plan))
     }
 
-    /// The bytes of a plan are on the device: the map follows, if it has to.
+    /// Ends an overwrite whose bytes are on the device: publishes first data.
     ///
     /// # Errors
     ///
@@ -412,10 +417,14 @@ impl FileCache {
     ) -> Result<Overwritten, M::Error> {
         let converts = !plan.is_plain();
         if converts {
-            let new = plan.parts.into_iter().filter(|part| part.placed == Placed::Convert);
-            let done = Done { placements: new.collect(), size_to: 0 };
+            let new = plan.parts.into_iter().filter(|part| part.is_new);
+            let placements = new.map(|part| {
+                let OverwritePart { offset, len, address, .. } = part;
+                Placement { offset, len, address, placed: Placed::Convert }
+            });
+            let done = Done { placements: placements.collect(), size_to: 0 };
             let _kept_out = self.keep_writeback_out(); // M5.
-            mapper.publish(&done)?;
+            mapper.publish(done)?;
         }
         if self.has_any(plan.range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
             return Ok(Overwritten::Alone(Alone::Cached)); // R3, R4.
@@ -427,13 +436,35 @@ impl FileCache {
         Ok(Overwritten::Done { durable })
     }
 
-    /// A device operation on blocks that [`plan_overwrite`](Self::plan_overwrite) or
-    /// [`stored_at`](Self::stored_at) told of has succeeded. `false` for a write of `range` that a reader has
-    /// cached meanwhile: it has to be done again, alone (R3). The caller holds the content lock, shared, since
-    /// then.
-    pub fn end_queued(&self, range: Range<u64>, is_write: bool) -> bool {
+    /// Publishes first data that queued writes stored in unwritten blocks, in as few handles as
+    /// possible. `new` are the parts of plans that are [new](OverwritePart::is_new), in any order;
+    /// they may overlap. The caller has held the content lock, shared, since the plans, and calls
+    /// [`end_queued`](Self::end_queued) for each write afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mapper::publish`]: some of the blocks may still be unwritten and read as zeros.
+    pub fn publish_queued<M: Mapper>(
+        &self,
+        mapper: &M,
+        new: Vec<OverwritePart>,
+    ) -> Result<(), M::Error> {
+        let placements = ascending(new).into_iter().map(|part| {
+            let OverwritePart { offset, len, address, .. } = part;
+            Placement { offset, len, address, placed: Placed::Convert }
+        });
+        let done = Done { placements: placements.collect(), size_to: 0 };
+        let _kept_out = self.keep_writeback_out(); // M5.
+        mapper.publish(done)
+    }
+
+    /// Ends a device operation on blocks from [`plan_overwrite`](Self::plan_overwrite) or
+    /// [`stored_at`](Self::stored_at) that has succeeded and, if needed, was published. Returns
+    /// false for a write of `range` that a reader has cached meanwhile: it must be repeated
+    /// exclusively (R3). The caller has held the content lock, shared, since then.
+    pub fn end_queued(&self, range: Range<u64>, what: Queued) -> bool {
         let (counters, len) = (&self.cache.counters, range.end - range.start);
-        if !is_write {
+        if what == Queued::Read {
             counters.direct_reads.add(1);
             counters.bytes_read_direct.add(len);
         } else {
@@ -442,13 +473,16 @@ impl FileCache {
             if self.has_any(range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
                 return false;
             }
-            counters.direct_overwrites.add(1);
+            match what {
+                Queued::First => counters.direct_conversions.add(1),
+                _ => counters.direct_overwrites.add(1),
+            }
         }
         counters.direct_queued.add(1);
         true
     }
 
-    /// A write past the cache holds the content lock exclusively, for this reason.
+    /// Counts a direct write that holds the content lock exclusively, by its reason.
     pub fn count_alone(&self, alone: Alone) {
         let counters = &self.cache.counters;
         let counter = match alone {
@@ -463,9 +497,9 @@ impl FileCache {
         counter.add(1);
     }
 
-    /// Whether the cache has contents for any byte of the range. The [last](Look::Last) look waits for those who
-    /// fill a folio at this moment, perhaps with what they have read before; who fills one later reads
-    /// what is there now.
+    /// Returns whether the cache has contents for any byte of the range. The [last](Look::Last)
+    /// check waits for threads that are filling a folio, perhaps with old contents; threads that
+    /// fill one later read the new contents.
     fn has_any(&self, range: Range<u64>, look: Look) -> bool {
         let end = range.end.div_ceil(1 << PAGE_LOG2);
         let mut at = range.start >> PAGE_LOG2;
@@ -485,23 +519,60 @@ impl FileCache {
         false
     }
 
-    /// Whether no folio has any byte of the range.
+    /// Returns whether no folio has any byte of the range.
     fn is_free(&self, range: Range<u64>) -> bool {
         let next = self.next_cached(range.start >> PAGE_LOG2);
         next.is_none_or(|page| page << PAGE_LOG2 >= range.end)
     }
 }
 
-/// How [`FileCache::overwrite_direct`] writes.
+/// Returns the parts in ascending order and disjoint, as [`Done`] requires.
+fn ascending(mut parts: Vec<OverwritePart>) -> Vec<OverwritePart> {
+    parts.sort_by_key(|part| part.offset);
+    let mut apart: Vec<OverwritePart> = Vec::new();
+    for mut next in parts {
+        if let Some(last) = apart.last_mut() {
+            let end = last.offset + last.len;
+            // A block of a file has one place, so parts that overlap in the file overlap on the
+            // device too.
+            let known = end.saturating_sub(next.offset).min(next.len);
+            next.offset += known;
+            next.address += known;
+            next.len -= known;
+            if next.len == 0 {
+                continue;
+            }
+            if end == next.offset && last.address + last.len == next.address {
+                last.len += next.len;
+                continue;
+            }
+        }
+        apart.push(next);
+    }
+    apart
+}
+
+/// Kind of a queued operation, for [`FileCache::end_queued`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queued {
+    /// A read.
+    Read,
+    /// A write over data.
+    Over,
+    /// A first write to unwritten blocks, published by [`FileCache::publish_queued`].
+    First,
+}
+
+/// Options of [`FileCache::overwrite_direct`].
 #[derive(Clone, Copy, Debug)]
 pub struct Overwrite {
-    /// Ranges begin and end at multiples of it, in bytes: a block, or less where the device takes less.
+    /// Alignment of offsets and lengths in bytes: a block, or less where the device allows it.
     pub unit: u64,
-    /// What goes over data is to be durable when it is done.
+    /// Whether overwritten data is durable when the call returns.
     pub durable: bool,
 }
 
-/// What became of a write over blocks that there are.
+/// Outcome of an overwrite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Overwritten {
     /// The bytes are on the device, and durable where `durable` says so.
@@ -513,58 +584,87 @@ pub enum Overwritten {
     Alone(Alone),
 }
 
-/// Why a write past the cache is alone with its file.
+/// Reason why a direct write is exclusive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Alone {
-    /// Some of the range is in the cache, or got there meanwhile.
+    /// A part of the range is cached, or was cached meanwhile.
     Cached,
-    /// Some of it has no blocks yet.
+    /// A part of the range has no blocks yet.
     Hole,
-    /// It ends behind the end of the file, or behind what is stored of it.
+    /// The write ends behind the end of the file, or behind its stored size.
     Extends,
-    /// It covers a part of a block that has no data yet, or of what the caller takes for the least.
+    /// The write covers a part of a block without data, or of the unit of alignment.
     Parts,
     /// Programs have parts of the file mapped.
     Mapped,
     /// The data lies in the inode.
     Inline,
-    /// It takes rights from the file, or the file can only be appended to.
+    /// The write removes privileges from the file, or the file is append-only.
     Rights,
 }
 
-/// Where a write over blocks goes, from [`FileCache::plan_overwrite`].
+/// The places of a write over blocks, from [`FileCache::plan_overwrite`].
 #[derive(Clone, Debug)]
 pub struct OverwritePlan {
     range: Range<u64>,
-    parts: Vec<Placement>,
+    parts: Vec<OverwritePart>,
 }
 
 impl OverwritePlan {
-    /// Whether all of it has data already, so that the map stays as it is.
+    /// Returns whether all blocks have data already, so that the map does not change.
     pub fn is_plain(&self) -> bool {
-        self.parts.iter().all(|part| part.placed == Placed::Over)
+        !self.parts.iter().any(|part| part.is_new)
     }
 
-    /// The places, in the order of the file, apart.
-    pub fn parts(&self) -> &[Placement] {
+    /// Returns the places, in the order of the file, disjoint.
+    pub fn parts(&self) -> &[OverwritePart] {
         &self.parts
     }
 }
 
-/// When [`FileCache::has_any`] looks.
+/// A run of blocks of an [`OverwritePlan`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OverwritePart {
+    /// Offset of the first byte in the file.
+    pub offset: u64,
+    /// Length in bytes, at least 1.
+    pub len: u64,
+    /// Address of the first byte on the device.
+    pub address: u64,
+    /// Whether the blocks are unwritten, so that they must be published afterwards.
+    pub is_new: bool,
+}
+
+/// The time of a check by [`FileCache::has_any`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
-    /// Before the bytes are written: there will be another look.
+    /// Before the bytes are written: there will be another check.
     Passing,
-    /// When they are there.
+    /// After the bytes are written.
     Last,
 }
 
-/// How far a write has come.
-struct Stored {
+/// The progress of a write.
+struct Stored<T> {
     /// First byte that is not on the device.
     at: u64,
-    placements: Vec<Placement>,
-    /// Answers to be ended.
+    placements: Vec<Placement<T>>,
+    /// Index of the mapping with the last ticket.
+    ticket: Option<usize>,
+    /// Mappings to be ended.
     new: Vec<Mapping>,
+}
+
+impl<T> Stored<T> {
+    fn push(&mut self, placement: Placement<T>) {
+        self.at = placement.end();
+        if placement.ticket().is_some() {
+            self.ticket = Some(self.placements.len());
+        }
+        self.placements.push(placement);
+    }
+
+    fn last_ticket(&self) -> Option<&T> {
+        self.placements.get(self.ticket?)?.ticket()
+    }
 }

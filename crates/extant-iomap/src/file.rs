@@ -1,4 +1,4 @@
-//! The cached part of one file: which folios there are, which are dirty, what went wrong.
+//! The cached part of one file: its folios, its dirty list, its errors.
 //!
 //! # Invariants
 //!
@@ -27,54 +27,63 @@ use crate::streams::Streams;
 /// No frame has this number.
 const NO_FRAME: u32 = u32::MAX;
 
-/// One file's part of a [`Cache`]. Dropping it forgets all that it holds, dirty or not.
+/// The part of a [`Cache`] that belongs to one file. Dropping it drops its contents, dirty or not.
 pub struct FileCache {
     pub(crate) cache: Arc<Cache>,
     pub(crate) inner: Arc<FileInner>,
-    /// Orders that folios of this file have or had, as bits.
+    /// Orders of the folios that this file has or had, as a bit set.
     orders: AtomicU16,
     /// The frame used last.
     last: AtomicU32,
-    /// Where the last small read ended.
+    /// Offset at which the last small read ended.
     read_end: AtomicU64,
-    /// Mappings used lately, trusted while their cookie is current.
+    /// Recent mappings, valid while their cookie is current.
     pub(crate) known: Known,
     pub(crate) streams: Streams,
     pub(crate) writeback: Mutex<()>,
-    /// Counts passes of writeback, for those who wait for the end of one.
+    /// Number of finished passes of writeback; threads wait for its change.
     passes: Mutex<u64>,
     pass_ended: Condvar,
     errors: AtomicU64,
     ended: AtomicBool,
 }
 
-/// Where a new folio may begin.
+/// Rule for the beginning of a new folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fit {
-    /// At the page it is for, except that it has to have whole blocks.
+    /// At the given page, rounded down to whole blocks.
     From,
-    /// Anywhere before it: others will need the pages around.
+    /// Anywhere before it, because the pages around it will be needed.
     Around,
 }
 
-/// What became of a folio to be made for a reader that has not come yet.
+/// Outcome of making a folio ahead of its reader.
 pub(crate) enum MadeAhead<'a> {
-    /// New, and locked.
+    /// A new, locked folio.
     Made(Pin<'a>, MutexGuard<'a, ()>),
-    /// Somebody else made one there.
+    /// Another thread made one there.
     Taken,
-    /// There is no memory for it.
+    /// No memory for a new folio.
     NoRoom,
 }
 
-/// While it is held, nothing of the file is under writeback and no writeback begins.
+/// Proof that nothing of the file is under writeback and that none begins, until it is dropped.
 #[must_use = "writeback goes on when it is dropped"]
 pub struct KeptOut<'a> {
     _guard: MutexGuard<'a, ()>,
 }
 
+/// Outcome of an attempt to make a folio.
+enum Made<'a> {
+    Folio(Pin<'a>),
+    /// There is, or was, a folio at that place.
+    Taken,
+    /// There is no memory for it.
+    NoRoom,
+}
+
 impl FileCache {
-    /// The empty cache of a file.
+    /// Creates the empty cache of a file.
     pub fn new(cache: &Arc<Cache>) -> FileCache {
         let index = RwLock::new(Rank::Leaf, Index::default());
         let inner = Arc::new(FileInner {
@@ -100,28 +109,29 @@ impl FileCache {
         }
     }
 
-    /// The cache it is part of.
+    /// Returns the cache of which this is a part.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.cache
     }
 
-    /// Whether something of the file is dirty. What is under writeback is not.
+    /// Returns whether the file has dirty data. Data under writeback does not count.
     pub fn is_dirty(&self) -> bool {
         !self.inner.index.read().dirty.is_empty()
     }
 
-    /// Folios that the file has in the cache.
+    /// Returns the number of the file's folios.
     pub fn folio_count(&self) -> usize {
         self.inner.index.read().folios.len()
     }
 
-    /// Waits until the file is not under writeback and keeps it so. The caller holds the content
-    /// lock, no folio lock and no journal handle.
+    /// Waits until the file is not under writeback and holds writeback off. The caller holds the
+    /// content lock, no folio lock and no journal handle.
     pub fn keep_writeback_out(&self) -> KeptOut<'_> {
         KeptOut { _guard: self.writeback.lock() }
     }
 
-    /// How many passes of writeback have failed: a number to compare with the one seen before.
+    /// Returns the number of passes of writeback that have failed, for comparison with an earlier
+    /// value.
     pub fn error_count(&self) -> u64 {
         self.errors.load(Ordering::Acquire)
     }
@@ -133,7 +143,7 @@ impl FileCache {
         self.cache.counters.writeback_errors.add(1);
     }
 
-    /// The folio that has `page`, pinned.
+    /// Returns the folio with `page`, pinned.
     pub(crate) fn find(&self, page: u64) -> Option<Pin<'_>> {
         let cache = &*self.cache;
         let (frames, id) = (&cache.frames, self.inner.id);
@@ -167,7 +177,7 @@ impl FileCache {
         Some(pin)
     }
 
-    /// Whether a read of `len` bytes at `offset` begins where the last one ended. A guess.
+    /// Returns whether a read of `len` bytes at `offset` probably continues the last one.
     #[inline]
     pub(crate) fn goes_on(&self, offset: u64, len: u64) -> bool {
         let goes_on = self.read_end.load(Ordering::Relaxed) == offset;
@@ -175,7 +185,7 @@ impl FileCache {
         goes_on
     }
 
-    /// Somebody came back to a folio: it is worth keeping for another round.
+    /// Records that a folio was used again, so that eviction passes it over once.
     fn note_use(&self, pin: &Pin<'_>) {
         if !pin.is_ahead() {
             pin.mark_used();
@@ -183,14 +193,16 @@ impl FileCache {
         self.last.store(pin.id(), Ordering::Relaxed);
     }
 
-    /// Makes a folio for `page`, of at most `2^order` pages, or finds the one that somebody else
+    /// Makes a folio for `page`, of at most `2^order` pages, or returns the one that another thread
     /// has just made. `None` when there is no room.
     pub(crate) fn make(&self, page: u64, order: u8, fit: Fit) -> Option<Pin<'_>> {
-        // Each round but the last meets a folio that another reader has made meanwhile, here or
-        // beside, or one that was evicted again.
+        // A round fails only if another reader made a folio meanwhile, here or beside, or one was
+        // evicted again.
         loop {
-            if let Some(pin) = self.make_once(page, order, fit, Cache::allocate)? {
-                return Some(pin);
+            match self.make_once(page, order, fit, Cache::allocate) {
+                Made::Folio(pin) => return Some(pin),
+                Made::NoRoom => return None,
+                Made::Taken => {}
             }
             if let Some(pin) = self.find(page) {
                 return Some(pin);
@@ -198,35 +210,43 @@ impl FileCache {
         }
     }
 
-    /// [`make`](Self::make) for who may not wait: of memory that is free, or nearly.
+    /// Makes a folio like [`make`](Self::make) without waiting, of memory that is free or nearly
+    /// so.
     pub(crate) fn try_make(&self, page: u64, order: u8, fit: Fit) -> Option<Pin<'_>> {
-        match self.make_once(page, order, fit, Cache::try_allocate)? {
-            Some(pin) => Some(pin),
-            None => self.find(page),
+        match self.make_once(page, order, fit, Cache::try_allocate) {
+            Made::Folio(pin) => Some(pin),
+            Made::NoRoom => None,
+            Made::Taken => self.find(page),
         }
     }
 
-    /// `Some(None)` when there is a folio where the new one was to be.
+    /// Makes one attempt of [`make`](Self::make).
     fn make_once(
         &self,
         page: u64,
         order: u8,
         fit: Fit,
         allocate: impl FnOnce(&Cache, u8, u64) -> Option<(u32, u8)>,
-    ) -> Option<Option<Pin<'_>>> {
+    ) -> Made<'_> {
         let cache = &*self.cache;
         let order = self.order_at(page, order, fit);
-        let (frame, order) = allocate(cache, order, self.inner.id)?;
-        let made = self.insert(frame, page >> order << order, order, false);
-        match &made {
-            Some(_) => self.last.store(frame, Ordering::Relaxed),
-            None => cache.release(frame, order),
+        let Some((frame, order)) = allocate(cache, order, self.inner.id) else {
+            return Made::NoRoom;
+        };
+        match self.insert(frame, page >> order << order, order, false) {
+            Some(pin) => {
+                self.last.store(frame, Ordering::Relaxed);
+                Made::Folio(pin)
+            }
+            None => {
+                cache.release(frame, order);
+                Made::Taken
+            }
         }
-        Some(made)
     }
 
-    /// The largest order up to `order` that a folio for `page` may have, apart from the folios there
-    /// are.
+    /// Returns the largest order up to `order` that a folio for `page` may have without overlapping
+    /// others.
     fn order_at(&self, page: u64, order: u8, fit: Fit) -> u8 {
         let min = self.cache.order_min;
         let aligned = match fit {
@@ -247,8 +267,8 @@ impl FileCache {
         order
     }
 
-    /// Makes a folio for `page` that a reader will want, of at most `2^order` pages, and locks it
-    /// before anybody can find it: whoever comes waits until it is filled.
+    /// Makes a folio for `page` ahead of its reader, of at most `2^order` pages, and locks it
+    /// before it can be found: readers wait until it is filled.
     pub(crate) fn make_ahead(&self, page: u64, order: u8, ahead: bool) -> MadeAhead<'_> {
         let cache = &*self.cache;
         let order = self.order_at(page, order, Fit::From);
@@ -273,12 +293,13 @@ impl FileCache {
         if index.at(start).is_some() || index.folios.range(start..end).next().is_some() {
             return None;
         }
-        // Not before it is known to be the only one: an old hint finds it from here on.
+        // It is published only once it is known to be the only one: an old hint can find it from
+        // here on.
         let pin = cache.frames.publish(frame, self.inner.id, start, order);
         if ahead {
             pin.set_ahead();
         }
-        // First, or who looks meanwhile takes the file for empty.
+        // The bit is set first: otherwise a concurrent reader would take the file for empty.
         self.orders.fetch_or(1 << order, Ordering::Relaxed);
         index.folios.insert(start, (frame, order));
         drop(index);
@@ -287,7 +308,7 @@ impl FileCache {
         Some(pin)
     }
 
-    /// Frees a folio that is in no index; later, if somebody has it pinned for a moment.
+    /// Frees a folio that is in no index; later, if it is pinned for a moment.
     pub(crate) fn give_away(&self, frame: u32, order: u8) {
         if self.cache.frames.kill(frame) {
             self.cache.release(frame, order);
@@ -296,7 +317,7 @@ impl FileCache {
         }
     }
 
-    /// First page at or behind `page` that a folio has.
+    /// Returns the first cached page at or behind `page`.
     pub(crate) fn next_cached(&self, page: u64) -> Option<u64> {
         let index = self.inner.index.read();
         if index.at(page).is_some() {
@@ -305,13 +326,13 @@ impl FileCache {
         index.folios.range(page..).next().map(|(&start, _)| start)
     }
 
-    /// Where the folio that has `page` ends, if one has.
+    /// Returns the end of the folio with `page`, if there is one.
     pub(crate) fn cached_to(&self, page: u64) -> Option<u64> {
         let index = self.inner.index.read();
         index.at(page).map(|(start, _, order)| start + (1 << order))
     }
 
-    /// Units of bytes `range` of the file in a folio, rounded outward.
+    /// Returns the units of bytes `range` of the file in a folio, rounded outward.
     pub(crate) fn units(&self, pin: &Pin<'_>, range: Range<u64>) -> Range<u64> {
         let unit = self.cache.unit_log2;
         let base = u64::from(pin.id()) << (PAGE_LOG2 - unit);
@@ -321,18 +342,18 @@ impl FileCache {
         base + first..base + end
     }
 
-    /// Byte of the arena that has byte `at` of the file.
+    /// Returns the offset in the arena of byte `at` of the file.
     pub(crate) fn arena_at(&self, pin: &Pin<'_>, at: u64) -> u64 {
         (u64::from(pin.id()) << PAGE_LOG2) + (at - (pin.start() << PAGE_LOG2))
     }
 
-    /// Bytes of the file that a folio has.
+    /// Returns the bytes of the file in a folio.
     pub(crate) fn bytes_of(&self, pin: &Pin<'_>) -> Range<u64> {
         let start = pin.start() << PAGE_LOG2;
         start..start + (u64::from(pin.pages()) << PAGE_LOG2)
     }
 
-    /// Marks units dirty; the folio is locked, the units are uptodate.
+    /// Marks units dirty. The folio is locked, the units are uptodate.
     pub(crate) fn set_dirty(&self, pin: &Pin<'_>, units: Range<u64>) {
         let newly = self.cache.states.set(State::Dirty, units);
         if newly > 0 {
@@ -343,7 +364,7 @@ impl FileCache {
         }
     }
 
-    /// Marks units clean; the folio is locked.
+    /// Marks units clean. The folio is locked.
     pub(crate) fn clear_dirty(&self, pin: &Pin<'_>, units: Range<u64>) {
         let cleared = self.cache.states.clear(State::Dirty, units);
         if cleared > 0 {
@@ -352,7 +373,7 @@ impl FileCache {
         self.unlist_if_clean(pin);
     }
 
-    /// F2, after units were made clean.
+    /// Takes a clean folio off the dirty list (F2).
     pub(crate) fn unlist_if_clean(&self, pin: &Pin<'_>) {
         let all = self.cache.units_of(pin.id(), pin.order());
         if !self.cache.states.any(State::Dirty, all) && pin.set_listed(false) {
@@ -360,7 +381,7 @@ impl FileCache {
         }
     }
 
-    /// Waits until none of these units is under writeback. No folio lock is held.
+    /// Waits until none of these units is under writeback. The caller holds no folio lock.
     pub(crate) fn wait_for_writeback(&self, units: Range<u64>) {
         self.cache.counters.writeback_waits.add(1);
         let mut passes = self.passes.lock();
@@ -369,7 +390,7 @@ impl FileCache {
         }
     }
 
-    /// Units are not under writeback any more: tells those who wait.
+    /// Marks units as no longer under writeback, and wakes the waiters.
     pub(crate) fn end_writeback(&self, units: impl Iterator<Item = Range<u64>>) {
         for range in units {
             self.cache.states.clear(State::Writeback, range);
@@ -378,8 +399,8 @@ impl FileCache {
         self.pass_ended.notify_all();
     }
 
-    /// What is behind the first bytes of `range`: a mapping used lately if it is still true, else
-    /// the mapper's answer.
+    /// Returns the mapping of the first bytes of `range`: a recent one if it is still valid, else
+    /// the mapper's.
     pub(crate) fn mapping<M: Mapper>(
         &self,
         mapper: &M,
@@ -398,8 +419,8 @@ impl FileCache {
         Ok(mapping)
     }
 
-    /// Forgets what the cache holds of bytes `range`, dirty or not: whole blocks, or up to any
-    /// end. The caller keeps writers and writeback out.
+    /// Drops the cached bytes of `range`, dirty or not: whole blocks, or up to any end. The caller
+    /// holds writers and writeback off.
     pub fn forget(&self, range: Range<u64>, _kept_out: &KeptOut<'_>) {
         let (first, end) = (range.start >> PAGE_LOG2, range.end.div_ceil(1 << PAGE_LOG2));
         let mut at = first;
@@ -412,7 +433,7 @@ impl FileCache {
             at = folio.end >> PAGE_LOG2;
             let guard = pin.lock();
             let part = range.start.max(folio.start)..range.end.min(folio.end);
-            // One that is mapped keeps its place and is empty (Y1 of `mmap`).
+            // A mapped folio keeps its place and becomes empty (Y1 of `mmap`).
             if part == folio && pin.pins() == 1 {
                 self.clear_dirty(&pin, self.units(&pin, folio));
                 pin.detach();
@@ -431,14 +452,15 @@ impl FileCache {
         }
     }
 
-    /// The file is being deleted: forgets everything, dirty or not, and whoever waits to write back
-    /// finds nothing, for good. Nobody reads or writes the file. Takes no lock but leaves.
+    /// Drops everything of a file that is being deleted, dirty or not; later writeback finds
+    /// nothing. No thread reads or writes the file. Takes only leaf locks.
     pub fn end(&self, _kept_out: &KeptOut<'_>) {
         self.ended.store(true, Ordering::Release);
         self.forget_all();
     }
 
-    /// Whether the file has [ended](Self::end). What a caller that keeps writeback out sees stays so.
+    /// Returns whether the file has [ended](Self::end). The answer does not change while the caller
+    /// holds writeback off.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -446,7 +468,7 @@ impl FileCache {
     fn forget_all(&self) {
         let index = std::mem::take(&mut *self.inner.index.write());
         for (frame, order) in index.folios.into_values() {
-            // Somebody who follows an old hint may have it pinned for a moment.
+            // A thread that follows an old hint may have it pinned for a moment.
             if let Some(pin) = self.cache.frames.pin_any(frame) {
                 pin.detach();
             }

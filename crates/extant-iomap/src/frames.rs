@@ -1,29 +1,29 @@
-//! Frames: what the pages of the arena are to files, without a lock to find out.
+//! Frames: the owners of the arena's pages, found without a lock.
 //!
 //! # Place
 //!
-//! Between whoever finds a folio's number (a hint, a file's index, the hand of eviction) and
-//! whoever uses the folio. Who has free pages is the allocator's business (`buddy`).
+//! Between the sources of a folio's number (a hint, a file's index, the hand of eviction) and the
+//! users of the folio. Free pages are managed by the allocator (`buddy`).
 //!
 //! # Shape
 //!
 //! One frame for each page of the arena, for ever; the frame of its first page is the folio, the
-//! others are dead. A number may be old or invented: [`Frames::pin`] adds to the frame's count, then
-//! checks that it is what was asked for, else subtracts. A pinned frame keeps its file, place and
-//! size until the last pin is gone and somebody kills it. The protocol is in `frames/identity.rs`,
-//! its proof by exhaustion in `frames/model.rs`.
+//! others are dead. A number may be outdated or wrong: [`Frames::pin`] adds to the frame's count,
+//! then checks the frame's identity, and otherwise subtracts. A pinned frame keeps its file, place
+//! and size until the last pin is gone and the frame is killed. The protocol is in
+//! `frames/identity.rs`, its proof by exhaustion in `frames/model.rs`.
 //!
-//! # Who does what
+//! # Life of a folio
 //!
-//! To make a folio: allocate its pages, then under the index's lock [`publish`](Frames::publish) and
-//! insert it: once it is live the hand of eviction can find it, and whoever detaches a folio must find
-//! it in the index. To end one: pin, lock, [`detach`](Pin::detach), take it out of the index,
-//! unlock, [`kill`](Pin::kill). A kill fails while anybody else has a pin, if only for a moment:
-//! keep its number and order and try [`Frames::kill`] later. Who succeeds, and nobody else, has
-//! the pages.
+//! To make a folio: allocate its pages, then under the index's lock [`publish`](Frames::publish)
+//! and insert it: once it is live the hand of eviction can find it, and a thread that detaches a
+//! folio must find it in the index. To end one: pin, lock, [`detach`](Pin::detach), take it out of
+//! the index, unlock, [`kill`](Pin::kill). A kill fails while there is another pin, if only for a
+//! moment: keep its number and order and try [`Frames::kill`] later. The thread whose kill succeeds
+//! owns the pages.
 //!
-//! A pin does not keep a folio attached: somebody may have found it just before it was detached.
-//! Who needs to know asks [`Pin::is_detached`] under its lock.
+//! A pin does not keep a folio attached: a thread may have found it just before it was detached.
+//! [`Pin::is_detached`], under its lock, tells.
 
 mod atomic {
     pub(super) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -52,7 +52,7 @@ pub(crate) struct Frames {
     frames: Box<[Frame]>,
 }
 
-/// 48 bytes for each 4 KiB: 1.2 percent.
+/// A frame; 48 bytes for each 4 KiB: 1.2 percent.
 struct Frame {
     identity: Identity,
     lock: Mutex<()>,
@@ -78,7 +78,7 @@ impl Frames {
         Pin { frame, id }
     }
 
-    /// The folio with that page (of 4 KiB) of that file, if `id` is its number and it was not
+    /// Pins the folio with that page (of 4 KiB) of that file, if `id` is its number and it was not
     /// detached.
     #[inline]
     pub(crate) fn pin(&self, id: FrameId, file: u64, page: u64) -> Option<Pin<'_>> {
@@ -86,21 +86,21 @@ impl Frames {
         frame.identity.pin(file, page).then(|| Pin { frame, id })
     }
 
-    /// The lock of a folio that will begin there, before it is [published](Self::publish). The caller
-    /// has the pages, so nobody else holds it.
+    /// Locks a folio that will begin there, before it is [published](Self::publish). The caller
+    /// owns the pages, so the lock is free.
     #[track_caller]
     pub(crate) fn lock(&self, id: FrameId) -> MutexGuard<'_, ()> {
         self.frames[id as usize].lock.lock()
     }
 
-    /// Whatever folio begins at that page of the arena, detached or not.
+    /// Pins the folio that begins at that page of the arena, detached or not.
     pub(crate) fn pin_any(&self, id: FrameId) -> Option<Pin<'_>> {
         let frame = self.frames.get(id as usize)?;
         frame.identity.pin_any().then(|| Pin { frame, id })
     }
 
-    /// Ends a folio that nobody has pinned: the caller has its pages then. False when somebody
-    /// has, or it has ended.
+    /// Ends a folio without pins: the caller owns its pages then. Returns false when there is a
+    /// pin, or it has ended.
     pub(crate) fn kill(&self, id: FrameId) -> bool {
         self.frames.get(id as usize).is_some_and(|frame| frame.identity.kill())
     }
@@ -113,29 +113,29 @@ impl Frames {
     }
 
     #[cfg(test)]
-    /// How many frames there are: pages of the arena.
+    /// Returns how many frames there are: pages of the arena.
     pub(crate) fn len(&self) -> u32 {
         // `new` made them from a `u32`.
         self.frames.len() as u32
     }
 }
 
-/// A hold on a folio: it stays what it is, and its pages stay its.
+/// A pin of a folio: the folio's identity does not change, and its pages are not reused.
 ///
-/// Dropping it never frees anything; see the head of this module.
+/// Dropping it never frees anything; see the module's documentation.
 pub(crate) struct Pin<'a> {
     frame: &'a Frame,
     id: FrameId,
 }
 
 impl<'a> Pin<'a> {
-    /// Its number.
+    /// Returns the number of the folio's first frame.
     pub(crate) fn id(&self) -> FrameId {
         self.id
     }
 
     #[cfg(test)]
-    /// Where its bytes begin in the arena.
+    /// Returns the offset of its bytes in the arena.
     pub(crate) fn at(&self) -> u64 {
         u64::from(self.id) * PAGE
     }
@@ -150,59 +150,60 @@ impl<'a> Pin<'a> {
         self.frame.identity.start()
     }
 
-    /// It has 2^order pages.
+    /// Returns the order of the folio: it has 2^order pages.
     pub(crate) fn order(&self) -> u8 {
         self.frame.identity.order()
     }
 
-    /// How many pages it has.
+    /// Returns how many pages it has.
     pub(crate) fn pages(&self) -> u32 {
         1 << self.order()
     }
 
     #[cfg(test)]
-    /// How many bytes it has.
+    /// Returns how many bytes it has.
     pub(crate) fn len(&self) -> u64 {
         PAGE << self.order()
     }
 
-    /// Makes it a pin that no borrow limits: the caller gives it up by [`Frames::let_go`], once.
+    /// Turns the pin into one without a borrow: the caller gives it up by [`Frames::let_go`], once.
     pub(crate) fn keep(self) -> FrameId {
         let id = self.id;
         std::mem::forget(self);
         id
     }
 
-    /// Takes the folio's lock. The guard does not borrow the pin, which must outlive it all the same:
-    /// the lock is the frame's, and would be the next folio's.
+    /// Takes the folio's lock. The guard does not borrow the pin, which must outlive it all the
+    /// same: otherwise the lock could belong to the frame's next folio.
     #[track_caller]
     pub(crate) fn lock(&self) -> MutexGuard<'a, ()> {
         self.frame.lock.lock()
     }
 
-    /// Takes the folio's lock if nobody has it.
+    /// Takes the folio's lock if it is free.
     #[track_caller]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'a, ()>> {
         self.frame.lock.try_lock()
     }
 
-    /// Notes that somebody looked: the hand of eviction will pass once more.
+    /// Records that the folio was used: the hand of eviction will pass once more.
     #[inline]
     pub(crate) fn mark_used(&self) {
         self.frame.identity.set(USED);
     }
 
-    /// Whether somebody looked since this was last asked.
+    /// Returns whether the folio was used since the last call.
     pub(crate) fn take_used(&self) -> bool {
         self.frame.identity.take(USED)
     }
 
-    /// Takes the folio from its file, where it is found no more. False when it was taken already.
+    /// Detaches the folio from its file, so that it is not found there any more. Returns false when
+    /// it was detached already.
     pub(crate) fn detach(&self) -> bool {
         self.frame.identity.set(DETACHED)
     }
 
-    /// Whether the folio was taken from its file.
+    /// Returns whether the folio was detached from its file.
     pub(crate) fn is_detached(&self) -> bool {
         self.frame.identity.has(DETACHED)
     }
@@ -220,7 +221,7 @@ impl<'a> Pin<'a> {
         self.frame.identity.set(AHEAD);
     }
 
-    /// Whether the folio was read ahead and no reader has come yet.
+    /// Returns whether the folio was read ahead and no reader has come yet.
     #[inline]
     pub(crate) fn is_ahead(&self) -> bool {
         self.frame.identity.has(AHEAD)
@@ -231,16 +232,16 @@ impl<'a> Pin<'a> {
         self.frame.identity.take(AHEAD)
     }
 
-    /// How many pins the folio has, this one and those of passing lookers included.
+    /// Returns the number of pins, including this one and momentary ones.
     pub(crate) fn pins(&self) -> u32 {
         self.frame.identity.pins()
     }
 
-    /// Ends the folio if this is its only pin: the caller has its pages then.
+    /// Ends the folio if this is its only pin: the caller owns its pages then.
     ///
     /// # Errors
     ///
-    /// The pin, when somebody else has one.
+    /// The pin, when there is another one.
     pub(crate) fn kill(self) -> Result<(), Pin<'a>> {
         if !self.frame.identity.kill_pinned() {
             return Err(self);

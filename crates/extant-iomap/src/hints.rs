@@ -1,4 +1,4 @@
-//! Where a folio probably is.
+//! Hints: the probable frames of folios.
 //!
 //! # Place
 //!
@@ -6,9 +6,9 @@
 //!
 //! # Shape
 //!
-//! As many slots as the arena has pages, each the number of a frame. A slot belongs to nobody:
-//! whoever comes later overwrites it, and nothing is ever taken out. So an answer may be old,
-//! wrong or no frame at all, and the frame itself is asked (`frames`), which knows.
+//! As many slots as the arena has pages, each the number of a frame. Later notes overwrite earlier
+//! ones, and none is ever removed. So an answer may be outdated, wrong or no frame at all; the
+//! frame itself (`frames`) is checked.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,11 +30,11 @@ impl Hints {
         Hints { slots: (0..slots).map(|_| AtomicU32::new(NOTHING)).collect() }
     }
 
-    /// The frame that was last noted for a folio of 2^order pages that begins at page `start` of
-    /// the file, or any other number.
+    /// Returns the frame last noted for a folio of 2^order pages that begins at page `start` of the
+    /// file, or any other number.
     #[inline]
     pub(crate) fn get(&self, file: u64, start: u64, order: u8) -> FrameId {
-        // Relaxed: a number proves nothing, and who pins the frame acquires what it holds.
+        // Relaxed, because a number proves nothing: pinning the frame acquires its contents.
         self.slot(file, start, order).load(Ordering::Relaxed)
     }
 

@@ -1,9 +1,9 @@
-//! The mappings of a file that were asked for lately, so that the mapper is asked once for each run of
-//! blocks and not for each request.
+//! Recent mappings of a file, so that the mapper is asked once for each run of blocks and not for
+//! each request.
 //!
 //! # Invariants
 //!
-//! - K1. All entries have one cookie: what was true at different times is never mixed.
+//! - K1. All entries have one cookie: mappings of different versions are never mixed.
 //! - K2. Entries are in ascending order, do not overlap, and are at most [`MOST`].
 
 use extant_base::sabotage;
@@ -11,10 +11,10 @@ use extant_sync::{Rank, RwLock};
 
 use crate::mapping::{Cookie, Kind, MapFlags, Mapping};
 
-/// Runs that are remembered; with more, all but the newest are forgotten.
+/// Limit of the runs; beyond it, all but the newest are dropped.
 const MOST: usize = 64;
 
-/// What is known. Whether it is still true says the cookie of the answer.
+/// The known mappings of a file. The cookie of a mapping tells whether it is still valid.
 pub(crate) struct Known {
     runs: RwLock<Vec<Mapping>>,
 }
@@ -24,7 +24,7 @@ impl Known {
         Known { runs: RwLock::new(Rank::Leaf, Vec::new()) }
     }
 
-    /// What was said of byte `at`.
+    /// Returns the known mapping of byte `at`.
     pub(crate) fn about(&self, at: u64) -> Option<Mapping> {
         let runs = self.runs.read();
         let after = runs.partition_point(|run| run.offset <= at);
@@ -32,7 +32,7 @@ impl Known {
         run.covers(at).then(|| run.clone())
     }
 
-    /// Remembers an answer of the mapper. Whoever asks next has not reserved it.
+    /// Remembers a mapping, without its reservation.
     pub(crate) fn note(&self, answer: &Mapping) {
         let flags = MapFlags { is_new: false };
         let mut new = Mapping { flags, ..answer.clone() };
@@ -46,7 +46,7 @@ impl Known {
             runs.push(new);
             return;
         }
-        // Those that it overlaps or touches become part of it, or give way.
+        // Runs that it overlaps or touches are merged with it, or dropped.
         let first = runs.partition_point(|run| run.end() < new.offset);
         let end = runs.partition_point(|run| run.offset <= new.end());
         let mut rest = Vec::new();
@@ -72,7 +72,7 @@ impl Known {
     }
 }
 
-/// One run of two that overlap or touch, if they continue each other.
+/// Returns one run for two that overlap or touch, if they continue each other.
 fn joined(a: &Mapping, b: &Mapping) -> Option<Mapping> {
     let (first, second) = if a.offset <= b.offset { (a, b) } else { (b, a) };
     let distance = second.offset - first.offset;
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// What a mapper may say of byte `at`: a part of its run.
+    /// Returns what a mapper may say of byte `at`: a part of its run.
     fn answer(random: &mut Prng, at: u64, cookie: u64) -> Mapping {
         let run = at / 10;
         let start = at - random.below(at - run * 10 + 1);

@@ -1,14 +1,14 @@
-//! File I/O through a cache of large folios, over any file system that answers mapping questions.
+//! File I/O through a cache of large folios, over any file system that provides mappings.
 //!
 //! # Place
 //!
 //! Below: `extant-block` (devices), `extant-sync` (locks). Above: a file system, which implements
-//! [`Mapper`] for each of its files and decides who may read and write at the same time.
-//! Knows nothing of ext4, of trees of extents and of journals.
+//! [`Mapper`] for each of its files and locks readers and writers against each other. This crate
+//! does not know ext4, extent trees or journals.
 //!
 //! # Shape
 //!
-//! `docs/design/0007-io-core.md` has the picture, the locks and the reasons.
+//! `docs/design/0007-io-core.md` has a picture, the locks and the reasons.
 #![deny(unsafe_code)]
 
 mod arena;
@@ -36,7 +36,7 @@ mod writeback;
 mod zero;
 
 pub use cache::{Cache, CacheError, CacheOptions};
-pub use direct::{Alone, Overwrite, OverwritePlan, Overwritten};
+pub use direct::{Alone, Overwrite, OverwritePart, OverwritePlan, Overwritten, Queued};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{
     Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,

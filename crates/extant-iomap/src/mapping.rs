@@ -1,46 +1,47 @@
-//! The contract between a file system and the I/O code: what is behind a range of a file.
+//! The contract between a file system and the I/O code: mappings of file ranges.
 //!
 //! # Rules
 //!
-//! - M1. An answer contains the first byte asked for, and at least that byte.
+//! - M1. A mapping contains at least the first byte asked for.
 //! - M2. Offsets and lengths are in bytes and, for kinds with a device address, whole blocks.
 //! - M3. The cookie is sampled under the lock of the lookup. It changes whenever the kind or the
 //!   address of any block of the file changes; cookies are compared for equality only.
 //! - M4. [`Mapper::end`] follows every [`Mapper::map`] that answered, also after an error. There a
-//!   file system takes back what a [`MapFlags::NEW`] answer reserved and nobody used.
+//!   file system takes back the unused part of a reservation ([`MapFlags::is_new`]).
 //! - M5. Writeback of a file is one thread at a time: [`Mapper::place`], the data, then
-//!   [`Mapper::publish`] or [`Mapper::give_back`], for each placement exactly one of the two.
+//!   [`Mapper::publish`] or [`Mapper::give_back`], for each placement exactly one of the two. A
+//!   placement can be moved and not copied, and the file system's own data about it is its ticket.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use extant_block::{BlockDevice, DeviceError};
 
-/// What somebody wants to do with the range.
+/// Purpose of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Intent {
-    /// Read it.
+    /// Reading.
     Read,
-    /// Write it through the cache: holes become delayed, space is promised.
+    /// Writing through the cache: holes become delayed, space is promised.
     Write,
-    /// Zero it: nothing is reserved, holes stay.
+    /// Zeroing: nothing is reserved, holes stay.
     Zero,
-    /// Show how it is stored.
+    /// Reporting how the range is stored.
     Report,
 }
 
 /// How a range is stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Nothing is there; reads as zeros.
+    /// No blocks: the range reads as zeros.
     Hole,
-    /// Space is promised, no address yet; what is not in the cache reads as zeros.
+    /// Promised space without an address; bytes that are not cached read as zeros.
     Delayed,
-    /// At this byte of the device.
+    /// Blocks from this byte of the device on.
     Mapped(u64),
-    /// At this byte of the device, which holds nothing of this file yet; reads as zeros.
+    /// Unwritten blocks from this byte of the device on; they read as zeros.
     Unwritten(u64),
-    /// These bytes, in the inode; beyond them zeros.
+    /// Inline data: the bytes themselves, with zeros beyond them.
     Inline(Arc<[u8]>),
 }
 
@@ -48,57 +49,57 @@ pub enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cookie(pub u64);
 
-/// Why an attempt would have to wait.
+/// Reason why an attempt would have to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Obstacle {
-    /// Somebody has the folio locked.
+    /// Another thread has locked the folio.
     Folio,
-    /// A block that is to be changed is on its way to the device.
+    /// A block to be changed is being written to the device.
     Writeback,
-    /// The bytes, or those around them in their block, are not in memory.
+    /// The bytes, or their neighbours in the same block, are not in memory.
     Device,
-    /// No memory of the cache is free or can be freed at once.
+    /// The cache has no free memory and cannot free any at once.
     Memory,
-    /// What is behind the range is not in memory, or somebody changes it.
+    /// The mapping is not in memory, or another thread is changing it.
     Map,
-    /// There is no space to promise, unless a commit brings some back.
+    /// There is no space to promise without a commit.
     Space,
 }
 
-/// What else is to be known about a mapping.
+/// Properties of a mapping besides its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MapFlags {
-    /// This call reserved it: what of it is not used goes back by [`Mapper::end`].
+    /// Whether this call reserved the range: the unused part returns by [`Mapper::end`].
     pub is_new: bool,
 }
 
-/// One answer of a [`Mapper`].
+/// A mapping: how a range of a file is stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// First byte of the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub len: u64,
     /// How the bytes are stored.
     pub kind: Kind,
     /// Further properties of the range.
     pub flags: MapFlags,
-    /// The state of the file's map in which the answer was true.
+    /// The version of the file's map for which the mapping is valid.
     pub cookie: Cookie,
 }
 
 impl Mapping {
-    /// First byte of the file after it.
+    /// Returns the first byte of the file after the mapping.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
 
-    /// Whether it says something about byte `at`.
+    /// Returns whether the mapping covers byte `at`.
     pub fn covers(&self, at: u64) -> bool {
         self.offset <= at && at < self.end()
     }
 
-    /// The device address of byte `at` of the file, if it has one.
+    /// Returns the device address of byte `at` of the file, if it has one.
     pub fn address_of(&self, at: u64) -> Option<u64> {
         match self.kind {
             Kind::Mapped(start) | Kind::Unwritten(start) if self.covers(at) => {
@@ -109,126 +110,155 @@ impl Mapping {
     }
 }
 
-/// Where writeback puts a run of dirty bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Placed {
-    /// Over blocks that hold data of the file already: nothing is to be published.
+/// Kind of place for a run of dirty bytes in writeback, with the file system's ticket `T` for
+/// blocks taken for it.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Placed<T> {
+    /// Blocks that hold data of the file already: nothing is to be published.
     Over,
-    /// Into unwritten blocks: they become written.
+    /// Unwritten blocks, which become written.
     Convert,
-    /// Into blocks that were taken in memory for it: they go into the map.
-    Pinned,
-    /// Nowhere: the range is a hole, so its dirty state is worth nothing.
+    /// Blocks taken in memory, which are inserted into the map.
+    Pinned(T),
+    /// No place: the range is a hole, so its dirty state is void.
     Nowhere,
 }
 
-/// An answer of [`Mapper::place`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Placement {
-    /// First byte of the file, the first byte of a block.
+/// A place from [`Mapper::place`], to be passed to [`Mapper::publish`] or [`Mapper::give_back`].
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "what was taken for it is published or given back"]
+pub struct Placement<T> {
+    /// Offset of the first byte in the file, a multiple of the block size.
     pub offset: u64,
-    /// Bytes: whole blocks.
+    /// Length in bytes: whole blocks.
     pub len: u64,
-    /// Byte of the device where they go; 0 for [`Placed::Nowhere`].
+    /// Address of the first byte on the device; 0 for [`Placed::Nowhere`].
     pub address: u64,
-    /// What kind of place that is.
-    pub placed: Placed,
+    /// Kind of the place.
+    pub placed: Placed<T>,
 }
 
-/// What a pass of writeback has brought to the device.
-#[derive(Clone, Debug, Default)]
-pub struct Done {
-    /// Every placement whose data is there, in ascending order, apart.
-    pub placements: Vec<Placement>,
-    /// The stored size may be raised to the smaller of this and the size in memory.
+impl<T> Placement<T> {
+    /// Returns the first byte of the file after the placement.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len)
+    }
+
+    pub(crate) fn ticket(&self) -> Option<&T> {
+        match &self.placed {
+            Placed::Pinned(ticket) => Some(ticket),
+            Placed::Over | Placed::Convert | Placed::Nowhere => None,
+        }
+    }
+}
+
+/// The data that a pass of writeback has written to the device.
+#[derive(Debug)]
+pub struct Done<T> {
+    /// Every placement whose data was written, in ascending order, disjoint.
+    pub placements: Vec<Placement<T>>,
+    /// The size to which the stored size may be raised, but not beyond the size in memory.
     pub size_to: u64,
 }
 
-/// A file system's side of one file.
+/// The file system's side of one file.
 pub trait Mapper {
-    /// What its operations fail with.
+    /// The error of the mapper's operations.
     type Error: From<DeviceError>;
 
-    /// The device that addresses are on.
+    /// The file system's own data about blocks taken for a placement, until it is published or
+    /// given back.
+    type Ticket;
+
+    /// Returns the device of the addresses.
     fn device(&self) -> &dyn BlockDevice;
 
-    /// The size of a block, as a power of two: 10 to 16.
+    /// Returns the size of a block, as a power of two: 10 to 16.
     fn block_log2(&self) -> u32;
 
-    /// The size in memory: what reads see.
+    /// Returns the size in memory, which reads see.
     fn size(&self) -> u64;
 
-    /// The size that a crash would leave; at most [`size`](Self::size) while the content lock is held.
+    /// Returns the size that remains after a crash; at most [`size`](Self::size) while the content
+    /// lock is held.
     fn stored_size(&self) -> u64;
 
-    /// There is no room in the cache: writes back something of any file. Whether there was anything.
+    /// Makes room in the cache by writing back some dirty data of any file. Returns whether there
+    /// was any.
     ///
     /// # Errors
     ///
     /// Those of that writeback.
     fn relieve(&self) -> Result<bool, Self::Error>;
 
-    /// A reader will want more than is cached: if there is a thread to spare, let it call
-    /// [`FileCache::fetch_next`](crate::FileCache::fetch_next) until that is false. Called with the
-    /// content lock and pins held; waits for nothing.
+    /// Asks for read-ahead, because a reader will want more than is cached: a spare thread may call
+    /// [`FileCache::fetch_next`](crate::FileCache::fetch_next) until that returns false. Called
+    /// with the content lock and pins held; must not wait.
     fn read_ahead(&self) {}
 
     /// Raises the size in memory, after the bytes are in the cache. The caller holds the content
     /// lock exclusively and the lock of the folio that has the new end.
     fn set_size(&self, size: u64);
 
-    /// What is behind the first bytes of `range`, which is not empty.
+    /// Returns the mapping of the first bytes of `range`, which is not empty.
     ///
     /// # Errors
     ///
     /// Damage, device errors; no space for [`Intent::Write`].
     fn map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping, Self::Error>;
 
-    /// [`map`](Self::map) for who may not wait: from memory, or not at all. Called with the lock of a folio. What
-    /// it reserves is used whole, so [`end`](Self::end) does not follow. One that always refuses is correct.
+    /// Returns a mapping like [`map`](Self::map) from memory only, without waiting. Called with the
+    /// lock of a folio. The whole reservation is used, so [`end`](Self::end) does not follow. An
+    /// implementation that always refuses is correct.
     ///
     /// # Errors
     ///
-    /// Why not, and nothing has changed then. Whatever error [`map`](Self::map) would answer is such a reason too:
-    /// who may wait asks again, and meets it.
+    /// The obstacle; nothing has changed then. An error that [`map`](Self::map) would return is an
+    /// obstacle too: a caller that may wait asks again, and gets it.
     fn try_map(&self, range: Range<u64>, intent: Intent) -> Result<Mapping, Obstacle> {
         let _ = (range, intent);
         Err(Obstacle::Map)
     }
 
-    /// Whether mappings with this cookie are still true.
+    /// Returns whether mappings with this cookie are still valid.
     fn is_current(&self, cookie: Cookie) -> bool;
 
-    /// The first `used` bytes of the mapping were used.
+    /// Ends the use of a mapping, of which the first `used` bytes were used.
     fn end(&self, mapping: &Mapping, used: u64, intent: Intent);
 
-    /// A place for the first blocks of `range`: whole blocks, all dirty in the cache.
+    /// Returns a place for the first blocks of `range`: whole blocks, all dirty in the cache.
+    /// `before` is the ticket of the last placement in front of it that has one and is neither
+    /// published nor given back.
     ///
     /// # Errors
     ///
     /// Damage, device errors, no space.
-    fn place(&self, range: Range<u64>) -> Result<Placement, Self::Error>;
+    fn place(
+        &self,
+        range: Range<u64>,
+        before: Option<&Self::Ticket>,
+    ) -> Result<Placement<Self::Ticket>, Self::Error>;
 
-    /// The data of these placements is on the device, though not yet durable: the map and the
-    /// stored size follow, together.
+    /// Publishes placements whose data is on the device, though not yet durable: updates the map
+    /// and the stored size together.
     ///
     /// # Errors
     ///
-    /// Those of the journal. Pins have been given back then.
-    fn publish(&self, done: &Done) -> Result<(), Self::Error>;
+    /// Those of the journal. Placements that were not published have been given back then.
+    fn publish(&self, done: Done<Self::Ticket>) -> Result<(), Self::Error>;
 
-    /// Blocks that hold data of the file are about to be written over outside of writeback, by any
+    /// Begins an overwrite, outside of writeback, of blocks that hold data of the file, by any
     /// number of threads. The caller holds the content lock, shared.
     ///
     /// # Errors
     ///
-    /// Nothing may be written any more; those of the journal, if it has to go first.
+    /// An aborted mount; those of the journal, if a commit must come first.
     fn begin_overwrite(&self) -> Result<(), Self::Error>;
 
-    /// What [`begin_overwrite`](Self::begin_overwrite) was called for is on the device, or has failed; all of
-    /// it on stable storage when it is `durable`.
+    /// Ends an overwrite that [`begin_overwrite`](Self::begin_overwrite) began, successful or not;
+    /// `durable` says that all of it is on stable storage.
     fn end_overwrite(&self, durable: bool);
 
-    /// The data of these placements did not get to the device, or was not published.
-    fn give_back(&self, placements: &[Placement]);
+    /// Takes a placement back whose data was not written to the device.
+    fn give_back(&self, placement: Placement<Self::Ticket>);
 }

@@ -1,16 +1,16 @@
-//! Parts of files that a program has at addresses of its own.
+//! Memory maps: parts of files at addresses of their own.
 //!
 //! # Place
 //!
-//! Beside reading and writing: the pages are the cache's, so a store shows to readers at once and
-//! a write shows in the map. What the program does there is seen by nobody, so a file system asks:
+//! Beside reading and writing: the pages are the cache's, so a store shows to readers at once and a
+//! write shows in the map. The program's stores are not observed, so a file system calls
 //! [`FileCache::absorb`] before it changes the file, or brings it to the device; and
 //! [`FileCache::refresh`] after a change that took blocks out of the cache.
 //!
 //! # Invariants
 //!
-//! - Y1. The folios of a map stay pinned, so they are neither evicted nor used for anything else until the
-//!   map is dropped; [`FileCache::forget`] empties them and leaves them where they are.
+//! - Y1. The folios of a map stay pinned, so they are neither evicted nor used for anything else
+//!   until the map is dropped; [`FileCache::forget`] empties them and leaves them where they are.
 //! - Y2. Their units are uptodate whenever no change of the file is going on.
 //! - Y3. Bytes behind the end of the file are zeroed before the file grows over them.
 //! - Y4. At most half of the cache is mapped: the rest goes on working.
@@ -30,12 +30,12 @@ use crate::states::State;
 /// Bytes of a page.
 const PAGE: u64 = 1 << PAGE_LOG2;
 
-/// A part of a file at addresses of its own. Made by [`FileCache::map_pages`].
+/// A part of a file mapped into memory, made by [`FileCache::map_pages`].
 pub struct MappedPages {
     cache: Arc<Cache>,
     /// Bytes of the file: whole pages.
     range: Range<u64>,
-    /// The folios that have them, in order, each with a pin that this owns.
+    /// The folios with these bytes, in order, each with a pin owned by the map.
     held: Vec<Held>,
     map: SharedMap,
     writable: bool,
@@ -47,7 +47,7 @@ struct Held {
     bytes: Range<u64>,
 }
 
-/// Pins on the way to a map.
+/// Pins collected for a map.
 struct Pins<'a> {
     cache: &'a Arc<Cache>,
     pages: u64,
@@ -70,17 +70,18 @@ fn let_go(cache: &Cache, held: &[Held], pages: u64) {
 }
 
 impl MappedPages {
-    /// Bytes of the file that it shows: whole pages.
+    /// Returns the bytes of the file that the map shows: whole pages.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }
 
-    /// Whether stores are content.
+    /// Returns whether stores change the file.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// The first byte. Valid until this is dropped; others change what is there at any time.
+    /// Returns the address of the first byte, valid until this is dropped; other threads change the
+    /// bytes at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_ptr()
     }
@@ -94,7 +95,7 @@ impl MappedPages {
         self.map.read(at, out);
     }
 
-    /// Copies bytes in, as any store.
+    /// Copies bytes in, like any store.
     ///
     /// # Panics
     ///
@@ -118,15 +119,16 @@ impl fmt::Debug for MappedPages {
 }
 
 impl FileCache {
-    /// Brings bytes `range`, rounded outward to pages, into the cache and shows them at addresses of their
-    /// own. With `writable`, what is below the end of the file gets space or a promise of it now, and is
-    /// dirty. The caller holds the content lock exclusively, and nothing of the file is inline.
+    /// Brings bytes `range`, rounded outward to pages, into the cache and maps them at addresses of
+    /// their own. With `writable`, bytes below the end of the file get space or a promise of it
+    /// now, and are dirty. The caller holds the content lock exclusively, and the file has no
+    /// inline data.
     ///
     /// # Errors
     ///
-    /// Those of the mapper and the device; [`CacheError::Full`] when half of the cache would be mapped,
-    /// [`CacheError::Memory`] when the system gives no addresses, or has pages that are larger than 4 KiB
-    /// and do not fit.
+    /// Those of the mapper and the device; [`CacheError::Full`] when half of the cache would be
+    /// mapped, [`CacheError::Memory`] when the system has no addresses, or its pages are larger
+    /// than 4 KiB and do not fit.
     pub fn map_pages<M: Mapper>(
         &self,
         mapper: &M,
@@ -172,7 +174,7 @@ impl FileCache {
             why: error.to_string(),
         })?;
         let held = std::mem::take(&mut pins.held);
-        // The map lets go of them from here on.
+        // The map gives the pins up from here on.
         pins.pages = 0;
         let mapped =
             MappedPages { cache: Arc::clone(&self.cache), range: start..end, held, map, writable };
@@ -180,22 +182,23 @@ impl FileCache {
         Ok(mapped)
     }
 
-    /// The folio that a map has there, if it still is the file's.
+    /// Returns the folio of a part of the map, if it is still the file's.
     fn mapped_pin(&self, held: &Held) -> Option<Pin<'_>> {
         self.find(held.bytes.start >> PAGE_LOG2).filter(|pin| pin.id() == held.frame)
     }
 
-    /// Takes what the program may have stored: bytes of `range` below the end of the file are dirty from here
-    /// on, with space or a promise of it, and all behind the end are zeros. The caller holds the content
+    /// Collects the program's stores: bytes of `range` below the end of the file become dirty, with
+    /// space or a promise of it, and all behind the end become zeros. The caller holds the content
     /// lock exclusively, no folio lock and no journal handle.
     ///
     /// # Errors
     ///
-    /// Those of the mapper: no space where a hole was made under the map. Blocks before are dirty then.
+    /// Those of the mapper: no space where a hole was made under the map. Blocks before are dirty
+    /// then.
     ///
     /// # Cost
     ///
-    /// In folios of the map and runs of its blocks; no bytes are looked at.
+    /// Proportional to the folios of the map and the runs of its blocks; no bytes are read.
     pub fn absorb<M: Mapper>(
         &self,
         mapper: &M,
@@ -258,13 +261,13 @@ impl FileCache {
         Ok(())
     }
 
-    /// Shows what the file has now where a change took blocks out of the cache (Y2). The caller holds the
-    /// content lock exclusively, and no journal handle.
+    /// Fills parts of the map whose blocks a change removed from the cache (Y2). The caller holds
+    /// the content lock exclusively, and no journal handle.
     ///
     /// # Errors
     ///
-    /// Those of the mapper and the device. What could not be read stays as it was, and stores there are no
-    /// content until it is.
+    /// Those of the mapper and the device. Parts that could not be read keep their bytes, and
+    /// stores there do not change the file until they are read.
     pub fn refresh<M: Mapper>(&self, mapper: &M, mapped: &MappedPages) -> Result<(), M::Error> {
         for held in &mapped.held {
             if let Some(pin) = self.mapped_pin(held) {

@@ -1,14 +1,16 @@
-//! Reading and writing what needs no waiting, or not at all.
+//! Reads and writes that never wait.
 //!
 //! # Rules
 //!
-//! - T1. Every question comes before the first side effect that anybody could see: the lock of the folio, what its
-//!   state is, what is behind it, and last the promise of space. After a promise nothing is refused.
-//! - T2. An attempt is refused only before its first byte; afterwards it ends, and says how far it got. What was done is
-//!   never taken back.
-//! - T3. A folio that was made for an attempt that is refused stays, clean and empty: the next one finds it.
+//! - T1. All checks come before the first visible side effect: the lock of the folio, its state,
+//!   its mapping, and last the promise of space. After a promise nothing is refused.
+//! - T2. An attempt is refused only before its first byte; afterwards it ends and returns how far
+//!   it got. Nothing done is undone.
+//! - T3. A folio that was made for an attempt that is refused stays, clean and empty: the next one
+//!   finds it.
 //!
-//! What counts as waiting says [`no_waiting`](extant_sync::no_waiting), whose check proves that none is met.
+//! [`no_waiting`](extant_sync::no_waiting) defines what counts as waiting, and checks it in debug
+//! builds.
 
 use std::ops::Range;
 
@@ -19,12 +21,12 @@ use crate::mapping::{Intent, Kind, Mapper, Mapping, Obstacle};
 use crate::read::len_inside;
 use crate::states::State;
 
-/// How often a mapping that changes at this moment is asked for.
+/// Number of times a mapping is requested that is changing at this moment.
 const LOOKS: usize = 4;
 
 impl FileCache {
-    /// [`write`](Self::write) as far as nothing has to be waited for. The caller holds the content lock exclusively;
-    /// `offset` is not behind the end, or the end is that of a block.
+    /// Writes like [`write`](Self::write), as far as no wait is needed. The caller holds the
+    /// content lock exclusively; `offset` is not behind the end, or the end is that of a block.
     ///
     /// # Errors
     ///
@@ -32,7 +34,7 @@ impl FileCache {
     ///
     /// # Cost
     ///
-    /// As there.
+    /// As [`write`](Self::write).
     pub fn try_write<M: Mapper>(
         &self,
         mapper: &M,
@@ -50,9 +52,10 @@ impl FileCache {
         Ok(done)
     }
 
-    /// Whether [`try_write`](Self::try_write) of so many bytes would end early for want of memory, because of what is
-    /// on its way to the device, locked, or not known of the map: asked of a write that is to be whole or not at all.
-    /// The folios for it are there afterwards, and stay while the answer is kept. Space alone may still be wanting.
+    /// Checks that [`try_write`](Self::try_write) of `len` bytes would not end early for want of
+    /// memory, or because of writeback, locks, or unknown parts of the map, for a write that must
+    /// be whole or not happen at all. The folios for it exist afterwards, and stay while the
+    /// returned value is kept. Only space may still be missing.
     ///
     /// # Errors
     ///
@@ -85,7 +88,7 @@ impl FileCache {
         Ok(pins)
     }
 
-    /// The folio for a write at `at`, there already or made now.
+    /// Returns the folio for a write at `at`, existing or new.
     fn pin_to_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> Result<Pin<'_>, Obstacle> {
         let page = at >> PAGE_LOG2;
         if let Some(pin) = self.find(page) {
@@ -115,8 +118,8 @@ impl FileCache {
         }
         self.inner.units_touched.add_alone(units.end - units.start);
         if !states.all(State::Dirty, units.clone()) {
-            // Under the lock of the folio, which the blocking way takes afterwards: so nothing that is promised
-            // has to be given back.
+            // This is done under the lock of the folio, which the waiting path takes afterwards: so
+            // no promise has to be given back.
             let mapping = self.try_mapping(mapper, &pin, at..end, Intent::Write)?;
             end = end.min(mapping.end());
             let blocks = self.block_of(at..end);
@@ -130,8 +133,8 @@ impl FileCache {
         Ok(len)
     }
 
-    /// What is behind the first bytes of `range`, true now and as long as the folio is locked; for a write that nothing
-    /// has to be read for.
+    /// Returns the mapping of the first bytes of `range`, valid while the folio is locked; for a
+    /// write that needs no read.
     fn try_mapping<M: Mapper>(
         &self,
         mapper: &M,
@@ -150,7 +153,7 @@ impl FileCache {
             self.cache.counters.mappings.add(1);
             let mapping = mapper.try_map(self.block_of(range.clone()), intent)?;
             self.known.note(&mapping);
-            // What was a hole a moment ago is nobody else's to change: content lock and folio are held.
+            // No other thread can change the former hole: content lock and folio lock are held.
             if mapping.flags.is_new {
                 return Ok(mapping);
             }
@@ -163,7 +166,7 @@ impl FileCache {
         Err(Obstacle::Map)
     }
 
-    /// Whether the blocks at the ends of a write to `range` have all that they need.
+    /// Checks that the partly written blocks at the ends of `range` need no read.
     fn needs_no_device<M: Mapper>(
         &self,
         mapper: &M,
@@ -189,7 +192,8 @@ impl FileCache {
         Ok(())
     }
 
-    /// [`read`](Self::read) as far as nothing has to be waited for. The caller holds the content lock, shared.
+    /// Reads like [`read`](Self::read), as far as no wait is needed. The caller holds the content
+    /// lock, shared.
     ///
     /// # Errors
     ///
@@ -197,7 +201,7 @@ impl FileCache {
     ///
     /// # Cost
     ///
-    /// As there.
+    /// As [`read`](Self::read).
     pub fn try_read<M: Mapper>(
         &self,
         mapper: &M,
@@ -235,7 +239,7 @@ impl FileCache {
             self.cache.arena.copy_out(self.arena_at(&pin, at), &mut out[..len]);
             return Ok(len);
         }
-        // Before the question, as where reads may wait: see `read_absent`.
+        // This precedes the request to the mapper, as in reads that may wait: see `read_absent`.
         let next = self.next_cached(at >> PAGE_LOG2).map_or(u64::MAX, |page| page << PAGE_LOG2);
         let known = self.known.about(at).filter(|known| mapper.is_current(known.cookie));
         let mapping = match known {
@@ -246,7 +250,7 @@ impl FileCache {
             Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
                 let end = mapping.end().min(next).min(at + out.len() as u64);
                 if end <= at {
-                    // A folio has come meanwhile.
+                    // A folio was made meanwhile.
                     return Err(Obstacle::Folio);
                 }
                 out[..(end - at) as usize].fill(0);

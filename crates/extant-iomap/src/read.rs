@@ -1,7 +1,7 @@
 //! Reading through the cache.
 //!
-//! The caller holds the content lock, shared: no writer runs. So what is uptodate stays as it is,
-//! and is copied without a lock.
+//! The caller holds the content lock, shared: no writer runs. So uptodate units do not change, and
+//! are copied without a lock.
 
 use std::ops::Range;
 
@@ -13,21 +13,22 @@ use crate::readahead::{order_for, pages_of};
 use crate::states::State;
 use extant_base::sabotage;
 
-/// How much of a file one question to the mapper is about, in bytes.
+/// Number of bytes that one request to the mapper covers.
 const ASK: u64 = 64 << 20;
-/// How often room is made for a folio before others that take it are too many.
+/// Number of attempts to make room for a folio while other threads take it.
 const ROUNDS: usize = 64;
-/// Up to this length, in bytes, a read where the last one ended makes ready for one like it.
+/// Length in bytes up to which a read that continues the last one prefetches for the next.
 const EXPECT_MAX: u64 = 8192;
 
-/// How many of `len` bytes from `offset` on are in front of the end of the file.
+/// Returns how many of `len` bytes from `offset` on are in front of the end of the file.
 pub(crate) fn len_inside<M: Mapper>(mapper: &M, offset: u64, len: usize) -> usize {
     let left = mapper.size().saturating_sub(offset);
     usize::try_from(left).unwrap_or(usize::MAX).min(len)
 }
 
 impl FileCache {
-    /// Fills `out` from byte `offset`; fewer only at the end of the file. Returns how many bytes.
+    /// Fills `out` from byte `offset`; fewer only at the end of the file. Returns the number of
+    /// bytes.
     ///
     /// # Errors
     ///
@@ -35,7 +36,7 @@ impl FileCache {
     ///
     /// # Cost
     ///
-    /// One copy, and for each folio a pin and a look at the bits of the units that are read.
+    /// One copy, and for each folio a pin and a check of the bits of the units read.
     pub fn read<M: Mapper>(
         &self,
         mapper: &M,
@@ -66,7 +67,7 @@ impl FileCache {
         Ok(done)
     }
 
-    /// Copies what a folio has, after filling it where that is needed.
+    /// Copies bytes of a folio, after filling it where needed.
     pub(crate) fn read_folio<M: Mapper>(
         &self,
         mapper: &M,
@@ -85,7 +86,7 @@ impl FileCache {
         Ok(len)
     }
 
-    /// A reader has come to `range`, which is inside the folio: fills what is missing of it.
+    /// Fills the missing parts of `range`, which is inside the folio, for a reader.
     #[inline]
     fn make_ready<M: Mapper>(
         &self,
@@ -106,20 +107,20 @@ impl FileCache {
         Ok(())
     }
 
-    /// Reads where no folio is: holes are zeros without a folio, device blocks get one. Returns
-    /// how many bytes of `out` are filled, 0 when there is a folio now.
+    /// Reads where there is no folio: holes read as zeros without one, device blocks get one.
+    /// Returns the number of bytes of `out` filled, 0 when there is a folio now.
     fn read_absent<M: Mapper>(&self, mapper: &M, at: u64, out: &mut [u8]) -> Result<usize, M::Error>
     where
         M::Error: From<CacheError>,
     {
-        // Before the question: what is not cached now cannot become contents until it is answered,
-        // but what is waiting to be written can be written and evicted meanwhile.
+        // This precedes the request to the mapper: bytes that are not cached now cannot become
+        // contents until the answer, but dirty data can be written back and evicted meanwhile.
         let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
         let mapping = self.mapping(mapper, at..at.saturating_add(ASK), Intent::Read)?;
         let rest = usize::try_from(mapping.end() - at).unwrap_or(usize::MAX).min(out.len());
         match &mapping.kind {
             Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
-                // Folios in the range may hold what is not written yet.
+                // Folios in the range may hold data that is not written back yet.
                 let next = next.filter(|_| !sabotage("iomap.read.hole-hides-dirty"));
                 let free = next.map_or(u64::MAX, |next| next.saturating_sub(at));
                 let len = usize::try_from(free).unwrap_or(usize::MAX).min(rest);
@@ -137,14 +138,14 @@ impl FileCache {
             }
             Kind::Mapped(_) => {
                 let pin = self.read_window(mapper, at, out.len() as u64, mapping.end())?;
-                // While it is pinned: however little room there is, a read gets on.
+                // It stays pinned: a read makes progress however little room there is.
                 pin.map_or(Ok(0), |pin| self.read_folio(mapper, &pin, at, out))
             }
         }
     }
 
-    /// Reads where the device has something and no folio is, up to byte `mapped` at least: the window of
-    /// a reader that wants `len` bytes at `at`, which is in front of the end. Returns the first folio.
+    /// Reads blocks without a folio, up to byte `mapped` at least: the window of a reader that
+    /// wants `len` bytes at `at`, before the end of the file. Returns the first folio.
     fn read_window<M: Mapper>(
         &self,
         mapper: &M,
@@ -156,7 +157,7 @@ impl FileCache {
         M::Error: From<CacheError>,
     {
         let page = at >> PAGE_LOG2;
-        // More would drive out its own beginning.
+        // A longer window would evict its own beginning.
         let most = mapper.size().min(at.saturating_add(self.cache.options.bytes / 4));
         let window = self.streams.miss(page, pages_of(at, len.min(most.saturating_sub(at))));
         if window.goes_on {
@@ -191,8 +192,8 @@ impl FileCache {
         Ok(Some(pin))
     }
 
-    /// A new folio; when there is no room, after something was written back. `None` when there is
-    /// none even so and it is not `needed`.
+    /// Makes a folio; when there is no room, writes something back first. `None` when there is
+    /// still no room and the folio is not `needed`.
     pub(crate) fn make_or_relieve<M: Mapper>(
         &self,
         mapper: &M,
@@ -211,9 +212,9 @@ impl FileCache {
             if !needed {
                 return Ok(None);
             }
-            // What others are writing at this moment is nobody's to write, but about to be clean.
+            // Data that other threads are writing back will soon be clean.
             if !mapper.relieve()? && !self.cache.wait_for_batch(ended) {
-                // Then others have it pinned, or were faster to take what was free.
+                // The room is pinned by other threads, or was taken by them.
                 std::thread::yield_now();
             }
         }
@@ -273,7 +274,7 @@ impl FileCache {
         let cache = &*self.cache;
         let to = self.arena_at(pin, range.start);
         let len = range.end - range.start;
-        // What is behind the end is not contents, whatever the device has there.
+        // Bytes behind the end are no contents, whatever the device has there.
         let size = mapper.size();
         let inside = size.saturating_sub(range.start).min(len);
         match &mapping.kind {
@@ -298,14 +299,14 @@ impl FileCache {
         Ok(())
     }
 
-    /// `range` rounded outward to blocks.
+    /// Returns `range` rounded outward to blocks.
     pub(crate) fn block_of(&self, range: Range<u64>) -> Range<u64> {
         let block = 1u64 << self.cache.options.block_log2;
         range.start & !(block - 1)..range.end.div_ceil(block) * block
     }
 
-    /// Calls `look` with the bytes of `range`, as far as the file has them, out of the cache: no copy
-    /// is made. At most a quarter of the cache at once; the answer is about the first bytes then.
+    /// Calls `look` with the cached bytes of `range`, up to the end of the file, without a copy. A
+    /// call shows at most a quarter of the cache: the first bytes of a longer range.
     ///
     /// # Errors
     ///
@@ -333,7 +334,7 @@ impl FileCache {
                         self.read_window(mapper, at, end - at, mapping.end())?
                     } else {
                         let order = order_for(pages_of(at, end - at));
-                        // What is pinned for this answer may be what takes the room.
+                        // The pins of this answer may be what takes the room.
                         let needed = pins.is_empty();
                         self.make_or_relieve(mapper, page, (order, Fit::From), needed)?
                     }

@@ -1,27 +1,27 @@
-//! Fetching what readers are expected to want (`streams` says what that is), by the thread that the mapper asks to
-//! come and by readers themselves.
+//! Read-ahead of data that readers are expected to want (`streams` decides), by the mapper's thread
+//! and by readers themselves.
 
 use crate::cache::{CacheError, PAGE_LOG2};
 use crate::file::{FileCache, MadeAhead};
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper};
 
-/// The order for a folio that starts a window of `pages` pages.
+/// Returns the order for a folio that starts a window of `pages` pages.
 pub(crate) fn order_for(pages: u64) -> u8 {
     pages.max(1).ilog2() as u8
 }
 
-/// How many pages hold `len` bytes from `at` on.
+/// Returns how many pages hold `len` bytes from `at` on.
 pub(crate) fn pages_of(at: u64, len: u64) -> u64 {
     (at.saturating_add(len)).div_ceil(1 << PAGE_LOG2) - (at >> PAGE_LOG2)
 }
 
 impl FileCache {
-    /// Fetches one window that a reader is expected to want, if there is one: for the thread that
-    /// [`Mapper::read_ahead`] asks to come. The caller holds the content lock, shared. False when
-    /// there was none.
+    /// Fetches one window that a reader is expected to want, for the thread of
+    /// [`Mapper::read_ahead`]. The caller holds the content lock, shared. Returns false when there
+    /// was none.
     ///
-    /// Errors are for whoever reads what is missing then.
+    /// Errors are ignored: the reader of the missing data reports them.
     pub fn fetch_next<M: Mapper>(&self, mapper: &M) -> bool
     where
         M::Error: From<CacheError>,
@@ -32,15 +32,15 @@ impl FileCache {
         true
     }
 
-    /// A reader has come to `page`, which belongs to what was fetched for it.
+    /// Records that a reader has reached `page`, which was fetched for it.
     pub(crate) fn arrive<M: Mapper>(&self, mapper: &M, page: u64) {
         if self.streams.arrive(page, mapper.size().div_ceil(1 << PAGE_LOG2)) {
             mapper.read_ahead();
         }
     }
 
-    /// Locks a folio that a reader wants filled. While another thread fills it the reader fills what
-    /// it will want next.
+    /// Locks a folio for filling. While another thread fills it, the reader fetches its next
+    /// window.
     pub(crate) fn lock_to_fill<'a, M: Mapper>(
         &'a self,
         mapper: &M,
@@ -61,7 +61,7 @@ impl FileCache {
         pin.lock()
     }
 
-    /// Makes and fills folios for what the device has of `pages` and the cache has not, as far as there
+    /// Makes and fills folios for the stored parts of `pages` that are not cached, as far as there
     /// is room and nothing fails.
     pub(crate) fn fetch<M: Mapper>(&self, mapper: &M, pages: std::ops::Range<u64>, ahead: bool)
     where

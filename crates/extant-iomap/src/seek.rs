@@ -1,4 +1,4 @@
-//! Where data and holes are, with what is only in the cache.
+//! Finding data and holes, including data that is only in the cache.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use crate::mapping::{Intent, Kind, Mapper};
 use crate::states::State;
 use extant_base::sabotage;
 
-/// How much one question to the mapper is about.
+/// Number of bytes that one request to the mapper covers.
 const ASK: u64 = 1 << 40;
 
 impl FileCache {
-    /// The first byte from `offset` on that is data; `None` when only holes follow. The caller
-    /// holds the content lock.
+    /// Returns the first byte from `offset` on that is data; `None` when only holes follow. The
+    /// caller holds the content lock.
     ///
-    /// Delayed blocks are data; unwritten ones are where the cache has something for them.
+    /// Delayed blocks are data; unwritten ones are data where the cache has dirty data for them.
     ///
     /// # Errors
     ///
@@ -24,7 +24,7 @@ impl FileCache {
         self.seek(mapper, offset, true)
     }
 
-    /// The first byte from `offset` on that is in a hole, at most the size.
+    /// Returns the first byte from `offset` on that is in a hole, at most the size.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl FileCache {
                 Kind::Hole => (!data).then_some(at),
                 Kind::Unwritten(_) => {
                     let found = self.next_pending(at..end, data);
-                    // What was waiting may have been written, and be clean when it was looked at.
+                    // Dirty data may have been written back, and be clean when it was checked.
                     if !mapper.is_current(mapping.cookie) {
                         continue;
                     }
@@ -65,7 +65,7 @@ impl FileCache {
         Ok(None)
     }
 
-    /// The first byte of `range` whose unit is, or is not, waiting to be written.
+    /// Returns the first byte of `range` whose unit is, or is not, dirty or under writeback.
     fn next_pending(&self, range: Range<u64>, pending: bool) -> Option<u64> {
         let states = &self.cache.states;
         let unit = self.cache.unit_log2;

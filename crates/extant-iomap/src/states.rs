@@ -1,26 +1,26 @@
-//! What every unit of the arena holds: three bits, for as long as the cache lives.
+//! The state of every unit of the arena: three bits.
 //!
 //! # Place
 //!
-//! Beside the arena; numbers units, the smaller of a block and a page, from its start. The units
-//! of a folio are neighbours, so every question about a folio is one about a range.
+//! Beside the arena; numbers units, the smaller of a block and a page, from its start. The units of
+//! a folio are neighbours, so every question about a folio is one about a range.
 //!
 //! # Shape
 //!
-//! One bitmap for each state, 64 units to a word. Everything costs words, not units: a folio of
-//! 2 MiB in units of 4 KiB is 8 of them.
+//! One bitmap for each state, 64 units to a word. Everything costs words, not units: a folio of 2
+//! MiB in units of 4 KiB is 8 of them.
 //!
 //! # Order of memory
 //!
-//! - O1. Who sets a bit releases, who sees it set acquires: the bytes that were written before a
-//!   unit became uptodate are seen by whoever sees that it is. Clearing releases as well, and
-//!   seeing a bit clear acquires: who sees a unit out of writeback may change its bytes.
-//! - O2. The words of one call change one after the other. Callers that need several units, or
-//!   two states of one, to agree hold the folio's lock, under which all changes are made.
-//! - O3. Without that lock, a unit on its way from dirty to writeback is never seen in neither:
-//!   writeback is set first, then dirty cleared; look at dirty first. By O1, who sees dirty
-//!   cleared sees writeback set. That needs no order over all threads, which sequential
-//!   consistency would add: nobody concludes anything from the order of changes by two threads.
+//! - O1. Setting a bit releases, seeing it set acquires: a thread that sees a unit uptodate sees
+//!   the bytes written before. Clearing releases as well, and seeing a bit clear acquires: a thread
+//!   that sees a unit out of writeback may change its bytes.
+//! - O2. The words of one call change one after the other. Callers that need several units, or two
+//!   states of one, to agree hold the folio's lock, under which all changes are made.
+//! - O3. Without that lock, a unit that changes from dirty to writeback is always seen in at least
+//!   one of the states: writeback is set first, then dirty is cleared; readers check dirty first.
+//!   By O1, a thread that sees dirty cleared sees writeback set. That needs no sequential
+//!   consistency: nothing depends on the order of changes by two threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,11 +28,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A bit of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
-    /// Its bytes are those of the file.
+    /// The bytes of the unit are those of the file.
     Uptodate,
-    /// Its bytes are newer than the device's.
+    /// The bytes of the unit are newer than the device's.
     Dirty,
-    /// Its bytes are on their way to the device and must not change.
+    /// The bytes of the unit are being written to the device and must not change.
     Writeback,
 }
 
@@ -76,33 +76,32 @@ impl States {
         changed
     }
 
-    /// Whether the bit of every unit in the range is set; true for no units.
+    /// Returns whether the bit of every unit in the range is set; true for no units.
     #[inline]
     pub(crate) fn all(&self, state: State, range: Range<u64>) -> bool {
         self.masks(state, range).all(|(word, mask)| word.load(Ordering::Acquire) & mask == mask)
     }
 
-    /// Whether the bit of any unit in the range is set.
+    /// Returns whether the bit of any unit in the range is set.
     #[inline]
     pub(crate) fn any(&self, state: State, range: Range<u64>) -> bool {
         self.masks(state, range).any(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
     }
 
     #[cfg(test)]
-    /// How many bits are set in the range.
+    /// Returns how many bits are set in the range.
     pub(crate) fn count(&self, state: State, range: Range<u64>) -> u64 {
         self.masks(state, range)
             .map(|(word, mask)| u64::from((word.load(Ordering::Acquire) & mask).count_ones()))
             .sum()
     }
 
-    /// The first run of units with the bit, as far as it lies in the range: what is before it in
-    /// the range has it not, nor has what follows.
+    /// Returns the first run of units with the bit, cut to the range.
     pub(crate) fn next_run(&self, state: State, range: Range<u64>) -> Option<Range<u64>> {
         self.run(state, range, 0)
     }
 
-    /// The first run of units without the bit, likewise.
+    /// Returns the first run of units without the bit, cut to the range.
     pub(crate) fn next_clear(&self, state: State, range: Range<u64>) -> Option<Range<u64>> {
         self.run(state, range, u64::MAX)
     }
@@ -128,11 +127,11 @@ impl States {
         None
     }
 
-    /// The words of a range, each with the bits that are in it.
+    /// Returns the words of a range, each with a mask of the bits in the range.
     ///
     /// # Panics
     ///
-    /// When the range is not inside: a bug of ours.
+    /// When the range is not inside: a bug of this crate.
     #[inline]
     #[track_caller]
     fn masks(

@@ -1,8 +1,9 @@
-//! What the cache did, in counters.
+//! Counters of the cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter on a cache line of its own: threads that count different things do not meet.
+/// A counter on a cache line of its own, so that threads that count different things do not
+/// contend.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Counter(AtomicU64);
@@ -17,8 +18,8 @@ impl Counter {
     }
 }
 
-/// A counter that one thread at a time adds to, and any reads. It costs no locked instruction, which
-/// after a large copy would wait until the copy has left the processor.
+/// A counter that one thread at a time adds to, and any thread reads. It needs no locked
+/// instruction, which after a large copy would wait until the copy has left the processor.
 #[derive(Default)]
 pub(crate) struct LoneCounter(AtomicU64);
 
@@ -39,18 +40,18 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct CacheStats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Pieces of 2 MiB of the cache's memory that the system made one huge page of.
+            /// Number of pieces of 2 MiB of the cache's memory that became one huge page.
             pub chunks_huge: u64,
-            /// Pieces that were filled and stayed small pages.
+            /// Number of pieces that were filled and stayed small pages.
             pub chunks_plain: u64,
-            /// Bytes that are dirty now.
+            /// Number of dirty bytes now.
             pub dirty_bytes: u64,
-            /// Bytes of the arena in use now.
+            /// Number of bytes of the arena in use now.
             pub used_bytes: u64,
         }
 
         impl CacheStats {
-            /// Every counter with its name, for whoever shows them.
+            /// Returns every counter with its name, for display.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![
                     $((stringify!($name), self.$name),)*
@@ -78,12 +79,12 @@ macro_rules! counters {
 counters! {
     /// Folios made.
     folios_made,
-    /// Folios given up to make room.
+    /// Folios evicted to make room.
     folios_evicted,
     /// Times a folio was looked for in a file's index, because neither the last one used nor a hint
     /// was right.
     index_finds,
-    /// Questions to a mapper.
+    /// Requests to a mapper.
     mappings,
     /// Times a mapping was outdated when its folio was locked.
     stale_mappings,
@@ -95,37 +96,38 @@ counters! {
     device_writes,
     /// Reads from the device.
     device_reads,
-    /// Reads from the device past the cache.
+    /// Reads from the device that bypassed the cache.
     direct_reads,
-    /// Writes to the device past the cache.
+    /// Writes to the device that bypassed the cache.
     direct_writes,
-    /// Bytes read past the cache.
+    /// Bytes read bypassing the cache.
     bytes_read_direct,
-    /// Bytes written past the cache.
+    /// Bytes written bypassing the cache.
     bytes_written_direct,
-    /// Writes past the cache over data, with the content lock shared and without a handle.
+    /// Direct writes over data, with the content lock shared and without a handle.
     direct_overwrites,
-    /// Reads and writes past the cache that were one device operation, with others under way.
+    /// Direct reads and writes that were one device operation of a queue.
     direct_queued,
-    /// Writes past the cache that gave unwritten blocks their first data, with the content lock shared.
+    /// Direct writes that gave unwritten blocks their first data, with the content lock shared.
     direct_conversions,
-    /// Writes past the cache that were alone with their file because some of the range was cached.
+    /// Direct writes that were exclusive because a part of the range was cached.
     direct_alone_cached,
-    /// The same, because some of the range was a hole.
+    /// Direct writes that were exclusive because a part of the range was a hole.
     direct_alone_hole,
-    /// The same, because the file grew.
+    /// Direct writes that were exclusive because the file grew.
     direct_alone_extends,
-    /// The same, because a part of a block without data was written.
+    /// Direct writes that were exclusive because they covered a part of a block without data.
     direct_alone_parts,
-    /// The same, because the file was mapped.
+    /// Direct writes that were exclusive because the file was mapped.
     direct_alone_mapped,
-    /// The same, because the data was in the inode.
+    /// Direct writes that were exclusive because the data was in the inode.
     direct_alone_inline,
-    /// The same, because the write took rights from the file, or the file can only be appended to.
+    /// Direct writes that were exclusive because they removed privileges from the file, or the file
+    /// is append-only.
     direct_alone_rights,
-    /// Windows that a thread has fetched before a reader came.
+    /// Windows that a thread fetched ahead of a reader.
     ahead_fetched,
-    /// Windows that a reader has fetched while another thread filled the one it needed.
+    /// Windows that a reader fetched while another thread filled the one it needed.
     ahead_helped,
     /// Waits of a reader for a folio that another thread filled.
     fill_waits,
@@ -138,8 +140,8 @@ counters! {
     writeback_waits,
     /// Calls that zeroed a range.
     zero_calls,
-    /// Writes to the device that zeroing a range has caused before it returned: none, unless a test
-    /// asks for them.
+    /// Device writes that zeroing a range caused before it returned: none, unless a test asks for
+    /// them.
     zero_flushes,
     /// Passes of writeback that failed.
     writeback_errors,

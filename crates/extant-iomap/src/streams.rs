@@ -1,21 +1,21 @@
-//! How far to read when a reader comes to what is not cached, and what to fetch before it comes.
+//! Streams: the size of reads, and the windows to be read ahead.
 //!
 //! # Shape
 //!
-//! A few *streams* are remembered for each file. A reader that goes on where one ended gets twice
-//! the window of before, one that comes from elsewhere gets what it asked for. Windows end at
-//! multiples of their size, so that one folio has all of a large one.
+//! A few *streams* are remembered for each file. A reader that continues a stream gets twice its
+//! last window; other readers get what they ask for. Windows end at multiples of their size, so
+//! that one folio has all of a large one.
 //!
-//! A reader that goes on also has windows fetched *ahead* of it. Each is begun by whoever comes
-//! first ([`Stream::next`] passes it then): a thread that the mapper asks to come
-//! (`readahead`, `FileCache::fetch_next`), the reader itself, or a reader that would only wait for another
-//! window to be filled. So readers need no thread, and a slow one does no harm. The first reader of
-//! a folio that was fetched ahead moves the end of what is wanted.
+//! For a reader that continues a stream, windows are also fetched *ahead*. Each is begun by the
+//! first thread to come ([`Stream::next`] passes it then): a thread that the mapper asked for
+//! (`readahead`, `FileCache::fetch_next`), the reader itself, or a reader that would only wait for
+//! another window to be filled. So readers need no thread, and a slow one does no harm. The first
+//! reader of a folio that was fetched ahead moves the wanted end.
 //!
 //! # Limits
 //!
-//! What is fetched ahead never fails anybody, never writes anything back to make room, and is
-//! at most a tenth of the cache for one stream.
+//! Fetching ahead never causes an error, never writes anything back to make room, and takes at most
+//! a tenth of the cache for one stream.
 
 use extant_sync::{Mutex, Rank};
 
@@ -25,22 +25,22 @@ const STREAMS: usize = 4;
 const FIRST: u64 = 16;
 /// Largest window, in pages: 2 MiB.
 const MOST: u64 = 512;
-/// Windows ahead of the one where a reader is: one that the thread fills, one that a reader fills
+/// Number of windows ahead of a reader's own: one that the thread fills, one that a reader fills
 /// instead of waiting, and one more for the thread meanwhile.
 const AHEAD: u64 = 3;
-/// The cache has room for so many windows.
+/// Smallest number of windows that fit in the cache.
 const SHARE: u64 = 32;
 
-/// Where a reader is expected to go on. All in pages.
+/// A place at which a reader is expected to continue. All values are in pages.
 #[derive(Clone, Copy, Default, Debug)]
 struct Stream {
-    /// Behind what was fetched, or begun to be.
+    /// End of the windows that were fetched, or begun.
     next: u64,
-    /// Behind what is wanted; `next` or more.
+    /// End of the wanted windows; `next` or more.
     end: u64,
-    /// A power of two, or 0 for no stream.
+    /// Size of a window: a power of two, or 0 for no stream.
     window: u64,
-    /// Something was wanted ahead.
+    /// Whether a window was wanted ahead.
     runs: bool,
 }
 
@@ -49,19 +49,19 @@ impl Stream {
         self.window = (self.window * 2).min(most);
     }
 
-    /// Where the window with `page` ends.
+    /// Returns the end of the window with `page`.
     fn window_end(&self, page: u64) -> u64 {
         (page / self.window + 1).saturating_mul(self.window)
     }
 
-    /// Whether a reader at `page`, which is cached, belongs to it.
+    /// Returns whether a reader at `page`, which is cached, belongs to the stream.
     fn is_near(&self, page: u64) -> bool {
         self.window > 0
             && page < self.end
             && self.next <= page.saturating_add((AHEAD + 2) * self.window)
     }
 
-    /// The next window, begun from now on.
+    /// Begins the next window.
     fn begin(&mut self) -> Option<std::ops::Range<u64>> {
         let start = self.next;
         (self.window > 0 && start < self.end).then(|| {
@@ -77,30 +77,31 @@ struct Slots {
     turn: usize,
 }
 
-/// What is remembered of the readers of a file.
+/// The streams of a file's readers.
 pub(crate) struct Streams {
     slots: Mutex<Slots>,
     /// Largest window.
     most: u64,
 }
 
-/// What a reader reads that came to a page that is not cached.
+/// The pages to read for a reader of a page that is not cached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
     /// Pages.
     pub(crate) pages: std::ops::Range<u64>,
-    /// It went on where a stream ended.
+    /// Whether the reader continued a stream.
     pub(crate) goes_on: bool,
 }
 
 impl Streams {
-    /// None yet, for a cache of so many pages.
+    /// Creates the state without streams, for a cache of `cache_pages` pages.
     pub(crate) fn new(cache_pages: u64) -> Streams {
         let most = (cache_pages / SHARE).clamp(1, MOST);
         Streams { slots: Mutex::new(Rank::Leaf, Slots::default()), most: 1 << most.ilog2() }
     }
 
-    /// What to read for a reader that wants `wanted` pages from `page` on, which is not cached.
+    /// Returns the pages to read for a reader that wants `wanted` pages from `page` on, which is
+    /// not cached.
     pub(crate) fn miss(&self, page: u64, wanted: u64) -> Window {
         let wanted = wanted.max(1);
         let mut slots = self.slots.lock();
@@ -116,7 +117,8 @@ impl Streams {
                 stream.end = stream.end.max(stream.next);
                 return Window { pages: page..stream.next, goes_on: true };
             }
-            // Begun by another, who has no folio yet, or evicted before it was read.
+            // Another thread has begun it and has no folio yet, or it was evicted before it was
+            // read.
             if stream.runs && page < stream.next && stream.is_near(page) {
                 let end = stream.window_end(page).min(stream.next);
                 return Window {
@@ -134,8 +136,8 @@ impl Streams {
         Window { pages: page..next, goes_on: false }
     }
 
-    /// A reader has come to `page`: windows behind it are wanted, up to page `limit`. Whether
-    /// there is one to fetch.
+    /// Records that a reader has reached `page`: the following windows are wanted, up to page
+    /// `limit`. Returns whether there is one to fetch.
     pub(crate) fn arrive(&self, page: u64, limit: u64) -> bool {
         let mut slots = self.slots.lock();
         let Some(stream) = slots.streams.iter_mut().find(|stream| stream.is_near(page)) else {
@@ -148,12 +150,12 @@ impl Streams {
         stream.next < stream.end
     }
 
-    /// A window that is wanted, begun from now on: of any stream.
+    /// Begins a wanted window of any stream.
     pub(crate) fn begin(&self) -> Option<std::ops::Range<u64>> {
         self.slots.lock().streams.iter_mut().find_map(Stream::begin)
     }
 
-    /// The same, of the stream whose reader is at `page`.
+    /// Begins the next window of the stream whose reader is at `page`.
     pub(crate) fn begin_near(&self, page: u64) -> Option<std::ops::Range<u64>> {
         let mut slots = self.slots.lock();
         slots.streams.iter_mut().find(|stream| stream.is_near(page))?.begin()

@@ -1,6 +1,7 @@
 //! Writing into the cache.
 //!
-//! The caller holds the content lock exclusively: no reader and no other writer runs. Writeback may.
+//! The caller holds the content lock exclusively: no reader and no other writer runs, but writeback
+//! may.
 
 use std::ops::Range;
 
@@ -12,27 +13,28 @@ use crate::readahead::{order_for, pages_of};
 use crate::states::State;
 use extant_base::sabotage;
 
-/// Up to this length, in bytes, a write makes ready for one like it behind it.
+/// Length in bytes up to which a write prefetches for the next one behind it.
 const EXPECT_MAX: u64 = 8192;
-/// A write so many bytes behind the end still counts as an append: with gaps, as NFS servers and some
-/// linkers write.
+/// Largest gap, in bytes, behind the end at which a write counts as an append: NFS servers and some
+/// linkers write with gaps.
 const APPEND_GAP: u64 = 64 << 10;
-/// An append gets folios of at most this part of what is before it, as a power of two.
+/// Largest folio of an append as a share of the contents before it, as a power of two.
 const APPEND_SHARE_LOG2: u32 = 3;
 
 impl FileCache {
-    /// Writes `bytes` at byte `offset` and returns how many were: fewer only when an error came in
-    /// the way, which the next call will meet again.
+    /// Writes `bytes` at byte `offset` and returns the number of bytes written: fewer only before
+    /// an error, which the next call returns.
     ///
     /// # Errors
     ///
     /// Those of the mapper (no space) and of the device (a block that is written in part is read
-    /// first), when they come before the first byte. The size has grown over exactly what was written.
+    /// first), when they come before the first byte. The size has grown over exactly the bytes
+    /// written.
     ///
     /// # Cost
     ///
-    /// One copy; state in proportion to the bytes. Waits for the device only for blocks that are under
-    /// writeback or that are written in part and not cached.
+    /// One copy; state in proportion to the bytes. Waits for the device only for blocks that are
+    /// under writeback or that are written in part and not cached.
     pub fn write<M: Mapper>(&self, mapper: &M, offset: u64, bytes: &[u8]) -> Result<usize, M::Error>
     where
         M::Error: From<CacheError>,
@@ -52,7 +54,8 @@ impl FileCache {
         Ok(done)
     }
 
-    /// Writes into one folio; 0 when something changed meanwhile and it must be looked at again.
+    /// Writes into one folio; returns 0 when something changed meanwhile and the write must be
+    /// repeated.
     fn write_some<M: Mapper>(&self, mapper: &M, at: u64, bytes: &[u8]) -> Result<usize, M::Error>
     where
         M::Error: From<CacheError>,
@@ -94,8 +97,8 @@ impl FileCache {
         Ok(if put? { len as usize } else { 0 })
     }
 
-    /// Copies into a folio. `false` when the folio, its state or the mapping is not what the caller
-    /// took it for. Without a mapping, all blocks must be dirty.
+    /// Copies into a folio. Returns false when the folio, its state or the mapping has changed
+    /// since the caller looked. Without a mapping, all blocks must be dirty.
     fn put<M: Mapper>(
         &self,
         mapper: &M,
@@ -108,7 +111,7 @@ impl FileCache {
         let range = at..at + bytes.len() as u64;
         let blocks = self.block_of(range.clone());
         let units = self.units(pin, blocks.clone());
-        // The content lock makes this thread the only one that counts.
+        // The content lock makes this thread the only one that counts here.
         self.inner.units_touched.add_alone(units.end - units.start);
         let folio = pin.lock();
         if pin.is_detached() {
@@ -136,7 +139,7 @@ impl FileCache {
         Ok(true)
     }
 
-    /// Copies into the `units` of a folio that is locked, whose other bytes are what they should be.
+    /// Copies into the `units` of a locked folio, whose other bytes are valid.
     pub(crate) fn copy_locked<M: Mapper>(
         &self,
         mapper: &M,
@@ -146,7 +149,8 @@ impl FileCache {
         units: Range<u64>,
     ) {
         let cache = &*self.cache;
-        // Set first: to change a word after the copy would wait until the copy is in memory.
+        // The bits are set first: changing a word after the copy would wait until the copy is in
+        // memory.
         cache.states.set(State::Uptodate, units.clone());
         self.set_dirty(pin, units);
         let to = self.arena_at(pin, at);
@@ -162,7 +166,7 @@ impl FileCache {
         }
     }
 
-    /// Makes the blocks at both ends of `range` uptodate where the write does not cover them whole.
+    /// Makes the blocks at both ends of `range` uptodate that the write covers only in part.
     pub(crate) fn prepare_edges<M: Mapper>(
         &self,
         mapper: &M,
@@ -186,7 +190,7 @@ impl FileCache {
         Ok(())
     }
 
-    /// Gives the part of a block outside `written` the bytes that it reads as.
+    /// Fills the part of a block outside `written` with its current contents.
     fn prepare_block<M: Mapper>(
         &self,
         mapper: &M,
@@ -214,8 +218,8 @@ impl FileCache {
         Ok(())
     }
 
-    /// How large a folio for a write should be, and where: as large as the write; for an append also
-    /// as a part of what the file has already, so that small appends share folios and waste little.
+    /// Returns the size and the place of a folio for a write: as large as the write; for an append
+    /// also a share of the file's contents, so that small appends share folios and waste little.
     pub(crate) fn place_for_write<M: Mapper>(&self, mapper: &M, at: u64, len: u64) -> (u8, Fit) {
         let wanted = order_for(pages_of(at, len));
         let size = mapper.size();

@@ -1,13 +1,13 @@
-//! From the cache to the device: data first, then what points to it.
+//! Writeback from the cache to the device: data first, then the metadata that points to it.
 //!
 //! # Rules
 //!
-//! - W1. One thread at a time writes back a file, in ascending order, so the stored size passes
-//!   no block that was dirty when the pass began.
+//! - W1. One thread at a time writes back a file, in ascending order, so the stored size passes no
+//!   block that was dirty when the pass began.
 //! - W2. Units are under writeback from the moment they are taken until their placement is
 //!   published; they do not change meanwhile.
-//! - W3. After an error, units are dirty again, and their places given back. Nothing is lost, and the next pass
-//!   tries again.
+//! - W3. After an error, units are dirty again, and their places given back. Nothing is lost, and
+//!   the next pass tries again.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -19,11 +19,11 @@ use crate::mapping::{Done, Mapper, Placed, Placement};
 use crate::states::State;
 use extant_base::sabotage;
 
-/// Most bytes of one batch: what is under writeback, and in one handle.
+/// Limit of the bytes of one batch, which is under writeback and published in one handle.
 const BATCH_BYTES: u64 = 64 << 20;
-/// Most runs of one batch.
+/// Limit of the runs of one batch.
 const BATCH_RUNS: usize = 1024;
-/// Most pieces of one device write: what `pwritev` takes.
+/// Limit of the pieces of one device write, that of `pwritev`.
 const VECTOR: usize = 1024;
 
 /// A run of dirty bytes in one folio, under writeback.
@@ -34,24 +34,24 @@ struct Segment<'a> {
 }
 
 impl FileCache {
-    /// Writes back what is dirty in `range` now, and returns how many bytes that was. When it
-    /// returns, the data is on the device, though not durable, and the map and the stored size
-    /// follow in a transaction.
+    /// Writes back the dirty data of `range`, and returns the number of bytes. When it returns, the
+    /// data is on the device, though not durable, and the map and the stored size follow in a
+    /// transaction.
     ///
     /// The caller holds no folio lock and no journal handle; it may hold content locks.
     ///
     /// # Errors
     ///
-    /// Those of the mapper and the device. What was not written stays dirty.
+    /// Those of the mapper and the device. Data that was not written stays dirty.
     pub fn write_back<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<u64, M::Error> {
         self.write_back_some(mapper, range, u64::MAX)
     }
 
-    /// [`write_back`](Self::write_back) of about `most` bytes.
+    /// Writes back about `most` bytes, like [`write_back`](Self::write_back).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`write_back`](Self::write_back).
     pub fn write_back_some<M: Mapper>(
         &self,
         mapper: &M,
@@ -62,12 +62,12 @@ impl FileCache {
         self.write_back_held(mapper, range, most)
     }
 
-    /// [`write_back_some`](Self::write_back_some) for a caller that has kept writeback out and is
-    /// the writeback now.
+    /// Writes back like [`write_back_some`](Self::write_back_some), for a caller that holds other
+    /// writeback off.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`write_back`](Self::write_back).
     pub fn write_back_kept_out<M: Mapper>(
         &self,
         mapper: &M,
@@ -83,8 +83,8 @@ impl FileCache {
         range: Range<u64>,
         most: u64,
     ) -> Result<u64, M::Error> {
-        // Blocks behind the stored size bring it along, and it must pass nothing that is dirty: then all in front
-        // goes with the part.
+        // Blocks behind the stored size raise it, and it must not pass dirty data: then everything
+        // in front is written with them.
         let passes = range.end > self.block_of(0..mapper.stored_size()).end;
         let range = match passes && !sabotage("iomap.writeback.size-passes-dirty") {
             true => 0..range.end,
@@ -100,8 +100,8 @@ impl FileCache {
                 break;
             };
             at = last.file.end;
-            // In this order: a writer dirties before it raises the size, so what is in front of this
-            // size was dirty before the look at what is left.
+            // The order matters: a writer dirties before it raises the size, so the data in front
+            // of this size was dirty before the check for the rest.
             let size = mapper.size();
             let first_left = self.inner.index.read().dirty.first().map(|page| page << PAGE_LOG2);
             let size_to = match first_left {
@@ -119,7 +119,7 @@ impl FileCache {
         Ok(written)
     }
 
-    /// Takes dirty runs of `range`, in order, and puts them under writeback.
+    /// Collects dirty runs of `range`, in order, and puts them under writeback.
     fn collect<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Vec<Segment<'_>> {
         let mut batch: Vec<Segment<'_>> = Vec::new();
         let mut bytes = 0;
@@ -159,7 +159,7 @@ impl FileCache {
         let end = self.block_of(0..size).end;
         let base = cache.units_of(pin.id(), pin.order());
         if end < folio.end {
-            // Stores behind the end through a mapping are not contents.
+            // Stores behind the end through a memory map are no contents.
             let behind = self.units(&pin, end.max(folio.start)..folio.end);
             let dropped = cache.states.clear(State::Dirty, behind);
             cache.sub_dirty(dropped);
@@ -197,10 +197,12 @@ impl FileCache {
         size_to: u64,
     ) -> Result<u64, M::Error> {
         let mut done = Done { placements: Vec::new(), size_to };
+        // Index of the placement with the last ticket.
+        let mut ticket = None;
         let mut failed = None;
         let mut first = 0;
         'runs: while first < batch.len() {
-            // Segments that follow each other in the file.
+            // Segments that are contiguous in the file.
             let mut end = first + 1;
             while end < batch.len() && batch[end].file.start == batch[end - 1].file.end {
                 end += 1;
@@ -208,7 +210,8 @@ impl FileCache {
             let run = batch[first].file.start..batch[end - 1].file.end;
             let mut at = run.start;
             while at < run.end {
-                let placement = match mapper.place(at..run.end) {
+                let before = ticket.and_then(|last: usize| done.placements.get(last)?.ticket());
+                let placement = match mapper.place(at..run.end, before) {
                     Ok(placement) => placement,
                     Err(error) => {
                         failed = Some(error);
@@ -219,30 +222,35 @@ impl FileCache {
                     && let Err(error) = self.send(mapper, &batch[first..end], &placement)
                 {
                     if !sabotage("iomap.writeback.place-kept-on-error") {
-                        mapper.give_back(&[placement]);
+                        mapper.give_back(placement);
                     }
                     failed = Some(error);
                     break 'runs;
                 }
-                at = placement.offset + placement.len;
+                at = placement.end();
+                if placement.ticket().is_some() {
+                    ticket = Some(done.placements.len());
+                }
                 done.placements.push(placement);
             }
             first = end;
         }
         let good_to = match (&failed, done.placements.last()) {
             (None, _) => u64::MAX,
-            (Some(_), Some(last)) => last.offset + last.len,
+            (Some(_), Some(last)) => last.end(),
             (Some(_), None) => 0,
         };
         done.size_to = size_to.min(good_to);
         if sabotage("iomap.writeback.size-passes-failure") {
             done.size_to = size_to;
         }
-        let published = if good_to == 0 { Ok(()) } else { mapper.publish(&done) };
-        if self.cache.options.publish_before_data {
-            for placement in &done.placements {
-                self.send(mapper, batch, placement)?;
-            }
+        let late: Vec<Placement<()>> = match self.cache.options.publish_before_data {
+            true => done.placements.iter().map(without_ticket).collect(),
+            false => Vec::new(),
+        };
+        let published = if good_to == 0 { Ok(()) } else { mapper.publish(done) };
+        for placement in &late {
+            self.send(mapper, batch, placement)?;
         }
         let good_to = if published.is_ok() { good_to } else { 0 };
         self.finish(batch, good_to);
@@ -253,17 +261,17 @@ impl FileCache {
     }
 
     /// Writes the bytes of one placement, from the segments that have them.
-    fn send<M: Mapper>(
+    fn send<M: Mapper, T>(
         &self,
         mapper: &M,
         segments: &[Segment<'_>],
-        placement: &Placement,
+        placement: &Placement<T>,
     ) -> Result<(), M::Error> {
-        if placement.placed == Placed::Nowhere {
+        if matches!(placement.placed, Placed::Nowhere) {
             return Ok(());
         }
         let cache = &*self.cache;
-        let end = placement.offset + placement.len;
+        let end = placement.end();
         let mut index = segments.partition_point(|segment| segment.file.end <= placement.offset);
         let mut at = placement.offset;
         let mut parts: Vec<(u64, u64)> = Vec::new();
@@ -293,8 +301,8 @@ impl FileCache {
         Ok(())
     }
 
-    /// Ends the writeback of a batch: what is before byte `good_to` of the file is clean, the rest is
-    /// dirty again (W3).
+    /// Ends the writeback of a batch: units before byte `good_to` of the file become clean, the
+    /// rest dirty again (W3).
     fn finish(&self, batch: &[Segment<'_>], good_to: u64) {
         for segment in batch.iter().filter(|segment| segment.file.end > good_to) {
             let _folio = segment.pin.lock();
@@ -308,4 +316,15 @@ impl FileCache {
         );
         self.cache.end_batch(true);
     }
+}
+
+/// Returns a placement without its ticket, for callers that do not own the blocks.
+fn without_ticket<T>(placement: &Placement<T>) -> Placement<()> {
+    let placed = match placement.placed {
+        Placed::Over => Placed::Over,
+        Placed::Convert => Placed::Convert,
+        Placed::Pinned(_) => Placed::Pinned(()),
+        Placed::Nowhere => Placed::Nowhere,
+    };
+    Placement { offset: placement.offset, len: placement.len, address: placement.address, placed }
 }

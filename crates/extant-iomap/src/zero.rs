@@ -1,9 +1,8 @@
 //! Zeroing through the cache, without a flush.
 //!
-//! What a range holds is decided block by block from how it is stored and from the state in the
-//! cache:
+//! The action for each block depends on its mapping and on its state in the cache:
 //!
-//! | stored | in the cache | what is done |
+//! | stored | in the cache | action |
 //! | --- | --- | --- |
 //! | any | dirty | zeroed in memory, stays dirty |
 //! | any | under writeback | waited for, then looked at again |
@@ -11,25 +10,30 @@
 //! | hole, delayed, unwritten | clean or absent | nothing: it reads as zeros |
 //!
 //! Only blocks that are dirty or under writeback change their mapping without the content lock, and
-//! nothing becomes dirty or goes under writeback while the folio is locked. So the state is looked at
-//! first: what is clean then keeps the mapping that is asked for afterwards. The other way round, a
-//! block could be written, converted and evicted between the two.
+//! nothing becomes dirty or goes under writeback while the folio is locked. So the state is checked
+//! first: a block that is clean then keeps the mapping that is looked up afterwards. In the other
+//! order, a block could be written, converted and evicted in between.
 
 use std::ops::Range;
 
 use crate::cache::{CacheError, PAGE_LOG2};
-use crate::file::{FileCache, Fit};
+use crate::file::{FileCache, Fit, KeptOut};
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper};
 use crate::states::State;
 use extant_base::sabotage;
+use extant_block::{BlockDevice, DeviceError};
 
-/// How much one question to the mapper is about.
+/// Number of bytes that one request to the mapper covers.
 const ASK: u64 = 1 << 40;
+/// Number of bytes that one request zeroes on the device.
+const ZERO_STEP: u64 = 64 << 20;
+/// Number of zeros written at once where the device has no zeroing command, in bytes.
+const ZERO_BUFFER: usize = 1 << 20;
 
 impl FileCache {
-    /// Makes bytes `range` read as zeros. Neither the size nor what is allocated changes. The
-    /// caller holds the content lock exclusively.
+    /// Makes bytes `range` read as zeros. Neither the size nor the allocation changes. The caller
+    /// holds the content lock exclusively.
     ///
     /// # Errors
     ///
@@ -37,7 +41,8 @@ impl FileCache {
     ///
     /// # Cost
     ///
-    /// In folios and mappings of the range, and bytes of mapped blocks; not in its length.
+    /// Proportional to the folios and mappings of the range, and to the bytes of mapped blocks; not
+    /// to its length.
     pub fn zero<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<(), M::Error>
     where
         M::Error: From<CacheError>,
@@ -61,7 +66,7 @@ impl FileCache {
         Ok(())
     }
 
-    /// Zeroes what is behind byte `size` in its block, before the file grows over it.
+    /// Zeroes the bytes behind byte `size` in its block, before the file grows over them.
     pub fn zero_tail<M: Mapper>(&self, mapper: &M, size: u64) -> Result<(), M::Error>
     where
         M::Error: From<CacheError>,
@@ -71,7 +76,36 @@ impl FileCache {
         if size < end { self.zero(mapper, size..end) } else { Ok(()) }
     }
 
-    /// Where no folio is. Returns how far it got.
+    /// Zeroes the allocated blocks of `range`, in bytes and whole blocks, on the device. The caller
+    /// holds the content lock exclusively, and has [dropped](Self::forget) the range from the cache
+    /// since it holds writeback off. The caller then converts the blocks if needed.
+    ///
+    /// # Errors
+    ///
+    /// Those of the mapper and the device; a part of the range may be zeroed.
+    ///
+    /// # Cost
+    ///
+    /// Proportional to the mappings, if the device has a zeroing command; otherwise to the bytes.
+    pub fn write_zeroes<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+        _kept_out: &KeptOut<'_>,
+    ) -> Result<(), M::Error> {
+        let mut at = range.start;
+        while at < range.end {
+            let mapping = self.mapping(mapper, at..range.end, Intent::Report)?;
+            let end = mapping.end().min(range.end);
+            if let Some(address) = mapping.address_of(at) {
+                zero_device(mapper.device(), address, end - at)?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Zeroes a range without a folio. Returns the end of the zeroed part.
     fn zero_absent<M: Mapper>(&self, mapper: &M, range: Range<u64>) -> Result<u64, M::Error>
     where
         M::Error: From<CacheError>,
@@ -83,7 +117,7 @@ impl FileCache {
         let end = mapping.end().min(range.end);
         if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
             let order = crate::readahead::order_for(crate::readahead::pages_of(at, end - at));
-            // Zeroed by the next round, which finds the folio.
+            // The next round finds the folio and zeroes it.
             self.make_or_relieve(mapper, at >> PAGE_LOG2, (order, Fit::From), true)?;
             return Ok(at);
         }
@@ -93,7 +127,8 @@ impl FileCache {
         Ok(next.map_or(end, |next| next.max(at).min(end)))
     }
 
-    /// In a folio. Returns how far it got: less than the range when it has to be looked at again.
+    /// Zeroes a range in a folio. Returns the end of the zeroed part, before that of the range when
+    /// the rest must be looked up again.
     fn zero_folio<M: Mapper>(
         &self,
         mapper: &M,
@@ -149,4 +184,28 @@ impl FileCache {
         }
         Ok(range.end)
     }
+}
+
+/// Zeroes a range of the device, by writing zeros where there is no zeroing command.
+fn zero_device(device: &dyn BlockDevice, start: u64, len: u64) -> Result<(), DeviceError> {
+    let mut done = 0;
+    let mut buffer = Vec::new();
+    while done < len {
+        let mut step = (len - done).min(ZERO_STEP);
+        if buffer.is_empty() {
+            match device.write_zeroes(start + done, step) {
+                Err(error) if error.is_unsupported() => {
+                    buffer.resize(ZERO_BUFFER, 0);
+                    continue;
+                }
+                other => other?,
+            }
+        } else {
+            step = step.min(ZERO_BUFFER as u64);
+            let bytes = buffer.get(..step as usize).unwrap_or(&buffer);
+            device.write_at(start + done, bytes)?;
+        }
+        done += step;
+    }
+    Ok(())
 }

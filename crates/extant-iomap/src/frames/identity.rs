@@ -1,42 +1,43 @@
-//! Who a frame is, and how many hold it to that.
+//! The identity of a frame, and the count of its pins.
 //!
-//! Compiled twice: over the atomics of the machine, and in tests over those of a model checker
-//! that tries every order (`model.rs`).
+//! Compiled twice: over the atomics of the machine, and in tests over those of a model checker that
+//! tries every order (`model.rs`).
 //!
 //! # Invariants
 //!
-//! - P1. The count moves from 0 or 1 to dead by one compare-and-exchange, so nobody has a pin
-//!   then but, at 1, the one who gives it up. All else about it is addition: a looker with an old
-//!   number may add at any moment, also to a dead frame, and subtracts what it added.
-//! - P2. The identity changes only while the frame is dead, by whoever has its pages. So it does
+//! - P1. The count moves from 0 or 1 to dead by one compare-and-exchange, so there is no pin then
+//!   except, at 1, the caller's own. All other changes are additions: a thread with an old number
+//!   may add at any moment, also to a dead frame, and subtracts what it added.
+//! - P2. The identity changes only while the frame is dead, by the owner of its pages. So it does
 //!   not change under a pin.
-//! - P3. A pin is had by adding first and looking afterwards.
+//! - P3. Pinning adds first and checks afterwards.
 //!
 //! # Order of memory
 //!
-//! - Publishing releases, adding acquires: who adds to a live frame sees its identity, and all that
-//!   was done to its pages before.
-//! - Subtracting releases, killing acquires: what a holder did with the pages is done before they
-//!   are given to another.
+//! - Publishing releases, adding acquires: a thread that adds to a live frame sees its identity,
+//!   and all earlier changes of its pages.
+//! - Subtracting releases, killing acquires: accesses by a holder happen before the pages get
+//!   another owner.
 //! - Nothing here is about two frames, so no order over all threads is needed.
 
 use super::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// In the count: nobody may pin, the pages are free or somebody's who makes a folio of them.
+/// Bit of the count: pinning is not allowed; the pages are free, or owned by a thread that makes a
+/// folio of them.
 const DEAD: u32 = 1 << 31;
 /// No file.
 const NONE: u64 = u64::MAX;
 
-/// Looked at since the eviction's hand came by.
+/// The folio was used since the hand of eviction came by.
 pub(super) const USED: u8 = 1;
-/// No longer part of its file.
+/// The folio is no longer part of its file.
 pub(super) const DETACHED: u8 = 2;
-/// On its file's list of dirty folios.
+/// The folio is on its file's list of dirty folios.
 pub(super) const LISTED: u8 = 4;
-/// Made for a reader that has not come yet.
+/// The folio was made ahead of its reader.
 pub(super) const AHEAD: u8 = 8;
 
-/// The part of a frame that lookers race for.
+/// The part of a frame that concurrent threads access.
 pub(super) struct Identity {
     refs: AtomicU32,
     order: AtomicU8,
@@ -74,11 +75,11 @@ impl Identity {
         self.refs.fetch_add(DEAD + 1, Ordering::Release);
     }
 
-    /// A pin, if this is the folio of that page of that file, and part of the file.
+    /// Pins the folio if it has that page of that file and is attached. Returns whether it did.
     #[inline]
     pub(super) fn pin(&self, file: u64, page: u64) -> bool {
-        // Most wrong guesses end here, without a write that others would feel. A frame that is
-        // right is not missed: who was told of it sees what was published before.
+        // Most wrong guesses end here, without a write to a shared cache line. The right frame is
+        // not missed: a thread that knows its number sees what was published before.
         if !self.is(file, page) || !self.pin_any() {
             return false;
         }
@@ -89,7 +90,7 @@ impl Identity {
         false
     }
 
-    /// A pin, if it is live, whatever it is.
+    /// Pins the folio if it is live. Returns whether it did.
     #[inline]
     pub(super) fn pin_any(&self) -> bool {
         // Again without a write, for what is seen to be dead.
@@ -104,7 +105,7 @@ impl Identity {
         false
     }
 
-    /// One more pin, for somebody who has one.
+    /// Adds a pin, for a holder of one.
     #[inline]
     pub(super) fn pin_again(&self) {
         self.refs.fetch_add(1, Ordering::Relaxed);
@@ -116,12 +117,13 @@ impl Identity {
         self.refs.fetch_sub(1, Ordering::Release);
     }
 
-    /// From no pins to dead; false when there is a pin, or it is dead already.
+    /// Ends a folio without pins; returns false when there is a pin, or it is dead already.
     pub(super) fn kill(&self) -> bool {
         self.kill_at(0)
     }
 
-    /// From the caller's pin to dead; false when there are others: the caller keeps its own.
+    /// Ends a folio with the caller's pin only; returns false when there are others: the caller
+    /// keeps its own.
     pub(super) fn kill_pinned(&self) -> bool {
         self.kill_at(1)
     }
@@ -135,7 +137,7 @@ impl Identity {
         killed.is_ok()
     }
 
-    /// How many pins there are, those of passing lookers included.
+    /// Returns the number of pins, including momentary ones.
     pub(super) fn pins(&self) -> u32 {
         self.refs.load(Ordering::Relaxed) & !DEAD
     }
@@ -162,7 +164,7 @@ impl Identity {
         self.order.load(Ordering::Relaxed)
     }
 
-    /// Whether a flag is set.
+    /// Returns whether a flag is set.
     #[inline]
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags.load(Ordering::Acquire) & flag != 0

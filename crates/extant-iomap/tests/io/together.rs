@@ -4,21 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use extant_base::Prng;
 use extant_sync::threads;
+use extant_testkit::Ends;
 
 use crate::support::{Alloc, Fs, Options};
 
 const RECORD: u64 = 64 << 10;
 const RECORDS: u64 = 24;
 const FILES: usize = 3;
-
-/// Sets the flag when it is dropped, also by a panic: the others end.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Every write fills a record with one number, so a mix of two shows.
 fn storm(options: Options, rounds: u64) {

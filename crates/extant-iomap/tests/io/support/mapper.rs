@@ -19,6 +19,8 @@ const AHEAD: (u64, u64) = (4, 64);
 
 impl Mapper for TestFile {
     type Error = Error;
+    /// The first byte of the file behind it.
+    type Ticket = u64;
 
     fn device(&self) -> &dyn BlockDevice {
         &self.fs.device
@@ -92,7 +94,8 @@ impl Mapper for TestFile {
         map.cookie += 1;
     }
 
-    fn place(&self, range: Range<u64>) -> Result<Placement, Error> {
+    fn place(&self, range: Range<u64>, before: Option<&u64>) -> Result<Placement<u64>, Error> {
+        assert!(before.is_none_or(|end| *end <= range.start), "the ticket of what is in front");
         if self.fs.faults.place.fails() {
             return Err(Error::Injected("place"));
         }
@@ -108,10 +111,10 @@ impl Mapper for TestFile {
         Ok(placement)
     }
 
-    fn publish(&self, done: &Done) -> Result<(), Error> {
+    fn publish(&self, done: Done<u64>) -> Result<(), Error> {
         self.fs.hooks.run(Point::Publish);
         if self.fs.faults.publish.fails() {
-            self.give_back(&done.placements);
+            done.placements.into_iter().for_each(|placement| self.give_back(placement));
             return Err(Error::Injected("publish"));
         }
         {
@@ -119,7 +122,7 @@ impl Mapper for TestFile {
             let mut last = 0;
             for placement in &done.placements {
                 assert!(placement.offset >= last, "placements ascend");
-                last = placement.offset + placement.len;
+                last = placement.end();
                 self.publish_one(&mut map, placement);
             }
             self.stored.fetch_max(done.size_to.min(TestFile::size(self)), Ordering::SeqCst);
@@ -137,14 +140,15 @@ impl Mapper for TestFile {
         Seen::add(&self.fs.seen.overwrites);
     }
 
-    fn give_back(&self, placements: &[Placement]) {
+    fn give_back(&self, placement: Placement<u64>) {
+        if !matches!(placement.placed, Placed::Pinned(_)) {
+            return;
+        }
         let mut map = self.map.write();
-        for placement in placements.iter().filter(|it| it.placed == Placed::Pinned) {
-            for (at, block) in self.pairs(placement) {
-                assert_eq!(map.blocks.insert(at, Stored::Delayed), Some(Stored::Pinned(block)));
-                self.fs.keep_promise(-1);
-                self.fs.device.free(block);
-            }
+        for (at, block) in self.pairs(&placement) {
+            assert_eq!(map.blocks.insert(at, Stored::Delayed), Some(Stored::Pinned(block)));
+            self.fs.keep_promise(-1);
+            self.fs.device.free(block);
         }
     }
 }
@@ -219,7 +223,7 @@ impl TestFile {
         Seen::add(&self.fs.seen.zeroed_ahead);
     }
 
-    fn place_blocks(&self, blocks: Range<u64>) -> Placement {
+    fn place_blocks(&self, blocks: Range<u64>) -> Placement<u64> {
         let mut map = self.map.write();
         let start = blocks.start;
         let placement = |run: Range<u64>, block: u64, placed| Placement {
@@ -251,7 +255,8 @@ impl TestFile {
                     map.blocks.insert(start + step, Stored::Pinned(block + step));
                 }
                 self.fs.keep_promise(len as i64);
-                placement(start..start + len, block, Placed::Pinned)
+                let end = (start + len) << self.log2();
+                placement(start..start + len, block, Placed::Pinned(end))
             }
             Stored::Delayed => {
                 // All of the promise, also what nobody has written yet.
@@ -268,7 +273,7 @@ impl TestFile {
         }
     }
 
-    fn publish_one(&self, map: &mut Map, placement: &Placement) {
+    fn publish_one(&self, map: &mut Map, placement: &Placement<u64>) {
         for (at, block) in self.pairs(placement) {
             let stored = map.blocks.get(&at).copied();
             match placement.placed {
@@ -278,9 +283,9 @@ impl TestFile {
                 Placed::Convert => assert!(
                     [Stored::Unwritten(block), Stored::Written(block)].map(Some).contains(&stored)
                 ),
-                Placed::Pinned => assert_eq!(stored, Some(Stored::Pinned(block))),
+                Placed::Pinned(_) => assert_eq!(stored, Some(Stored::Pinned(block))),
             }
-            if matches!(placement.placed, Placed::Convert | Placed::Pinned) {
+            if matches!(placement.placed, Placed::Convert | Placed::Pinned(_)) {
                 map.blocks.insert(at, Stored::Written(block));
                 map.cookie += 1;
             }
@@ -288,7 +293,7 @@ impl TestFile {
     }
 
     /// Blocks of the file and of the device.
-    fn pairs(&self, placement: &Placement) -> impl Iterator<Item = (u64, u64)> + use<> {
+    fn pairs(&self, placement: &Placement<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {
         let log2 = self.log2();
         let (at, block) = (placement.offset >> log2, placement.address >> log2);
         (0..placement.len >> log2).map(move |step| (at + step, block + step))
