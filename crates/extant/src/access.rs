@@ -1,14 +1,15 @@
-//! Who may do what: permission bits, access control lists, sticky directories.
+//! Permission checks: mode bits, access control lists, sticky directories.
 //!
 //! # Place
 //!
-//! Beside the operations, which check no permissions: whoever calls them decides on whose behalf. A
-//! mount has the kernel check; a program that embeds the file system and acts for users asks here.
+//! Beside the operations, which check no permissions: callers decide on whose behalf they act. For
+//! a mount the kernel checks permissions; a program that embeds the file system and acts for users
+//! checks here.
 //!
 //! # Source
 //!
-//! POSIX.1-2024 for the bits, POSIX.1e draft 17 for the order of a list's entries, Linux for what
-//! user 0 may do.
+//! POSIX.1-2024 for the mode bits, POSIX.1e draft 17 for the order of a list's entries, Linux for
+//! the rights of user 0.
 
 use bitflags::bitflags;
 use extant_format::acl::{Acl, Who};
@@ -19,43 +20,44 @@ use crate::node::Metadata;
 use crate::xattr::AclKind;
 
 bitflags! {
-    /// What somebody wants to do with an inode: the bits of one class of a mode.
+    /// Requested access to an inode: the bits of one class of a mode.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct Access: u8 {
-        /// Read contents; list a directory.
+        /// Reading contents; listing a directory.
         const READ = 4;
-        /// Change contents; change the entries of a directory.
+        /// Changing contents; changing the entries of a directory.
         const WRITE = 2;
-        /// Run a program; look names up in a directory.
+        /// Running a program; looking names up in a directory.
         const EXECUTE = 1;
     }
 }
 
-/// On whose behalf something is done. User 0 has all rights that Linux gives to root.
+/// User and groups on whose behalf an operation is done. User 0 has all rights that Linux gives to
+/// root.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Credentials {
-    /// The user.
+    /// User id.
     pub uid: u32,
-    /// The first group: the one that new inodes get.
+    /// Primary group, which new inodes get.
     pub gid: u32,
     /// Further groups.
     pub groups: Vec<u32>,
 }
 
 impl Credentials {
-    /// A user with one group.
+    /// Returns a user with one group.
     pub fn new(uid: u32, gid: u32) -> Credentials {
         Credentials { uid, gid, groups: Vec::new() }
     }
 
-    /// A user with further groups.
+    /// Adds further groups.
     #[must_use]
     pub fn with_groups(mut self, groups: impl Into<Vec<u32>>) -> Credentials {
         self.groups = groups.into();
         self
     }
 
-    /// Whether it may override permissions.
+    /// Returns whether the user may override permissions.
     pub fn is_root(&self) -> bool {
         self.uid == 0
     }
@@ -65,11 +67,11 @@ impl Credentials {
     }
 }
 
-/// Whether an inode with these attributes and this list grants all of `wanted` to `who`.
+/// Returns whether an inode with these attributes and this list grants all of `wanted` to `who`.
 fn grants(who: &Credentials, of: &Metadata, acl: Option<&Acl>, wanted: Access) -> bool {
     let class = |shift: u16| Access::from_bits_truncate((of.permissions >> shift) as u8);
     if who.is_root() {
-        // Only what is no program at all cannot be run.
+        // Root may execute anything that has an execute bit or is a directory.
         return !wanted.contains(Access::EXECUTE) || of.is_dir() || of.permissions & 0o111 != 0;
     }
     if who.uid == of.uid {
@@ -84,7 +86,8 @@ fn grants(who: &Credentials, of: &Metadata, acl: Option<&Acl>, wanted: Access) -
     if let Some(user) = entry_of(Who::User(who.uid)) {
         return (rights(user.perm) & mask).contains(wanted);
     }
-    // One of several groups must grant all of it; members of none are others.
+    // One of the groups must grant all of the access; users in no matching group belong to
+    // "others".
     let mut groups = acl
         .entries()
         .iter()
@@ -107,15 +110,16 @@ fn rights(perm: u8) -> Access {
 
 /// # Permissions
 impl Inode {
-    /// Refuses what `who` may not do with this inode. No operation asks by itself.
+    /// Checks that `who` has the access `wanted` to this inode. Operations do not check by
+    /// themselves.
     ///
     /// # Errors
     ///
-    /// [`FsError::AccessDenied`]; damage of the attributes, when there may be a list.
+    /// [`FsError::AccessDenied`]; damage of the attributes, if there may be an access control list.
     ///
     /// # Cost
     ///
-    /// None for user 0 and the owner; else a look for an access control list.
+    /// None for user 0 and the owner; otherwise a lookup of the access control list.
     ///
     /// # Example
     ///
@@ -142,7 +146,7 @@ impl Inode {
         Err(FsError::AccessDenied { ino: self.ino(), uid: who.uid })
     }
 
-    /// Refuses what only the owner may do: set permissions, times, attributes.
+    /// Checks that `who` is root or the owner, who may set permissions, times and attributes.
     ///
     /// # Errors
     ///
@@ -154,12 +158,13 @@ impl Inode {
         Err(FsError::NotPermitted { ino: self.ino(), what: "it belongs to somebody else" })
     }
 
-    /// Refuses to let `who` remove or replace `victim`, or rename it, in this directory: it needs
-    /// the right to change the directory, and in a sticky one to own either of both.
+    /// Checks that `who` may remove, replace or rename `victim` in this directory: that needs write
+    /// access to the directory, and in a sticky one ownership of the directory or the victim.
     ///
     /// # Errors
     ///
-    /// [`FsError::AccessDenied`], [`FsError::NotPermitted`]; as [`check_access`](Self::check_access).
+    /// [`FsError::AccessDenied`], [`FsError::NotPermitted`]; as
+    /// [`check_access`](Self::check_access).
     pub fn check_removal(&self, who: &Credentials, victim: &Inode) -> Result<()> {
         self.check_access(who, Access::WRITE | Access::EXECUTE)?;
         let dir = self.metadata();

@@ -1,4 +1,4 @@
-//! What administrators ask of an open file system: settings, limits, and who may have the last blocks.
+//! Administration of an open file system: settings, limits, totals, and access to reserved blocks.
 
 use extant_base::GroupIndex;
 use extant_format::superblock::Superblock;
@@ -12,42 +12,42 @@ use crate::supers::Tune;
 use crate::txn::Txn;
 use crate::writer::{Writer, WriterStats};
 
-/// Totals of a file system, as `statfs` gives them.
+/// Totals of a file system, as in `statfs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statfs {
-    /// Bytes per block.
+    /// Size of a block in bytes.
     pub block_bytes: u32,
-    /// Blocks for files: all blocks but those that hold the file system's own tables.
+    /// Number of blocks for files: all blocks but those of the file system's own metadata.
     pub blocks: u64,
-    /// Free blocks, from the group descriptors; those that are promised to data in the cache are not
-    /// free.
+    /// Number of free blocks, from the group descriptors; blocks promised to data in the cache are
+    /// not free.
     pub blocks_free: u64,
-    /// Free blocks that ordinary users may fill: without what the superblock reserves, and what is kept
-    /// for the metadata of files.
+    /// Number of free blocks that ordinary users may fill: without those that the superblock
+    /// reserves, and those kept for the metadata of files.
     pub blocks_available: u64,
-    /// All inodes.
+    /// Number of inodes.
     pub files: u64,
-    /// Free inodes, from the group descriptors.
+    /// Number of free inodes, from the group descriptors.
     pub files_free: u64,
-    /// Longest name in bytes.
+    /// Length of the longest name in bytes.
     pub name_max: u32,
 }
 
 /// # Settings and space
 impl Fs {
-    /// Changes settings, all of them in one transaction.
+    /// Changes settings, all in one transaction.
     ///
-    /// Backup superblocks keep the old ones, until e2fsck writes them anew.
+    /// Backup superblocks keep the old settings until e2fsck rewrites them.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`](crate::FsError::InvalidArgument) says which setting cannot be had and why: then nothing has
-    /// changed. [`FsError::ReadOnly`](crate::FsError::ReadOnly), [`FsError::Aborted`](crate::FsError::Aborted),
-    /// device errors.
+    /// [`FsError::InvalidArgument`](crate::FsError::InvalidArgument) names a setting that is not
+    /// possible and why; nothing has changed then. [`FsError::ReadOnly`](crate::FsError::ReadOnly),
+    /// [`FsError::Aborted`](crate::FsError::Aborted), device errors.
     pub fn tune(&self, tune: &Tune) -> Result<()> {
         let supers = self.volume().writer()?.supers();
-        // Tried on a copy first: what is refused must not open a transaction.
+        // Settings are tried on a copy first, so that a refusal opens no transaction.
         tune.apply(&mut supers.with(Superblock::clone))?;
         let mut txn = Txn::begin(self.volume(), 1)?;
         let reserved = supers.change(&mut txn, |superblock| {
@@ -57,13 +57,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Bytes that can be written into holes or behind the end of files now, by whoever may use reserved
-    /// blocks or not: so much is promised without waiting for anything. What was removed lately counts when
-    /// a commit has released it. 0 on a mount for reading.
+    /// Returns the number of bytes that can be written into holes or behind the end of files now,
+    /// with or without reserved blocks: this much can be promised without waiting. Removed files
+    /// count after the commit that releases their blocks. 0 on a read-only mount.
     ///
     /// # Cost
     ///
-    /// A few loads; the answer may be out of date when it arrives.
+    /// A few loads; the answer may be outdated at once.
     pub fn room(&self, may_use_reserve: bool) -> u64 {
         let Ok(writer) = self.volume().writer() else { return 0 };
         let right = if may_use_reserve { Right::Privileged } else { Right::Ordinary };
@@ -73,21 +73,22 @@ impl Fs {
         clusters.checked_shl(bits).unwrap_or(u64::MAX)
     }
 
-    /// Whether `who` may take blocks that the superblock reserves: root, its user and its group may.
+    /// Returns whether `who` may take blocks that the superblock reserves: root, and the user and
+    /// group in the superblock may.
     pub fn may_use_reserve(&self, who: &Credentials) -> bool {
         let superblock = self.superblock();
         who.is_root() || who.uid == superblock.reserved_uid || who.is_in(superblock.reserved_gid)
     }
 
-    /// What this thread does from now on, until the guard is dropped, takes space for somebody who may
-    /// use reserved blocks or not, in whichever file system. Without it a program counts as the owner of
-    /// the device, who may.
+    /// Makes this thread allocate on behalf of a user who may use reserved blocks, or may not, in
+    /// any file system, until the guard is dropped. Without a guard, threads may use the reserved
+    /// blocks.
     pub fn take_space_for(&self, may_use_reserve: bool) -> SpaceFor {
         SpaceFor::begin(may_use_reserve)
     }
 
-    /// Totals, from the superblock and every group descriptor. Reads all descriptors: 8 MiB on a
-    /// file system of 16 TiB.
+    /// Returns totals, from the superblock and every group descriptor. Reads all descriptors: 8 MiB
+    /// on a file system of 16 TiB.
     ///
     /// # Errors
     ///
@@ -105,7 +106,7 @@ impl Fs {
         } else {
             for group in 0..superblock.group_count {
                 let descriptor = match self.group(GroupIndex(group)) {
-                    // What is free there cannot be told, and is not free for anybody.
+                    // The free space of a damaged group is unknown, and not available.
                     Err(error) if error.family() == Family::Damage => continue,
                     other => other?,
                 };
@@ -130,35 +131,41 @@ impl Fs {
         })
     }
 
-    /// What the cache of file contents did and holds; `None` before the first use of a file.
+    /// Returns the counters of the cache of file contents; `None` before the first use of a file.
     pub fn io_stats(&self) -> Option<CacheStats> {
         self.volume().page_cache_made().map(|cache| cache.stats())
     }
 
-    /// Lets go of all contents of files that are cached and neither dirty nor in use, and returns how
-    /// many bytes that was: what is read next comes from the device. The memory stays the cache's.
+    /// Drops all cached file contents that are neither dirty nor in use, and returns their size in
+    /// bytes: later reads go to the device. The memory stays with the cache.
     pub fn drop_cached(&self) -> u64 {
         self.volume().page_cache_made().map_or(0, |cache| cache.drop_clean())
     }
 
-    /// Lets go of all inodes and metadata blocks in memory that nobody holds and nothing waits to store,
-    /// and returns how many that was: what is looked at next comes from the device.
+    /// Drops all inodes and metadata blocks in memory that are unused and have nothing to store,
+    /// and returns their number: later lookups go to the device.
     pub fn drop_cached_metadata(&self) -> usize {
         self.volume().drop_unused()
     }
 
-    /// Says whether searches for blocks use the index of groups, from the next one on; as
-    /// [`MountOptions::optimize_scan`](crate::MountOptions::optimize_scan). Costs a store: the index is kept in either case.
+    /// Sets whether searches for blocks use the index of groups, from the next search on, like
+    /// [`MountOptions::optimize_scan`](crate::MountOptions::optimize_scan). Costs one store: the
+    /// index is maintained in either case.
     ///
     /// # Errors
     ///
-    /// [`FsError::ReadOnly`](crate::FsError::ReadOnly) on a mount for reading.
+    /// [`FsError::ReadOnly`](crate::FsError::ReadOnly) on a read-only mount.
     pub fn set_optimize_scan(&self, optimize: bool) -> Result<()> {
         self.volume().writer()?.alloc().set_optimized(optimize);
         Ok(())
     }
 
-    /// What the writing side did since the mount; `None` on a mount for reading.
+    /// Returns whether searches for blocks use the index of groups; `None` on a mount for reading.
+    pub fn optimize_scan(&self) -> Option<bool> {
+        self.volume().writer().ok().map(|writer| writer.alloc().is_optimized())
+    }
+
+    /// Returns the counters of the writing side; `None` on a read-only mount.
     pub fn writer_stats(&self) -> Option<WriterStats> {
         self.volume().writer().ok().map(Writer::stats)
     }

@@ -1,4 +1,4 @@
-//! What became of those who may not wait: the reasons why an attempt is refused, and counters.
+//! Attempts, operations that never wait: the reasons for which one is refused, and their counters.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::error::Result;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What somebody who may not wait would have had to wait for.
+        /// The reason why an attempt would have to wait.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
         pub enum WaitReason {
@@ -17,10 +17,10 @@ macro_rules! reasons {
         }
 
         impl WaitReason {
-            /// All of them.
+            /// Every reason.
             pub const ALL: [WaitReason; [$($text),*].len()] = [$(WaitReason::$name),*];
 
-            /// A word for it, as counters are called.
+            /// Returns the name of the reason, as in the names of counters.
             pub const fn name(self) -> &'static str {
                 match self { $(WaitReason::$name => $text,)* }
             }
@@ -29,29 +29,30 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Somebody else reads, writes or changes the file.
+    /// Another thread reads, writes or changes the file.
     Contents = "contents",
-    /// Somebody changes the inode.
+    /// Another thread changes the inode.
     Inode = "inode",
-    /// Where the blocks of the file are is not in memory, or somebody changes it.
+    /// The map of the file is not in memory, or another thread changes it.
     Map = "map",
-    /// Somebody has the part of the cache locked.
+    /// Another thread holds the lock of the folio.
     Folio = "folio",
-    /// A block that is to be changed is on its way to the device.
+    /// A block to be changed is being written to the device.
     Writeback = "writeback",
-    /// The bytes, or those beside them in their block, are not in memory.
+    /// The bytes, or their neighbours in the same block, are not in memory.
     Device = "device",
-    /// No memory of the page cache is free or can be freed at once.
+    /// The page cache has no free memory and cannot free any at once.
     Memory = "memory",
     /// Too much is dirty.
     Throttle = "throttle",
-    /// Set-id bits or capabilities may have to be taken from the file.
+    /// Set-id bits or capabilities may have to be removed from the file.
     Privileges = "privileges",
-    /// No space is left to promise without a commit; or quotas, or the clusters of the file, have to be asked.
+    /// There is no space to promise without a commit; or quotas, or the clusters of the file, have
+    /// to be looked up.
     Space = "space",
-    /// The data is in the inode, or may become so.
+    /// The data is in the inode, or may move there.
     InlineData = "inline_data",
-    /// Between the end of the file and the offset there is something to zero.
+    /// Bytes between the end of the file and the offset have to be zeroed.
     Tail = "tail",
     /// The mount is frozen.
     Frozen = "frozen",
@@ -70,11 +71,11 @@ impl From<Obstacle> for WaitReason {
     }
 }
 
-/// An attempt was refused: it would have had to wait, and has changed nothing. Not an error of the file system: the
-/// same call without "try" does it.
+/// The refusal of an attempt that would have had to wait; nothing has changed. It is no error of
+/// the file system: the same operation without "try" waits and completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WouldWait {
-    /// For what.
+    /// The reason for which it would wait.
     pub reason: WaitReason,
 }
 
@@ -86,30 +87,30 @@ impl fmt::Display for WouldWait {
 
 impl std::error::Error for WouldWait {}
 
-/// The answer of an attempt: what the operation says if it was done, or why it was not.
+/// The result of an attempt: the operation's result if it was done, or the reason why it was not.
 pub type Attempt<T> = std::result::Result<Result<T>, WouldWait>;
 
-/// What became of attempts since the mount.
+/// Counts of attempts since the mount.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct AttemptStats {
-    /// Those that were answered, with an error or without.
+    /// Number of attempts that were answered, with an error or without.
     pub answered: u64,
     refused: [u64; WaitReason::ALL.len()],
 }
 
 impl AttemptStats {
-    /// How many were refused for this reason.
+    /// Returns the number of attempts refused for this reason.
     pub fn refused(&self, reason: WaitReason) -> u64 {
         self.refused[reason as usize]
     }
 
-    /// How many were refused.
+    /// Returns the number of refused attempts.
     pub fn refused_in_all(&self) -> u64 {
         self.refused.iter().sum()
     }
 
-    /// Every counter with its name, for whoever shows them.
+    /// Returns every counter with its name, for display.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let refused = WaitReason::ALL.map(|reason| (reason.name(), self.refused(reason)));
         std::iter::once(("answered", self.answered)).chain(refused).collect()

@@ -1,24 +1,26 @@
-//! A bounded cache in shards: the same code keeps metadata blocks and decoded inodes.
+//! A bounded, sharded cache, used for metadata blocks and decoded inodes.
 //!
 //! # Shape
 //!
-//! A key hashes to one of [`SHARDS`] shards, each with its own lock, table and clock hand. A hit sets
-//! a "used" bit; when a shard is full, the hand looks for an entry that may go and has no such bit,
-//! clearing bits as it passes. One pass over a large directory or inode table therefore leaves
-//! alone what is used again and again: the group descriptors and the upper levels of trees.
+//! A key hashes to one of [`SHARDS`] shards, each with its own lock, table and clock hand. A hit
+//! sets a "used" bit; when a shard is full, the hand looks for an evictable entry without that bit,
+//! clearing bits as it passes. One pass over a large directory or inode table therefore does not
+//! evict entries in frequent use: group descriptors and the upper levels of trees.
 //!
-//! Entries that somebody else holds cannot go, and there may be millions of them: the inodes that a
-//! kernel knows. So the hand takes at most [`STEPS`] steps for an insertion. If all that it met are
-//! held, the shard grows; it gives back as many as the hand meets once they are let go.
+//! Entries that are referenced outside the cache cannot be evicted, and there may be millions of
+//! them: the inodes that a kernel knows. So the hand takes at most [`STEPS`] steps for an
+//! insertion. If it met only such entries, the shard grows; later insertions evict the surplus as
+//! the hand meets it.
 //!
 //! # Invariants
 //!
-//! - C1. An insertion looks at no more than [`STEPS`] entries, whatever the cache holds.
-//! - C2. A shard holds at most `capacity` entries, those that cannot be evicted ([`Evict`]), and one
-//!   for each [`STEPS`] of these. Who holds them bounds them: the journal's limits, and the kernel.
-//! - C3. `table` and `slots` name each other: each position in `table` is that of the slot whose
-//!   key hashes there.
-//! - C4. `excess` is the sum of what shards hold beyond their capacity.
+//! - C1. An insertion looks at no more than [`STEPS`] entries.
+//! - C2. A shard holds at most `capacity` entries, those that cannot be evicted ([`Evict`]), and
+//!   one for each [`STEPS`] of these. Their number is bounded by their holders: the journal's
+//!   limits, and the kernel.
+//! - C3. `table` and `slots` are consistent: each position in `table` is that of the slot whose key
+//!   hashes there.
+//! - C4. `excess` is the number of entries that shards hold beyond their capacity.
 //!
 //! Values are cheap clones (`Arc`): an evicted value stays alive for those who hold it.
 
@@ -32,40 +34,42 @@ use rustc_hash::FxBuildHasher;
 /// Number of shards; a power of two. More than the threads that usually run at once.
 const SHARDS: usize = 64;
 
-/// Fewest entries per shard, whatever the budget: a walk from the root of a tree to its leaf must
-/// not evict its own path.
+/// Smallest capacity of a shard: a walk from the root of a tree to its leaf must not evict its own
+/// path.
 const CAPACITY_MIN: usize = 4;
 
-/// Entries that an insertion into a full shard looks at, and the most that it evicts.
+/// Number of entries that an insertion into a full shard examines, and the limit of those it
+/// evicts.
 const STEPS: usize = 8;
 
-/// Room for so many entries is kept by a shard that shrinks.
+/// Smallest number of entries for which a shrinking shard keeps memory.
 const ROOM_MIN: usize = 64;
 
-/// How a value leaves the cache.
+/// Rules for a value leaving the cache.
 pub(crate) trait Evict {
-    /// What values that left a shard leave behind there, for those that come later.
+    /// Information that departed values leave in their shard for later ones.
     type Trace: Copy + Default + PartialEq;
 
-    /// Asked under the lock of the value's shard, so that nobody can get it from the cache at the
-    /// same time. `by_holder`: whoever asks holds the value itself.
+    /// Returns whether the value may be evicted. Called under the lock of the value's shard, so
+    /// that no thread can get it from the cache meanwhile. `by_holder` says that the caller itself
+    /// holds the value.
     fn may_evict(&self, by_holder: bool) -> bool {
         let _ = by_holder;
         true
     }
 
-    /// The last word, before it leaves: [`may_evict`](Self::may_evict), and from now on nobody gets it
-    /// otherwise, either.
+    /// Decides that the value leaves, if it [may](Self::may_evict); afterwards no thread can get it
+    /// by another way either.
     fn try_leave(&self, by_holder: bool) -> bool {
         self.may_evict(by_holder)
     }
 
-    /// What was made of its key until now is old, whether it is there or not; under the lock of its shard.
+    /// Records that data read for a key is outdated, under the lock of its shard.
     fn outdate(trace: &mut Self::Trace) {
         let _ = trace;
     }
 
-    /// It leaves, under the lock of its shard.
+    /// Records that the value leaves, under the lock of its shard.
     fn depart(&self, trace: &mut Self::Trace) {
         let _ = trace;
     }
@@ -80,13 +84,13 @@ pub(crate) struct Cache<K, V: Evict> {
 }
 
 struct Shard<K, V: Evict> {
-    /// Of all that have left.
+    /// Trace of the values that have left.
     trace: V::Trace,
     /// Positions in `slots`.
     table: HashTable<u32>,
     slots: Vec<Slot<K, V>>,
     hand: usize,
-    /// Entries that the hand has looked at.
+    /// Number of entries that the hand has examined.
     #[cfg(test)]
     steps: usize,
 }
@@ -107,7 +111,7 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         self.table.find(hash, same).map(|at| *at as usize)
     }
 
-    /// A new entry, for a key that has none.
+    /// Adds an entry for a key that has none.
     fn push(&mut self, hash: u64, slot: Slot<K, V>) {
         let at = self.slots.len() as u32;
         self.slots.push(slot);
@@ -115,7 +119,7 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         table.insert_unique(hash, at, |at| hash_of(&slots[*at as usize].key));
     }
 
-    /// Takes an entry out of the table; its slot is the caller's to fill or remove.
+    /// Takes an entry out of the table; the caller fills or removes its slot.
     fn unlink(&mut self, index: usize) {
         let hash = hash_of(&self.slots[index].key);
         if let Ok(entry) = self.table.find_entry(hash, |at| *at as usize == index) {
@@ -123,7 +127,8 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         }
     }
 
-    /// Takes a value out, for the caller to drop when the lock is let go: that may take other locks.
+    /// Takes a value out. The caller drops it after releasing the lock, because that may take other
+    /// locks.
     fn take_out(&mut self, index: usize) -> V {
         self.unlink(index);
         let slot = self.slots.swap_remove(index);
@@ -139,7 +144,8 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         slot.value
     }
 
-    /// Room that is no longer needed; each entry moves at most once for each two that left.
+    /// Releases memory that is no longer needed; each entry moves at most once for each two that
+    /// left.
     fn give_room_back(&mut self) {
         let len = self.slots.len().max(ROOM_MIN);
         if self.slots.capacity() >= 4 * len {
@@ -149,8 +155,9 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         }
     }
 
-    /// Puts a new entry in, in place of one that may go where there are `capacity` or more, and
-    /// returns what was evicted. All that the hand meets may go while the shard holds too many.
+    /// Adds an entry, evicting others if there are `capacity` or more, and returns the evicted
+    /// values. While the shard holds too many, all evictable entries that the hand meets are
+    /// evicted.
     fn replace(&mut self, capacity: usize, slot: Slot<K, V>) -> [Option<V>; STEPS] {
         let mut out = [const { None }; STEPS];
         let (mut new, mut second_best) = (Some(slot), None);
@@ -175,7 +182,8 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
             }
             *place = self.evict(index, &mut new);
         }
-        // One that was used and may go is better than to grow. Nothing has moved if none was evicted.
+        // Evicting a recently used entry is better than growing. Nothing has moved if none was
+        // evicted.
         if out.iter().all(Option::is_none)
             && let Some(index) = second_best
         {
@@ -187,7 +195,8 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
         out
     }
 
-    /// Evicts the entry at `index`, if it still may go; the new one takes its place, if it has none yet.
+    /// Evicts the entry at `index`, if that is still possible; the new one takes its place, if it
+    /// has none yet.
     fn evict(&mut self, index: usize, new: &mut Option<Slot<K, V>>) -> Option<V> {
         if !self.slots[index].value.try_leave(false) {
             return None;
@@ -204,7 +213,7 @@ impl<K: Copy + Eq + Hash, V: Evict> Shard<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
-    /// Room for about `entries` values. Allocates as it fills, not before.
+    /// Creates a cache for about `entries` values. Memory is allocated as it fills.
     pub(crate) fn new(entries: usize) -> Cache<K, V> {
         let shard = || Shard {
             trace: V::Trace::default(),
@@ -222,11 +231,11 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
     }
 
     fn shard(&self, hash: u64) -> &Mutex<Shard<K, V>> {
-        // Bits that choose no bucket inside the shard: those are the low ones and the top seven.
+        // These bits choose no bucket inside the shard, which uses the low ones and the top seven.
         &self.shards[(hash >> 32) as usize % SHARDS]
     }
 
-    /// Keeps C4, under the lock of a shard that had `before` entries.
+    /// Updates `excess` (C4), under the lock of a shard that had `before` entries.
     fn count_excess(&self, before: usize, after: usize) {
         let over = |len: usize| len.saturating_sub(self.capacity);
         match (over(before), over(after)) {
@@ -240,7 +249,7 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         }
     }
 
-    /// The value of `key`, if it is there.
+    /// Returns the value of `key`, if it is in the cache.
     pub(crate) fn get(&self, key: &K) -> Option<V> {
         let hash = hash_of(key);
         let mut shard = self.shard(hash).lock();
@@ -250,14 +259,14 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         Some(slot.value.clone())
     }
 
-    /// Stores `value` and returns what the cache now holds: the value another thread stored
-    /// first, if one did, so that all threads share one copy.
+    /// Stores `value` and returns the value now in the cache: another thread may have stored one
+    /// first, so that all threads share one copy.
     #[cfg(test)]
     pub(crate) fn insert(&self, key: K, value: V) -> V {
         self.get_or_insert_with(key, || value)
     }
 
-    /// The value of `key`; made by `make`, under the lock of the shard, if there is none.
+    /// Returns the value of `key`, made by `make` under the lock of the shard if there is none.
     pub(crate) fn get_or_insert_with(&self, key: K, make: impl FnOnce() -> V) -> V {
         let hash = hash_of(&key);
         let mut shard = self.shard(hash).lock();
@@ -272,8 +281,8 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         value
     }
 
-    /// The value of `key`; if there is none, what has left its shard: for
-    /// [`insert_since`](Self::insert_since), once the value has been made.
+    /// Returns the value of `key`, or else the trace of its shard, for
+    /// [`insert_since`](Self::insert_since) once the value has been made.
     pub(crate) fn get_or_trace(&self, key: &K) -> Result<V, V::Trace> {
         let hash = hash_of(key);
         let mut guard = self.shard(hash).lock();
@@ -285,8 +294,8 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         Ok(slot.value.clone())
     }
 
-    /// The value of `key`, or the one that is stored for it now; `None` when there is none and `value` was
-    /// made of what may be old: since `trace`, a value has left that leaves one.
+    /// Stores `value` and returns the value now in the cache; `None` when there is none and `value`
+    /// may be outdated, because a value with a trace has left the shard since `trace`.
     pub(crate) fn insert_since(&self, key: K, trace: &V::Trace, value: V) -> Option<V> {
         let hash = hash_of(&key);
         let mut guard = self.shard(hash).lock();
@@ -302,7 +311,7 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         Some(value)
     }
 
-    /// Stores `value`, whatever is there, and returns that.
+    /// Stores `value`, replacing an existing one, which is returned.
     pub(crate) fn replace(&self, key: K, value: V) -> Option<V> {
         let hash = hash_of(&key);
         let mut guard = self.shard(hash).lock();
@@ -317,7 +326,7 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         None
     }
 
-    /// Stores the value of a key that has none, in a shard that is locked.
+    /// Stores the value of a key that has none, in a locked shard.
     fn insert_missing(&self, mut shard: MutexGuard<'_, Shard<K, V>>, slot: Slot<K, V>) {
         let before = shard.slots.len();
         let evicted = shard.replace(self.capacity, slot);
@@ -326,14 +335,15 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         drop(evicted);
     }
 
-    /// Takes out all values that may go; how many.
+    /// Takes out all evictable values; returns their number.
     pub(crate) fn drop_unused(&self) -> usize {
         let mut count = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
             let before = shard.slots.len();
             let mut out = Vec::new();
-            // From the end: the last one takes the place of the one that goes.
+            // The loop goes from the end, because the last entry moves to the place of a removed
+            // one.
             for index in (0..before).rev() {
                 if shard.slots[index].value.try_leave(false) {
                     out.push(shard.take_out(index));
@@ -352,8 +362,8 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         self.remove_if(key, |_, _| true);
     }
 
-    /// Takes out the value of a key that stands for something else from now on. Whoever is making one of what
-    /// was there before does not [store](Self::insert_since) it.
+    /// Takes out the value of a key that gets another meaning. A thread that is making a value from
+    /// earlier data does not [store](Self::insert_since) it afterwards.
     pub(crate) fn outdate(&self, key: &K) {
         let hash = hash_of(key);
         let mut shard = self.shard(hash).lock();
@@ -365,9 +375,9 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         drop(value);
     }
 
-    /// Whoever asks holds a value that was stored for `key` and will let go of it: if the one that is
-    /// there `is_it` and nobody else holds it, it leaves a cache that has more than its budget. Costs
-    /// nothing if it has not.
+    /// Lets a value leave a cache that exceeds its budget, if the caller is its last holder: the
+    /// value stored for `key` is the one that `is_it` accepts, and the caller is about to drop it.
+    /// Costs one load if the budget is not exceeded.
     pub(crate) fn let_go(&self, key: &K, is_it: impl FnOnce(&V) -> bool) {
         if self.excess.load(Ordering::Relaxed) > 0 {
             let may = |len, value: &V| len > self.capacity && is_it(value) && value.try_leave(true);
@@ -386,7 +396,8 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         drop(value);
     }
 
-    /// How many entries there are, and how many there may be that nobody has beside the cache.
+    /// Returns the number of entries, and the limit of those that are not referenced outside the
+    /// cache.
     pub(crate) fn len_and_capacity(&self) -> (usize, usize) {
         let len = self.shards.iter().map(|shard| shard.lock().slots.len()).sum();
         (len, self.capacity * SHARDS)

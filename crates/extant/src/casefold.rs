@@ -1,4 +1,4 @@
-//! Names of case-folding directories: which spellings mean the same entry.
+//! Comparison of names in case-folding directories.
 //!
 //! Two names are equal when their folded forms are: canonical decomposition, full case folding,
 //! decomposition again, and without the code points that Unicode calls default-ignorable. A name
@@ -11,16 +11,18 @@
 //!
 //! # Source
 //!
-//! Linux `Documentation/filesystems/ext4/overview.rst`, "Case-insensitive file name lookups"
-//! (in `Documentation/admin-guide/ext4.rst`); Unicode Standard, section 3.13, D145.
+//! Linux `Documentation/filesystems/ext4/overview.rst`, "Case-insensitive file name lookups" (in
+//! `Documentation/admin-guide/ext4.rst`); Unicode Standard, section 3.13, D145.
 
+#[cfg(feature = "casefold")]
 use caseless::Caseless;
+#[cfg(feature = "casefold")]
 use unicode_normalization::UnicodeNormalization;
 
-/// The folded form of `name`; `None` when it is not UTF-8.
+/// Returns the folded form of `name`; `None` when it is not UTF-8.
 ///
-/// The hash of an entry in an indexed case-folding directory is taken over the folded form; of a
-/// name without one, over the name itself.
+/// The hash of an entry in an indexed case-folding directory is that of the folded form, or of the
+/// name itself if it has none.
 ///
 /// ```
 /// use extant::fold_name;
@@ -28,6 +30,7 @@ use unicode_normalization::UnicodeNormalization;
 /// assert_eq!(fold_name("Stra\u{df}e".as_bytes()), fold_name(b"STRASSE"));
 /// assert_eq!(fold_name(b"\xff"), None);
 /// ```
+#[cfg(feature = "casefold")]
 pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
     if name.is_ascii() {
         return Some(name.to_ascii_lowercase());
@@ -38,8 +41,16 @@ pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
     Some(folded.into_bytes())
 }
 
+/// Folds ASCII names only, in a build without the tables of Unicode: images with case folding are
+/// not opened there, and a stray flag of a directory is damage.
+#[cfg(not(feature = "casefold"))]
+fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
+    name.is_ascii().then(|| name.to_ascii_lowercase())
+}
+
 /// Default-ignorable code points (Unicode `DerivedCoreProperties.txt`,
 /// `Default_Ignorable_Code_Point`).
+#[cfg(feature = "casefold")]
 fn is_ignorable(c: char) -> bool {
     matches!(
         u32::from(c),
@@ -63,12 +74,12 @@ fn is_ignorable(c: char) -> bool {
     )
 }
 
-/// A name as it is looked for: its bytes and, in a case-folding directory, its folded form.
+/// A name to be looked up: its bytes and, in a case-folding directory, its folded form.
 pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a [u8],
     /// Present in case-folding directories, for names that are UTF-8.
     folded: Option<Vec<u8>>,
-    /// The caller knows that there is no such name.
+    /// Whether the caller knows that the name does not exist.
     pub(crate) is_missing: bool,
 }
 
@@ -78,17 +89,17 @@ impl<'a> Wanted<'a> {
         Wanted { name, folded, is_missing: false }
     }
 
-    /// The bytes that the directory index hashes.
+    /// Returns the bytes that the directory index hashes.
     pub(crate) fn hashed(&self) -> &[u8] {
         self.folded.as_deref().unwrap_or(self.name)
     }
 
-    /// Whether no other spelling means the same entry.
+    /// Returns whether only the same bytes match.
     pub(crate) fn is_exact(&self) -> bool {
         self.folded.is_none()
     }
 
-    /// Whether the entry named `stored` is the one looked for.
+    /// Returns whether an entry named `stored` matches.
     pub(crate) fn matches(&self, stored: &[u8]) -> bool {
         if stored == self.name {
             return true;
@@ -100,7 +111,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "casefold"))]
 mod tests {
     use super::*;
 

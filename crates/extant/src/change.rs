@@ -1,4 +1,4 @@
-//! What surrounds every change: another try when room can be made, the end of what has no name any more,
+//! The frame of every change: retries when space can be freed, deletion of inodes without names,
 //! and the record of damage.
 //!
 //! # Place
@@ -13,23 +13,24 @@ use crate::fs::Fs;
 use crate::quota::NO_CREDITS;
 use crate::writer::Writer;
 
-/// How often an operation that found no room commits, to get back what was freed lately, and tries
-/// again.
+/// Number of times an operation without space commits, to release recently freed blocks, and is
+/// repeated.
 const COMMITS_MAX: usize = 3;
 
-/// How often it does when what it wants is free or was freed, and others were faster: each time somebody got
-/// something done, and it would have been refused what it alone would have had.
+/// Number of repetitions when other threads took the space that was free or freed: each repetition
+/// means that another thread made progress, and giving up would refuse space that the operation
+/// alone would have got.
 const ROUNDS_MAX: usize = 64;
 
 impl Fs {
-    /// Runs a change while the mount is not frozen, again after a commit if it found no room while freed blocks were waiting for
-    /// one; then deletes inodes that lost their last handle.
+    /// Runs a change while the mount is not frozen, and again after a commit if it found no space
+    /// while freed blocks were waiting for one; then deletes inodes that lost their last handle.
     pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
         let _inside = writer.enter();
         writer.supers().check_writable()?;
         let mut result = writer.with_commits(&mut run);
-        // What was removed lately may wait to be deleted.
+        // Recently removed files may be waiting for deletion.
         for _ in 0..REMOVALS_MAX {
             if !matches!(result, Err(FsError::NoSpace { .. })) || !self.reclaim() {
                 break;
@@ -47,9 +48,9 @@ impl Fs {
 }
 
 impl Writer {
-    /// Runs what may find no space, and again after a commit while blocks that were freed wait for
-    /// one, or when somebody else's commit brought some back meanwhile (P54). The caller holds no
-    /// handle, and what `run` does is whole or not at all.
+    /// Runs an operation that may find no space, and again after a commit while freed blocks wait
+    /// for one, or when another thread's commit released some meanwhile (P54). The caller holds no
+    /// handle, and `run` has an effect as a whole or not at all.
     ///
     /// # Errors
     ///

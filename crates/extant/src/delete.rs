@@ -1,7 +1,8 @@
-//! What happens to an inode that lost its last name.
+//! Deleting inodes that lost their last name.
 //!
-//! Without handles and with little to free it goes in the transaction that removed the name. Else
-//! it becomes an orphan: found again after a crash, deleted when the last handle is let go.
+//! An inode without handles and with few blocks is deleted in the transaction that removed the
+//! name. Otherwise it becomes an orphan, which is found after a crash and deleted when the last
+//! handle is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,16 +18,16 @@ use crate::node::{Dying, Node, Settled};
 use crate::txn::Txn;
 use crate::xattr;
 
-/// Blocks that deleting an inode at once changes at most: its bitmap, descriptor and table block,
-/// four extents' bitmaps and descriptors, an attribute block likewise, quotas, an orphan's place.
+/// Credits for deleting an inode at once: its bitmap, descriptor and table block, four extents'
+/// bitmaps and descriptors, an attribute block likewise, quotas, an orphan's place.
 pub(crate) const CREDITS: u32 = 32;
 
-/// Rounds of removals that one call makes: some thousand inodes.
+/// Number of rounds of removals in one call, enough for some thousand inodes.
 pub(crate) const REMOVALS_MAX: usize = 256;
 
 impl Fs {
-    /// An inode's link count came to 0 in `txn`: deletes it now if that is little work and nobody
-    /// holds it, else makes it an orphan.
+    /// Handles an inode whose link count became 0 in `txn`: deletes it now if that is little work
+    /// and it has no handles, otherwise makes it an orphan.
     pub(crate) fn bury(
         &self,
         txn: &mut Txn<'_>,
@@ -34,7 +35,7 @@ impl Fs {
         settled: Settled<'_>,
     ) -> Result<()> {
         let small = node.with(|data| map::is_small(data) && xattr::releases_at_once(data));
-        // What could not be shortened is an orphan already.
+        // An inode whose truncation failed is an orphan already.
         let is_listed = node.is_shortened.load(Ordering::Acquire);
         if small
             && !is_listed
@@ -45,19 +46,20 @@ impl Fs {
         self.orphan(txn, node)
     }
 
-    /// An inode without links, which may be held, becomes an orphan.
+    /// Makes an inode without links, which may have handles, an orphan.
     fn orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         if sabotage("extant.delete.dies-before-it-is-listed") {
             node.life().lose_names();
         }
-        // First: from then on whoever lets go of it last may delete it, and takes it off the list.
+        // The inode is listed first: from then on the thread that drops its last handle may delete
+        // it and take it off the list.
         self.add_orphan(txn, node)?;
         node.life().lose_names();
-        // Handles may have been let go before.
+        // All handles may have been dropped before.
         self.queue_orphan(node)
     }
 
-    /// Lets an orphan that nobody holds be deleted soon.
+    /// Queues an orphan without handles for deletion.
     fn queue_orphan(&self, node: &Arc<Node>) -> Result<()> {
         if node.life().queue() {
             self.volume().writer()?.reclaim_later(Arc::clone(node));
@@ -65,8 +67,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Deletes what has no name and no handle any more, so that its space shows as free. Otherwise that is done
-    /// with the next change, or by [`tick`](Fs::tick). A long row of them may be left for the next call.
+    /// Deletes inodes without names and handles, so that their space shows as free. Otherwise that
+    /// happens with the next change, or by [`tick`](Fs::tick). If there are many, some may be left
+    /// for the next call.
     pub fn finish_removals(&self) {
         for _ in 0..REMOVALS_MAX {
             if !self.reclaim() {
@@ -75,9 +78,10 @@ impl Fs {
         }
     }
 
-    /// Deletes some of the inodes whose last handle was let go; `false` when there were none.
+    /// Deletes some of the inodes whose last handle was dropped; returns false when there were
+    /// none.
     ///
-    /// Failures leave the inode an orphan, for the next mount.
+    /// Inodes that could not be deleted stay orphans, for the next mount.
     pub(crate) fn reclaim(&self) -> bool {
         let Ok(writer) = self.volume().writer() else { return false };
         if !writer.has_reclaimable() {
@@ -90,8 +94,8 @@ impl Fs {
             node.life().unqueue();
             match Settled::new(&node).die() {
                 Some(dying) => {
-                    // The name is gone, and nobody waits here who could be told of damage: the
-                    // superblock is. After anything else the next mount goes on.
+                    // The name is gone, and there is no caller to report damage to: it is recorded
+                    // in the superblock. After other errors the next mount continues.
                     if let Err(error) = self.delete_orphan(dying)
                         && error.family() == Family::Damage
                         && writer.supers().report(&error, writer.now().seconds)
@@ -105,18 +109,18 @@ impl Fs {
         any
     }
 
-    /// Deletes an orphan that nobody can reach any more.
+    /// Deletes an orphan that can no longer be reached.
     ///
     /// # Errors
     ///
-    /// Damage, device errors, a journal that stopped. The inode stays an orphan then, without what of
-    /// its contents is freed already, and the next mount goes on.
+    /// Damage, device errors, an aborted journal. The inode stays an orphan then, without the
+    /// contents freed so far, and the next mount continues.
     pub(crate) fn delete_orphan(&self, dying: Dying<'_>) -> Result<()> {
         let mut txn = Txn::begin(self.volume(), CREDITS)?;
         self.delete_in(&mut txn, dying, true)
     }
 
-    /// Deletes an inode that is no orphan, in the transaction that took its last name.
+    /// Deletes an inode that is no orphan, in the transaction that removed its last name.
     pub(crate) fn delete_now(&self, txn: &mut Txn<'_>, dying: Dying<'_>) -> Result<()> {
         self.delete_in(txn, dying, false)
     }
@@ -127,7 +131,8 @@ impl Fs {
         dying.drop_contents(self.volume());
         if node.with(map::has_blocks) {
             map::remove(txn, self, node, 0..FILE_BLOCKS_END, purpose)?;
-            // What is no orphan goes whole, in the transaction that took its last name.
+            // An inode that is no orphan is freed in a single transaction, which removed its last
+            // name.
             if is_orphan {
                 txn.ensure(CREDITS)?;
             }
@@ -141,12 +146,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Undoes the making of an inode that no directory names yet.
+    /// Undoes the creation of an inode that has no name yet.
     pub(crate) fn undo_new(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         if let Some(dying) = Settled::without_contents(node).die_nameless() {
             return self.delete_now(txn, dying);
         }
-        // Somebody has found it by its number.
+        // Another thread has a handle, found by the inode number.
         txn.update(node, |data| data.record.links = 0)?;
         self.orphan(txn, node)
     }

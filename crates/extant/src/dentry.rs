@@ -1,18 +1,19 @@
-//! Names that were looked up lately, found or not, and what they stand for.
+//! The cache of names: recent lookups, successful or not.
 //!
 //! # Place
 //!
-//! Above: the path layer and the name space ask here before they search a directory. Entries come
-//! and go under the content lock of their directory, shared for what a lookup found and exclusive
-//! for a change, so that an entry never outlives what it says. A hit needs no lock of the directory.
+//! Above: the path layer and the name space look here before they search a directory. Entries are
+//! added and removed under the content lock of their directory, shared for a lookup's result and
+//! exclusive for a change, so that entries are never outdated. A hit needs no lock of the
+//! directory.
 //!
 //! Directories that ignore case are not cached: one entry there has many spellings.
 //!
 //! # Invariants
 //!
-//! - E1. An entry is what a search of the directory would find now.
-//! - E2. At most `capacity` entries per shard, each with a name of at most 255 bytes. An entry does not
-//!   keep its node in memory; one whose node is gone knows nothing.
+//! - E1. An entry equals the result of a search of the directory.
+//! - E2. At most `capacity` entries per shard, each with a name of at most 255 bytes. An entry does
+//!   not keep its node in memory, and is void when the node is gone.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +29,7 @@ use crate::node::Node;
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
 
-/// Bytes that one entry takes, about, with a short name and what is left of a node that is gone.
+/// Approximate size of an entry in bytes, with a short name and the rest of a freed node.
 pub(crate) const ENTRY_COST: usize = 320;
 
 /// The cache of names.
@@ -48,24 +49,24 @@ struct Slot {
     hash: u64,
     dir: Ino,
     name: Box<[u8]>,
-    /// `None`: the directory has no such name.
+    /// The node; `None` if the directory has no such name.
     node: Option<Weak<Node>>,
     used: AtomicBool,
 }
 
-/// What the cache knows of a name.
+/// Result of a lookup in the cache.
 #[derive(Debug)]
 pub(crate) enum Known {
-    /// It stands for this inode.
+    /// The name belongs to this inode.
     Is(Arc<Node>),
     /// There is no such name.
     Missing,
-    /// Nothing.
+    /// Nothing is known of the name.
     Unknown,
 }
 
 impl Dentries {
-    /// Room for about `entries` names.
+    /// Creates a cache for about `entries` names.
     pub(crate) fn new(entries: usize) -> Dentries {
         let shard = || Shard { table: HashTable::new(), slots: Vec::new(), hand: 0 };
         Dentries {
@@ -86,7 +87,7 @@ impl Dentries {
         &self.shards[(hash >> 40) as usize % SHARDS]
     }
 
-    /// What is known of `name` in `dir`.
+    /// Returns the cached result for `name` in `dir`.
     pub(crate) fn get(&self, dir: Ino, name: &[u8]) -> Known {
         let hash = Dentries::hash(dir, name);
         let shard = self.shard(hash).read();
@@ -101,7 +102,7 @@ impl Dentries {
         }
     }
 
-    /// Notes what `name` in `dir` stands for; the caller holds the directory's content lock.
+    /// Records the result for `name` in `dir`; the caller holds the directory's content lock.
     pub(crate) fn set(&self, dir: Ino, name: &[u8], node: Option<&Arc<Node>>) {
         let node = node.map(Arc::downgrade);
         let hash = Dentries::hash(dir, name);

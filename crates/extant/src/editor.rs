@@ -1,17 +1,18 @@
-//! One open handle of the journal, and what its transaction must encode.
+//! An open journal handle, and the changes made through it.
 //!
 //! # Place
 //!
-//! Below: `extant-jbd2` (handles, credits), `log` (what the running transaction changed), `volume`, `slot` and
-//! `node` (the objects). Above: allocator, superblock, orphans and quotas change blocks and inodes through an
-//! [`Editor`]; everything above the writer has a [`Txn`](crate::txn::Txn), which is one and more.
+//! Below: `extant-jbd2` (handles, credits), `log` (the changes of the running transaction),
+//! `volume`, `slot` and `node` (the objects). Above: allocator, superblock, orphans and quotas
+//! change blocks and inodes through an [`Editor`]; code above the writer uses a
+//! [`Txn`](crate::txn::Txn), which extends it.
 //!
 //! # Rules
 //!
 //! - T1. An operation opens one handle, after it took the content locks and before it changes
 //!   anything, with credits for every block it may change.
-//! - T2. What can fail by lack of space or quota is done first. After the first change that is not
-//!   undone, an error is damage or a device error, and [`Editor::fail`] aborts the journal.
+//! - T2. Steps that can fail for want of space or quota come first. After the first change that is
+//!   not undone, an error is damage or a device error, and [`Editor::fail`] aborts the journal.
 //! - T3. At every point where the handle is closed or restarted, the file system is consistent.
 
 use std::sync::Arc;
@@ -27,30 +28,30 @@ use crate::node::{InodeData, Node};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 
-/// In the superblock's `creator_os`: made for the Hurd.
+/// Value of the superblock's `creator_os` for the Hurd.
 const OS_HURD: u32 = 1;
 
-/// An open handle: what is changed through it is one transaction's.
+/// An open handle: all changes made through it belong to one transaction, unless it is restarted.
 pub(crate) struct Editor<'v> {
     volume: &'v Volume,
     log: &'v Log,
     handle: Handle<'v>,
-    /// All in one transaction, or nothing.
+    /// Whether the handle must not be restarted.
     is_single: bool,
-    /// It brings promised data into a map.
+    /// Whether the handle publishes promised data.
     is_publishing: bool,
-    /// It must not fail for want of space.
+    /// Whether the handle must not fail for want of space.
     is_rescue: bool,
 }
 
 impl<'v> Editor<'v> {
     /// Opens a handle with room for changing `credits` blocks. Waits while a transaction is being
-    /// locked and for space in the log: call it before taking anything below the content locks.
+    /// locked and for space in the log: call it before taking any lock below the content locks.
     ///
     /// # Errors
     ///
-    /// [`FsError::ReadOnly`] after the end of the mount or an abort; `credits` beyond what one transaction
-    /// can hold.
+    /// [`FsError::ReadOnly`] after the end of the mount or an abort; `credits` beyond the limit of
+    /// one transaction.
     pub(crate) fn begin(volume: &'v Volume, log: &'v Log, credits: u32) -> Result<Editor<'v>> {
         if log.is_closed() {
             return Err(FsError::ReadOnly);
@@ -71,23 +72,23 @@ impl<'v> Editor<'v> {
         self.handle.tid()
     }
 
-    /// Blocks that this handle may still change.
+    /// Returns the number of blocks that this handle may still change.
     #[cfg(test)]
     pub(crate) fn credits_left(&self) -> u32 {
         self.handle.credits_left()
     }
 
-    /// Room for `credits` more blocks in this transaction, if there is any.
+    /// Adds `credits` to this handle if the transaction has room. Returns whether it has.
     pub(crate) fn extend(&mut self, credits: u32) -> bool {
         self.handle.extend(credits)
     }
 
-    /// Whether this handle has, or can still get, room for `credits` blocks.
+    /// Returns whether this handle has, or can still get, room for `credits` blocks.
     pub(crate) fn has_room(&mut self, credits: u32) -> bool {
         self.handle.credits_left() >= credits || self.handle.extend(credits)
     }
 
-    /// Makes sure of `credits` blocks: extends, or closes the handle and opens another (T3).
+    /// Makes sure of `credits` blocks: extends the handle, or closes it and opens another (T3).
     pub(crate) fn ensure(&mut self, credits: u32) -> Result<()> {
         if self.handle.credits_left() >= credits || self.handle.extend(credits) {
             return Ok(());
@@ -100,13 +101,13 @@ impl<'v> Editor<'v> {
         self.handle.restart(credits).map_err(FsError::from_journal)
     }
 
-    /// From now on [`ensure`](Self::ensure) fails rather than to let the transaction end.
+    /// Makes [`ensure`](Self::ensure) fail from now on rather than restart the handle.
     pub(crate) fn never_restart(&mut self) {
         self.is_single = true;
     }
 
-    /// This handle brings promised data into a map: blocks that the map needs for that may come out
-    /// of what was set aside for it. Said by `take_pinned`, too.
+    /// Marks the handle as publishing promised data: blocks that the map needs for that may come
+    /// out of the space kept for it. `take_pinned` does so as well.
     pub(crate) fn publishes(&mut self) {
         self.is_publishing = true;
     }
@@ -115,17 +116,18 @@ impl<'v> Editor<'v> {
         self.is_publishing
     }
 
-    /// Whether what is done now must not fail for want of space.
+    /// Returns whether changes through the handle must not fail for want of space.
     pub(crate) fn is_rescue(&self) -> bool {
         self.is_rescue
     }
 
-    /// Says whether what is done from now on must not fail for want of space; returns what was said before.
+    /// Sets whether changes through the handle must not fail for want of space; returns the earlier
+    /// value.
     pub(crate) fn set_rescue(&mut self, is_rescue: bool) -> bool {
         std::mem::replace(&mut self.is_rescue, is_rescue)
     }
 
-    /// Changes metadata block `slot`, which is loaded if need be. `kind` says how it is sealed.
+    /// Changes metadata block `slot`, loading it if needed. `kind` tells how its checksum is made.
     pub(crate) fn edit<R>(
         &mut self,
         slot: &Arc<Slot>,
@@ -136,7 +138,7 @@ impl<'v> Editor<'v> {
         slot.change(kind, || self.volume.load_block(slot.number()), change)
     }
 
-    /// [`edit`](Self::edit) of the block with this number.
+    /// Changes the block with this number like [`edit`](Self::edit).
     pub(crate) fn edit_block<R>(
         &mut self,
         block: FsBlock,
@@ -147,8 +149,7 @@ impl<'v> Editor<'v> {
         self.edit(&slot, kind, change)
     }
 
-    /// Gives a block that was just allocated its first contents: zeroes, then `fill`. Nothing is
-    /// read.
+    /// Gives a newly allocated block its first contents: zeros, then `fill`. Nothing is read.
     pub(crate) fn create_block<R>(
         &mut self,
         block: FsBlock,
@@ -160,20 +161,20 @@ impl<'v> Editor<'v> {
         Ok(slot.replace(kind, self.volume.block_size().len(), fill))
     }
 
-    /// A metadata block is no longer one: it leaves the transaction, and a copy in the log will
-    /// not be replayed. Freeing it is the allocator's.
+    /// Removes a block that is no metadata block any more from the transaction; its copies in the
+    /// log will not be replayed. The allocator frees it separately.
     pub(crate) fn forget(&mut self, block: FsBlock) -> Result<()> {
         self.handle.revoke(block).map_err(FsError::from_journal)
     }
 
-    /// Takes a slot into the transaction without changing it yet. A transaction must not fail for want
-    /// of room where the device lies once it has begun to be written: so its blocks get room here.
+    /// Adds a slot to the transaction without changing it yet. Its space on the device is allocated
+    /// here, because a transaction that is being written must not fail for want of space.
     pub(crate) fn claim_slot(&mut self, slot: &Arc<Slot>) -> Result<()> {
         slot.allocate_once(|| self.volume.allocate_on_device(slot.number(), 1))?;
         self.handle.claim(slot).map_err(FsError::from_journal)
     }
 
-    /// Changes an inode. It is encoded when the transaction locks, however often it changes.
+    /// Changes an inode. It is encoded once, when the transaction locks.
     pub(crate) fn update<R>(
         &mut self,
         node: &Arc<Node>,
@@ -181,7 +182,8 @@ impl<'v> Editor<'v> {
     ) -> Result<R> {
         let tid = self.tid();
         if node.dirty_tid.load(Ordering::Acquire) != tid {
-            // Loaded and claimed before it counts as dirty: afterwards nothing can fail.
+            // The block is loaded and claimed before the inode counts as dirty, because nothing may
+            // fail afterwards.
             let (block, offset) = self.volume.inode_place(node.ino())?;
             let slot = self.volume.slot(block);
             slot.get(|| self.volume.load_block(block))?;
@@ -193,32 +195,42 @@ impl<'v> Editor<'v> {
         }
         node.unsynced().changed_by.store(tid, Ordering::Release);
         self.log.count_update(node.ino());
-        // Where the Hurd keeps the number of a block, other systems count changes.
+        // The Hurd keeps a block number in the field where other systems count changes.
         let keeps_translator = self.volume.superblock().creator_os == OS_HURD;
         Ok(node.change(|data| {
-            // Times of writes are older than those of this change.
+            let stored = data.record.version;
+            // Pending times of writes are older than those of this change.
             if let Some(file) = node.file_in_use() {
                 file.store_stamp(data);
             }
-            let version = data.record.version;
+            let record = &data.record;
+            let (version, ctime, links) = (record.version, record.ctime, record.links);
             let result = change(data);
-            if keeps_translator && !data.record.flags.contains(InodeFlags::EA_INODE) {
-                data.record.version = version;
+            let record = &mut data.record;
+            if !record.flags.contains(InodeFlags::EA_INODE) {
+                // On such file systems the field is not a counter.
+                if keeps_translator {
+                    record.version = stored;
+                } else if record.version == version
+                    && (record.ctime, record.links) != (ctime, links)
+                {
+                    record.version = version.wrapping_add(1);
+                }
             }
             data.record.round_times();
             result
         }))
     }
 
-    /// The node of an inode that was just allocated: `data` is its first state.
+    /// Creates the node of a newly allocated inode: `data` is its first state.
     pub(crate) fn create_node(&mut self, ino: Ino, data: InodeData) -> Result<Arc<Node>> {
         let node = self.volume.install_node(ino, data);
         self.update(&node, |_| ())?;
         Ok(node)
     }
 
-    /// The operation cannot be finished and cannot be undone: nothing of this transaction may reach
-    /// the device (T2). Returns `error` for the caller to return.
+    /// Aborts the journal after an operation that can neither be finished nor undone: nothing of
+    /// this transaction may reach the device (T2). Returns `error` for the caller to return.
     pub(crate) fn fail(&self, error: FsError) -> FsError {
         self.log.abort(&error);
         error

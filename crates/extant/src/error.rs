@@ -19,19 +19,21 @@ use extant_jbd2::{
 use crate::zones::Zone;
 
 mod code;
+mod mount;
 mod path_part;
 
 pub use code::ErrorCode;
+pub use mount::{MountError, MountErrorKind};
 pub use path_part::PathPart;
 
-/// Shorthand for results of this crate.
+/// Result of operations of this crate.
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
 
-/// Why a file-system operation did not succeed.
+/// Error of a file-system operation.
 ///
 /// Display names the structure, inode, block and numbers involved, and leaves the cause to
-/// [`source`](std::error::Error::source). The frequent refusals allocate nothing: a lookup that
-/// misses is a hot path.
+/// [`source`](std::error::Error::source). The frequent refusals allocate nothing, because a lookup
+/// that misses is a hot path.
 ///
 /// ```
 /// use extant::{Family, FsError, Ino};
@@ -47,55 +49,56 @@ pub enum FsError {
     NotFound {
         /// The directory that was searched.
         dir: Ino,
-        /// Where in a path, from functions that take one.
+        /// The part of the path, from functions that take a path.
         at: Option<Box<PathPart>>,
     },
-    /// A directory was needed and this is something else.
+    /// The operation needs a directory, and the inode is of another kind.
     NotADirectory {
         /// The inode that is not a directory.
         ino: Ino,
-        /// Where in a path, from functions that take one.
+        /// The part of the path, from functions that take a path.
         at: Option<Box<PathPart>>,
     },
-    /// File contents were asked for and this is a directory.
+    /// The operation needs file contents, and the inode is a directory.
     IsADirectory {
         /// The directory.
         ino: Ino,
     },
-    /// File contents were asked for and this is a device, a pipe, a socket or a symlink.
+    /// The operation needs file contents, and the inode is a device, a pipe, a socket or a symbolic
+    /// link.
     NotARegularFile {
-        /// The inode that has no contents.
+        /// The inode without contents.
         ino: Ino,
     },
-    /// A symbolic link was needed and this is something else.
+    /// The operation needs a symbolic link, and the inode is of another kind.
     NotASymlink {
         /// The inode that is not a symbolic link.
         ino: Ino,
     },
-    /// One name of a path is longer than the format's 255 bytes.
+    /// A name is longer than the format's 255 bytes.
     NameTooLong {
         /// Length of the name in bytes.
         len: usize,
     },
-    /// More than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) symbolic links in one path.
+    /// The path leads through more than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) symbolic links.
     SymlinkLoop {
         /// The link at which resolution stopped.
         ino: Ino,
-        /// Where in a path, from functions that take one.
+        /// The part of the path, from functions that take a path.
         at: Option<Box<PathPart>>,
     },
-    /// A directory lies deeper in the tree than the operation goes.
+    /// A directory lies deeper in the tree than the operation descends.
     TooDeep {
         /// The directory that was not entered.
         ino: Ino,
-        /// The deepest level that is.
+        /// The deepest level that the operation enters.
         depth_max: usize,
     },
     /// The inode number does not exist on this image, or the inode is not in use.
     NoSuchInode {
-        /// The number asked for.
+        /// The requested number.
         ino: Ino,
-        /// How many inodes the image has; numbers run from 1 to this one.
+        /// Number of inodes of the image; inode numbers run from 1 to this value.
         inode_count: u32,
     },
     /// The inode has no extended attribute of that name.
@@ -103,60 +106,61 @@ pub enum FsError {
         /// The inode.
         ino: Ino,
     },
-    /// Contents or link target are encrypted and no key can be given.
+    /// The contents or the link target are encrypted, and extant takes no keys.
     Encrypted {
         /// The encrypted inode.
         ino: Ino,
-        /// What cannot be shown: `"contents"`, `"link target"` or `"directory entry names"`.
+        /// The part that cannot be shown: `"contents"`, `"link target"` or `"directory entry
+        /// names"`.
         what: &'static str,
     },
-    /// The bytes are not UTF-8 and a string was asked for.
+    /// The bytes are not UTF-8, and a string was requested.
     NotUtf8 {
         /// The file.
         ino: Ino,
-        /// How many bytes at the start are valid.
+        /// Number of valid bytes at the start.
         valid_up_to: usize,
     },
-    /// The file is larger than a call that reads it whole takes, or would become larger than a file
-    /// of this file system can be.
+    /// The file is larger than a call that reads whole files accepts, or would become larger than
+    /// the map of the file can reach.
     TooLarge {
         /// The file.
         ino: Ino,
-        /// Its size in bytes, or the one that was asked for.
+        /// The size of the file in bytes, or the requested one.
         bytes: u64,
-        /// The most there can be, in bytes.
+        /// The largest size, in bytes.
         limit: u64,
     },
     /// An argument is outside its documented range.
     InvalidArgument {
-        /// Which argument, and what its range is.
+        /// The argument and its range.
         what: &'static str,
     },
-    /// Direct I/O is aligned, or refused: [`DirectFile`](crate::DirectFile).
+    /// A direct I/O request is not aligned; see [`DirectFile`](crate::DirectFile).
     Misaligned {
-        /// Of what: `"offset"`, `"length"` or `"address of the memory"`.
+        /// The misaligned part: `"offset"`, `"length"` or `"address of the memory"`.
         what: &'static str,
-        /// What was given, in bytes.
+        /// Its value, in bytes.
         value: u64,
-        /// What it has to be a multiple of, in bytes.
+        /// The required alignment, in bytes.
         unit: u32,
     },
-    /// Files of this kind cannot do that.
+    /// Files of this kind do not support the operation.
     NotSupported {
         /// The file.
         ino: Ino,
-        /// What, and which files can.
+        /// The operation, and the files that support it.
         what: &'static str,
     },
     /// The handle or mount does not allow the operation.
     ReadOnly,
 
     // Refusals of a change.
-    /// The name is taken.
+    /// The name exists already.
     Exists {
         /// The directory.
         dir: Ino,
-        /// What the name stands for.
+        /// The inode that has the name.
         ino: Ino,
     },
     /// The directory has entries besides `.` and `..`.
@@ -164,37 +168,38 @@ pub enum FsError {
         /// The directory.
         ino: Ino,
     },
-    /// The name cannot be given to anything.
+    /// The name is not allowed.
     InvalidName {
-        /// What is wrong with it.
+        /// The rule that it breaks.
         what: &'static str,
     },
-    /// There is no room.
+    /// There is not enough free space.
     NoSpace {
-        /// What there is none of: `"blocks"`, `"inodes"`, `"index levels of the directory"`, …
+        /// The resource: `"blocks"`, `"inodes"`, `"index levels of the directory"`, …
         what: &'static str,
-        /// How many were wanted.
+        /// Number of units requested.
         wanted: u64,
-        /// How many are free.
+        /// Number of units available.
         free: u64,
     },
     /// A quota is used up.
     QuotaExceeded {
-        /// Whose: `"user"`, `"group"` or `"project"`.
+        /// The kind of quota: `"user"`, `"group"` or `"project"`.
         kind: &'static str,
-        /// Which one.
+        /// The id of the user, group or project.
         id: u32,
-        /// Of what: `"blocks"` or `"inodes"`.
+        /// The resource: `"blocks"` or `"inodes"`.
         what: &'static str,
     },
-    /// The inode has as many names, or the directory as many subdirectories, as the format counts.
+    /// The inode has as many names, or the directory as many subdirectories, as the format can
+    /// count.
     TooManyLinks {
         /// The inode.
         ino: Ino,
-        /// The most there can be.
+        /// The largest number of links.
         limit: u32,
     },
-    /// Its permissions do not let a user do that.
+    /// The permissions of an inode deny the access to a user.
     AccessDenied {
         /// The inode.
         ino: Ino,
@@ -205,17 +210,17 @@ pub enum FsError {
     NotPermitted {
         /// The inode.
         ino: Ino,
-        /// Why: for example `"it is immutable"`.
+        /// The reason: for example `"it is immutable"`.
         what: &'static str,
     },
-    /// The inode belongs to another project than the directory gives to all that is in it.
+    /// The directory gives its entries another project than the inode has.
     OtherProject {
         /// The inode.
         ino: Ino,
     },
-    /// The inode is a handle of another mount: names, links and rings stay within one.
+    /// The inode is a handle of another mount: links, renames and rings stay within one mount.
     OtherFileSystem {
-        /// Its number there.
+        /// The number of the inode in its own file system.
         ino: Ino,
     },
     /// A directory cannot move into itself or below.
@@ -223,25 +228,32 @@ pub enum FsError {
         /// The directory.
         ino: Ino,
     },
-    /// The inode has an extended attribute of that name already.
+    /// The inode already has an extended attribute of that name.
     AttributeExists {
         /// The inode.
         ino: Ino,
     },
-    /// The system starts no thread: as many as it allows are running.
+    /// The system cannot start a thread, mostly because its limit is reached.
     NoThread {
-        /// What it says.
+        /// Message of the system.
         why: Box<str>,
     },
     /// The mount is frozen: [`Fs::freeze`](crate::Fs::freeze).
     Frozen,
-    /// The page cache has no room, or no memory.
+    /// An operation of a [ring](crate::ring) or the opening of an image was cancelled. A ring's
+    /// operation has changed nothing.
+    OperationCancelled {
+        /// The cause of the cancellation.
+        why: &'static str,
+    },
+    /// The page cache has no room, or the system no memory for it.
     PageCache(CacheError),
-    /// Writeback of the file failed since it was opened or last synced; the data was kept.
+    /// Writeback of the file failed since it was opened or last synced; the data was kept in
+    /// memory.
     WritebackFailed {
         /// The file.
         ino: Ino,
-        /// How often.
+        /// Number of failures.
         failures: u64,
     },
     /// The attribute value is longer than this file system can hold.
@@ -250,29 +262,29 @@ pub enum FsError {
         ino: Ino,
         /// Length of the value in bytes.
         bytes: u64,
-        /// The longest value there can be.
+        /// The longest possible value, in bytes.
         limit: u64,
     },
-    /// Somebody else has the file system open for writing.
+    /// Another program or host has the file system open for writing.
     InUse {
-        /// Who, as far as the image says.
+        /// The user of the file system, as far as the image records it.
         by: Box<str>,
     },
-    /// The journal stopped after a failure; nothing more is written until the next mount.
+    /// The journal aborted after a failure; nothing more is written until the next mount.
     Aborted {
-        /// Linux errno of the failure, positive: `EUCLEAN` or `EBADMSG` when it was damage of the
-        /// image, and not the device.
+        /// Linux errno of the failure, positive: `EUCLEAN` or `EBADMSG` for damage of the image,
+        /// another one for a failing device.
         errno: i32,
-        /// The failure, in words.
+        /// Message of the failure.
         why: Box<str>,
     },
 
     // Refusals of a whole image.
-    /// There is no ext2, ext3 or ext4 superblock where one was looked for.
+    /// There is no ext2, ext3 or ext4 superblock at the expected place.
     NotExt {
-        /// Byte offset of the superblock that was looked at.
+        /// Byte offset at which the superblock was expected.
         offset: u64,
-        /// What stands in the magic field; `None` when the device ends before it.
+        /// The value of the magic field; `None` when the device ends before it.
         magic: Option<u16>,
     },
     /// The device holds an external journal and not a file system.
@@ -280,14 +292,14 @@ pub enum FsError {
         /// UUID of the journal.
         uuid: [u8; 16],
     },
-    /// The image needs features that this build does not know.
+    /// The image needs features that this build does not support.
     Unsupported {
-        /// What was tried: `"read"` or `"write"`.
+        /// The intended access: `"read"` or `"write"`.
         wanted: &'static str,
         /// The features by name, separated by `", "`; unknown bits as `FEATURE_I12`.
         features: Box<str>,
     },
-    /// The journal lives on another device which the caller did not pass.
+    /// The journal is on another device, which the caller did not pass.
     JournalDeviceMissing {
         /// UUID of the journal that the superblock names.
         uuid: [u8; 16],
@@ -321,9 +333,9 @@ pub enum FsError {
         /// Bytes of the device.
         device_bytes: u64,
     },
-    /// The journal cannot be looked through. Ignoring it shows a state that never was.
+    /// The journal cannot be read. Ignoring it would show a state that never existed.
     Journal(Box<RecoveryError>),
-    /// The device passed as journal is none, or is damaged.
+    /// The device passed as journal is not a journal, or is damaged.
     JournalDevice(Box<ExternalJournalError>),
 
     /// The file or disk cannot be opened as a device, from [`Fs::open_path`](crate::Fs::open_path) and
@@ -333,20 +345,20 @@ pub enum FsError {
     // Device.
     /// The device failed; the error names the device and the bytes.
     Device(DeviceError),
-    /// There is no room where the device lies: the disk that holds an image file is full. What was not
-    /// stored is kept, and is stored when there is room.
+    /// The host file system or pool under the device has no space left. Data that was not stored is
+    /// kept in memory, and is stored when there is space.
     DeviceFull(DeviceError),
 }
 
-/// What is wrong with a damaged structure.
+/// The way in which a structure is damaged.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The stored checksum is not the computed one.
+    /// The stored checksum differs from the computed one.
     Checksum {
-        /// As stored on the device.
+        /// The stored value.
         stored: u32,
-        /// As computed from the contents.
+        /// The value computed from the contents.
         computed: u32,
     },
     /// One field breaks the rule named in `rule`.
@@ -360,18 +372,18 @@ pub enum Fault {
     },
     /// The structure contradicts itself or another one.
     Rule(&'static str),
-    /// What is mapped, or pointed to, belongs to the file system itself.
+    /// A map or a pointer leads to metadata of the file system.
     Zone {
-        /// The block of the file, where it is one of its contents.
+        /// The file block, if the pointer belongs to a file's contents.
         file_block: Option<u64>,
-        /// What is there.
+        /// The metadata at that place.
         zone: Zone,
     },
     /// The decoder of the structure rejected it.
     Decode(Box<dyn StdError + Send + Sync>),
 }
 
-/// What kind of answer an error is; see [`FsError::family`].
+/// Class of an error by the caller's reaction; see [`FsError::family`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Family {
     /// A correct answer about the name space, the request or what this build can do.
@@ -395,7 +407,7 @@ impl From<CacheError> for FsError {
 }
 
 impl FsError {
-    /// Which family the error belongs to.
+    /// Returns the family of the error.
     pub fn family(&self) -> Family {
         match self {
             Self::NotFound { .. }
@@ -427,6 +439,7 @@ impl FsError {
             | Self::OtherFileSystem { .. }
             | Self::NoThread { .. }
             | Self::Frozen
+            | Self::OperationCancelled { .. }
             | Self::IntoItself { .. }
             | Self::AttributeExists { .. }
             | Self::AttributeTooLarge { .. }
@@ -470,7 +483,7 @@ impl FsError {
             Self::NameTooLong { .. } => errno::ENAMETOOLONG,
             Self::SymlinkLoop { .. } => errno::ELOOP,
             Self::TooDeep { .. } => errno::ENAMETOOLONG, // Its path would be.
-            // What Linux answers for a file handle whose inode is gone.
+            // Linux gives this answer for a file handle whose inode is gone.
             Self::NoSuchInode { .. } => errno::ESTALE,
             Self::NoAttribute { .. } => errno::ENODATA,
             Self::Encrypted { .. } => errno::ENOKEY,
@@ -494,7 +507,9 @@ impl FsError {
             Self::InUse { .. } | Self::Frozen => errno::EBUSY,
             Self::OtherProject { .. } | Self::OtherFileSystem { .. } => errno::EXDEV,
             Self::NoThread { .. } => errno::EAGAIN,
-            // What mount(2) says on Linux for the next five, and for a journal it does not know.
+            Self::OperationCancelled { .. } => errno::ECANCELED,
+            // The next five, and a journal with unknown features, have the numbers of mount(2) on
+            // Linux.
             Self::NotExt { .. } => errno::EINVAL,
             Self::ExternalJournal { .. } => errno::EINVAL,
             Self::Unsupported { .. } => errno::EINVAL,
@@ -518,7 +533,7 @@ impl FsError {
         }
     }
 
-    /// What the writing half of the journal answered.
+    /// Converts an error of the writing half of the journal.
     pub(crate) fn from_journal(error: JournalError) -> FsError {
         match error {
             JournalError::Device(error) => FsError::from(error),
@@ -533,12 +548,13 @@ impl FsError {
         }
     }
 
-    /// Whether there was no room for a change, here or where the device lies, or none within a quota.
+    /// Returns whether the cause is a lack of space, in the file system or under the device, or an
+    /// exceeded quota.
     pub(crate) fn is_no_room(&self) -> bool {
         matches!(self, Self::NoSpace { .. } | Self::QuotaExceeded { .. } | Self::DeviceFull(_))
     }
 
-    /// The message with those of the causes, for where only words are kept.
+    /// Returns the message followed by those of the causes, for places that keep only text.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
@@ -550,7 +566,7 @@ impl FsError {
         text
     }
 
-    /// The journal cannot be written to.
+    /// Converts an error of opening the journal for writing.
     pub(crate) fn journal_open(error: JournalOpenError) -> FsError {
         match error {
             JournalOpenError::Unmapped { .. } => {
@@ -568,7 +584,7 @@ impl FsError {
         FsError::JournalDevice(Box::new(error))
     }
 
-    /// Damage of `structure`, owned by `ino`, read from `block`.
+    /// Creates an error for damage of `structure`, owned by `ino`, read from `block`.
     pub(crate) fn corrupt(
         structure: &'static str,
         ino: impl Into<Option<Ino>>,
@@ -658,6 +674,9 @@ impl fmt::Display for FsError {
                 write!(f, "inode {ino} is of another mounted file system: copy it instead")
             }
             Self::Frozen => f.write_str("the file system is frozen: thaw it first"),
+            Self::OperationCancelled { why } => {
+                write!(f, "the operation was cancelled before it began: {why}")
+            }
             Self::NoThread { why } => write!(f, "no thread could be started: {why}"),
             Self::OtherProject { ino } => {
                 write!(f, "inode {ino} belongs to another project than the directory")
@@ -743,7 +762,7 @@ impl StdError for FsError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Device(error) | Self::DeviceFull(error) => error.source(),
-            // Display shows the error itself.
+            // Display shows the inner error itself, so the source is its cause.
             Self::Open(error) => error.source(),
             Self::Journal(error) => error.source(),
             Self::JournalDevice(error) => error.source(),
@@ -752,7 +771,8 @@ impl StdError for FsError {
     }
 }
 
-/// An unreadable log is the device's fault; one of unknown features is nobody's.
+/// Returns the family of a journal error: an unreadable log is a device error, an unknown feature a
+/// refusal.
 fn journal_family(error: &RecoveryError) -> Family {
     match error {
         RecoveryError::Read(JournalReadError::Device { .. }) => Family::Device,
@@ -835,11 +855,12 @@ mod errno {
     pub(super) const ESTALE: i32 = 116;
     pub(super) const EUCLEAN: i32 = 117;
     pub(super) const EDQUOT: i32 = 122;
+    pub(super) const ECANCELED: i32 = 125;
     pub(super) const ENOMEM: i32 = 12;
     pub(super) const ENOKEY: i32 = 126;
 }
 
-// Errors travel in every Result: a large one makes every successful call copy more.
+// Every Result holds an error: a large one would slow every successful call.
 const _: () = assert!(std::mem::size_of::<FsError>() <= 80);
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Nodes of extent trees, decoded.
+//! Decoded nodes of extent trees.
 
 use extant_format::extent::{self, Entries, Expect, Extent, ExtentFault, Index, Node};
 
 /// A node of an extent tree, checked and decoded once.
 #[derive(Debug)]
 pub(crate) struct ExtentNode {
-    /// What the parent said when this was decoded; `None` for a root. The same block reached in
-    /// another way (only on a damaged image) is decoded again.
+    /// The parent's constraints at the time of decoding; `None` for a root. The same block reached
+    /// from another parent (only in a damaged image) is decoded again.
     pub(crate) expect: Option<Expect>,
     pub(crate) records: Records,
 }
@@ -18,12 +18,12 @@ pub(crate) enum Records {
 }
 
 impl ExtentNode {
-    /// The root, from `i_block`.
+    /// Decodes the root in `i_block`.
     pub(crate) fn decode_root(i_block: &[u8; extent::ROOT_BYTES]) -> Result<Self, ExtentFault> {
         Node::decode_root(i_block).map(|node| Self::from_node(&node, None))
     }
 
-    /// A node below the root, whose parent says `expect`.
+    /// Decodes a node below the root, whose parent gives `expect`.
     pub(crate) fn decode_block(bytes: &[u8], expect: Expect) -> Result<Self, ExtentFault> {
         Node::decode_block(bytes, expect).map(|node| Self::from_node(&node, Some(expect)))
     }

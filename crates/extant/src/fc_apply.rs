@@ -1,24 +1,24 @@
-//! What fast commits promise, made true at a writable mount.
+//! Applying fast commits at a writable mount.
 //!
 //! # Place
 //!
 //! Below: maps, directories, allocator, orphans, all in one transaction. Above: mounting calls
 //! [`apply`] after the full commits were replayed, and before anything else is changed.
 //!
-//! # Why one transaction
+//! # One transaction
 //!
-//! Fast commits count as long as the log has no complete transaction of their number. The changes
-//! made here are that transaction: before its commit block is durable another mount applies the
-//! fast commits again, to what the replay of full commits gives; afterwards they are history.
-//! Nothing is written home before.
+//! Fast commits are valid while the log has no complete transaction of their number. The changes
+//! made here are that transaction: before its commit block is durable, another mount applies the
+//! fast commits again, to the result of the replay; afterwards they are void. Nothing is written to
+//! its final place before.
 //!
 //! # Order
 //!
-//! 1. Blocks and inodes that are said to be in use are marked so, before anything is allocated.
+//! 1. Blocks and inodes recorded as in use are marked so, before anything is allocated.
 //! 2. Inodes: attributes, then maps.
-//! 3. Names, counting what each inode gains and loses.
+//! 3. Names, counting the names that each inode gains and loses.
 //! 4. Link counts; inodes without links become orphans, and recovery deletes them.
-//! 5. Blocks that no map names any more are freed.
+//! 5. Blocks that are in no map any more are freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -34,7 +34,7 @@ use crate::alloc::{Purpose, Run};
 use crate::dir::edit as dir_edit;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::fs::Fs;
-use crate::map::{self, FILE_BLOCKS_END, MappingKind};
+use crate::map::{self, Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::node::{InodeData, Node, Settled};
 use crate::txn::Txn;
 
@@ -46,17 +46,17 @@ const EMPTY_TREE: [u8; 12] = [0x0a, 0xf3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0];
 ///
 /// # Errors
 ///
-/// Damage, in the file system or in the fast commits; no room, in the file system or in one
-/// transaction of the log. The journal is stopped then, and the log as before.
+/// Damage, in the file system or in the fast commits; no space, in the file system or in one
+/// transaction of the log. The journal is aborted then, and the log is unchanged.
 pub(crate) fn apply(fs: &Fs, overlay: &FastCommitOverlay) -> Result<()> {
     let volume = fs.volume();
     let writer = volume.writer()?;
     let journal = writer.journal();
-    // All there is: how much is needed shows when it is done.
+    // All credits: the number needed is known only afterwards.
     let mut txn = Txn::begin(volume, journal.credits_max())?;
     txn.never_restart();
     let tid = txn.tid();
-    // It had room when it was done.
+    // The original change had enough space.
     let done = txn.rescue(|txn| Work::new(fs, overlay).run(txn));
     let done = done.map_err(|error| txn.fail(error));
     drop(txn);
@@ -64,10 +64,10 @@ pub(crate) fn apply(fs: &Fs, overlay: &FastCommitOverlay) -> Result<()> {
     journal.commit(tid).map_err(FsError::from_journal)
 }
 
-/// One inode that is mentioned.
+/// An inode in the fast commits.
 struct Touched {
     node: Arc<Node>,
-    /// Links that the inode table had for it; 0 for a new one.
+    /// Links in the stored inode; 0 for a new one.
     links_before: u16,
     is_new: bool,
 }
@@ -76,16 +76,16 @@ struct Work<'a> {
     fs: &'a Fs,
     overlay: &'a FastCommitOverlay,
     touched: BTreeMap<Ino, Touched>,
-    /// What each inode gained and lost in names.
+    /// Names that each inode gained and lost.
     names: BTreeMap<Ino, i64>,
-    /// Names that the fast commits say each inode has. All that a new inode has: names at home are of
-    /// an earlier one with its number.
+    /// Names that the fast commits give each inode. A new inode has only these: stored names belong
+    /// to an earlier inode with its number.
     present: BTreeMap<Ino, i64>,
-    /// What each directory gained and lost in subdirectories.
+    /// Subdirectories that each directory gained and lost.
     subdirectories: BTreeMap<Ino, i64>,
-    /// Blocks that maps no longer name.
+    /// Blocks that are no longer in a map.
     unmapped: Vec<Extent>,
-    /// Clusters that the maps of touched inodes name now, by number.
+    /// Clusters in the maps of touched inodes, by number.
     named: Vec<Range<u64>>,
 }
 
@@ -130,7 +130,8 @@ impl<'a> Work<'a> {
         self.free(txn)
     }
 
-    /// What is at home under that number, with or without links; `None` when it is not in use.
+    /// Returns the stored inode of that number, with or without links; `None` when it is not in
+    /// use.
     fn at_home(&self, txn: &Txn<'_>, ino: Ino) -> Result<Option<InodeData>> {
         if !txn.writer().alloc().has_inode(txn, ino)? {
             return Ok(None);
@@ -142,11 +143,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The pieces of a file that are mapped somewhere, and those that are nowhere.
+    /// Returns the recorded ranges of a file: the mapped ones, and the removed ones.
     fn pieces(inode: &FcInode) -> impl Iterator<Item = (Range<u64>, Option<Extent>)> + '_ {
         let mut at = 0u64;
         std::iter::from_fn(move || {
-            // Each round moves forward by at least one block, over pieces that were records.
+            // Each round advances by at least one block, over ranges that were records.
             loop {
                 let block = u32::try_from(at).ok().map(FileBlock)?;
                 let (len, piece) = match inode.map(block) {
@@ -155,7 +156,7 @@ impl<'a> Work<'a> {
                     FcMapping::Mapped(extent) => (extent.len, Some(Some(extent))),
                 };
                 let range = at..at + u64::from(len.0.max(1));
-                // A length of 2^32 - 1 stands for "to the end".
+                // A length of 2^32 - 1 means "to the end".
                 at = if len.0 == u32::MAX { FILE_BLOCKS_END } else { range.end };
                 if let Some(piece) = piece {
                     return Some((range, piece));
@@ -168,7 +169,7 @@ impl<'a> Work<'a> {
         let alloc = txn.writer().alloc();
         let Some((merged, _)) = self.merged(txn, ino, inode)? else { return Ok(()) };
         if merged.links == 0 && !alloc.has_inode(txn, ino)? {
-            // It came and went.
+            // The inode was created and removed again.
             return Ok(());
         }
         if merged.kind() == Some(FileKind::Directory) {
@@ -182,8 +183,8 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The record as the fast commits leave it, decoded and with all its bytes; `None` when only
-    /// ranges are said, of an inode that is not in use.
+    /// Returns the record after the fast commits, decoded and with all its bytes; `None` when only
+    /// ranges are recorded, of an inode that is not in use.
     fn merged(
         &self,
         txn: &Txn<'_>,
@@ -194,7 +195,7 @@ impl<'a> Work<'a> {
         if ino.0 == 0 || ino.0 > volume.inode_count() {
             return Err(damaged(ino, "there is no inode of that number"));
         }
-        // Of an inode that is not in use, whatever was there once does not count.
+        // The old bytes of an inode that is not in use are ignored.
         let raw = match txn.writer().alloc().has_inode(txn, ino)? {
             true => volume.raw_inode(ino)?.map(|(raw, _)| raw),
             false => None,
@@ -210,12 +211,12 @@ impl<'a> Work<'a> {
         Ok(Some((record, merged.into_boxed_slice())))
     }
 
-    /// Makes or changes an inode. Its map stays as it is at home, or is empty.
+    /// Creates or changes an inode. Its map stays as stored, or is empty.
     fn attributes(&self, txn: &mut Txn<'_>, ino: Ino, inode: &FcInode) -> Result<Option<Touched>> {
         let home = self.at_home(txn, ino)?;
         let Some((mut record, raw)) = self.merged(txn, ino, inode)? else { return Ok(None) };
         if inode.image().is_none() {
-            // Only ranges: the inode must be there.
+            // Only ranges are recorded: the inode must exist.
             let Some(home) = home else { return Ok(None) };
             let links_before = home.record.links;
             let node = self.node(ino, home);
@@ -269,8 +270,8 @@ impl<'a> Work<'a> {
         nodes.get_or_insert_with(ino, || Arc::new(Node::new(home)))
     }
 
-    /// The number was freed and given to another inode: what the first one had goes, and its names
-    /// go with the names.
+    /// Removes the contents of an inode whose number was freed and given to another one; its names
+    /// are removed with the other names.
     fn bury(&self, txn: &mut Txn<'_>, ino: Ino, old: InodeData) -> Result<()> {
         let node = self.node(ino, old);
         node.life().lose_names();
@@ -279,19 +280,25 @@ impl<'a> Work<'a> {
         self.fs.delete_now(txn, dying)
     }
 
-    /// How many clusters the map of a file names, and which.
+    /// Returns the number of clusters in the map of a file, and their ranges.
     fn clusters(&self, node: &Arc<Node>) -> Result<(u64, Vec<Range<u64>>)> {
         let bits = self.fs.superblock().cluster_bits();
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut count = 0;
-        for run in self.fs.view(node).map(0..FILE_BLOCKS_END) {
-            let run = run?;
+        // The file system is not shared yet, and a handle is open, so the locks of `Inode::map`
+        // must not be taken.
+        let view = self.fs.view(node);
+        let mut cursor = Cursor::new(&view);
+        let mut at = 0;
+        while at < FILE_BLOCKS_END {
+            let run = cursor.run(&view, at, FILE_BLOCKS_END)?;
+            at = run.file_end();
             let (MappingKind::Mapped(start) | MappingKind::Unwritten(start)) = run.kind else {
                 continue;
             };
             let first = start.0 >> bits;
             let end = ((start.0 + run.len - 1) >> bits) + 1;
-            // The cluster that the run before ended in counts once.
+            // The cluster in which the previous run ended counts once.
             let shared = ranges.last().is_some_and(|last| last.end == first + 1);
             count += end - first - u64::from(shared);
             ranges.push(first..end);
@@ -328,7 +335,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The node of an inode that is in use once this is applied.
+    /// Returns the node of an inode that is in use once this is applied.
     fn target(&mut self, txn: &Txn<'_>, ino: Ino) -> Result<Option<Arc<Node>>> {
         if let Some(touched) = self.touched.get(&ino) {
             return Ok(Some(Arc::clone(&touched.node)));
@@ -344,7 +351,7 @@ impl<'a> Work<'a> {
     fn directory(&mut self, txn: &mut Txn<'_>, ino: Ino, says: &FcDirectory) -> Result<()> {
         let fs = self.fs;
         let Some(dir) = self.target(txn, ino)? else {
-            // Made and removed again.
+            // The inode was created and removed again.
             return Ok(());
         };
         if dir.with(|data| data.kind != FileKind::Directory) {
@@ -390,12 +397,12 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// `dir` gained or lost a name of `ino`.
+    /// Counts a name of `ino` that `dir` gained or lost.
     fn count(&mut self, txn: &Txn<'_>, dir: Ino, ino: Ino, by: i64) -> Result<()> {
         *self.names.entry(ino).or_default() += by;
         let target = match self.target(txn, ino) {
             Ok(target) => target,
-            // The name is gone, and what it stood for is e2fsck's.
+            // The name is gone, and its inode is left to e2fsck.
             Err(error) if by < 0 && error.family() == Family::Damage => None,
             Err(error) => return Err(error),
         };
@@ -426,10 +433,10 @@ impl<'a> Work<'a> {
             let before = i64::from(touched.links_before);
             let links = if is_dir {
                 match (touched.is_new, gained) {
-                    // Removed, or never named.
+                    // The directory was removed, or never had a name.
                     (true, None | Some(..=0)) | (false, Some(..=-1)) => 0,
                     (true, _) => 2 + below,
-                    // 1 stands for "many".
+                    // 1 means "many".
                     (false, _) if before == 1 => 1,
                     (false, _) => (before + below).max(2),
                 }
@@ -453,7 +460,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Frees what was unmapped and is in no map of a touched inode.
+    /// Frees the unmapped blocks that are in no map of a touched inode.
     fn free(&mut self, txn: &mut Txn<'_>) -> Result<()> {
         let bits = self.fs.superblock().cluster_bits();
         let mut named = std::mem::take(&mut self.named);
@@ -465,7 +472,7 @@ impl<'a> Work<'a> {
             gone.extend(first..=last);
         }
         // Ranges of different files do not overlap in a sound file system; in another one the
-        // bitmap's own checks refuse.
+        // checks of the bitmap fail.
         let is_named = |cluster: u64| {
             named
                 .partition_point(|range| range.start <= cluster)
@@ -485,17 +492,17 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The 60 bytes are a map of blocks, not a target, data or a device number.
+/// Returns whether the 60 bytes hold a map, not a target, data or a device number.
 fn keeps_map(record: &Record) -> bool {
     let flags = record.flags;
     !flags.contains(InodeFlags::INLINE_DATA)
         && (flags.contains(InodeFlags::EXTENTS) || record.kind() == Some(FileKind::Regular))
 }
 
-/// A map of nothing.
+/// Sets an empty map.
 fn empty_map(record: &mut Record, is_dir: bool) {
     if is_dir {
-        // It gets a block of its own.
+        // The directory gets a block of its own.
         record.flags -= InodeFlags::INLINE_DATA | InodeFlags::INDEX;
     }
     record.block = [0; 60];
@@ -506,7 +513,7 @@ fn empty_map(record: &mut Record, is_dir: bool) {
     }
 }
 
-/// Gives an inode new fields and a new attribute space.
+/// Sets the fields and the attribute space of an inode.
 fn set(data: &mut InodeData, record: Record, raw: Box<[u8]>) {
     data.set_block_area(record.block);
     data.record = record;

@@ -1,25 +1,25 @@
-//! Holding every change back, so that the device stands still: for a snapshot of it by other means.
+//! Freezing a mount: changes are held back, so that the device does not change during a snapshot.
 //!
 //! # Place
 //!
-//! Below: `freeze_gate`, whose rules hold here, and what brings a mount to rest. Above: programs.
+//! Below: `freeze_gate`, whose rules hold here, and [`Fs::rest`]. Above: programs.
 
 use std::fmt;
 
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
 
-/// A mount that stands still, from [`Fs::freeze`]. It goes on when this is dropped.
+/// A frozen mount, from [`Fs::freeze`]. Dropping it thaws the mount.
 #[must_use = "the mount goes on when this is dropped"]
 pub struct Frozen {
     fs: Fs,
 }
 
 impl Frozen {
-    /// The mount goes on: those who wait to change something do.
+    /// Thaws the mount: waiting changes continue.
     pub fn thaw(self) {}
 
-    /// The file system, to be read.
+    /// Returns the file system, for reading.
     pub fn fs(&self) -> &Fs {
         &self.fs
     }
@@ -41,26 +41,29 @@ impl fmt::Debug for Frozen {
 }
 
 impl Fs {
-    /// Makes this mount stand still until the result is dropped: waits for the changes that are under way, makes
-    /// everything durable, empties the journal and marks the image clean, as unmounting does. Until then nothing
-    /// is written to the device, so that a copy of it is an image that was unmounted. Files that were removed and are
-    /// still open are orphans there, which the next mount deletes.
+    /// Freezes this mount until the result is dropped: waits for the changes under way, makes
+    /// everything durable, empties the journal and marks the image clean, like an unmount. While
+    /// the mount is frozen nothing is written to the device, so that a copy of it is an unmounted
+    /// image. Files that were removed and are still open are orphans there, which the next mount
+    /// deletes.
     ///
-    /// Meanwhile reads go on, and whoever changes something waits, in any thread: also in the one that has frozen it,
-    /// for ever. Attempts are refused ([`WaitReason::Frozen`](crate::WaitReason::Frozen)), access times are not noted,
-    /// a sync returns at once because there is nothing to write. What programs store through maps
-    /// ([`MappedFile`](crate::MappedFile)) stays in memory until the thaw. What goes on writing are the beats of
-    /// multi-mount protection.
+    /// Reads continue meanwhile, and changes wait, in any thread: a change by the thread that holds
+    /// the frozen mount waits for ever. Attempts are refused
+    /// ([`WaitReason::Frozen`](crate::WaitReason::Frozen)), access times are not noted, a sync
+    /// returns at once because there is nothing to write. Stores through maps
+    /// ([`MappedFile`](crate::MappedFile)) stay in memory until the thaw. Only multi-mount
+    /// protection continues to write its block.
     ///
     /// # Errors
     ///
-    /// [`FsError::Frozen`] (`EBUSY`) while it is frozen already. Those of [`sync`](Self::sync): it goes on then as
-    /// before. A mount for reading stands still anyway.
+    /// [`FsError::Frozen`] (`EBUSY`) when the mount is frozen already. Those of
+    /// [`sync`](Self::sync), after which the mount is not frozen. A read-only mount needs no
+    /// freezing, and the call succeeds.
     ///
     /// # Cost
     ///
-    /// That of [`rest`](Self::rest). A change that need not wait pays two atomic operations on a line of its
-    /// thread.
+    /// That of [`rest`](Self::rest). A change that need not wait costs two atomic operations on a
+    /// cache line of its thread.
     ///
     /// # Example
     ///
@@ -77,19 +80,19 @@ impl Fs {
         let Ok(writer) = self.volume().writer() else { return Ok(Frozen { fs: self.clone() }) };
         writer.check_running()?;
         let _inside = writer.freeze_gate().try_close().ok_or(FsError::Frozen)?;
-        // From here on a failure opens it again.
+        // From here on an error thaws the mount, when `frozen` is dropped.
         let frozen = Frozen { fs: self.clone() };
         match self.rest()? {
             true => {
                 log::debug!("{}: frozen", self.device().describe());
                 Ok(frozen)
             }
-            // Nobody is inside, so nobody can come in between.
+            // No other thread is inside the gate, so no change can come in between.
             false => Err(FsError::Frozen),
         }
     }
 
-    /// Whether [`freeze`](Self::freeze) holds changes back at the moment.
+    /// Returns whether [`freeze`](Self::freeze) holds changes back at the moment.
     pub fn is_frozen(&self) -> bool {
         self.volume().writer().is_ok_and(|writer| writer.freeze_gate().is_closed())
     }

@@ -1,17 +1,19 @@
-//! The way in for changes, which can be closed.
+//! The gate for changes, which a freeze closes.
 //!
 //! # Place
 //!
-//! Below: `extant-sync`. Above: `writer`, which has it; `freeze` closes it; every operation that changes something or
-//! writes what was changed [enters](FreezeGate::enter) first, in front of its locks; what it calls may enter again.
+//! Below: `extant-sync`. Above: `writer`, which owns it; `freeze` closes it; every operation that
+//! changes something or writes changes back [enters](FreezeGate::enter) first, before its locks;
+//! functions that it calls may enter again.
 //!
 //! # Rules
 //!
-//! - Z1. Nothing of this mount reaches the device while it is frozen, but the beats of multi-mount protection, and the
-//!   superblock when a failure stops the mount.
-//! - Z2. Who waits for a thaw has no lock: those inside may need it, and whoever freezes waits for them.
-//! - Z3. A sync has nothing to wait for while it is frozen: what was written before is durable. Only stores through maps
-//!   go on, in memory; a sync that finds some waits for the thaw.
+//! - Z1. A frozen mount writes nothing to the device, except for the block of multi-mount
+//!   protection, and the superblock when a failure aborts the mount.
+//! - Z2. A thread that waits for a thaw holds no lock: threads inside may need it, and the freezing
+//!   thread waits for them.
+//! - Z3. A sync on a frozen mount need not wait: everything written before is durable. Only stores
+//!   through maps continue, in memory; a sync that finds some waits for the thaw.
 
 use std::cell::Cell;
 use std::ptr;
@@ -20,14 +22,14 @@ use extant_base::sabotage;
 use extant_sync::{Gate, Lane, Mutex, Rank, check_may_wait};
 
 thread_local! {
-    /// The gate that this thread is inside of.
+    /// The gate that this thread has entered.
     static INSIDE: Cell<*const Gate> = const { Cell::new(ptr::null()) };
 }
 
-/// What changes pass by.
+/// The gate that changes pass through.
 pub(crate) struct FreezeGate {
     gate: Gate,
-    /// Carries the rank of who may have to wait for a thaw; held for no time.
+    /// A lock with the rank of waiting for a thaw, taken only to check the order of locks.
     probe: Mutex<()>,
 }
 
@@ -37,11 +39,11 @@ impl Default for FreezeGate {
     }
 }
 
-/// A thread is inside: nobody freezes until this is dropped.
+/// A thread inside the gate: no freeze completes until this is dropped.
 #[must_use]
 pub(crate) struct Inside<'w> {
     gate: &'w Gate,
-    /// `None` for who was inside already.
+    /// `None` if the thread was inside already.
     lane: Option<Lane>,
     before: *const Gate,
 }
@@ -62,7 +64,7 @@ impl Drop for Inside<'_> {
 }
 
 impl FreezeGate {
-    /// Goes in to change something, or to write what was changed; waits while the mount is frozen.
+    /// Enters to change something, or to write changes back; waits while the mount is frozen.
     pub(crate) fn enter(&self) -> Inside<'_> {
         loop {
             if cfg!(debug_assertions) && !self.is_inside() {
@@ -75,7 +77,7 @@ impl FreezeGate {
         }
     }
 
-    /// [`enter`](Self::enter) of who does not wait: `None` while the mount is frozen.
+    /// Enters like [`enter`](Self::enter) without waiting: `None` while the mount is frozen.
     pub(crate) fn try_enter(&self) -> Option<Inside<'_>> {
         if self.is_inside() || sabotage("extant.freeze.others-go-on") {
             return Some(Inside::new(&self.gate, None));
@@ -83,7 +85,7 @@ impl FreezeGate {
         self.gate.try_enter().map(|lane| Inside::new(&self.gate, Some(lane)))
     }
 
-    /// [`enter`](Self::enter) of a sync: `None` while the mount is frozen, if there is nothing to write (Z3).
+    /// Enters for a sync: `None` while the mount is frozen and there is nothing to write (Z3).
     pub(crate) fn enter_to_sync(&self, is_clean: impl Fn() -> bool) -> Option<Inside<'_>> {
         match self.try_enter() {
             None if is_clean() => None,
@@ -92,29 +94,29 @@ impl FreezeGate {
         }
     }
 
-    /// Closes the way in, waits until nobody is inside, and is inside then, alone. `None` when it is closed already. The
-    /// caller is not inside.
+    /// Closes the gate, waits until no thread is inside, and enters alone. `None` when it is closed
+    /// already. The caller is not inside.
     pub(crate) fn try_close(&self) -> Option<Inside<'_>> {
         check_may_wait("those who change something");
         self.gate.try_close().then(|| Inside::new(&self.gate, None))
     }
 
-    /// Opens it again.
+    /// Opens the gate again.
     pub(crate) fn open(&self) {
         self.gate.open();
     }
 
-    /// Whether this thread has entered.
+    /// Returns whether this thread has entered.
     fn is_inside(&self) -> bool {
         ptr::eq(INSIDE.get(), &self.gate)
     }
 
-    /// Whether the gate is closed, or about to be.
+    /// Returns whether the gate is closed, or about to be.
     pub(crate) fn is_closed(&self) -> bool {
         self.gate.is_shut()
     }
 
-    /// Whether this thread may change something now: a check of this crate's own (Z1).
+    /// Returns whether this thread may change something now, for assertions (Z1).
     pub(crate) fn may_change(&self) -> bool {
         self.is_inside() || !self.is_closed()
     }

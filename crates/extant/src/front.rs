@@ -1,5 +1,5 @@
-//! What the front end of an operating system needs beyond the calls of programs: times that another
-//! cache has kept, access times by rule, and an end without warning.
+//! Calls that front ends of operating systems need beyond those of programs: times kept by another
+//! cache, access times by rule, and ending a mount abruptly.
 
 use extant_format::inode::InodeFlags;
 use extant_format::time::Timestamp;
@@ -11,15 +11,16 @@ use crate::txn::Txn;
 
 /// Credits to change the times of one inode.
 const CREDITS: u32 = 4;
-/// Seconds after which an access time counts as old: a day.
+/// Age in seconds from which an access time is updated: a day.
 const OLD: i64 = 24 * 60 * 60;
 
-/// When reading changes the access time.
+/// Rule by which reading updates the access time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum AccessRule {
-    /// Each time.
+    /// Every read updates it.
     Strict,
-    /// When it is not after the last change of contents or attributes, or is a day old: `relatime`.
+    /// A read updates it if it is not after the last change of contents or attributes, or a day
+    /// old: `relatime`.
     #[default]
     Relative,
 }
@@ -27,17 +28,17 @@ pub enum AccessRule {
 /// How [`Fs::shutdown`] ends a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Shutdown {
-    /// Everything so far is made durable first.
+    /// All changes so far are made durable first.
     Sync,
-    /// Changes of metadata so far are made durable first; contents that wait are lost.
+    /// Changes of metadata so far are made durable first; dirty file contents are lost.
     LogFlush,
-    /// Nothing: as if the power failed.
+    /// Nothing is stored, as in a power failure.
     Now,
 }
 
 impl Inode {
-    /// Notes that the inode was read now, if `rule` and its flag `noatime` say so. Whether that
-    /// changed anything.
+    /// Updates the access time for a read now, as `rule` and the inode's flag `noatime` require.
+    /// Returns whether it changed.
     ///
     /// # Errors
     ///
@@ -45,18 +46,22 @@ impl Inode {
     ///
     /// # Cost
     ///
-    /// A look at the inode, mostly; else a change of it.
+    /// Mostly a look at the inode. For a file whose contents are in use the time is kept in memory,
+    /// and stored with the next change, by a sync, or when it is due; otherwise it is a change of
+    /// the inode.
     pub fn note_access(&self, rule: AccessRule) -> Result<bool> {
         let now = self.volume().writer()?.now();
         let node = self.node();
-        // What is not stored yet of the last write counts as well.
-        let written = node.file_in_use().and_then(|file| file.stamp());
+        // The time of the last write counts even if it is not stored yet.
+        let file = node.file_in_use();
+        let written = file.and_then(|file| file.stamp());
+        let read = file.and_then(|file| file.access());
         let is_due = node.with(|data| {
             let record = &data.record;
             if record.flags.contains(InodeFlags::NOATIME) {
                 return false;
             }
-            let atime = record.atime;
+            let atime = read.unwrap_or(record.atime);
             match rule {
                 AccessRule::Strict => atime != now,
                 AccessRule::Relative => {
@@ -71,6 +76,13 @@ impl Inode {
         }
         // A reader does not wait for a thaw.
         let Some(_inside) = self.volume().writer()?.try_enter() else { return Ok(false) };
+        if let Some(file) = file {
+            // The time is stored with the next change, by a sync, or when it is due, so readers
+            // open no handles.
+            file.note_access(now);
+            self.fs().note_dirty(node, file);
+            return Ok(true);
+        }
         self.fs().change(|| {
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             txn.update(node, |data| data.record.atime = now)
@@ -78,8 +90,8 @@ impl Inode {
         Ok(true)
     }
 
-    /// Stores when the contents and the attributes changed last, as another cache has noted it that
-    /// holds writes back. An immutable inode is not changed.
+    /// Stores the times of the last change of contents and attributes, as noted by another cache
+    /// that holds back writes. An immutable inode is not changed.
     ///
     /// # Errors
     ///
@@ -98,14 +110,14 @@ impl Inode {
 }
 
 impl Fs {
-    /// Ends the mount where it stands: no change is possible from now on, nothing more is written,
-    /// and the image is left as a crash leaves it, not marked as damaged. The next mount replays the
-    /// journal. For tests of programs against power cuts, and for devices that must be let go.
+    /// Ends the mount abruptly: no change is possible from now on, nothing more is written, and the
+    /// image is left as after a crash, not marked as damaged. The next mount replays the journal.
+    /// For tests of programs against power cuts, and for devices that must be released.
     ///
     /// # Errors
     ///
-    /// Those of [`sync`](Self::sync), for what is made durable first; it has ended all the same.
-    /// [`FsError::ReadOnly`] on a mount for reading, which has nothing to end.
+    /// Those of [`sync`](Self::sync) for the part made durable first; the mount has ended all the
+    /// same. [`FsError::ReadOnly`] on a read-only mount, which has nothing to end.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         let writer = self.volume().writer()?;
         let journal = writer.journal();
@@ -118,23 +130,24 @@ impl Fs {
         synced
     }
 
-    /// Makes every change so far durable and brings it home from the journal: whoever looks at the device beside
-    /// this mount, and does not replay the journal, sees it too. The metadata that changed is written once more.
+    /// Makes every change so far durable and writes it from the journal to its final place:
+    /// programs that read the device beside this mount, without replaying the journal, see it too.
+    /// The changed metadata is written once more.
     ///
     /// # Errors
     ///
-    /// Those of [`sync`](Self::sync). A mount for reading has nothing to do.
+    /// Those of [`sync`](Self::sync). On a read-only mount there is nothing to do.
     pub fn bring_home(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        // While it is frozen all of it is home.
+        // On a frozen mount everything is in its place.
         let Some(_inside) = writer.freeze_gate().enter_to_sync(|| true) else { return Ok(()) };
         self.sync()?;
         writer.journal().checkpoint().map_err(FsError::from_journal)
     }
 
-    /// Notes damage that was met while reading, which changes notice by themselves: does what
-    /// `errors=` asks for, and records it in the superblock with the next commit. Errors that are no
-    /// damage, and mounts for reading, are left alone. Whether changes are refused now.
+    /// Reports damage that was met while reading, as changes do by themselves: reacts as `errors=`
+    /// says, and records it in the superblock with the next commit. Other errors, and read-only
+    /// mounts, are ignored. Returns whether changes are refused from now on.
     pub fn report_damage(&self, error: &FsError) -> bool {
         let Ok(writer) = self.volume().writer() else { return false };
         if writer.supers().report(error, writer.now().seconds) {
@@ -143,14 +156,13 @@ impl Fs {
         writer.supers().check_writable().is_err()
     }
 
-    /// Whether [`shutdown`](Self::shutdown) has ended it.
+    /// Returns whether [`shutdown`](Self::shutdown) has ended the mount.
     pub fn is_shut_down(&self) -> bool {
         self.volume().writer().is_ok_and(|writer| writer.is_shut_down())
     }
 
-    /// Why nothing can be changed any more although the mount is writable: damage with
-    /// `errors=remount-ro`, a device that failed, a shutdown. `None` while all is well, and on a
-    /// mount for reading.
+    /// Returns the reason why a writable mount refuses changes: damage with `errors=remount-ro`, a
+    /// device that failed, a shutdown. `None` while changes are possible, and on a read-only mount.
     pub fn stopped_because(&self) -> Option<String> {
         let writer = self.volume().writer().ok()?;
         if let Some(reason) = writer.journal().abort_reason() {

@@ -1,9 +1,10 @@
-//! An open file system: a volume, what writes to it if it is writable, and who has it.
+//! An open file system: a volume, its writing side if it is writable, and the references to both.
 //!
 //! # Place
 //!
-//! Below: `volume` and `writer`, neither of which knows the other's owner. Above: `inode` and everything that
-//! has to do with files gets at both through [`Fs::volume`]. Opening, recovering and ending is `mount`.
+//! Below: `volume` and `writer`, neither of which knows the type that owns it. Above: `inode` and
+//! the modules for files reach both through [`Fs::volume`]. Opening, recovering and ending is in
+//! `mount`.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -24,10 +25,10 @@ use crate::shared_cache::Sharer;
 use crate::volume::{ReplaySummary, Volume};
 use crate::writer::Writer;
 
-/// A volume, and the writing side of one that is writable.
+/// A volume, and the writing side if it is writable.
 pub(crate) struct Mount {
     volume: Volume,
-    /// Set once, before anybody else has the mount.
+    /// The writing side, set once, before the mount is shared.
     writer: OnceLock<Writer>,
     me: Weak<Mount>,
     attempts: AttemptCounters,
@@ -42,7 +43,7 @@ impl Deref for Mount {
 }
 
 impl Mount {
-    /// Without a writer.
+    /// Creates a mount without a writer.
     pub(crate) fn new(volume: Volume) -> Arc<Mount> {
         Arc::new_cyclic(|me| Mount {
             volume,
@@ -52,21 +53,21 @@ impl Mount {
         })
     }
 
-    /// The writing side.
+    /// Returns the writing side.
     ///
     /// # Errors
     ///
-    /// [`FsError::ReadOnly`] on a mount for reading only.
+    /// [`FsError::ReadOnly`] on a read-only mount.
     pub(crate) fn writer(&self) -> Result<&Writer> {
         self.writer.get().ok_or(FsError::ReadOnly)
     }
 
-    /// Makes the mount a writable one.
+    /// Makes the mount writable.
     pub(crate) fn set_writer(&self, writer: Writer) {
         let _ = self.writer.set(writer);
     }
 
-    /// What became of those who may not wait.
+    /// Returns the counters of attempts.
     pub(crate) fn attempts(&self) -> &AttemptCounters {
         &self.attempts
     }
@@ -75,30 +76,31 @@ impl Mount {
         self.writer.get().is_some()
     }
 
-    /// Makes room for others from now on, if it shares a cache.
+    /// Registers the mount with its shared cache, if it has one, so that it makes room for other
+    /// mounts.
     pub(crate) fn join_cache(&self) {
         if let Some(shared) = self.shared_cache() {
             shared.join(Weak::<Mount>::clone(&self.me));
         }
     }
 
-    /// Has another mount with the same cache make room in it. `false` when none could.
+    /// Makes another mount with the same cache make room in it. Returns false when none could.
     pub(crate) fn relieve_sharers(&self) -> bool {
         let me: Weak<dyn Sharer> = Weak::<Mount>::clone(&self.me);
         self.shared_cache().is_some_and(|shared| shared.relieve(&me))
     }
 
-    /// The file system whose mount this is; `None` while it ends.
+    /// Returns the file system of this mount; `None` while it ends.
     pub(crate) fn fs(&self) -> Option<Fs> {
         self.me.upgrade().map(Fs::of)
     }
 
-    /// Makes the writes in place up to number `upto` durable: see [`Writer::flush_in_place`].
+    /// Makes the writes in place up to number `upto` durable; see [`Writer::flush_in_place`].
     pub(crate) fn flush_in_place(&self, upto: u64) -> Result<()> {
         self.writer()?.flush_in_place(self.device(), upto)
     }
 
-    /// The descriptor of `group` as it is now.
+    /// Returns the current descriptor of `group`.
     pub(crate) fn group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         match self.writer.get() {
             Some(writer) => writer.alloc().group(self, group),
@@ -106,8 +108,9 @@ impl Mount {
         }
     }
 
-    /// The raw bytes of an inode, from its table and as fast commits changed it, and whether they
-    /// did. `None` when the inode was never used: nothing was ever written in its place.
+    /// Returns the raw bytes of an inode, from its table or as fast commits changed it, and whether
+    /// fast commits did. `None` when the inode was never used: its place in the table is
+    /// uninitialised.
     pub(crate) fn raw_inode(&self, ino: Ino) -> Result<Option<(Vec<u8>, bool)>> {
         const NAME: &str = "inode";
         let (superblock, block_size) = (self.superblock(), self.block_size());
@@ -115,7 +118,7 @@ impl Mount {
         let recorded = self.fast_commit().and_then(|overlay| overlay.inode(ino));
         let recorded = recorded.filter(|inode| inode.image().is_some());
         let descriptor = match self.group(group) {
-            // Nothing is allocated there any more, and what is in its table can be read.
+            // The group is not allocated from any more, but inodes in its table can be read.
             Err(error) if error.family() == Family::Damage => self.stored_group(group)?,
             other => other?,
         };
@@ -126,7 +129,8 @@ impl Mount {
             return Ok(None);
         }
         let inode_bytes = usize::from(superblock.inode_size);
-        // The index is below 2^19 (8 inodes per byte of a 64 KiB bitmap), a record at most 64 KiB.
+        // The index is below 2^19 (8 inodes per byte of a 64 KiB bitmap), and a record has at most
+        // 64 KiB.
         let offset = u64::from(index) * inode_bytes as u64;
         let table = descriptor.inode_table;
         let at = table.checked_add(offset >> block_size.log2()).unwrap_or(table);
@@ -148,15 +152,15 @@ impl Mount {
     }
 }
 
-/// How the journal reaches the mount: it is built before the writer is, and must not keep the
-/// mount in memory.
+/// The journal's reference to the mount: the journal is built before the writer, and must not keep
+/// the mount in memory.
 #[derive(Default)]
 pub(crate) struct MountClient {
     mount: OnceLock<Weak<Mount>>,
 }
 
 impl MountClient {
-    /// Connects the journal to its mount; once, before the first handle.
+    /// Connects the journal to its mount, once, before the first handle.
     pub(crate) fn connect(&self, mount: &Arc<Mount>) {
         let _ = self.mount.set(Arc::downgrade(mount));
     }
@@ -188,7 +192,7 @@ impl Client for MountClient {
         {
             let AbortReason { errno, why } = reason;
             log::error!("{}: the journal stopped, errno {errno}: {why}", mount.device().describe());
-            // There is nobody left to tell when even this fails.
+            // An error here has no caller to report to.
             let _ = writer.supers().stopped(writer.now().seconds);
         }
     }
@@ -203,24 +207,24 @@ impl Client for MountClient {
 #[derive(Clone)]
 pub struct Fs {
     anchor: Arc<Anchor>,
-    /// Keeps every anchor in existence while a caller holds an `Fs`; handles do without.
+    /// Keeps all anchors alive while a caller holds an `Fs`; handles do without.
     _all: Option<Arc<[Arc<Anchor>]>>,
 }
 
-/// Number of anchors.
+/// Number of anchors of a mount.
 const ANCHORS: usize = 16;
 
-/// One of several owners of a mount. Each handle and each look at an inode counts a reference; were
-/// it always the same counter, threads in different directories would wait for its cache line.
+/// One of several owners of a mount. Each handle and each lookup of an inode counts a reference;
+/// with a single counter, threads in different directories would contend for its cache line.
 #[repr(align(128))]
 struct Anchor {
     mount: Arc<Mount>,
-    /// All of them, this one too.
+    /// All anchors of the mount, this one included.
     all: OnceLock<Box<[Weak<Anchor>]>>,
 }
 
 impl Fs {
-    /// The file system of a mount.
+    /// Creates the file system of a mount.
     pub(crate) fn of(mount: Arc<Mount>) -> Fs {
         let anchor = |_| Arc::new(Anchor { mount: Arc::clone(&mount), all: OnceLock::new() });
         let all: Arc<[Arc<Anchor>]> = (0..ANCHORS).map(anchor).collect();
@@ -230,47 +234,47 @@ impl Fs {
         Fs { anchor: Arc::clone(&all[0]), _all: Some(all) }
     }
 
-    /// The same file system, by the anchor that belongs to an inode.
+    /// Returns the same file system, by the anchor that belongs to an inode.
     pub(crate) fn near(&self, ino: Ino) -> Fs {
         let all = self.anchor.all.get();
         let chosen = all.and_then(|all| all.get(ino.0 as usize % ANCHORS)).and_then(Weak::upgrade);
-        // Without callers' `Fs` the others may be gone; any one will do then.
+        // When no caller holds an `Fs`, the other anchors may be gone; this one will do then.
         Fs { anchor: chosen.unwrap_or_else(|| Arc::clone(&self.anchor)), _all: None }
     }
 
-    /// The volume, with its writer if it is writable.
+    /// Returns the mount: the volume, with its writer if it is writable.
     pub(crate) fn volume(&self) -> &Arc<Mount> {
         &self.anchor.mount
     }
 
-    /// The superblock, as it is after the journal was looked through.
+    /// Returns the superblock, as it is after the replay of the journal.
     pub fn superblock(&self) -> &Superblock {
         self.volume().superblock()
     }
 
-    /// The features that are on.
+    /// Returns the features of the file system.
     pub fn features(&self) -> &Features {
         self.volume().features()
     }
 
-    /// Size of a block.
+    /// Returns the size of a block.
     pub fn block_size(&self) -> BlockSize {
         self.volume().block_size()
     }
 
-    /// The device that everything is read from: the one given, or that device with the journal's
-    /// blocks over it.
+    /// Returns the device from which everything is read: the one given, or that device with the
+    /// journal's blocks over it.
     pub fn device(&self) -> &SharedDevice {
         self.volume().device()
     }
 
-    /// What the journal added; `None` when the image was clean, has no journal, or the journal was
-    /// ignored.
+    /// Returns what was replayed from the journal; `None` when the image was clean, has no journal,
+    /// or the journal was ignored.
     pub fn replayed(&self) -> Option<&ReplaySummary> {
         self.volume().replay()
     }
 
-    /// The descriptor of a block group.
+    /// Returns the descriptor of a block group.
     ///
     /// # Errors
     ///
@@ -280,18 +284,19 @@ impl Fs {
         self.volume().group(group)
     }
 
-    /// The free blocks of a block group: runs of numbers of blocks of the file system, in ascending order. A run
-    /// that goes on in the next group is two. With clusters, whole ones. On a writable mount, what a commit
-    /// of everything done so far would leave free.
+    /// Returns the free blocks of a block group as runs of block numbers of the file system, in
+    /// ascending order. A run that continues in the next group is two. With `bigalloc`, runs
+    /// consist of whole clusters. On a writable mount, the result is as after a commit of
+    /// everything done so far.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] past the last group; damage of the descriptor or the bitmap, checksums
-    /// and counts included; device errors.
+    /// [`FsError::InvalidArgument`] past the last group; damage of the descriptor or the bitmap,
+    /// checksums and counts included; device errors.
     ///
     /// # Cost
     ///
-    /// At most two blocks are read, and nothing of a group that was never written to.
+    /// At most two block reads, and none for a group that was never written to.
     pub fn free_runs(&self, group: GroupIndex) -> Result<Vec<Range<u64>>> {
         let volume = self.volume();
         match volume.writer() {
@@ -300,13 +305,14 @@ impl Fs {
         }
     }
 
-    /// The state of a regular file in use.
+    /// Returns the state of a regular file in use.
     pub(crate) fn file<'a>(&self, node: &'a Arc<Node>) -> Result<&'a FileState> {
         Ok(node.file(self.superblock(), self.volume().page_cache()?))
     }
 
-    /// [`file`](Self::file) of a regular file; `None` of anything else. Whoever looks at the map of either
-    /// holds the lock of this, or the content lock where there is none.
+    /// Returns the [`file`](Self::file) state of a regular file; `None` for other kinds. Code that
+    /// reads the map of an inode holds the lock in this state, or the content lock if there is
+    /// none.
     pub(crate) fn file_of<'a>(&self, node: &'a Arc<Node>) -> Result<Option<&'a FileState>> {
         node.is_regular().then(|| self.file(node)).transpose()
     }

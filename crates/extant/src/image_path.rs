@@ -1,4 +1,4 @@
-//! What a path or a name inside an image may be given as.
+//! Types that can be used as a path or a name inside an image.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -8,10 +8,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A path, or one name of a path, inside an image: a string, bytes, or what `std` uses for paths of the host.
+/// A path, or one name of a path, inside an image: a string, bytes, or a path type of `std`.
 ///
-/// ext4 stores names as bytes, so bytes can say every name; a `str` or a [`Path`] says those that it can. Every
-/// function of this crate that takes a path or a name takes anything that implements this trait:
+/// ext4 stores names as bytes, so bytes can express every name; a `str` expresses those that are
+/// UTF-8. Every function of this crate that takes a path or a name takes anything that implements
+/// this trait:
 ///
 /// ```
 /// # fn show(fs: &extant::Fs) -> extant::Result<()> {
@@ -20,7 +21,7 @@ mod sealed {
 /// fs.metadata("/etc/passwd")?;
 /// fs.metadata(Path::new("/etc").join("passwd"))?;
 /// fs.metadata(OsStr::new("/etc/passwd"))?;
-/// fs.metadata(b"/srv/caf\xe9")?; // Latin-1, which no `str` can say.
+/// fs.metadata(b"/srv/caf\xe9")?; // Latin-1, which is not valid UTF-8.
 /// # Ok(())
 /// # }
 /// ```

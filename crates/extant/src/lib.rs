@@ -16,61 +16,73 @@
 //! # Place
 //!
 //! Below: `extant-format` turns bytes into checked values, `extant-jbd2` is the journal,
-//! `extant-iomap` caches contents of files, `extant-block` is devices. Above: the command, the image builder, front
-//! ends. They translate requests; what ext4 means is decided here.
+//! `extant-iomap` caches file contents, `extant-block` is devices. Above: the command, the image
+//! builder and front ends, which translate requests; the semantics of ext4 are implemented here.
 //!
 //! # Floors
 //!
-//! Each module uses only those on lines below its own; `cargo run -p xtask -- tidy` computes it.
+//! Each module uses only modules on lines below its own; `cargo run -p xtask -- tidy` checks this.
 //!
 //! ```text
-//! ring                                    operations that are submitted: done at once, or by a worker
+//! ring                                    asynchronous operations, done at once or by a worker
 //! mount path                              opening, recovering, ending; paths as in std::fs, File, Walk
-//! front freeze fc_apply                   what a mount needs beyond that; standing still; what fast commits say
-//! namei admin upkeep                      names; settings, limits, totals; syncs and what is due
+//! front freeze fc_apply                   calls for FUSE and similar front ends; freezing; applying fast commits
+//! namei admin upkeep                      names; settings, limits, totals; syncs and periodic work
 //! file                                    contents of files: written, synced, allocated, mapped
-//! read                                    contents as they are, targets of links
-//! dir change trim                         directories; what surrounds every change; free space told to the device
-//! delete size access                      what has no name; sizes, data inside inodes; who may do what
+//! read                                    uncached contents, targets of links
+//! dir change trim                         directories; the frame of every change; discarding free space
+//! delete inline access                    deleting inodes; data inside inodes; permissions
 //! xattr                                   attributes, access control lists
-//! map                                     which blocks hold which part of a file
+//! map                                     the map from file blocks to device blocks
 //! inode                                   handles
-//! txn                                     one change, whole or not at all: allocated, charged, counted
+//! view                                    one version of an inode
+//! txn                                     transactions: allocation, quotas and counters of one change
 //! fs                                      an open file system: a volume, and its writer if it has one
-//! writer                                  what a writable mount has besides: all that the next lines keep
-//! orphan                                  what a crash must not leave behind
-//! alloc quota supers shared_blocks        free blocks and inodes, promises; who pays; superblock; attribute blocks
+//! writer                                  the writing side of a mount: the state of the next lines
+//! orphan                                  inodes to be deleted or truncated after a crash
+//! alloc quota supers shared_blocks        free blocks and inodes, promises; quotas; superblock; attribute blocks
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
-//! volume log dentry                       device, geometry, caches; journal and clock; names found lately
-//! node slot mmp attempt                   an inode, a metadata block in memory; other hosts; what would have waited
-//! shared_cache freeze_gate                one page cache for several mounts; the way in for changes
-//! error                                   what can go wrong, and its errno
-//! extent_node zones cache sparse          decoded nodes; blocks of no file; least recently used; long arrays
-//! limits run casefold image_path          numbers; blocks in a row; names whatever their case; paths of all kinds
+//! volume log dentry                       device, geometry, caches; journal and clock; cache of names
+//! node slot mmp attempt                   inodes and metadata blocks in memory; multi-mount protection; refused attempts
+//! shared_cache freeze_gate                one page cache for several mounts; the gate for changes
+//! progress                                progress of opening an image
+//! error                                   errors and their errno
+//! extent_node zones cache sparse          decoded nodes; blocks of metadata; LRU cache; sparse arrays
+//! limits run casefold image_path          limits; runs of blocks; case folding; types of paths
 //! ```
 //!
-//! [`Fs`] and [`Inode`] have their methods where their subjects are: `impl` blocks stand in many modules. The tool does not
-//! see that a call of such a method is a use of its module. Three go up, and are meant: a value of an attribute may be the
-//! contents of an inode of its own, which are read (`xattr` to `read`) and which ends like other inodes (`xattr` to
-//! `delete`); and a quota file grows by its map (`quota::Grow`).
+//! The methods of [`Fs`] and [`Inode`] are in the modules of their subjects, so both types have
+//! many `impl` blocks. The tool does not see that a call of such a method uses its module. Three
+//! such uses go up on purpose: an attribute's value may be in an inode of its own, which is read
+//! (`xattr` to `read`) and deleted like other inodes (`xattr` to `delete`); and a quota file grows
+//! by its map (`quota::Grow`).
 //!
 //! # Log
 //!
-//! What nobody may be there to be told goes to the facade of the crate [`log`](https://docs.rs/log), with the target
-//! `extant` and the name of the device in front: mounts and what they replayed or deleted (info), writeback that failed
-//! (warn), damage and a journal that stopped (error). Of what may come any number of times every first, second, fourth,
-//! eighth … is logged. A logger may be called with locks of the mount held, so it must not use the file system.
+//! Events that no caller may learn of are logged with the crate [`log`](https://docs.rs/log), with
+//! the target `extant` and the name of the device in front: mounts and what they replayed or
+//! deleted (info), failed writeback (warn), damage and an aborted journal (error). Of events that
+//! may repeat, the first, second, fourth, eighth … are logged. A logger may be called with locks of
+//! the mount held, so it must not use the file system.
+//!
+//! # Features
+//!
+//! Both Cargo features are on by default.
+//!
+//! - `casefold`: case-insensitive directories, which need the tables of Unicode. Without it, an
+//!   image with the feature `casefold` is refused with an error that names the feature.
+//! - `partition`: the module `partition`, which finds the file systems of a disk in its GPT or MBR.
 //!
 //! # Promises
 //!
-//! - A mount for reading writes nothing. An image that was not unmounted is shown as it would be
-//!   after its journal is replayed, fast commits included.
-//! - On a writable mount each change of names, attributes and sizes survives a crash whole or not at
-//!   all, what was synced is there, and no file ever shows bytes that it does not own.
+//! - A read-only mount writes nothing. An image that was not unmounted is shown as it would be
+//!   after a replay of its journal, fast commits included.
+//! - On a writable mount each change of names, attributes and sizes survives a crash as a whole or
+//!   not at all, synced data is there, and no file ever shows bytes of other files.
 //! - Images are hostile: nothing in one makes this crate panic, loop without bound, or take memory
 //!   beyond its cache and a small multiple of what the caller asked for.
-//! - Damage is local. What is intact stays readable beside it, and every error names the
-//!   structure, the inode and the block.
+//! - Damage is local: intact structures stay readable, and every error names the damaged structure,
+//!   the inode and the block.
 //! - [`Fs`] is `Send + Sync`, cheap to clone, and every method takes `&self`.
 #![forbid(unsafe_code)]
 
@@ -94,6 +106,7 @@ mod freeze_gate;
 mod front;
 mod fs;
 mod image_path;
+mod inline;
 mod inode;
 mod limits;
 mod log;
@@ -104,13 +117,13 @@ mod namei;
 mod node;
 mod orphan;
 mod path;
+mod progress;
 mod quota;
 mod read;
 pub mod ring;
 mod run;
 mod shared_blocks;
 mod shared_cache;
-mod size;
 mod slot;
 mod sparse;
 mod supers;
@@ -119,6 +132,7 @@ mod test_images;
 mod trim;
 mod txn;
 mod upkeep;
+mod view;
 mod volume;
 mod writer;
 mod xattr;
@@ -129,12 +143,13 @@ pub use admin::Statfs;
 pub use alloc::AllocatorStats;
 pub use alloc::SpaceFor;
 pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
+#[cfg(feature = "casefold")]
 pub use casefold::fold_name;
 pub use dir::{DirEntry, ReadDir};
-pub use error::{ErrorCode, Family, Fault, FsError, PathPart, Result};
+pub use error::{ErrorCode, Family, Fault, FsError, MountError, MountErrorKind, PathPart, Result};
 pub use file::{
-    DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest, Fallocate,
-    FiemapExtent, MappedFile, WriteBy,
+    Defragmented, DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest,
+    Fallocate, FiemapExtent, MappedFile, Pieces, WriteBy,
 };
 pub use freeze::Frozen;
 pub use front::{AccessRule, Shutdown};
@@ -143,11 +158,12 @@ pub use image_path::ImagePath;
 pub use inode::Inode;
 pub use limits::{NAME_MAX, SYMLINKS_MAX};
 pub use map::{MapIter, Mapping, MappingKind};
-pub use mount::{MountOptions, Probe};
+pub use mount::{MountOptions, Probe, Recovered};
 pub use namei::{NewInode, RenameFlags, SetAttributes, Special, TimeChange};
 pub use node::{Metadata, NodeStats};
 pub use orphan::OrphanSummary;
 pub use path::{DEPTH_MAX, File, OpenOptions, SyncMode, Walk, WalkEntry, WalkError};
+pub use progress::{MountProgress, MountStage};
 pub use quota::QuotaLimits;
 pub use shared_cache::SharedCache;
 pub use supers::{MountErrors, Reserve, Tune};
@@ -156,9 +172,11 @@ pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr, XattrMode};
 pub use zones::Zone;
 
+#[cfg(feature = "partition")]
+pub use extant_block::partition;
 pub use extant_block::{
     AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Engine, FileDevice, MemoryDevice,
-    OpenError, OperationKind, QueueOptions, SharedDevice, WindowDevice, partition,
+    OpenError, OperationKind, QueueOptions, SharedDevice, WindowDevice,
 };
 pub use extant_iomap::{CacheError, CacheStats};
 #[doc(hidden)]

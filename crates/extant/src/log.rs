@@ -1,5 +1,5 @@
-//! The journal of a writable mount, and what every change notes beside it: the inodes that the running
-//! transaction has to encode, the time, and whether changes are possible still.
+//! The journal of a writable mount, with the state that every change updates: the inodes that the
+//! running transaction has to encode, the time, and whether changes are still possible.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,19 +16,19 @@ use crate::slot::Slot;
 /// Shards of the dirty list; a power of two.
 const SHARDS: usize = 16;
 
-/// Counters of one kind, on cache lines of their own; a power of two.
+/// Number of counters of one kind, on cache lines of their own; a power of two.
 const LANES: usize = 16;
 
-/// A counter that threads in different directories do not share.
+/// A counter that few threads share.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane(AtomicU64);
 
-/// A node that a transaction changed, with the place of its stored form.
+/// A node that a transaction changed, with the place of its record.
 pub(crate) struct DirtyNode {
     pub(crate) node: Arc<Node>,
     pub(crate) slot: Arc<Slot>,
-    /// Byte of the record in its block.
+    /// Offset of the record in its block.
     pub(crate) offset: usize,
 }
 
@@ -47,7 +47,7 @@ impl DirtyNodes {
         self.shards[shard].lock().push(dirty);
     }
 
-    /// Everything so far; the list is empty then.
+    /// Takes all nodes off the list.
     pub(crate) fn take(&self) -> impl Iterator<Item = DirtyNode> + '_ {
         self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock()))
     }
@@ -58,17 +58,17 @@ pub(crate) struct Log {
     journal: Arc<Journal>,
     dirty: DirtyNodes,
     clock: Arc<dyn Clock>,
-    /// State of the random numbers: each takes a step of it.
+    /// State of the random numbers; each number advances it.
     random: AtomicU64,
-    /// The mount has ended.
+    /// Whether the mount has ended.
     closed: AtomicBool,
-    /// Ended without warning: see [`Fs::shutdown`](crate::Fs::shutdown).
+    /// Whether the mount was ended abruptly: see [`Fs::shutdown`](crate::Fs::shutdown).
     shut_down: AtomicBool,
     inode_updates: [Lane; LANES],
 }
 
 impl Log {
-    /// `seed` is where the random numbers start.
+    /// Creates the log; `seed` is the start of the random numbers.
     pub(crate) fn new(journal: Arc<Journal>, clock: Arc<dyn Clock>, seed: u64) -> Log {
         Log {
             journal,
@@ -93,20 +93,20 @@ impl Log {
         &self.dirty
     }
 
-    /// The time of day for time stamps.
+    /// Returns the time of day for time stamps.
     pub(crate) fn now(&self) -> Timestamp {
         let (seconds, nanos) = self.clock.now();
         Timestamp { seconds, nanos }
     }
 
-    /// Random bits, for generation numbers and the spread of directories; repeatable from the
-    /// mount's seed.
+    /// Returns random bits, for generation numbers and the spread of directories; reproducible from
+    /// the mount's seed.
     pub(crate) fn random(&self) -> u64 {
-        // A generator of its own for each number: no lock, and equal for equal seeds.
+        // Each number has a generator of its own: no lock, and equal results for equal seeds.
         Prng::new(self.random.fetch_add(1, Ordering::Relaxed)).next_u64()
     }
 
-    /// No change begins from now on.
+    /// Ends the mount: no change begins from now on.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -120,17 +120,17 @@ impl Log {
         lane.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Changes of inodes so far.
+    /// Returns the number of changes of inodes so far.
     pub(crate) fn inode_updates(&self) -> u64 {
         self.inode_updates.iter().map(|lane| lane.0.load(Ordering::Relaxed)).sum()
     }
 
-    /// Stops writing for good: nothing of the open transaction reaches the device.
+    /// Aborts the journal: nothing of the open transaction reaches the device.
     pub(crate) fn abort(&self, error: &FsError) {
         self.journal.abort(error.errno(), &error.with_causes());
     }
 
-    /// Ends all writing as a power cut does.
+    /// Ends all writing like a power cut.
     pub(crate) fn shut_down(&self) {
         self.shut_down.store(true, Ordering::Release);
         self.journal.cut("the file system was shut down");

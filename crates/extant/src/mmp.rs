@@ -2,15 +2,14 @@
 //!
 //! # Place
 //!
-//! Below: the device, past every cache. Above: a writable mount takes a [`MmpGuard`] before it
-//! replays or writes anything, calls [`MmpGuard::tick`] from time to time, and lets it go last of
-//! all.
+//! Below: the device, without a cache. Above: a writable mount takes a [`MmpGuard`] before it
+//! replays or writes anything, calls [`MmpGuard::tick`] periodically, and releases it last.
 //!
 //! # Rules
 //!
-//! - P1. Nobody writes who has not seen his own number stay for the whole wait.
-//! - P2. A number that changed, or that says e2fsck, refuses; so does one that means nothing.
-//! - P3. Whoever was late with an update looks first whether the block still is his.
+//! - P1. A host writes only after its own sequence number stayed in the block for the whole wait.
+//! - P2. A number that changed, the number of e2fsck, or an invalid number prevents the mount.
+//! - P3. A host that is late with an update first checks that the block still has its number.
 //!
 //! # Source
 //!
@@ -30,17 +29,19 @@ use extant_format::superblock::Superblock;
 use extant_sync::{Clock, Mutex, Rank};
 
 use crate::error::{Fault, FsError, Result};
+use crate::progress::{MountStage, Observer};
 
-/// Seconds between updates when the superblock says nothing, and the least check interval.
+/// Default time between updates in seconds, and the smallest check interval.
 const INTERVAL: u16 = 5;
-/// Greatest check interval in seconds.
+/// Largest check interval in seconds.
 const INTERVAL_MAX: u16 = 300;
-/// A check interval is so many times the time between two updates.
+/// Ratio of the check interval to the time between two updates.
 const CHECK_TIMES: u64 = 2;
-/// A wait is never longer than the check interval and this many seconds.
+/// Largest excess of a wait over the check interval, in seconds.
 const WAIT_SLACK: u64 = 60;
 
-/// Who we are, for whoever finds the block: both are advice and cut to their fields.
+/// Identification of this host in the block, for messages only; both names are cut to the size of
+/// their fields.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MmpNames {
     /// The host, 64 bytes.
@@ -52,15 +53,16 @@ pub(crate) struct MmpNames {
 /// The right to write a file system with multi-mount protection, held from mount to unmount.
 pub(crate) struct MmpGuard {
     device: SharedDevice,
-    /// Byte of the block on the device.
+    /// Offset of the block on the device, in bytes.
     offset: u64,
     block: FsBlock,
     block_bytes: usize,
     seed: Option<u32>,
     clock: Arc<dyn Clock>,
-    /// Rank `MetadataBuffer`, by block number: it is held over I/O of that block.
+    /// State, with rank `MetadataBuffer`, by block number: the lock is held over I/O of that block.
     held: Mutex<Held>,
-    /// Mounting succeeded: the block is let go by unmounting, and not by a drop.
+    /// Whether the mount succeeded: then unmounting releases the block, and dropping the guard does
+    /// not.
     mounted: AtomicBool,
 }
 
@@ -68,25 +70,46 @@ struct Held {
     mmp: Mmp,
     /// Time between updates.
     interval: Duration,
-    /// When the last update was written, on the clock that never goes back.
+    /// Time of the last update, on the monotonic clock.
     updated: Duration,
-    /// The block was found to be somebody else's; it is not written again.
+    /// Whether another host took the block, which is then not written again.
     lost: bool,
+}
+
+/// Means of waiting for [`MmpGuard::acquire`]: a clock and an observer.
+pub(crate) struct Wait<'a> {
+    pub(crate) clock: &'a Arc<dyn Clock>,
+    pub(crate) observer: &'a Observer,
+}
+
+impl Wait<'_> {
+    /// Sleeps for `seconds` of `total`, after `done` seconds.
+    fn sleep(&self, done: u64, seconds: u64, total: u64) -> Result<()> {
+        if !self.observer.is_there() {
+            self.clock.sleep(Duration::from_secs(seconds));
+            return Ok(());
+        }
+        for second in 0..seconds {
+            self.observer.tell(MountStage::Waiting, done + second, total)?;
+            self.clock.sleep(Duration::from_secs(1));
+        }
+        self.observer.tell(MountStage::Waiting, done + seconds, total)
+    }
 }
 
 impl MmpGuard {
     /// Takes the right to write; `None` when the file system has no such protection. Waits, by the
     /// clock's [`sleep`](Clock::sleep), at least 11 s, and twice that unless the last writer
-    /// unmounted: with an hour-long interval in a hostile block up to 2 minutes more than that.
+    /// unmounted: with the longest interval in a hostile block up to 2 minutes more than that.
     ///
     /// # Errors
     ///
-    /// [`FsError::InUse`] with what the block says of the holder; damage of the block; device
-    /// errors.
+    /// [`FsError::InUse`] with the block's information about the holder; damage of the block;
+    /// device errors; [`FsError::OperationCancelled`] by the observer.
     pub(crate) fn acquire(
         device: &SharedDevice,
         superblock: &Superblock,
-        clock: &Arc<dyn Clock>,
+        wait: &Wait<'_>,
         random: &mut Prng,
         names: &MmpNames,
     ) -> Result<Option<MmpGuard>> {
@@ -120,30 +143,37 @@ impl MmpGuard {
             block,
             block_bytes: superblock.block_size.len(),
             seed: superblock.features.metadata_csum().then(|| superblock.checksum_seed()),
-            clock: Arc::clone(clock),
+            clock: Arc::clone(wait.clock),
             held: Mutex::with_order(Rank::MetadataBuffer, block.0, held),
             mounted: AtomicBool::new(false),
         };
-        guard.take(interval, random, names)?;
+        guard.take(interval, wait, random, names)?;
         Ok(Some(guard))
     }
 
-    /// Mounting succeeded. From now on a guard that is dropped, as by a crash, leaves the block as
-    /// it is: whoever comes next must wait.
+    /// Records that the mount succeeded. From now on dropping the guard, as in a crash, leaves the
+    /// block unchanged: the next mount must wait.
     pub(crate) fn mounted(&self) {
         self.mounted.store(true, Ordering::Release);
     }
 
-    /// P1 and P2.
-    fn take(&self, interval: u16, random: &mut Prng, names: &MmpNames) -> Result<()> {
+    /// Takes the block by the rules P1 and P2.
+    fn take(
+        &self,
+        interval: u16,
+        waits: &Wait<'_>,
+        random: &mut Prng,
+        names: &MmpNames,
+    ) -> Result<()> {
         let found = self.read()?;
         let check = found.check_interval.clamp(INTERVAL, u16::MAX).max(interval);
         let wait = u64::from(check);
-        let wait = Duration::from_secs((wait * CHECK_TIMES + 1).min(wait + WAIT_SLACK));
+        let wait = (wait * CHECK_TIMES + 1).min(wait + WAIT_SLACK);
+        let before = if found.state == MmpState::Clean { 0 } else { wait };
         match found.state {
             MmpState::Clean => {}
             MmpState::Active(sequence) => {
-                self.clock.sleep(wait);
+                waits.sleep(0, wait, before + wait)?;
                 let now = self.read()?;
                 if now.state != MmpState::Active(sequence) {
                     return Err(in_use(&now));
@@ -161,7 +191,7 @@ impl MmpGuard {
         fill(&mut held.mmp.node_name, &names.node);
         fill(&mut held.mmp.device_name, &names.device);
         self.write(&mut held)?;
-        self.clock.sleep(wait);
+        waits.sleep(before, wait, before + wait)?;
         let now = self.read()?;
         if now.state != held.mmp.state || now.node_name != held.mmp.node_name {
             return Err(in_use(&now));
@@ -170,12 +200,12 @@ impl MmpGuard {
         self.write(&mut held)
     }
 
-    /// Writes the next number if it is time to. Cheap when it is not.
+    /// Writes the next number if it is due. Cheap otherwise.
     ///
     /// # Errors
     ///
-    /// [`FsError::InUse`] when somebody else took the file system (P3), from then on: nothing may be
-    /// written to it any more. Device errors: another call tries again.
+    /// [`FsError::InUse`] when another host took the file system (P3), from then on: nothing may be
+    /// written to it any more. Device errors: the next call tries again.
     pub(crate) fn tick(&self) -> Result<()> {
         let mut held = self.held.lock();
         let since = self.clock.monotonic().saturating_sub(held.updated);
@@ -200,11 +230,11 @@ impl MmpGuard {
         self.write(&mut held)
     }
 
-    /// Says that nobody writes any more. After everything else is on the device.
+    /// Marks the block as unused, after everything else is on the device.
     ///
     /// # Errors
     ///
-    /// [`FsError::InUse`] when the block is somebody else's by now, and stays so; device errors.
+    /// [`FsError::InUse`] when another host has the block, which is left alone then; device errors.
     pub(crate) fn release(&self) -> Result<()> {
         let mut held = self.held.lock();
         let now = self.read()?;
@@ -241,7 +271,7 @@ impl MmpGuard {
     }
 }
 
-/// Copies as much of `name` as fits, and zeroes.
+/// Copies as much of `name` as fits, and zeros.
 fn fill(field: &mut [u8], name: &[u8]) {
     field.fill(0);
     // The last byte stays zero, for readers that look for it.
@@ -251,7 +281,7 @@ fn fill(field: &mut [u8], name: &[u8]) {
     }
 }
 
-/// What the block says about its holder.
+/// Returns an error with the block's information about its holder.
 fn in_use(mmp: &Mmp) -> FsError {
     let text = |bytes: &[u8]| match String::from_utf8_lossy(bytes).trim() {
         "" => "unknown".to_owned(),
@@ -270,7 +300,7 @@ fn in_use(mmp: &Mmp) -> FsError {
 
 impl Drop for MmpGuard {
     fn drop(&mut self) {
-        // A mount that failed tells nobody; the next one waits if this fails.
+        // A failed mount has no caller to report to; if this fails, the next mount waits.
         if !self.mounted.load(Ordering::Acquire) && self.held.lock().updated != Duration::ZERO {
             let _ = self.release();
         }
@@ -322,7 +352,8 @@ mod tests {
         clock: &Arc<dyn Clock>,
     ) -> Result<Option<MmpGuard>> {
         let names = MmpNames { node: b"here".to_vec(), device: vec![b'x'; 100] };
-        MmpGuard::acquire(device, superblock, clock, &mut Prng::new(1), &names)
+        let wait = Wait { clock, observer: &Observer::default() };
+        MmpGuard::acquire(device, superblock, &wait, &mut Prng::new(1), &names)
     }
 
     /// A clock on which somebody else updates the block at the first sleep.

@@ -1,8 +1,8 @@
-//! Contents of inodes as the device has them, and targets of symbolic links.
+//! Uncached contents of inodes, and targets of symbolic links.
 //!
 //! Large reads go from the device straight into the caller's buffer, one device read for each run
-//! of contiguous blocks; nothing is allocated per block and nothing is cached: the page cache of
-//! whoever provides the device does that better.
+//! of contiguous blocks. Nothing is allocated per block and nothing is cached: the page cache of
+//! the host, under the device, does that better.
 
 use std::ops::Range;
 
@@ -12,10 +12,12 @@ use extant_format::inode::FileKind;
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::map::{Cursor, MappingKind};
+use crate::view::View;
 
-impl Inode {
-    /// Fills `out` from byte `offset` of any inode that has contents, past the page cache: of files that nobody changes,
-    /// values of extended attributes, link targets and the journal. Returns how many bytes there were.
+impl View<'_> {
+    /// Fills `out` from byte `offset` of any inode with contents, bypassing the page cache: of
+    /// files that do not change, values of extended attributes, link targets and the journal.
+    /// Returns the number of bytes read.
     pub(crate) fn read_range(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let left = self.size().saturating_sub(offset);
         let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
@@ -25,7 +27,7 @@ impl Inode {
         }
         if self.is_inline() {
             let data = self.inline_data()?;
-            // The size may exceed what is stored: the rest reads as zeros.
+            // The size may exceed the stored data; the rest reads as zeros.
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(data.len());
             let stored = &data[from..data.len().min(from.saturating_add(wanted))];
             let (head, tail) = out.split_at_mut(stored.len());
@@ -60,8 +62,8 @@ impl Inode {
         Ok(wanted)
     }
 
-    /// Where on the device `range` of a file lies that nobody changes, if it is one run of data in front of the end of the
-    /// file.
+    /// Returns the device address of `range` of a file that does not change, if it is one run of
+    /// data before the end of the file.
     pub(crate) fn stored_range(&self, range: Range<u64>) -> Result<Option<u64>> {
         if self.is_inline() || range.end > self.size() {
             return Ok(None);
@@ -75,8 +77,8 @@ impl Inode {
         Ok(address.filter(|_| run.file_end() >= end))
     }
 
-    /// Whether changes of the contents go through the journal, so that the newest version may not
-    /// be on the device yet.
+    /// Returns whether changes of the contents go through the journal, so that the newest version
+    /// may not be on the device yet.
     fn is_journaled(&self) -> bool {
         self.kind() != FileKind::Regular
             || self.is_ea_inode()
@@ -103,17 +105,19 @@ impl Inode {
 
 /// # Symbolic links
 impl Inode {
-    /// The target of a symbolic link, as stored; of an encrypted one, the form that Linux shows
-    /// without the key.
+    /// Returns the target of a symbolic link, as stored; for an encrypted one, the form that Linux
+    /// shows without the key.
     ///
     /// # Errors
     ///
-    /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks
-    /// cannot be read.
+    /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks cannot
+    /// be read.
     pub fn read_link(&self) -> Result<Vec<u8>> {
-        self.locked(Inode::link_target)
+        self.locked(|view| view.link_target())
     }
+}
 
+impl View<'_> {
     fn link_target(&self) -> Result<Vec<u8>> {
         if !self.is_symlink() {
             return Err(FsError::NotASymlink { ino: self.ino() });
@@ -127,7 +131,7 @@ impl Inode {
         }
         let mut target = vec![0; size as usize]; // At most 65536.
         if self.is_fast_symlink() {
-            // Shorter than 60 bytes, or it would not be a fast one.
+            // The target is shorter than 60 bytes, because the link is a fast one.
             let stored = self.i_block().get(..target.len()).unwrap_or(&[]);
             target.truncate(stored.len());
             target.copy_from_slice(stored);
@@ -140,7 +144,7 @@ impl Inode {
                 FsError::corrupt("symlink", self.ino(), None, fault)
             });
         }
-        // What programs get ends at the first zero byte.
+        // Programs see the target up to its first zero byte.
         target.truncate(target.iter().position(|byte| *byte == 0).unwrap_or(target.len()));
         Ok(target)
     }

@@ -1,4 +1,4 @@
-//! Blocks one after the other.
+//! Runs of blocks.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use extant_base::{FsBlock, GroupIndex};
 /// Contiguous blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
-    /// The first one.
+    /// First block.
     pub(crate) start: FsBlock,
-    /// How many.
+    /// Number of blocks.
     pub(crate) len: u32,
 }
 
-/// Free clusters that are left to a file that grows.
+/// Free clusters kept for a growing file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
-    /// The group they are in.
+    /// The group of the clusters.
     pub(crate) group: GroupIndex,
-    /// Which ones of the group.
+    /// Range of clusters in the group.
     pub(crate) clusters: Range<u32>,
 }

@@ -1,11 +1,11 @@
-//! Attribute blocks that several inodes use.
+//! Attribute blocks shared by several inodes.
 //!
 //! # Invariants
 //!
-//! - X1. Reference counts are read and changed under one lock: nobody rewrites a block that another
-//!   inode is about to share.
-//! - X2. Every block in the table is an attribute block in use: it is noted when it is written, and
-//!   forgotten before it is freed or rewritten.
+//! - X1. Reference counts are read and changed under one lock: a block that another inode is about
+//!   to share is not rewritten.
+//! - X2. Every block in the table is an attribute block in use: it is added when it is written, and
+//!   removed before it is freed or rewritten.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::slot::{BlockKind, MetaBlock};
 
 use crate::volume::Volume;
 
-/// Most inodes that share a block: what Linux allows.
+/// Limit of the inodes that share a block, as in Linux.
 const REFERENCES_MAX: u32 = 1024;
 
-/// Blocks remembered by their hash.
+/// Number of blocks remembered by their hash.
 const KNOWN: usize = 1024;
 
 /// Stands for "any inode" as the owner of a verified block.
@@ -30,8 +30,8 @@ const SHARED: Ino = Ino(u32::MAX);
 
 /// The attribute blocks of a writable mount.
 pub(crate) struct SharedBlocks {
-    /// A block for each hash modulo [`KNOWN`]: the last one written. Rank `Group`: blocks are
-    /// claimed and changed under it, and nothing is allocated.
+    /// The last block written for each hash modulo [`KNOWN`]. Rank `Group`: blocks are claimed and
+    /// changed under this lock, and nothing is allocated.
     known: Mutex<Vec<Option<(u32, FsBlock)>>>,
 }
 
@@ -40,13 +40,13 @@ impl SharedBlocks {
         SharedBlocks { known: Mutex::new(Rank::Group, vec![None; KNOWN]) }
     }
 
-    /// Notes a block that was just written for one inode.
+    /// Adds a block that was just written for one inode.
     pub(crate) fn note(&self, block: FsBlock, bytes: &[u8]) {
         put(&mut self.known.lock(), block, bytes);
     }
 
-    /// Finds a block with the contents of `bytes` (but for the header) and joins its users. One
-    /// credit.
+    /// Finds a block with the contents of `bytes` (apart from the header) and adds a reference to
+    /// it. One credit.
     pub(crate) fn join(&self, txn: &mut Editor<'_>, bytes: &[u8]) -> Result<Option<FsBlock>> {
         let Some(hash) = hash_of(bytes) else { return Ok(None) };
         let known = self.known.lock();
@@ -54,7 +54,7 @@ impl SharedBlocks {
         else {
             return Ok(None);
         };
-        // What was written here is whole; if it cannot be read, another block does as well.
+        // Blocks written here are valid; if this one cannot be read, another block will do.
         let Ok(found) = read_block(txn.volume(), None, block) else { return Ok(None) };
         let Ok((header, _)) = decode_block(found.bytes()) else { return Ok(None) };
         let same = found.bytes().get(BLOCK_HEADER_BYTES..) == bytes.get(BLOCK_HEADER_BYTES..);
@@ -67,7 +67,7 @@ impl SharedBlocks {
         Ok(Some(block))
     }
 
-    /// Gives a block new contents, if one inode uses it. One credit.
+    /// Gives a block new contents, if only one inode uses it. One credit.
     pub(crate) fn rewrite(
         &self,
         txn: &mut Editor<'_>,
@@ -86,8 +86,8 @@ impl SharedBlocks {
         Ok(true)
     }
 
-    /// One user fewer; `true` when it was the last and the block is the caller's to free. One
-    /// credit.
+    /// Removes a reference; returns true when it was the last one and the caller must free the
+    /// block. One credit.
     pub(crate) fn leave(&self, txn: &mut Editor<'_>, block: FsBlock) -> Result<bool> {
         let mut known = self.known.lock();
         let old = read_block(txn.volume(), None, block)?;
@@ -102,7 +102,7 @@ impl SharedBlocks {
     }
 }
 
-/// How an attribute block is sealed.
+/// Returns how an attribute block is sealed.
 pub(crate) fn kind(volume: &Volume) -> BlockKind {
     match volume.has_metadata_csum() {
         true => BlockKind::Xattr { seed: volume.checksum_seed() },
@@ -119,7 +119,7 @@ fn references(bytes: &[u8]) -> u32 {
     decode_block(bytes).map_or(1, |(header, _)| header.references)
 }
 
-/// The hash of a block that may be shared.
+/// Returns the hash of a block that may be shared.
 fn hash_of(bytes: &[u8]) -> Option<u32> {
     decode_block(bytes).ok().map(|(header, _)| header.hash).filter(|hash| *hash != 0)
 }
@@ -145,7 +145,8 @@ fn forget(known: &mut [Option<(u32, FsBlock)>], block: FsBlock, bytes: &[u8]) {
     }
 }
 
-/// The current version of an attribute block, its checksum checked. `ino` is who pointed there.
+/// Returns the current version of an attribute block, with its checksum verified. `ino` is the
+/// inode that points to it.
 pub(crate) fn read_block(volume: &Volume, ino: Option<Ino>, at: FsBlock) -> Result<Arc<MetaBlock>> {
     volume.check_file_blocks("extended attribute block pointer", ino, None, at, 1)?;
     let block = volume.read_block(at)?;

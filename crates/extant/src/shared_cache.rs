@@ -1,15 +1,17 @@
-//! One page cache for several mounts.
+//! A page cache shared by several mounts.
 //!
 //! # Place
 //!
-//! Below: `extant-iomap`, whose cache does not care whose files it holds. Above: `volume`, which takes its cache from here
-//! when it was told to, and whoever needs room and finds that others have what is dirty.
+//! Below: `extant-iomap`, whose cache may hold files of several mounts. Above: `volume`, which uses
+//! a shared cache if the options have one, and code that needs room while other mounts have the
+//! dirty data.
 //!
 //! # Rules
 //!
-//! - S1. Whoever has to wait for room writes back what is dirty of his own mount first, then of others: room that others
-//!   hold is no reason to fail. What goes wrong there is said there, to who syncs those files.
-//! - S2. Nobody waits here for a mount that is frozen.
+//! - S1. A thread that waits for room writes back dirty data of its own mount first, then of
+//!   others: no operation fails because other mounts fill the cache. Errors of such writeback are
+//!   reported to those who sync the files.
+//! - S2. No thread waits here for a frozen mount.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -22,16 +24,17 @@ use crate::error::{FsError, Result};
 
 /// A mount that shares a cache.
 pub(crate) trait Sharer: Send + Sync {
-    /// Writes back something that is dirty, for room. `false` when there is nothing, or it cannot be written now.
+    /// Writes back some dirty data to make room. Returns false when there is none, or it cannot be
+    /// written now.
     fn relieve_others(&self) -> bool;
 }
 
-/// A cache of file contents for any number of writable mounts, with one budget and one set of dirty limits:
-/// [`MountOptions::cache`](crate::MountOptions::cache). Clones are the same cache.
+/// A cache of file contents for any number of writable mounts, with one budget and one set of dirty
+/// limits: [`MountOptions::cache`](crate::MountOptions::cache). Clones are the same cache.
 ///
-/// A mount that has nothing of its own to write back makes room by writing what is dirty of others, so a slow device
-/// slows all of them down when everything is dirty. [`Fs::io_stats`](crate::Fs::io_stats) and
-/// [`Fs::drop_cached`](crate::Fs::drop_cached) of each are about all.
+/// A mount without dirty data makes room by writing back data of other mounts, so when everything
+/// is dirty, one slow device slows all mounts down. [`Fs::io_stats`](crate::Fs::io_stats) and
+/// [`Fs::drop_cached`](crate::Fs::drop_cached) of each mount concern the whole cache.
 ///
 /// # Example
 ///
@@ -54,19 +57,20 @@ struct Shared {
     bytes: u64,
     dirty_background: u64,
     dirty_max: u64,
-    /// Made for the first mount, with the size of its blocks.
+    /// The cache, made for the first mount, with the size of its blocks.
     cache: OnceLock<(BlockSize, Arc<Cache>)>,
     sharers: Mutex<Vec<Weak<dyn Sharer>>>,
 }
 
 impl SharedCache {
-    /// A cache of so many bytes, at least 2 MiB. Memory is taken from the system as it fills.
+    /// Creates a cache of `bytes`, at least 2 MiB. Memory is taken from the system as it fills.
     pub fn new(bytes: u64) -> SharedCache {
         SharedCache::with_limits(bytes, 0, 0)
     }
 
-    /// A cache with dirty limits of its own, in bytes, each 0 for what [`new`](Self::new) has: above
-    /// `background` the background of each mount writes, above `most` whoever changes more does
+    /// Creates a cache with dirty limits of its own, in bytes, 0 for the default of
+    /// [`new`](Self::new): above `background` the background thread of each mount writes back,
+    /// above `most` writers do
     /// ([`MountOptions::dirty_background_bytes`](crate::MountOptions::dirty_background_bytes),
     /// [`dirty_bytes`](crate::MountOptions::dirty_bytes)).
     pub fn with_limits(bytes: u64, background: u64, most: u64) -> SharedCache {
@@ -80,21 +84,21 @@ impl SharedCache {
         SharedCache { shared: Arc::new(shared) }
     }
 
-    /// What it did and holds; zeros before the first mount.
+    /// Returns the counters of the cache; zeros before the first mount.
     pub fn stats(&self) -> CacheStats {
         self.shared.cache.get().map_or_else(CacheStats::default, |(_, cache)| cache.stats())
     }
 
-    /// How many mounts share it at the moment.
+    /// Returns the number of mounts that share the cache now.
     pub fn mounts(&self) -> usize {
         self.shared.sharers.lock().iter().filter(|sharer| sharer.strong_count() > 0).count()
     }
 
-    /// The cache, for blocks of this size.
+    /// Returns the cache, for blocks of this size.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] when it has been made for blocks of another size; no memory.
+    /// [`FsError::InvalidArgument`] when it was made for blocks of another size; no memory.
     pub(crate) fn cache(&self, block_size: BlockSize) -> Result<Arc<Cache>> {
         let shared = &*self.shared;
         let (of, cache) = match shared.cache.get() {
@@ -115,16 +119,16 @@ impl SharedCache {
         }
     }
 
-    /// Another mount uses it.
+    /// Adds a mount to the users of the cache.
     pub(crate) fn join(&self, sharer: Weak<dyn Sharer>) {
         let mut sharers = self.shared.sharers.lock();
         sharers.retain(|sharer| sharer.strong_count() > 0);
         sharers.push(sharer);
     }
 
-    /// Has another mount than `own` write something back (S1). `false` when none could.
+    /// Makes a mount other than `own` write something back (S1). Returns false when none could.
     pub(crate) fn relieve(&self, own: &Weak<dyn Sharer>) -> bool {
-        // Asked without the lock: each may take long.
+        // The lock is not held over writeback, which may take long.
         let others: Vec<_> = self.shared.sharers.lock().clone();
         let mut others = others.iter().filter(|other| !other.ptr_eq(own));
         others.any(|other| other.upgrade().is_some_and(|other| other.relieve_others()))

@@ -1,4 +1,4 @@
-//! One metadata block in memory: its current version, and who may still need an older one.
+//! A metadata block in memory: its current version, and older ones in use.
 //!
 //! # Place
 //!
@@ -7,8 +7,8 @@
 //!
 //! # Invariants
 //!
-//! - S1. A version that somebody else holds is never changed: a change copies it first.
-//! - S2. There is one slot for a block, as long as anybody holds it.
+//! - S1. A version that is referenced elsewhere is never changed: a change copies it first.
+//! - S2. A block has one slot, while it is referenced.
 //! - S3. A block that the journal still needs (changed in the running transaction, or committed and
 //!   not yet written home) is held by the journal, and so stays in the cache.
 
@@ -24,15 +24,16 @@ use extant_sync::{Mutex, MutexGuard, Rank};
 
 use crate::error::{Fault, Result};
 
-/// A version of a metadata block, shared by all who read it.
+/// A version of a metadata block, shared by its readers.
 #[derive(Debug)]
 pub(crate) struct MetaBlock {
     number: FsBlock,
     bytes: Box<[u8]>,
-    /// The inode for which the block's checksum was found right; 0 for none. The checksum depends
-    /// on the owner, so a block that two inodes claim is checked for each.
+    /// The inode for which the block's checksum was verified; 0 for none. The checksum depends on
+    /// the owner, so a block that two inodes claim is verified for each.
     verified_for: AtomicU32,
-    /// The block was decoded whole and found to be an index of a directory. Our changes keep it one.
+    /// Whether the block was decoded as a whole and is a valid index of a directory. Changes of
+    /// this crate keep it valid.
     index_checked: AtomicBool,
 }
 
@@ -42,8 +43,8 @@ impl MetaBlock {
         MetaBlock { number, bytes, verified_for: AtomicU32::new(0), index_checked }
     }
 
-    /// Runs `check`, which decodes an index of a directory in all its records, unless it succeeded
-    /// before.
+    /// Runs `check`, which decodes an index of a directory with all its records, unless it
+    /// succeeded before.
     pub(crate) fn check_index_once<E>(
         &self,
         check: impl FnOnce(&[u8]) -> Result<(), E>,
@@ -55,7 +56,8 @@ impl MetaBlock {
         Ok(())
     }
 
-    /// Whether the block was changed by this mount since it was read, and so was verified before.
+    /// Returns whether this mount has changed the block since it was read, so that it was verified
+    /// before.
     pub(crate) fn is_ours(&self) -> bool {
         self.verified_for.load(Ordering::Relaxed) == OURS
     }
@@ -68,14 +70,14 @@ impl MetaBlock {
         &self.bytes
     }
 
-    /// Runs `verify` unless it succeeded before for the same owner, or the block was changed by us
-    /// since.
+    /// Runs `verify` unless it succeeded before for the same owner, or this mount has changed the
+    /// block since.
     pub(crate) fn verify_once(
         &self,
         owner: Ino,
         verify: impl FnOnce(&[u8]) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        // A lost race means one more check, nothing worse.
+        // Losing a race costs one more verification.
         let verified = self.verified_for.load(Ordering::Relaxed);
         if verified != owner.0 && verified != OURS {
             verify(&self.bytes)?;
@@ -85,8 +87,8 @@ impl MetaBlock {
     }
 }
 
-/// In `verified_for`: the block was changed here, and its checksum is made when the transaction
-/// locks.
+/// Value of `verified_for` for a block changed by this mount, whose checksum is computed when the
+/// transaction locks.
 const OURS: u32 = u32::MAX;
 
 impl Clone for MetaBlock {
@@ -103,11 +105,11 @@ impl AsRef<[u8]> for MetaBlock {
     }
 }
 
-/// How a changed block gets its checksum when its transaction locks.
+/// The checksum that a changed block gets when its transaction locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockKind {
-    /// Without one of its own: block pointers, values, link targets; tables of inodes, bitmaps and
-    /// descriptors, whose checksums are made where they are encoded.
+    /// No checksum of its own: block pointers, values, link targets; tables of inodes, bitmaps and
+    /// descriptors, whose checksums are computed where they are encoded.
     Plain,
     /// A block of directory entries with a tail.
     DirLeaf { seed: u32 },
@@ -138,22 +140,22 @@ impl BlockKind {
 pub(crate) struct Slot {
     number: FsBlock,
     state: Mutex<State>,
-    /// The journal's: the last transaction that claimed the block.
+    /// The last transaction that claimed the block, for the journal.
     claimed: AtomicU32,
-    /// The device has been asked to set room aside for the block.
+    /// Whether device space was allocated for the block.
     has_room: AtomicBool,
 }
 
 struct State {
-    /// `None` until loaded, and after a load that failed.
+    /// The current version; `None` until loaded, and after a load that failed.
     current: Option<Arc<MetaBlock>>,
     kind: BlockKind,
-    /// Changed since the last seal.
+    /// Whether it changed since its checksum was computed.
     unsealed: bool,
 }
 
 impl Slot {
-    /// A slot without contents yet.
+    /// Creates a slot without contents.
     pub(crate) fn empty(number: FsBlock) -> Slot {
         let state = State { current: None, kind: BlockKind::Plain, unsealed: false };
         Slot {
@@ -164,8 +166,8 @@ impl Slot {
         }
     }
 
-    /// Calls `allocate` unless it has succeeded before: from then on the block can be written, however
-    /// full the disk is that the device lies on.
+    /// Calls `allocate` unless it has succeeded before: from then on the block can be written, even
+    /// if the disk under the device is full.
     pub(crate) fn allocate_once(&self, allocate: impl FnOnce() -> Result<()>) -> Result<()> {
         if !self.has_room.load(Ordering::Relaxed) {
             allocate()?;
@@ -174,7 +176,7 @@ impl Slot {
         Ok(())
     }
 
-    /// The device has set room aside for the block, whatever was so before.
+    /// Records that device space was allocated for the block.
     pub(crate) fn note_room(&self) {
         self.has_room.store(true, Ordering::Relaxed);
     }
@@ -183,7 +185,7 @@ impl Slot {
         self.number
     }
 
-    /// The current version; loaded by `load` if there is none. Others who want the block wait for
+    /// Returns the current version, loaded by `load` if there is none. Concurrent callers wait for
     /// one load.
     pub(crate) fn get(&self, load: impl FnOnce() -> Result<Box<[u8]>>) -> Result<Arc<MetaBlock>> {
         let mut state = self.state.lock();
@@ -195,13 +197,13 @@ impl Slot {
         Ok(loaded)
     }
 
-    /// The current version, if there is one and nobody loads or changes it at this moment.
+    /// Returns the current version, if there is one and no thread is loading or changing it.
     pub(crate) fn get_now(&self) -> Option<Arc<MetaBlock>> {
         self.state.try_lock()?.current.clone()
     }
 
-    /// Changes the block in place, or a copy of it if somebody holds the version (S1). `load` as in
-    /// [`get`](Self::get). Only a `Txn` that has claimed the slot calls this.
+    /// Changes the block in place, or a copy of it if the version is referenced elsewhere (S1).
+    /// `load` as in [`get`](Self::get). Only a `Txn` that has claimed the slot calls this.
     pub(crate) fn change<R>(
         &self,
         kind: BlockKind,
@@ -229,7 +231,7 @@ impl Slot {
         change(&mut block.bytes)
     }
 
-    /// Gives the block new contents, whatever it held: `bytes` zeroes, then `fill`.
+    /// Gives the block new contents, whatever it held: `bytes` zeros, then `fill`.
     pub(crate) fn replace<R>(
         &self,
         kind: BlockKind,

@@ -2,10 +2,10 @@
 
 use std::sync::OnceLock;
 
-/// Elements of a [`Sparse`] that are made together.
+/// Number of elements of a [`Sparse`] that are created together.
 const CHUNK: usize = 512;
 
-/// A long array whose parts are made when first asked for.
+/// A long array whose parts are created when first used.
 pub(crate) struct Sparse<T> {
     chunks: Vec<OnceLock<Box<[T]>>>,
     len: u32,
@@ -13,7 +13,7 @@ pub(crate) struct Sparse<T> {
 }
 
 impl<T> Sparse<T> {
-    /// `make` gets the index of the element.
+    /// Creates an array; `make` gets the index of an element.
     pub(crate) fn new(len: u32, make: fn(u32) -> T) -> Sparse<T> {
         let chunks = (len as usize).div_ceil(CHUNK);
         Sparse { chunks: (0..chunks).map(|_| OnceLock::new()).collect(), len, make }

@@ -77,7 +77,7 @@ impl Image {
         Superblock::decode(&bytes).expect("a sound superblock")
     }
 
-    /// What e2fsck says.
+    /// Returns what e2fsck says.
     pub(crate) fn check(&self) -> oracle::FsckReport {
         let dir = extant_testkit::tempdir().expect("a temporary directory");
         let path = dir.path().join("image");

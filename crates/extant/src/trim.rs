@@ -1,4 +1,4 @@
-//! Telling the device which parts of it hold nothing: on request (FITRIM), and what was freed.
+//! Discarding: all free space on request (FITRIM), and freed blocks.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,17 +12,15 @@ use crate::volume::Volume;
 impl Fs {
     /// Discards free space: every run of free blocks of at least `min_len` bytes that lies in
     /// `range`, in bytes of the device; the range is cut at the end of the file system, and only
-    /// whole blocks inside it count. Returns how many bytes were discarded. What was freed and is
-    /// not committed stays: [`sync`](Self::sync) first to have that as well.
+    /// whole blocks inside it count. Returns the number of bytes discarded. Blocks whose freeing is
+    /// not committed are left out: [`sync`](Self::sync) first to include them.
     ///
-    /// Everything else goes on meanwhile. A run never lies in two block groups, so what is longer
-    /// than a group is discarded in pieces.
+    /// Other operations continue meanwhile. Runs are discarded by block group, so a longer one is
+    /// discarded in pieces.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`]: the range starts behind the file system or is shorter than a
-    /// block, or `min_len` is more than a block group has. [`FsError::ReadOnly`]. Device errors;
-    /// one that says "unsupported" when the device cannot discard.
+    /// [`FsError::InvalidArgument`]: the range starts behind the file system or is shorter than a block, or `min_len` is more than a block group has. [`FsError::ReadOnly`]. Device errors; one of kind "unsupported" when the device has no discards.
     pub fn trim(&self, range: Range<u64>, min_len: u64) -> Result<u64> {
         let volume = self.volume();
         let writer = volume.writer()?;
@@ -48,14 +46,14 @@ impl Fs {
         Ok(trimmed << log2)
     }
 
-    /// Discards what was freed and is durably free, if the mount is to do that; for at most about
-    /// `most`. What fails is counted and left.
+    /// Discards freed blocks whose freeing is durable, if the mount has the option `discard`; for
+    /// at most about `most`. Failures are counted and not repeated.
     pub(crate) fn discard_freed(&self, most: Option<Duration>) {
         let volume = self.volume();
         let Ok(writer) = volume.writer() else { return };
         let clock = writer.clock();
         let until = most.map(|most| clock.monotonic().saturating_add(most));
-        // Nothing is written after a cut, nor when it is not known what is durable.
+        // Nothing is written after a shutdown, nor when the durable state is unknown.
         let goes_on = || {
             !writer.is_shut_down()
                 && writer.check_running().is_ok()
@@ -67,7 +65,7 @@ impl Fs {
     }
 }
 
-/// Discards blocks: at most a group.
+/// Discards a run of blocks, at most a group.
 fn discard(volume: &Volume, start: FsBlock, len: u64) -> Result<()> {
     let past = FsError::InvalidArgument { what: "block past the largest device" };
     let at = volume.block_size().offset_of(start).ok_or(past)?;

@@ -1,4 +1,4 @@
-//! What a mount does by itself, or when it is told to: everything made durable, and what is due done.
+//! Periodic work and syncs of a mount.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::writer::Writer;
 
-/// Longest that one [`Fs::tick`] discards: it has other duties that must not wait.
+/// Longest time that one [`Fs::tick`] discards: its other duties must not wait.
 const DISCARD_STEP: Duration = Duration::from_millis(250);
 
-/// How often the background thread looks what is due.
+/// Period of the background thread.
 const PERIOD: Duration = Duration::from_secs(1);
 
 impl Fs {
@@ -20,8 +20,9 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`FsError::Aborted`] when the journal stopped, device errors: then changes since the last
-    /// sync may be lost, all or in part of whole operations. A mount for reading has nothing to do.
+    /// [`FsError::Aborted`] when the journal aborted, device errors: then changes since the last
+    /// sync may be lost, all or some of them, in whole operations. On a read-only mount there is
+    /// nothing to do.
     pub fn sync(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let Some(_inside) = writer.freeze_gate().enter_to_sync(|| writer.dirty_files().is_empty())
@@ -37,9 +38,10 @@ impl Fs {
         flushed
     }
 
-    /// Does what is due: commits a transaction that is old enough. For the loop of whoever embeds
-    /// the file system; without it changes become durable by [`sync`](Self::sync) and as the log
-    /// fills.
+    /// Does periodic work: writes back old dirty data, commits an old transaction, deletes inodes.
+    /// For the main loop of a program that embeds the file system without [background
+    /// threads](crate::MountOptions::background); without calls, changes become durable by
+    /// [`sync`](Self::sync) and as the log fills.
     ///
     /// # Errors
     ///
@@ -47,7 +49,7 @@ impl Fs {
     pub fn tick(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         self.tick_protection(writer)?;
-        // Nothing is due while it is frozen.
+        // Nothing is due on a frozen mount.
         let Some(_inside) = writer.try_enter() else { return Ok(()) };
         self.reclaim();
         writer.check_running()?;
@@ -57,7 +59,7 @@ impl Fs {
         flushed
     }
 
-    /// Starts the thread that calls [`tick`](Fs::tick), and allows the one that reads ahead.
+    /// Starts the thread that calls [`tick`](Fs::tick), and allows the read-ahead thread.
     ///
     /// # Errors
     ///
@@ -69,7 +71,7 @@ impl Fs {
             if volume.writer().is_ok_and(|writer| writer.is_closed()) {
                 return false;
             }
-            // What failed stays dirty, is counted for whoever syncs the file, and is tried again.
+            // Data that failed stays dirty, is counted for syncs of its file, and is tried again.
             let _ = Fs::of(volume).tick();
             true
         };
@@ -82,8 +84,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Tells other hosts that we are still here, when it is time to. Whoever lost the file system to
-    /// another host writes nothing more.
+    /// Renews the mark of multi-mount protection when it is due. A mount that lost the file system
+    /// to another host writes nothing more.
     pub(crate) fn tick_protection(&self, writer: &Writer) -> Result<()> {
         let Some(mmp) = writer.mmp() else { return Ok(()) };
         mmp.tick().inspect_err(|error| {

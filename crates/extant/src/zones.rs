@@ -1,10 +1,10 @@
-//! Blocks that are the file system's own, and of no file.
+//! Zones: blocks that belong to the file system itself, and to no file.
 //!
 //! # Place
 //!
-//! Below: nothing. Above: the volume finds the zones (`volume::zones`), opening adds what inodes own. Whatever
-//! turns a number in a map, a tree, or an inode into a place on the device asks
-//! `Volume::check_file_blocks`, and the allocator never gives these blocks away.
+//! Below: nothing. Above: the volume finds the zones (`volume::zones`), opening adds what inodes
+//! own. All code that turns a block number in a map, a tree, or an inode into a place on the device
+//! calls `Volume::check_file_blocks`, and the allocator never gives these blocks away.
 //!
 //! # Shape
 //!
@@ -14,17 +14,17 @@
 //!         the block of multi-mount protection
 //! ```
 //!
-//! A bitmap or a table may lie anywhere, so nothing less than all descriptors says whose a block
-//! is. They are read once, when mounting, in large pieces, past the cache: 8 MiB for 16 TiB. What is
-//! kept are the ranges, joined: with flexible groups one to three for each of them.
+//! A bitmap or a table may lie anywhere, so only all descriptors together determine the owner of a
+//! block. They are read once, when mounting, in large pieces, without caching: 8 MiB for 16 TiB.
+//! The ranges are kept, joined: with flexible groups one to three for each of them.
 //!
 //! # Invariants
 //!
-//! - Z1. `fixed` and `owned` are each sorted and apart; neither changes during a mount, so there is
-//!   no lock. Blocks that a quota file gets later are in [`Gained`], which is looked at when there are any: no map
-//!   of a sound image has them, for they were free.
-//! - Z2. Only while the journal is looked for there are no zones: descriptors may be of any age
-//!   before it is replayed.
+//! - Z1. `fixed` and `owned` are each sorted and disjoint; neither changes during a mount, so there
+//!   is no lock. Blocks that a quota file gets later are in [`Gained`], which is searched if there
+//!   are any: no map of a sound image has them, because they were free.
+//! - Z2. There are no zones only until the journal was read: before its replay descriptors may be
+//!   outdated.
 
 use std::fmt;
 use std::ops::Range;
@@ -35,17 +35,17 @@ use extant_format::group::GroupDescriptor;
 use extant_format::superblock::Superblock;
 use extant_sync::{Rank, RwLock};
 
-/// Most groups that an image can have here: 1 PiB with blocks of 4 KiB. It bounds the time and the
-/// memory of the look at all descriptors.
+/// Limit of the groups of an image: 1 PiB with blocks of 4 KiB. It bounds the time and the memory
+/// for reading all descriptors.
 pub(crate) const GROUPS_MAX: u32 = 1 << 23;
 
-/// What a block is for that belongs to the file system itself.
+/// Purpose of a block that belongs to the file system itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Zone {
     /// A superblock, or the boot block before it.
     Superblock(GroupIndex),
-    /// Group descriptors, or the blocks kept for more of them.
+    /// Group descriptors, or the blocks reserved for more of them.
     Descriptors(GroupIndex),
     /// The block bitmap of a group.
     BlockBitmap(GroupIndex),
@@ -53,17 +53,17 @@ pub enum Zone {
     InodeBitmap(GroupIndex),
     /// The inode table of a group.
     InodeTable(GroupIndex),
-    /// The journal, of this inode.
+    /// The journal, in this inode.
     Journal(Ino),
-    /// The pointers to the blocks kept for more descriptors, of this inode.
+    /// Pointers to the blocks reserved for more descriptors, in this inode.
     Resize(Ino),
-    /// A quota file, this inode.
+    /// A quota file, with this inode.
     Quota(Ino),
-    /// The orphan file, this inode.
+    /// The orphan file, with this inode.
     OrphanFile(Ino),
     /// The block of multi-mount protection.
     MultiMount,
-    /// A structure of a group that no descriptor tells any more.
+    /// A structure of a group whose descriptor is not valid any more.
     Unknown,
 }
 
@@ -86,7 +86,7 @@ impl fmt::Display for Zone {
 }
 
 impl Zone {
-    /// The inode that may use these blocks.
+    /// Returns the inode that may use these blocks.
     pub(crate) fn owner(self) -> Option<Ino> {
         match self {
             Zone::Journal(ino) | Zone::Resize(ino) | Zone::Quota(ino) | Zone::OrphanFile(ino) => {
@@ -105,21 +105,21 @@ pub(crate) struct Zones {
 }
 
 impl Zones {
-    /// Of what belongs to no inode; sorted, apart.
+    /// Creates the zones from ranges that belong to no inode; sorted, disjoint.
     pub(crate) fn of(fixed: Vec<Range<u64>>) -> Zones {
         Zones { fixed, owned: Vec::new() }
     }
 
-    /// What inodes own, and who.
+    /// Returns the ranges owned by inodes, with their owners.
     pub(crate) fn owned(&self) -> &[(Range<u64>, Zone)] {
         &self.owned
     }
 
-    /// The first of `blocks` that `ino` must not use.
+    /// Returns the first of `blocks` that `ino` must not use.
     pub(crate) fn hit(&self, blocks: &Range<u64>, ino: Option<Ino>) -> Option<u64> {
         let at = self.fixed.partition_point(|zone| zone.end <= blocks.start);
         let fixed = self.fixed.get(at).filter(|zone| zone.start < blocks.end);
-        // The resize inode maps the descriptor blocks that it keeps free.
+        // The resize inode maps the descriptor blocks that it reserves.
         let fixed =
             fixed.filter(|_| ino != Some(Ino::RESIZE)).map(|zone| zone.start.max(blocks.start));
         let at = self.owned.partition_point(|(zone, _)| zone.end <= blocks.start);
@@ -134,7 +134,7 @@ impl Zones {
         }
     }
 
-    /// The parts of `blocks` that are zones, not sorted.
+    /// Returns the parts of `blocks` that are zones, unsorted.
     pub(crate) fn within(&self, blocks: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let (start, end) = (blocks.start, blocks.end);
         let at = self.fixed.partition_point(|zone| zone.end <= start);
@@ -147,10 +147,10 @@ impl Zones {
             .map(move |zone| zone.start.max(start)..zone.end.min(end))
     }
 
-    /// Adds what inodes of the file system own.
+    /// Adds ranges owned by inodes of the file system.
     pub(crate) fn own(&mut self, mut owned: Vec<(Range<u64>, Zone)>) {
         owned.sort_by_key(|(range, _)| range.start);
-        // Two owners of one block: it is the first one's (Z1), and damage for the other.
+        // A block with two owners belongs to the first one (Z1), and is damage for the other.
         let mut end = 0;
         owned.retain_mut(|(range, _)| {
             range.start = range.start.max(end);
@@ -164,7 +164,7 @@ impl Zones {
 /// Blocks that inodes of the file system got during a mount.
 pub(crate) struct Gained {
     any: AtomicBool,
-    /// In the order in which they came; those that go on where the last ones ended are joined with them.
+    /// Ranges in the order of their addition; adjacent ones are joined.
     runs: RwLock<Vec<(Range<u64>, Zone)>>,
 }
 
@@ -182,7 +182,7 @@ impl Gained {
         self.any.store(true, Ordering::Release);
     }
 
-    /// The first one of `blocks` that `ino` may not use, and what it is for.
+    /// Returns the first of `blocks` that `ino` may not use, and its purpose.
     pub(crate) fn hit(&self, blocks: &Range<u64>, ino: Option<Ino>) -> Option<(u64, Zone)> {
         if !self.any.load(Ordering::Acquire) {
             return None;
@@ -195,7 +195,7 @@ impl Gained {
     }
 }
 
-/// Collects ranges of several kinds, each of which mostly goes on where its last one ended.
+/// Collects ranges of several kinds, each of which mostly continues its predecessor.
 #[derive(Default)]
 pub(crate) struct Joiner {
     open: [Range<u64>; 4],
@@ -223,7 +223,7 @@ impl Joiner {
     }
 }
 
-/// Sorts ranges and joins those that touch.
+/// Sorts ranges and joins adjacent ones.
 pub(crate) fn merge(ranges: &mut Vec<Range<u64>>) {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, last| {
@@ -235,7 +235,7 @@ pub(crate) fn merge(ranges: &mut Vec<Range<u64>>) {
     });
 }
 
-/// Blocks with the block bitmap, the inode bitmap and the table that a descriptor names.
+/// Returns the blocks of the block bitmap, the inode bitmap and the table in a descriptor.
 pub(crate) fn structures(superblock: &Superblock, descriptor: &GroupDescriptor) -> [Range<u64>; 3] {
     let run = |start: FsBlock, len: u32| start.0..start.0.saturating_add(u64::from(len));
     [

@@ -14,7 +14,7 @@ use extant_block::{
 };
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{Ends, image, require, tempdir};
 
 const LEN: usize = 8 << 20;
 
@@ -110,7 +110,7 @@ impl World {
     fn read(&self, file: &Inode, range: Range<usize>) {
         let mut out = vec![0; 4096];
         for at in range.step_by(out.len()) {
-            assert_eq!(file.read_at(at as u64, &mut out).unwrap(), out.len());
+            assert_eq!(file.read_at(&mut out, at as u64).unwrap(), out.len());
             assert!(out == self.bytes[at..at + out.len()], "at {at}");
         }
     }
@@ -258,7 +258,7 @@ fn a_truncate_meanwhile_waits_and_nothing_of_the_old_contents_shows() {
     .unwrap();
     file.truncate(LEN as u64).unwrap();
     let mut out = vec![1; LEN];
-    assert_eq!(file.read_at(0, &mut out).unwrap(), LEN);
+    assert_eq!(file.read_at(&mut out, 0).unwrap(), LEN);
     assert!(out[..100_000] == world.bytes[..100_000]);
     assert!(out[100_000..].iter().all(|byte| *byte == 0), "old contents");
     drop(file);
@@ -285,15 +285,6 @@ fn a_file_that_is_deleted_meanwhile_is_deleted_all_the_same() {
     world.check();
 }
 
-/// Sets the flag when it is dropped, also by a panic: the others end.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn readers_see_whole_writes_whatever_the_threads_fetch_and_flush() {
     const RECORD: usize = 64 << 10;
@@ -304,7 +295,7 @@ fn readers_see_whole_writes_whatever_the_threads_fetch_and_flush() {
     let file = fs.resolve("/f").unwrap();
     let records = (LEN / RECORD) as u64;
     for record in 0..records {
-        file.write_at(record * RECORD as u64, &[record as u8; RECORD]).unwrap();
+        file.write_at(&[record as u8; RECORD], record * RECORD as u64).unwrap();
     }
     let ended = AtomicBool::new(false);
     let passes = AtomicU64::new(0);
@@ -330,7 +321,7 @@ fn readers_see_whole_writes_whatever_the_threads_fetch_and_flush() {
                     3 => file.sync_data().unwrap(),
                     _ => {
                         let bytes = [prng.below(256) as u8; RECORD];
-                        assert_eq!(file.write_at(at, &bytes).unwrap(), RECORD);
+                        assert_eq!(file.write_at(&bytes, at).unwrap(), RECORD);
                     }
                 }
                 // Readers get the lock as well.
@@ -344,7 +335,7 @@ fn readers_see_whole_writes_whatever_the_threads_fetch_and_flush() {
                 let mut out = vec![0; step];
                 while !ended.load(Ordering::SeqCst) {
                     for at in (0..LEN).step_by(step) {
-                        let got = file.read_at(at as u64, &mut out).unwrap();
+                        let got = file.read_at(&mut out, at as u64).unwrap();
                         let mixed = out[..got].iter().position(|byte| *byte != out[0]);
                         assert_eq!(mixed, None, "half a write at {at}");
                         assert!(got == step || got == 0, "{got} bytes at {at}");

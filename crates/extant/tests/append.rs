@@ -131,10 +131,10 @@ fn space_behind_the_end_of_a_deep_tree_is_one_longer_record_of_its_last_leaf() {
         }
         // What is written there later is read, and what is behind it is still nothing.
         let end = inode.metadata().size;
-        inode.write_at(end - 5000, &pattern(3000, 9)).unwrap();
+        inode.write_at(&pattern(3000, 9), end - 5000).unwrap();
         inode.sync().unwrap();
         let mut read = vec![1; 5000];
-        inode.read_at(end - 5000, &mut read).unwrap();
+        inode.read_at(&mut read, end - 5000).unwrap();
         same(&read[..3000], &pattern(3000, 9), layout.0);
         assert!(read[3000..].iter().all(|byte| *byte == 0));
         drop(inode);
@@ -157,7 +157,7 @@ fn files_that_are_given_space_in_turns_share_no_block() {
                 1 => fs.sync().unwrap(),
                 2 => {
                     let end = file.metadata().size;
-                    file.write_at(end, &pattern(random.below(20_000) as usize + 1, end)).unwrap();
+                    file.write_at(&pattern(random.below(20_000) as usize + 1, end), end).unwrap();
                 }
                 3 => {
                     let end = file.metadata().size;

@@ -34,7 +34,7 @@ fn mount(device: &Arc<MemoryDevice>) -> Fs {
 /// A file in use, with a block of contents.
 fn file(fs: &Fs, name: &str) -> Inode {
     let file = fs.root().unwrap().create(name, &NEW).unwrap();
-    file.write_at(0, &[1; BLOCK]).unwrap();
+    file.write_at(&[1; BLOCK], 0).unwrap();
     file
 }
 
@@ -71,20 +71,20 @@ fn of_a_thousand_writes_in_sequence_or_at_random_all_but_one_are_done_at_once() 
     // Delayed, at the end of a file that grows.
     let new = file(&fs, "new");
     share("append", &mut |_| Ok(new.try_append(&[2; BLOCK])?.map(|(_, written)| written)));
-    share("sequence", &mut |step| new.try_write_at(step * BLOCK as u64, &[3; BLOCK]));
-    share("random", &mut |_| new.try_write_at(random.below(COUNT) * BLOCK as u64, &[4; BLOCK]));
+    share("sequence", &mut |step| new.try_write_at(&[3; BLOCK], step * BLOCK as u64));
+    share("random", &mut |_| new.try_write_at(&[4; BLOCK], random.below(COUNT) * BLOCK as u64));
     // Space that is there already, nothing of it cached.
     let old = file(&fs, "old");
     let range = 0..COUNT * BLOCK as u64;
     old.fallocate(Fallocate::Allocate { keep_size: false }, range).unwrap();
     fs.sync().unwrap();
-    share("unwritten", &mut |_| old.try_write_at(random.below(COUNT) * BLOCK as u64, &[5; BLOCK]));
+    share("unwritten", &mut |_| old.try_write_at(&[5; BLOCK], random.below(COUNT) * BLOCK as u64));
     fs.sync().unwrap();
     // Stored, and written over in whole blocks that are in memory or not.
-    share("stored", &mut |_| old.try_write_at(random.below(COUNT) * BLOCK as u64, &[6; BLOCK]));
+    share("stored", &mut |_| old.try_write_at(&[6; BLOCK], random.below(COUNT) * BLOCK as u64));
     // What is in memory is read at once.
     let mut out = [0; BLOCK];
-    share("read", &mut |step| new.try_read_at(step * BLOCK as u64, &mut out));
+    share("read", &mut |step| new.try_read_at(&mut out, step * BLOCK as u64));
     drop((new, old));
     finish(fs, &device);
 }
@@ -100,33 +100,33 @@ fn what_would_have_to_wait_is_refused_with_the_reason_and_changes_nothing() {
     let fs = mount(&device);
     let cold = fs.resolve("/cold").unwrap();
     // Nobody has used the page cache so far.
-    assert_eq!(refused(cold.try_write_at(0, &[1])), Some(WaitReason::Memory));
-    assert_eq!(cold.read_at(2 * BLOCK as u64, &mut [0; 10]).unwrap(), 10);
+    assert_eq!(refused(cold.try_write_at(&[1], 0)), Some(WaitReason::Memory));
+    assert_eq!(cold.read_at(&mut [0; 10], 2 * BLOCK as u64).unwrap(), 10);
     fs.drop_cached();
-    assert_eq!(refused(cold.try_read_at(0, &mut [0; 10])), Some(WaitReason::Device));
-    assert_eq!(refused(cold.try_write_at(10, &[1])), Some(WaitReason::Device));
+    assert_eq!(refused(cold.try_read_at(&mut [0; 10], 0)), Some(WaitReason::Device));
+    assert_eq!(refused(cold.try_write_at(&[1], 10)), Some(WaitReason::Device));
     // Small enough for the inode.
     let root = fs.root().unwrap();
     let small = root.create("small", &NEW).unwrap();
-    assert_eq!(refused(small.try_write_at(0, b"small")), Some(WaitReason::InlineData));
-    small.write_at(0, b"small").unwrap();
-    assert_eq!(refused(small.try_write_at(0, b"small")), Some(WaitReason::InlineData));
-    assert_eq!(refused(small.try_read_at(0, &mut [0; 5])), Some(WaitReason::InlineData));
+    assert_eq!(refused(small.try_write_at(b"small", 0)), Some(WaitReason::InlineData));
+    small.write_at(b"small", 0).unwrap();
+    assert_eq!(refused(small.try_write_at(b"small", 0)), Some(WaitReason::InlineData));
+    assert_eq!(refused(small.try_read_at(&mut [0; 5], 0)), Some(WaitReason::InlineData));
     // The rest of the last block would show.
     let odd = file(&fs, "odd");
-    odd.write_at(BLOCK as u64, b"tail").unwrap();
-    assert_eq!(refused(odd.try_write_at(5 * BLOCK as u64, &[1])), Some(WaitReason::Tail));
+    odd.write_at(b"tail", BLOCK as u64).unwrap();
+    assert_eq!(refused(odd.try_write_at(&[1], 5 * BLOCK as u64)), Some(WaitReason::Tail));
     assert_eq!(odd.metadata().size, BLOCK as u64 + 4);
     // Bits that a write takes.
     let mut changes = SetAttributes::default();
     changes.permissions = Some(0o4755);
     odd.set_attributes(&changes).unwrap();
-    assert_eq!(refused(odd.try_write_at(0, &[1])), Some(WaitReason::Privileges));
+    assert_eq!(refused(odd.try_write_at(&[1], 0)), Some(WaitReason::Privileges));
     assert_eq!(odd.metadata().mode() & 0o7777, 0o4755);
-    odd.write_at(0, &[1]).unwrap();
-    assert_eq!(refused(odd.try_write_at(0, &[1])), None);
+    odd.write_at(&[1], 0).unwrap();
+    assert_eq!(refused(odd.try_write_at(&[1], 0)), None);
     // Somebody reads.
-    let attempt = || refused(odd.try_write_at(0, &[2]));
+    let attempt = || refused(odd.try_write_at(&[2], 0));
     let tried = odd.with_cached(0..10, |_| {
         threads::scope(|s| s.spawn("other", attempt).unwrap().join().unwrap()).unwrap()
     });
@@ -148,19 +148,19 @@ fn an_error_is_an_answer_and_no_reason_to_wait() {
     let device = require!(made("16M", &[]));
     let fs = mount(&device);
     let root = fs.root().unwrap();
-    assert!(matches!(root.try_write_at(0, &[1]), Ok(Err(FsError::IsADirectory { .. }))));
-    assert!(matches!(root.try_read_at(0, &mut [1]), Ok(Err(FsError::IsADirectory { .. }))));
+    assert!(matches!(root.try_write_at(&[1], 0), Ok(Err(FsError::IsADirectory { .. }))));
+    assert!(matches!(root.try_read_at(&mut [1], 0), Ok(Err(FsError::IsADirectory { .. }))));
     let file = file(&fs, "file");
-    let far = file.try_write_at(u64::MAX - 1, &[1]);
+    let far = file.try_write_at(&[1], u64::MAX - 1);
     assert!(matches!(far, Ok(Err(FsError::TooLarge { .. }))), "{far:?}");
-    assert!(matches!(file.try_write_at(0, &[]), Ok(Ok(0))));
-    assert!(matches!(file.try_read_at(BLOCK as u64, &mut [0; 8]), Ok(Ok(0))));
+    assert!(matches!(file.try_write_at(&[], 0), Ok(Ok(0))));
+    assert!(matches!(file.try_read_at(&mut [0; 8], BLOCK as u64), Ok(Ok(0))));
     drop((file, root));
     finish(fs, &device);
     let fs = MountOptions::new().open_shared(device).unwrap();
     let file = fs.resolve("/file").unwrap();
-    assert!(matches!(file.try_write_at(0, &[1]), Ok(Err(FsError::ReadOnly))));
-    assert_eq!(refused(file.try_read_at(0, &mut [0; 8])), Some(WaitReason::Device));
+    assert!(matches!(file.try_write_at(&[1], 0), Ok(Err(FsError::ReadOnly))));
+    assert_eq!(refused(file.try_read_at(&mut [0; 8], 0)), Some(WaitReason::Device));
 }
 
 #[test]
@@ -169,9 +169,9 @@ fn without_room_a_write_is_left_to_who_can_commit_or_read_quotas() {
         let device = require!(made("32M", mkfs));
         let fs = mount(&device);
         let file = file(&fs, "file");
-        assert_eq!(refused(file.try_write_at(8 * BLOCK as u64, &[2])), Some(WaitReason::Space));
+        assert_eq!(refused(file.try_write_at(&[2], 8 * BLOCK as u64)), Some(WaitReason::Space));
         // What has its space already is written at once.
-        assert_eq!(refused(file.try_write_at(0, &[2; 8])), None);
+        assert_eq!(refused(file.try_write_at(&[2; 8], 0)), None);
         assert_eq!(file.metadata().size, BLOCK as u64);
         drop(file);
         finish(fs, &device);
@@ -181,18 +181,18 @@ fn without_room_a_write_is_left_to_who_can_commit_or_read_quotas() {
     let file = file(&fs, "file");
     let mut at = BLOCK as u64;
     let reason = loop {
-        match file.try_write_at(at, &[2; 16 * BLOCK]) {
+        match file.try_write_at(&[2; 16 * BLOCK], at) {
             Ok(written) => at += written.unwrap() as u64,
             Err(would_wait) => break would_wait.reason,
         }
     };
     assert_eq!(reason, WaitReason::Space);
     // As far as the way that may wait comes, give or take one attempt.
-    while let Ok(more) = file.write_at(at, &[3; BLOCK]) {
+    while let Ok(more) = file.write_at(&[3; BLOCK], at) {
         at += more as u64;
     }
     assert_eq!(file.metadata().size, at);
-    assert!(matches!(file.write_at(at, &[3; BLOCK]), Err(FsError::NoSpace { .. })));
+    assert!(matches!(file.write_at(&[3; BLOCK], at), Err(FsError::NoSpace { .. })));
     drop(file);
     finish(fs, &device);
 }
@@ -246,10 +246,10 @@ fn whoever_tries_first_leaves_the_same_files() {
             match random.below(8) {
                 0..3 => {
                     let at = random.below(size + 20000);
-                    waited.write_at(at, &bytes).unwrap();
-                    let done = tried.try_write_at(at, &bytes).map_or(0, |done| done.unwrap());
+                    waited.write_at(&bytes, at).unwrap();
+                    let done = tried.try_write_at(&bytes, at).map_or(0, |done| done.unwrap());
                     let rest = &bytes[done..];
-                    assert_eq!(tried.write_at(at + done as u64, rest).unwrap(), rest.len());
+                    assert_eq!(tried.write_at(rest, at + done as u64).unwrap(), rest.len());
                 }
                 3..6 => {
                     waited.append(&bytes).unwrap();
@@ -269,8 +269,8 @@ fn whoever_tries_first_leaves_the_same_files() {
             assert_eq!(tried.metadata().size, waited.metadata().size);
             let (at, mut out) = (random.below(size + 1), vec![0xA5; 20000]);
             let mut wanted = vec![0; 20000];
-            waited.read_at(at, &mut wanted).unwrap();
-            if let Ok(read) = tried.try_read_at(at, &mut out) {
+            waited.read_at(&mut wanted, at).unwrap();
+            if let Ok(read) = tried.try_read_at(&mut out, at) {
                 let read = read.unwrap();
                 assert!(out[..read] == wanted[..read], "step {step} at {at}");
             }

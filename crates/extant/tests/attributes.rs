@@ -437,20 +437,20 @@ fn whatever_changes_the_contents_takes_capabilities_and_set_id_bits() {
     type Change = (&'static str, fn(&Inode, &Inode));
     let changes: &[Change] = &[
         ("write", |file, _| {
-            file.write_at(0, b"new").unwrap();
+            file.write_at(b"new", 0).unwrap();
         }),
         ("append", |file, _| {
             file.append(b"new").unwrap();
         }),
         ("vectored", |file, _| {
             let parts = [std::io::IoSlice::new(b"a"), std::io::IoSlice::new(b"b")];
-            file.write_vectored_at(5, &parts).unwrap();
+            file.write_vectored_at(&parts, 5).unwrap();
         }),
         ("direct", |file, _| {
-            file.write_direct_at(0, &[7; 4096]).unwrap();
+            file.write_direct_at(&[7; 4096], 0).unwrap();
         }),
         ("direct over data", |file, _| {
-            file.write_direct_at(4096, &[7; 4096]).unwrap();
+            file.write_direct_at(&[7; 4096], 4096).unwrap();
         }),
         ("shrink", |file, _| file.truncate(5).unwrap()),
         ("grow", |file, _| file.truncate(50_000).unwrap()),
@@ -478,12 +478,12 @@ fn whatever_changes_the_contents_takes_capabilities_and_set_id_bits() {
         let fs = scratch.mount();
         let root = fs.root().unwrap();
         let other = root.create("other", &NewInode::root(0o644)).unwrap();
-        other.write_at(0, &[1; 12_288]).unwrap();
+        other.write_at(&[1; 12_288], 0).unwrap();
         other.truncate(40_960).unwrap();
         for (index, (what, change)) in changes.iter().enumerate() {
             let name = format!("file{index}");
             let file = root.create(&name, &NewInode::root(0o644)).unwrap();
-            file.write_at(0, &[1; 12_288]).unwrap();
+            file.write_at(&[1; 12_288], 0).unwrap();
             file.sync().unwrap();
             file.set_attributes(&SetAttributes::new().permissions(0o6755)).unwrap();
             file.set_xattr("user.other", "stays", XattrMode::Any).unwrap();
@@ -495,16 +495,16 @@ fn whatever_changes_the_contents_takes_capabilities_and_set_id_bits() {
         }
         // What was set before this mount is found as well.
         let file = root.create("before", &NewInode::root(0o755)).unwrap();
-        file.write_at(0, &[1; 12_288]).unwrap();
+        file.write_at(&[1; 12_288], 0).unwrap();
         file.set_xattr("security.capability", CAPABLE, XattrMode::Any).unwrap();
         drop((file, other, root));
         fs.unmount().unwrap();
         let fs = scratch.mount();
         let file = fs.resolve("/before").unwrap();
         // By a cache in front, which has seen to it before; then by who may keep bits, not capabilities.
-        file.write_by(WriteBy::Cache, 0, b"x").unwrap();
+        file.write_by(WriteBy::Cache, b"x", 0).unwrap();
         assert_eq!(file.xattr("security.capability").unwrap(), CAPABLE);
-        file.write_direct_by(WriteBy::Privileged, 0, &[2; 4096]).unwrap();
+        file.write_direct_by(WriteBy::Privileged, &[2; 4096], 0).unwrap();
         assert!(matches!(file.xattr("security.capability"), Err(FsError::NoAttribute { .. })));
         drop(file);
         fs.unmount().unwrap();

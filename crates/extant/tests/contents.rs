@@ -102,8 +102,8 @@ impl World {
                 random.fill(&mut bytes);
                 let end = offset as usize + bytes.len();
                 let written = match random.one_in(3) {
-                    true => inode.write_direct_at(offset, &bytes).unwrap(),
-                    false => inode.write_at(offset, &bytes).unwrap(),
+                    true => inode.write_direct_at(&bytes, offset).unwrap(),
+                    false => inode.write_at(&bytes, offset).unwrap(),
                 };
                 assert_eq!(written, bytes.len());
                 if model.len() < end {
@@ -115,8 +115,8 @@ impl World {
                 let offset = at(random, model);
                 let mut out = vec![0xee; len(random) as usize];
                 let read = match random.one_in(3) {
-                    true => inode.read_direct_at(offset, &mut out).unwrap(),
-                    false => inode.read_at(offset, &mut out).unwrap(),
+                    true => inode.read_direct_at(&mut out, offset).unwrap(),
+                    false => inode.read_at(&mut out, offset).unwrap(),
                 };
                 let from = (offset as usize).min(model.len());
                 let wanted = &model[from..model.len().min(from + out.len())];
@@ -257,7 +257,7 @@ fn contents_sealed_by_verity_are_not_changed() {
     let fs = open();
     let inode = fs.resolve("/sealed").unwrap();
     let refusals = [
-        inode.write_at(0, b"x").map(drop),
+        inode.write_at(b"x", 0).map(drop),
         inode.append(b"x").map(drop),
         inode.truncate(1),
         inode.fallocate(extant::Fallocate::PunchHole, 0..4096),
@@ -325,7 +325,7 @@ fn a_handle_shows_the_size_that_the_file_has() {
         let other = root.lookup("f").expect("is there");
         let show = |size| assert_eq!([file.size(), other.size(), file.metadata().size], [size; 3]);
         show(0);
-        file.write_at(0, b"some").expect("writes");
+        file.write_at(b"some", 0).expect("writes");
         show(4);
         other.append(&[1; 10_000]).expect("appends");
         show(10_004);

@@ -9,7 +9,7 @@ use extant_base::Prng;
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_sync::{Clock, FixedClock, SystemClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{Ends, image, require, tempdir};
 
 const BLOCK: usize = 4096;
 
@@ -40,7 +40,7 @@ fn end(device: &MemoryDevice, fs: Fs) -> Result<(), String> {
 fn write(inode: &Inode, offset: u64, bytes: &[u8]) {
     let mut done = 0;
     while done < bytes.len() {
-        done += inode.write_direct_at(offset + done as u64, &bytes[done..]).unwrap();
+        done += inode.write_direct_at(&bytes[done..], offset + done as u64).unwrap();
     }
 }
 
@@ -60,7 +60,7 @@ fn a_large_file_costs_no_cache_and_is_one_extent_whatever_the_order_of_its_parts
             }
         }
         let mut read = vec![0; bytes.len()];
-        assert_eq!(inode.read_direct_at(0, &mut read).unwrap(), bytes.len());
+        assert_eq!(inode.read_direct_at(&mut read, 0).unwrap(), bytes.len());
         assert!(read == bytes);
         let stats = fs.io_stats().unwrap();
         assert_eq!((stats.folios_made, stats.bytes_copied, stats.used_bytes), (0, 0, 0));
@@ -91,7 +91,7 @@ fn programs_times_and_set_id_bits_are_those_of_any_write() {
         assert!(after.mtime > before.mtime && after.ctime > before.ctime);
         let before = inode.metadata();
         clock.advance(Duration::from_secs(1));
-        inode.write_direct_by(extant::WriteBy::Cache, 0, &[3; BLOCK]).unwrap();
+        inode.write_direct_by(extant::WriteBy::Cache, &[3; BLOCK], 0).unwrap();
         assert_eq!(inode.metadata().mtime, before.mtime, "a cache in front keeps times");
         drop(inode);
         end(&device, fs)
@@ -106,7 +106,7 @@ fn inline_data_and_mapped_files_take_the_way_through_the_cache() {
         let small = fs.root().unwrap().create("small", &NewInode::root(0o644)).unwrap();
         write(&small, 0, b"hello");
         let mut out = [0; 9];
-        assert_eq!(small.read_direct_at(1, &mut out).unwrap(), 4);
+        assert_eq!(small.read_direct_at(&mut out, 1).unwrap(), 4);
         assert_eq!(&out[..4], b"ello");
         // Moves out of the inode.
         write(&small, 0, &[4; 2 * BLOCK]);
@@ -139,18 +139,18 @@ fn readers_and_writers_of_both_ways_see_one_file() {
             for writer in 0..3u64 {
                 let inode = inode.clone();
                 let work = move || {
+                    let _ends = (writer == 2).then(|| Ends(stop));
                     let mut random = Prng::new(writer);
                     for round in 1..400u64 {
                         // Blocks of its own, so that each has one order of versions.
                         let block = random.below(BLOCKS / 3) * 3 + writer;
                         let bytes = round.to_le_bytes().repeat(BLOCK / 8);
                         match random.below(4) {
-                            0 => drop(inode.write_at(block * BLOCK as u64, &bytes).unwrap()),
+                            0 => drop(inode.write_at(&bytes, block * BLOCK as u64).unwrap()),
                             _ => write(&inode, block * BLOCK as u64, &bytes),
                         }
                         written[block as usize].store(round, Ordering::SeqCst);
                     }
-                    stop.store(writer == 2 || stop.load(Ordering::SeqCst), Ordering::SeqCst);
                 };
                 scope.spawn("writer", work).unwrap();
             }
@@ -164,8 +164,8 @@ fn readers_and_writers_of_both_ways_see_one_file() {
                         let least = written[block as usize].load(Ordering::SeqCst);
                         let at = block * BLOCK as u64;
                         let read = match reader {
-                            0 => inode.read_at(at, &mut out),
-                            _ => inode.read_direct_at(at, &mut out),
+                            0 => inode.read_at(&mut out, at),
+                            _ => inode.read_direct_at(&mut out, at),
                         };
                         assert_eq!(read.unwrap(), BLOCK);
                         assert!(version(&out) >= least, "block {block}: older than {least}");
@@ -200,8 +200,8 @@ fn readers_and_writers_of_both_ways_see_one_file() {
                 for direct in [false, true] {
                     let at = (block * BLOCK) as u64;
                     match direct {
-                        true => inode.read_direct_at(at, &mut out).unwrap(),
-                        false => inode.read_at(at, &mut out).unwrap(),
+                        true => inode.read_direct_at(&mut out, at).unwrap(),
+                        false => inode.read_at(&mut out, at).unwrap(),
                     };
                     let wanted = last.load(Ordering::SeqCst).to_le_bytes().repeat(BLOCK / 8);
                     assert!(out == wanted, "{when}: block {block}, direct: {direct}");

@@ -15,7 +15,7 @@ use extant_block::{
 };
 use extant_sync::{FixedClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{Ends, image, require, tempdir};
 
 const BLOCK: u64 = 4096;
 const EXT4: &[&str] = &["-t", "ext4", "-b", "4096"];
@@ -59,7 +59,7 @@ fn create(fs: &Fs) -> DirectFile {
 fn with_blocks(fs: &Fs, blocks: u64) -> DirectFile {
     let file = create(fs);
     let bytes = filled(1, blocks * BLOCK);
-    assert_eq!(file.write_at(0, &bytes).unwrap(), bytes.len());
+    assert_eq!(file.write_at(&bytes, 0).unwrap(), bytes.len());
     file.inode().sync().unwrap();
     file
 }
@@ -103,9 +103,9 @@ fn p44_what_is_misaligned_is_refused_before_anything_is_done() {
             (512, 511, 511 + 4096, "address of the memory"),
         ] {
             let errors = [
-                file.read_at(offset, &mut bytes[from..to]).unwrap_err(),
-                file.write_at(offset, &bytes[from..to]).unwrap_err(),
-                file.write_synced_at(offset, &bytes[from..to]).unwrap_err(),
+                file.read_at(&mut bytes[from..to], offset).unwrap_err(),
+                file.write_at(&bytes[from..to], offset).unwrap_err(),
+                file.write_synced_at(&bytes[from..to], offset).unwrap_err(),
             ];
             for error in errors {
                 assert_eq!(error.errno(), 22);
@@ -115,10 +115,10 @@ fn p44_what_is_misaligned_is_refused_before_anything_is_done() {
         }
         assert_eq!((fs.io_stats().unwrap(), handles(&fs)), before, "nothing was read or written");
         // What is aligned to sectors, though not to blocks, is not refused.
-        assert_eq!(file.write_at(512, &bytes[1024..2048]).unwrap(), 1024);
-        assert_eq!(file.read_at(BLOCK, &mut bytes[..512]).unwrap(), 512);
+        assert_eq!(file.write_at(&bytes[1024..2048], 512).unwrap(), 1024);
+        assert_eq!(file.read_at(&mut bytes[..512], BLOCK).unwrap(), 512);
         // Nothing to do is done anywhere.
-        assert_eq!(file.write_at(512, &[]).unwrap(), 0);
+        assert_eq!(file.write_at(&[], 512).unwrap(), 0);
         drop(file);
         fs.unmount().unwrap();
         check_clean(&device)
@@ -137,16 +137,16 @@ fn directories_links_and_data_in_the_inode_say_so() {
         let link = root.symlink(b"link", b"target", &NewInode::root(0o777)).unwrap();
         assert_eq!((link.direct_alignment(), link.direct().unwrap_err().errno()), (None, 22));
         let file = create(&fs);
-        file.inode().write_at(0, b"short").unwrap();
+        file.inode().write_at(b"short", 0).unwrap();
         assert_eq!(file.inode().direct_alignment(), None, "it is in the inode");
         let mut bytes = filled(9, 1024);
-        assert_eq!(file.read_at(0, &mut bytes).unwrap(), 5);
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 5);
         assert_eq!(&bytes[..5], b"short");
         // The decision is made when the lock is held: the data has moved out by then.
-        assert_eq!(file.write_at(512, &filled(3, 512)).unwrap(), 512);
+        assert_eq!(file.write_at(&filled(3, 512), 512).unwrap(), 512);
         assert_eq!(fs.io_stats().unwrap().direct_alone_inline, 1);
         assert!(file.inode().direct_alignment().is_some());
-        assert_eq!(file.read_at(0, &mut bytes).unwrap(), 1024);
+        assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 1024);
         let mut wanted = vec![0; 512];
         wanted[..5].copy_from_slice(b"short");
         wanted.extend([3; 512]);
@@ -175,7 +175,7 @@ fn p38_p46_overwrites_take_no_handle_and_no_exclusive_lock() {
             let sector = random.below(64 * 8 - 32) * 512;
             let len = (1 + random.below(32)) * 512;
             let bytes = filled(round, len);
-            assert_eq!(file.write_at(sector, &bytes).unwrap() as u64, len);
+            assert_eq!(file.write_at(&bytes, sector).unwrap() as u64, len);
             wanted[sector as usize..(sector + len) as usize].fill(round);
         }
         let stats = fs.io_stats().unwrap();
@@ -184,7 +184,7 @@ fn p38_p46_overwrites_take_no_handle_and_no_exclusive_lock() {
         assert_eq!(alone(&stats), alone(&before));
         assert_eq!((stats.folios_made, stats.bytes_copied), (0, 0));
         let mut read = AlignedBuffer::zeroed(wanted.len());
-        assert_eq!(file.read_at(0, &mut read).unwrap(), wanted.len());
+        assert_eq!(file.read_at(&mut read, 0).unwrap(), wanted.len());
         assert!(read[..] == wanted);
         assert_eq!(fs.io_stats().unwrap().folios_made, 0);
         file.inode().sync_data().unwrap();
@@ -209,8 +209,8 @@ fn overwrites_run_beside_a_reader_that_stays() {
             .with_cached(15 * BLOCK..15 * BLOCK + 1, |_| {
                 threads::scope(|scope| {
                     let write = move || {
-                        other.write_at(BLOCK, &filled(2, BLOCK)).unwrap();
-                        other.write_at(9 * BLOCK, &filled(3, BLOCK)).unwrap();
+                        other.write_at(&filled(2, BLOCK), BLOCK).unwrap();
+                        other.write_at(&filled(3, BLOCK), 9 * BLOCK).unwrap();
                     };
                     scope.spawn("writer", write).unwrap().join().unwrap();
                 })
@@ -237,7 +237,7 @@ fn first_data_of_preallocated_blocks_takes_one_handle_and_no_exclusive_lock() {
         let before = handles(&fs);
         let mut wanted = vec![0; 64 * BLOCK as usize];
         for block in (0..64).step_by(3) {
-            file.write_at(block * BLOCK, &filled(block as u8 + 1, BLOCK)).unwrap();
+            file.write_at(&filled(block as u8 + 1, BLOCK), block * BLOCK).unwrap();
             let at = (block * BLOCK) as usize;
             wanted[at..at + BLOCK as usize].fill(block as u8 + 1);
         }
@@ -245,16 +245,16 @@ fn first_data_of_preallocated_blocks_takes_one_handle_and_no_exclusive_lock() {
         assert_eq!((stats.direct_conversions, alone(&stats)), (22, 0));
         assert_eq!(handles(&fs) - before, 22);
         // They have data now.
-        file.write_at(0, &filled(7, BLOCK)).unwrap();
+        file.write_at(&filled(7, BLOCK), 0).unwrap();
         wanted[..BLOCK as usize].fill(7);
         assert_eq!(fs.io_stats().unwrap().direct_overwrites, 1);
         assert_eq!(handles(&fs) - before, 22);
         // A part of a block that has none: its other part has to become zeros.
-        file.write_at(BLOCK + 512, &filled(8, 512)).unwrap();
+        file.write_at(&filled(8, 512), BLOCK + 512).unwrap();
         wanted[BLOCK as usize + 512..BLOCK as usize + 1024].fill(8);
         assert_eq!(fs.io_stats().unwrap().direct_alone_parts, 1);
         let mut read = AlignedBuffer::zeroed(wanted.len());
-        file.read_at(0, &mut read).unwrap();
+        file.read_at(&mut read, 0).unwrap();
         assert!(read[..] == wanted);
         file.inode().sync().unwrap();
         assert_eq!(after_a_cut(&device)?, Some(wanted));
@@ -283,22 +283,22 @@ fn what_has_to_be_alone_is_counted_by_its_reason() {
         };
         assert_eq!(reasons(&fs), [1, 0, 0, 0, 0]);
         inode.truncate(16 * BLOCK).unwrap();
-        file.write_at(12 * BLOCK + 512, &filled(2, BLOCK)).unwrap();
+        file.write_at(&filled(2, BLOCK), 12 * BLOCK + 512).unwrap();
         assert_eq!(reasons(&fs), [1, 1, 0, 0, 0]);
         // Though parts of two blocks were written, they are not in memory any more: nobody else is in the way.
-        file.write_at(12 * BLOCK, &filled(3, 512)).unwrap();
+        file.write_at(&filled(3, 512), 12 * BLOCK).unwrap();
         assert_eq!(reasons(&fs), [1, 1, 0, 0, 0]);
-        inode.read_at(0, &mut [0; 100]).unwrap();
-        file.write_at(0, &filled(4, BLOCK)).unwrap();
+        inode.read_at(&mut [0; 100], 0).unwrap();
+        file.write_at(&filled(4, BLOCK), 0).unwrap();
         assert_eq!(reasons(&fs), [1, 1, 1, 0, 0]);
-        file.write_at(0, &filled(5, BLOCK)).unwrap();
+        file.write_at(&filled(5, BLOCK), 0).unwrap();
         assert_eq!(reasons(&fs), [1, 1, 1, 0, 0], "what was cached is dropped");
         let map = inode.map_shared(0..BLOCK, false).unwrap();
-        file.write_at(4 * BLOCK, &filled(6, BLOCK)).unwrap();
+        file.write_at(&filled(6, BLOCK), 4 * BLOCK).unwrap();
         assert_eq!(reasons(&fs), [1, 1, 1, 1, 0]);
         drop(map);
         inode.set_attributes(&extant::SetAttributes::new().permissions(0o4755)).unwrap();
-        file.write_at(4 * BLOCK, &filled(6, BLOCK)).unwrap();
+        file.write_at(&filled(6, BLOCK), 4 * BLOCK).unwrap();
         assert_eq!(reasons(&fs), [1, 1, 1, 1, 1]);
         assert_eq!(inode.metadata().mode() & 0o7777, 0o755);
         drop(file);
@@ -327,7 +327,7 @@ fn p42_two_unaligned_writers_of_one_new_block_keep_each_others_half() {
                     let work = move || {
                         let bytes = filled(half as u8 + 1, BLOCK / 2);
                         for block in 0..BLOCKS {
-                            file.write_at(block * BLOCK + half * BLOCK / 2, &bytes).unwrap();
+                            file.write_at(&bytes, block * BLOCK + half * BLOCK / 2).unwrap();
                         }
                     };
                     scope.spawn("writer", work).unwrap();
@@ -338,7 +338,7 @@ fn p42_two_unaligned_writers_of_one_new_block_keep_each_others_half() {
             wanted.extend([2; BLOCK as usize / 2]);
             let wanted = wanted.repeat(BLOCKS as usize);
             let mut read = AlignedBuffer::zeroed(wanted.len());
-            file.read_at(0, &mut read).unwrap();
+            file.read_at(&mut read, 0).unwrap();
             assert!(read[..] == wanted, "preallocated: {preallocated}");
             file.inode().sync().unwrap();
             assert_eq!(after_a_cut(&device)?, Some(wanted));
@@ -355,16 +355,16 @@ fn what_is_dirty_around_a_direct_write_stays_and_what_is_under_it_goes() {
         let fs = mount(Arc::clone(&device) as SharedDevice);
         let file = with_blocks(&fs, 4);
         let inode = file.inode();
-        inode.write_at(100, &[2; 9000]).unwrap();
+        inode.write_at(&[2; 9000], 100).unwrap();
         let mut wanted = vec![1; 4 * BLOCK as usize];
         wanted[100..9100].fill(2);
         let mut read = AlignedBuffer::zeroed(wanted.len());
-        file.read_at(0, &mut read).unwrap();
+        file.read_at(&mut read, 0).unwrap();
         assert!(read[..] == wanted, "a direct read sees what is dirty");
-        file.write_at(2048, &filled(3, 1536)).unwrap();
+        file.write_at(&filled(3, 1536), 2048).unwrap();
         wanted[2048..2048 + 1536].fill(3);
         assert_eq!(inode.read_all().unwrap(), wanted);
-        file.read_at(0, &mut read).unwrap();
+        file.read_at(&mut read, 0).unwrap();
         assert!(read[..] == wanted);
         fs.sync().unwrap();
         fs.drop_cached();
@@ -385,9 +385,9 @@ fn p48_a_mapped_page_and_direct_io_show_each_other() {
         let map = file.inode().map_shared(0..2 * BLOCK, true).unwrap();
         map.write(100, &[2; 10]).unwrap();
         let mut read = AlignedBuffer::zeroed(2 * BLOCK as usize);
-        file.read_at(0, &mut read).unwrap();
+        file.read_at(&mut read, 0).unwrap();
         assert_eq!(&read[99..111], [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1]);
-        file.write_at(512, &filled(3, 512)).unwrap();
+        file.write_at(&filled(3, 512), 512).unwrap();
         let mut seen = vec![0; 1024];
         map.read(0, &mut seen).unwrap();
         let mut wanted = vec![1; 4 * BLOCK as usize];
@@ -397,7 +397,7 @@ fn p48_a_mapped_page_and_direct_io_show_each_other() {
         map.write(600, &[4; 5]).unwrap();
         wanted[600..605].fill(4);
         // It is on the device, with what the map had by then.
-        file.write_at(BLOCK, &filled(5, BLOCK)).unwrap();
+        file.write_at(&filled(5, BLOCK), BLOCK).unwrap();
         wanted[BLOCK as usize..2 * BLOCK as usize].fill(5);
         drop(map);
         fs.drop_cached();
@@ -420,6 +420,7 @@ fn p41_readers_of_a_growing_file_never_see_zeros() {
         let stop = AtomicBool::new(false);
         let stop = &stop;
         threads::scope(|scope| {
+            let _ends = Ends(stop);
             for direct in [false, true] {
                 let file = file.clone();
                 let work = move || {
@@ -428,8 +429,8 @@ fn p41_readers_of_a_growing_file_never_see_zeros() {
                         let size = file.inode().metadata().size;
                         let Some(at) = size.checked_sub(BLOCK) else { continue };
                         let read = match direct {
-                            true => file.read_at(at, &mut out).unwrap(),
-                            false => file.inode().read_at(at, &mut out).unwrap(),
+                            true => file.read_at(&mut out, at).unwrap(),
+                            false => file.inode().read_at(&mut out, at).unwrap(),
                         };
                         assert_eq!(read, BLOCK as usize);
                         assert!(out.iter().all(|byte| *byte == 7), "zeros at {at}");
@@ -438,9 +439,8 @@ fn p41_readers_of_a_growing_file_never_see_zeros() {
                 scope.spawn("reader", work).unwrap();
             }
             for block in 0..BLOCKS {
-                file.write_at(block * BLOCK, &filled(7, BLOCK)).unwrap();
+                file.write_at(&filled(7, BLOCK), block * BLOCK).unwrap();
             }
-            stop.store(true, Ordering::Release);
         })
         .unwrap();
         drop(file);
@@ -493,7 +493,7 @@ fn synced_overwrites_go_through_the_devices_cache_and_flush_nothing() {
         let (before, commits) = (counts(), fs.writer_stats().unwrap().journal.commits);
         let handles_before = handles(&fs);
         for block in 0..16 {
-            file.write_synced_at(block * BLOCK, &filled(2, 512)).unwrap();
+            file.write_synced_at(&filled(2, 512), block * BLOCK).unwrap();
         }
         let after = counts();
         assert_eq!((after.0 - before.0, after.1 - before.1), (0, 16));
@@ -506,8 +506,8 @@ fn synced_overwrites_go_through_the_devices_cache_and_flush_nothing() {
         }
         // What is not durable yet of the map goes first: a cut right after the write finds the bytes.
         preallocate(file.inode(), 16 * BLOCK..32 * BLOCK);
-        file.write_at(16 * BLOCK, &filled(3, BLOCK)).unwrap();
-        file.write_synced_at(16 * BLOCK, &filled(4, BLOCK)).unwrap();
+        file.write_at(&filled(3, BLOCK), 16 * BLOCK).unwrap();
+        file.write_synced_at(&filled(4, BLOCK), 16 * BLOCK).unwrap();
         wanted.extend([4; BLOCK as usize]);
         wanted.resize(32 * BLOCK as usize, 0);
         assert!(fs.writer_stats().unwrap().journal.commits > commits);
@@ -540,7 +540,7 @@ fn p43_synced_writes_are_there_when_the_device_loses_its_cache() {
                 _ => random.below(end / 512 + 1) * 512,
             };
             let len = (1 + random.below(20)) * 512;
-            file.write_synced_at(offset, &filled(round, len)).unwrap();
+            file.write_synced_at(&filled(round, len), offset).unwrap();
             wanted.resize(wanted.len().max((offset + len) as usize), 0);
             wanted[offset as usize..(offset + len) as usize].fill(round);
             if round % 6 == 0 {
@@ -561,8 +561,8 @@ fn p15_a_direct_append_past_a_dirty_tail_leaves_no_zeros_in_front_of_it() {
         let recording = Arc::new(RecordingDevice::over(fresh(EXT4)?));
         let fs = mount(Arc::clone(&recording) as SharedDevice);
         let file = create(&fs);
-        file.inode().write_at(0, &[1; 700]).unwrap();
-        file.write_synced_at(BLOCK, &filled(2, 512)).unwrap();
+        file.inode().write_at(&[1; 700], 0).unwrap();
+        file.write_synced_at(&filled(2, 512), BLOCK).unwrap();
         let mut wanted = vec![0; BLOCK as usize + 512];
         wanted[..700].fill(1);
         wanted[BLOCK as usize..].fill(2);
@@ -582,7 +582,7 @@ fn p47_an_extending_write_is_whole_or_absent_after_a_cut_at_any_write() {
         let fs = mount(Arc::clone(&recording) as SharedDevice);
         let file = with_blocks(&fs, 1);
         let begin = recording.len();
-        file.write_synced_at(3 * BLOCK, &filled(2, 2 * BLOCK + 512)).unwrap();
+        file.write_synced_at(&filled(2, 2 * BLOCK + 512), 3 * BLOCK).unwrap();
         let end = recording.len();
         let old = vec![1; BLOCK as usize];
         let mut new = old.clone();
@@ -611,7 +611,7 @@ fn p47_an_extending_write_that_fails_leaves_the_file_as_it_was() {
             let fs = mount(Arc::clone(&device) as SharedDevice);
             let file = with_blocks(&fs, 1);
             let before = device.seen()[1];
-            let written = file.write_at(BLOCK, &filled(2, 2 * BLOCK));
+            let written = file.write_at(&filled(2, 2 * BLOCK), BLOCK);
             let size = file.inode().metadata().size;
             drop(file);
             fs.unmount().unwrap();

@@ -446,49 +446,56 @@ fn a_damaged_index_takes_no_names() {
 /// found and can be removed all the same, and none comes to it.
 #[test]
 fn an_index_of_other_hashes_hides_no_name() {
-    let device = require!(device("16M", &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"]));
-    let fs = mount(&device);
-    let top = fs.root().unwrap();
-    let dir = top.mkdir("dir", &NewInode::root(0o755)).unwrap();
-    let file = top.create("file", &NewInode::root(0o644)).unwrap();
-    for at in 0..300 {
-        dir.link(format!("name-{at}"), &file).unwrap();
-    }
-    let block = dir.map(0..1).next().unwrap().unwrap();
-    let extant::MappingKind::Mapped(block) = block.kind else { panic!("a root") };
-    drop((dir, file, top));
-    fs.unmount().unwrap();
-    // The version of the hash: half MD4 becomes TEA, and the legacy one.
-    for version in [2, 0] {
-        device.write_at(block.0 * 1024 + 0x1c, &[version]).unwrap();
-        for read_only in [true, false] {
-            let device = Arc::clone(&device) as _;
-            let fs = MountOptions::new().read_only(read_only).open_shared(device).unwrap();
-            let dir = fs.resolve("/dir").unwrap();
-            assert_eq!(listed(&dir).len(), 300, "version {version}, read only {read_only}");
-            let found = (0..300).filter(|at| dir.lookup(format!("name-{at}")).is_ok()).count();
-            assert_eq!(found, 300, "version {version}, read only {read_only}");
-            assert!(matches!(dir.lookup("name-300"), Err(FsError::NotFound { .. })));
-            if !read_only {
-                let file = fs.resolve("/file").unwrap();
-                let refused = dir.link("another", &file).unwrap_err();
-                assert_eq!(refused.family(), extant::Family::Damage, "{refused}");
-                dir.unlink("name-17").unwrap();
-                assert_eq!(listed(&dir).len(), 299);
-                dir.unlink("name-17").unwrap_err();
-                // Back for the next round: the true version leads to the place.
-                drop((dir, file));
-                fs.unmount().unwrap();
-            }
-        }
-        device.write_at(block.0 * 1024 + 0x1c, &[1]).unwrap();
+    // With the second seed the legacy hashes of all names belong to the first leaf.
+    for seed in ["f0a4c5f8-8d5b-4f6a-9a39-1c7c5d5f9f10", "17156075-1111-4222-8333-0000f72a4db3"] {
+        let seed = format!("hash_seed={seed}");
+        let device = require!(device(
+            "16M",
+            &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum", "-E", &seed]
+        ));
         let fs = mount(&device);
-        let (dir, file) = (fs.resolve("/dir").unwrap(), fs.resolve("/file").unwrap());
-        dir.link("name-17", &file).unwrap();
-        assert_eq!(listed(&dir).len(), 300);
-        drop((dir, file));
+        let top = fs.root().unwrap();
+        let dir = top.mkdir("dir", &NewInode::root(0o755)).unwrap();
+        let file = top.create("file", &NewInode::root(0o644)).unwrap();
+        for at in 0..300 {
+            dir.link(format!("name-{at}"), &file).unwrap();
+        }
+        let block = dir.map(0..1).next().unwrap().unwrap();
+        let extant::MappingKind::Mapped(block) = block.kind else { panic!("a root") };
+        drop((dir, file, top));
         fs.unmount().unwrap();
-        assert_clean(&device);
+        // The version of the hash: half MD4 becomes TEA, and the legacy one.
+        for version in [2, 0] {
+            device.write_at(block.0 * 1024 + 0x1c, &[version]).unwrap();
+            for read_only in [true, false] {
+                let device = Arc::clone(&device) as _;
+                let fs = MountOptions::new().read_only(read_only).open_shared(device).unwrap();
+                let dir = fs.resolve("/dir").unwrap();
+                assert_eq!(listed(&dir).len(), 300, "version {version}, read only {read_only}");
+                let found = (0..300).filter(|at| dir.lookup(format!("name-{at}")).is_ok()).count();
+                assert_eq!(found, 300, "version {version}, read only {read_only}");
+                assert!(matches!(dir.lookup("name-300"), Err(FsError::NotFound { .. })));
+                if !read_only {
+                    let file = fs.resolve("/file").unwrap();
+                    let refused = dir.link("another", &file).unwrap_err();
+                    assert_eq!(refused.family(), extant::Family::Damage, "{refused}");
+                    dir.unlink("name-17").unwrap();
+                    assert_eq!(listed(&dir).len(), 299);
+                    dir.unlink("name-17").unwrap_err();
+                    // Back for the next round: the true version leads to the place.
+                    drop((dir, file));
+                    fs.unmount().unwrap();
+                }
+            }
+            device.write_at(block.0 * 1024 + 0x1c, &[1]).unwrap();
+            let fs = mount(&device);
+            let (dir, file) = (fs.resolve("/dir").unwrap(), fs.resolve("/file").unwrap());
+            dir.link("name-17", &file).unwrap();
+            assert_eq!(listed(&dir).len(), 300);
+            drop((dir, file));
+            fs.unmount().unwrap();
+            assert_clean(&device);
+        }
     }
 }
 

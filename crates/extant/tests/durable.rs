@@ -53,7 +53,7 @@ fn after_a_flush_of_data_failed_no_sync_succeeds() {
             }
             fs.resolve("/file").unwrap().sync_data().unwrap();
             let file = fs.resolve("/file").unwrap();
-            file.write_at(0, b"again").unwrap();
+            file.write_at(b"again", 0).unwrap();
             device.set_enabled(true);
             let error = sync(&fs).unwrap_err();
             assert!(device.failed() > 0, "{layout:?}: {error}");
@@ -126,9 +126,9 @@ fn a_sync_beside_another_one_waits_for_the_flush_that_has_its_data() {
         fs.write("/file", "first").unwrap();
         fs.sync().unwrap();
         let file = fs.resolve("/file").unwrap();
-        file.write_at(0, b"later").unwrap();
+        file.write_at(b"later", 0).unwrap();
         file.sync().unwrap(); // The times are stored: only data is new from here on.
-        file.write_at(0, b"again").unwrap();
+        file.write_at(b"again", 0).unwrap();
         let before = door.flushed.load(Ordering::Acquire);
         door.is_shut.store(true, Ordering::Release);
         threads::scope(|scope| {
@@ -180,7 +180,7 @@ fn a_sync_makes_durable_what_was_written_before_the_inode_left_memory() {
         let device = Arc::new(RecordingDevice::over(require!(make(layout))));
         let fs = mount_small(Arc::clone(&device) as SharedDevice);
         let file = fs.resolve("/file").unwrap();
-        file.write_at(0, b"later").unwrap();
+        file.write_at(b"later", 0).unwrap();
         // The times are stored, and that is durable: nothing but data is left, and goes over what is
         // there. No transaction has to follow, so nobody flushes.
         file.set_attributes(&SetAttributes::new().permissions(0o600)).unwrap();
@@ -245,7 +245,7 @@ fn a_truncation_that_an_abort_stops_zeroes_nothing() {
     fs.write("/file", [7; 700]).unwrap();
     fs.sync().unwrap();
     let file = fs.resolve("/file").unwrap();
-    file.write_at(0, &[8; 100]).unwrap();
+    file.write_at(&[8; 100], 0).unwrap();
     device.set_enabled(true);
     file.truncate(300).unwrap_err();
     device.set_enabled(false);

@@ -174,7 +174,7 @@ fn make() -> Result<(MemoryDevice, Range<u64>), String> {
 fn mount(device: SharedDevice) -> Result<Fs, FsError> {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
     let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
-    options.discard(true).open_shared(device)
+    Ok(options.discard(true).open_shared(device)?)
 }
 
 /// A file as programs know it.
@@ -205,7 +205,7 @@ impl Run {
                 Err(FsError::NotFound { .. }) => fs.create(path, &NewInode::root(0o644))?,
                 found => found?,
             };
-            let written = inode.write_at(at as u64, bytes)?;
+            let written = inode.write_at(bytes, at as u64)?;
             assert_eq!(written, bytes.len(), "{path}");
             Ok(())
         })();

@@ -202,7 +202,7 @@ impl World {
                 let most = if random.one_in(3) { 100 } else { 90_000 };
                 let len = 1 + random.below(most);
                 let data = pattern(len as usize, random.below(1 << 40));
-                assert_eq!(inode.write_at(at, &data).unwrap(), data.len());
+                assert_eq!(inode.write_at(&data, at).unwrap(), data.len());
                 let end = (at + len) as usize;
                 if bytes.len() < end {
                     bytes.resize(end, 0);
@@ -414,7 +414,7 @@ fn beside_the_kernel(layout: &'static Layout, seed: u64) -> Result<(), String> {
             let data = pattern(len as usize, random.below(1 << 40));
             log.push(format!("write {start}+{len}"));
             theirs.write_all_at(&data, start).unwrap();
-            assert_eq!(inode.write_at(start, &data).unwrap(), data.len());
+            assert_eq!(inode.write_at(&data, start).unwrap(), data.len());
             continue;
         }
         if random.one_in(6) {
@@ -491,7 +491,7 @@ fn ranges_that_linux_refuses_are_refused_with_its_errno() {
         let inode = create(&fs, "file");
         let unit = layout.1;
         theirs.write_all_at(&vec![7; 100_000], 0).unwrap();
-        inode.write_at(0, &vec![7; 100_000]).unwrap();
+        inode.write_at(&vec![7; 100_000], 0).unwrap();
         let end = 100_000 / unit * unit;
         let far = 1 << 45;
         let ranges = [
@@ -533,9 +533,9 @@ fn p18_a_hole_at_a_delayed_end_leaves_the_size() {
         let device = require!(make(layout, 32));
         let fs = mount(&device);
         let inode = create(&fs, "file");
-        inode.write_at(0, &pattern(20_000, 1)).unwrap();
+        inode.write_at(&pattern(20_000, 1), 0).unwrap();
         inode.sync().unwrap();
-        inode.write_at(300_000, &pattern(100_000, 2)).unwrap();
+        inode.write_at(&pattern(100_000, 2), 300_000).unwrap();
         inode.fallocate(Fallocate::PunchHole, 200_000..500_000).unwrap();
         // Whatever is durable now is a whole file system.
         fs.sync().unwrap();
@@ -562,7 +562,7 @@ fn p19_a_hole_behind_the_largest_offset_is_nothing() {
         let fs = mount(&device);
         let inode = create(&fs, "file");
         let bytes = pattern(50_000, 4);
-        inode.write_at(0, &bytes).unwrap();
+        inode.write_at(&bytes, 0).unwrap();
         for start in [50_000, 1 << 42, (1 << 63) - 2] {
             inode.fallocate(Fallocate::PunchHole, start..(1 << 63) - 1).unwrap();
         }
@@ -584,7 +584,7 @@ fn p20_written_blocks_are_never_behind_the_stored_size() {
         let fs = mount(&device);
         let inode = create(&fs, "file");
         // A size that is in memory only, and zeros on the device before it.
-        inode.write_at(900_000, b"the end").unwrap();
+        inode.write_at(b"the end", 900_000).unwrap();
         inode.fallocate(Fallocate::WriteZeroes, 100_000..500_000).unwrap();
         inode.fallocate(Fallocate::WriteZeroes, 800_000..1_500_000).unwrap();
         assert_eq!(inode.metadata().size, 1_500_000);
@@ -612,7 +612,7 @@ fn p24_pages_behind_a_moved_range_move_too() {
         let inode = create(&fs, "file");
         let unit = layout.1;
         let mut bytes = pattern(700_001.max(24 * unit as usize), 9);
-        inode.write_at(0, &bytes).unwrap();
+        inode.write_at(&bytes, 0).unwrap();
         // Dirty, clean and partly dirty, and in large folios from before the range.
         for round in 0..6u64 {
             let start = (3 + round) * unit;
@@ -623,7 +623,7 @@ fn p24_pages_behind_a_moved_range_move_too() {
             inode.fallocate(mode, start..start + len).unwrap();
             same(&inode.read_all().unwrap(), &bytes, layout.0);
             let data = pattern(3000, round);
-            inode.write_at(start + 100, &data).unwrap();
+            inode.write_at(&data, start + 100).unwrap();
             bytes[start as usize + 100..start as usize + 3100].copy_from_slice(&data);
             if round == 3 {
                 inode.sync().unwrap();
@@ -644,7 +644,7 @@ fn p13_growing_by_space_alone_shows_zeros() {
         let device = require!(make(layout, 32));
         let fs = mount(&device);
         let inode = create(&fs, "file");
-        inode.write_at(0, &pattern(3000, 1)).unwrap();
+        inode.write_at(&pattern(3000, 1), 0).unwrap();
         inode.sync().unwrap();
         inode.truncate(1500).unwrap();
         inode.fallocate(Fallocate::Allocate { keep_size: false }, 2000..9000).unwrap();
@@ -666,7 +666,7 @@ fn without_space_the_size_covers_what_was_allocated_and_nothing_is_lost() {
         let fs = mount(&device);
         let inode = create(&fs, "file");
         let bytes = pattern(100_000, 5);
-        inode.write_at(0, &bytes).unwrap();
+        inode.write_at(&bytes, 0).unwrap();
         let mode = Fallocate::Allocate { keep_size: false };
         let error = inode.fallocate(mode, 0..200 << 20).unwrap_err();
         assert_eq!(error.errno(), 28, "{}", layout.0);
@@ -680,10 +680,10 @@ fn without_space_the_size_covers_what_was_allocated_and_nothing_is_lost() {
         }
         assert!(at >= size, "{}: size {size}, space to {at}", layout.0);
         let mut read = vec![0; 100_000];
-        inode.read_at(0, &mut read).unwrap();
+        inode.read_at(&mut read, 0).unwrap();
         same(&read, &bytes, layout.0);
         // Promised data still gets to the device, and a punch gives everything back.
-        inode.write_at(50_000, &bytes[..1000]).unwrap();
+        inode.write_at(&bytes[..1000], 50_000).unwrap();
         inode.sync().unwrap();
         inode.fallocate(Fallocate::PunchHole, 0..u64::MAX >> 1).unwrap();
         assert_eq!(inode.metadata().size, size);
@@ -699,7 +699,7 @@ fn zeroing_writes_nothing_back() {
     let device = require!(make(&LAYOUTS[1], 32));
     let fs = mount(&device);
     let inode = create(&fs, "file");
-    inode.write_at(0, &pattern(1 << 20, 5)).unwrap();
+    inode.write_at(&pattern(1 << 20, 5), 0).unwrap();
     let before = fs.io_stats().unwrap().device_writes;
     inode.fallocate(Fallocate::ZeroRange { keep_size: true }, 5_000..900_001).unwrap();
     inode.fallocate(Fallocate::PunchHole, 7_000..30_000).unwrap();
@@ -720,7 +720,7 @@ fn thousands_of_extents_move_through_a_small_log() {
         let unit = layout.1;
         let count = 1500;
         for at in 0..count {
-            inode.write_at(2 * at * unit, &pattern(unit as usize, at)).unwrap();
+            inode.write_at(&pattern(unit as usize, at), 2 * at * unit).unwrap();
         }
         let mut bytes = inode.read_all().unwrap();
         inode.sync().unwrap();
@@ -796,7 +796,7 @@ fn the_same_size_again_frees_what_is_kept_behind_it() {
         let fs = mount(&device);
         let (inode, plain) = (create(&fs, "file"), create(&fs, "plain"));
         for inode in [&inode, &plain] {
-            inode.write_at(0, &pattern(300, 1)).unwrap();
+            inode.write_at(&pattern(300, 1), 0).unwrap();
         }
         inode.fallocate(Fallocate::Allocate { keep_size: true }, 0..600_000).unwrap();
         fs.sync().unwrap();
@@ -819,14 +819,14 @@ fn copies_keep_holes_and_overlaps_are_refused() {
     let fs = mount(&device);
     let from = create(&fs, "from");
     let to = create(&fs, "to");
-    from.write_at(100_000, &pattern(5000, 1)).unwrap();
-    from.write_at(4 << 20, &pattern(5000, 2)).unwrap();
+    from.write_at(&pattern(5000, 1), 100_000).unwrap();
+    from.write_at(&pattern(5000, 2), 4 << 20).unwrap();
     from.truncate(6 << 20).unwrap();
     assert_eq!(from.copy_range(0, &to, 0, u64::MAX).unwrap(), 6 << 20);
     same(&to.read_all().unwrap(), &from.read_all().unwrap(), "copy");
     assert_eq!(our_runs(&to), our_runs(&from));
     // Into data: zeros are copied as well.
-    to.write_at(0, &vec![9; 50_000]).unwrap();
+    to.write_at(&vec![9; 50_000], 0).unwrap();
     assert_eq!(from.copy_range(1000, &to, 2000, 30_000).unwrap(), 30_000);
     let read = to.read_all().unwrap();
     assert!(read[..2000].iter().all(|byte| *byte == 9));
@@ -854,7 +854,7 @@ fn fiemap_tells_delayed_unwritten_inline_and_attributes() {
     let device = require!(make(&LAYOUTS[4], 32));
     let fs = mount(&device);
     let tiny = create(&fs, "tiny");
-    tiny.write_at(0, b"in the inode").unwrap();
+    tiny.write_at(b"in the inode", 0).unwrap();
     let runs = tiny.fiemap(0..u64::MAX, 9, true).unwrap();
     assert!(runs[0].is_inline && runs[0].is_last && runs[0].len == 12, "{runs:?}");
     drop(tiny);
@@ -864,7 +864,7 @@ fn fiemap_tells_delayed_unwritten_inline_and_attributes() {
     assert_eq!(stored, b"in the inode");
     let fs = mount(&device);
     let inode = create(&fs, "file");
-    inode.write_at(0, &pattern(4096, 1)).unwrap();
+    inode.write_at(&pattern(4096, 1), 0).unwrap();
     inode.fallocate(Fallocate::Allocate { keep_size: true }, 8192..16384).unwrap();
     let runs = inode.fiemap(0..u64::MAX, 9, false).unwrap();
     assert_eq!(runs.len(), 2, "{runs:?}");
@@ -925,7 +925,7 @@ fn a_crash_leaves_old_or_new_bytes_and_a_whole_file_system() {
         let mut bytes = pattern(5 * unit as usize + 777, 1);
         // No byte of it is what the device was filled with.
         bytes.iter_mut().for_each(|byte| *byte &= 0x7f);
-        inode.write_at(0, &bytes).unwrap();
+        inode.write_at(&bytes, 0).unwrap();
         fs.sync().unwrap();
         device.mark("written");
         let mut turns = vec![(Fallocate::Unshare, bytes.clone())];
@@ -940,7 +940,7 @@ fn a_crash_leaves_old_or_new_bytes_and_a_whole_file_system() {
             // Dirty data in and behind the range.
             let data: Vec<u8> = pattern(unit as usize, len).iter().map(|b| b & 0x7f).collect();
             let at = (start + unit / 2) as usize;
-            inode.write_at(at as u64, &data).unwrap();
+            inode.write_at(&data, at as u64).unwrap();
             bytes.resize(bytes.len().max(at + data.len()), 0);
             bytes[at..at + data.len()].copy_from_slice(&data);
             fs.sync().unwrap();

@@ -60,7 +60,7 @@ fn grow_in_turns(fs: &Fs, files: usize, size: u64, step: u64) -> usize {
             for part in (at..at + step).step_by(64 << 10) {
                 let len = step.min(64 << 10) as usize;
                 let bytes = vec![(index as u64 + part / step) as u8; len];
-                assert_eq!(file.write_at(part, &bytes).unwrap(), len);
+                assert_eq!(file.write_at(&bytes, part).unwrap(), len);
             }
             file.sync().unwrap();
         }
@@ -100,7 +100,7 @@ fn files_of_many_threads_lie_in_few_pieces() {
     let grow = |at: usize| {
         let file = fs.create(format!("/thread-{at}").as_str(), &NewInode::root(0o644)).unwrap();
         for step in 0..16 {
-            file.write_at(step * (256 << 10), &[at as u8; 256 << 10]).unwrap();
+            file.write_at(&[at as u8; 256 << 10], step * (256 << 10)).unwrap();
             file.sync().unwrap();
         }
         count.fetch_add(pieces(&file), Ordering::Relaxed);
@@ -141,14 +141,14 @@ fn every_mapping_grows_so_on_a_file_system_that_becomes_full() {
         let growing: Vec<Inode> =
             (0..8).map(|at| fs.resolve(format!("/grows-{at}").as_str()).unwrap()).collect();
         for file in &growing {
-            file.write_at(MIB, &[7; 64 << 10]).unwrap();
+            file.write_at(&[7; 64 << 10], MIB).unwrap();
             file.sync().unwrap();
         }
         let said = fs.statfs().unwrap();
         let available = said.blocks_available * u64::from(said.block_bytes);
         let whole = fs.create("/whole", &NewInode::root(0o644)).unwrap();
         let mut written = 0;
-        while let Ok(more) = whole.write_at(written, &[9; 1 << 16]) {
+        while let Ok(more) = whole.write_at(&[9; 1 << 16], written) {
             written += more as u64;
         }
         whole.sync().unwrap();

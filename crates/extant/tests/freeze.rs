@@ -55,14 +55,14 @@ fn nothing_reaches_the_device_until_the_thaw() {
         fs.write("/file", "before").unwrap();
         let file = fs.resolve("/file").unwrap();
         let doomed = fs.root().unwrap().create("doomed", &new()).unwrap();
-        doomed.write_at(0, &[1; 100_000]).unwrap();
+        doomed.write_at(&[1; 100_000], 0).unwrap();
         let frozen = fs.freeze().unwrap();
         assert!(fs.is_frozen() && frozen.fs().is_frozen());
         let there = bytes(&device);
         let written = AtomicBool::new(false);
         threads::scope(|s| {
             let write = s.spawn("write", || {
-                file.write_at(6, b" after").unwrap();
+                file.write_at(b" after", 6).unwrap();
                 written.store(true, Ordering::SeqCst);
             });
             let remove = s.spawn("remove", || fs.root().unwrap().unlink("doomed").unwrap());
@@ -74,7 +74,7 @@ fn nothing_reaches_the_device_until_the_thaw() {
             }
             assert!(fs.rest().unwrap());
             assert!(!file.note_access(extant::AccessRule::Strict).unwrap());
-            let refused = file.try_write_at(0, b"x").unwrap_err();
+            let refused = file.try_write_at(b"x", 0).unwrap_err();
             assert_eq!(refused.reason, WaitReason::Frozen);
             assert!(matches!(fs.clone().unmount(), Err(FsError::Frozen)));
             drop(_scope);
@@ -122,7 +122,7 @@ fn copies_made_beside_writers_are_clean_and_have_what_was_acknowledged() {
                                 break;
                             }
                             let file = dir.create(format!("new{number}"), &new()).unwrap();
-                            file.write_at(0, number.to_string().as_bytes()).unwrap();
+                            file.write_at(number.to_string().as_bytes(), 0).unwrap();
                             let flags = RenameFlags::empty();
                             dir.rename(format!("new{number}"), &dir, "now", flags).unwrap();
                             dir.link(format!("l{}", number % 7), &file).ok();

@@ -31,7 +31,7 @@ fn make(size: &str, arguments: &[&str]) -> Result<MemoryDevice, String> {
 fn try_mount(device: &Arc<ThinDevice>) -> Result<Fs, FsError> {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
     let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
-    options.open_shared(Arc::clone(device) as SharedDevice)
+    Ok(options.open_shared(Arc::clone(device) as SharedDevice)?)
 }
 
 fn mount(device: &Arc<ThinDevice>) -> Fs {

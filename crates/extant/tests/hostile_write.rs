@@ -104,7 +104,7 @@ fn source() -> extant_testkit::TempDir {
 fn mount(device: SharedDevice, seed: u64) -> extant::Result<Fs> {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
     let options = MountOptions::new().read_only(false).seed(seed).clock(clock);
-    options.cache_bytes(1 << 20).open_shared(device)
+    Ok(options.cache_bytes(1 << 20).open_shared(device)?)
 }
 
 /// Makes an image, works on it, and leaves it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use extant::{Fs, Inode, MountOptions, NewInode, SetAttributes};
+use extant::{Fs, Inode, InodeFlags, MountOptions, NewInode, SetAttributes};
 use extant_block::{
     BlockDevice, DeviceError, DeviceFault, FaultDevice, FaultPlan, MemoryDevice, Operation,
     OperationKind, Pending, SharedDevice,
@@ -186,7 +186,7 @@ fn a_file_is_not_deleted_while_another_thread_writes_it_back() {
     ] {
         let bench = require!(bench(options));
         let file = bench.root.create("f", &NEW).expect("creates");
-        file.write_at(0, &vec![7; 4 << 20]).expect("writes");
+        file.write_at(&vec![7; 4 << 20], 0).expect("writes");
         bench.gate.arm();
         scope(|threads| {
             let fs = bench.fs.clone();
@@ -262,7 +262,7 @@ fn a_file_that_could_not_be_shortened_is_on_no_list_when_it_is_gone() {
     for (options, goes) in ORPHANS.into_iter().flat_map(|o| [true, false].map(|goes| (o, goes))) {
         let bench = require!(bench(options));
         let file = bench.root.create("f", &NEW).expect("creates");
-        file.write_at(0, &vec![7; 100_000]).expect("writes");
+        file.write_at(&vec![7; 100_000], 0).expect("writes");
         bench.fs.sync().expect("syncs");
         bench.gate.fails.store(true, Ordering::Release);
         file.truncate(50_000).expect_err("zeros behind the end are not written");
@@ -307,7 +307,7 @@ fn a_file_without_a_name_that_was_truncated_is_gone_after_a_cut() {
         let file = bench.root.create("f", &NEW).expect("creates");
         // Too many extents for the inode.
         for at in 0..20 {
-            file.write_at(at * 16384, &[7; 6000]).expect("writes");
+            file.write_at(&[7; 6000], at * 16384).expect("writes");
         }
         bench.fs.sync().expect("syncs");
         bench.root.unlink("f").expect("unlinks");
@@ -327,7 +327,7 @@ fn a_name_that_goes_during_a_truncation_leaves_an_orphan() {
     for options in ORPHANS {
         let bench = require!(bench(options));
         let file = bench.root.create("f", &NEW).expect("creates");
-        file.write_at(0, &vec![7; 100_000]).expect("writes");
+        file.write_at(&vec![7; 100_000], 0).expect("writes");
         bench.fs.sync().expect("syncs");
         bench.gate.arm();
         scope(|threads| {
@@ -351,12 +351,10 @@ fn with_tree(options: &[&str]) -> Result<(Arc<MemoryDevice>, u64), String> {
     let bench = bench(options)?;
     let file = bench.root.create("f", &NEW).expect("creates");
     for at in 0..20 {
-        file.write_at(at * 16384, &[7; 6000]).expect("writes");
+        file.write_at(&[7; 6000], at * 16384).expect("writes");
     }
     bench.fs.sync().expect("syncs");
-    let mut file = file;
-    file.refresh();
-    let block = &file.record().block;
+    let block = file.record().block;
     assert_eq!(block[6], 1, "a tree of one level");
     let leaf = u32::from_le_bytes([block[16], block[17], block[18], block[19]]);
     let device = Arc::clone(&bench.device);
@@ -421,4 +419,23 @@ fn a_deletion_that_the_device_stops_is_ended_by_the_next_mount() {
         fs.unmount().expect("unmounts");
         assert_eq!(require!(recover(device)), 1, "{options:?}");
     }
+}
+
+/// What one handle changes, the other shows: also what comes from the record and the flags.
+#[test]
+fn handles_show_the_inode_as_it_is_and_records_as_it_was() {
+    let bench = require!(bench(ORPHANS[0]));
+    let file = bench.root.create("f", &NEW).expect("creates");
+    let (other, before) = (bench.root.lookup("f").expect("finds"), file.record());
+    file.write_at(&[7; 6000], 0).expect("writes");
+    assert_eq!((file.size(), other.size(), other.record().size), (6000, 6000, 6000));
+    let flags = other.flags() | InodeFlags::NOATIME;
+    let mut set = SetAttributes::new();
+    set.flags = Some(flags);
+    file.set_attributes(&set).expect("sets flags");
+    assert!(other.flags().contains(InodeFlags::NOATIME));
+    assert!(other.record().flags.contains(InodeFlags::NOATIME));
+    assert_eq!((before.size, before.flags), (0, flags - InodeFlags::NOATIME), "a copy stays");
+    drop((file, other));
+    require!(bench.finish());
 }

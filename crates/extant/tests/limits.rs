@@ -323,13 +323,16 @@ fn fill_blocks(fs: &Fs) -> Result<()> {
         }
     }
     // The directory may have wanted more than the last block.
-    let mut rest = 0;
-    while blocks_left(fs) > 0 {
+    for rest in 0.. {
+        // What was released on the way counts from the commit on.
+        fs.sync()?;
+        if blocks_left(fs) == 0 {
+            break;
+        }
         let file = format!("/rest-{rest}");
         fs.set_xattr(file, "user.fill", format!("r{rest:0600}"), XattrMode::Any)?;
-        rest += 1;
     }
-    fs.sync()
+    Ok(())
 }
 
 fn fill_inodes(fs: &Fs) -> Result<()> {
@@ -634,7 +637,7 @@ const COMMIT_EVERY: usize = 5;
 
 fn mount_at_noon(device: SharedDevice) -> Result<Fs> {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
-    MountOptions::new().read_only(false).seed(1).clock(clock).open_shared(device)
+    Ok(MountOptions::new().read_only(false).seed(1).clock(clock).open_shared(device)?)
 }
 
 /// All steps on a device that does not fail: the tree after each, and how many reads, writes and

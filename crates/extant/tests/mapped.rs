@@ -81,7 +81,7 @@ fn stores_and_writes_see_each_other_and_last() {
         let device = require!(make(layout));
         let fs = mount(&device);
         let inode = create(&fs, "file");
-        inode.write_at(0, &vec![1; 50_000]).unwrap();
+        inode.write_at(&vec![1; 50_000], 0).unwrap();
         inode.truncate(200_000).unwrap();
         let map = inode.map_shared(0..200_000, true).unwrap();
         assert_eq!(map.len(), 200_000_u64.next_multiple_of(4096));
@@ -91,7 +91,7 @@ fn stores_and_writes_see_each_other_and_last() {
         for (at, byte) in [(0usize, 2u8), (49_990, 3), (120_000, 4), (199_990, 5)] {
             map.write(at as u64, &[byte; 10]).unwrap();
             wanted[at..at + 10].fill(byte);
-            inode.write_at(at as u64 / 2, &[byte + 100; 7]).unwrap();
+            inode.write_at(&[byte + 100; 7], at as u64 / 2).unwrap();
             wanted[at / 2..at / 2 + 7].fill(byte + 100);
         }
         same(&inode.read_all().unwrap(), &wanted, layout.0);
@@ -122,7 +122,7 @@ fn stores_and_writes_see_each_other_and_last() {
 /// Makes the file of generic/363: 2 KiB, mapped, stored to behind its end.
 fn stored_behind(fs: &Fs) -> (Inode, MappedFile) {
     let inode = create(fs, "file");
-    inode.write_at(0, &[1; 2048]).unwrap();
+    inode.write_at(&[1; 2048], 0).unwrap();
     let map = inode.map_shared(0..64 << 10, true).unwrap();
     map.write(2048, &vec![9; (64 << 10) - 2048]).unwrap();
     (inode, map)
@@ -132,7 +132,7 @@ fn stored_behind(fs: &Fs) -> (Inode, MappedFile) {
 fn p13_stores_behind_the_end_never_become_contents() {
     let grow: [fn(&Inode); 5] = [
         |inode| inode.truncate(8192).unwrap(),
-        |inode| assert_eq!(inode.write_at(8191, &[0]).unwrap(), 1),
+        |inode| assert_eq!(inode.write_at(&[0], 8191).unwrap(), 1),
         |inode| inode.fallocate(Fallocate::Allocate { keep_size: false }, 0..8192).unwrap(),
         |inode| {
             inode.fallocate(Fallocate::ZeroRange { keep_size: false }, 3000..8192).unwrap();
@@ -209,7 +209,7 @@ fn p23_a_large_folio_at_the_end_hides_no_store() {
         let fs = mount_with(&device, 16 << 20, 2 << 20);
         let inode = create(&fs, "file");
         // One folio, most of it behind the end.
-        inode.write_at(0, &vec![1; 1 << 20]).unwrap();
+        inode.write_at(&vec![1; 1 << 20], 0).unwrap();
         inode.truncate(5000).unwrap();
         let map = inode.map_shared(0..1 << 20, true).unwrap();
         inode.truncate(700_000).unwrap();
@@ -256,7 +256,7 @@ fn history(layout: &Layout, (cache, folio): (u64, u64), seed: u64) -> Result<(),
         let aligned = at / unit * unit..(at / unit + 1 + len / unit) * unit;
         match random.below(12) {
             0 | 1 => {
-                inode.write_at(at, &vec![byte; len as usize]).unwrap();
+                inode.write_at(&vec![byte; len as usize], at).unwrap();
                 bytes.resize(bytes.len().max(end), 0);
                 bytes[at as usize..end].fill(byte);
             }
@@ -292,7 +292,7 @@ fn history(layout: &Layout, (cache, folio): (u64, u64), seed: u64) -> Result<(),
             }
             9 => {
                 // Pressure: what is mapped stays where it is.
-                noise.write_at(0, &vec![7; 3 << 20]).unwrap();
+                noise.write_at(&vec![7; 3 << 20], 0).unwrap();
                 noise.read_all().unwrap();
             }
             10 => match random.below(3) {
@@ -329,12 +329,12 @@ fn maps_for_reading_and_refusals() {
     let device = require!(make(&LAYOUTS[1]));
     let fs = mount_with(&device, 4 << 20, 2 << 20);
     let inode = create(&fs, "file");
-    inode.write_at(0, b"some bytes").unwrap();
+    inode.write_at(b"some bytes", 0).unwrap();
     let map = inode.map_shared(0..10, false).unwrap();
     assert_eq!(shown(&map, 0, 12), b"some bytes\0\0");
     assert_eq!(map.write(0, b"x").unwrap_err().errno(), 30);
     assert_eq!(map.read(4090, &mut [0; 7]).unwrap_err().errno(), 22);
-    inode.write_at(5, b"blocks").unwrap();
+    inode.write_at(b"blocks", 5).unwrap();
     assert_eq!(shown(&map, 0, 12), b"some blocks\0");
     assert_eq!(inode.map_shared(100..200, false).unwrap_err().errno(), 22);
     assert_eq!(inode.map_shared(4096..4096, false).unwrap_err().errno(), 22);

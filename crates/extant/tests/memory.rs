@@ -34,7 +34,7 @@ fn with_others(device: SharedDevice) -> (Fs, Inode) {
     for index in 0..OTHERS {
         root.create(format!("other{index}"), &NEW).unwrap();
     }
-    root.create("f", &NEW).unwrap().write_at(0, &[1; 4096]).unwrap();
+    root.create("f", &NEW).unwrap().write_at(&[1; 4096], 0).unwrap();
     fs.sync().unwrap();
     (fs, root)
 }
@@ -88,7 +88,7 @@ fn dirty_data_stays_within_the_limits_of_the_mount() {
     let file = fs.root().unwrap().create("f", &NEW).unwrap();
     let mut most = 0;
     for index in 0..16 {
-        file.write_at(index << 20, &vec![7; 1 << 20]).unwrap();
+        file.write_at(&vec![7; 1 << 20], index << 20).unwrap();
         most = most.max(fs.io_stats().unwrap().dirty_bytes);
     }
     assert!(most > LIMIT / 2 && most <= LIMIT + (2 << 20), "{most} bytes were dirty");
@@ -98,7 +98,7 @@ fn dirty_data_stays_within_the_limits_of_the_mount() {
     let options = MountOptions::new().read_only(false).background(false);
     let fs = options.data_cache_bytes(32 << 20).open_shared(device as _).unwrap();
     let file = fs.root().unwrap().create("g", &NEW).unwrap();
-    assert_eq!(file.write_at(0, &vec![7; 8 << 20]).unwrap(), 8 << 20);
+    assert_eq!(file.write_at(&vec![7; 8 << 20], 0).unwrap(), 8 << 20);
     assert!(fs.io_stats().unwrap().dirty_bytes >= 8 << 20);
     drop(file);
     fs.unmount().unwrap();

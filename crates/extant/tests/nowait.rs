@@ -30,13 +30,13 @@ fn what_is_in_memory_is_read_overwritten_and_found_without_waiting() {
     let fs = mount(require!(made()));
     let root = fs.root().unwrap();
     let file = root.create("f", &NEW).unwrap();
-    file.write_at(0, &[1; 65536]).unwrap();
+    file.write_at(&[1; 65536], 0).unwrap();
     let mut out = vec![0; 65536];
     {
         // Contents that wait to be written.
         let _scope = no_waiting();
-        assert_eq!(file.write_at(4096, &[2; 4096]).unwrap(), 4096);
-        assert_eq!(file.read_at(0, &mut out).unwrap(), 65536);
+        assert_eq!(file.write_at(&[2; 4096], 4096).unwrap(), 4096);
+        assert_eq!(file.read_at(&mut out, 0).unwrap(), 65536);
         assert_eq!((out[4095], out[4096], out[8191], out[8192]), (1, 2, 2, 1));
         assert_eq!(root.lookup("f").unwrap().ino(), file.ino());
         assert_eq!(root.stat("f").unwrap().size, 65536);
@@ -46,7 +46,7 @@ fn what_is_in_memory_is_read_overwritten_and_found_without_waiting() {
     {
         // Contents that are stored and still in memory.
         let _scope = no_waiting();
-        assert_eq!(file.read_at(60000, &mut out).unwrap(), 5536);
+        assert_eq!(file.read_at(&mut out, 60000).unwrap(), 5536);
         assert_eq!(root.lookup("f").unwrap().ino(), file.ino());
     }
     fs.unmount().unwrap();
@@ -66,13 +66,13 @@ fn what_is_not_in_memory_or_changes_the_tree_would_wait_and_says_for_what() {
         let panic = catch_unwind(AssertUnwindSafe(act)).unwrap_err();
         *panic.downcast::<String>().unwrap()
     };
-    let why = refusal(&|| drop(file.read_at(0, &mut [0; 4096])));
+    let why = refusal(&|| drop(file.read_at(&mut [0; 4096], 0)));
     assert!(why.ends_with("would for a device"), "{why}");
     let why = refusal(&|| drop(fs.root().unwrap().create("g", &NEW)));
     assert!(why.contains("this thread may not wait"), "{why}");
     // Outside of the scope it goes on.
-    assert_eq!(file.read_at(0, &mut [0; 4096]).unwrap(), 4096);
-    file.write_at(0, &[3]).unwrap();
+    assert_eq!(file.read_at(&mut [0; 4096], 0).unwrap(), 4096);
+    file.write_at(&[3], 0).unwrap();
     let why = refusal(&|| drop(file.sync()));
     assert!(why.contains("this thread may not wait"), "{why}");
 }

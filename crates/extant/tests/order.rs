@@ -97,7 +97,7 @@ fn the_stored_size_follows_the_map_when_a_pass_takes_several_transactions() {
     let file = create(&fs, "file");
     // More leaves of the map than one transaction takes.
     let bytes = pattern(13 << 20, 1);
-    file.write_at(0, &bytes).unwrap();
+    file.write_at(&bytes, 0).unwrap();
     fs.sync().unwrap();
     let runs = file.map(0..bytes.len() as u64 / BLOCK).count();
     assert!(runs > 10_000, "only {runs} runs");
@@ -131,12 +131,12 @@ fn a_file_that_grows_over_dirty_data_gets_its_size_stored_behind_the_data() {
         let fs = mount(Arc::clone(&device) as SharedDevice);
         let (file, other) = (create(&fs, "file"), create(&fs, "other"));
         let bytes = pattern(5000, 2);
-        file.write_at(0, &bytes[..700]).unwrap();
+        file.write_at(&bytes[..700], 0).unwrap();
         fs.sync().unwrap();
-        file.write_at(700, &bytes[700..]).unwrap();
+        file.write_at(&bytes[700..], 700).unwrap();
         grow(&file);
         // A commit of something else: what it takes along must not show what was never there.
-        other.write_at(0, b"other").unwrap();
+        other.write_at(b"other", 0).unwrap();
         other.sync().unwrap();
         let image = Arc::new(device.snapshot());
         let later = mount(Arc::clone(&image) as SharedDevice);
@@ -161,7 +161,7 @@ fn full_root(fs: &Fs) -> (Inode, Vec<u8>) {
     let part = pattern(16 * BLOCK as usize, 3);
     let mut bytes = Vec::new();
     for at in (0..4).map(|at| at * 64 * BLOCK) {
-        file.write_at(at, &part).unwrap();
+        file.write_at(&part, at).unwrap();
         bytes.resize(at as usize, 0);
         bytes.extend(&part);
     }
@@ -203,7 +203,7 @@ fn a_hole_that_cannot_be_cut_for_want_of_quota_brings_no_old_bytes_back() {
         let (fs, file) = match is_cached {
             true => {
                 // What the device does not have is gone, too.
-                file.write_at(5 * BLOCK, &[0xee; BLOCK as usize]).unwrap();
+                file.write_at(&[0xee; BLOCK as usize], 5 * BLOCK).unwrap();
                 bytes[5 * BLOCK as usize..6 * BLOCK as usize].fill(0xee);
                 (fs, file)
             }
@@ -224,7 +224,7 @@ fn what_the_device_has_behind_the_end_is_not_shown_through_a_map() {
     let device = require!(make(16, &["-t", "ext4", "-b", "4096"]));
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let file = create(&fs, "file");
-    file.write_at(0, &[7; 100]).unwrap();
+    file.write_at(&[7; 100], 0).unwrap();
     fs.sync().unwrap();
     let run = file.map(0..1).next().unwrap().unwrap();
     let MappingKind::Mapped(block) = run.kind else { panic!("{run:?}") };
@@ -245,7 +245,7 @@ fn stores_behind_the_end_do_not_reach_the_device() {
     let device = require!(make(16, &["-t", "ext4", "-b", "4096"]));
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let file = create(&fs, "file");
-    file.write_at(0, &[7; 100]).unwrap();
+    file.write_at(&[7; 100], 0).unwrap();
     let map = file.map_shared(0..4096, true).unwrap();
     map.write(50, &[9; 1000]).unwrap();
     map.sync(0..4096).unwrap();
@@ -281,7 +281,7 @@ fn with_file(bytes: &[u8]) -> Result<Arc<MemoryDevice>, String> {
     let device = make(16, &["-t", "ext4", "-b", "1024"])?;
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let file = create(&fs, "file");
-    file.write_at(0, bytes).unwrap();
+    file.write_at(bytes, 0).unwrap();
     drop(file);
     fs.unmount().unwrap();
     Ok(device)
@@ -307,7 +307,7 @@ fn blocks_that_were_moved_are_not_written_over_at_their_old_place() {
     let new = pattern(block, 6);
     let all = cut_at_each_write(&device, |file| {
         file.fallocate(Fallocate::CollapseRange, 0..4 * BLOCK).unwrap();
-        file.write_at(0, &new).unwrap();
+        file.write_at(&new, 0).unwrap();
     });
     let moved = &bytes[4 * block..];
     let written = [&new, &moved[block..]].concat();
@@ -323,7 +323,7 @@ fn what_the_device_has_behind_the_end_does_not_become_contents() {
     let bytes = pattern(100, 7);
     let grow: [fn(&Inode); 3] = [
         |file| file.truncate(1000).unwrap(),
-        |file| assert_eq!(file.write_at(999, &[0]).unwrap(), 1),
+        |file| assert_eq!(file.write_at(&[0], 999).unwrap(), 1),
         |file| file.fallocate(Fallocate::Allocate { keep_size: false }, 0..1000).unwrap(),
     ];
     for (turn, grow) in grow.iter().enumerate() {
@@ -349,7 +349,7 @@ fn a_file_that_was_shortened_is_no_orphan_afterwards() {
         let device = require!(make(16, options));
         let fs = mount(Arc::clone(&device) as SharedDevice);
         let file = create(&fs, "file");
-        file.write_at(0, &pattern(50_000, 8)).unwrap();
+        file.write_at(&pattern(50_000, 8), 0).unwrap();
         fs.sync().unwrap();
         file.truncate(10_001).unwrap();
         fs.sync().unwrap();

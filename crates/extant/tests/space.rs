@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use extant::{Fallocate, Fs, FsError, Inode, MountOptions, NewInode};
-use extant_block::{MemoryDevice, SharedDevice};
+use extant_block::{FaultDevice, FaultPlan, MemoryDevice, SharedDevice};
 use extant_check::CheckOptions;
-use extant_sync::FixedClock;
+use extant_sync::{Clock, FixedClock, SystemClock};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{image, require, tempdir};
 
@@ -46,7 +46,7 @@ fn is_no_space(error: &FsError) -> bool {
 fn fill(inode: &Inode, mut at: u64) -> u64 {
     let bytes = vec![0x5a; 1 << 20];
     loop {
-        match inode.write_at(at, &bytes) {
+        match inode.write_at(&bytes, at) {
             Ok(written) => at += written as u64,
             Err(error) => {
                 assert!(is_no_space(&error), "{error}");
@@ -83,7 +83,7 @@ fn an_ordinary_user_leaves_the_reserve_to_root_and_df_says_so() {
             }
             assert!(is_no_space(
                 &mine
-                    .write_direct_at(end.next_multiple_of(block), &vec![1; block as usize])
+                    .write_direct_at(&vec![1; block as usize], end.next_multiple_of(block))
                     .unwrap_err()
             ));
             mine.sync().unwrap();
@@ -132,7 +132,7 @@ fn punches_in_a_full_file_system_succeed() {
         }
         file.sync().unwrap();
         let mut bytes = [1; 8192];
-        file.read_at(8192, &mut bytes).unwrap();
+        file.read_at(&mut bytes, 8192).unwrap();
         assert_eq!(bytes, [0; 8192]);
         drop(file);
         end(fs, &device);
@@ -143,12 +143,12 @@ fn punches_in_a_full_file_system_succeed() {
 fn what_fits_in_part_is_written_in_part_and_what_was_taken_is_stored() {
     type Write = fn(&Fs, &Inode, &[u8]) -> Result<u64, FsError>;
     let ways: [(&str, Write); 4] = [
-        ("cached", |_, file, bytes| file.write_at(0, bytes).map(|done| done as u64)),
-        ("direct", |_, file, bytes| file.write_direct_at(0, bytes).map(|done| done as u64)),
+        ("cached", |_, file, bytes| file.write_at(bytes, 0).map(|done| done as u64)),
+        ("direct", |_, file, bytes| file.write_direct_at(bytes, 0).map(|done| done as u64)),
         ("vectored", |_, file, bytes| {
             let (a, b) = bytes.split_at(100_000);
             let parts = [std::io::IoSlice::new(a), std::io::IoSlice::new(b)];
-            file.write_vectored_at(0, &parts).map(|done| done as u64)
+            file.write_vectored_at(&parts, 0).map(|done| done as u64)
         }),
         ("copied", |fs, file, bytes| {
             fs.resolve("/source")?.copy_range(0, file, 0, bytes.len() as u64)
@@ -170,7 +170,7 @@ fn what_fits_in_part_is_written_in_part_and_what_was_taken_is_stored() {
                 .or_else(|error| {
                     assert_eq!(error.errno(), 95, "{what}");
                     let bytes = vec![1; (room - (3 << 19)) as usize];
-                    ballast.write_at(0, &bytes).map(drop)
+                    ballast.write_at(&bytes, 0).map(drop)
                 })
                 .unwrap();
             fs.sync().unwrap();
@@ -182,7 +182,7 @@ fn what_fits_in_part_is_written_in_part_and_what_was_taken_is_stored() {
                 "{what}: {done} of {room}"
             );
             assert_eq!(file.metadata().size, done, "{what}");
-            let more = file.write_at(done.next_multiple_of(1 << 20), &[1; 65_536]);
+            let more = file.write_at(&[1; 65_536], done.next_multiple_of(1 << 20));
             assert!(is_no_space(&more.unwrap_err()), "{what}");
             // All that was taken can be stored.
             file.sync().unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -201,7 +201,7 @@ fn an_append_into_a_cluster_of_the_file_needs_no_room() {
     let fs = mount(&device);
     let files: Vec<Inode> = (0..4).map(|at| create(&fs, &format!("/f{at}"))).collect();
     for file in &files {
-        file.write_at(0, &[7; 5000]).unwrap();
+        file.write_at(&[7; 5000], 0).unwrap();
     }
     fs.sync().unwrap();
     let ballast = create(&fs, "/ballast");
@@ -211,14 +211,14 @@ fn an_append_into_a_cluster_of_the_file_needs_no_room() {
         ballast.sync().unwrap();
         assert_eq!(fs.room(false), 0);
         // To the end of their clusters, by each way, and then no further.
-        assert_eq!(files[0].write_at(5000, &[8; 60_536]).unwrap(), 60_536);
-        assert_eq!(files[1].write_direct_at(8192, &[8; 57_344]).unwrap(), 57_344);
+        assert_eq!(files[0].write_at(&[8; 60_536], 5000).unwrap(), 60_536);
+        assert_eq!(files[1].write_direct_at(&[8; 57_344], 8192).unwrap(), 57_344);
         for at in 2..16 {
-            assert_eq!(files[2].write_at(at * 4096, &[8; 4096]).unwrap(), 4096);
+            assert_eq!(files[2].write_at(&[8; 4096], at * 4096).unwrap(), 4096);
         }
         files[3].fallocate(Fallocate::Allocate { keep_size: false }, 0..65_536).unwrap();
         for file in &files {
-            assert!(is_no_space(&file.write_at(65_536, &[9; 4096]).unwrap_err()));
+            assert!(is_no_space(&file.write_at(&[9; 4096], 65_536).unwrap_err()));
             file.sync().unwrap();
         }
     }
@@ -255,4 +255,34 @@ fn what_was_removed_makes_room_for_who_finds_none() {
     drop(file);
     fs.write("/last", vec![2; size as usize / 3]).unwrap();
     end(fs, &device);
+}
+
+/// The largest file that other file systems can hold has 122,880 groups.
+#[test]
+fn the_first_allocation_of_15_tib_reads_a_few_blocks() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    let options = ["-t", "ext4", "-N", "131072", "-J", "size=8", "-O", "^resize_inode"];
+    require!(mke2fs(
+        &path,
+        "15T",
+        &[&options[..], &["-E", "lazy_itable_init=1,nodiscard"]].concat()
+    ));
+    let file = extant::FileDevice::open_read_write(&path).unwrap();
+    let device = Arc::new(FaultDevice::new(Arc::new(file), FaultPlan::default()));
+    let options = MountOptions::new().read_only(false).background(false).seed(1);
+    let fs = options.open_shared(Arc::clone(&device) as SharedDevice).unwrap();
+    assert!(fs.superblock().group_count > 100_000);
+    let mounted = device.seen();
+    let start = SystemClock.monotonic();
+    let inode = create(&fs, "/file");
+    inode.fallocate(Fallocate::Allocate { keep_size: false }, 0..1 << 20).unwrap();
+    let took = SystemClock.monotonic().saturating_sub(start);
+    let found = fs.writer_stats().unwrap().allocator;
+    let reads = device.seen()[0] - mounted[0];
+    println!("mounted with {} reads; the first allocation: {reads}, {took:?}", mounted[0]);
+    assert!(reads <= 64, "{reads} reads");
+    assert!(found.groups_visited <= 4 && found.groups_searched <= 2, "{found:?}");
+    drop(inode);
+    fs.unmount().unwrap();
 }

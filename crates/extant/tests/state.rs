@@ -233,7 +233,7 @@ fn what_rests_is_clean_until_the_next_change_and_after_that_needs_recovery() {
         let device = Arc::new(RecordingDevice::over(base));
         let fs = options().background(false).open_shared(Arc::clone(&device) as _).unwrap();
         let top = fs.root().unwrap();
-        top.create("first", &owned(0, 0)).unwrap().write_at(0, &[1; 5000]).unwrap();
+        top.create("first", &owned(0, 0)).unwrap().write_at(&[1; 5000], 0).unwrap();
         assert!(fs.rest().unwrap() && fs.rest().unwrap(), "{layout:?}");
         let rests = device.records().len();
         let is_clean = |position: usize, name: &str| {

@@ -57,7 +57,7 @@ fn make(size: &str, options: &[&str]) -> Result<MemoryDevice, String> {
 fn open(device: SharedDevice, writing: bool) -> extant::Result<Fs> {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
     let options = MountOptions::new().read_only(!writing).seed(1).clock(clock);
-    options.background(false).open_shared(device)
+    Ok(options.background(false).open_shared(device)?)
 }
 
 /// One block of each kind of structure, with the name that the error has to give it.
@@ -135,7 +135,7 @@ fn try_contents(what: &str, fs: &Fs, file: &Inode, target: &(FsBlock, String), w
     let len = fs.block_size().len() as u64;
     let bytes = vec![0; len as usize];
     let mut out = bytes.clone();
-    refuse("read", file.read_at(0, &mut out).map(drop));
+    refuse("read", file.read_at(&mut out, 0).map(drop));
     refuse("map", file.map(0..1).next().unwrap().map(drop));
     refuse("fiemap", file.fiemap(0..len, 1, false).map(drop));
     refuse("seek", file.seek_data(0).map(drop));
@@ -143,11 +143,11 @@ fn try_contents(what: &str, fs: &Fs, file: &Inode, target: &(FsBlock, String), w
         return;
     }
     let new = written(1, 0, len);
-    refuse("read past the cache", file.read_direct_at(0, &mut out).map(drop));
+    refuse("read past the cache", file.read_direct_at(&mut out, 0).map(drop));
     refuse("read in place", file.with_cached(0..len, |_| ()));
-    refuse("write of a part", file.write_at(7, b"part").map(drop));
-    refuse("write of a block", file.write_at(0, &new).map(drop));
-    refuse("write past the cache", file.write_direct_at(0, &new).map(drop));
+    refuse("write of a part", file.write_at(b"part", 7).map(drop));
+    refuse("write of a block", file.write_at(&new, 0).map(drop));
+    refuse("write past the cache", file.write_direct_at(&new, 0).map(drop));
     refuse("zero a part", file.fallocate(Fallocate::PunchHole, 3..len / 2));
     refuse("truncate to a part", file.truncate(len / 2));
     let other = fs.root().unwrap().lookup("attributes").unwrap();
@@ -194,14 +194,14 @@ fn no_contents_are_looked_for_in_structures() {
             try_contents(&what, &fs, &file, target, true);
             // What follows is found, and is the file's.
             let len = fs.block_size().len() as u64;
-            file.write_at(len * 90, &written(2, len * 90, len)).unwrap();
+            file.write_at(&written(2, len * 90, len), len * 90).unwrap();
             // A file can lose such blocks, and they are not freed.
             let root = fs.root().unwrap();
             root.unlink("file").unwrap();
             drop(file);
             let new = root.create("new", &extant::NewInode::root(0o644)).unwrap();
             for at in 0..100 {
-                new.write_at(at * len, &written(3, at * len, len)).unwrap();
+                new.write_at(&written(3, at * len, len), at * len).unwrap();
             }
             drop((new, root));
             fs.unmount().unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -234,7 +234,7 @@ fn no_tree_directory_attribute_or_target_is_looked_for_in_structures() {
                 let file = fs.resolve("/file").unwrap();
                 // Pointers of the inode itself come first, where the map has pointers.
                 let below = 12 << fs.block_size().log2();
-                assert_refused(&what, file.read_at(below, &mut out), target);
+                assert_refused(&what, file.read_at(&mut out, below), target);
                 let dir = fs.resolve("/dir").unwrap();
                 assert_refused(&what, dir.lookup("0"), target);
                 let listed = dir.read_dir().and_then(Iterator::collect::<extant::Result<Vec<_>>>);
@@ -247,7 +247,7 @@ fn no_tree_directory_attribute_or_target_is_looked_for_in_structures() {
                 if !writing {
                     continue;
                 }
-                assert_refused(&what, file.write_at(below, b"x"), target);
+                assert_refused(&what, file.write_at(b"x", below), target);
                 let new = extant::NewInode::root(0o644);
                 assert_refused(&what, dir.create("name", &new), target);
                 let set = attributes.set_xattr("user.a", [1; 300], extant::XattrMode::Any);
@@ -388,10 +388,10 @@ fn what_a_quota_file_gains_during_a_mount_is_nobody_elses() {
     assert!(blocks(&fs).contains(&target), "the same happens again");
     let file = fs.resolve("/file").unwrap();
     let mut bytes = [0; 100];
-    let refused = file.read_at(0, &mut bytes).unwrap_err();
+    let refused = file.read_at(&mut bytes, 0).unwrap_err();
     assert!(refused.to_string().contains("inode"), "{refused}");
     assert_eq!((refused.family(), refused.errno()), (extant::Family::Damage, 117));
-    let wrote = file.write_at(0, &[7; 100]).and_then(|_| file.sync());
+    let wrote = file.write_at(&[7; 100], 0).and_then(|_| file.sync());
     assert_eq!(wrote.unwrap_err().family(), extant::Family::Damage);
     drop(file);
     let root = fs.root().unwrap();

@@ -16,26 +16,26 @@ use crate::error::{Family, Fault, FsError, Result};
 use crate::run::Window;
 use crate::volume::Volume;
 
-/// Groups whose bitmaps are searched for as much as was wanted, before less will do.
+/// Number of groups whose bitmaps a pass searches for the full length before shorter runs will do.
 const WHOLE_LOOKS: u32 = 64;
 
-/// Searches that are repeated because clusters came back meanwhile.
+/// Number of times a search is repeated because clusters were returned while it ran.
 const RETRIES_MAX: u32 = 64;
 
-/// Groups whose bitmaps are searched for what is wanted and room behind it.
+/// Number of groups whose bitmaps a pass searches for the full length plus a window.
 const AHEAD_LOOKS: u32 = 16;
 
 /// How thorough a pass over the groups is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
-    /// As much as was wanted and a window behind it, or what continues the file, from groups that nobody is
-    /// at (B2), but for that where the file goes on.
+    /// The full length and a window behind it, or a continuation of the file at the goal; only
+    /// groups whose lock is free (B2), except the group where the file continues.
     Ahead,
-    /// As much as was wanted, from groups that nobody is at.
+    /// The full length, from groups whose lock is free.
     Whole,
-    /// At least the minimum, from any group.
+    /// At least the minimum length, from any group.
     Least,
-    /// The same, out of windows too (W2).
+    /// Any free clusters, those in windows included (W2).
     Any,
 }
 
@@ -44,7 +44,7 @@ impl Pass {
         if self == Pass::Any { Look::All } else { Look::Open }
     }
 
-    /// Groups whose bitmaps are searched.
+    /// Limit of the groups whose bitmaps this pass searches.
     fn looks_max(self) -> u32 {
         match self {
             Pass::Ahead => AHEAD_LOOKS,
@@ -54,33 +54,33 @@ impl Pass {
     }
 }
 
-/// What is looked for, in clusters, and what came in the way.
+/// The request of one search, in clusters, and what the search has met so far.
 struct Search {
     goal: GroupIndex,
     goal_bit: u32,
     len: u32,
     min: u32,
-    /// Room wanted behind it.
+    /// Length of the window wanted behind the run.
     ahead: u32,
-    /// It continues a file at the goal.
+    /// Whether the search continues a file at the goal.
     continues: bool,
-    /// Groups whose bitmaps were searched.
+    /// Number of groups whose bitmaps were searched.
     looks: u32,
-    /// The group with the best of the pieces that were too short.
+    /// Length and group of the best run that was too short.
     best: Option<(u32, GroupIndex)>,
-    /// The first group that could not be used.
+    /// The first error that made a group unusable.
     obstacle: Option<FsError>,
-    /// Others were faster: there are not so many clusters any more.
+    /// A claim failed because other threads had taken the clusters first.
     is_out: bool,
 }
 
 impl Search {
-    /// The fewest clusters in one piece that a group must have.
+    /// Shortest run of clusters that a group must have for this pass.
     fn needed(&self, pass: Pass, group: GroupIndex) -> u32 {
         if self.goes_on(pass, group) { self.len } else { self.elsewhere(pass) }
     }
 
-    /// The same of groups where the file does not go on.
+    /// Shortest run that a pass takes from groups other than the one where the file continues.
     fn elsewhere(&self, pass: Pass) -> u32 {
         match pass {
             Pass::Ahead => self.len.saturating_add(self.ahead),
@@ -89,12 +89,12 @@ impl Search {
         }
     }
 
-    /// Whether the file that grows goes on in this group.
+    /// Returns whether the growing file continues in this group.
     fn goes_on(&self, pass: Pass, group: GroupIndex) -> bool {
         pass == Pass::Ahead && self.continues && group == self.goal
     }
 
-    /// What to take of a group.
+    /// Returns the run to take from a group.
     fn find(&self, blocks: &Blocks, pass: Pass, group: GroupIndex, start: u32) -> Found {
         if pass != Pass::Ahead {
             return blocks.find(pass.look(), start, self.len, self.min);
@@ -111,7 +111,8 @@ impl Search {
         Found { run, ..found }
     }
 
-    /// Groups nearer to the goal come first; twice the length is worth the way.
+    /// Remembers the group as the next goal if its run is good enough: groups nearer to the goal
+    /// come first, and a group farther away must have a run twice as long.
     fn consider(&mut self, group: GroupIndex, longest: u32) {
         let best = self.best.map_or(0, |(longest, _)| longest.saturating_mul(2));
         if longest >= self.min && longest > best {
@@ -120,7 +121,7 @@ impl Search {
     }
 }
 
-/// Who takes what is found.
+/// The owner of the run that a search finds.
 pub(super) enum Taker<'t, 'v> {
     /// A transaction.
     Handle(&'t mut Editor<'v>, Claimant),
@@ -128,25 +129,25 @@ pub(super) enum Taker<'t, 'v> {
     Pin(Pinning),
 }
 
-/// Writeback that looks for a place.
+/// The state of writeback that looks for a place.
 pub(super) struct Pinning {
     pub(super) ino: Ino,
     pub(super) growth: Growth,
-    /// The window that the file has had: closed once its group is looked at.
+    /// The file's earlier window, closed once the search locks its group.
     pub(super) own: Option<Window>,
-    /// The one that was opened.
+    /// The window that the search opened.
     pub(super) window: Option<Window>,
 }
 
 impl Allocator {
-    /// Takes contiguous blocks near the goal: `ask.len`, or fewer but at least `ask.min`, out of
-    /// one group. With clusters, whole ones. What is promised to others stays (S3).
-    /// How far down it may go, `right` says. Only from groups that end at or before block `end`.
+    /// Takes contiguous blocks of one group near the goal: `ask.len`, or fewer but at least
+    /// `ask.min`, all before block `end`. With `bigalloc`, whole clusters are taken. Promised
+    /// clusters are left alone (S3); `right` says how much of the reserved space may be used.
     ///
     /// # Errors
     ///
     /// [`FsError::NoSpace`]: nothing has changed. Damage and device errors of groups do not count
-    /// while others have room.
+    /// while other groups have room.
     pub(crate) fn allocate(
         &self,
         txn: &mut Editor<'_>,
@@ -162,7 +163,7 @@ impl Allocator {
         self.hunt(volume, ask, end, &mut Taker::Handle(txn, claimant))
     }
 
-    /// Finds what is asked for and has it taken.
+    /// Searches for a run and hands it to the taker.
     pub(super) fn hunt(
         &self,
         volume: &Volume,
@@ -205,7 +206,7 @@ impl Allocator {
                 return Err(no_space);
             }
             let len = u32::try_from(left).unwrap_or(u32::MAX).min(len);
-            // What is left of a window of its own counts as well.
+            // The rest of the file's own window counts as well.
             let ahead = match growth.ahead {
                 0 => 0,
                 ahead => self.window_for(to_clusters(ahead)).min(most - len.min(most)),
@@ -225,7 +226,8 @@ impl Allocator {
             if let Some(run) = self.search(volume, groups, &mut search, taker)? {
                 return Ok(run);
             }
-            // Clusters that came back to a group behind the search were not missing (P54).
+            // A search that found nothing while clusters were returned to groups behind it looks
+            // again (P54).
             let is_stale = search.is_out || self.returns.load(Ordering::Acquire) != returned;
             if retries >= RETRIES_MAX || !(is_stale || self.held.wait()) {
                 return Err(search.obstacle.unwrap_or(no_space));
@@ -252,7 +254,7 @@ impl Allocator {
                 _ => search.goal,
             };
             search.looks = 0;
-            // The others look at every group: the index is a hint.
+            // The later passes look at every group: the index is a hint.
             let by_index =
                 self.optimized.load(Ordering::Relaxed) && matches!(pass, Pass::Ahead | Pass::Whole);
             let index = by_index.then_some(&self.index);
@@ -286,7 +288,8 @@ impl Allocator {
         Ok(None)
     }
 
-    /// Where the rest of the search begins: groups that were not visited have less than was wanted.
+    /// Chooses where the next pass begins from the index: groups that no pass visited have less
+    /// than the full length.
     fn consider_longest(&self, groups: u32, search: &mut Search) -> Result<()> {
         let (goal, len, min) = (search.goal.0, search.len, search.min);
         if let Some(group) = self.index.longest_below(goal, groups, len, min).map(GroupIndex) {
@@ -310,7 +313,8 @@ impl Allocator {
         }
     }
 
-    /// Takes what is looked for from this group, if it has it. Errors are those of the journal.
+    /// Takes a run from this group if the group has one. The errors are those of the journal;
+    /// damage and device errors are noted in the search.
     fn try_group(
         &self,
         volume: &Volume,
@@ -323,7 +327,7 @@ impl Allocator {
         let (look, needed) = (pass.look(), search.needed(pass, group));
         let goes_on = search.goes_on(pass, group);
         let (free, longest) = cell.hints(look);
-        // Without its own window it may have more.
+        // The group may have more once the file's own window is closed.
         if cell.is_bad(Half::Blocks) || (free < needed && !goes_on) {
             return Ok(None);
         }
@@ -380,7 +384,7 @@ impl Allocator {
         };
         let size = found.size();
         if size < search.len && found.is_complete {
-            // Runs below the minimum were not measured.
+            // Runs shorter than the minimum were not measured.
             let least = if pass == Pass::Ahead { search.len + search.ahead } else { search.min };
             let longest = size.max(least.saturating_sub(1));
             cell.note_longest(look, has_windows, longest);
@@ -390,7 +394,7 @@ impl Allocator {
             return Ok(None);
         };
         if let Err(error) = state.allocate_bitmap(volume) {
-            // Others may have been written to before.
+            // Groups taken from earlier in this handle may have been changed already.
             search.obstacle.get_or_insert(error);
             return Ok(None);
         }
@@ -401,7 +405,8 @@ impl Allocator {
                     let range = range.start..range.start + count;
                     let room = match claimant.is_metadata() {
                         true => run_of(volume, group, range).and_then(|run| {
-                            // It may have been discarded since somebody else had it.
+                            // Another owner's discard may have released the space of these blocks
+                            // on a sparse device.
                             volume.allocate_on_device(run.start, u64::from(run.len))?;
                             for block in run.start.0..run.start.0 + u64::from(run.len) {
                                 volume.slot(FsBlock(block)).note_room();
@@ -441,19 +446,22 @@ impl Allocator {
         Ok(Some(range))
     }
 
-    /// Gives blocks back. Blocks that were metadata leave the transaction and the log.
+    /// Frees blocks. Metadata blocks also leave the transaction and the log.
     ///
-    /// With clusters, only whole ones: the map knows when the last block of one goes.
+    /// With `bigalloc`, only whole clusters may be freed: the map knows when the last block of a
+    /// cluster goes.
     ///
     /// # Errors
     ///
-    /// Damage: blocks outside the file system, in its own structures, or parts of clusters; then nothing has changed.
-    /// That they are free already is damage of the bitmap, which is reported, and its group is not used any more (B5).
+    /// Damage, with nothing changed: blocks outside the file system, in its own structures, or
+    /// parts of clusters. Blocks that are free already are damage of the bitmap: it is reported,
+    /// the call succeeds, and the group is not used any more (B5).
     pub(crate) fn free(&self, txn: &mut Editor<'_>, run: Run, was: Purpose) -> Result<()> {
         self.free_or(txn, run, was, NotFreed::lost)
     }
 
-    /// [`free`](Self::free); `judge` says what becomes of blocks that are not freed.
+    /// Frees blocks like [`free`](Self::free); `judge` decides what becomes of blocks that cannot
+    /// be freed.
     pub(super) fn free_or(
         &self,
         txn: &mut Editor<'_>,
@@ -464,7 +472,7 @@ impl Allocator {
         let volume = txn.volume();
         volume.check_blocks("freed blocks", None, run.start, u64::from(run.len))?;
         check_clusters(volume, run)?;
-        // In more than one group, a later one must not be found wrong after an earlier one changed.
+        // A run over several groups is checked in all of them before the first is changed.
         let superblock = volume.superblock();
         let end = run.start.0.saturating_add(u64::from(run.len));
         let several = superblock.group_of_block(FsBlock(end.saturating_sub(1))).map(|at| at.0)
@@ -487,8 +495,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Runs `then` on the group of clusters that may be freed. What is freed in a group that is
-    /// not believed any more is lost (B5).
+    /// Runs `then` on the group of clusters that may be freed. Clusters freed in a group whose
+    /// bitmap is distrusted are lost (B5).
     fn with_freed(
         &self,
         volume: &Volume,
@@ -551,8 +559,7 @@ impl Allocator {
     }
 }
 
-/// Whether a run is one of whole clusters; the last one may be cut short by the end of the file
-/// system.
+/// Checks that a run consists of whole clusters; the last cluster of the file system may be short.
 pub(super) fn check_clusters(volume: &Volume, run: Run) -> Result<()> {
     let superblock = volume.superblock();
     let (start, end) = (run.start.0, run.start.0.saturating_add(u64::from(run.len)));
@@ -580,7 +587,7 @@ pub(super) fn each_group(
         let outside = || damaged(GroupIndex(0), "blocks of a run lie in no group");
         let (group, offset) = superblock.group_of_block(FsBlock(at)).ok_or_else(outside)?;
         let left = superblock.group_blocks(group).saturating_sub(offset);
-        // Below the size of a group: fits.
+        // The value is below the size of a group and fits.
         let here = u64::from(left).min(end - at) as u32;
         if here == 0 {
             return Err(outside());
@@ -591,7 +598,7 @@ pub(super) fn each_group(
     Ok(())
 }
 
-/// The blocks of clusters; the last one may be cut short by the end of the file system.
+/// Returns the blocks of a range of clusters; the last cluster of the file system may be short.
 pub(super) fn run_of(volume: &Volume, group: GroupIndex, range: Range<u32>) -> Result<Run> {
     let superblock = volume.superblock();
     let bits = superblock.cluster_bits();
@@ -600,6 +607,6 @@ pub(super) fn run_of(volume: &Volume, group: GroupIndex, range: Range<u32>) -> R
     let from = u64::from(range.start) << bits;
     let to = (u64::from(range.end) << bits).min(u64::from(superblock.group_blocks(group)));
     let start = first.checked_add(from).ok_or_else(outside)?;
-    // Below the size of a group: fits.
+    // The value is below the size of a group and fits.
     Ok(Run { start, len: to.saturating_sub(from) as u32 })
 }

@@ -1,4 +1,4 @@
-//! Taking blocks and inodes that somebody else has chosen: what a fast commit says is in use.
+//! Taking blocks and inodes at given places: those that a fast commit says are in use.
 
 use std::sync::atomic::Ordering;
 
@@ -11,12 +11,12 @@ use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
 
 impl Allocator {
-    /// Marks blocks as used, whether they were free or not; with clusters, all that the run
-    /// touches.
+    /// Marks blocks as used, whether they were free or not; with `bigalloc`, all clusters that the
+    /// run touches.
     ///
     /// # Errors
     ///
-    /// Damage: blocks outside the file system or in its own structures. Blocks that are pinned.
+    /// Damage: blocks outside the file system or in its own structures, or blocks that are pinned.
     pub(crate) fn claim_blocks(&self, txn: &mut Editor<'_>, run: Run) -> Result<()> {
         let volume = txn.volume();
         volume.check_blocks("blocks of a fast commit", None, run.start, u64::from(run.len))?;
@@ -37,7 +37,7 @@ impl Allocator {
             if free > 0 {
                 self.touch(txn, state, Half::Blocks)?;
                 let blocks = self.blocks_of(volume, place.0, state)?;
-                // Else a commit would give them away.
+                // A later commit would otherwise release these clusters as free.
                 let waiting = blocks.unfree(&range);
                 blocks.take(range);
                 let descriptor = &mut state.descriptor;
@@ -50,7 +50,7 @@ impl Allocator {
         })
     }
 
-    /// Marks an inode as used, which may be used already.
+    /// Marks an inode as used; the inode may be used already.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Allocator {
         self.take_inode(txn, &mut locked, bit, is_dir)
     }
 
-    /// Whether an inode number is in use.
+    /// Returns whether an inode number is in use.
     pub(crate) fn has_inode(&self, txn: &Editor<'_>, ino: Ino) -> Result<bool> {
         let volume = txn.volume();
         let Some((group, bit)) = volume.superblock().group_of_inode(ino) else { return Ok(false) };

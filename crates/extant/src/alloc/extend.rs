@@ -1,4 +1,4 @@
-//! Taking the very clusters behind those that a file has: no search.
+//! Taking the clusters directly behind those that a file has, without a search.
 
 use std::sync::atomic::Ordering;
 
@@ -10,22 +10,24 @@ use super::{Allocator, Counter, Half, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::Result;
 
-/// What became of a wish for just these blocks.
+/// The outcome of [`Allocator::extend`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extended {
-    /// They are taken.
+    /// The clusters are taken.
     Yes,
-    /// Nothing is taken: they are not all free and in nobody's window, or not for whoever asks, or their group is not
-    /// in memory.
+    /// Nothing is taken: the clusters are not all free, lie in a window, are kept from this caller,
+    /// or their group is not in memory.
     No,
-    /// Nothing is taken: somebody else is at their group.
+    /// Nothing is taken: another thread has the lock of their group.
     Busy,
 }
 
 impl Allocator {
-    /// Takes just these blocks, of whole clusters, for data of a file of somebody with this `right`.
+    /// Takes exactly these blocks, whole clusters, for data of a file, within the limits of
+    /// `right`.
     ///
-    /// Cost: that of the clusters. Their group is waited for, if it `waits`.
+    /// The cost grows with the number of clusters. `waits` says whether to wait for the lock of
+    /// their group.
     ///
     /// # Errors
     ///
@@ -48,7 +50,7 @@ impl Allocator {
         if cell.is_bad(Half::Blocks) || count << bits != run.len {
             return Ok(Extended::No);
         }
-        // As of a group that was loaded: what is not in memory is for those who search.
+        // Only groups in memory are extended into; a search loads the others.
         let flex = self.flex(volume, group)?;
         let guard = match cell.state.try_lock() {
             Some(guard) => guard,

@@ -1,9 +1,9 @@
-//! Flexible groups: what is free in their groups together.
+//! Flexible groups: sums of the free blocks and inodes of their groups.
 //!
 //! # Invariants
 //!
-//! - F1. A flexible group is looked at before the first of its groups is loaded: its sums start from
-//!   the stored counts and every change since is added.
+//! - F1. A flexible group is looked at before the first of its groups is loaded: its sums start
+//!   from the stored counts and every change since is added.
 //! - F2. Sums serve to choose between flexible groups. Nothing is promised by them.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use extant_format::group::GroupDescriptor;
 use crate::volume::Volume;
 use crate::zones::merge;
 
-/// One flexible group; without the feature, one group.
+/// One flexible group, or one block group without the feature `flex_bg`.
 pub(super) struct Flex {
     pub(super) clusters: AtomicI64,
     pub(super) inodes: AtomicI64,
@@ -23,7 +23,7 @@ pub(super) struct Flex {
 }
 
 impl Flex {
-    /// Looks at the `len` groups from `first` on. Damaged ones count as empty.
+    /// Adds up the `len` groups from `first` on. Damaged groups count as empty.
     pub(super) fn load(volume: &Volume, first: u32, len: u32) -> Flex {
         let superblock = volume.superblock();
         let end = first.saturating_add(len).min(superblock.group_count);
@@ -47,7 +47,8 @@ impl Flex {
     }
 }
 
-/// The clusters of group `index` that hold the file system's own structures, sorted, apart.
+/// Returns the clusters of group `index` that hold the file system's own structures, sorted and
+/// disjoint.
 pub(super) fn own_clusters(volume: &Volume, index: GroupIndex) -> Vec<Range<u32>> {
     let superblock = volume.superblock();
     let Some(first) = superblock.group_first_block(index) else { return Vec::new() };
@@ -59,6 +60,6 @@ pub(super) fn own_clusters(volume: &Volume, index: GroupIndex) -> Vec<Range<u32>
         .map(|part| (part.start - first.0) >> bits..((part.end - 1 - first.0) >> bits) + 1)
         .collect();
     merge(&mut clusters);
-    // Inside the group: below 2^32.
+    // Offsets inside a group are below 2^32.
     clusters.into_iter().map(|range| range.start as u32..range.end as u32).collect()
 }

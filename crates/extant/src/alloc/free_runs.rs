@@ -1,4 +1,4 @@
-//! Which blocks of a group are free, for who only wants to know.
+//! The free blocks of a group, for queries.
 
 use std::ops::Range;
 
@@ -22,7 +22,8 @@ pub(crate) fn free_runs(volume: &Volume, group: GroupIndex) -> Result<Vec<Range<
 }
 
 impl Allocator {
-    /// The same of a writable mount: what a commit of the running transaction would leave free.
+    /// Returns the free runs of a group on a writable mount, as they would be after a commit of the
+    /// running transaction.
     pub(crate) fn free_runs(&self, volume: &Volume, group: GroupIndex) -> Result<Vec<Range<u64>>> {
         let mut locked = self.lock(volume, group)?;
         let (place, state) = locked.parts()?;

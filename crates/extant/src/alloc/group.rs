@@ -1,12 +1,14 @@
-//! The state of one block group: bitmaps and counters, in memory the truth.
+//! The state of one block group: bitmaps and counters; the copy in memory is authoritative.
 //!
 //! # Invariants
 //!
 //! - G1. `taken` is the stored bitmap together with what was freed by transactions that are not
-//!   committed, and with what is pinned: a clear bit may be given away, a set one may not.
+//!   committed, and with what is pinned: clusters with a clear bit may be given away, others may
+//!   not.
 //! - G2. The descriptor's counts are those of the stored bitmaps.
-//! - G3. Bitmaps are believed only if checksum, counts and the group's own structures agree.
-//! - G4. What is in a window is clear in `taken`; searches that leave windows alone look at both together.
+//! - G3. A bitmap is used only if its checksum, its counts and the group's own structures agree.
+//! - G4. Clusters in a window are clear in `taken`; searches that avoid windows look at the union
+//!   of both.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,46 +23,47 @@ use crate::error::{Fault, FsError, Result};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 
-/// Free runs looked at before the largest so far is taken.
+/// Number of free runs a search looks at before it takes the longest so far.
 const RUNS_MAX: usize = 200;
 
-/// The longest clear run without a clear word of 64 bits.
+/// Length of the longest clear run that can exist without a clear word of 64 bits.
 const WORDLESS_MAX: u32 = 126;
 
 /// The state of one group.
 pub(super) struct GroupState {
     pub(super) index: GroupIndex,
     pub(super) descriptor: GroupDescriptor,
-    /// Loaded when first needed.
+    /// The block bitmap, loaded when first needed.
     pub(super) blocks: Option<Blocks>,
     pub(super) inodes: Option<Inodes>,
-    /// What the running transaction will encode.
+    /// The blocks that the running transaction will encode.
     pub(super) dirty: Dirty,
     /// The last transaction that freed something here.
     pub(super) waits_for: Option<Tid>,
-    /// Descriptor and block bitmap can be written, however full the disk is below.
+    /// Whether the device has space for the descriptor and the block bitmap, however full a sparse
+    /// host file system gets.
     has_room: bool,
 }
 
 /// The clusters of a group.
 pub(super) struct Blocks {
-    /// As stored.
+    /// The bitmap as stored on the device.
     stored: Bitmap,
-    /// G1.
+    /// The bitmap that searches use (G1).
     pub(super) taken: Bitmap,
-    /// Freed, with the transaction that has to commit first.
+    /// Freed clusters, each run with the transaction that must commit before it is given away.
     freed: Vec<(Range<u32>, Tid)>,
     /// The group's own structures, sorted: never freed.
     own: Vec<Range<u32>>,
     /// The first clear bit of `taken`; `len` if there is none.
     first_free: u32,
-    /// Clear bits of `taken`.
+    /// Number of clear bits of `taken`.
     room: u32,
-    /// Clusters taken in memory only (N2).
+    /// Number of clusters taken in memory only (N2).
     pub(super) pinned: u32,
-    /// Clusters on their way to be discarded (D1).
+    /// Number of clusters that are being discarded (D1).
     pub(super) held: u32,
-    /// What is left to files that grow.
+    /// Windows left to growing files; `None` while there are none.
     pub(super) windows: Option<Box<Windows>>,
     len: u32,
 }
@@ -73,7 +76,7 @@ pub(super) struct Inodes {
     len: u32,
 }
 
-/// Blocks that the running transaction has claimed for this group.
+/// The metadata blocks of this group that the running transaction has claimed.
 #[derive(Default)]
 pub(super) struct Dirty {
     pub(super) descriptor: Option<Arc<Slot>>,
@@ -89,8 +92,8 @@ impl GroupState {
         Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for, has_room })
     }
 
-    /// Makes sure that a transaction can write which clusters are taken, before any is: later it could
-    /// only stop the journal.
+    /// Reserves device space for the descriptor and the block bitmap before the first cluster is
+    /// taken. A failure later, when the transaction is written, would abort the journal.
     pub(super) fn allocate_bitmap(&mut self, volume: &Volume) -> Result<()> {
         if !self.has_room {
             volume.allocate_on_device(volume.descriptor_place(self.index)?, 1)?;
@@ -100,7 +103,8 @@ impl GroupState {
         Ok(())
     }
 
-    /// Whether it can leave memory: loaded again, it would be the same.
+    /// Returns whether the state may leave memory: loading the group again would give the same
+    /// state.
     pub(super) fn is_clean(&self) -> bool {
         self.dirty.descriptor.is_none()
             && self.blocks.as_ref().is_none_or(|blocks| {
@@ -108,7 +112,8 @@ impl GroupState {
             })
     }
 
-    /// Clusters that could be given away now; as far as is known.
+    /// Number of clusters that could be given away now; the descriptor's count while the bitmap is
+    /// not loaded.
     pub(super) fn room(&self) -> u32 {
         self.blocks.as_ref().map_or(self.descriptor.free_clusters, |blocks| blocks.room)
     }
@@ -118,12 +123,14 @@ impl GroupState {
         self.blocks.as_ref().map_or(0, Blocks::in_windows)
     }
 
-    /// Whether the descriptor says `flag`, in a file system where that means something.
+    /// Returns whether the descriptor has `flag` set and the file system has the feature that gives
+    /// it a meaning.
     fn has(&self, volume: &Volume, flag: GroupFlags) -> bool {
         volume.has_uninit_groups() && self.descriptor.flags.contains(flag)
     }
 
-    /// The block bitmap of this group, checked (G3). `own` are the clusters of [`Blocks::own`].
+    /// Loads and checks the block bitmap of this group (G3). `own` are the clusters of
+    /// [`Blocks::own`].
     pub(super) fn load_blocks(&self, volume: &Volume, own: Vec<Range<u32>>) -> Result<Blocks> {
         let superblock = volume.superblock();
         let len = superblock.group_clusters(self.index);
@@ -153,7 +160,7 @@ impl GroupState {
         Ok(Blocks::new(stored, own, len))
     }
 
-    /// The inode bitmap of this group, checked (G3).
+    /// Loads and checks the inode bitmap of this group (G3).
     pub(super) fn load_inodes(&self, volume: &Volume) -> Result<Inodes> {
         let superblock = volume.superblock();
         let len = superblock.inodes_per_group;
@@ -179,8 +186,8 @@ impl GroupState {
         Ok(Inodes { stored, first_free, len })
     }
 
-    /// Inodes of the table from the start of which some were ever used: those behind have no
-    /// contents that mean anything.
+    /// Number of inodes, from the start of the table, that were ever used; the rest of the table
+    /// has no valid contents.
     pub(super) fn inodes_ever_used(&self, volume: &Volume, per_group: u32) -> u32 {
         if self.has(volume, GroupFlags::INODE_UNINIT) {
             return 0;
@@ -191,7 +198,7 @@ impl GroupState {
         }
     }
 
-    /// Brings the state into the blocks that were claimed for it.
+    /// Encodes the state into the blocks that were claimed for it.
     pub(super) fn encode(&mut self, volume: &Volume) -> Result<()> {
         let dirty = std::mem::take(&mut self.dirty);
         let seed = volume.has_metadata_csum().then(|| volume.checksum_seed());
@@ -228,17 +235,18 @@ impl GroupState {
     }
 }
 
-/// Why clusters are not freed, and the rule that was broken.
+/// The reason why clusters are not freed, with the rule that was broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NotFreed {
-    /// Whoever frees them is wrong.
+    /// The request is wrong, and the clusters are not freed.
     Refused(&'static str),
-    /// The bitmap is: it is not believed any more, and the others go on.
+    /// The bitmap is wrong: it is not used any more, and the caller continues.
     Lost(&'static str),
 }
 
 impl NotFreed {
-    /// What is lost with the bitmap, or an error.
+    /// Returns the rule if the clusters are lost with their bitmap, and fails if the request is
+    /// wrong.
     pub(super) fn lost(self) -> Result<&'static str, &'static str> {
         match self {
             NotFreed::Lost(rule) => Ok(rule),
@@ -246,7 +254,7 @@ impl NotFreed {
         }
     }
 
-    /// An error in any case: for who never frees twice.
+    /// Fails in both cases, for callers that never free a cluster twice.
     #[cfg(test)]
     pub(super) fn refused(self) -> Result<&'static str, &'static str> {
         let (NotFreed::Lost(rule) | NotFreed::Refused(rule)) = self;
@@ -263,13 +271,13 @@ impl Blocks {
         Blocks { taken, stored, freed, own, first_free, room, pinned, held, windows, len }
     }
 
-    /// The length of the longest free run, or more: what a look at whole words can tell.
+    /// Upper bound of the length of the longest free run, found by looking at whole words.
     pub(super) fn longest_bound(&self, look: Look) -> u32 {
         let room = self.room_for(look);
         if self.view(look).has_clear_word() { room } else { room.min(WORDLESS_MAX) }
     }
 
-    /// Clusters that could be given away now, to who looks so.
+    /// Number of clusters that `look` could be given now.
     pub(super) fn room_for(&self, look: Look) -> u32 {
         match look {
             Look::Open => self.room.saturating_sub(self.in_windows()),
@@ -277,19 +285,20 @@ impl Blocks {
         }
     }
 
-    /// A free run of `len` clusters from `start` on, else before it; else the largest found of at
-    /// least `min`.
+    /// Finds a free run of `len` clusters from `start` on, or else before it, or else the longest
+    /// run found of at least `min` clusters.
     pub(super) fn find(&self, look: Look, start: u32, len: u32, min: u32) -> Found {
         let start = start.min(self.len).max(self.first_free);
         let behind = self.find_in(look, start..self.len, len, min);
         if behind.is_whole(len) {
             return behind;
         }
-        // A run that `start` cuts in two is found whole by looking a little further back.
+        // The second search starts a little further back, so that it finds a run that `start` cuts
+        // in two as a whole.
         let cut = self.view(look).first_set(start..self.len).unwrap_or(self.len);
         let before = self.find_in(look, self.first_free..cut, len, min);
         let is_complete = behind.is_complete && before.is_complete;
-        // The largest wins; of equal ones, that from the goal on.
+        // The longer run wins; of equal ones, the run behind the goal.
         let best = if before.size() > behind.size() { before.run } else { behind.run };
         Found { run: best, is_complete }
     }
@@ -304,7 +313,7 @@ impl Blocks {
         let mut left = bits;
         for looked in 0.. {
             let Some(start) = taken.first_clear(left.clone()) else { break };
-            // No longer than is wanted: how far it goes on from there does not matter.
+            // The run is measured no further than the wanted length.
             let most = start.saturating_add(len).min(left.end);
             let end = taken.first_set(start..most).unwrap_or(most);
             let (run, run_len) = (start..end, end - start);
@@ -315,7 +324,7 @@ impl Blocks {
             if run_len >= min && best.as_ref().is_none_or(|best| run_len > best.end - best.start) {
                 best = Some(run);
             }
-            // A search for less than all must not miss the only run that would do.
+            // A search that wants the full length only must not miss the one run that has it.
             if looked >= RUNS_MAX && (best.is_some() || min == len) {
                 return Found { run: best, is_complete: false };
             }
@@ -327,17 +336,17 @@ impl Blocks {
         self.len
     }
 
-    /// Clusters of the range that could be given away now and are in nobody's window.
+    /// Number of clusters of the range that could be given away now and are in no window.
     pub(super) fn count_open(&self, range: Range<u32>) -> u32 {
         self.view(Look::Open).count_clear(range)
     }
 
-    /// Runs of clusters that could be given away now.
+    /// Iterates over runs of clusters that could be given away now.
     pub(super) fn clear_runs(&self, range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         self.taken.view().clear_runs(range.start..range.end.min(self.len))
     }
 
-    /// Runs of clusters that are free on the device, or will be.
+    /// Iterates over runs of clusters that are free in the stored bitmap.
     pub(super) fn stored_runs(&self) -> impl Iterator<Item = Range<u32>> {
         self.stored.view().clear_runs(0..self.len)
     }
@@ -346,7 +355,7 @@ impl Blocks {
         !self.view(Look::Open).get(bit)
     }
 
-    /// The open clusters from `bit` on, up to `len` of them.
+    /// Returns the open clusters from `bit` on, `len` at most.
     pub(super) fn open_run(&self, bit: u32, len: u32) -> Range<u32> {
         let bit = bit.min(self.len);
         let end = bit.saturating_add(len).min(self.len);
@@ -359,7 +368,7 @@ impl Blocks {
         self.hide(range);
     }
 
-    /// Takes clusters in memory that may be free.
+    /// Takes clusters in memory, whether they are free or not.
     pub(super) fn hide(&mut self, range: Range<u32>) {
         self.room -= self.taken.view().count_clear(range.clone());
         self.taken.set_range(range.clone());
@@ -369,7 +378,7 @@ impl Blocks {
         self.hide_from_windows(range);
     }
 
-    /// Gives clusters back that are taken in memory.
+    /// Returns clusters that were taken in memory.
     pub(super) fn show(&mut self, range: Range<u32>) {
         self.room += range.end - range.start;
         self.first_free = self.first_free.min(range.start);
@@ -377,19 +386,20 @@ impl Blocks {
         self.show_to_windows(range);
     }
 
-    /// What is taken in memory is taken on the device as well.
+    /// Marks clusters that are taken in memory as taken in the stored bitmap too.
     pub(super) fn store(&mut self, range: Range<u32>) {
         self.stored.set_range(range);
     }
 
-    /// Clusters of the range that are taken in memory and free on the device, and were not freed.
+    /// Number of clusters of the range that are pinned: set in `taken`, clear in `stored`, and not
+    /// freed.
     pub(super) fn count_pinned(&self, range: Range<u32>) -> u32 {
         let stored = self.stored.view().count_clear(range.clone());
         let free = self.taken.view().count_clear(range.clone());
         stored.saturating_sub(free).saturating_sub(self.count_freed(range))
     }
 
-    /// Clusters of the range that were freed by transactions that are not committed.
+    /// Number of clusters of the range that were freed by transactions that are not committed.
     fn count_freed(&self, range: Range<u32>) -> u32 {
         let overlap = |(freed, _): &(Range<u32>, Tid)| {
             freed.end.min(range.end).saturating_sub(freed.start.max(range.start))
@@ -397,7 +407,8 @@ impl Blocks {
         self.freed.iter().map(overlap).sum()
     }
 
-    /// Clusters of the range are not free any more, if they were freed. Returns how many.
+    /// Removes the clusters of the range from the list of freed clusters. Returns how many were on
+    /// it.
     pub(super) fn unfree(&mut self, range: &Range<u32>) -> u32 {
         let count = self.count_freed(range.clone());
         if count > 0 {
@@ -415,18 +426,18 @@ impl Blocks {
         count
     }
 
-    /// Whether some of these clusters hold the file system's own structures.
+    /// Returns whether some of these clusters hold the file system's own structures.
     pub(super) fn holds_own(&self, range: Range<u32>) -> bool {
         let next = self.own.partition_point(|own| own.end <= range.start);
         self.own.get(next).is_some_and(|own| own.start < range.end)
     }
 
-    /// Clusters of the range that are free.
+    /// Number of clusters of the range that are free in the stored bitmap.
     pub(super) fn count_free(&self, range: Range<u32>) -> u32 {
         self.stored.view().count_clear(range)
     }
 
-    /// What forbids to free these clusters.
+    /// Checks that these clusters may be freed.
     pub(super) fn check_free(&self, range: Range<u32>) -> Result<(), NotFreed> {
         if range.end > self.len {
             let rule = "blocks are freed that lie behind the group (first and end bit follow)";
@@ -443,11 +454,11 @@ impl Blocks {
         Ok(())
     }
 
-    /// Frees clusters, to be given away when `tid` is committed.
+    /// Frees clusters; they are given away once transaction `tid` is committed.
     pub(super) fn free(&mut self, range: Range<u32>, tid: Tid) {
         self.stored.clear_range(range.clone());
         match self.freed.last_mut() {
-            // Within one transaction only (P58).
+            // Runs are joined within one transaction only (P58).
             Some((last, of))
                 if (*of == tid || sabotage("extant.alloc.freed-runs-mixed"))
                     && last.end == range.start =>
@@ -459,7 +470,7 @@ impl Blocks {
         }
     }
 
-    /// Clusters freed by transactions that are `due` can be given away. Which ones those are.
+    /// Releases the clusters freed by transactions for which `due` is true. Returns their runs.
     pub(super) fn release(&mut self, due: impl Fn(Tid) -> bool) -> Vec<Range<u32>> {
         let (due, kept) = std::mem::take(&mut self.freed).into_iter().partition(|(_, at)| due(*at));
         self.freed = kept;
@@ -477,16 +488,17 @@ impl Blocks {
     }
 }
 
-/// What a search of a group has found.
+/// The result of a search of a group's bitmap.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Found {
     pub(super) run: Option<Range<u32>>,
-    /// There is no longer run, unless this one is as long as was wanted.
+    /// Whether the search looked at all runs, so that no longer one exists, or `run` has the full
+    /// length.
     pub(super) is_complete: bool,
 }
 
 impl Found {
-    /// Clusters.
+    /// Length of the run in clusters, 0 without one.
     pub(super) fn size(&self) -> u32 {
         self.run.as_ref().map_or(0, |run| run.end - run.start)
     }
@@ -497,7 +509,7 @@ impl Found {
 }
 
 impl Inodes {
-    /// The first free inode from bit `from` on.
+    /// Returns the first free inode from bit `from` on.
     pub(super) fn find(&self, from: u32) -> Option<u32> {
         self.stored.view().first_clear(from.max(self.first_free)..self.len)
     }
@@ -524,7 +536,7 @@ impl Inodes {
     }
 }
 
-/// The first clear bit from `from` on, or `len`.
+/// Returns the first clear bit from `from` on, or `len`.
 fn first_clear(bitmap: &Bitmap, from: u32, len: u32) -> u32 {
     bitmap.view().first_clear(from..len).unwrap_or(len)
 }

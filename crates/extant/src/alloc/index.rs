@@ -1,39 +1,44 @@
-//! Which groups may have a free run of some length: pure policy, without a volume.
+//! Index of the groups by the length of their longest free run: pure policy, without a volume.
 //!
 //! # Shape
 //!
-//! For each order, one bit for each group: its longest free run that nobody else is to grow into has that many bits. A
-//! search for a length asks for the next group of that order or a larger one.
+//! For each order there is one bit for each group: the order is the base-2 logarithm of the group's
+//! longest free run outside windows. A search for a length asks for the next group of that order or
+//! a larger one.
 //!
 //! # Invariants
 //!
-//! - O1. The index is a hint and the bitmap is the truth: a group may be where it does not belong. Who finds
-//!   nothing by the index looks at all groups before he gives up.
-//! - O2. A group has one bit at most, that of the order that is recorded for it, and both change under its lock. A group
-//!   with nothing to give has none.
-//! - O3. The index is kept whether searches use it or not.
+//! - O1. The index is a hint and the bitmap is authoritative: a group may be recorded under a wrong
+//!   order. A search that finds nothing through the index looks at all groups before it gives up.
+//! - O2. A group has at most one bit, that of the order recorded for it; both change under the
+//!   group's lock. A group without free clusters has none.
+//! - O3. The index is maintained whether searches use it or not.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::sparse::Sparse;
 
-/// The largest order: runs of so many bits or more, and groups of which nothing is known.
+/// The largest order: runs of 2^17 clusters or more, and groups that were not looked at yet.
 const TOP: usize = 17;
 
-/// No order: nothing to be had.
+/// The order of a group without free clusters.
 const NONE: u8 = u8::MAX;
 
-/// Groups of one word.
+/// Number of groups whose bits share a word.
 const WORD: u32 = 64;
 
-/// 64 groups.
+/// The bits of 64 groups.
 struct Word {
     orders: [AtomicU64; TOP + 1],
     recorded: [AtomicU8; WORD as usize],
 }
 
+/// Bytes of what is kept of 64 groups.
+#[cfg(test)]
+pub(super) const WORD_BYTES: usize = size_of::<Word>();
+
 impl Word {
-    /// Nobody has looked at these groups.
+    /// The word of groups that were not looked at yet.
     fn unknown(_: u32) -> Word {
         Word {
             orders: std::array::from_fn(|order| AtomicU64::new(if order == TOP { !0 } else { 0 })),
@@ -42,13 +47,13 @@ impl Word {
     }
 }
 
-/// Groups by their longest free run.
+/// The index of a volume's groups by their longest free run.
 pub(super) struct Index {
     words: Sparse<Word>,
     groups: u32,
 }
 
-/// The order of a length: what is at least that long has this order or a larger one.
+/// The order of a length: runs of at least that length have this order or a larger one.
 fn order_of(len: u32) -> usize {
     (len.max(1).ilog2() as usize).min(TOP)
 }
@@ -58,7 +63,8 @@ impl Index {
         Index { words: Sparse::new(groups.div_ceil(WORD), Word::unknown), groups }
     }
 
-    /// No free run of this group is longer; `u32::MAX`: not known. The group is locked.
+    /// Records that no free run of this group is longer than `longest`, `u32::MAX` if unknown. The
+    /// caller holds the group's lock.
     pub(super) fn record(&self, group: u32, longest: u32) {
         let Some(word) = self.words.get(group / WORD) else { return };
         let (at, bit) = ((group % WORD) as usize, 1u64 << (group % WORD));
@@ -69,7 +75,7 @@ impl Index {
             return;
         }
         recorded.store(order, Ordering::Relaxed);
-        // From where it is recorded, whatever is true now (P50).
+        // The bit is taken from the recorded order, which may differ from the true one (P50).
         if let Some(orders) = word.orders.get(usize::from(before)) {
             orders.fetch_and(!bit, Ordering::AcqRel);
         }
@@ -78,13 +84,13 @@ impl Index {
         }
     }
 
-    /// The first group from `from` on, before `end`, that may have a free run of `len`.
+    /// Returns the first group in `from..end` that may have a free run of `len`.
     pub(super) fn next(&self, from: u32, end: u32, len: u32) -> Option<u32> {
         self.scan(from, end, order_of(len)..TOP + 1)
     }
 
-    /// A group whose longest run may be the longest of all that are shorter than `len` and not shorter than `least`:
-    /// the next one from `from` on, and then from the start.
+    /// Returns a group whose longest run, shorter than `len` and at least `least`, may be the
+    /// longest of its kind: the next such group from `from` on, or else from the start.
     pub(super) fn longest_below(&self, from: u32, end: u32, len: u32, least: u32) -> Option<u32> {
         let orders = order_of(least)..order_of(len) + 1;
         let near = |order: usize| {
@@ -111,21 +117,22 @@ impl Index {
         None
     }
 
-    /// Bytes that it takes when all groups were looked at.
+    /// Size of the index in bytes when all groups were looked at.
     #[cfg(test)]
     fn bytes_max(&self) -> usize {
         self.groups.div_ceil(WORD) as usize * size_of::<Word>()
     }
 }
 
-/// The groups that a search visits, in order, each once: `first`, and then those that the index names, from there to
-/// the last and from the first on; without an index all.
+/// Iterator over the groups that a search visits, each once: `first`, then those that the index
+/// names from there to the last group, then those before `first`. Without an index, all groups in
+/// that order.
 pub(super) struct Visits<'i> {
     index: Option<&'i Index>,
     len: u32,
     first: u32,
     groups: u32,
-    /// Groups from `first` on that are done.
+    /// Number of groups from `first` on that are done.
     done: u32,
 }
 
@@ -142,7 +149,7 @@ impl Iterator for Visits<'_> {
         if self.done >= self.groups {
             return None;
         }
-        // Below twice the number of groups; the sum may be beyond 32 bits.
+        // The sum is below twice the number of groups, which may be beyond 32 bits.
         let before_end = self.groups - self.first;
         let found = match self.index {
             Some(index) if self.done > 0 => {

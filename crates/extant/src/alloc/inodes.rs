@@ -15,16 +15,17 @@ use crate::slot::BlockKind;
 use crate::volume::Volume;
 
 impl Allocator {
-    /// Takes a free inode number for a new inode of `kind` in directory `parent`. A number that this
-    /// transaction freed may come back at once: both states go through the same journal, in order.
+    /// Takes a free inode number for a new inode of `kind` in directory `parent`. A number that
+    /// this transaction freed may be reused at once: both states go through the same journal, in
+    /// order.
     ///
-    /// A block of the inode table that never held an inode is made here, of zeroes: what the device
-    /// has in its place may be anything (P62).
+    /// A block of the inode table that never held an inode is filled with zeros here, because its
+    /// contents on the device are undefined (P62).
     ///
     /// # Errors
     ///
     /// [`FsError::NoSpace`]: nothing has changed. Damage and device errors of groups do not count
-    /// while others have inodes.
+    /// while other groups have inodes.
     pub(crate) fn allocate_inode(
         &self,
         txn: &mut Editor<'_>,
@@ -50,7 +51,7 @@ impl Allocator {
         Err(obstacle.unwrap_or(no_space))
     }
 
-    /// Takes an inode of this group, if it has one. Errors are those of the journal.
+    /// Takes an inode of this group if one is free. The errors are those of the journal.
     fn try_inode(
         &self,
         txn: &mut Editor<'_>,
@@ -78,7 +79,7 @@ impl Allocator {
         let Some(bit) = self.find_inode(volume, &mut locked, reserved, obstacle)? else {
             return Ok(None);
         };
-        // At most the number of inodes, which fits.
+        // The value is at most the number of inodes, which fits.
         let ino = Ino(group.0 * superblock.inodes_per_group + bit + 1);
         let earlier = volume.nodes().get(&ino);
         if earlier.is_some_and(|earlier| !earlier.life().is_gone()) {
@@ -92,7 +93,7 @@ impl Allocator {
         Ok(Some(ino))
     }
 
-    /// Takes inode `bit` of a locked group, which is free.
+    /// Takes inode `bit` of a locked group; the inode is free.
     pub(super) fn take_inode(
         &self,
         txn: &mut Editor<'_>,
@@ -105,7 +106,7 @@ impl Allocator {
         let (place, state) = locked.parts()?;
         self.touch(txn, state, Half::Inodes)?;
         if volume.has_uninit_groups() && state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT) {
-            // Inodes in use and an unwritten block bitmap do not go together.
+            // A group with inodes in use must not have the flag BLOCK_UNINIT.
             self.blocks_of(volume, place.0, state)?;
             self.touch(txn, state, Half::Blocks)?;
             state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
@@ -114,7 +115,8 @@ impl Allocator {
         for block in new_table_blocks(volume, state, used, bit) {
             txn.create_block(block, BlockKind::Plain, |_| ())?;
         }
-        // Whoever has the inode will change it; from then on nothing may fail. What is claimed is loaded.
+        // The caller changes the inode next and must not fail then, so its block is loaded and
+        // claimed here.
         let at = table_block(volume, state, bit);
         let slot = volume.slot(at);
         slot.get(|| volume.load_block(at))?;
@@ -132,8 +134,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// A free inode of a locked group, from bit `from` on. Everything that taking it needs is
-    /// loaded.
+    /// Returns a free inode of a locked group, from bit `from` on, with everything loaded that
+    /// taking it needs.
     fn find_inode(
         &self,
         volume: &Volume,
@@ -159,12 +161,12 @@ impl Allocator {
         }))
     }
 
-    /// Gives an inode number back. Its record has been changed to "deleted" by the caller.
+    /// Frees an inode number. The caller has changed the inode's record to "deleted" before.
     ///
     /// # Errors
     ///
-    /// Damage: the inode is reserved; then nothing has changed. That it is free already is damage of the bitmap, which
-    /// is reported, and the group gives no inodes any more (B5).
+    /// Damage, with nothing changed: the inode is reserved. An inode that is free already is damage
+    /// of the bitmap: it is reported, and the group gives no inodes any more (B5).
     pub(crate) fn free_inode(&self, txn: &mut Editor<'_>, ino: Ino, is_dir: bool) -> Result<()> {
         let volume = txn.volume();
         let superblock = volume.superblock();
@@ -212,16 +214,16 @@ impl Allocator {
     }
 }
 
-/// The block of the inode table that holds inode `bit`.
+/// Returns the block of the inode table that holds inode `bit`.
 fn table_block(volume: &Volume, state: &GroupState, bit: u32) -> FsBlock {
     let inode_bytes = u32::from(volume.superblock().inode_size).max(1);
     let per_block = (volume.block_size().bytes() / inode_bytes).max(1);
     FsBlock(state.descriptor.inode_table.0.saturating_add(u64::from(bit / per_block)))
 }
 
-/// The blocks of the inode table that have not held an inode yet and have to when inode `bit` is
-/// in use; `used` inodes from the start of the table have been. Whether somebody zeroed them
-/// meanwhile does not matter.
+/// Returns the blocks of the inode table that have not held an inode yet and will when inode `bit`
+/// is in use; the first `used` inodes of the table were used before. Blocks that lazy
+/// initialisation zeroed meanwhile are included.
 pub(super) fn new_table_blocks(
     volume: &Volume,
     state: &GroupState,
@@ -231,7 +233,7 @@ pub(super) fn new_table_blocks(
     let inode_bytes = u32::from(volume.superblock().inode_size).max(1);
     let per_block = (volume.block_size().bytes() / inode_bytes).max(1);
     let table = state.descriptor.inode_table;
-    // The group's inodes are used in order: this is one block at most.
+    // Inodes of a group are used in order, so this is one block at most.
     let blocks = used.div_ceil(per_block)..bit / per_block + 1;
     blocks.filter_map(move |at| table.checked_add(u64::from(at)))
 }

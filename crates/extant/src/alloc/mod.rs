@@ -1,4 +1,4 @@
-//! Which blocks and inodes are free, and who gets them.
+//! Allocation of blocks and inodes.
 //!
 //! # Place
 //!
@@ -9,31 +9,32 @@
 //!
 //! ```text
 //! Allocator   totals; one cell per group, loaded when first needed
-//! flex        what the groups of a flexible group have together
+//! flex        sums over the groups of a flexible group
 //! group       bitmaps and counters of one group; encoding them
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
-//! promise     totals; space for data that has no place yet     trim  telling the device what is free
-//! extend      the clusters behind a file's last      spent  what was freed, to be discarded
+//! promise     totals; space for data that has no place yet     trim  discarding free blocks
+//! extend      the clusters behind a file's last      spent  freed clusters to be discarded
 //! inodes      taking and freeing inodes        spread  which group an inode should go to
-//! free_runs   what is free, for who only looks
-//! right       who may have the last blocks     window  room that is left to files that grow
-//! stats       how blocks were found            streams where files go that meet others
-//! index       which groups may have enough
+//! free_runs   free blocks, for queries
+//! right       access to reserved blocks        window  room kept for growing files
+//! stats       how blocks were found            streams goals for files that contend for a group
+//! index       groups by their longest free run
 //! ```
 //!
 //! # Rules
 //!
-//! - B1. Blocks freed by a transaction are not given away before it is committed: until then a
-//!   crash brings their old owner back.
-//! - B2. One group is locked at a time. A group that is busy is passed over while there are others, unless a
-//!   file that grows goes on there.
-//! - B3. What can be had is counted down before a bit is set and up after one is cleared, so that
-//!   nothing is given away that is not there, for want of counting ([`promise`]).
+//! - B1. Blocks freed by a transaction are not given away before it is committed: a crash before
+//!   that restores their old owner.
+//! - B2. One group is locked at a time. A search passes over a group whose lock is taken while
+//!   there are others, unless a growing file continues there.
+//! - B3. The count of available clusters is lowered before a bit is set and raised after one is
+//!   cleared, so it never promises more than there is ([`promise`]).
 //! - B4. Units are clusters here and blocks outside; [`blocks`] converts.
-//! - B5. A group whose bitmap or descriptor is damaged gives nothing any more, and takes nothing
-//!   back: what is freed there stays lost until a repair. Everything else goes on (P56).
-//! - B6. What a transaction changes in a group it has claimed before: two blocks for a change of
-//!   blocks in one group, three (and the block of the inode table) for a new inode.
+//! - B5. A group whose bitmap or descriptor is damaged is not allocated from and not freed to:
+//!   clusters freed there stay lost until a repair. The other groups remain in use (P56).
+//! - B6. A transaction claims the metadata blocks of a group before it changes the group: two
+//!   blocks for a change of blocks in one group, three (and the block of the inode table) for a new
+//!   inode.
 
 mod blocks;
 mod claim;
@@ -89,29 +90,29 @@ use trim::Held;
 pub(crate) use window::Growth;
 use window::Look;
 
-/// Up to this many groups, all descriptors are looked at when mounting.
+/// Number of groups up to which mounting reads all descriptors.
 const SCAN_MAX: u32 = 1024;
 
-/// Memory for bitmaps of groups that nothing needs at the moment.
+/// Memory limit, in bytes, for bitmaps of groups that are clean.
 const BITMAP_BYTES_MAX: usize = 32 << 20;
 
-/// Damage that nobody has asked about yet; more than that is forgotten.
+/// Limit of the queued damage reports; further ones are dropped.
 const REPORTS_MAX: usize = 64;
 
-/// What there is no space for, of errors of this module.
+/// The resource named in [`FsError::NoSpace`] errors of this module.
 pub(crate) const BLOCKS: &str = "blocks";
 
-/// What blocks are for.
+/// The use of a block, which decides whether the journal must know of its freeing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// Blocks that go through the journal: freeing them revokes their copies in the log.
     Metadata,
-    /// Contents of files.
+    /// File contents.
     Data,
 }
 
 impl Purpose {
-    /// What the blocks of an inode are for.
+    /// Returns the purpose of an inode's blocks.
     pub(crate) fn of(data: &InodeData) -> Purpose {
         match data.kind {
             FileKind::Regular if !data.record.flags.contains(InodeFlags::EA_INODE) => Purpose::Data,
@@ -120,39 +121,40 @@ impl Purpose {
     }
 }
 
-/// A wish for contiguous blocks.
+/// A request for contiguous blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockAsk {
-    /// Where the blocks would best be.
+    /// The block where the run would best start.
     pub(crate) goal: FsBlock,
-    /// How many are wanted.
+    /// Length wanted, in blocks.
     pub(crate) len: u32,
-    /// The fewest that are of use.
+    /// Shortest useful length, in blocks.
     pub(crate) min: u32,
-    /// What for.
+    /// Use of the blocks.
     pub(crate) purpose: Purpose,
 }
 
-/// A half of a group.
+/// The blocks or the inodes of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Half {
     Blocks = 1,
     Inodes = 2,
 }
 
-/// One group, as far as it was looked at.
+/// One group, with hints that are read without its lock.
 struct Cell {
     state: Mutex<Option<Box<GroupState>>>,
-    /// Clusters to be had when the lock was last let go; `u32::MAX` when not known. To pass over full
-    /// groups without their lock.
+    /// Number of free clusters when the lock was last released, `u32::MAX` if unknown. It lets
+    /// searches pass over full groups without their lock.
     free_clusters: AtomicU32,
     free_inodes: AtomicU32,
-    /// No free run is longer; `u32::MAX` when not known. To pass over groups that have only crumbs.
+    /// Upper bound of the longest free run, `u32::MAX` if unknown. It lets searches pass over
+    /// fragmented groups.
     longest: AtomicU32,
-    /// The same two of clusters in nobody's window.
+    /// Number of free clusters outside windows, as a hint.
     free_open: AtomicU32,
     longest_open: AtomicU32,
-    /// Damaged halves (B5).
+    /// The halves that are damaged (B5), a bit set of [`Half`].
     bad: AtomicU8,
 }
 
@@ -180,19 +182,22 @@ impl Cell {
         self.free_inodes.store(state.descriptor.free_inodes, Ordering::Relaxed);
     }
 
-    /// Clusters of the group have become free. Its lock is held.
+    /// Forgets the bounds of the longest runs, after clusters of the group became free. The caller
+    /// holds its lock.
     fn forget_longest(&self) {
         self.longest.store(u32::MAX, Ordering::Release);
         self.longest_open.store(u32::MAX, Ordering::Release);
     }
 
-    /// The windows of the group have gone with its bitmaps. Its lock is held.
+    /// Counts all free clusters as open, after the windows of the group went with its bitmaps. The
+    /// caller holds its lock.
     fn forget_windows(&self) {
         self.free_open.store(self.free_clusters.load(Ordering::Acquire), Ordering::Release);
         self.longest_open.store(u32::MAX, Ordering::Release);
     }
 
-    /// What a look at the bitmap has told: no run of these clusters is longer. The group's lock is held.
+    /// Records that no run of clusters visible to `look` is longer than `longest`. The caller holds
+    /// the group's lock.
     fn note_longest(&self, look: Look, has_windows: bool, longest: u32) {
         self.longest_open.store(longest, Ordering::Release);
         if look == Look::All || !has_windows {
@@ -200,7 +205,8 @@ impl Cell {
         }
     }
 
-    /// What the index is told: no run of clusters in nobody's window is longer. The group's lock is held.
+    /// Returns the bound that the index records: no run of clusters outside windows is longer. The
+    /// caller holds the group's lock.
     fn longest_known(&self) -> u32 {
         if self.is_bad(Half::Blocks) {
             return 0;
@@ -209,7 +215,8 @@ impl Cell {
         free.min(longest)
     }
 
-    /// What is known of the clusters that a look sees, without the lock: how many, and the longest run.
+    /// Returns the hints for the clusters visible to `look`, without the lock: their number and the
+    /// longest run.
     fn hints(&self, look: Look) -> (u32, u32) {
         let (free, longest) = match look {
             Look::Open => (&self.free_open, &self.longest_open),
@@ -227,20 +234,21 @@ pub(crate) struct Allocator {
     groups_per_flex: u32,
     cluster_bits: u32,
     space: Space,
-    /// Counts up whenever clusters become available in a group.
+    /// Incremented whenever clusters become available in a group (S4).
     returns: AtomicU64,
     held: Held,
     spent: Spent,
-    /// Clusters in windows: a hint, for what new ones may have (W4).
+    /// Number of clusters in windows, a hint that limits new ones (W4).
     in_windows: AtomicI64,
     free_inodes: AtomicI64,
-    /// On a large file system that was clean: those made since the mount.
+    /// Number of directories; on a large file system that was clean, only those made since the
+    /// mount.
     directories: AtomicI64,
     /// Groups with clusters that were freed by transactions that are not committed.
     waiting: Mutex<Vec<(Tid, GroupIndex)>>,
     /// Groups that the running transaction changed.
     dirty: Mutex<Vec<GroupIndex>>,
-    /// Groups in memory, the one loaded first in front.
+    /// Groups in memory, oldest first.
     loaded: Mutex<VecDeque<GroupIndex>>,
     loaded_count: AtomicU32,
     loaded_max: u32,
@@ -249,14 +257,14 @@ pub(crate) struct Allocator {
     tally: Tally,
     streams: Streams,
     index: Index,
-    /// Searches use the index.
+    /// Whether searches use the index.
     optimized: AtomicBool,
 }
 
 impl Allocator {
-    /// The allocator of a volume. Nothing but totals is looked at: those of the superblock when
-    /// they can be trusted (`is_clean`) and there are many groups, else those of all descriptors.
-    /// Descriptors that make no sense count as full.
+    /// Creates the allocator of a volume. Only totals are read: those of the superblock when they
+    /// can be trusted (`is_clean`) and there are many groups, else those of all descriptors.
+    /// Invalid descriptors count as full.
     ///
     /// # Errors
     ///
@@ -286,7 +294,7 @@ impl Allocator {
                 }
             }
         }
-        // Three bitmaps for a group. At least a few groups, whatever their size.
+        // A group has three bitmaps. A few groups are kept whatever their size.
         let loaded_max = (BITMAP_BYTES_MAX / volume.block_size().len() / 3).max(64);
         Ok(Allocator {
             cells: Sparse::new(count, Cell::new),
@@ -315,48 +323,55 @@ impl Allocator {
         })
     }
 
-    /// What was freed is to be discarded. Before the first change.
+    /// Sets whether freed clusters are queued for discard. Called before the first change.
     pub(crate) fn discard(&mut self, discard: bool) {
         self.spent.keep(discard);
     }
 
-    /// What was freed and is to be discarded.
+    /// Returns the queue of freed clusters to be discarded.
     pub(crate) fn spent(&self) -> &Spent {
         &self.spent
     }
 
-    /// Free clusters on the device: those that wait for a commit, are promised or pinned included.
+    /// Number of free clusters on the device, including those that wait for a commit, are promised
+    /// or pinned.
     pub(crate) fn free_clusters(&self) -> u64 {
         self.space.free()
     }
 
-    /// Free inodes.
+    /// Number of free inodes.
     pub(crate) fn free_inodes(&self) -> u32 {
         u32::try_from(self.free_inodes.load(Ordering::Relaxed).max(0)).unwrap_or(u32::MAX)
     }
 
-    /// Clusters that were freed by transactions not yet committed: an operation that found no room
-    /// may find some after a commit.
+    /// Number of clusters freed by transactions that are not committed yet: an operation that found
+    /// no room may find some after a commit.
     pub(crate) fn free_pending(&self) -> u64 {
         self.space.pending()
     }
 
-    /// How many times a group was encoded.
+    /// Returns how many times a group was encoded.
     pub(crate) fn groups_encoded(&self) -> u64 {
         self.encoded.load(Ordering::Relaxed)
     }
 
-    /// Whether searches for as much as is wanted pass over groups that do not have it without a look at each.
+    /// Sets whether searches for the full length use the index instead of looking at each group.
     pub(crate) fn set_optimized(&self, optimized: bool) {
         self.optimized.store(optimized, Ordering::Relaxed);
     }
 
-    /// How blocks were found.
+    /// Returns whether searches use the index of groups.
+    pub(crate) fn is_optimized(&self) -> bool {
+        self.optimized.load(Ordering::Relaxed)
+    }
+
+    /// Returns how blocks were found.
     pub(crate) fn stats(&self) -> AllocatorStats {
         self.tally.stats()
     }
 
-    /// Damage that was found and worked around, to be recorded with the next transaction.
+    /// Queues damage that was found and worked around; the next transaction records it. Beyond 64
+    /// reports the rest is dropped.
     pub(crate) fn note_damage(&self, error: FsError) {
         let mut reports = self.reports.lock();
         if reports.len() < REPORTS_MAX {
@@ -364,17 +379,17 @@ impl Allocator {
         }
     }
 
-    /// Damage that was found and worked around since the last call (B5).
+    /// Takes the damage reports queued since the last call (B5).
     pub(crate) fn take_reports(&self) -> Vec<FsError> {
         std::mem::take(&mut *self.reports.lock())
     }
 
-    /// The descriptor of a group as it is now; its checksums are those of the last encoding.
+    /// Returns the current descriptor of a group; its checksums are those of the last encoding.
     pub(crate) fn group(&self, volume: &Volume, group: GroupIndex) -> Result<GroupDescriptor> {
         Ok(self.lock(volume, group)?.state()?.descriptor)
     }
 
-    /// Brings every changed group into its blocks. No handle is open.
+    /// Encodes every changed group into its metadata blocks. No handle is open.
     ///
     /// # Errors
     ///
@@ -388,7 +403,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Transaction `tid` is durable: what it and those before it freed can be given away (B1).
+    /// Releases the clusters that transaction `tid` and earlier ones freed; `tid` is durable (B1).
     pub(crate) fn committed(&self, volume: &Volume, tid: Tid) {
         let is_due = |due: Tid| tid.wrapping_sub(due) as i32 >= 0;
         let mut due = Vec::new();
@@ -401,7 +416,7 @@ impl Allocator {
         due.sort_unstable();
         due.dedup();
         for group in due {
-            // Loaded, because it is not clean; else it has nothing to give back.
+            // The group is loaded, because it is not clean; otherwise it has nothing to release.
             let Ok(mut locked) = self.lock(volume, group) else { continue };
             let Ok(state) = locked.state() else { continue };
             let Some(blocks) = &mut state.blocks else { continue };
@@ -422,27 +437,27 @@ impl Allocator {
         self.cells.get(group.0).ok_or_else(no_group)
     }
 
-    /// The flexible group with number `at`.
+    /// Returns the flexible group with number `at`.
     fn flex_at(&self, volume: &Volume, at: u32) -> Result<&Flex> {
         let cell = self.flexes.get(at).ok_or_else(no_group)?;
         let (first, len) = (at.saturating_mul(self.groups_per_flex), self.groups_per_flex);
         Ok(cell.get_or_init(|| Flex::load(volume, first, len)))
     }
 
-    /// The flexible group of `group`.
+    /// Returns the flexible group of `group`.
     fn flex(&self, volume: &Volume, group: GroupIndex) -> Result<&Flex> {
         self.flex_at(volume, group.0 / self.groups_per_flex)
     }
 
-    /// The state of a group, locked and loaded.
+    /// Locks and loads a group.
     fn lock<'a>(&'a self, volume: &Volume, group: GroupIndex) -> Result<Locked<'a>> {
         let cell = self.cell(group)?;
-        // Before the lock: making room looks at other groups.
+        // This comes before the lock, because it looks at other groups.
         self.make_room();
         self.load_locked(volume, group, cell, cell.state.lock())
     }
 
-    /// The same, unless somebody else is at it.
+    /// Locks and loads a group, unless another thread holds its lock.
     fn try_lock<'a>(&'a self, volume: &Volume, group: GroupIndex) -> Result<Option<Locked<'a>>> {
         let cell = self.cell(group)?;
         self.make_room();
@@ -485,8 +500,8 @@ impl Allocator {
         Locked { cell, flex, index: &self.index, in_windows: (&self.in_windows, before), guard }
     }
 
-    /// Drops a few clean groups while too many are loaded: those loaded first, unless they are
-    /// needed. Waits for nobody.
+    /// Drops up to eight clean groups while too many are loaded, oldest first. Never waits for a
+    /// lock.
     fn make_room(&self) {
         for _ in 0..8 {
             if self.loaded_count.load(Ordering::Relaxed) <= self.loaded_max {
@@ -511,7 +526,7 @@ impl Allocator {
         }
     }
 
-    /// The clusters of a locked group, loaded if need be.
+    /// Returns the clusters of a locked group, loading them if needed.
     fn blocks_of<'s>(
         &self,
         volume: &Volume,
@@ -528,7 +543,7 @@ impl Allocator {
         state.blocks.as_mut().ok_or_else(missing)
     }
 
-    /// The inodes of a locked group, loaded if need be.
+    /// Returns the inodes of a locked group, loading them if needed.
     fn inodes_of<'s>(
         &self,
         volume: &Volume,
@@ -544,7 +559,8 @@ impl Allocator {
         state.inodes.as_mut().ok_or_else(missing)
     }
 
-    /// Closes `halves` of a group if `error`, met in loading them, is damage; returns `error`.
+    /// Marks `halves` of a group as bad if `error`, met in loading them, is damage; returns
+    /// `error`.
     fn report(&self, cell: &Cell, halves: u8, error: FsError) -> FsError {
         if error.family() == Family::Damage {
             let before = cell.bad.fetch_or(halves, Ordering::Relaxed);
@@ -589,7 +605,7 @@ fn no_group() -> FsError {
     FsError::InvalidArgument { what: "group: past the last group" }
 }
 
-/// The same damage once more: one for the caller, one for the record.
+/// Copies a damage error: one for the caller, one for the record.
 fn copy_of(error: &FsError) -> FsError {
     let FsError::Corrupt { structure, ino, block, fault } = error else {
         return FsError::corrupt(
@@ -616,7 +632,7 @@ struct Locked<'a> {
     cell: &'a Cell,
     flex: &'a Flex,
     index: &'a Index,
-    /// Clusters in windows of all groups, and how many were in this one's when it was locked.
+    /// Total of the clusters in windows, and this group's share when it was locked.
     in_windows: (&'a AtomicI64, u32),
     guard: MutexGuard<'a, Option<Box<GroupState>>>,
 }
@@ -626,7 +642,7 @@ impl<'a> Locked<'a> {
         Ok(self.parts()?.1)
     }
 
-    /// What belongs to the group besides its state, and the state.
+    /// Returns the group's cell and flexible group, and its state.
     fn parts(&mut self) -> Result<((&'a Cell, &'a Flex), &mut GroupState)> {
         let gone = || FsError::InvalidArgument { what: "group: not loaded" };
         Ok(((self.cell, self.flex), self.guard.as_deref_mut().ok_or_else(gone)?))
@@ -647,7 +663,8 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// The block before which all blocks of an inode lie: pointers outside extents have 32 bits (P61).
+/// Returns the block before which all blocks of an inode must lie: pointers outside extents have 32
+/// bits (P61).
 pub(crate) fn blocks_end(node: &Node) -> u64 {
     let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     if extents { u64::MAX } else { 1 << 32 }

@@ -1,17 +1,17 @@
 //! Pins: blocks that are taken in memory and free on the device.
 //!
-//! Writeback knows where data goes before the data is written, and tells the device's bitmap
-//! afterwards: a crash in between leaves nothing behind. The table of what counts when is in
+//! Writeback chooses the place of data before it writes the data, and changes the stored bitmap
+//! afterwards, so a crash in between leaks nothing. The accounting is in
 //! [`promise`](super::promise).
 //!
 //! # Rules
 //!
-//! - N1. Pins are made under promises: pinned blocks were promised before, and stay so until they
-//!   are taken.
-//! - N2. A pinned cluster is set in `taken` and clear in `stored`, so that nobody finds it; its
+//! - N1. Pins are made under promises: pinned blocks were promised before, and stay promised until
+//!   they are taken.
+//! - N2. A pinned cluster is set in `taken` and clear in `stored`, so that no search finds it; its
 //!   group stays in memory.
-//! - N3. Each pinned run is taken or unpinned, once, by whoever pinned it: at once or in parts of
-//!   whole clusters.
+//! - N3. Each pinned run is taken or unpinned, once, by the writeback that pinned it: at once or in
+//!   parts of whole clusters.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -26,27 +26,27 @@ use crate::error::{Fault, FsError, Result};
 use crate::node::Node;
 use crate::volume::Volume;
 
-/// Parts of a group where files may begin.
+/// Number of parts of a group where files may begin.
 const COLOURS: u32 = 16;
 
-/// Requests of so many clusters do not settle behind another file's end, where both would be in
-/// each other's way; shorter ones fill gaps.
+/// Shortest request, in clusters, that avoids starting directly behind another file's end, where
+/// both would compete for the same space; shorter requests fill gaps.
 const SPREAD_MIN: u32 = 16;
 
 impl Allocator {
     /// Takes contiguous blocks in memory for promised data of `node`, near `ask.goal`: `ask.len`,
-    /// up to a whole group, in one piece if there is one near; else the longest piece found, of at
-    /// least `ask.min`. With clusters, whole ones. No transaction, no journal; one group is locked
-    /// at a time.
+    /// up to a whole group, in one run if there is one near, or else the longest run found of at
+    /// least `ask.min`. With `bigalloc`, whole clusters are taken. No transaction is opened; one
+    /// group is locked at a time.
     ///
-    /// The length is that of the whole range to be written, not of one piece: files that grow side
-    /// by side stay apart by it. `growth` says how the file will likely go on: the end of one that has more
-    /// stays apart from others however short the range is, and gets a [window](super::window), or files that
-    /// are appended to in turns would get one piece each, in turns.
+    /// `ask.len` is the length of the whole range to be written, not of one run, so that files that
+    /// grow side by side stay apart. `growth` says how the file is expected to continue: the end of
+    /// a growing file stays apart from other files however short the range is, and gets a
+    /// [window](super::window). Otherwise files that are appended to in turns would be interleaved.
     ///
     /// # Errors
     ///
-    /// [`FsError::NoSpace`]: more than is promised, or nothing of `ask.min` in one piece; see
+    /// [`FsError::NoSpace`]: more than is promised, or no run of `ask.min` blocks; see
     /// [`Self::worth_a_commit`]. Damage and device errors of groups, when no other group has room.
     pub(crate) fn pin(
         &self,
@@ -61,16 +61,16 @@ impl Allocator {
         let run = self.hunt(volume, ask, super::blocks_end(node), &mut taker);
         let Taker::Pin(Pinning { own, window, .. }) = taker else { return run };
         if let Some(own) = own {
-            // Its group was not looked at.
+            // The search did not reach the window's group.
             self.close_window(node.ino(), &own);
         }
         self.keep_window(node, window);
         run
     }
 
-    /// Gives pinned blocks back; the promise stays.
+    /// Unpins blocks; their promise stays.
     pub(crate) fn unpin(&self, volume: &Volume, run: Run) {
-        // Groups with pins are loaded, so there is nothing to fail.
+        // Groups with pins are loaded, so loading cannot fail.
         let done = check_clusters(volume, run).and_then(|()| {
             each_group(volume, run, |group, range| {
                 let mut locked = self.lock(volume, group)?;
@@ -88,8 +88,19 @@ impl Allocator {
         debug_assert!(done.is_ok(), "{done:?}");
     }
 
-    /// Where the first block of an inode would best be: one of a few places in its group, so that
-    /// files that grow at the same time do not grow into each other.
+    /// Gives pinned blocks back that nobody will need, and the promise for them.
+    pub(crate) fn unpromise_pinned(&self, volume: &Volume, blocks: Range<u64>) {
+        if blocks.start >= blocks.end {
+            return;
+        }
+        let len = u32::try_from(blocks.end - blocks.start).unwrap_or(u32::MAX);
+        self.unpin(volume, Run { start: FsBlock(blocks.start), len });
+        let ratio = volume.superblock().cluster_ratio().max(1);
+        self.unpromise(u64::from(len.div_ceil(ratio)));
+    }
+
+    /// Returns the best place for the first block of an inode: one of a few places in its group, so
+    /// that files that grow at the same time do not grow into each other.
     pub(crate) fn first_goal(&self, volume: &Volume, ino: Ino) -> Result<FsBlock> {
         let first = volume.goal_of(ino)?;
         let superblock = volume.superblock();
@@ -98,7 +109,8 @@ impl Allocator {
     }
 }
 
-/// The place of an inode among a few behind block `first` of a group.
+/// Returns the starting place of an inode, one of [`COLOURS`] parts of the group behind block
+/// `first`.
 pub(super) fn coloured(volume: &Volume, ino: Ino, first: FsBlock, group: GroupIndex) -> FsBlock {
     let superblock = volume.superblock();
     let step = superblock.group_blocks(group) / COLOURS;
@@ -107,18 +119,18 @@ pub(super) fn coloured(volume: &Volume, ino: Ino, first: FsBlock, group: GroupIn
     FsBlock(first.0.saturating_add(u64::from(into - into % ratio)))
 }
 
-/// A number that looks like chance.
+/// Returns a well-mixed hash of the seed.
 fn mixed(seed: u32) -> u32 {
     let hash = (seed ^ (seed >> 16)).wrapping_mul(0x9e37_79b1);
     (hash ^ (hash >> 15)).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
 impl Allocator {
-    /// Whether the blocks of a run are all pinned.
+    /// Checks that all blocks of a run are pinned.
     ///
     /// # Errors
     ///
-    /// One that names the run, if they are not; device errors and damage.
+    /// An error that names the run if a block is not pinned; device errors and damage.
     pub(crate) fn check_pinned(&self, volume: &Volume, run: Run) -> Result<()> {
         check_clusters(volume, run)?;
         each_group(volume, run, |group, range| {
@@ -129,12 +141,12 @@ impl Allocator {
         })
     }
 
-    /// Takes pinned blocks on the device, instead of so many promised clusters. From then on blocks for metadata
-    /// may come out of the pool, in this handle.
+    /// Takes pinned blocks in the stored bitmap and ends `promised_clusters` promises. From then on
+    /// this handle may take blocks for metadata out of the pool.
     ///
     /// # Errors
     ///
-    /// Device errors and damage, half-way.
+    /// Device errors and damage; part of the run may have been taken.
     pub(crate) fn take_pinned(
         &self,
         txn: &mut Editor<'_>,
@@ -169,12 +181,13 @@ fn not_pinned(rule: &'static str, run: Run) -> FsError {
 }
 
 impl super::group::Blocks {
-    /// Where to look for `len` clusters that would best be at `goal`.
+    /// Returns where to search for `len` clusters whose goal is `goal`.
     pub(super) fn start_of(&self, (ino, grows): (Ino, bool), goal: u32, len: u32) -> u32 {
         if (len < SPREAD_MIN && !grows) || self.is_open(goal) {
             return goal;
         }
-        // A part of the group with at least its share of what is free; there is one.
+        // A random part of the group that has at least its share of the free clusters; there is
+        // always one.
         let (group, room) = (self.len(), self.room_for(super::window::Look::Open));
         let chance = mixed(ino.0 ^ goal.rotate_left(16));
         let (first, step) = (chance % COLOURS, (chance / COLOURS) | 1);
@@ -191,7 +204,7 @@ impl super::group::Blocks {
         self.hide(range);
     }
 
-    /// What is wrong with the claim that these clusters are pinned.
+    /// Checks that these clusters are pinned.
     pub(super) fn check_pinned(&self, range: &Range<u32>) -> Result<(), &'static str> {
         match self.count_pinned(range.clone()) == range.end.saturating_sub(range.start) {
             true => Ok(()),

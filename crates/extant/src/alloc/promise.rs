@@ -147,17 +147,17 @@ pub(super) fn pool_of(superblock: &Superblock) -> u64 {
     (clusters / POOL_PART).min(POOL_MAX)
 }
 
-/// Who wants clusters.
+/// A claimant of clusters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claimant {
-    /// Whoever has no promise.
+    /// A claimant without a promise.
     Purpose(Purpose, Right),
     /// Metadata that promised data needs to get into its file's map.
     Publisher,
 }
 
 impl Claimant {
-    /// Whether the clusters are for what transactions write.
+    /// Returns whether the clusters are for what transactions write.
     pub(super) fn is_metadata(self) -> bool {
         !matches!(self, Claimant::Purpose(Purpose::Data, _))
     }
@@ -181,14 +181,14 @@ impl Space {
         self.reserve.store(clusters, Ordering::Relaxed);
     }
 
-    /// What an ordinary user could be promised once what is pending is released.
+    /// Returns what an ordinary user could be promised once what is pending is released.
     pub(super) fn available(&self) -> u64 {
         let released = i64::try_from(self.pending()).unwrap_or(i64::MAX);
         let spare = self.spare.total().saturating_add(released);
         spare.saturating_sub(self.kept_from_promises(Right::Ordinary)).max(0) as u64
     }
 
-    /// What could be promised now.
+    /// Returns what could be promised now.
     pub(super) fn promisable(&self, right: Right) -> u64 {
         let spare = self.spare.total();
         spare.saturating_sub(self.kept_from_promises(right)).max(0) as u64
@@ -214,7 +214,8 @@ impl Space {
         self.promises.promised()
     }
 
-    /// What can be pinned now: never less than what is promised to the caller and not pinned.
+    /// Returns what can be pinned now: never less than what is promised to the caller and not
+    /// pinned.
     pub(super) fn unpinned(&self) -> u64 {
         self.promises.unpinned()
     }
@@ -228,12 +229,12 @@ impl Space {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// What can be had now: at most what nobody was promised.
+    /// Returns what can be had now: at most what nobody was promised.
     pub(super) fn spare(&self) -> i64 {
         self.spare.total()
     }
 
-    /// What a claimant leaves alone (S3); below zero: what it may take of others' promises.
+    /// Returns what a claimant leaves alone (S3); below zero: what it may take of others' promises.
     fn kept(&self, who: Claimant) -> i64 {
         let promised = self.promised();
         let pool = self.pool.min(promised);
@@ -331,7 +332,7 @@ impl Space {
         self.promises.promise(clusters);
     }
 
-    /// So many promises end, and `taken` of their clusters are in use.
+    /// Ends `promises` promises, `taken` of whose clusters are in use.
     fn settle(&self, promises: u64, taken: u64) {
         let ended = i64::try_from(self.promises.end(promises)).unwrap_or(i64::MAX);
         let change = ended.saturating_sub(i64::try_from(taken).unwrap_or(i64::MAX));
@@ -395,8 +396,8 @@ impl Allocator {
         self.space.promised()
     }
 
-    /// Whether a commit would make room: blocks that were freed wait for one. To be asked when
-    /// there was no space, outside of any transaction; `Writer::with_commits` does.
+    /// Returns whether a commit would make room: blocks that were freed wait for one. To be asked
+    /// when there was no space, outside of any transaction; `Writer::with_commits` does.
     pub(crate) fn worth_a_commit(&self) -> bool {
         self.free_pending() > 0
     }
@@ -412,7 +413,7 @@ impl Allocator {
         self.space.promisable(right)
     }
 
-    /// How often clusters came back (S4): who found none, and sees that there were returns since, looks
+    /// Returns how often clusters came back (S4): who found none, and sees that there were returns since, looks
     /// again.
     pub(crate) fn returns(&self) -> u64 {
         self.returns.load(Ordering::Acquire)

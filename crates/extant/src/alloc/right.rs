@@ -1,41 +1,43 @@
-//! How much of the free space somebody may have: not everybody gets the last block.
+//! Access to the reserved part of the free space.
 //!
-//! As in Linux: the superblock reserves blocks for root, a user and a group; and of a file system
-//! with extents a fiftieth, at most 4096 clusters, is for nobody's data. It is for the blocks of extent
-//! trees that are needed to give space back, or to bring promised data into a file.
+//! As in Linux, the superblock reserves blocks for root, a user and a group. A file system with
+//! extents also keeps a fiftieth of its clusters, at most 4096, from all data: they are for blocks
+//! of extent trees that are needed to free space or to map promised data.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-/// How far down somebody may go.
+/// How much of the reserved space a thread may use; each level includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Right {
-    /// Not into what the superblock reserves.
+    /// No reserved space.
     Ordinary,
-    /// Into that.
+    /// The blocks that the superblock reserves.
     Privileged,
-    /// And into what is kept for extent trees: changes that must not fail for want of space.
+    /// The blocks kept for extent trees too, for changes that must not fail for want of space.
     Rescue,
 }
 
 thread_local! {
-    /// The thread works for somebody who must leave the reserved blocks alone.
+    /// Whether the thread works for a user without access to the reserved blocks.
     static IS_ORDINARY: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Right {
-    /// That of whoever this thread works for. Who has the library and says nothing owns the device.
+    /// Returns the right of the calling thread. A program that embeds the library and never calls
+    /// [`Fs::take_space_for`](crate::Fs::take_space_for) is privileged.
     pub(crate) fn of_this_thread() -> Right {
         if IS_ORDINARY.get() { Right::Ordinary } else { Right::Privileged }
     }
 }
 
-/// The thread that made it takes space for somebody, until it is dropped; see [`Fs::take_space_for`](crate::Fs::take_space_for).
+/// Guard made by [`Fs::take_space_for`](crate::Fs::take_space_for): until it is dropped, the
+/// calling thread allocates on behalf of a given user.
 #[derive(Debug)]
 #[must_use = "it counts only while it lives"]
 pub struct SpaceFor {
     before: bool,
-    /// It belongs to its thread.
+    /// Keeps the guard on its thread.
     _here: PhantomData<*const ()>,
 }
 
@@ -46,12 +48,13 @@ impl Drop for SpaceFor {
 }
 
 impl SpaceFor {
-    /// From now on, for somebody who may use reserved blocks or not.
+    /// Begins a scope in which this thread allocates for a user who may use reserved blocks, or may
+    /// not.
     pub(crate) fn begin(may_use_reserve: bool) -> SpaceFor {
         SpaceFor { before: IS_ORDINARY.replace(!may_use_reserve), _here: PhantomData }
     }
 
-    /// Whether this thread takes space for somebody who may use reserved blocks.
+    /// Returns whether this thread may use the reserved blocks.
     pub fn may_use_reserve() -> bool {
         Right::of_this_thread() == Right::Privileged
     }

@@ -1,12 +1,13 @@
-//! Clusters that were freed for good and that the device has not been told of.
+//! Freed clusters that the device has not been told of: the queue of the `discard` option.
 //!
 //! # Rules
 //!
-//! - E1. A run comes here when the transaction that freed it is durable, at the same moment as it can
-//!   be given away again (B1). So a crash after the discard never brings an owner back.
-//! - E2. When its turn comes, only what is free then is discarded, and kept from everybody meanwhile
-//!   (D1): what was taken again is not touched.
-//! - E3. The list is bounded: beyond [`RUNS_MAX`] runs it remembers one stretch for each group.
+//! - E1. A run is added when the transaction that freed it is durable, at the same moment as it
+//!   becomes available again (B1). So a crash after the discard never restores an owner of
+//!   discarded blocks.
+//! - E2. Only clusters that are free when their turn comes are discarded, and they are unavailable
+//!   meanwhile (D1): clusters that were allocated again are not touched.
+//! - E3. The list is bounded: beyond [`RUNS_MAX`] runs it remembers one range for each group.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,12 +20,12 @@ use super::Allocator;
 use crate::error::{FsError, Result};
 use crate::volume::Volume;
 
-/// Runs that are remembered one by one: 1 MiB of them.
+/// Limit of the runs remembered one by one; they take 1 MiB.
 const RUNS_MAX: usize = 1 << 16;
 
 type Runs = Vec<(GroupIndex, Range<u32>)>;
 
-/// What was freed and is to be discarded.
+/// The queue of freed clusters to be discarded, and counts of the discards.
 pub(crate) struct Spent {
     is_kept: AtomicBool,
     runs: Mutex<Runs>,
@@ -42,22 +43,22 @@ impl Spent {
         }
     }
 
-    /// Whether anything is remembered from now on.
+    /// Sets whether freed clusters are remembered.
     pub(super) fn keep(&self, keep: bool) {
         self.is_kept.store(keep, Ordering::Release);
     }
 
-    /// Blocks discarded so far.
+    /// Number of blocks discarded so far.
     pub(crate) fn discarded(&self) -> u64 {
         self.discarded.load(Ordering::Relaxed)
     }
 
-    /// Runs that the device did not discard.
+    /// Number of runs that the device failed to discard.
     pub(crate) fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Clusters of a group can be given away since now (E1).
+    /// Adds clusters of a group that became available (E1).
     pub(super) fn add(&self, group: GroupIndex, ranges: Vec<Range<u32>>) {
         if !self.is_kept.load(Ordering::Acquire) {
             return;
@@ -79,7 +80,7 @@ impl Spent {
     }
 }
 
-/// Sorted, and without borders inside of what is one run.
+/// Sorts the runs and joins adjacent ones.
 fn joined(mut runs: Runs) -> Runs {
     runs.sort_unstable_by_key(|(group, range)| (*group, range.start));
     runs.dedup_by(|(group, range), (last_group, last)| {
@@ -92,7 +93,8 @@ fn joined(mut runs: Runs) -> Runs {
     runs
 }
 
-/// Joined; if they are still many, one stretch for each group (E3), which E2 makes harmless.
+/// Joins the runs; if there are still many, keeps one range for each group (E3), which E2 makes
+/// harmless.
 fn shortened(runs: Runs) -> Runs {
     let runs = joined(runs);
     if runs.len() <= RUNS_MAX / 2 {
@@ -107,9 +109,9 @@ fn shortened(runs: Runs) -> Runs {
 }
 
 impl Allocator {
-    /// Calls `discard` for what was freed and is still free, by first block and length, as long as
-    /// `goes_on` says so; the rest is left for the next call. A failure costs the run only; a device
-    /// that cannot discard at all is not asked again.
+    /// Calls `discard` with the first block and the length of every queued run that is still free,
+    /// while `goes_on` returns true; the rest is kept for the next call. A failure drops that run
+    /// only; a device that does not support discard is not asked again.
     ///
     /// No handle is open, and none is opened.
     pub(crate) fn discard_spent(

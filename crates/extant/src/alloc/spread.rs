@@ -1,8 +1,9 @@
-//! Which group a new inode should go to.
+//! Choice of the group for a new inode.
 //!
-//! Directories spread, what is in them stays together: Orlov's way, as ext4 has it. A directory in
-//! the root (or in one marked as the top of a hierarchy) goes to a flexible group of its own liking,
-//! other directories near their parent unless it is crowded there, files to their directory's group.
+//! The Orlov allocator of ext4: directories are spread, and their contents stay together. A
+//! directory in the root, or in one marked as the top of a hierarchy, goes to any flexible group
+//! with much free space; other directories stay near their parent unless it is crowded there; files
+//! go to their directory's group.
 //!
 //! # Source
 //!
@@ -19,10 +20,10 @@ use crate::editor::Editor;
 use crate::error::Result;
 use crate::node::InodeData;
 
-/// Flexible groups that are looked at for the best place of a directory, before any place will do.
+/// Number of flexible groups examined for the best place of a directory.
 const ORLOV_LOOKS: u32 = 128;
 
-/// What a flexible group has, or must have.
+/// Free space and inodes of a flexible group, or the limits that one must meet.
 #[derive(Clone, Copy)]
 struct Sum {
     clusters: i64,
@@ -31,7 +32,8 @@ struct Sum {
 }
 
 impl Allocator {
-    /// The groups to look for an inode in, best first. All of them; some twice.
+    /// Returns all groups in the order in which to look for an inode, best first; some appear
+    /// twice.
     pub(super) fn inode_groups(
         &self,
         goal: GroupIndex,
@@ -41,8 +43,8 @@ impl Allocator {
         let goal = u64::from(goal.0);
         let flex = u64::from(self.groups_per_flex);
         let flex_first = goal - goal % flex;
-        // The goal and its flexible group; then by growing steps, so that crowded neighbours are
-        // passed quickly; then all in order.
+        // First the goal and its flexible group; then by growing steps, so that crowded neighbours
+        // are passed quickly; then all in order.
         let near = (flex_first..(flex_first + flex).min(groups)).filter(move |at| *at != goal);
         let steps = if is_dir { 0 } else { 32 };
         let far = (0..steps).map(|step| (1u64 << step) * 2 - 1).take_while(move |at| *at < groups);
@@ -51,7 +53,7 @@ impl Allocator {
         std::iter::once(goal).chain(near).chain(far).map(|at| GroupIndex(at as u32))
     }
 
-    /// The group where a new directory would best be.
+    /// Returns the best group for a new directory.
     pub(super) fn directory_goal(
         &self,
         txn: &Editor<'_>,
@@ -76,7 +78,7 @@ impl Allocator {
         let looks = count.min(ORLOV_LOOKS);
         let is_top = parent.ino == Ino::ROOT || parent.record.flags.contains(InodeFlags::TOPDIR);
         if is_top {
-            // By the name, so that the same tree is laid out in the same way.
+            // The start depends on the name, so that the same tree is laid out in the same way.
             let start = match name_hash(HashVersion::HalfMd4, &volume.hash_seed(), name) {
                 Some(hash) if !name.is_empty() => hash.major,
                 _ => (txn.log().random() >> 32) as u32,
@@ -109,11 +111,11 @@ impl Allocator {
                 && sum.inodes >= bounds.inodes
                 && sum.clusters >= bounds.clusters
             {
-                // In the parent's flexible group, its own group first.
+                // Try the parent's flexible group, its own group first.
                 return Ok(if at == own { home } else { first_of(at) });
             }
         }
-        // Crowded everywhere: where at least the average is free.
+        // Every place is crowded: take a group with at least the average number of free inodes.
         for at in (0..looks).map(|step| at(own, step)) {
             let sum = self.sum(txn, at)?;
             if sum.inodes > 0 && sum.inodes >= average.inodes {

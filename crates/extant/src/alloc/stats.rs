@@ -1,13 +1,13 @@
-//! What the allocator counts, for whoever wants to know how well it does.
+//! Counters of the allocator.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant_sync::threads;
 
-/// Lanes of counters; a power of two.
-const LANES: usize = 16;
+/// Number of lanes of counters, a power of two.
+const LANES: usize = 64;
 
-/// What was counted.
+/// The events counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Counter {
     Extended,
@@ -24,14 +24,19 @@ pub(super) enum Counter {
 
 const COUNTERS: usize = Counter::Busy as usize + 1;
 
-/// Counters that few threads share: alone on their cache lines.
+/// Counters that few threads share, on cache lines of their own.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane([AtomicU64; COUNTERS]);
 
-#[derive(Default)]
 pub(super) struct Tally {
     lanes: [Lane; LANES],
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally { lanes: std::array::from_fn(|_| Lane::default()) }
+    }
 }
 
 impl Tally {
@@ -60,34 +65,35 @@ impl Tally {
     }
 }
 
-/// How blocks were found since the mount.
+/// Counts of how blocks were found since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllocatorStats {
-    /// Requests for the very blocks behind a file's last, which were free: no search.
+    /// Requests served by the blocks directly behind the file's last, without a search.
     pub extended: u64,
-    /// Requests that found as much as was wanted, and room behind it.
+    /// Requests that found the full length and a window behind it.
     pub found_ahead: u64,
-    /// Requests that found as much as was wanted.
+    /// Requests that found the full length.
     pub found_whole: u64,
-    /// Requests that found less.
+    /// Requests that found less than the full length.
     pub found_least: u64,
-    /// Requests that found something only in room that is left to other files.
+    /// Requests that found room only in windows of other files.
     pub found_any: u64,
-    /// Clusters that all of these were given: divided by their number, the average extent.
+    /// Clusters given to all of these requests; divided by the number of requests, the average
+    /// extent.
     pub clusters: u64,
-    /// Requests that were given the very block they would best have.
+    /// Requests that were given the block at their goal.
     pub goal_hits: u64,
-    /// Groups that searches asked what they have.
+    /// Groups that searches considered.
     pub groups_visited: u64,
-    /// Bitmaps that were searched.
+    /// Bitmaps that searches examined.
     pub groups_searched: u64,
-    /// Groups that somebody else was at, whether they were passed over or waited for.
+    /// Groups whose lock was taken by another thread, whether the search passed over or waited.
     pub groups_busy: u64,
 }
 
 impl AllocatorStats {
-    /// Every counter with its name, for whoever shows them.
+    /// Returns every counter with its name, for display.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("space_extended", self.extended),

@@ -1,10 +1,11 @@
-//! Where files go that meet others in the group where they began.
+//! Goals for files that contend for the lock of a group.
 //!
-//! Files of one directory begin in one group. While many threads make them larger at once, that group's lock is
-//! where they meet. So a file that is small still and finds its group busy goes on at the goal of its stream:
-//! one of a few groups far from each other, by inode number.
+//! Files of one directory begin in one group. While many threads extend them at once, they meet at
+//! that group's lock. So a small file that finds its group busy continues at the goal of its
+//! stream: one of a few groups far from each other, chosen by inode number.
 //!
-//! Goals are hints, read and written without a lock. Two writers of one lose nothing but a hint.
+//! Goals are hints, read and written without a lock. A race between two writers loses a hint at
+//! worst.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,13 +15,13 @@ use extant_sync::threads;
 use super::Allocator;
 use crate::volume::Volume;
 
-/// Streams for each processor: two that run at the same time seldom have the same one.
+/// Number of streams for each processor, enough that two running threads seldom share one.
 const PER_PROCESSOR: u32 = 4;
 
-/// A goal for so many groups at most, or small file systems would be scattered.
+/// Smallest number of groups for each goal, so that small file systems are not scattered.
 const GROUPS_EACH: u32 = 4;
 
-/// The group where each stream goes on.
+/// The goal group of each stream.
 #[derive(Debug)]
 pub(super) struct Streams {
     goals: Vec<AtomicU32>,
@@ -41,14 +42,16 @@ impl Streams {
 }
 
 impl Allocator {
-    /// Where a file goes on that found its group busy. Files of one stream begin in different parts of its group.
+    /// Returns the goal for a file that found its group busy. Files of one stream begin in
+    /// different parts of the group.
     pub(crate) fn stream_goal(&self, volume: &Volume, ino: Ino) -> Option<FsBlock> {
         let group = GroupIndex(self.streams.of(ino)?.load(Ordering::Relaxed));
         let first = volume.superblock().group_first_block(group)?;
         Some(super::pin::coloured(volume, ino, first, group))
     }
 
-    /// Blocks of the stream were found here: there is more, perhaps.
+    /// Records that blocks of the stream were found here, so that the stream continues in this
+    /// group.
     pub(crate) fn note_stream(&self, volume: &Volume, ino: Ino, found: FsBlock) {
         let Some((group, _)) = volume.superblock().group_of_block(found) else { return };
         if let Some(goal) = self.streams.of(ino)

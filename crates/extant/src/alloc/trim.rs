@@ -1,13 +1,13 @@
-//! Telling the device which blocks are free.
+//! Discarding free blocks (`fstrim`).
 //!
 //! # Rules
 //!
-//! - D1. While runs are on their way to the device they are taken in memory, so nobody is given
-//!   blocks that a discard may still empty; no lock is held meanwhile.
-//! - D2. They count as free all the time. Whoever finds no room because of them waits until they
-//!   are back, which needs nothing that he may hold.
-//! - D3. Runs of one group at a time. Pinned blocks and those that wait for a commit stay as they
-//!   are.
+//! - D1. Runs are taken in memory while the device discards them, so that no allocation gets blocks
+//!   that the discard may still erase. No lock is held meanwhile.
+//! - D2. Such runs count as free. An allocation that finds no room because of them waits until they
+//!   are returned, which needs no lock that the waiter may hold.
+//! - D3. Runs of one group are taken at a time. Pinned blocks and those that wait for a commit are
+//!   left alone.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -20,12 +20,12 @@ use super::{Allocator, Half};
 use crate::error::{Family, Result};
 use crate::volume::Volume;
 
-/// Runs that are taken together.
+/// Number of runs that are taken together.
 const BATCH: usize = 64;
 
-/// Free blocks that are kept from everybody for a moment.
+/// Count of the batches of free blocks that are being discarded.
 pub(super) struct Held {
-    /// Batches on their way to the device.
+    /// Number of batches at the device.
     batches: Mutex<u32>,
     returned: Condvar,
 }
@@ -35,7 +35,7 @@ impl Held {
         Held { batches: Mutex::new(Rank::Leaf, 0), returned: Condvar::new() }
     }
 
-    /// Waits until nothing is held; false when nothing was.
+    /// Waits until no batch is being discarded. Returns false if there was none.
     pub(super) fn wait(&self) -> bool {
         let mut batches = self.batches.lock();
         let waits = *batches > 0;
@@ -56,15 +56,15 @@ impl Held {
 }
 
 impl Allocator {
-    /// Calls `discard` for every free run of at least `min_len` blocks inside `range`, by first
-    /// block and length; with clusters, whole ones. A run that goes on in the next group is two.
-    /// Returns how many blocks that were.
+    /// Calls `discard` with the first block and the length of every free run of at least `min_len`
+    /// blocks inside `range`; with `bigalloc`, of whole clusters. A run that continues in the next
+    /// group counts as two. Returns the number of blocks discarded.
     ///
     /// No handle is open, and none is opened. Damaged groups are passed over.
     ///
     /// # Errors
     ///
-    /// Those of `discard`, which end it, and device errors.
+    /// Those of `discard`, which end the call, and device errors.
     pub(crate) fn trim(
         &self,
         volume: &Volume,
@@ -88,8 +88,8 @@ impl Allocator {
             if start.0 >= end || first >= end {
                 break;
             }
-            // Offsets in the group, which has fewer than 2^32 blocks; only clusters that are inside
-            // as a whole, the last one of the file system cut short.
+            // Offsets in the group, which has fewer than 2^32 blocks. Only whole clusters count;
+            // the last one of the file system may be short.
             let blocks = u64::from(superblock.group_blocks(group));
             let low = (first.saturating_sub(start.0)).div_ceil(1 << bits) as u32;
             let high = end - start.0;
@@ -140,7 +140,8 @@ impl Allocator {
         Ok(trimmed)
     }
 
-    /// Takes the next free runs of `clusters` in memory, which starts behind them afterwards.
+    /// Takes the next free runs of `clusters` in memory and moves the start of `clusters` behind
+    /// them.
     fn hold(
         &self,
         volume: &Volume,
@@ -164,9 +165,9 @@ impl Allocator {
         Ok(held)
     }
 
-    /// Gives back what [`hold`](Self::hold) took.
+    /// Returns the runs that [`hold`](Self::hold) took.
     fn let_go(&self, volume: &Volume, group: GroupIndex, held: Vec<Range<u32>>) {
-        // The group is loaded, so there is nothing to fail.
+        // The group is loaded, so locking it cannot fail.
         let done = self.lock(volume, group).and_then(|mut locked| {
             let (place, state) = locked.parts()?;
             let blocks = self.blocks_of(volume, place.0, state)?;

@@ -1,22 +1,23 @@
-//! Windows: free clusters behind the end of a file that grows, which others leave to it while they find
-//! enough elsewhere.
+//! Windows: free clusters behind the end of a file that grows, which searches for other files avoid
+//! while they find enough elsewhere.
 //!
-//! Files that grow at the same time, a little and an fsync in turns, would otherwise lie in as many pieces as
-//! there were turns. A window is in memory only, and is *free* in every account: its clusters are clear in
-//! `taken`, count as spare, are charged to no quota, and `df` shows them. It is a wish that searches heed
-//! until they find nothing else.
+//! Files that grow at the same time by small synced appends would otherwise be interleaved, one
+//! piece for each append. A window exists in memory only, and its clusters are *free* in every
+//! account: clear in `taken`, counted as spare, charged to no quota, and shown by `df`. It is a
+//! preference that searches ignore when they find nothing else.
 //!
 //! # Rules
 //!
-//! - W1. The clusters of a window are clear in `taken`. Whatever takes one takes it out of the window.
-//! - W2. A search that leaves windows alone and finds nothing looks once more, at everything that is clear:
-//!   nobody gets [`FsError::NoSpace`](crate::FsError::NoSpace) for the sake of a window, and no window has to
-//!   be closed first.
-//! - W3. A file has one window at most, behind the blocks that it was given last, in their group; only while
-//!   somebody has a handle of it. It ends when blocks are placed elsewhere, with the last handle, when the
-//!   file is cut off, and when its group leaves memory: a window keeps no group there.
-//! - W4. All windows together are about half of what is spare, at most; each may have a quarter of what is left
-//!   of that.
+//! - W1. The clusters of a window are clear in `taken`. Taking a cluster removes it from its
+//!   window.
+//! - W2. A search that avoids windows and finds nothing looks again at all clear clusters: a window
+//!   never causes [`FsError::NoSpace`](crate::FsError::NoSpace), and none has to be closed first.
+//! - W3. A file has one window at most, behind the blocks that it was given last, in their group;
+//!   only while the file has a handle. It ends when blocks are placed elsewhere, with the last
+//!   handle, when the file is truncated, and when its group leaves memory: windows do not keep
+//!   groups in memory.
+//! - W4. All windows together hold at most about half of the spare clusters; a new one gets a
+//!   quarter of the rest of that half at most.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,35 +31,36 @@ use super::group::Blocks;
 use crate::node::Node;
 use crate::run::Window;
 
-/// A window gets so many times the size of its file.
+/// Ratio of a window's size to the size of its file.
 const FACTOR: u64 = 8;
 
-/// A window is this part of a group at most: 16 MiB where blocks have 4 KiB.
+/// Divisor of the group size that limits a window: 16 MiB with blocks of 4 KiB.
 const PART: u32 = 8;
 
-/// Which clear clusters a search looks at.
+/// The set of clear clusters that a search looks at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Look {
-    /// Those in nobody's window.
+    /// Clusters outside windows.
     Open,
-    /// All of them (W2).
+    /// All clusters (W2).
     All,
 }
 
-/// How a file is expected to go on behind the blocks that it is given.
+/// How a file is expected to continue behind the blocks that it is given.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Growth {
-    /// The blocks are the end of a file that has more before them: they stay apart from others, however
-    /// few they are.
+    /// The blocks are the end of a file that has more before them: they are kept apart from other
+    /// files, however few they are.
     pub(crate) grows: bool,
-    /// The goal is the block behind the one before: there, fewer blocks in one piece will do.
+    /// The goal is the block behind the file's last, where fewer blocks in one run will do.
     pub(crate) continues: bool,
-    /// Blocks to be left alone behind those that are given, for the file.
+    /// Length of the window behind the blocks, in blocks; 0 for none.
     pub(crate) ahead: u32,
 }
 
 impl Growth {
-    /// Blocks to leave alone behind a file of so many, in a file system with groups of so many blocks.
+    /// Returns the length of a window for a file of `file_blocks`, in a file system with groups of
+    /// `group_blocks`.
     pub(crate) fn ahead_of(file_blocks: u64, group_blocks: u32) -> u32 {
         let wanted = file_blocks.saturating_mul(FACTOR).checked_next_power_of_two();
         let most = group_blocks / PART;
@@ -68,11 +70,11 @@ impl Growth {
 
 /// The windows of one group.
 pub(super) struct Windows {
-    /// What is taken in memory, and the windows.
+    /// Union of the clusters taken in memory and the windows.
     avoided: Bitmap,
-    /// First cluster, end, and whose.
+    /// Windows by their first cluster: end and owner.
     by_start: BTreeMap<u32, (u32, Ino)>,
-    /// Clusters in all of them.
+    /// Number of clusters in all windows.
     clusters: u32,
 }
 
@@ -81,10 +83,10 @@ impl Windows {
         Windows { avoided: taken.clone(), by_start: BTreeMap::new(), clusters: 0 }
     }
 
-    /// Takes these clusters out of the windows that `of` says; what is left on either side stays. The bits
-    /// are the caller's business.
+    /// Removes these clusters from the windows for which `of` is true; the rests on both sides
+    /// stay. The caller changes the bits.
     fn cut(&mut self, range: &Range<u32>, of: impl Fn(Ino) -> bool) -> Vec<Range<u32>> {
-        // They do not overlap, so their ends are in order as well.
+        // Windows do not overlap, so their ends are in order as well.
         let behind = self.by_start.range(..range.end).rev();
         let met = behind.take_while(|(_, (end, _))| *end > range.start);
         let met = met.filter(|(_, (_, owner))| of(*owner));
@@ -107,7 +109,7 @@ impl Windows {
 }
 
 impl Blocks {
-    /// Clusters that somebody with this look could be given.
+    /// Returns the clusters that `look` must not be given, as set bits.
     pub(super) fn view(&self, look: Look) -> BitmapRef<'_> {
         match (&self.windows, look) {
             (Some(windows), Look::Open) => windows.avoided.view(),
@@ -115,12 +117,12 @@ impl Blocks {
         }
     }
 
-    /// Clusters in windows.
+    /// Number of clusters in windows.
     pub(super) fn in_windows(&self) -> u32 {
         self.windows.as_ref().map_or(0, |windows| windows.clusters)
     }
 
-    /// Leaves the open clusters from `start` on to a file, up to `len` of them in one piece. Which ones.
+    /// Opens a window of up to `len` open clusters from `start` on for a file. Returns its range.
     pub(super) fn open_window(&mut self, owner: Ino, start: u32, len: u32) -> Option<Range<u32>> {
         let end = start.saturating_add(len).min(self.len());
         let end = self.view(Look::Open).first_set(start..end).unwrap_or(end);
@@ -134,7 +136,7 @@ impl Blocks {
         Some(start..end)
     }
 
-    /// What is left of a file's window is open again. How many clusters that are.
+    /// Closes the rest of a file's window. Returns the number of clusters in it.
     pub(super) fn close_window(&mut self, owner: Ino, range: &Range<u32>) -> u32 {
         let Some(windows) = &mut self.windows else { return 0 };
         let cut = windows.cut(range, |whose| whose == owner);
@@ -145,7 +147,7 @@ impl Blocks {
         cut.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Clusters were taken in memory (W1).
+    /// Removes clusters that were taken in memory from the windows (W1).
     pub(super) fn hide_from_windows(&mut self, range: Range<u32>) {
         if let Some(windows) = &mut self.windows {
             windows.cut(&range, |_| true);
@@ -154,14 +156,14 @@ impl Blocks {
         }
     }
 
-    /// Clusters that were taken in memory are not any more: so they are in no window.
+    /// Clears clusters that are not taken in memory any more; they are in no window.
     pub(super) fn show_to_windows(&mut self, range: Range<u32>) {
         if let Some(windows) = &mut self.windows {
             windows.avoided.clear_range(range);
         }
     }
 
-    /// Without windows, no memory for them.
+    /// Frees the memory of the windows if there are none.
     fn drop_windows(&mut self) {
         if self.windows.as_ref().is_some_and(|windows| windows.by_start.is_empty()) {
             self.windows = None;
@@ -186,19 +188,19 @@ impl Blocks {
 }
 
 impl Allocator {
-    /// Clusters of free space that are left to files that grow.
+    /// Number of free clusters in windows.
     #[cfg(test)]
     pub(crate) fn in_windows(&self) -> u64 {
         self.in_windows.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// How many clusters a new window may have, of so many that are wanted (W4).
+    /// Returns the number of clusters that a new window may have, of `wanted` (W4).
     pub(super) fn window_for(&self, wanted: u32) -> u32 {
         let left = self.space.spare() / 2 - self.in_windows.load(Ordering::Relaxed);
         u32::try_from((left / 4).max(0)).unwrap_or(u32::MAX).min(wanted)
     }
 
-    /// Ends the window of a file, if it has one (W3). Reads nothing from the device.
+    /// Closes the window of a file, if it has one (W3). Reads nothing from the device.
     pub(crate) fn give_back_window(&self, node: &Node) {
         let Some(file) = node.file_in_use() else { return };
         let window = file.window.lock().take();
@@ -210,7 +212,7 @@ impl Allocator {
     pub(super) fn close_window(&self, owner: Ino, window: &Window) {
         let Ok(cell) = self.cell(window.group) else { return };
         let mut guard = cell.state.lock();
-        // A group that left memory took its windows with it.
+        // The group has left memory, and its windows with it.
         let Some(state) = guard.as_deref_mut() else { return };
         let Some(blocks) = state.blocks.as_mut() else { return };
         let closed = blocks.close_window(owner, &window.clusters);
@@ -220,15 +222,16 @@ impl Allocator {
         self.in_windows.fetch_sub(i64::from(closed), Ordering::Relaxed);
     }
 
-    /// Keeps the window that was opened behind a file's last blocks, unless nobody has a handle any more.
+    /// Keeps the window that was opened behind a file's last blocks, unless the file has no handle
+    /// any more.
     pub(super) fn keep_window(&self, node: &Node, window: Option<Window>) {
         let (Some(file), Some(window)) = (node.file_in_use(), window) else { return };
         let old = file.window.lock().replace(window);
         if let Some(old) = old {
             self.close_window(node.ino(), &old);
         }
-        // Whoever lets the last handle go takes the window under the same lock afterwards: one of the two
-        // sees the other.
+        // The thread that drops the last handle takes the window under the same lock afterwards, so
+        // one of the two sees the other.
         if node.life().is_unheld() {
             self.give_back_window(node);
         }

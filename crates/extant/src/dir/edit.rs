@@ -3,7 +3,7 @@
 //! The caller holds the directory's content lock exclusively and an open transaction. Times, link
 //! counts and the version of the directory are the caller's.
 //!
-//! Encrypted directories are refused: which bytes stand for a name, only the key's holder knows.
+//! Encrypted directories are refused, because stored names cannot be computed without the key.
 
 use std::sync::Arc;
 
@@ -20,21 +20,21 @@ use super::{damage, grow, inline_edit};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
-use crate::inode::Inode;
 use crate::map::{self, Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::node::Node;
 use crate::slot::BlockKind;
 use crate::txn::Txn;
+use crate::view::View;
 
-/// Blocks that an insertion changes at most: four new blocks (a leaf, two inner nodes, a level) with
-/// their bitmaps and descriptors, the four blocks they came from, the path of the directory's map and
-/// its new nodes, the inode's table block, quotas and the superblock.
+/// Credits for an insertion: four new blocks (a leaf, two inner nodes, a level) with their bitmaps
+/// and descriptors, the four blocks that were split, the path of the directory's map and its new
+/// nodes, the inode's table block, quotas and the superblock.
 pub(crate) const INSERT_CREDITS: u32 = 32;
 
-/// Blocks that a removal changes at most: the leaf, or the inode.
+/// Credits for a removal: the leaf, or the inode.
 pub(crate) const REMOVE_CREDITS: u32 = 4;
 
-/// Where there is room for a name. Good until the directory is changed in another way.
+/// A place with room for a name, valid until the directory is changed in another way.
 #[derive(Debug)]
 pub(crate) struct Place(Spot);
 
@@ -44,14 +44,14 @@ enum Spot {
         block: FsBlock,
         room: Room,
     },
-    /// An area of an inline directory: 0 in the map's place, 1 in the attribute.
+    /// An area of an inline directory: 0 is in `i_block`, 1 in the attribute.
     Inline {
         area: usize,
         room: Room,
     },
 }
 
-/// An entry that is there.
+/// An existing entry and its place.
 #[derive(Debug)]
 enum Found {
     Block { block: FsBlock, hit: Hit },
@@ -66,7 +66,7 @@ impl Found {
     }
 }
 
-/// What changing a directory needs to know of it.
+/// Properties of a directory that its changes depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) layout: DirLayout,
@@ -74,11 +74,11 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(view: &Inode) -> Shape {
+    pub(super) fn of(view: &View<'_>) -> Shape {
         Shape { layout: view.dir_layout(), seed: view.checksum_seed() }
     }
 
-    /// How a linear block or a leaf is sealed.
+    /// Returns how a linear block or a leaf is sealed.
     pub(super) fn leaf(&self) -> BlockKind {
         match self.layout.checksum {
             true => BlockKind::DirLeaf { seed: self.seed },
@@ -86,7 +86,7 @@ impl Shape {
         }
     }
 
-    /// How a block of the index is sealed.
+    /// Returns how a block of the index is sealed.
     pub(super) fn index(&self, place: NodePlace) -> BlockKind {
         match self.layout.checksum {
             true => BlockKind::DirIndex { seed: self.seed, place },
@@ -94,16 +94,16 @@ impl Shape {
         }
     }
 
-    /// The bytes of a block that hold entries.
+    /// Returns the bytes of a block that hold entries.
     fn entries<'b>(&self, block: &'b mut [u8]) -> &'b mut [u8] {
         let end = self.layout.entry_bytes().min(block.len());
         &mut block[..end]
     }
 }
 
-/// The fault of a directory block as an error.
+/// Converts the fault of a directory block into an error.
 pub(super) fn dir_damage(
-    view: &Inode,
+    view: &View<'_>,
     block: impl Into<Option<FsBlock>>,
     fault: DirFault,
 ) -> FsError {
@@ -114,21 +114,21 @@ fn change_fault(dir: &Arc<Node>, block: impl Into<Option<FsBlock>>, fault: DirFa
     FsError::corrupt("directory", dir.ino(), block, Fault::Decode(Box::new(fault)))
 }
 
-/// Hashes of names as this directory's index has them.
-pub(super) fn hash_of(view: &Inode, version: HashVersion, hashed: &[u8]) -> Result<NameHash> {
+/// Returns the hash of a name as in this directory's index.
+pub(super) fn hash_of(view: &View<'_>, version: HashVersion, hashed: &[u8]) -> Result<NameHash> {
     name_hash(version, &view.volume().hash_seed(), hashed)
         .ok_or(FsError::Encrypted { ino: view.ino(), what: "directory entry names" })
 }
 
-fn refuse_encrypted(view: &Inode) -> Result<()> {
+fn refuse_encrypted(view: &View<'_>) -> Result<()> {
     match view.is_encrypted() {
         true => Err(FsError::Encrypted { ino: view.ino(), what: "directory entry names" }),
         false => Ok(()),
     }
 }
 
-/// The contents of a new directory: in the inode if the file system has inline data and the inode
-/// the room, else one block.
+/// Creates the contents of a new directory: in the inode if the file system has inline data and the
+/// inode has room, else in one block.
 pub(crate) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<()> {
     if inline_edit::create(txn, fs, dir, parent)? {
         return Ok(());
@@ -141,15 +141,15 @@ pub(crate) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -
     made.map_err(|error| txn.fail(error))
 }
 
-/// Makes room for `name`: may move an inline directory to a block, add a block, make an index, split
-/// leaves and nodes, add a level. Whatever it changes leaves a valid directory. `is_missing` when the
-/// caller knows that there is no such name: then nobody looks for it.
+/// Makes room for `name`: may move an inline directory to a block, add a block, make an index,
+/// split leaves and nodes, add a level. The directory is valid after every step. `is_missing` says
+/// that the caller knows that the name does not exist, so that no search is needed.
 ///
 /// # Errors
 ///
-/// [`FsError::Exists`], with what the name stands for; [`FsError::NoSpace`], also when the index
-/// cannot get deeper; damage of the blocks that had to be looked at, of the index in particular. The
-/// directory is as it was then.
+/// [`FsError::Exists`] with the inode of the name; [`FsError::NoSpace`], also when the index cannot
+/// get deeper; damage of the blocks that were read, of the index in particular. The directory is
+/// unchanged then.
 pub(crate) fn prepare_insert(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -161,8 +161,8 @@ pub(crate) fn prepare_insert(
         .ok_or_else(|| damage(&fs.view(dir), None, Fault::Rule("growing it makes no room")))
 }
 
-/// The place that [`prepare_insert`] would give, if the directory need not grow for it; entries of a
-/// block may move together. `None` when it has to.
+/// Returns the place that [`prepare_insert`] would return, if the directory need not grow for it;
+/// entries of a block may be moved together. `None` when it would have to grow.
 ///
 /// # Errors
 ///
@@ -177,7 +177,7 @@ pub(crate) fn find_room(
     room_for(txn, (fs, dir), name, is_missing, false)
 }
 
-/// Room for `name`; `None` if there is none and the directory is not to grow.
+/// Returns a place for `name`; `None` if there is none and the directory must not grow.
 fn room_for(
     txn: &mut Txn<'_>,
     (fs, dir): (&Fs, &Arc<Node>),
@@ -209,20 +209,20 @@ fn room_for(
         return prepare_indexed(txn, (fs, dir), view, &wanted, needs, grow);
     }
     if view.is_indexed() {
-        // The file system lost the feature: the root must not be taken for a list.
+        // The file system lost the feature: the index root must not be read as a list of entries.
         let rule = "it has an index, and the file system has no directory indexes";
         return Err(damage(&view, None, Fault::Rule(rule)));
     }
     prepare_linear(txn, (fs, dir), view, &wanted, needs, grow)
 }
 
-fn exists(view: &Inode, hit: &Hit) -> FsError {
+fn exists(view: &View<'_>, hit: &Hit) -> FsError {
     FsError::Exists { dir: view.ino(), ino: hit.ino }
 }
 
 /// Scans a leaf or linear block for `wanted` and for room.
 fn scan_block(
-    view: &Inode,
+    view: &View<'_>,
     cursor: &mut Cursor,
     at: FileBlock,
     wanted: &Wanted<'_>,
@@ -248,11 +248,11 @@ fn scan_block(
     }
 }
 
-/// In a directory without an index: the first room there is, a block more, or an index.
+/// Finds room in a directory without an index: the first gap, or a new block, or a new index.
 fn prepare_linear(
     txn: &mut Txn<'_>,
     (fs, dir): (&Fs, &Arc<Node>),
-    view: Inode,
+    view: View<'_>,
     wanted: &Wanted<'_>,
     needs: usize,
     grow: bool,
@@ -282,7 +282,7 @@ fn prepare_linear(
     if blocks == 0 {
         return Err(damage(&view, None, Fault::Rule("it has no blocks")));
     }
-    // Listings of such a directory go by hash: its entries may move.
+    // A directory of one block is listed by hash, so its entries may move.
     if blocks == 1 && fs.volume().has_dir_index() {
         if used_bytes + needs <= shape.layout.entry_bytes() {
             let block = grow::compact(txn, &view, &mut cursor, FileBlock(0))?;
@@ -314,14 +314,14 @@ fn prepare_linear(
     Ok(Some(Place(Spot::Block { block: device, room: Room { offset: 0, kept: 0, rec_len } })))
 }
 
-/// Steps that may be needed until there is room: a level, two nodes, a leaf, and some to spare.
+/// Limit of the steps until there is room: a level, two nodes, a leaf, and some to spare.
 const GROW_STEPS: usize = 12;
 
-/// In a directory with an index: room in the leaf of the name's hash.
+/// Finds room in a directory with an index: in the leaf of the name's hash.
 fn prepare_indexed(
     txn: &mut Txn<'_>,
     (fs, dir): (&Fs, &Arc<Node>),
-    view: Inode,
+    view: View<'_>,
     wanted: &Wanted<'_>,
     needs: usize,
     grow: bool,
@@ -336,16 +336,16 @@ fn prepare_indexed(
             let fault = Fault::Rule(rule);
             Err(txn.fail(FsError::corrupt("directory", dir.ino(), None, fault)))
         }
-        // Half-way there, with blocks that are in no index yet.
+        // The change is half done, with blocks that are not in the index yet.
         Err(error) if !pool.is_empty() => Err(txn.fail(error)),
         Err(error) => Err(error),
     }
 }
 
-fn prepare_leaf(
+fn prepare_leaf<'g>(
     txn: &mut Txn<'_>,
-    (fs, dir): (&Fs, &Arc<Node>),
-    mut view: Inode,
+    (fs, dir): (&'g Fs, &'g Arc<Node>),
+    mut view: View<'g>,
     wanted: &Wanted<'_>,
     needs: usize,
     mut pool: Option<&mut grow::Pool>,
@@ -362,7 +362,7 @@ fn prepare_leaf(
         };
         if step == 0 && !wanted.is_missing && descent.goes_on(hash) {
             let mut further = descent;
-            // N2.
+            // Bounded by rule N2.
             for _ in 0..fs.volume().block_count() {
                 if !further.goes_on(hash) || !walk.advance(&mut cursor, &mut further)? {
                     break;
@@ -388,7 +388,7 @@ fn prepare_leaf(
     Err(damage(&view, None, Fault::Rule("splitting its leaves makes no room")))
 }
 
-/// Stores the entry in the place that was made for it.
+/// Stores an entry in its prepared place.
 pub(crate) fn insert(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -413,7 +413,7 @@ pub(crate) fn insert(
     }
 }
 
-/// Removes the entry of `name`. An emptied block stays, for names to come.
+/// Removes the entry of `name`. An emptied block stays, for later names.
 pub(crate) fn remove(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -434,7 +434,7 @@ pub(crate) fn remove(
     Ok((found.hit().ino, found.hit().file_type))
 }
 
-/// Lets `name` stand for another inode; the answer is the one it stood for.
+/// Makes `name` refer to another inode; returns the earlier one.
 pub(crate) fn replace(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -459,7 +459,7 @@ pub(crate) fn replace(
     Ok(found.hit().ino)
 }
 
-/// The entry of `name`: through the index if that can be trusted, else block by block.
+/// Finds the entry of `name`: through a valid index, else block by block.
 fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     let view = fs.view(dir);
     refuse_encrypted(&view)?;
@@ -479,12 +479,12 @@ fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     Ok((shape, found.ok_or(FsError::NotFound { dir: dir.ino(), at: None })?))
 }
 
-fn find_indexed(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {
+fn find_indexed(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<Found>> {
     let mut cursor = Cursor::new(view);
     let walk = IndexWalk::new(view, &mut cursor)?;
     let hash = hash_of(view, walk.hash, wanted.hashed())?.major;
     let mut descent = walk.descend(&mut cursor, hash)?;
-    // N2.
+    // Bounded by rule N2.
     for _ in 0..view.volume().block_count() {
         let leaf = descent.leaf;
         if let (block, Scan::Hit(hit)) = scan_block(view, &mut cursor, leaf, wanted, usize::MAX)? {
@@ -497,7 +497,7 @@ fn find_indexed(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {
     Ok(None)
 }
 
-fn find_linear(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {
+fn find_linear(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<Found>> {
     let mut cursor = Cursor::new(view);
     let mut first_damage = None;
     for at in 0..view.block_len().min(FILE_BLOCKS_END).min(view.volume().block_count()) {
@@ -513,7 +513,7 @@ fn find_linear(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<Found>> {
     first_damage.map_or(Ok(None), Err)
 }
 
-/// Lets `..` say `parent`.
+/// Makes `..` refer to `parent`.
 pub(crate) fn set_parent(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<()> {
     let view = fs.view(dir);
     if view.is_inline() {
@@ -552,11 +552,11 @@ pub(crate) fn set_parent(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: In
     done.map_err(|fault| change_fault(dir, block, fault))
 }
 
-/// Whether the directory has no entries besides `.` and `..`.
+/// Returns whether the directory has no entries besides `.` and `..`.
 ///
 /// # Errors
 ///
-/// Damage, when there was no entry in what can be read.
+/// Damage, when the readable part has no entry.
 pub(crate) fn is_empty(fs: &Fs, dir: &Arc<Node>) -> Result<bool> {
     let view = fs.view(dir);
     let layout = view.dir_layout();
@@ -574,7 +574,7 @@ pub(crate) fn is_empty(fs: &Fs, dir: &Arc<Node>) -> Result<bool> {
     let mut first_damage = None;
     let mut at = 0;
     let end = view.block_len().min(FILE_BLOCKS_END);
-    // N2.
+    // Bounded by rule N2.
     for _ in 0..fs.volume().block_count() {
         if at >= end {
             break;

@@ -1,7 +1,8 @@
-//! Making room: gaps closed, blocks added, indexes made, leaves and nodes split, levels added.
+//! Making room in directories: gaps closed, blocks added, indexes made, leaves and nodes split,
+//! levels added.
 //!
-//! All blocks of a step are allocated before anything is changed, and given back if one of them
-//! cannot be had. A failure after that ends the mount's writing.
+//! All blocks of a step are allocated before anything is changed, and freed if one of them is not
+//! available. A later failure aborts the journal.
 
 use std::sync::Arc;
 
@@ -20,12 +21,12 @@ use crate::alloc::Purpose;
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
-use crate::inode::Inode;
 use crate::map::{self, Cursor};
 use crate::node::Node;
 use crate::txn::Txn;
+use crate::view::View;
 
-/// Fresh blocks at the end of the directory, not in use yet.
+/// New blocks at the end of the directory, not in use yet.
 #[derive(Debug, Default)]
 pub(super) struct Pool(Vec<(FileBlock, FsBlock)>);
 
@@ -34,7 +35,7 @@ impl Pool {
         self.0.is_empty()
     }
 
-    fn take(&mut self, view: &Inode) -> Result<(FileBlock, FsBlock)> {
+    fn take(&mut self, view: &View<'_>) -> Result<(FileBlock, FsBlock)> {
         let missing = || damage(view, None, Fault::Rule("its index changed while it was split"));
         self.0.pop().ok_or_else(missing)
     }
@@ -44,12 +45,12 @@ fn corrupt(dir: &Node, block: impl Into<Option<FsBlock>>, fault: HtreeFault) -> 
     FsError::corrupt("directory", dir.ino(), block, Fault::Decode(Box::new(fault)))
 }
 
-/// One more block at the end of the directory; its contents are the caller's to make.
+/// Adds a block at the end of the directory; the caller fills it.
 pub(super) fn append(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>) -> Result<(FileBlock, FsBlock)> {
     let volume = fs.volume();
     let size = dir.with(|data| data.record.size);
     let end = size.saturating_add(u64::from(volume.block_size().bytes()));
-    // Sizes of directories have 32 bits, without the feature.
+    // Without the feature, directory sizes have 32 bits.
     if !volume.has_large_dir() && end > u64::from(u32::MAX) {
         let blocks = volume.block_size().blocks_for(size);
         return Err(FsError::NoSpace {
@@ -61,7 +62,7 @@ pub(super) fn append(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>) -> Result<(Fil
     map::append_block(txn, fs, dir)
 }
 
-/// `count` more blocks, or none.
+/// Adds `count` blocks, or none.
 fn append_all(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, count: usize) -> Result<Pool> {
     let (size, blocks) =
         dir.with(|data| (data.record.size, fs.volume().block_size().blocks_for(data.record.size)));
@@ -79,7 +80,7 @@ fn append_all(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, count: usize) -> Resu
             }
         }
     }
-    // Taken from the end: the first one comes out first.
+    // Blocks are taken from the end, so the first one must be last.
     pool.0.reverse();
     Ok(pool)
 }
@@ -87,7 +88,7 @@ fn append_all(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, count: usize) -> Resu
 /// Closes the gaps of a leaf or linear block.
 pub(super) fn compact(
     txn: &mut Txn<'_>,
-    view: &Inode,
+    view: &View<'_>,
     cursor: &mut Cursor,
     at: FileBlock,
 ) -> Result<FsBlock> {
@@ -101,8 +102,13 @@ pub(super) fn compact(
     Ok(device)
 }
 
-/// The halves of a leaf.
-fn halves(view: &Inode, device: FsBlock, bytes: &[u8], version: HashVersion) -> Result<LeafSplit> {
+/// Splits a leaf into halves.
+fn halves(
+    view: &View<'_>,
+    device: FsBlock,
+    bytes: &[u8],
+    version: HashVersion,
+) -> Result<LeafSplit> {
     let hash = |entry: &DirEntry<'_>| -> Result<_, Failure> {
         let wanted = Wanted::new(entry.name, view.is_casefold());
         Ok(hash_of(view, version, wanted.hashed())?)
@@ -133,14 +139,19 @@ impl From<FsError> for Failure {
 }
 
 /// Turns a directory of one full block into one with an index and two leaves.
-pub(super) fn make_index(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, view: Inode) -> Result<()> {
+pub(super) fn make_index(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    dir: &Arc<Node>,
+    view: View<'_>,
+) -> Result<()> {
     let shape = Shape::of(&view);
     let layout = view.index_layout();
     let version = fs.volume().new_index_hash();
     let mut cursor = Cursor::new(&view);
     let block = view.dir_block(&mut cursor, FileBlock(0))?;
     let root_at = block.number();
-    // The root has `.` and `..` in front.
+    // The root begins with `.` and `..`.
     let mut entries = entry_area(block.bytes(), shape.layout)
         .map(|area| Records::of_area(area, shape.layout))
         .map_err(|fault| dir_damage(&view, root_at, fault))?;
@@ -181,17 +192,17 @@ pub(super) fn make_index(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, view: Inod
     change().map_err(|error| txn.fail(error))
 }
 
-/// One step towards room in the leaf of `descent`: a level, a node split, or the leaf itself. The
-/// first step allocates the blocks of all.
-pub(super) fn grow(
+/// Does one step towards room in the leaf of `descent`: adds a level, splits a node, or splits the
+/// leaf. The first step allocates the blocks for all.
+pub(super) fn grow<'g>(
     txn: &mut Txn<'_>,
-    fs: &Fs,
-    dir: &Arc<Node>,
-    mut view: Inode,
+    fs: &'g Fs,
+    dir: &'g Arc<Node>,
+    mut view: View<'g>,
     version: HashVersion,
     descent: &Descent,
     pool: &mut Pool,
-) -> Result<Inode> {
+) -> Result<View<'g>> {
     let layout = view.index_layout();
     let frames = descent.frames();
     let full = frames.iter().rev().take_while(|frame| frame.is_full).count();
@@ -200,7 +211,7 @@ pub(super) fn grow(
         let what = "index levels of the directory";
         return Err(FsError::NoSpace { what, wanted: levels + 1, free: levels });
     }
-    // Read before anything is changed.
+    // This is read before anything is changed.
     let shape = Shape::of(&view);
     let mut cursor = Cursor::new(&view);
     let leaf = view.dir_block(&mut cursor, descent.leaf)?;
@@ -249,7 +260,7 @@ fn split_a_leaf(
     add_record(txn, dir, shape, layout, parent, record)
 }
 
-/// Puts `record` behind the one that was followed in `frame`.
+/// Inserts `record` behind the record that was followed in `frame`.
 fn add_record(
     txn: &mut Txn<'_>,
     dir: &Arc<Node>,

@@ -1,4 +1,4 @@
-//! The way through an index: from the root to the leaf of a hash, and on to the next leaf.
+//! Walking an index: from the root to the leaf of a hash, and on to the next leaf.
 
 use std::sync::Arc;
 
@@ -12,23 +12,26 @@ use extant_format::htree::{
 use super::damage;
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::Inode;
 use crate::map::Cursor;
 use crate::slot::MetaBlock;
+use crate::view::View;
 
-/// Index blocks on the way to a leaf, at most: the root and the inner nodes.
+/// Largest number of index blocks on the way to a leaf: the root and the inner nodes.
 const DEPTH_MAX: usize = LEVELS_MAX_LARGE_DIR as usize + 1;
 
-/// Inner nodes that a check looks at, at most.
+/// Limit of the inner nodes that a check examines.
 const NODES_MAX: usize = 8192;
 
-/// Leaves that are looked through for one with names, to see whether they are where the index says.
+/// Number of leaves examined for names, to verify that they are where the index says.
 const SAMPLED_MAX: usize = 4;
 
-/// Names in wrong places that make an index wrong, and not them.
+/// Number of leaves with names that are compared with the index.
+const LEAVES_COMPARED: usize = 2;
+
+/// Number of misplaced names from which the index counts as wrong, instead of the names.
 const ASTRAY_MIN: usize = 2;
 
-/// An index block on the way, and which of its records was followed.
+/// An index block on the way, and the record that was followed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Frame {
     pub(super) at: FileBlock,
@@ -43,34 +46,34 @@ impl Frame {
     }
 }
 
-/// A leaf, and the way there.
+/// A leaf, and the index blocks on the way to it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descent {
     frames: [Frame; DEPTH_MAX],
     depth: usize,
     pub(super) leaf: FileBlock,
-    /// Where the leaf's names begin.
+    /// Hash at which the leaf's names begin.
     pub(super) start: u32,
-    /// Where the next leaf's names begin; `None` for the last leaf.
+    /// Hash at which the next leaf's names begin; `None` for the last leaf.
     pub(super) next: Option<Record>,
 }
 
 impl Descent {
-    /// From the root down.
+    /// Returns the index blocks from the root down.
     pub(super) fn frames(&self) -> &[Frame] {
         &self.frames[..self.depth]
     }
 
-    /// Whether names of major hash `hash` may be in the next leaf too.
+    /// Returns whether names of major hash `hash` may be in the next leaf too.
     pub(super) fn goes_on(&self, hash: u32) -> bool {
         self.next.is_some_and(|next| next.continued && next.hash == hash & !1)
     }
 }
 
-/// Walks the index of one version of a directory. Every error is for the caller to work around, or
-/// to report as damage.
+/// A walk through the index of one version of a directory. The caller works around its errors, or
+/// reports them as damage.
 pub(super) struct IndexWalk<'a> {
-    view: &'a Inode,
+    view: &'a View<'a>,
     layout: IndexLayout,
     blocks: u32,
     root: Arc<MetaBlock>,
@@ -79,21 +82,21 @@ pub(super) struct IndexWalk<'a> {
     levels: u8,
 }
 
-/// A block of the index, decoded when it is first seen and looked at briefly afterwards.
+/// Checks a block of the index: decodes it when it is first seen, and briefly afterwards.
 fn check(
-    view: &Inode,
+    view: &View<'_>,
     block: &MetaBlock,
     decode: impl FnOnce(&[u8]) -> Result<(), HtreeFault>,
 ) -> Result<()> {
     block.check_index_once(decode).map_err(|fault| broken(view, block.number(), fault))
 }
 
-fn broken(view: &Inode, block: FsBlock, fault: HtreeFault) -> FsError {
+fn broken(view: &View<'_>, block: FsBlock, fault: HtreeFault) -> FsError {
     damage(view, block, Fault::Decode(Box::new(fault)))
 }
 
 impl<'a> IndexWalk<'a> {
-    pub(super) fn new(view: &'a Inode, cursor: &mut Cursor) -> Result<IndexWalk<'a>> {
+    pub(super) fn new(view: &'a View<'a>, cursor: &mut Cursor) -> Result<IndexWalk<'a>> {
         let volume = view.volume();
         let layout = view.index_layout();
         let blocks = volume.block_size().blocks_for(view.size());
@@ -114,17 +117,18 @@ impl<'a> IndexWalk<'a> {
         walk(&root)
     }
 
-    /// Refuses an index whose names have other hashes than it says: one that names another function, or was
-    /// made with another seed. A few such names are damage of theirs, and not of the index.
+    /// Fails if the names have other hashes than the index says: it uses another function, or was
+    /// made with another seed. A few such names are damage of the names, not of the index.
     fn check_hashes(&self, cursor: &mut Cursor) -> Result<()> {
         if self.view.is_encrypted() {
             return Ok(());
         }
         let seed = self.view.volume().hash_seed();
-        // What cannot be read is met again by who needs it.
+        // Unreadable blocks are reported by the lookup that needs them.
         let Ok(mut descent) = self.descend(cursor, 0) else { return Ok(()) };
+        // The hashes of similar names may lie so close together that all belong to one leaf: then only the others show it.
+        let mut leaves = 0;
         for _ in 0..SAMPLED_MAX {
-            let Some(next) = descent.next else { return Ok(()) };
             let Ok(block) = self.view.dir_block(cursor, descent.leaf) else { return Ok(()) };
             let (mut names, mut astray) = (0, 0);
             let entries = Records::of_area(block.bytes(), self.layout.dir).used();
@@ -134,22 +138,25 @@ impl<'a> IndexWalk<'a> {
                     return Ok(());
                 };
                 names += 1;
-                let (hash, end) = (hash.major & !1, next.hash & !1);
-                let fits = hash < end || (hash == end && next.continued);
+                let hash = hash.major & !1;
+                let fits = descent.next.is_none_or(|next| {
+                    hash < next.hash & !1 || (hash == next.hash & !1 && next.continued)
+                });
                 astray += usize::from(!fits || hash < descent.start & !1);
             }
             if astray >= ASTRAY_MIN && astray * 4 >= names {
                 let rule = "its index orders names by other hashes than theirs";
                 return Err(damage(self.view, self.root.number(), Fault::Rule(rule)));
             }
-            if names > 0 || !self.advance(cursor, &mut descent).unwrap_or(false) {
+            leaves += usize::from(names > 0);
+            if leaves == LEAVES_COMPARED || !self.advance(cursor, &mut descent).unwrap_or(false) {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// To the first leaf that may hold names of major hash `hash`.
+    /// Descends to the first leaf that may hold names of major hash `hash`.
     pub(super) fn descend(&self, cursor: &mut Cursor, hash: u32) -> Result<Descent> {
         let mut descent = Descent {
             frames: [Frame::default(); DEPTH_MAX],
@@ -162,7 +169,7 @@ impl<'a> IndexWalk<'a> {
         Ok(descent)
     }
 
-    /// To the next leaf; `false` at the end.
+    /// Advances to the next leaf; returns false at the end.
     pub(super) fn advance(&self, cursor: &mut Cursor, descent: &mut Descent) -> Result<bool> {
         while let Some(depth) = descent.depth.checked_sub(1) {
             let Some(frame) = descent.frames.get(depth).copied() else { break };
@@ -170,7 +177,7 @@ impl<'a> IndexWalk<'a> {
             let block = self.node(cursor, frame.at)?;
             let index = self.peek(&block, frame.at)?;
             if frame.position + 1 < index.len() {
-                // What follows this subtree is found again on the way up from it.
+                // The record behind this subtree is found again on the way up from it.
                 descent.next = self.next_above(cursor, descent)?;
                 let mut first = Some(frame.position + 1);
                 let choose = |_: &Index<'_>| first.take().unwrap_or(0);
@@ -202,7 +209,7 @@ impl<'a> IndexWalk<'a> {
         Ok(())
     }
 
-    /// The record behind the way so far.
+    /// Returns the record behind the current path.
     fn next_above(&self, cursor: &mut Cursor, descent: &Descent) -> Result<Option<Record>> {
         for frame in descent.frames().iter().rev() {
             let block = self.node(cursor, frame.at)?;
@@ -236,7 +243,8 @@ impl<'a> IndexWalk<'a> {
             let Some(frame) = descent.frames.get_mut(descent.depth) else { break };
             *frame = Frame { at, device: block.number(), position, is_full: index.is_full() };
             descent.depth += 1;
-            // The decoder saw to it; a block that was decoded for a larger directory is the rest.
+            // The decoder has checked this; the rest is a block that was decoded for a larger
+            // directory.
             if child.block.0 == 0 || child.block.0 >= self.blocks {
                 let (value, limit) = (u64::from(child.block.0), u64::from(self.blocks));
                 let rule = "the index points outside the directory";
@@ -268,13 +276,13 @@ impl<'a> IndexWalk<'a> {
     }
 }
 
-impl Inode {
-    /// Whether the directory is searched by hash.
+impl View<'_> {
+    /// Returns whether the directory is searched by hash.
     pub(super) fn has_index(&self) -> bool {
         self.is_indexed() && self.volume().has_dir_index()
     }
 
-    /// How the blocks of this directory's index are laid out.
+    /// Returns how the blocks of this directory's index are laid out.
     pub(super) fn index_layout(&self) -> IndexLayout {
         let volume = self.volume();
         IndexLayout {

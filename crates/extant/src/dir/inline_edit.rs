@@ -1,8 +1,7 @@
 //! Changes of directories inside their inode, and moving them to a block when they outgrow it.
 //!
-//! The first area of entries is in the map's place, the second is the value of `system.data`. The
-//! value grows by what a name needs, as long as the inode has room; its size counts in the
-//! directory's.
+//! The first area of entries is in `i_block`, the second is the value of `system.data`. The value
+//! grows as names need it, while the inode has room; the directory's size includes it.
 
 use std::sync::Arc;
 
@@ -19,11 +18,11 @@ use super::edit::{Shape, dir_damage};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
-use crate::inode::Inode;
+use crate::inline;
 use crate::map;
 use crate::node::{InodeData, Node};
-use crate::size;
 use crate::txn::Txn;
+use crate::view::View;
 
 const NAME: &[u8] = b"data";
 
@@ -35,16 +34,17 @@ fn change_fault(dir: &Node, fault: DirFault) -> FsError {
     FsError::corrupt("directory", dir.ino(), None, Fault::Decode(Box::new(fault)))
 }
 
-/// The attributes in the inode.
+/// Returns the attributes in the inode.
 fn attributes(data: &mut InodeData) -> Result<AttributeSet> {
     let ino = data.ino;
     AttributeSet::read(data.xattr_space_mut(), None).map_err(|fault| xattr_damage(ino, fault))
 }
 
-/// Gives `system.data` a value. `false`, and nothing changed, when the inode has no room for it.
+/// Sets the value of `system.data`. Returns false, with nothing changed, when the inode has no room
+/// for it.
 fn store_value(data: &mut InodeData, value: Vec<u8>) -> Result<bool> {
     let size = (BLOCK_BYTES + value.len()) as u64;
-    if !size::store_value(data, value)? {
+    if !inline::store_value(data, value)? {
         return Ok(false);
     }
     data.record.size = size;
@@ -62,8 +62,8 @@ fn value_of(data: &mut InodeData) -> Result<Vec<u8>> {
     }
 }
 
-/// Makes the contents of a new directory inside its inode; `false`, and nothing changed, when the
-/// file system has no inline data or the inode no room.
+/// Creates the contents of a new directory inside its inode; returns false, with nothing changed,
+/// when the file system has no inline data or the inode no room.
 pub(super) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<bool> {
     if !fs.volume().features().has_incompat(Incompat::INLINE_DATA) {
         return Ok(false);
@@ -81,7 +81,7 @@ pub(super) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -
 }
 
 /// Scans both areas for `wanted`.
-pub(super) fn find(view: &Inode, wanted: &Wanted<'_>) -> Result<Option<(usize, Hit)>> {
+pub(super) fn find(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<(usize, Hit)>> {
     match scan(view, wanted, usize::MAX)? {
         Scanned::Hit(area, hit) => Ok(Some((area, hit))),
         Scanned::Miss(_) => Ok(None),
@@ -93,7 +93,7 @@ enum Scanned {
     Miss(Option<(usize, Room)>),
 }
 
-fn scan(view: &Inode, wanted: &Wanted<'_>, needs: usize) -> Result<Scanned> {
+fn scan(view: &View<'_>, wanted: &Wanted<'_>, needs: usize) -> Result<Scanned> {
     let layout = view.dir_layout();
     let mut place = None;
     for (number, (_, area)) in view.inline_dir()?.areas.iter().enumerate() {
@@ -108,12 +108,12 @@ fn scan(view: &Inode, wanted: &Wanted<'_>, needs: usize) -> Result<Scanned> {
     Ok(Scanned::Miss(place))
 }
 
-/// Room for `wanted` in one of the areas; the second one grows for it if it can and may. `None` when
-/// the directory has to move to a block, or is not to grow.
+/// Finds room for `wanted` in one of the areas; the second one may grow for it if `grow`. `None`
+/// when the directory has to move to a block, or must not grow.
 pub(super) fn prepare(
     txn: &mut Txn<'_>,
     dir: &Arc<Node>,
-    view: &Inode,
+    view: &View<'_>,
     wanted: &Wanted<'_>,
     needs: usize,
     grow: bool,
@@ -128,7 +128,7 @@ pub(super) fn prepare(
     txn.update(dir, |data| -> Result<_> {
         let mut value = value_of(data)?;
         let offset = u32::try_from(value.len()).unwrap_or(u32::MAX);
-        // One more record, free.
+        // Add one free record.
         value.extend([0; 4]);
         value.extend(rec_len.to_le_bytes());
         value.resize(offset as usize + needs, 0);
@@ -163,7 +163,7 @@ pub(super) fn change(
     })?
 }
 
-/// Lets the directory's parent be `parent`.
+/// Sets the parent of the directory.
 pub(super) fn set_parent(txn: &mut Txn<'_>, dir: &Arc<Node>, parent: Ino) -> Result<()> {
     txn.update(dir, |data| {
         let mut block = data.record.block;

@@ -1,10 +1,10 @@
-//! Listing a directory that changes meanwhile.
+//! Listing a directory while it changes.
 //!
-//! On a writable mount a listing takes its entries batch by batch, each under the content lock and
-//! from the directory as it is then. What keeps its place between batches is the *position* of an
-//! entry, which depends on its name only: the hash that the index has for it, and a second one that
-//! tells names of equal hash apart. Splits move entries between blocks, and never past each other in
-//! this order; so an entry that exists all the time is listed exactly once.
+//! On a writable mount a listing reads its entries batch by batch, each under the content lock.
+//! Between batches it continues by the *position* of an entry, which depends only on its name: its
+//! hash in the index, and a second hash that distinguishes names of equal hash. Splits move entries
+//! between blocks without changing this order, so an entry that exists all the time is listed
+//! exactly once.
 //!
 //! ```text
 //! 63          32 31           0
@@ -13,8 +13,8 @@
 //! +-------------+-------------+
 //! ```
 //!
-//! Directories of one block, and those inside their inode, are listed in the same way, because they
-//! may get an index while they are. Only a directory of more blocks without an index is listed in
+//! Directories of one block, and inline directories, are listed in the same way, because they may
+//! get an index during the listing. Only a directory of more blocks without an index is listed in
 //! stored order, by byte positions: its entries never move.
 
 use extant_base::{FileBlock, FsBlock};
@@ -27,21 +27,21 @@ use super::damage;
 use super::index::IndexWalk;
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::Inode;
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
+use crate::view::View;
 
-/// Positions of `.` and `..`, and the first one of other entries.
+/// Positions of `.` and `..`, and the first position of other entries.
 const DOT: u64 = 0;
 const DOT_DOT: u64 = 1;
 const FIRST: u64 = 2;
 
-/// Entries of equal hash that are kept at once; if there are more, they are looked for again.
+/// Limit of the entries kept at once; further ones are collected again later.
 const BATCH_MAX: usize = 8192;
 
-/// What a batch holds of an entry: where it is in the listing, and its record as stored.
+/// An entry of a batch: its position in the listing, and its record as stored.
 pub(super) struct Item {
     pub(super) position: u64,
-    /// Where the listing goes on behind it.
+    /// Position at which the listing continues behind the entry.
     pub(super) cookie: u64,
     pub(super) entry: OwnedEntry,
 }
@@ -55,17 +55,17 @@ pub(super) struct OwnedEntry {
     pub(super) block: Option<FsBlock>,
 }
 
-/// Some entries in order, and where the next ones begin; `None` at the end.
+/// Entries in order, and the position of the next batch; `None` at the end.
 pub(super) struct Batch {
     pub(super) items: Vec<Item>,
     pub(super) next: Option<u64>,
-    /// Damage on the way; what could be read beside it is in the batch.
+    /// Damage that was met; the readable entries are in the batch.
     pub(super) damage: Option<FsError>,
 }
 
-/// Whether the directory has an index that cannot be followed: it is listed like one without, and
-/// damage is reported where it is met.
-pub(super) fn has_broken_index(view: &Inode) -> bool {
+/// Returns whether the directory has an invalid index: it is listed like one without, and damage is
+/// reported where it is met.
+pub(super) fn has_broken_index(view: &View<'_>) -> bool {
     let mut cursor = Cursor::new(view);
     let check = |walk: IndexWalk<'_>| walk.check_nodes(&mut Cursor::new(view));
     !view.is_inline()
@@ -73,9 +73,9 @@ pub(super) fn has_broken_index(view: &Inode) -> bool {
         && IndexWalk::new(view, &mut cursor).and_then(check).is_err()
 }
 
-/// The entries from position `from` on, as many as lie together in the directory as it is now. The
-/// caller holds the content lock.
-pub(super) fn batch(view: &Inode, from: u64, broken_index: bool) -> Result<Batch> {
+/// Returns the entries from position `from` on that are stored together. The caller holds the
+/// content lock.
+pub(super) fn batch(view: &View<'_>, from: u64, broken_index: bool) -> Result<Batch> {
     if view.is_inline() {
         return inline_batch(view, from);
     }
@@ -92,26 +92,26 @@ pub(super) fn batch(view: &Inode, from: u64, broken_index: bool) -> Result<Batch
 
 /// Collects entries and puts them in order.
 struct Collector<'a> {
-    view: &'a Inode,
+    view: &'a View<'a>,
     layout: DirLayout,
     version: HashVersion,
     from: u64,
-    /// Entries from here on are left for later.
+    /// Position from which on entries are left for later.
     end: u64,
-    /// The hashes of the leaf that is being read: from its own record to the next one.
+    /// The hashes of the leaf being read: from its own record to the next one.
     range: Option<(u32, Option<Record>)>,
     items: Vec<Item>,
     damage: Option<FsError>,
 }
 
 impl<'a> Collector<'a> {
-    fn new(view: &'a Inode, version: HashVersion, from: u64) -> Collector<'a> {
+    fn new(view: &'a View<'a>, version: HashVersion, from: u64) -> Collector<'a> {
         let layout = view.dir_layout();
         let (end, items) = (u64::MAX, Vec::new());
         Collector { view, layout, version, from, end, range: None, items, damage: None }
     }
 
-    /// Whether the index leads to another leaf for what has this position.
+    /// Returns whether the index leads to another leaf for this position.
     fn is_astray(&self, position: u64) -> bool {
         let Some((start, next)) = self.range else { return false };
         position < position_of(start)
@@ -125,7 +125,7 @@ impl<'a> Collector<'a> {
         let major = match entry.name {
             b"." => return DOT,
             b".." => return DOT_DOT,
-            // Where the key is needed, and without it.
+            // The hash is stored with the name if computing it needs a key.
             _ if entry.hash.is_some() => entry.hash.map(|hash| hash.major),
             name if self.view.is_encrypted() => self.hash(name),
             name => self.hash(Wanted::new(name, self.view.is_casefold()).hashed()),
@@ -138,7 +138,7 @@ impl<'a> Collector<'a> {
         name_hash(self.version, &self.view.volume().hash_seed(), name).map(|hash| hash.major)
     }
 
-    /// Takes the entries of an area that are wanted.
+    /// Collects the wanted entries of an area.
     fn area(&mut self, area: &[u8], block: Option<FsBlock>) {
         for entry in Records::of_area(area, self.layout).used() {
             let entry = match entry {
@@ -179,7 +179,7 @@ impl<'a> Collector<'a> {
         self.items.sort_by_cached_key(key);
     }
 
-    /// Leaves the entries behind the first [`BATCH_MAX`] for later, but never half of those of one
+    /// Leaves the entries behind the first [`BATCH_MAX`] for later, without separating those of one
     /// position.
     fn cut(&mut self) {
         self.sort();
@@ -197,7 +197,8 @@ impl<'a> Collector<'a> {
         self.sort();
         let mut after = None;
         for item in self.items.iter_mut().rev() {
-            // Of several with one position, only the last one's cookie leads past all of them.
+            // Of several entries with one position, only the last one's cookie leads past all of
+            // them.
             item.cookie = match after {
                 Some(after) if after == item.position => item.position,
                 _ => item.position + 1,
@@ -220,7 +221,7 @@ impl<'a> Collector<'a> {
     }
 }
 
-fn inline_batch(view: &Inode, from: u64) -> Result<Batch> {
+fn inline_batch(view: &View<'_>, from: u64) -> Result<Batch> {
     let mut collector = Collector::new(view, view.volume().new_index_hash(), from);
     let inline = view.inline_dir()?;
     collector.dots(view.ino(), inline.parent);
@@ -230,7 +231,7 @@ fn inline_batch(view: &Inode, from: u64) -> Result<Batch> {
     Ok(collector.finish())
 }
 
-fn one_block_batch(view: &Inode, from: u64) -> Result<Batch> {
+fn one_block_batch(view: &View<'_>, from: u64) -> Result<Batch> {
     let mut collector = Collector::new(view, view.volume().new_index_hash(), from);
     if view.block_len() == 1 {
         collector.block(&mut Cursor::new(view), FileBlock(0));
@@ -238,13 +239,13 @@ fn one_block_batch(view: &Inode, from: u64) -> Result<Batch> {
     Ok(collector.finish())
 }
 
-/// The position where names of this hash begin.
+/// Returns the position where names of this hash begin.
 fn position_of(hash: u32) -> u64 {
     (u64::from(hash >> 1) << 32).max(FIRST)
 }
 
 fn indexed_batch(
-    view: &Inode,
+    view: &View<'_>,
     mut cursor: Cursor,
     walk: &IndexWalk<'_>,
     from: u64,
@@ -254,7 +255,7 @@ fn indexed_batch(
     let half = u32::try_from(from >> 32).ok().filter(|half| *half <= u32::MAX >> 1);
     let Some(half) = half else { return Ok(collector.finish()) };
     let mut descent = walk.descend(&mut cursor, half << 1)?;
-    // N2.
+    // Bounded by rule N2.
     for _ in 0..view.volume().block_count() {
         collector.range = Some((descent.start, descent.next));
         match descent.next.map(|next| position_of(next.hash)) {
@@ -262,13 +263,14 @@ fn indexed_batch(
                 collector.block(&mut cursor, descent.leaf);
                 return Ok(collector.finish());
             }
-            // Names of the hash that the next leaf begins with may be in both: they come with it.
+            // Names of the hash with which the next leaf begins may be in both: they are listed
+            // with that leaf.
             Some(next) if next > from => {
                 collector.end = collector.end.min(next);
                 collector.block(&mut cursor, descent.leaf);
                 return Ok(collector.finish());
             }
-            // The end of a leaf whose last hash goes on in the next.
+            // The last hash of this leaf continues in the next one.
             Some(_) => collector.block(&mut cursor, descent.leaf),
         }
         if !walk.advance(&mut cursor, &mut descent)? {
@@ -279,8 +281,8 @@ fn indexed_batch(
     Err(damage(view, None, Fault::Rule(rule)))
 }
 
-/// One block of a directory without an index; positions are bytes.
-fn linear_batch(view: &Inode, from: u64) -> Result<Batch> {
+/// Lists one block of a directory without an index; positions are byte offsets.
+fn linear_batch(view: &View<'_>, from: u64) -> Result<Batch> {
     let block_size = view.volume().block_size();
     let end = view.block_len().min(FILE_BLOCKS_END);
     let mut cursor = Cursor::new(view);
@@ -316,7 +318,8 @@ fn linear_batch(view: &Inode, from: u64) -> Result<Batch> {
                 let (ino, file_type, hash) = (entry.ino, entry.file_type, entry.hash);
                 let name = entry.name.into();
                 let entry = OwnedEntry { name, ino, file_type, hash, block: Some(block.number()) };
-                // A record starts at a multiple of 4: this is behind it, and before all others.
+                // Records start at multiples of 4: this cookie is behind the record, and before all
+                // others.
                 batch.items.push(Item { position, cookie: position + 1, entry });
             }
             Err(fault) => {

@@ -1,4 +1,4 @@
-//! One name in one directory.
+//! Looking up one name in one directory.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use super::index::IndexWalk;
 use super::nokey::Shown;
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
-use crate::inode::Inode;
 use crate::limits::NAME_MAX;
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::slot::MetaBlock;
+use crate::view::View;
 use crate::xattr::InlineDir;
 
-/// The name looked for, in the way its directory stores names.
+/// A name to be looked up, as its directory stores names.
 enum Target<'a> {
     Plain(Wanted<'a>),
     Encrypted(Shown),
-    /// `..`, which is stored as it is in every kind of directory.
+    /// The name `..`, which every kind of directory stores as it is.
     Parent,
 }
 
@@ -35,12 +35,12 @@ impl Target<'_> {
     }
 }
 
-/// What went wrong with an index; the directory may still be searched block by block.
+/// Damage of an index; the directory can still be searched block by block.
 struct IndexDamage;
 
-impl Inode {
+impl View<'_> {
     /// Searches this version of the directory for `name`. On a writable mount the caller holds the
-    /// content lock; the public way in is [`lookup`](Self::lookup).
+    /// content lock; the public method is [`Inode::lookup`](crate::Inode::lookup).
     pub(crate) fn search(&self, name: &[u8]) -> Result<Ino> {
         if !self.is_dir() {
             return Err(FsError::NotADirectory { ino: self.ino(), at: None });
@@ -104,14 +104,14 @@ impl Inode {
         Ok(None)
     }
 
-    /// Searches every block. Damage is the answer only when the name is in no readable block.
+    /// Searches every block. Damage is returned only when the name is in no readable block.
     fn find_linear(&self, target: &Target<'_>) -> Result<Option<Ino>> {
         let volume = self.volume();
         let end = volume.block_size().blocks_for(self.size()).min(FILE_BLOCKS_END);
         let mut cursor = Cursor::new(self);
         let mut first_damage = None;
         let mut at = 0;
-        // N2: a directory has at most as many blocks as the file system.
+        // Rule N2: a directory has at most as many blocks as the file system.
         let mut budget = volume.block_count();
         while at < end && budget > 0 {
             budget -= 1;
@@ -152,7 +152,7 @@ impl Inode {
         found.map_err(|fault| damage(self, block.number(), fault))
     }
 
-    /// Directory block `at`, its checksum checked.
+    /// Returns directory block `at`, with its checksum verified.
     pub(super) fn dir_block(&self, cursor: &mut Cursor, at: FileBlock) -> Result<Arc<MetaBlock>> {
         let piece = cursor.piece(self, u64::from(at.0))?;
         let MappingKind::Mapped(device) = piece.kind else {
@@ -167,7 +167,7 @@ impl Inode {
         Ok(block)
     }
 
-    /// Searches by hash. Any trouble with the index itself is for the caller to work around.
+    /// Searches by hash. The caller works around damage of the index.
     fn find_indexed(&self, target: &Target<'_>) -> Result<Option<Ino>, IndexDamage> {
         let volume = self.volume();
         if !self.has_index() {
@@ -179,7 +179,7 @@ impl Inode {
             Target::Parent => return Ok(Some(walk.parent)),
             Target::Encrypted(shown) if shown.hash().major == 0 => return Err(IndexDamage),
             Target::Encrypted(shown) => shown.hash().major,
-            // Its key would be needed; only encrypted directories have this hash.
+            // Computing this hash needs the key, and only encrypted directories use it.
             Target::Plain(_) if walk.hash == HashVersion::SipHash => return Err(IndexDamage),
             Target::Plain(wanted) => {
                 let seed = volume.hash_seed();
@@ -187,13 +187,13 @@ impl Inode {
             }
         };
         let mut descent = walk.descend(&mut cursor, hash).map_err(|_| IndexDamage)?;
-        // N2.
+        // Bounded by rule N2.
         for _ in 0..volume.block_count() {
             match self.find_in_block(&mut cursor, descent.leaf, target) {
                 Ok(None) => {}
                 found => return found.map_err(|_| IndexDamage),
             }
-            // Names of the same hash may go on in the next leaf, perhaps under the next node.
+            // Names of the same hash may continue in the next leaf, perhaps under the next node.
             if !descent.goes_on(hash) {
                 return Ok(None);
             }
@@ -203,11 +203,11 @@ impl Inode {
     }
 }
 
-/// The inode of the target in a block or inline area.
+/// Returns the inode of the target in a block or inline area.
 fn find_in_area(area: &[u8], layout: DirLayout, target: &Target<'_>) -> Result<Option<Ino>, Fault> {
     const NO_ROOM: usize = usize::MAX;
     let scanned = match target {
-        // A name that is looked for is neither `.` nor `..`, but might fold to one of them.
+        // A name to be looked up is neither `.` nor `..`, but might fold to one of them.
         Target::Plain(wanted) if wanted.is_exact() => dir::scan_for_name(area, layout, wanted.name),
         _ => dir::scan(area, layout, NO_ROOM, |stored| target.matches(stored)),
     };

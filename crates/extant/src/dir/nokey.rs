@@ -1,20 +1,20 @@
-//! Names of an encrypted directory as shown without its key.
+//! Displayed names of encrypted directories without the key.
 //!
-//! The stored bytes are ciphertext and may hold anything. What is shown instead is, in base64url
-//! without padding: the two words of the index hash, the first 149 bytes of the ciphertext, and,
-//! if there are more, the SHA-256 of the rest. That form is unique, is a valid name, and is what
-//! Linux shows; it can be looked up again.
+//! The stored bytes are ciphertext and may have any value. The displayed form is, in base64url
+//! without padding: the two words of the index hash, the first 149 bytes of the ciphertext, and, if
+//! there are more, the SHA-256 of the rest. It is unique, a valid name, and the same as in Linux;
+//! it can be looked up again.
 //!
 //! # Source
 //!
-//! Linux `Documentation/filesystems/fscrypt.rst`, "Without the key"; the sizes are those of
-//! `struct fscrypt_nokey_name`.
+//! Linux `Documentation/filesystems/fscrypt.rst`, "Without the key"; the sizes are those of `struct
+//! fscrypt_nokey_name`.
 
 use data_encoding::BASE64URL_NOPAD;
 use extant_format::hash::NameHash;
 use sha2::{Digest, Sha256};
 
-/// Ciphertext bytes that are shown as they are.
+/// Number of ciphertext bytes that are displayed in full.
 const PLAIN_BYTES: usize = 149;
 /// Bytes of the two hash words.
 const HASH_BYTES: usize = 8;
@@ -23,7 +23,8 @@ const DIGEST_BYTES: usize = 32;
 /// Longest shown name: 252 characters.
 pub(super) const SHOWN_MAX: usize = (HASH_BYTES + PLAIN_BYTES + DIGEST_BYTES).div_ceil(3) * 4;
 
-/// What to show for the ciphertext `name` whose index hash is `hash` (zero where there is none).
+/// Returns the displayed form of the ciphertext `name` whose index hash is `hash` (zero without a
+/// hash).
 pub(super) fn show(name: &[u8], hash: NameHash) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HASH_BYTES + PLAIN_BYTES + DIGEST_BYTES);
     bytes.extend_from_slice(&hash.major.to_le_bytes());
@@ -38,7 +39,7 @@ pub(super) fn show(name: &[u8], hash: NameHash) -> Vec<u8> {
     BASE64URL_NOPAD.encode(&bytes).into_bytes()
 }
 
-/// A shown name, decoded to be looked for.
+/// A displayed name, decoded for a lookup.
 pub(super) struct Shown {
     hash: NameHash,
     plain: Vec<u8>,
@@ -46,7 +47,8 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// `None` when `name` is not in the form of [`show`]: then no entry has it.
+    /// Decodes a displayed name; `None` when `name` is not in the form of [`show`], so that no
+    /// entry has it.
     pub(super) fn parse(name: &[u8]) -> Option<Shown> {
         let bytes = BASE64URL_NOPAD.decode(name).ok()?;
         let (hash, rest) = bytes.split_first_chunk::<HASH_BYTES>()?;
@@ -64,12 +66,12 @@ impl Shown {
         (!plain.is_empty()).then(|| Shown { hash, plain: plain.to_vec(), digest })
     }
 
-    /// The index hash that the shown name carries.
+    /// Returns the index hash in the displayed name.
     pub(super) fn hash(&self) -> NameHash {
         self.hash
     }
 
-    /// Whether the ciphertext `stored` is shown as this.
+    /// Returns whether this is the displayed form of the ciphertext `stored`.
     pub(super) fn matches(&self, stored: &[u8]) -> bool {
         match (self.digest, stored.split_at_checked(PLAIN_BYTES)) {
             (Some(digest), Some((plain, rest))) => {

@@ -1,6 +1,7 @@
-//! Every entry of a directory, once.
+//! Iterating over all entries of a directory.
 
 use std::fmt;
+use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::dir::{self, DirLayout, FileType, Records, decode_entry};
@@ -13,11 +14,13 @@ use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
+use crate::node::InodeData;
+use crate::view::View;
 
-/// Most bytes of a directory held at once: large directories are read in pieces of this size.
+/// Limit of the bytes of a directory held at once.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// First cookie of entries that only a fast commit knows; no directory is this large.
+/// First cookie of entries that only a fast commit has; no directory is this large.
 const OVERLAY_COOKIES: u64 = 1 << 62;
 
 /// One entry of a directory.
@@ -32,19 +35,19 @@ pub struct DirEntry {
 }
 
 impl DirEntry {
-    /// The name: no `/` and no NUL. In an encrypted directory, the form that Linux shows without
-    /// the key.
+    /// Returns the name, without `/` and NUL. In an encrypted directory, the form that Linux shows
+    /// without the key.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// The inode it names.
+    /// Returns the inode number.
     pub fn ino(&self) -> Ino {
         self.ino
     }
 
-    /// What the entry says about the inode; `None` where it does not say (feature `filetype` off).
-    /// A hint: [`Inode::kind`] decides.
+    /// Returns the file kind in the entry; `None` without the feature `filetype`. It is a hint:
+    /// [`Inode::kind`] is authoritative.
     pub fn kind(&self) -> Option<FileKind> {
         Some(match self.file_type {
             FileType::Unknown => return None,
@@ -58,12 +61,12 @@ impl DirEntry {
         })
     }
 
-    /// Where the listing goes on after this entry; see [`ReadDir::seek`].
+    /// Returns the position behind this entry; see [`ReadDir::seek`].
     pub fn cookie(&self) -> u64 {
         self.cookie
     }
 
-    /// Loads the inode.
+    /// Returns a handle of the inode.
     ///
     /// # Errors
     ///
@@ -85,42 +88,44 @@ impl fmt::Debug for DirEntry {
     }
 }
 
-/// A listing in progress; see [`Inode::read_dir`].
+/// An iterator over the entries of a directory; see [`Inode::read_dir`].
 ///
-/// A damaged block is one `Err` item; the listing goes on with the next block.
+/// A damaged block is one `Err` item; the listing continues with the next block.
 pub struct ReadDir {
     inode: Inode,
+    /// The version of the directory on a read-only mount.
+    data: Arc<InodeData>,
     layout: DirLayout,
     with_dots: bool,
-    /// How names of an encrypted directory are hashed, if they are shown with their hash.
+    /// Hash function for encrypted names, if their displayed form includes the hash.
     shown_hash: bool,
     source: Source,
-    /// Entries that a fast commit added, from the last to the first.
+    /// Entries that a fast commit added, last to first.
     added: Vec<(Box<[u8]>, Ino, u64)>,
 }
 
 enum Source {
     Blocks(Blocks),
-    /// The areas of an inline directory, with their offset in the listing, and the position.
+    /// The areas of an inline directory, with their offsets in the listing, and the position.
     Inline {
         areas: Vec<(u64, Vec<u8>)>,
         at: u64,
         sought: bool,
         dots: Vec<(&'static [u8], Ino)>,
     },
-    /// A directory that changes meanwhile; see `list`.
+    /// A directory that may change; see `list`.
     Live(Live),
-    /// Everything was listed.
+    /// The listing is complete.
     Done,
 }
 
 /// A listing on a writable mount.
 struct Live {
-    /// Where the next batch begins; `None` behind the last one.
+    /// Position of the next batch; `None` at the end.
     at: Option<u64>,
     items: std::vec::IntoIter<Item>,
     damage: Option<FsError>,
-    /// Whether the index must not be followed; found out at the first step.
+    /// Whether the index is invalid; determined at the first step.
     broken_index: Option<bool>,
 }
 
@@ -132,32 +137,32 @@ impl Live {
 }
 
 struct Blocks {
-    /// Byte position of the next record, from the start of the directory.
+    /// Offset of the next record from the start of the directory, in bytes.
     at: u64,
-    /// File blocks of the directory.
+    /// Number of file blocks of the directory.
     end: u64,
     cursor: Cursor,
-    /// Blocks read and not yet left behind.
+    /// Blocks that were read and are not finished.
     batch: Vec<u8>,
     batch_start: u64,
     batch_device: FsBlock,
-    /// `at` came from a caller and may lie inside a record.
+    /// Whether `at` came from a caller, so that it may lie inside a record.
     sought: bool,
-    /// The block whose checksum was checked last.
+    /// The block whose checksum was verified last.
     checked: Option<u64>,
-    /// How many more blocks may be read (N2).
+    /// Number of further blocks that may be read (N2).
     budget: u64,
 }
 
 impl Inode {
-    /// Lists a directory, without `.` and `..`.
+    /// Returns an iterator over the entries of a directory, without `.` and `..`.
     ///
-    /// On a read-only mount in stored order. On a writable mount the directory may change meanwhile:
-    /// it is listed in order of hash (or, if it has several blocks and no index, in stored order), so
-    /// that what is there all the time is listed once, and cookies stay good when entries move. Cookies
-    /// of the two kinds of mount have nothing in common.
+    /// On a read-only mount the order is the stored one. On a writable mount the directory may
+    /// change meanwhile: it is listed in order of hash (or, if it has several blocks and no index,
+    /// in stored order), so that an entry that exists all the time is listed once, and cookies stay
+    /// valid when entries move. Cookies of the two kinds of mount differ.
     ///
-    /// Memory is bounded (128 KiB), and so is the work: no more blocks than the file system has.
+    /// Memory is bounded by 128 KiB, and the work by the number of blocks of the file system.
     ///
     /// # Errors
     ///
@@ -168,6 +173,8 @@ impl Inode {
             return Err(FsError::NotADirectory { ino: self.ino(), at: None });
         }
         let volume = self.volume();
+        let data = self.node().data();
+        let view = View::of(self.fs(), self.node(), Arc::clone(&data));
         let block_size = volume.block_size();
         let dots_only = |parent| {
             let dots = vec![(b"..".as_slice(), parent), (b".".as_slice(), self.ino())];
@@ -175,10 +182,10 @@ impl Inode {
         };
         let source = if volume.is_writable() {
             Source::Live(Live::from(0))
-        } else if let Some(parent) = self.made_by_overlay() {
+        } else if let Some(parent) = view.made_by_overlay() {
             dots_only(parent)
         } else if self.is_inline() {
-            let inline = self.inline_dir()?;
+            let inline = view.inline_dir()?;
             let dots = vec![(b"..".as_slice(), inline.parent), (b".".as_slice(), self.ino())];
             Source::Inline { areas: inline.areas, at: 0, sought: false, dots }
         } else {
@@ -186,7 +193,7 @@ impl Inode {
             Source::Blocks(Blocks {
                 at: 0,
                 end,
-                cursor: Cursor::new(self),
+                cursor: Cursor::new(&view),
                 batch: Vec::new(),
                 batch_start: 0,
                 batch_device: FsBlock(0),
@@ -196,7 +203,7 @@ impl Inode {
             })
         };
         let one_block = self.size() <= u64::from(block_size.bytes());
-        let mut added: Vec<_> = self
+        let mut added: Vec<_> = view
             .overlay_added()
             .into_iter()
             .enumerate()
@@ -205,10 +212,11 @@ impl Inode {
         added.reverse();
         Ok(ReadDir {
             inode: self.clone(),
-            layout: self.dir_layout(),
+            layout: view.dir_layout(),
+            data,
             with_dots: false,
             // Linux lists indexed directories, and those that would be if they had two blocks, by
-            // hash, and then shows the hash in the name; others it shows with hash 0.
+            // hash, and then includes the hash in the displayed name; for others the hash is 0.
             shown_hash: volume.has_dir_index()
                 && (self.is_indexed() || one_block || self.is_inline()),
             source,
@@ -218,15 +226,15 @@ impl Inode {
 }
 
 impl ReadDir {
-    /// Also lists `.` and `..`, where the directory has them.
+    /// Sets whether `.` and `..` are listed, if the directory has them.
     #[must_use]
     pub fn with_dots(mut self, with_dots: bool) -> ReadDir {
         self.with_dots = with_dots;
         self
     }
 
-    /// Goes on after the entry that had this cookie; 0 is the start. A cookie that no entry had
-    /// goes on somewhere near. Cookies are below 2^63.
+    /// Continues after the entry with this cookie; 0 is the start. With a cookie that no entry had,
+    /// the listing continues at a nearby entry. Cookies are below 2^63.
     #[must_use]
     pub fn seek(mut self, cookie: u64) -> ReadDir {
         match &mut self.source {
@@ -248,20 +256,28 @@ impl ReadDir {
         self
     }
 
-    /// Frees the buffer; the next step reads again what it needs.
+    /// Frees the buffer; the next step reads its blocks again.
     pub(crate) fn release_buffer(&mut self) {
         if let Source::Blocks(blocks) = &mut self.source {
             blocks.batch = Vec::new();
         }
     }
 
-    /// The entry to show for a stored one; `None` when it is not shown.
+    fn view(&self) -> View<'_> {
+        View::of(self.inode.fs(), self.inode.node(), Arc::clone(&self.data))
+    }
+
+    fn damage(&self, block: Option<FsBlock>, fault: Fault) -> FsError {
+        damage(&self.view(), block, fault)
+    }
+
+    /// Returns the listing's entry for a stored one; `None` when it is not listed.
     fn accept(&self, entry: &dir::DirEntry<'_>, block: Option<FsBlock>, cookie: u64) -> Step {
         if !entry.is_used() {
             return Step::Skip;
         }
         let inode = &self.inode;
-        let fail = |fault| Step::Item(Err(damage(inode, block, fault)));
+        let fail = |fault| Step::Item(Err(self.damage(block, fault)));
         if entry.is_dots() {
             if !self.with_dots {
                 return Step::Skip;
@@ -273,7 +289,7 @@ impl ReadDir {
         } else if !is_plain(entry.name) {
             return fail(Fault::Rule("an entry has an empty name, or one with '/' or NUL in it"));
         }
-        if inode.overlay_hides(entry.name, entry.ino) {
+        if self.view().overlay_hides(entry.name, entry.ino) {
             return Step::Skip; // Removed, or listed at the end with what it means now.
         }
         if entry.ino.0 > inode.volume().inode_count() {
@@ -303,7 +319,7 @@ impl ReadDir {
     }
 
     fn step_inline(&mut self) -> Option<Step> {
-        // Taken out while entries borrow from it, and put back at the end.
+        // The source is taken out while entries borrow from it, and put back at the end.
         let mut source = std::mem::replace(&mut self.source, Source::Done);
         let step = self.step_areas(&mut source);
         self.source = source;
@@ -322,7 +338,7 @@ impl ReadDir {
         let position = *at;
         let (start, area) =
             areas.iter().find(|(start, area)| position < start + area.len() as u64)?;
-        // Positions up to an area's start lead to its first record.
+        // Positions before an area lead to its first record.
         let mut offset = usize::try_from(position.saturating_sub(*start)).ok()?;
         if std::mem::take(sought) {
             offset = first_record_from(area, offset, self.layout);
@@ -341,7 +357,7 @@ impl ReadDir {
                 let next = start + area.len() as u64;
                 *at = next;
                 let fault = Fault::Decode(Box::new(fault));
-                Some(Step::Item(Err(damage(&self.inode, None, fault))))
+                Some(Step::Item(Err(self.damage(None, fault))))
             }
         }
     }
@@ -394,7 +410,7 @@ impl ReadDir {
         if block >= blocks.end {
             return None;
         }
-        match blocks.load(&self.inode, block) {
+        match blocks.load(&self.view(), block) {
             Ok(true) => {}
             Ok(false) => return Some(Step::Skip),
             Err(error) => {
@@ -413,9 +429,9 @@ impl ReadDir {
         if blocks.checked != Some(block) {
             blocks.checked = Some(block);
             let file_block = FileBlock(u32::try_from(block).ok()?);
-            if let Err(fault) = self.inode.verify_dir_block(file_block, bytes) {
+            if let Err(fault) = self.view().verify_dir_block(file_block, bytes) {
                 blocks.at = next_block;
-                return Some(Step::Item(Err(damage(&self.inode, device, fault))));
+                return Some(Step::Item(Err(self.damage(device, fault))));
             }
         }
         if offset >= bytes.len() {
@@ -431,13 +447,14 @@ impl ReadDir {
             Err(fault) => {
                 blocks.at = next_block;
                 let fault = Fault::Decode(Box::new(fault));
-                Some(Step::Item(Err(damage(&self.inode, device, fault))))
+                Some(Step::Item(Err(self.damage(device, fault))))
             }
         }
     }
 }
 
-/// The start of the first record at or after `offset`; the end of the area when there is none.
+/// Returns the start of the first record at or after `offset`; the end of the area when there is
+/// none.
 fn first_record_from(area: &[u8], offset: usize, layout: DirLayout) -> usize {
     Records::of_area(area, layout)
         .map_while(Result::ok)
@@ -452,8 +469,8 @@ enum Step {
 }
 
 impl Blocks {
-    /// Makes the batch hold `block`. `false`, and the position moved on, when it is a hole.
-    fn load(&mut self, inode: &Inode, block: u64) -> Result<bool> {
+    /// Loads `block` into the batch. Returns false, with the position moved on, when it is a hole.
+    fn load(&mut self, inode: &View<'_>, block: u64) -> Result<bool> {
         let block_size = inode.volume().block_size();
         let held = (self.batch.len() >> block_size.log2()) as u64;
         if block.wrapping_sub(self.batch_start) < held {
@@ -515,7 +532,7 @@ impl Iterator for ReadDir {
                     let (name, ino, cookie) = self.added.pop()?;
                     if !is_plain(&name) {
                         let fault = Fault::Rule("a fast commit adds a name that is none");
-                        return Some(Err(damage(&self.inode, None, fault)));
+                        return Some(Err(self.damage(None, fault)));
                     }
                     return Some(Ok(self.entry(name, ino, FileType::Unknown, cookie)));
                 }

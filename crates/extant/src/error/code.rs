@@ -1,4 +1,4 @@
-//! The error as a number for programs, and as a kind of `std::io`.
+//! Errors as stable numbers for programs, and as kinds of `std::io`.
 
 use std::io;
 
@@ -7,9 +7,10 @@ use extant_block::{DeviceFault, OpenError};
 
 use super::{Family, FsError};
 
-/// Which error it is, as a number that never changes: for bindings to other languages, for JSON, and for logs.
+/// Number of an error, which never changes: for bindings to other languages, for JSON, and for
+/// logs.
 ///
-/// An errno is coarser: `EINVAL` stands for ten of these.
+/// An errno is coarser: several of these share `EINVAL`.
 ///
 /// ```
 /// use extant::{ErrorCode, FsError};
@@ -117,11 +118,13 @@ pub enum ErrorCode {
     NoThread = 47,
     /// [`FsError::Frozen`].
     Frozen = 48,
+    /// [`FsError::OperationCancelled`].
+    OperationCancelled = 49,
 }
 
 impl ErrorCode {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [ErrorCode; 48] = [
+    /// Every code, in the order of the numbers.
+    pub const ALL: [ErrorCode; 49] = [
         Self::NotFound,
         Self::NotADirectory,
         Self::IsADirectory,
@@ -170,6 +173,7 @@ impl ErrorCode {
         Self::OtherFileSystem,
         Self::NoThread,
         Self::Frozen,
+        Self::OperationCancelled,
     ];
 
     /// Returns the name of the variant.
@@ -223,12 +227,13 @@ impl ErrorCode {
             Self::OtherFileSystem => "OtherFileSystem",
             Self::NoThread => "NoThread",
             Self::Frozen => "Frozen",
+            Self::OperationCancelled => "OperationCancelled",
         }
     }
 }
 
 impl FsError {
-    /// Returns which error this is, without its numbers.
+    /// Returns the code of the error.
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NotFound { .. } => ErrorCode::NotFound,
@@ -260,6 +265,7 @@ impl FsError {
             Self::OtherFileSystem { .. } => ErrorCode::OtherFileSystem,
             Self::NoThread { .. } => ErrorCode::NoThread,
             Self::Frozen => ErrorCode::Frozen,
+            Self::OperationCancelled { .. } => ErrorCode::OperationCancelled,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -282,8 +288,8 @@ impl FsError {
         }
     }
 
-    /// Returns the inode that the error is about, or the directory in which a name was looked for; `None` for errors about
-    /// arguments, the device or the whole file system.
+    /// Returns the inode of the error, or the directory in which a name was looked up; `None` for
+    /// errors about arguments, the device or the whole file system.
     pub fn ino(&self) -> Option<Ino> {
         match self {
             Self::NotFound { dir: ino, .. }
@@ -315,8 +321,8 @@ impl FsError {
         }
     }
 
-    /// The kind that `std` gives to the same failure of a system call, where there is one.
-    fn io_kind(&self) -> io::ErrorKind {
+    /// Returns the kind that `std` gives to the same failure of a system call, where there is one.
+    pub(super) fn io_kind(&self) -> io::ErrorKind {
         use io::ErrorKind as Kind;
         match self {
             Self::NotFound { .. } | Self::NoAttribute { .. } => Kind::NotFound,
@@ -353,10 +359,11 @@ impl FsError {
             Self::OtherProject { .. } | Self::OtherFileSystem { .. } => Kind::CrossesDevices,
             Self::NoThread { .. } => Kind::WouldBlock,
             Self::Frozen => Kind::ResourceBusy,
+            Self::OperationCancelled { .. } => Kind::Other,
             Self::PageCache(_) => Kind::OutOfMemory,
             Self::WritebackFailed { .. } => Kind::Other,
             Self::InUse { .. } => Kind::ResourceBusy,
-            // The kind that `std` has for it (`FilesystemLoop`) is not stable.
+            // The kind of `std` for this error (`FilesystemLoop`) is not stable.
             Self::SymlinkLoop { .. } => Kind::Other,
             Self::Open(error) => match &**error {
                 OpenError::Io { source, .. } => source.kind(),
@@ -377,8 +384,8 @@ impl FsError {
 }
 
 impl From<FsError> for io::Error {
-    /// Keeps the whole error as the inner one. Its kind is the one that `std` gives to the same failure of a system
-    /// call; damage is [`InvalidData`](io::ErrorKind::InvalidData).
+    /// Wraps the error. The kind is the one that `std` gives to the same failure of a system call;
+    /// damage is [`InvalidData`](io::ErrorKind::InvalidData).
     fn from(error: FsError) -> io::Error {
         io::Error::new(error.io_kind(), error)
     }

@@ -1,10 +1,10 @@
-//! Where in a path something went wrong.
+//! The part of a path that an error concerns.
 
 use std::fmt;
 
 use super::FsError;
 
-/// A path that was given, and the one name in it that an error is about.
+/// A path passed by the caller, and the name in it that an error concerns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PathPart {
     path: Box<[u8]>,
@@ -12,20 +12,21 @@ pub struct PathPart {
 }
 
 impl PathPart {
-    /// Returns the path as it was given.
+    /// Returns the path as the caller passed it.
     pub fn path(&self) -> &[u8] {
         &self.path
     }
 
-    /// Returns the name that the error is about. It is a part of the path, or of the target of a symbolic link on
-    /// the way; it is empty when the path is.
+    /// Returns the name that the error concerns: a part of the path, or of the target of a symbolic
+    /// link on the way. It is empty when the path is empty.
     pub fn component(&self) -> &[u8] {
         &self.component
     }
 }
 
 impl fmt::Display for PathPart {
-    /// Shows the path, and the name if it is not the last one; what is not UTF-8 as escapes.
+    /// Prints the path, and the name unless it is the last one; bytes that are not printable ASCII
+    /// are escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.escape_ascii())?;
         let end = self.path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
@@ -39,8 +40,8 @@ impl fmt::Display for PathPart {
 }
 
 impl FsError {
-    /// The same error with the path that was given and the name in it where it came up, for the errors that have
-    /// room for that and do not say it already.
+    /// Returns the error with the path and the name that it concerns, for errors that have a field
+    /// for them that is not filled yet.
     pub(crate) fn in_path(mut self, path: &[u8], component: &[u8]) -> FsError {
         if let Self::NotFound { at, .. }
         | Self::NotADirectory { at, .. }

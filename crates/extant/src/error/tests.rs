@@ -270,6 +270,12 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
         ),
         (FsError::Frozen, Family::Refusal, 16, "the file system is frozen: thaw it first"),
         (
+            FsError::OperationCancelled { why: "its time was over" },
+            Family::Refusal,
+            125,
+            "the operation was cancelled before it began: its time was over",
+        ),
+        (
             FsError::NoThread { why: "Resource temporarily unavailable".into() },
             Family::Refusal,
             11,
@@ -390,7 +396,7 @@ fn kinds_are_those_of_the_standard_library() {
             (ErrorCode::NoAttribute, _) => Kind::NotFound,
             (ErrorCode::Encrypted, _) => Kind::PermissionDenied,
             (ErrorCode::NotUtf8, _) => Kind::InvalidData,
-            (ErrorCode::SymlinkLoop, _) => Kind::Other,
+            (ErrorCode::SymlinkLoop | ErrorCode::OperationCancelled, _) => Kind::Other,
             _ => io::Error::from_raw_os_error(errno).kind(),
         };
         assert_eq!(kind, expected, "{code:?}: {text}");
@@ -452,6 +458,7 @@ fn numbers_and_names_of_errors_stay() {
         "OtherFileSystem",
         "NoThread",
         "Frozen",
+        "OperationCancelled",
     ];
     let expected = (1..).zip(expected).collect();
     let all = ErrorCode::ALL.map(|code| (code as u16, code.name()));

@@ -1,17 +1,19 @@
-//! The thread that fetches what readers will want next.
+//! The read-ahead thread.
 //!
 //! # Shape
 //!
-//! A queue of files, each at most once (`writer::ReadAhead`); the page cache knows which parts (`extant-iomap`,
-//! `readahead`). The thread starts with the first file and ends with the mount. Readers never need
-//! it: what it is late for, or fails at, they do themselves.
+//! A queue of files, each at most once (`writer::ReadAhead`); the page cache knows which parts
+//! (`extant-iomap`, `readahead`). The thread starts with the first file and ends with the mount.
+//! Readers do not depend on it: they read for themselves what the thread has not read or failed to
+//! read.
 //!
 //! # Invariants
 //!
-//! - A1. It holds the volume and a handle of the file only while it works on one window, so that it
-//!   keeps neither; and the content lock, shared, if it can have it without waiting.
+//! - A1. The thread holds the volume and a handle of the file only while it fills one window, so
+//!   that it delays neither an unmount nor a deletion. It takes the content lock, shared, only if
+//!   it need not wait.
 //! - A2. A file's mark `FileState::awaits_thread` is set before it is queued, and cleared before
-//!   its windows are looked for: what is wanted later queues it again.
+//!   the thread looks for windows: a later request queues the file again.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -20,7 +22,7 @@ use super::FileMapper;
 use crate::fs::{Fs, Mount};
 use crate::node::Node;
 
-/// Empties the queue; false when the mount has ended.
+/// Empties the queue. Returns false when the mount has ended.
 fn work(volume: &Weak<Mount>) -> bool {
     loop {
         let Some(volume) = volume.upgrade() else { return false };
@@ -32,7 +34,7 @@ fn work(volume: &Weak<Mount>) -> bool {
         let Some(node) = ahead.pop() else { return true };
         let fs = Fs::of(Arc::clone(&volume));
         if fetch(&fs, &node) {
-            // Others have their turn first.
+            // The other files of the queue come first.
             let _ = fs.with_mapper(&node, |mapper| {
                 mapper.queue_read_ahead();
                 Ok(())
@@ -41,13 +43,13 @@ fn work(volume: &Weak<Mount>) -> bool {
     }
 }
 
-/// Fetches one window of a file. Whether there may be more.
+/// Fetches one window of a file. Returns whether there may be more.
 fn fetch(fs: &Fs, node: &Arc<Node>) -> bool {
-    // So that nobody deletes the inode meanwhile.
+    // The handle keeps the inode from being deleted meanwhile.
     let Ok(inode) = fs.handle(node) else { return false };
     let Some(file) = node.file_in_use() else { return false };
     file.awaits_thread.store(false, Ordering::Release);
-    // Who writes has it for long, and wants it soon again.
+    // A writer holds the lock for long and will take it again soon: do not compete with it.
     let Some(_content) = node.content.try_read() else { return false };
     if inode.check_contents().is_err() {
         return false;
@@ -56,7 +58,7 @@ fn fetch(fs: &Fs, node: &Arc<Node>) -> bool {
 }
 
 impl FileMapper<'_> {
-    /// Lets the thread fetch what readers of this file will want.
+    /// Queues this file for the read-ahead thread.
     pub(super) fn queue_read_ahead(&self) {
         if let Ok(writer) = self.fs.volume().writer() {
             writer.read_ahead().push(self.node, self.file, || {

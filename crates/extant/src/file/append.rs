@@ -1,7 +1,8 @@
-//! Space behind the last blocks of a file, a little at a time: what programs do that allocate as they go.
+//! Fast path for allocating a few blocks behind the last ones of a file, as programs do that
+//! preallocate while they write.
 //!
-//! One record of the map gets longer, without a search in the tree or in a bitmap. What is not so simple
-//! is left to the general way.
+//! The last extent is made longer, without a search in the tree or in a bitmap. Everything else is
+//! left to the general path.
 
 use std::ops::Range;
 
@@ -13,15 +14,16 @@ use crate::alloc::{Extended, Run};
 use crate::error::Result;
 use crate::map;
 
-/// The inode, its quotas and the superblock; bitmap and descriptor of one group; the leaf.
+/// Credits: the inode, its quotas and the superblock; bitmap and descriptor of one group; the leaf.
 const CREDITS: u32 = 8 + 2 + 1;
 
-/// A file with so many blocks stays where it is.
+/// Size in blocks from which a file does not move to another group when its own is busy.
 const SETTLED: u64 = 16;
 
 impl Change<'_> {
-    /// Gives `blocks` space by making the last extent of the file longer, and raises the size to `grow_to`.
-    /// `false`, and nothing has changed: that is not how it can be done. The caller keeps writeback out.
+    /// Allocates `blocks` by making the last extent of the file longer, and raises the size to
+    /// `grow_to`. Returns false, with nothing changed, if the general path is needed. The caller
+    /// holds writeback of the file off.
     pub(super) fn append(&self, blocks: &Range<u64>, grow_to: Option<u64>) -> Result<bool> {
         if self.ratio() != 1 {
             return Ok(false);
@@ -34,19 +36,19 @@ impl Change<'_> {
         if !is_behind || blocks.end > longest || tail.extent.state != ExtentState::Unwritten {
             return Ok(false);
         }
-        // Space is promised for them.
+        // These blocks are delayed: space is promised for them.
         if self.file().map.read().next(end).is_some() {
             return Ok(false);
         }
         if crate::volume::blocks_left(self.volume(), self.node())? < blocks.end - end {
             return Ok(false);
         }
-        // At most as long as an extent.
+        // The length is at most that of an extent.
         let by = (blocks.end - end) as u32;
         let device_end = tail.extent.device_start.0 + u64::from(tail.extent.len.0);
         let mut txn = self.begin(CREDITS)?;
         let run = Run { start: FsBlock(device_end), len: by };
-        // A small file can go on elsewhere; a larger one would be cut into pieces.
+        // A small file can continue in another group; a larger one would be fragmented.
         match txn.extend_here(self.node(), run, blocks.start >= SETTLED)? {
             Extended::Yes => {}
             Extended::No => return Ok(false),

@@ -1,4 +1,4 @@
-//! Copying from file to file through their caches.
+//! Copying between files through their caches.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use super::{FileMapper, WriteBy, resize};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 
-/// What is copied while the locks of both files are held.
+/// Bytes copied under the locks of both files.
 const STEP: u64 = 1 << 20;
-/// How long a hole is made at once in a destination that has data there.
+/// Bytes of a hole made at once where the destination has data.
 const HOLE_STEP: u64 = 16 << 20;
 
-/// A part of the source.
+/// A run of bytes of one kind in the source.
 enum Piece {
     /// Bytes up to this length, in the buffer.
     Data(usize),
@@ -23,30 +23,31 @@ enum Piece {
 }
 
 impl Inode {
-    /// Copies up to `len` bytes from byte `offset` to byte `to_offset` of `to`, and returns how many
-    /// there were: fewer at the end of this file, or when an error came in the way, which the next call
-    /// meets again.
+    /// Copies up to `len` bytes from byte `offset` to byte `to_offset` of `to`, and returns the
+    /// number of bytes copied: fewer than `len` at the end of this file, or before an error, which
+    /// the next call returns.
     ///
-    /// Holes stay holes where the destination has none either, and behind its end. Each MiB is copied at one
-    /// moment; others may write between.
+    /// Holes are kept where the destination has a hole as well, and behind its end. The copy is
+    /// atomic for each MiB only; other writes may come between.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`]: overlapping ranges of one file. Else those of [`read_at`](Self::read_at) and
-    /// [`write_at`](Self::write_at), for the first bytes.
+    /// [`FsError::InvalidArgument`]: overlapping ranges of one file. Otherwise those of [`read_at`](Self::read_at) and
+    /// [`write_at`](Self::write_at), if they concern the first bytes.
     ///
     /// # Cost
     ///
-    /// Two copies of the data in memory. Holes cost in proportion to what they replace.
+    /// Two copies of the data in memory. Holes cost in proportion to the data that they replace.
     pub fn copy_range(&self, offset: u64, to: &Inode, to_offset: u64, len: u64) -> Result<u64> {
         self.copy_range_by(WriteBy::Program, offset, to, to_offset, len)
     }
 
-    /// [`copy_range`](Self::copy_range) for a front end that knows on whose behalf.
+    /// Copies like [`copy_range`](Self::copy_range), for front ends that say with `by` on whose
+    /// behalf they write.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`copy_range`](Self::copy_range).
     pub fn copy_range_by(
         &self,
         by: WriteBy,
@@ -89,9 +90,10 @@ impl Inode {
         buffer: &mut Vec<u8>,
     ) -> Result<u64> {
         let fs = to.fs();
-        fs.balance_dirty()?;
+        let _turn =
+            fs.balance_dirty(to.ino(), (range.end - range.start).min(buffer.len() as u64))?;
         if !std::ptr::eq(self.volume(), to.volume()) {
-            // Of another mount, whose locks are in no order with these.
+            // The two files belong to different mounts, whose locks have no common order.
             let piece = {
                 let _content = self.volume().is_writable().then(|| self.node().content.read());
                 self.next_piece(&range, u64::MAX, buffer)?
@@ -102,7 +104,7 @@ impl Inode {
             });
         }
         fs.change(|| {
-            // In rising order.
+            // Two locks of one rank are taken in order of the inode numbers.
             let (node, to_node) = (self.node(), to.node());
             let (first, last) = if node.ino() < to_node.ino() {
                 (Some(node.content.read()), None)
@@ -116,13 +118,13 @@ impl Inode {
         })
     }
 
-    /// How many bytes of a hole can be put there under one lock.
+    /// Returns the number of bytes of a hole that may be made at `at` under one lock.
     fn room_for_holes(&self, at: u64) -> u64 {
         if at >= self.node().size() { u64::MAX } else { HOLE_STEP }
     }
 
-    /// The first bytes of a range, as far as they are alike; none at the end of the file. The content
-    /// lock is held.
+    /// Returns the first bytes of a range that are all data or all hole; an empty piece at the end
+    /// of the file. The caller holds the content lock.
     fn next_piece(&self, range: &Range<u64>, hole_max: u64, buffer: &mut Vec<u8>) -> Result<Piece> {
         let size = if self.volume().is_writable() { self.node().size() } else { self.size() };
         let end = range.end.min(size);
@@ -140,7 +142,7 @@ impl Inode {
         buffer.resize(len, 0);
         let read = match self.volume().is_writable() {
             true => self.read_cached(at, buffer)?,
-            false => self.read_range(at, buffer)?,
+            false => self.fs().view(self.node()).read_range(at, buffer)?,
         };
         Ok(Piece::Data(read))
     }
@@ -155,7 +157,8 @@ impl Inode {
         })
     }
 
-    /// Stores a piece; the content lock is held exclusively. Returns its length, or less.
+    /// Stores a piece; the caller holds the content lock exclusively. Returns the number of bytes
+    /// stored, which may be fewer.
     fn put_piece(&self, by: WriteBy, piece: &Piece, at: u64, buffer: &[u8]) -> Result<u64> {
         let file = self.fs().file(self.node())?;
         match piece {
@@ -179,7 +182,7 @@ impl Inode {
         let is_inline = flags.contains(InodeFlags::INLINE_DATA);
         let frozen = InodeFlags::IMMUTABLE | InodeFlags::APPEND | InodeFlags::VERITY;
         if is_inline || flags.intersects(frozen) || len == 0 {
-            // Few bytes, or refused there.
+            // The range is short, or the file does not support holes.
             let zeros = vec![0; usize::try_from(len.min(STEP)).unwrap_or(0)];
             let ask = WriteAsk::at(at).by(by);
             let (_, written) = self.write_locked(file, ask, std::iter::once(&zeros[..]))?;

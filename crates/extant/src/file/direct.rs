@@ -13,13 +13,13 @@ use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::node::FileState;
 
-/// Pieces of a range that are worth handing over one by one.
+/// Limit of the pieces of a range that [`with_stored`](Inode::with_stored) passes on.
 const PIECES_MOST: usize = 16;
 
 impl Inode {
-    /// [`read_at`](Self::read_at) that leaves the page cache as it is: what is not cached goes from the
-    /// device into `out`, at any offset and length. For callers with a cache of their own, and for what is
-    /// read once.
+    /// Reads like [`read_at`](Self::read_at), but bypasses the page cache: data that is not cached
+    /// goes from the device into `out`, at any offset and length. For callers with a cache of their
+    /// own, and for data that is read once.
     ///
     /// # Errors
     ///
@@ -27,24 +27,23 @@ impl Inode {
     ///
     /// # Cost
     ///
-    /// One device read for each contiguous run, nothing else in proportion to the bytes. Nothing is read
-    /// ahead.
-    pub fn read_direct_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+    /// One device read for each contiguous run. There is no read-ahead.
+    pub fn read_direct_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_contents()?;
         if !self.volume().is_writable() {
-            return self.read_range(offset, out);
+            return self.fs().view(self.node()).read_range(offset, out);
         }
         let node = self.node();
         let _content = node.content.read();
         self.fs().with_mapper(node, |mapper| mapper.file.cache.read_direct(mapper, offset, out))
     }
 
-    /// [`with_cached`](Self::with_cached) when all of `range` is in the page cache and nothing has to be
-    /// read; else `None`, and `look` is not called.
+    /// Calls `look` like [`with_cached`](Self::with_cached) if all of `range` is in the page cache.
+    /// Otherwise returns `None` without calling `look`; nothing is read.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`with_cached`](Self::with_cached).
     pub fn with_resident<R>(
         &self,
         range: Range<u64>,
@@ -60,10 +59,11 @@ impl Inode {
         })
     }
 
-    /// Calls `look` with the open file that the device is and with where in it the bytes of `range` are, as
-    /// far as the file has them: their places and lengths, one behind the other. Nobody writes to the file
-    /// through the cache meanwhile; `look` must not use it, and says whether it has read them. `false` also when
-    /// they are elsewhere (cached, in holes, in the inode), in more than 16 pieces, or the device is no open file.
+    /// Calls `look` with the device's file descriptor and the places of `range` on it, as offset
+    /// and length in bytes, in order and up to the end of the file. No write through the cache
+    /// changes the file meanwhile; `look` must not call into the file, and returns whether it has
+    /// read the bytes. The result is false, too, if the bytes are elsewhere (cached, in holes, in
+    /// the inode) or in more than 16 pieces, or if the device has no descriptor.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Inode {
             let Some(mut runs) = mapper.file.cache.stored_at(mapper, range, PIECES_MOST)? else {
                 return Ok(false);
             };
-            // The device is shorter than 2^63, and so are sums.
+            // The device is shorter than 2^63 bytes, and so are sums.
             runs.iter_mut().for_each(|(at, _)| *at = at.saturating_add(start));
             let is_read = look(file, &runs);
             if is_read {
@@ -96,25 +96,27 @@ impl Inode {
         })
     }
 
-    /// [`write_at`](Self::write_at) whose whole blocks are on the device when it returns, without having
-    /// been in the page cache; the bytes of blocks that are written in part are in the cache as ever. They
-    /// are durable, all of them, by [`sync_data`](Self::sync_data).
+    /// Writes like [`write_at`](Self::write_at), but whole blocks bypass the page cache and are on
+    /// the device when the call returns. Bytes of partly written blocks go through the cache. All
+    /// bytes are durable after [`sync_data`](Self::sync_data).
     ///
-    /// Any offset and length will do; what Linux calls direct I/O, with its rules, is [`direct`](Self::direct).
+    /// Any offset and length will do; [`direct`](Self::direct) gives direct I/O with the alignment
+    /// rules of Linux.
     ///
-    /// Writes over blocks that the file has, of its stored size, and that are not cached run beside each other and
-    /// beside readers, who may see a part of one. Any other write is alone, as a write through the cache.
+    /// Writes over allocated blocks that are below the stored size and not cached run concurrently
+    /// with each other and with readers, which may see a part of one. Any other write is exclusive,
+    /// like a write through the cache.
     ///
     /// # Errors
     ///
-    /// As [`write_at`](Self::write_at), and those of the device. Blocks that a device error was about may
-    /// hold anything.
+    /// As [`write_at`](Self::write_at), and those of the device. After a device error the contents
+    /// of the blocks concerned are undefined.
     ///
     /// # Cost
     ///
-    /// One device write for each contiguous run; one handle of the journal when blocks are added or get their
-    /// first data. Through the cache, with one copy, while the file is mapped or its data lies in the
-    /// inode.
+    /// One device write for each contiguous run; one journal handle when blocks are added or get
+    /// their first data. While the file is mapped or its data lies in the inode, the write goes
+    /// through the cache, with one copy.
     ///
     /// # Example
     ///
@@ -124,22 +126,23 @@ impl Inode {
     /// # let fs = extant::MountOptions::new().read_only(false).open(device)?;
     /// let inode = fs.resolve("/disk.qcow2")?;
     /// let mut block = vec![0; 64 << 10];
-    /// inode.read_direct_at(1 << 20, &mut block)?;
-    /// inode.write_direct_at(5 << 20, &block)?;
+    /// inode.read_direct_at(&mut block, 1 << 20)?;
+    /// inode.write_direct_at(&block, 5 << 20)?;
     /// inode.sync_data()?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn write_direct_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_direct_by(WriteBy::Program, offset, bytes)
+    pub fn write_direct_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.write_direct_by(WriteBy::Program, bytes, offset)
     }
 
-    /// [`write_direct_at`](Self::write_direct_at) for a front end that knows on whose behalf.
+    /// Writes like [`write_direct_at`](Self::write_direct_at), for front ends that say with `by` on
+    /// whose behalf.
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn write_direct_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
+    /// As [`write_direct_at`](Self::write_direct_at).
+    pub fn write_direct_by(&self, by: WriteBy, bytes: &[u8], offset: u64) -> Result<usize> {
         let how = Overwrite { unit: self.volume().block_size().bytes().into(), durable: false };
         if let Overwritten::Done { .. } = self.overwrite(by, offset, bytes, how)? {
             return Ok(bytes.len());
@@ -148,7 +151,7 @@ impl Inode {
         self.write_parts(WriteAsk::at(offset).by(by).direct(), parts).map(|(_, written)| written)
     }
 
-    /// Writes over blocks that there are, with the content lock shared.
+    /// Writes over allocated blocks, with the content lock shared.
     pub(super) fn overwrite(
         &self,
         by: WriteBy,
@@ -164,7 +167,7 @@ impl Inode {
             Some(alone) => Overwritten::Alone(alone),
             None => fs.change(|| {
                 let _content = node.content.read();
-                // Again, because it may have changed before the lock was had.
+                // This is asked again, because it may have changed before the lock was taken.
                 if let Some(alone) = self.keeps_from_sharing(file, by, offset, len) {
                     return Ok(Overwritten::Alone(alone));
                 }
@@ -186,7 +189,8 @@ impl Inode {
         Ok(outcome)
     }
 
-    /// Why a write changes more than the bytes of blocks that there are, as far as the inode says.
+    /// Returns why a write must be exclusive, as far as the inode tells: it changes more than the
+    /// bytes of allocated blocks.
     pub(super) fn keeps_from_sharing(
         &self,
         file: &FileState,

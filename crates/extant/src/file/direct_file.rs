@@ -1,4 +1,4 @@
-//! Direct I/O by the rules of Linux: aligned, or refused, and never left in memory.
+//! Direct I/O by the rules of Linux: requests must be aligned, and nothing stays in memory.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -12,35 +12,37 @@ use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::node::FileState;
 
-/// What direct I/O has to be aligned to, in bytes: powers of two. What `statx` calls `stx_dio_mem_align` and
-/// `stx_dio_offset_align`.
+/// Alignment that direct I/O requires, in bytes: powers of two, which `statx` reports as
+/// `stx_dio_mem_align` and `stx_dio_offset_align`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DirectAlignment {
-    /// The first byte of the caller's memory.
+    /// Alignment of the buffer's address.
     pub memory: u32,
-    /// Offsets in the file, and lengths.
+    /// Alignment of offsets in the file and of lengths.
     pub offset: u32,
 }
 
-/// A regular file past the page cache, from [`Inode::direct`]. What Linux gives to programs that open with
-/// `O_DIRECT`.
+/// A regular file for direct I/O, from [`Inode::direct`]: the counterpart of a file opened with
+/// `O_DIRECT` on Linux.
 ///
 /// # Rules
 ///
-/// - Offset, length and memory are aligned as [`alignment`](Self::alignment) says; else the call fails with
-///   [`FsError::Misaligned`] (`EINVAL`) before anything is done. Nothing is buffered silently.
+/// - Offset, length and memory are aligned as [`alignment`](Self::alignment) says; otherwise the
+///   call fails with [`FsError::Misaligned`] (`EINVAL`) and has no effect. Nothing is buffered
+///   silently.
 /// - When a write returns, its bytes are on the device. They are durable after
 ///   [`sync_data`](Inode::sync_data), or at once with [`write_synced_at`](Self::write_synced_at).
-/// - Reads, writes and maps through the page cache see them, and are seen: what is dirty in the range goes to the
-///   device first, and what is cached of it is dropped afterwards. What programs have mapped stays
-///   where it is, so there a write goes through it, and to the device before it returns.
+/// - Direct I/O is coherent with the page cache: dirty pages of the range are written back first,
+///   and cached pages of a written range are dropped afterwards. Pages that programs have mapped
+///   stay cached, so a write to them goes through the cache and to the device before it returns.
 ///
-/// # Who waits for whom
+/// # Concurrency
 ///
-/// Writes to blocks that the file has, none of it cached, run beside each other and beside readers, who may see
-/// a part of one; over data they cost no handle of the journal. Every other write is alone with its
-/// file: one that makes it longer, fills a hole, or covers a part of a block that has no data yet. `CacheStats`
-/// counts each (`direct_overwrites`, `direct_conversions`, `direct_alone_…`).
+/// Writes to allocated blocks that are not cached run concurrently with each other and with
+/// readers, which may see a part of one; overwrites of data need no journal handle. Every other
+/// write is exclusive: one that extends the file, fills a hole, or covers a part of a block that
+/// has no data yet. `CacheStats` counts the kinds (`direct_overwrites`, `direct_conversions`,
+/// `direct_alone_…`).
 ///
 /// # Example
 ///
@@ -57,9 +59,9 @@ pub struct DirectAlignment {
 /// let unit = file.alignment().offset as usize;
 /// let mut block = extant::AlignedBuffer::zeroed(8 * unit);
 /// block.fill(7);
-/// file.write_at(0, &block)?;
-/// assert!(matches!(file.write_at(1, &block), Err(FsError::Misaligned { .. })));
-/// assert_eq!(file.read_at(unit as u64, &mut block)?, 7 * unit);
+/// file.write_at(&block, 0)?;
+/// assert!(matches!(file.write_at(&block, 1), Err(FsError::Misaligned { .. })));
+/// assert_eq!(file.read_at(&mut block, unit as u64)?, 7 * unit);
 /// drop(file);
 /// fs.unmount()?;
 /// # Ok(())
@@ -72,8 +74,9 @@ pub struct DirectFile {
 }
 
 impl Inode {
-    /// What direct I/O on this file has to be aligned to. `None` where Linux says 0: the file is not
-    /// regular, or its data lies in the inode at the moment, is encrypted or is sealed by fs-verity.
+    /// Returns the alignment that direct I/O on this file requires. `None` where Linux reports 0:
+    /// the file is not regular, or its data lies in the inode at the moment, is encrypted or is
+    /// sealed by fs-verity.
     pub fn direct_alignment(&self) -> Option<DirectAlignment> {
         let flags = self.node().gist().flags;
         let without = InodeFlags::INLINE_DATA | InodeFlags::VERITY;
@@ -86,7 +89,7 @@ impl Inode {
         DirectAlignment { memory: sector, offset: sector }
     }
 
-    /// This regular file past the page cache, by the rules of [`DirectFile`].
+    /// Opens this regular file for direct I/O, by the rules of [`DirectFile`].
     ///
     /// # Errors
     ///
@@ -103,67 +106,69 @@ impl DirectFile {
         &self.inode
     }
 
-    /// What offsets, lengths and memory have to be multiples of.
+    /// Returns the alignment that offsets, lengths and buffers must have.
     pub fn alignment(&self) -> DirectAlignment {
         self.alignment
     }
 
-    /// Fills `out` from byte `offset`, and returns how many bytes there were: fewer only at the end of
-    /// the file, 0 at or past it. Nothing is read ahead, and nothing is kept in memory.
+    /// Fills `out` from byte `offset`, and returns the number of bytes read: fewer than asked for
+    /// only at the end of the file, 0 at or past it. There is no read-ahead, and nothing is cached.
     ///
     /// # Errors
     ///
-    /// [`FsError::Misaligned`]; as [`Inode::read_at`].
+    /// [`FsError::Misaligned`]; otherwise as [`Inode::read_at`].
     ///
     /// # Cost
     ///
-    /// One device read for each contiguous run, a copy of what is cached.
-    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+    /// One device read for each contiguous run, and a copy of bytes that are cached.
+    pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check(offset, out)?;
-        self.inode.read_direct_at(offset, out)
+        self.inode.read_direct_at(out, offset)
     }
 
-    /// Writes `bytes` at byte `offset`, growing the file if need be, and returns how many were written: fewer
-    /// only when an error came in the way, which the next call meets again.
+    /// Writes `bytes` at byte `offset`, growing the file if needed, and returns the number of bytes
+    /// written: fewer only before an error, which the next call returns.
     ///
     /// # Errors
     ///
-    /// [`FsError::Misaligned`]; as [`Inode::write_at`], and those of the device. Blocks that a device error was
-    /// about may hold anything.
+    /// [`FsError::Misaligned`]; otherwise as [`Inode::write_at`], and those of the device. After a
+    /// device error the contents of the blocks concerned are undefined.
     ///
     /// # Cost
     ///
-    /// One device write for each contiguous run; one handle of the journal when blocks are added or get their
-    /// first data.
-    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_by(WriteBy::Program, false, offset, bytes)
+    /// One device write for each contiguous run; one journal handle when blocks are added or get
+    /// their first data.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.write_by(WriteBy::Program, false, bytes, offset)
     }
 
-    /// [`write_at`](Self::write_at) that returns when the bytes are durable, and what is needed to read them
-    /// back (`O_DSYNC`).
+    /// Writes like [`write_at`](Self::write_at), and returns when the bytes, and the metadata
+    /// needed to read them back, are durable (`O_DSYNC`).
     ///
     /// # Errors
     ///
-    /// As there, and of [`Inode::sync_data`].
+    /// Those of [`write_at`](Self::write_at) and [`Inode::sync_data`].
     ///
     /// # Cost
     ///
-    /// Over data: the device writes through its cache (FUA), and nothing is flushed or committed, unless
-    /// the map of the file has changed lately. Else [`write_at`](Self::write_at) and [`Inode::sync_data`].
-    pub fn write_synced_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_by(WriteBy::Program, true, offset, bytes)
+    /// An overwrite of data is one device write with FUA, without a flush or a commit, unless the
+    /// map of the file has changed since the last commit. Otherwise [`write_at`](Self::write_at)
+    /// and [`Inode::sync_data`].
+    pub fn write_synced_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.write_by(WriteBy::Program, true, bytes, offset)
     }
 
-    /// Both for a front end that knows on whose behalf; `synced` as
-    /// [`write_synced_at`](Self::write_synced_at).
+    /// Writes for front ends that say with `by` on whose behalf: like
+    /// [`write_synced_at`](Self::write_synced_at) if `synced`, else like
+    /// [`write_at`](Self::write_at).
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn write_by(&self, by: WriteBy, synced: bool, offset: u64, bytes: &[u8]) -> Result<usize> {
+    /// As [`write_synced_at`](Self::write_synced_at) and [`write_at`](Self::write_at).
+    pub fn write_by(&self, by: WriteBy, synced: bool, bytes: &[u8], offset: u64) -> Result<usize> {
         self.check(offset, bytes)?;
         if bytes.is_empty() {
-            return self.inode.write_direct_by(by, offset, bytes);
+            return self.inode.write_direct_by(by, bytes, offset);
         }
         let how = self.overwrites(synced);
         let (written, durable) = match self.inode.overwrite(by, offset, bytes, how)? {
@@ -179,12 +184,12 @@ impl DirectFile {
         Ok(written)
     }
 
-    /// How it writes over blocks.
+    /// Returns the parameters of this file's overwrites.
     pub(super) fn overwrites(&self, synced: bool) -> Overwrite {
         Overwrite { unit: self.alignment.offset.into(), durable: synced }
     }
 
-    /// Refuses offsets, lengths and memory that are not aligned, by name.
+    /// Fails with [`FsError::Misaligned`] if the offset, the length or the memory is not aligned.
     pub(super) fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let DirectAlignment { memory, offset: unit } = self.alignment;
         let ask = |what, value: u64, unit: u32| match value.is_multiple_of(u64::from(unit.max(1))) {
@@ -201,8 +206,8 @@ impl DirectFile {
 }
 
 impl Inode {
-    /// A direct write with the content lock held exclusively: what of it took the way through the cache is on
-    /// the device as well when it returns, and not in the cache any more.
+    /// Does a direct write with the content lock held exclusively. Parts that took the way through
+    /// the cache are on the device, and dropped from the cache, when the call returns.
     pub(super) fn write_direct_alone(
         &self,
         by: WriteBy,
@@ -211,7 +216,7 @@ impl Inode {
     ) -> Result<usize> {
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        fs.balance_dirty()?;
+        let _turn = fs.balance_dirty(self.ino(), 0)?;
         fs.change(|| {
             let _content = node.content.write();
             let (ask, parts) = (WriteAsk::at(offset).by(by).direct(), std::iter::once(bytes));
@@ -221,8 +226,8 @@ impl Inode {
         })
     }
 
-    /// What is dirty of these bytes goes to the device, and what is cached of them is forgotten, unless programs
-    /// have it mapped. The content lock is held exclusively.
+    /// Writes back the dirty pages of a range and drops its cached pages, unless programs have them
+    /// mapped. The caller holds the content lock exclusively.
     fn bring_to_device(&self, file: &FileState, offset: u64, len: u64) -> Result<()> {
         let block = u64::from(self.volume().block_size().bytes());
         let end = (offset + len).div_ceil(block).saturating_mul(block);
@@ -236,8 +241,8 @@ impl Inode {
         Ok(())
     }
 
-    /// Bytes that are durable up to `end` can be found again: whatever changed the map or the stored size is
-    /// committed, which mostly it has been for long.
+    /// Makes sure that durable bytes up to `end` can be found after a crash: commits the last
+    /// change of the map or of the stored size, if that has not happened yet.
     pub(super) fn commit_map_for(&self, end: u64) -> Result<()> {
         if self.node().with(|data| data.record.size) < end {
             return self.sync_data();

@@ -1,67 +1,80 @@
-//! Many direct reads and writes of one thread under way at once.
+//! Batches of direct reads and writes: many under way at once from one thread.
 //!
 //! # Rules
 //!
-//! - J1. The content lock is held, shared, from the first question about the map until the last operation of a
-//!   batch has finished: whoever takes blocks from the file waits for it.
-//! - J2. The thread that gave the batch sees it through. No completion depends on another thread, and none of
-//!   the caller's code runs meanwhile, so nobody waits for himself.
-//! - J3. What is not as simple as a device operation is done afterwards, one by one, as by
-//!   [`DirectFile::read_at`] and [`DirectFile::write_at`], which also say what is wrong with it.
+//! - J1. The content lock is held, shared, from the first lookup in the map until the last
+//!   operation of a batch has finished: truncation and other removal of blocks waits for it.
+//! - J2. The thread that submits the batch completes it. No completion depends on another thread,
+//!   and of the caller's code only what makes requests and takes results runs meanwhile, which must
+//!   not use the file system, so a thread cannot wait for itself.
+//! - J3. Requests that are not a single device operation are done afterwards, one by one, as by
+//!   [`DirectFile::read_at`] and [`DirectFile::write_at`], which also report what is wrong with
+//!   them.
+//! - J4. Unwritten blocks become written once the device has completed the whole batch, only for
+//!   the writes that succeeded, and before their results are returned.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 
+use extant_base::sabotage;
 use extant_block::{
-    AlignedBuffer, Completion, DeviceError, Engine, Finished, Operation, Queue, QueueOptions, Wait,
+    AlignedBuffer, Completion, DeviceError, Engine, Finished, Operation, Queue, QueueOptions,
 };
-use extant_iomap::{Mapper, Overwrite};
+use extant_iomap::{Mapper, Overwrite, OverwritePart, Queued};
 
 use super::direct_file::DirectFile;
 use super::{FileMapper, WriteBy, check_changeable};
 use crate::error::Result;
 
-/// What a request does with its memory.
+/// Requests of one hold of the content lock in a stream, for each that can be under way.
+const STREAM_TURNS: usize = 64;
+/// Requests of one hold of the content lock in a stream, at least.
+const STREAM_LEAST: usize = 1024;
+
+/// Direction of a direct request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DirectKind {
-    /// Fills it from the file.
+    /// Reads from the file into the buffer.
     Read,
-    /// Writes it to the file.
+    /// Writes the buffer to the file.
     Write {
-        /// Durable when it is done (`O_DSYNC`).
+        /// Whether the bytes are durable when the request is done (`O_DSYNC`).
         synced: bool,
     },
 }
 
-/// A direct read or write, with its memory.
+/// A direct read or write, with its buffer.
 #[derive(Debug)]
 pub struct DirectRequest {
-    /// Which of the two.
+    /// Direction of the request.
     pub kind: DirectKind,
-    /// First byte of the file.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// The bytes; their number is the length.
+    /// The buffer; its length is the length of the request.
     pub buffer: AlignedBuffer,
 }
 
-/// What became of a request.
+/// Outcome of a direct request.
 #[derive(Debug)]
 pub struct DirectDone {
-    /// The request, with its memory.
+    /// The request, with its buffer.
     pub request: DirectRequest,
-    /// As [`DirectFile::read_at`] and [`DirectFile::write_at`] say.
+    /// Number of bytes read or written, or the error, as of [`DirectFile::read_at`] and
+    /// [`DirectFile::write_at`].
     pub result: Result<usize>,
 }
 
-/// Many direct reads and writes of one thread at once, from [`DirectFile::queue`].
+/// A queue of direct reads and writes for one thread, from [`DirectFile::queue`].
 ///
-/// A batch of reads and of writes over blocks that have data goes to the device's queue, as deep as that is; nothing
-/// is handed to another thread, no handle of the journal is opened, and the content lock is shared. Whatever is not
-/// that simple (holes, growth, first data, ranges that are cached or in several pieces) is done afterwards, one by
-/// one; `CacheStats::direct_queued` counts the simple ones.
+/// Simple requests of a batch go to the device's queue together, up to its depth: reads, writes
+/// over blocks that have data, and first writes to whole preallocated blocks. Nothing is handed to
+/// another thread, and the content lock is shared. Only first writes need journal handles: a few
+/// for the whole batch, once the data is on the device. Other requests (holes, growth, ranges that
+/// are cached or in several pieces) are done afterwards, one by one; `CacheStats::direct_queued`
+/// counts the simple ones.
 ///
-/// Requests of one batch happen in any order, as those that programs have under way together: of two that
-/// overlap either may be last.
+/// Requests of one batch are not ordered: of two writes that overlap either may be last.
 ///
 /// # Example
 ///
@@ -75,7 +88,7 @@ pub struct DirectDone {
 /// # if !made.is_ok_and(|status| status.success()) { return Ok(()); }
 /// let fs = MountOptions::new().read_only(false).open_path(&path)?;
 /// let file = fs.root()?.create("disk", &NewInode::root(0o644))?.direct()?;
-/// file.write_at(0, &AlignedBuffer::zeroed(64 << 12))?;
+/// file.write_at(&AlignedBuffer::zeroed(64 << 12), 0)?;
 /// let mut queue = file.queue(&QueueOptions::default().depth(64));
 /// let read = |block: u64| DirectRequest {
 ///     kind: DirectKind::Read,
@@ -93,78 +106,214 @@ pub struct DirectDone {
 /// ```
 pub struct DirectQueue<'f> {
     file: &'f DirectFile,
-    queue: Box<dyn Queue + 'f>,
+    options: QueueOptions,
+    /// `None` after a panic of the caller's code, until the next call.
+    queue: Option<Box<dyn Queue + 'f>>,
+    engine: Engine,
+    depth: usize,
 }
 
-/// A request on its way.
+/// A request under way.
 struct Flight {
     request: DirectRequest,
-    /// `None` while it is under way, or has to be done afterwards.
+    /// The device operation of a simple request.
+    target: Option<Target>,
+    /// `None` while the request is under way or has to be done afterwards.
     result: Option<Result<usize>>,
 }
 
-impl DirectFile {
-    /// A queue for one thread. `options` are about the device's queue, which may offer less than is asked for:
-    /// [`DirectQueue::engine`].
-    pub fn queue(&self, options: &QueueOptions) -> DirectQueue<'_> {
-        DirectQueue { file: self, queue: self.inode().volume().device().queue(options) }
+impl Flight {
+    fn new(request: DirectRequest) -> Flight {
+        Flight { request, target: None, result: None }
     }
 }
 
-impl DirectQueue<'_> {
-    /// What moves the bytes.
+/// The requests done while the content lock is held once.
+struct Batch<'a> {
+    next: &'a mut dyn FnMut() -> Option<(u64, DirectRequest)>,
+    done: &'a mut dyn FnMut(u64, DirectDone),
+    /// A request that was taken from `next` and not started.
+    held: Option<(u64, DirectRequest)>,
+    /// Number of requests that may still be started.
+    left: usize,
+    /// Requests to be finished when the lock is released.
+    later: Vec<(u64, Flight)>,
+}
+
+impl Batch<'_> {
+    /// Returns the next request. A write ends a batch without writes.
+    fn next(&mut self, writes: bool) -> Option<(u64, DirectRequest)> {
+        if self.left == 0 {
+            return None;
+        }
+        let next = self.held.take().or_else(|| (self.next)())?;
+        if next.1.kind != DirectKind::Read && !writes {
+            self.held = Some(next);
+            self.left = 0;
+            return None;
+        }
+        self.left -= 1;
+        Some(next)
+    }
+}
+
+impl DirectFile {
+    /// Creates a queue for one thread. `options` ask for an engine and a depth of the device's
+    /// queue, which may offer less: see [`DirectQueue::engine`] and [`DirectQueue::depth`].
+    pub fn queue(&self, options: &QueueOptions) -> DirectQueue<'_> {
+        let queue = self.inode().volume().device().queue(options);
+        let (engine, depth) = (queue.engine(), queue.depth());
+        DirectQueue { file: self, options: *options, queue: Some(queue), engine, depth }
+    }
+}
+
+impl<'f> DirectQueue<'f> {
+    /// Returns the engine that transfers the bytes.
     pub fn engine(&self) -> Engine {
-        self.queue.engine()
+        self.engine
     }
 
-    /// Requests that are under way at most.
+    /// Returns the limit of the requests under way.
     pub fn depth(&self) -> usize {
-        self.queue.depth()
+        self.depth
     }
 
-    /// Does all requests of a batch, and returns them in their order, each with its result. Requests are held to
-    /// the rules of [`DirectFile`].
+    /// Does all requests of a batch, and returns them in their order, each with its result. The
+    /// alignment rules are those of [`DirectFile`].
     ///
-    /// Who wants to take blocks from the file, or write to it through the cache, waits for the batch: long
-    /// ones keep others waiting long.
+    /// Operations that free blocks of the file or write to it through the cache wait for the batch,
+    /// so long batches delay them.
     ///
     /// # Cost
     ///
-    /// One device operation for each request that is simple; for the others as the calls for one.
+    /// One device operation for each simple request; for the others, the cost of single calls.
     pub fn run(&mut self, requests: Vec<DirectRequest>) -> Vec<DirectDone> {
-        let fly = |request| Flight { request, result: None };
-        let mut flights: Vec<Flight> = requests.into_iter().map(fly).collect();
-        let inode = self.file.inode();
-        let writes = flights.iter().any(|flight| flight.request.kind != DirectKind::Read);
-        // What this could not do is done below, one by one, and meets the same error there.
-        let _ = match inode.volume().is_writable() {
-            false => self.fly_unchanging(&mut flights),
-            true if !writes => self.fly(&mut flights, false),
-            true => inode.fs().change(|| self.fly(&mut flights, true)),
-        };
-        flights.into_iter().map(|flight| self.land(flight)).collect()
+        let writes = requests.iter().any(|request| request.kind != DirectKind::Read);
+        let mut all: Vec<Option<DirectDone>> = Vec::new();
+        all.resize_with(requests.len(), || None);
+        let mut requests = (0..).zip(requests);
+        let mut done = |tag: u64, done| all[tag as usize] = Some(done);
+        self.go(writes, usize::MAX, &mut || requests.next(), &mut done);
+        all.into_iter().flatten().collect()
     }
 
-    /// What is left of a request when the batch is through.
-    fn land(&self, Flight { mut request, result }: Flight) -> DirectDone {
+    /// Does the requests that `next` returns, each with a tag of the caller's choice, until it
+    /// returns none, and calls `done` with each as it finishes. As many as
+    /// [`depth`](Self::depth) stay under way all the time, so that `next` can reuse the memory that
+    /// `done` got back. The alignment rules are those of [`DirectFile`].
+    ///
+    /// Both are called with locks held, and must not use the file system; debug builds panic if
+    /// they do. Requests that are not simple, first data, and synchronous writes finish late: after
+    /// up to 1024 requests, or 64 times the depth if that is more. Operations that wait for direct
+    /// I/O on the file wait for as many.
+    ///
+    /// # Cost
+    ///
+    /// As [`run`](Self::run).
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// # use extant::{AlignedBuffer, DirectKind, DirectQueue, DirectRequest, FsError};
+    /// /// Reads blocks `0..count` with 16 buffers, and returns the number of bytes.
+    /// fn scan(queue: &mut DirectQueue<'_>, count: u64) -> Result<usize, FsError> {
+    ///     let spare = std::cell::RefCell::new(vec![AlignedBuffer::zeroed(4096); 16]);
+    ///     let (mut block, mut bytes) = (0, Ok(0));
+    ///     queue.stream(
+    ///         || {
+    ///             let buffer = (block < count).then(|| spare.borrow_mut().pop()).flatten()?;
+    ///             let offset = block * 4096;
+    ///             block += 1;
+    ///             Some((block, DirectRequest { kind: DirectKind::Read, offset, buffer }))
+    ///         },
+    ///         |_, done| {
+    ///             match (&mut bytes, done.result) {
+    ///                 (Ok(bytes), Ok(len)) => *bytes += len,
+    ///                 (Ok(_), Err(error)) => bytes = Err(error),
+    ///                 (Err(_), _) => {}
+    ///             }
+    ///             spare.borrow_mut().push(done.request.buffer);
+    ///         },
+    ///     );
+    ///     bytes
+    /// }
+    /// ```
+    pub fn stream(
+        &mut self,
+        mut next: impl FnMut() -> Option<(u64, DirectRequest)>,
+        mut done: impl FnMut(u64, DirectDone),
+    ) {
+        let most = self.depth.saturating_mul(STREAM_TURNS).max(STREAM_LEAST);
+        self.go(false, most, &mut next, &mut done);
+    }
+
+    /// Does what `next` returns, in batches of at most `most` requests.
+    fn go(
+        &mut self,
+        mut writes: bool,
+        most: usize,
+        next: &mut dyn FnMut() -> Option<(u64, DirectRequest)>,
+        done: &mut dyn FnMut(u64, DirectDone),
+    ) {
+        let inode = self.file.inode();
+        let mut batch = Batch { next, done, held: None, left: 0, later: Vec::new() };
+        loop {
+            if batch.held.is_none() {
+                batch.held = (batch.next)();
+            }
+            let Some((_, first)) = &batch.held else { break };
+            writes |= first.kind != DirectKind::Read;
+            batch.left = most;
+            let flown = match inode.volume().is_writable() {
+                false => self.fly_unchanging(&mut batch),
+                true if !writes => self.fly(&mut batch, false),
+                true => inode.fs().change(|| self.fly(&mut batch, true)),
+            };
+            if flown.is_err() {
+                // The request is done below, alone, and meets the same error there.
+                let held = batch.held.take().map(|(tag, request)| (tag, Flight::new(request)));
+                batch.later.extend(held);
+            }
+            for (tag, flight) in std::mem::take(&mut batch.later) {
+                (batch.done)(tag, self.land(flight));
+            }
+        }
+    }
+
+    /// Returns the device's queue, which is made again after a panic.
+    fn device_queue(&mut self) -> Flying<'_, 'f> {
+        let DirectQueue { file, options, queue, engine, depth } = self;
+        let made = queue.get_or_insert_with(|| file.inode().volume().device().queue(options));
+        (*engine, *depth) = (made.engine(), made.depth());
+        Flying { queue }
+    }
+
+    /// Finishes a request after its batch and returns its outcome.
+    fn land(&self, Flight { mut request, target, result }: Flight) -> DirectDone {
         let DirectRequest { kind, offset, buffer } = &mut request;
         let result = match (result, *kind) {
+            (Some(Ok(len)), DirectKind::Write { synced: true })
+                if target.is_some_and(|target| target.what == Queued::First) =>
+            {
+                self.file.inode().sync_data().map(|()| len)
+            }
             (Some(Ok(len)), DirectKind::Write { synced: true }) => {
                 let end = *offset + len as u64;
                 self.file.inode().commit_map_for(end).map(|()| len)
             }
             (Some(result), _) => result,
-            (None, DirectKind::Read) => self.file.read_at(*offset, buffer),
+            (None, DirectKind::Read) => self.file.read_at(buffer, *offset),
             (None, DirectKind::Write { synced }) => {
-                self.file.write_by(WriteBy::Program, synced, *offset, buffer)
+                self.file.write_by(WriteBy::Program, synced, buffer, *offset)
             }
         };
         DirectDone { request, result }
     }
 
-    /// Does the simple ones (J1); of the writes none, unless `writes`.
-    fn fly(&mut self, flights: &mut [Flight], writes: bool) -> Result<()> {
-        let inode = self.file.inode();
+    /// Does the simple requests (J1); only reads, unless `writes`.
+    fn fly(&mut self, batch: &mut Batch<'_>, writes: bool) -> Result<()> {
+        let handle = self.file;
+        let inode = handle.inode();
         let (fs, node) = (inode.fs(), inode.node());
         let (file, writer) = (fs.file(node)?, inode.volume().writer()?);
         let _content = node.content.read();
@@ -173,23 +322,47 @@ impl DirectQueue<'_> {
         if may_write {
             mapper.begin_overwrite()?;
         }
-        let (mut unsynced, mut wrote) = (false, false);
-        let plan = |request: &DirectRequest| self.file.plan(&mapper, request, may_write);
-        drive(&mut *self.queue, flights, plan, |request, result| {
+        let mut wrote = false;
+        let mut first = Vec::new();
+        let ends = EndsOverwrite { mapper: may_write.then_some(&mapper), durable: Cell::new(true) };
+        let plan = |request: &DirectRequest| handle.plan(&mapper, request, may_write);
+        self.device_queue().drive(batch, writes, plan, |request, target, result| {
             let len = request.buffer.len();
-            let range = request.offset..request.offset + len as u64;
-            let is_write = request.kind != DirectKind::Read;
-            unsynced |= request.kind == DirectKind::Write { synced: false };
-            wrote |= is_write && result.is_ok();
+            if request.kind == (DirectKind::Write { synced: false }) {
+                ends.durable.set(false);
+            }
+            wrote |= target.what != Queued::Read && result.is_ok();
             match result {
-                Err(error) => Some(Err(error.into())),
-                Ok(()) if file.cache.end_queued(range, is_write) => Some(Ok(len)),
-                // One that a reader has cached meanwhile is written once more, alone.
-                Ok(()) => None,
+                // Blocks whose write failed stay unwritten (J4).
+                Err(error)
+                    if target.what != Queued::First
+                        || !sabotage("extant.direct.first-data-that-failed") =>
+                {
+                    Some(Err(error.into()))
+                }
+                _ if target.what == Queued::First => {
+                    let (offset, address) = (request.offset, target.address);
+                    let len = len as u64;
+                    first.push(OverwritePart { offset, len, address, is_new: true });
+                    Some(Ok(request.buffer.len()))
+                }
+                _ => file.cache.end_queued(request.range(), target.what).then_some(Ok(len)),
             }
         });
-        if may_write {
-            mapper.end_overwrite(!unsynced);
+        drop(ends);
+        if !first.is_empty() {
+            let published = file.cache.publish_queued(&mapper, first).is_ok();
+            for (_, Flight { request, target, result }) in &mut batch.later {
+                let is_first = target.is_some_and(|target| target.what == Queued::First);
+                if is_first
+                    && matches!(result, Some(Ok(_)))
+                    && !(published && file.cache.end_queued(request.range(), Queued::First))
+                {
+                    // The request is repeated alone: it gets its own error, or writes through the
+                    // cache.
+                    *result = None;
+                }
+            }
         }
         if wrote {
             file.touch(writer.now());
@@ -198,17 +371,19 @@ impl DirectQueue<'_> {
         Ok(())
     }
 
-    /// Does the simple reads on a mount for reading, where no map changes.
-    fn fly_unchanging(&mut self, flights: &mut [Flight]) -> Result<()> {
+    /// Does the simple reads on a read-only mount, where maps do not change.
+    fn fly_unchanging(&mut self, batch: &mut Batch<'_>) -> Result<()> {
         let file = self.file;
-        drive(
-            &mut *self.queue,
-            flights,
+        // Writes are refused afterwards.
+        self.device_queue().drive(
+            batch,
+            true,
             |request| {
                 let range = file.range_of_read(request)?;
-                file.inode().stored_range(range).ok()?.map(Target::Read)
+                let inode = file.inode();
+                inode.fs().view(inode.node()).stored_range(range).ok()?.map(Target::read)
             },
-            |request, result| {
+            |request, _, result| {
                 let error = |error| file.inode().volume().read_error(error);
                 Some(result.map(|()| request.buffer.len()).map_err(error))
             },
@@ -217,56 +392,128 @@ impl DirectQueue<'_> {
     }
 }
 
-/// Which device operation a request is: where on the device.
-enum Target {
-    Read(u64),
-    Write { address: u64, fua: bool },
+/// Tells the mapper that overwriting has ended, also when the caller's code panics.
+struct EndsOverwrite<'a, 'm> {
+    mapper: Option<&'a FileMapper<'m>>,
+    durable: Cell<bool>,
 }
 
-/// Keeps the queue as full as `plan` makes device operations of the requests that have no result, until all of them have
-/// come back; `end` makes the results, `None` for what has to be done afterwards.
-fn drive(
-    queue: &mut dyn Queue,
-    flights: &mut [Flight],
-    mut plan: impl FnMut(&DirectRequest) -> Option<Target>,
-    mut end: impl FnMut(&DirectRequest, std::result::Result<(), DeviceError>) -> Option<Result<usize>>,
-) {
-    let mut next = 0;
-    loop {
-        while next < flights.len() && queue.len() < queue.depth() {
-            let Flight { request, result } = &mut flights[next];
-            if result.is_none()
-                && let Some(target) = plan(request)
-            {
-                let buffer = std::mem::take(&mut request.buffer);
-                let operation = match target {
-                    Target::Read(offset) => Operation::Read { offset, buffer },
-                    Target::Write { address, fua } => {
-                        Operation::Write { offset: address, buffer, fua }
-                    }
-                };
-                if let Err(refused) = queue.push(next as u64, operation) {
-                    // There was room. Its bytes are not lost, and it is done afterwards.
-                    request.take_back(refused);
-                }
-            }
-            next += 1;
-        }
-        queue.submit();
-        let Some(first) = queue.reap(Wait::Block) else { break };
-        let mut reaped = Some(first);
-        while let Some(Finished { tag, completion: Completion { operation, result } }) = reaped {
-            // No tag is of anything else (U3).
-            let flight = &mut flights[tag as usize];
-            flight.request.take_back(operation);
-            flight.result = end(&flight.request, result);
-            reaped = queue.reap(Wait::Poll);
+impl Drop for EndsOverwrite<'_, '_> {
+    fn drop(&mut self) {
+        if let Some(mapper) = self.mapper {
+            mapper.end_overwrite(self.durable.get());
         }
     }
 }
 
+/// The device operation of a request.
+#[derive(Clone, Copy)]
+struct Target {
+    /// Address on the device, in bytes.
+    address: u64,
+    what: Queued,
+    /// Whether the write is durable when it completes.
+    fua: bool,
+}
+
+impl Target {
+    fn read(address: u64) -> Target {
+        Target { address, what: Queued::Read, fua: false }
+    }
+}
+
+/// The device's queue while requests are under way. When the caller's code panics it is dropped,
+/// which waits for the requests the device has and forgets the others, before the content lock is
+/// released (J1).
+struct Flying<'q, 'f> {
+    queue: &'q mut Option<Box<dyn Queue + 'f>>,
+}
+
+impl Drop for Flying<'_, '_> {
+    fn drop(&mut self) {
+        if self.queue.as_ref().is_some_and(|queue| !queue.is_empty()) {
+            *self.queue = None;
+        }
+    }
+}
+
+impl Flying<'_, '_> {
+    /// Drives the queue until all requests of a batch have ended: `plan` turns requests into device
+    /// operations, and `end` turns completions into results, `None` for requests that have to be
+    /// done afterwards.
+    fn drive(
+        self,
+        batch: &mut Batch<'_>,
+        writes: bool,
+        mut plan: impl FnMut(&DirectRequest) -> Option<Target>,
+        mut end: impl FnMut(
+            &DirectRequest,
+            Target,
+            std::result::Result<(), DeviceError>,
+        ) -> Option<Result<usize>>,
+    ) {
+        let Some(queue) = self.queue.as_mut() else { return };
+        let mut flying: Vec<Option<(u64, Flight)>> = Vec::new();
+        let mut free: Vec<usize> = Vec::new();
+        loop {
+            while queue.len() < queue.depth()
+                && let Some((tag, mut request)) = batch.next(writes)
+            {
+                let target = plan(&request);
+                let Some(Target { address: offset, what, fua }) = target else {
+                    batch.later.push((tag, Flight::new(request)));
+                    continue;
+                };
+                let buffer = std::mem::take(&mut request.buffer);
+                let operation = match what {
+                    Queued::Read => Operation::Read { offset, buffer },
+                    Queued::Over | Queued::First => Operation::Write { offset, buffer, fua },
+                };
+                let index = free.pop().unwrap_or_else(|| {
+                    flying.push(None);
+                    flying.len() - 1
+                });
+                if let Err(refused) = queue.push(index as u64, operation) {
+                    // The queue refused the operation although it had room. The request keeps its
+                    // buffer and is done afterwards.
+                    free.push(index);
+                    request.take_back(refused);
+                    batch.later.push((tag, Flight::new(request)));
+                    continue;
+                }
+                flying[index] = Some((tag, Flight { request, target, result: None }));
+            }
+            let Some(Finished { tag: index, completion }) = queue.advance() else { break };
+            let Completion { operation, result } = completion;
+            // Every tag is an index of `flying`, handed back once (U3).
+            let index = index as usize;
+            let Some((tag, mut flight)) = flying[index].take() else { continue };
+            free.push(index);
+            flight.request.take_back(operation);
+            if let Some(target) = flight.target {
+                flight.result = end(&flight.request, target, result);
+            }
+            let is_first = flight.target.is_some_and(|target| target.what == Queued::First);
+            let is_synced = flight.request.kind == DirectKind::Write { synced: true };
+            match flight.result {
+                Some(result) if !is_first && !is_synced => {
+                    (batch.done)(tag, DirectDone { request: flight.request, result });
+                }
+                _ => batch.later.push((tag, flight)),
+            }
+        }
+        // The queue has handed back all of them (U3).
+        batch.later.extend(flying.into_iter().flatten());
+    }
+}
+
 impl DirectRequest {
-    /// Its memory is its own again.
+    /// Returns the byte range of the request. Planned requests end within the file's size.
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.buffer.len() as u64
+    }
+
+    /// Returns the buffer of a finished operation to its request.
     fn take_back(&mut self, operation: Operation) {
         if let Operation::Read { buffer, .. } | Operation::Write { buffer, .. } = operation {
             self.buffer = buffer;
@@ -275,7 +522,7 @@ impl DirectRequest {
 }
 
 impl DirectFile {
-    /// The bytes of a read that is aligned and reads something.
+    /// Returns the byte range of an aligned read that is not empty; `None` for other requests.
     fn range_of_read(&self, request: &DirectRequest) -> Option<Range<u64>> {
         let DirectRequest { kind, offset, ref buffer } = *request;
         let is_read = kind == DirectKind::Read && !buffer.is_empty();
@@ -283,7 +530,8 @@ impl DirectFile {
         Some(offset..offset.checked_add(buffer.len() as u64)?)
     }
 
-    /// The device operation that a request is, if it is one. The content lock is held, shared.
+    /// Returns the device operation of a request, if it is a single one. The caller holds the
+    /// content lock, shared.
     fn plan(
         &self,
         mapper: &FileMapper<'_>,
@@ -291,12 +539,12 @@ impl DirectFile {
         may_write: bool,
     ) -> Option<Target> {
         let file = mapper.file;
-        // An error will be met again by who does it afterwards.
+        // The call that does the request afterwards reports the error.
         let DirectKind::Write { synced } = request.kind else {
             let range = self.range_of_read(request)?;
             (range.end <= file.size()).then_some(())?;
             let runs = file.cache.stored_at(mapper, range, 1).ok()??;
-            return runs.first().map(|(address, _)| Target::Read(*address));
+            return runs.first().map(|(address, _)| Target::read(*address));
         };
         let DirectRequest { offset, ref buffer, .. } = *request;
         let len = buffer.len() as u64;
@@ -312,7 +560,8 @@ impl DirectFile {
         let Overwrite { unit, .. } = self.overwrites(synced);
         let plan = file.cache.plan_overwrite(mapper, range, unit).ok()?.ok()?;
         let [place] = plan.parts() else { return None };
-        plan.is_plain().then_some(Target::Write { address: place.address, fua: synced })
+        let what = if plan.is_plain() { Queued::Over } else { Queued::First };
+        Some(Target { address: place.address, what, fua: synced })
     }
 }
 

@@ -1,22 +1,22 @@
-//! Space for ranges of files: fallocate in all its modes.
+//! `fallocate` in all its modes.
 //!
 //! # Order
 //!
-//! Content lock → edges of the range are zeroed through the cache, which flushes nothing → writeback
-//! is kept out → what the cache has of the whole blocks is forgotten, and their promises are given back → the map
-//! changes, in bounded steps. While writeback is kept out nothing here reads, writes or zeroes through the cache:
-//! making room there may need this file's writeback.
+//! Content lock → the edges of the range are zeroed in the cache, without a flush → writeback of
+//! the file is held off → the cache drops the whole blocks, and their promises are returned → the
+//! map changes, in bounded steps. While writeback is held off nothing here reads, writes or zeroes
+//! through the cache, because making room there may need this file's writeback.
 //!
 //! # What a crash leaves
 //!
-//! The file system is consistent after each transaction, and no byte shows that was not the file's.
+//! The file system is consistent after each transaction, and no bytes of other files are exposed.
 //!
-//! - Allocate, zero range: the stored size covers what has space. Some blocks of the range may have been treated
-//!   and others not.
-//! - Punch: as above, from the end of the range on down.
-//! - Collapse, insert: one transaction, so all or nothing, as long as the journal has room for the
-//!   moved part of the tree. Beyond that a crash may leave the old size (collapse) or the new one
-//!   (insert), and a hole of the range's length at the place up to which extents have been moved.
+//! - Allocate, zero range: the stored size covers the allocated blocks. Some blocks of the range
+//!   may have been changed and others not.
+//! - Punch: some blocks may have been removed, from the end of the range downwards.
+//! - Collapse, insert: one transaction, so all or nothing, if the journal has room for the moved
+//!   part of the tree. Otherwise a crash may leave the old size (collapse) or the new one (insert),
+//!   and a hole of the range's length at the place up to which extents have been moved.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -39,86 +39,84 @@ use crate::map::{
     SHIFT_STEP_CREDITS,
 };
 use crate::node::{FileState, Node};
-use crate::size;
 use crate::supers::Needed;
 use crate::txn::Txn;
 
-/// The inode, its quotas and the superblock; bitmap and descriptor of one group.
+/// Credits: the inode, its quotas and the superblock; bitmap and descriptor of one group.
 const BASE_CREDITS: u32 = 8 + 2;
-/// Extents that one step of an allocation makes at most.
+/// Limit of the extents that one step of an allocation makes.
 const STEP_EXTENTS: u32 = 4;
-/// Longer files need a feature.
+/// Size limit of files without the feature `large_file`.
 const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
-/// The end of the range clamps to a page, as with Linux, where blocks may be smaller.
+/// Linux rounds the end of a zeroed range to a page, even where blocks are smaller.
 const PAGE_BYTES: u64 = 4096;
-/// What one request zeroes on the device.
-const ZERO_STEP: u64 = 64 << 20;
-/// What is written at once where the device cannot zero.
-const ZERO_BUFFER: usize = 1 << 20;
-/// No byte of a file is at or behind this.
+/// Exclusive limit of byte offsets in a file, 2^63 - 1.
 const BYTES_END: u64 = u64::MAX >> 1;
 
-/// What [`Inode::fallocate`] does with a range.
+/// The change that [`Inode::fallocate`] makes to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fallocate {
-    /// Gives every hole space that reads as zeros.
+    /// Allocates unwritten blocks for every hole of the range.
     Allocate {
-        /// The size stays, even if the range ends behind it.
+        /// Whether the size stays when the range ends behind it; otherwise the size grows.
         keep_size: bool,
     },
-    /// Takes the space of whole blocks away; the range reads as zeros. The size stays.
+    /// Frees the whole blocks of the range, which then reads as zeros. The size stays.
     PunchHole,
-    /// The range reads as zeros and has space: unwritten, but for the blocks at both ends that are
-    /// in it in part.
+    /// Makes the range read as zeros and keeps it allocated: whole blocks become unwritten, and
+    /// partly covered blocks at both ends are zeroed.
     ZeroRange {
-        /// The size stays, even if the range ends behind it.
+        /// Whether the size stays when the range ends behind it; otherwise the size grows.
         keep_size: bool,
     },
-    /// The range reads as zeros, and its whole blocks have space that is written, so that later writes
-    /// change data only.
+    /// Makes the range read as zeros with its whole blocks allocated and written, so that later
+    /// writes need no change of metadata.
     WriteZeroes,
-    /// Takes the range out: what is behind it moves to its start. Whole blocks (clusters), and it
-    /// ends before the file does.
+    /// Removes the range: the contents behind it move to its start. The range consists of whole
+    /// blocks (clusters) and ends before the file does.
     CollapseRange,
-    /// Puts a hole there: what was there and behind moves up. Whole blocks (clusters), and it starts
-    /// before the end of the file.
+    /// Inserts a hole: the contents from the range's start on move up. The range consists of whole
+    /// blocks (clusters) and starts before the end of the file.
     InsertRange,
-    /// Gives the range space of its own; nothing is ever shared, so all there is to do is done.
+    /// Gives the range blocks of its own. ext4 shares no blocks, so there is nothing to copy.
     Unshare,
 }
 
 impl Inode {
-    /// Changes how the bytes of a range are stored; what each mode does is with [`Fallocate`].
-    /// Set-id bits and capabilities are taken from the file, and the times change. Data that is in the inode moves to
-    /// a block first.
+    /// Changes how the bytes of a range are stored, as [`Fallocate`] describes for each mode.
+    /// Set-id bits and capabilities are removed from the file, and its times change. Data in the
+    /// inode moves to a block first.
     ///
     /// # Errors
     ///
-    /// - [`FsError::InvalidArgument`]: an empty range; for collapse and insert also one that is not
-    ///   of whole blocks (clusters), or that reaches or starts at the end of the file.
-    /// - [`FsError::NotSupported`] for files without an extent tree, which can only be punched, and for moving
-    ///   the blocks of encrypted files.
+    /// - [`FsError::InvalidArgument`]: an empty range; for collapse and insert also one that does
+    ///   not consist of whole blocks (clusters), or that reaches or starts at the end of the file.
+    /// - [`FsError::NotSupported`]: a file without an extent tree, except for punching holes, and
+    ///   moving the blocks of encrypted files.
     /// - [`FsError::TooLarge`]: the range, or the size afterwards, ends behind the largest size.
-    /// - [`FsError::NoSpace`], [`FsError::QuotaExceeded`]: what was allocated before stays, and the size
-    ///   has grown as far. A range to be zeroed or punched reads as zeros all the same.
-    /// - [`FsError::NotPermitted`] by the inode's flags; [`FsError::ReadOnly`], [`FsError::Aborted`].
-    /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`]; damage, device
-    ///   errors.
+    /// - [`FsError::NoSpace`], [`FsError::QuotaExceeded`]: blocks that were allocated before stay,
+    ///   and the size has grown to cover them. A range to be zeroed or punched reads as zeros all
+    ///   the same.
+    /// - [`FsError::NotPermitted`] by the inode's flags; [`FsError::ReadOnly`],
+    ///   [`FsError::Aborted`].
+    /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`]; damage,
+    ///   device errors.
     ///
     /// # Cost
     ///
-    /// In extents of the range, or behind it when they move; not in bytes, except for
-    /// [`Fallocate::WriteZeroes`] on devices that cannot zero by themselves. Collapse and insert write back the file
-    /// first, others write nothing back.
+    /// Proportional to the extents of the range, or behind it when they move; not to bytes, except
+    /// for [`Fallocate::WriteZeroes`] on devices without a zeroing command. Collapse and insert
+    /// write back the file first; the other modes write nothing back.
     pub fn fallocate(&self, mode: Fallocate, range: Range<u64>) -> Result<()> {
         self.fallocate_by(WriteBy::Program, mode, range)
     }
 
-    /// [`fallocate`](Self::fallocate) for a front end that knows on whose behalf.
+    /// Changes a range like [`fallocate`](Self::fallocate), for front ends that say with `by` on
+    /// whose behalf.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`fallocate`](Self::fallocate).
     pub fn fallocate_by(&self, by: WriteBy, mode: Fallocate, range: Range<u64>) -> Result<()> {
         let moves = matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange);
         if moves && self.kind() == FileKind::Regular && self.is_encrypted() {
@@ -131,7 +129,7 @@ impl Inode {
             return Err(FsError::InvalidArgument { what });
         }
         let fs = self.fs();
-        fs.balance_dirty()?;
+        let _turn = fs.balance_dirty(self.ino(), 0)?;
         fs.change(|| {
             let _content = self.node().content.write();
             fs.with_mapper(self.node(), |mapper| {
@@ -141,11 +139,11 @@ impl Inode {
     }
 }
 
-/// One file, its content lock held exclusively and no handle open.
+/// A change of one file's map; its content lock is held exclusively and no handle is open.
 pub(super) struct Change<'a> {
     inode: &'a Inode,
     pub(super) mapper: &'a FileMapper<'a>,
-    /// Others are at the group where the file would go on.
+    /// Whether other threads hold the group where the file would continue.
     pub(super) is_crowded: Cell<bool>,
 }
 
@@ -178,11 +176,8 @@ impl Change<'_> {
         if flags.contains(InodeFlags::APPEND) && !is_plain {
             return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });
         }
-        if flags.contains(InodeFlags::INLINE_DATA) {
-            size::uninline(self.mapper.fs, self.node())?;
-            self.file().mapping_changed();
-        }
-        // What no file can have is too large whatever the mode and the file.
+        self.mapper.move_out()?;
+        // A range beyond the largest size of any file is too large, whatever the mode and the file.
         let limit = u64::from(u32::MAX) << self.bits();
         if mode != Fallocate::PunchHole && range.end > limit {
             return Err(FsError::TooLarge { ino, bytes: range.end, limit });
@@ -207,7 +202,7 @@ impl Change<'_> {
             Fallocate::InsertRange => self.insert(range),
             Fallocate::Unshare => Ok(()),
         };
-        // A size or times that are not stored, or zeroed edges.
+        // The size, the times or zeroed edges are still to be stored.
         self.mapper.fs.note_dirty(self.node(), self.file());
         let shown = self.mapper.refresh();
         changed.and(shown)
@@ -217,7 +212,7 @@ impl Change<'_> {
         let size = self.file().size();
         let invalid = |what| Err(FsError::InvalidArgument { what });
         let end = match mode {
-            // Behind the end is nothing to take.
+            // There is nothing to remove behind the end.
             Fallocate::PunchHole => return Ok(()),
             Fallocate::CollapseRange => size,
             Fallocate::InsertRange => size.saturating_add(range.end - range.start),
@@ -238,12 +233,13 @@ impl Change<'_> {
         self.node().with(|data| crate::volume::check_size(self.volume(), data, end))
     }
 
-    /// The blocks that have bytes of the range.
+    /// Returns the blocks that hold bytes of the range.
     fn outer(&self, range: &Range<u64>) -> Range<u64> {
         range.start >> self.bits()..range.end.div_ceil(1 << self.bits())
     }
 
-    /// The blocks that are in the range as a whole; empty, at its start, when there is none.
+    /// Returns the blocks that lie in the range as a whole; an empty range at its start if there
+    /// are none.
     fn inner(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start.div_ceil(1 << self.bits());
         start..(range.end >> self.bits()).max(start)
@@ -253,7 +249,7 @@ impl Change<'_> {
         blocks.start << self.bits()..blocks.end << self.bits()
     }
 
-    /// Zeroes what of the range is not in whole blocks.
+    /// Zeroes the parts of the range that are not whole blocks.
     fn zero_edges(&self, range: &Range<u64>) -> Result<()> {
         let inner = self.bytes(&self.inner(range));
         let first = range.start..inner.start.min(range.end);
@@ -266,7 +262,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// The cache knows nothing of these blocks any more, and nothing is promised for them.
+    /// Drops these blocks from the cache and returns their promises.
     fn forget(&self, blocks: &Range<u64>, kept_out: &KeptOut<'_>) {
         let bytes = self.bytes(&(blocks.start..blocks.end.min(FILE_BLOCKS_END)));
         let end = if blocks.end > FILE_BLOCKS_END { BYTES_END } else { bytes.end };
@@ -275,19 +271,19 @@ impl Change<'_> {
         self.file().mapping_changed();
     }
 
-    /// Stores times, and the size as far as the data in front of it is on the device.
+    /// Stores the times, and the size up to which data is on the device.
     pub(super) fn store(&self, txn: &mut Txn<'_>) -> Result<()> {
         self.mapper.store_size(txn, self.storable_size())
     }
 
-    /// The size as far as the data in front of it is on the device.
+    /// Returns the size up to which data is on the device.
     pub(super) fn storable_size(&self) -> u64 {
         let file = self.file();
         let waits = file.cache.is_dirty() && !sabotage("extant.file.fallocate-passes-dirty");
         if waits { 0 } else { file.size() }
     }
 
-    /// A handle for a first step, which changes the times.
+    /// Opens a handle for a first step, which changes the times.
     pub(super) fn begin(&self, credits: u32) -> Result<Txn<'_>> {
         let txn = Txn::begin(self.volume(), BASE_CREDITS + credits)?;
         self.file().touch(txn.writer().now());
@@ -304,7 +300,7 @@ impl Change<'_> {
         self.fill_holes(blocks, grow_to, &kept_out)
     }
 
-    /// The size to grow to; what is behind the end in its block is zero then.
+    /// Returns the size to grow to, after zeroing the bytes behind the end in the last block.
     fn growth(&self, range: &Range<u64>, keep_size: bool) -> Result<Option<u64>> {
         let size = self.file().size();
         if keep_size || range.end <= size {
@@ -314,8 +310,8 @@ impl Change<'_> {
         Ok(Some(range.end))
     }
 
-    /// Gives the holes of a range unwritten blocks. Delayed blocks stay: space is promised for
-    /// them. The size grows with what has space.
+    /// Allocates unwritten blocks for the holes of a range. Delayed blocks stay delayed: space is
+    /// promised for them. The size grows with the allocated blocks.
     fn fill_holes(
         &self,
         blocks: Range<u64>,
@@ -329,7 +325,7 @@ impl Change<'_> {
             if let Ok(end) = filled {
                 at = end;
             }
-            // In the same transaction: the size never ends behind what has space.
+            // This is the same transaction, so the size never ends behind the allocated blocks.
             let reached = (at << self.bits()).min(grow_to.unwrap_or(0));
             if reached > self.file().size() && at > blocks.start {
                 self.file().set_size(reached);
@@ -341,7 +337,7 @@ impl Change<'_> {
         self.store(&mut txn)
     }
 
-    /// Goes on to the next hole and allocates some of it; returns the end of what has space.
+    /// Allocates a part of the next hole; returns the end of the allocated blocks.
     fn fill_step(&self, txn: &mut Txn<'_>, blocks: Range<u64>) -> Result<u64> {
         let (fs, node) = (self.mapper.fs, self.node());
         let mut at = blocks.start;
@@ -402,7 +398,7 @@ impl Change<'_> {
         Ok(end)
     }
 
-    /// Gives back what was allocated behind the first `used` blocks of a run, in whole clusters.
+    /// Frees the blocks allocated behind the first `used` blocks of a run, in whole clusters.
     fn give_back(&self, txn: &mut Txn<'_>, run: Run, used: u64) -> Result<()> {
         let used = used.next_multiple_of(self.ratio());
         let Some(over) = u64::from(run.len).checked_sub(used).filter(|over| *over > 0) else {
@@ -423,7 +419,7 @@ impl Change<'_> {
         self.node().change_map(|| map::insert_run(txn, self.node(), run))
     }
 
-    /// Where block `at` would best be.
+    /// Returns the best place for block `at`.
     fn goal(&self, at: u64) -> Result<FsBlock> {
         let volume = self.volume();
         if self.is_crowded.get()
@@ -434,7 +430,7 @@ impl Change<'_> {
         self.mapper.goal(at).map(|(goal, _)| goal)
     }
 
-    /// Block `at` was given its place.
+    /// Records the place that block `at` was given.
     fn note_placed(&self, at: u64, place: FsBlock) -> Result<()> {
         self.file().note_placed(at, place.0);
         if self.is_crowded.get() {
@@ -447,7 +443,7 @@ impl Change<'_> {
     fn punch(&self, range: &Range<u64>) -> Result<()> {
         let size = self.file().size();
         if range.start >= size {
-            // Nothing is there, but it was asked for.
+            // The punched range was a hole, but the times change all the same.
             self.file().touch(self.volume().writer()?.now());
             return Ok(());
         }
@@ -464,8 +460,8 @@ impl Change<'_> {
         if removed.as_ref().is_err_and(FsError::is_no_room)
             && !sabotage("extant.file.punched-comes-back")
         {
-            // An extent could not be cut in two. What the cache had is gone: the old contents must not
-            // come back.
+            // An extent could not be split. The cache has dropped the range, so it is zeroed: the
+            // old contents must not reappear.
             self.file().cache.zero(self.mapper, self.bytes(&blocks))?;
         }
         removed
@@ -473,8 +469,8 @@ impl Change<'_> {
 
     fn remove(&self, blocks: &Range<u64>) -> Result<()> {
         let mut txn = self.begin(REMOVE_STEP_CREDITS)?;
-        // A delayed end of the file may be gone: then nothing raises the stored size any more but
-        // this.
+        // The end of the file may have been delayed and dropped: then only this raises the stored
+        // size.
         self.store(&mut txn)?;
         if blocks.start < blocks.end {
             let removed =
@@ -497,7 +493,7 @@ impl Change<'_> {
             };
             match unzeroed {
                 Ok(()) => {}
-                // An extent could not be cut: its blocks become zeros like any data.
+                // An extent could not be split: its blocks are zeroed like data.
                 Err((at, error)) if error.is_no_room() => {
                     self.file().cache.zero(self.mapper, self.bytes(&(at..inner.end)))?;
                 }
@@ -508,8 +504,8 @@ impl Change<'_> {
         self.fill_holes(self.outer(range), grow_to, &kept_out)
     }
 
-    /// Gives the mapped blocks of a range another state. With an error comes the block up to which
-    /// that was done.
+    /// Changes the state of the mapped blocks of a range. An error comes with the block up to which
+    /// the conversion was done.
     fn convert(&self, blocks: &Range<u64>, to: ExtentState) -> Result<(), (u64, FsError)> {
         let mut at = blocks.start;
         let mut txn = self.begin(CONVERT_STEP_CREDITS).map_err(|error| (at, error))?;
@@ -529,7 +525,8 @@ impl Change<'_> {
         let grow_to = self.growth(range, false)?;
         self.zero_edges(range)?;
         if range.end > self.node().with(|data| data.record.size) {
-            // Written blocks must not be behind the stored size (P20), which cannot pass dirty data.
+            // Written blocks must not lie behind the stored size (P20), which cannot pass dirty
+            // data.
             self.file().cache.write_back(self.mapper, 0..BYTES_END)?;
         }
         let inner = self.inner(range);
@@ -538,28 +535,18 @@ impl Change<'_> {
             self.forget(&inner, &kept_out);
         }
         let filled = self.fill_holes(self.outer(range), grow_to, &kept_out);
-        // What has space is zeroed even if not all has: the cache has forgotten it.
-        self.zero_on_device(&inner)?;
+        // Allocated blocks are zeroed even if the allocation failed half-way: the cache has dropped
+        // the range.
+        self.zero_on_device(&inner, &kept_out)?;
         filled?;
         self.convert(&inner, ExtentState::Written).map_err(|(_, error)| error)
     }
 
-    /// Zeroes the blocks of a range that have space. A commit flushes them before itself; without a
-    /// log they are flushed here.
-    fn zero_on_device(&self, blocks: &Range<u64>) -> Result<()> {
+    /// Zeroes the allocated blocks of a range on the device. A commit flushes the device before it
+    /// writes its commit block; without a journal this function flushes.
+    fn zero_on_device(&self, blocks: &Range<u64>, kept_out: &KeptOut<'_>) -> Result<()> {
         let volume = self.volume();
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let piece = map::lookup(self.mapper.fs, self.node(), at, blocks.end)?;
-            let end = piece.file_end().min(blocks.end);
-            if let MappingKind::Mapped(block) | MappingKind::Unwritten(block) = piece.kind {
-                let what = "block past the largest device";
-                let start = volume.block_size().offset_of(block);
-                let start = start.ok_or(FsError::InvalidArgument { what })?;
-                zero_device(volume, start, (end - at) << self.bits())?;
-            }
-            at = end;
-        }
+        self.file().cache.write_zeroes(self.mapper, self.bytes(blocks), kept_out)?;
         volume.writer()?.dirty_files().wrote_in_place(self.node());
         if !volume.features().has_compat(Compat::HAS_JOURNAL) {
             volume.flush_in_place(self.node().unsynced().in_place.load(Ordering::Acquire))?;
@@ -567,7 +554,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// How far extents move, in blocks.
+    /// Returns the distance by which extents move, in blocks.
     fn distance(&self, range: &Range<u64>) -> Result<BlockCount> {
         let len = (range.end - range.start) >> self.bits();
         let limit = u64::from(u32::MAX) << self.bits();
@@ -576,8 +563,8 @@ impl Change<'_> {
         u32::try_from(len).map(BlockCount).map_err(|_| too_large)
     }
 
-    /// Everything dirty is on the device and in the map; then the cache has nothing from block
-    /// `from` on. Pages behind a moved range would have wrong places (P24).
+    /// Writes back the whole file and drops its cached pages from block `from` on: pages behind a
+    /// moved range would have wrong offsets (P24).
     fn empty_cache(&self, from: u64) -> Result<KeptOut<'_>> {
         let cache = &self.file().cache;
         cache.zero_tail(self.mapper, self.file().size())?;
@@ -599,7 +586,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Blocks have another place in the file, as of this transaction.
+    /// Records that blocks moved within the file in this transaction.
     fn moved(&self, txn: &Txn<'_>) {
         self.file().mapping_changed();
         self.node().unsynced().moved_by.store(txn.tid(), Ordering::Release);
@@ -635,13 +622,13 @@ impl Change<'_> {
         let _kept_out = self.empty_cache(from)?;
         let size = self.file().size().saturating_add(range.end - range.start);
         let mut txn = self.begin(CONVERT_STEP_CREDITS + SHIFT_STEP_CREDITS)?;
-        // The inode and the superblock are in the transaction from here on, so that the size costs
-        // nothing behind the first step.
+        // The inode and the superblock join the transaction here, so that storing the size costs no
+        // credits after the first step.
         if size > SIZE_OF_OLD_FILES_MAX {
             txn.writer().supers().require_feature(&mut txn, Needed::LargeFile)?;
         }
         self.store(&mut txn)?;
-        // The only step that takes space.
+        // This is the only step that allocates blocks.
         map::split_at(&mut txn, self.node(), file_block(from)?)?;
         let mut end = FILE_BLOCKS_END;
         loop {
@@ -659,9 +646,10 @@ impl Change<'_> {
         }
     }
 
-    /// Refuses a move of what has space behind the end of the file past the last file block.
+    /// Fails if a move would push allocated blocks behind the end of the file past the last file
+    /// block.
     fn check_last(&self, by: BlockCount) -> Result<()> {
-        // Writeback may publish at the same time.
+        // Writeback may change the map concurrently.
         let _map = self.file().map.read();
         let mut at = self.file().size() >> self.bits();
         let limit = u64::from(u32::MAX).saturating_sub(u64::from(by.0));
@@ -680,31 +668,4 @@ impl Change<'_> {
 fn file_block(at: u64) -> Result<FileBlock> {
     let what = "a file has no block from 2^32 on";
     u32::try_from(at).map(FileBlock).map_err(|_| FsError::InvalidArgument { what })
-}
-
-/// Zeroes a range of the device, by writing where it cannot otherwise.
-fn zero_device(volume: &Mount, start: u64, len: u64) -> Result<()> {
-    let device = volume.device();
-    let mut done = 0;
-    let mut buffer = Vec::new();
-    while done < len {
-        let step = if buffer.is_empty() {
-            let step = (len - done).min(ZERO_STEP);
-            match device.write_zeroes(start + done, step) {
-                Err(error) if error.is_unsupported() => {
-                    buffer.resize(ZERO_BUFFER, 0);
-                    continue;
-                }
-                other => other.map_err(|error| volume.read_error(error))?,
-            }
-            step
-        } else {
-            let step = (len - done).min(ZERO_BUFFER as u64);
-            let bytes = buffer.get(..step as usize).unwrap_or(&buffer);
-            device.write_at(start + done, bytes).map_err(|error| volume.read_error(error))?;
-            step
-        };
-        done += step;
-    }
-    Ok(())
 }

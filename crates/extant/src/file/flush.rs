@@ -1,8 +1,10 @@
-//! Bringing dirty files to the device: on request, in time, and when too much is dirty.
+//! Writeback of dirty files: on request, periodically, and when too much is dirty.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
+
+use extant_base::Ino;
 
 use super::FileMapper;
 use crate::error::{FsError, Result};
@@ -11,19 +13,20 @@ use crate::inode::Inode;
 use crate::node::{FileState, Node};
 use crate::shared_cache::Sharer;
 use crate::txn::Txn;
+use crate::writer::{Load, Turn};
 
-/// What one caller writes for others at once, in bytes.
+/// Bytes that a thread over the dirty limit writes back at once.
 const STEP: u64 = 16 << 20;
-/// Steps for one file before others have their turn.
+/// Number of steps spent on one file before the next one.
 const STEPS_MOST: u32 = 64;
 /// Credits to store a size and times.
 const SIZE_CREDITS: u32 = 8;
 
 impl Fs {
-    /// The file has something to store from now on.
+    /// Lists a file that has something to store.
     pub(crate) fn note_dirty(&self, node: &Arc<Node>, file: &FileState) {
-        // Between what the caller has left to store and this look: whoever takes the file off the list has
-        // another between that and its look at what there is to store. One of them sees the other.
+        // This fence orders the caller's change before this check, and the thread that takes a file
+        // off the list has another fence between that and its check. One of them sees the other.
         fence(Ordering::SeqCst);
         if file.listed_since().is_some() {
             return;
@@ -34,8 +37,8 @@ impl Fs {
         }
     }
 
-    /// The file has nothing to store any more, or so it seems: looks again after taking it off the
-    /// list, because a writer may have come in between.
+    /// Takes a file off the list that seems to have nothing to store; then checks again, because a
+    /// writer may have come in between.
     pub(crate) fn note_clean(&self, node: &Arc<Node>, file: &FileState) {
         if let Ok(writer) = self.volume().writer() {
             writer.dirty_files().remove(node, file);
@@ -46,17 +49,25 @@ impl Fs {
         }
     }
 
-    /// Writes back about `most` bytes of a file, and stores its size and times when that was all.
+    /// Writes back about `most` bytes of a file, and stores its size and times if no dirty data is
+    /// left.
     pub(crate) fn flush_file(&self, node: &Arc<Node>, most: u64) -> Result<()> {
         let Some(file) = node.file_in_use() else { return Ok(()) };
         let _inside = self.volume().writer()?.enter();
         let mapper = FileMapper { fs: self, node, file };
+        let writer = self.volume().writer()?;
+        let before = writer.clock().monotonic();
         let written = file.cache.write_back_some(&mapper, 0..u64::MAX >> 1, most);
         let stored = match written {
-            Ok(_) => self.store_pending(&mapper, false).map(drop),
+            Ok(written) => {
+                let time = writer.clock().monotonic().saturating_sub(before);
+                writer.pace().measure(written, time);
+                self.store_pending(&mapper, false).map(drop)
+            }
             Err(error) => {
                 let (device, failures) = (self.device().describe(), file.cache.error_count());
-                // A device that fails all the time has more to say than anybody wants to hear.
+                // The log gets the failures whose count is a power of two, so that a failing device
+                // does not flood it.
                 if failures.max(1).is_power_of_two() {
                     let ino = node.ino();
                     log::warn!(
@@ -66,27 +77,27 @@ impl Fs {
                 Err(error)
             }
         };
-        // Listed anew when it is still dirty: others have their turn first.
+        // A file that is still dirty is listed anew, behind the others.
         self.note_clean(node, file);
         stored
     }
 
-    /// Stores the size, as far as the data in front of it is on the device, and times, unless only
-    /// `data` counts. Whether there was anything.
+    /// Stores the size up to which data is on the device, and the times unless `data` is set.
+    /// Returns whether there was anything to store.
     fn store_pending(&self, mapper: &FileMapper<'_>, data: bool) -> Result<bool> {
         let (node, file) = (mapper.node, mapper.file);
         let stored = node.with(|data| data.record.size);
-        if file.size() == stored && (data || file.stamp().is_none()) {
+        if file.size() == stored && (data || !file.has_times()) {
             return Ok(false);
         }
-        // A writer dirties before it raises the size: read in the other order.
+        // A writer dirties pages before it raises the size, so this reads them in the other order.
         let _kept_out = file.cache.keep_writeback_out();
         if file.cache.has_ended() {
             return Ok(false);
         }
         let size = file.size();
         let size_to = if file.cache.is_dirty() { 0 } else { size };
-        if size_to <= stored && (data || file.stamp().is_none()) {
+        if size_to <= stored && (data || !file.has_times()) {
             return Ok(false);
         }
         let mut txn = Txn::begin(self.volume(), SIZE_CREDITS)?;
@@ -94,41 +105,60 @@ impl Fs {
         Ok(true)
     }
 
-    /// Writes back something of the file that has been dirty longest; where none is, something of another mount with
-    /// the same cache. `false` when there is nothing.
+    /// Writes back some of the file that has been dirty longest; if no file is dirty, some of
+    /// another mount that shares the cache. Returns false if there is nothing.
     pub(crate) fn relieve(&self) -> Result<bool> {
         let Ok(writer) = self.volume().writer() else { return Ok(false) };
         let Some(node) = writer.dirty_files().oldest(Duration::MAX) else {
             return Ok(self.volume().relieve_sharers());
         };
-        self.flush_file(&node, STEP)?;
+        self.flush_file(&node, writer.pace().duty(STEP))?;
         Ok(true)
     }
 
-    /// Called before a write, without locks: when too much is dirty, whoever makes more writes some of
-    /// it first.
-    pub(crate) fn balance_dirty(&self) -> Result<()> {
-        let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
-        if !cache.wants_writeback() {
-            return Ok(());
+    /// Called before `bytes` are written to file `ino`, without locks. Over the dirty limit the
+    /// caller writes back some data first; below it, a writer that is ahead of others waits for
+    /// them. Others wait for this writer while the returned [`Turn`] exists.
+    pub(crate) fn balance_dirty(&self, ino: Ino, bytes: u64) -> Result<Option<Turn<'_>>> {
+        let Some(cache) = self.volume().page_cache_made() else { return Ok(None) };
+        let writer = self.volume().writer()?;
+        let load = self.load(cache);
+        if load == Load::Light && !cache.wants_writeback() {
+            return Ok(None);
         }
-        self.volume().writer()?.wake_background();
-        // Each round writes a step, so this ends; when others dirty as fast, they wait as well. A file
-        // that cannot be written goes to the end of the list, and is no reason to refuse this write as
-        // long as another one makes room.
+        writer.wake_background();
+        let mut turn = None;
+        if load != Load::Light {
+            turn = Some(writer.pace().begin(ino, writer.clock().monotonic()));
+            let is_much = || self.load(cache) == Load::Paced && !cache.is_over_limit();
+            writer.pace().pause(ino, bytes, (cache.options(), writer.clock()), is_much);
+        }
+        // Each round writes back one step, so this ends; other writers that dirty as fast wait as
+        // well. A file that cannot be written goes to the end of the list, and does not make this
+        // write fail as long as other files make room.
         let mut failed = None;
         for _ in 0..64 {
             if !cache.is_over_limit() {
-                return Ok(());
+                return Ok(turn);
             }
             match self.relieve() {
                 Ok(true) => failed = None,
-                Ok(false) => return Ok(()),
+                Ok(false) => return Ok(turn),
                 Err(error) if failed.is_some() => return Err(error),
                 Err(error) => failed = Some(error),
             }
         }
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(turn), Err)
+    }
+
+    /// Returns how much is dirty. Without a background writer a pause would gain nothing.
+    pub(crate) fn load(&self, cache: &extant_iomap::Cache) -> Load {
+        match self.volume().writer() {
+            Ok(writer) if writer.has_background() => {
+                writer.pace().load(cache.dirty_bytes(), cache.options(), writer.clock())
+            }
+            _ => Load::Light,
+        }
     }
 
     /// Writes back every file that is dirty now.
@@ -136,7 +166,7 @@ impl Fs {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let mut first = None;
         for node in writer.dirty_files().all() {
-            // One file's error does not keep the others from the device.
+            // An error of one file does not keep the others from the device.
             let absorbed = self.absorb_maps(&node);
             if let Err(error) = self.flush_file(&node, u64::MAX).and(absorbed) {
                 first.get_or_insert(error);
@@ -145,14 +175,16 @@ impl Fs {
         first.map_or(Ok(()), Err)
     }
 
-    /// Writes what has been dirty for long, or some when much is.
+    /// Writes back files that have been dirty for long, and more if much is dirty.
     pub(crate) fn flush_due(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let (now, expire) = (writer.clock().monotonic(), writer.dirty_files().expire());
         let Some(cache) = self.volume().page_cache_made() else { return Ok(()) };
-        let mut much = cache.wants_writeback();
+        // While writers pause, background writeback continues.
+        let pauses = writer.pace().is_contended() && cache.wants_more_writeback();
+        let mut much = cache.wants_writeback() || pauses;
         let mut first = None;
-        // Those that were written are younger then, and the next are the oldest.
+        // Files that were written get a new age, so the next ones are the oldest.
         loop {
             let before = if much { Some(now) } else { now.checked_sub(expire) };
             let some = before.map_or(Vec::new(), |before| writer.dirty_files().oldest_some(before));
@@ -161,7 +193,8 @@ impl Fs {
             if let Err(error) = flushed {
                 first.get_or_insert(error);
             }
-            // What cannot be written is young again as well, and tried in the next tick.
+            // A file that could not be written gets a new age as well, and is tried in the next
+            // tick.
             let may_be_again = much || expire.is_zero();
             if some.is_empty() || (may_be_again && cache.dirty_bytes() >= dirty) {
                 break;
@@ -170,7 +203,7 @@ impl Fs {
         first.map_or(Ok(()), Err)
     }
 
-    /// Writes those of some files that are due, and the others as long as `much` is dirty.
+    /// Writes back those of some files that are due, and the others while `much` data is dirty.
     fn flush_some(
         &self,
         cache: &extant_iomap::Cache,
@@ -189,7 +222,7 @@ impl Fs {
             if is_due {
                 flushed = self.flush_file(node, u64::MAX).and(flushed);
             }
-            // In large pieces: to be on the heels of somebody who writes is slow for both.
+            // Large pieces: following a writer closely would slow both down.
             for _ in 0..STEPS_MOST {
                 *much = *much && cache.wants_more_writeback();
                 let is_dirty = node.file_in_use().is_some_and(|file| file.cache.is_dirty());
@@ -205,7 +238,7 @@ impl Fs {
         first.map_or(Ok(()), Err)
     }
 
-    /// Makes data durable that was written in place.
+    /// Flushes the device, for data that was overwritten in place.
     pub(crate) fn flush_device(&self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         self.volume().flush_in_place(writer.dirty_files().last_in_place())
@@ -215,16 +248,17 @@ impl Fs {
 impl Sharer for Mount {
     fn relieve_others(&self) -> bool {
         let (Ok(writer), Some(fs)) = (self.writer(), self.fs()) else { return false };
-        // Who asks may have locks of another mount, so he does not wait for a thaw of this one.
+        // The caller may hold locks of another mount, so it must not wait for a thaw of this one.
         let Some(_inside) = writer.try_enter() else { return false };
         let oldest = writer.dirty_files().oldest(Duration::MAX);
-        // What fails is counted for whoever syncs the file, and is tried again.
+        // An error is counted for the next sync of the file, and the write is tried again.
         oldest.is_some_and(|node| fs.flush_file(&node, STEP).is_ok())
     }
 }
 
 impl Inode {
-    /// Makes every change of this inode so far durable, with all else that was changed before.
+    /// Makes every change of this inode so far durable, together with all earlier changes of the
+    /// file system.
     ///
     /// # Errors
     ///
@@ -233,7 +267,8 @@ impl Inode {
         self.sync_contents(false)
     }
 
-    /// Makes the contents durable, and what is needed to read them back: not times alone.
+    /// Makes the contents durable, with the metadata needed to read them back, but not mere changes
+    /// of times.
     ///
     /// # Errors
     ///
@@ -242,28 +277,30 @@ impl Inode {
         self.sync_contents(true)
     }
 
-    /// Brings the contents to the device, where a sync would find them: not durable yet. For whoever
-    /// wants to hear now whether they can be stored, and makes many files durable at once later.
+    /// Writes the dirty contents to the device without making them durable. For programs that want
+    /// to learn early whether the contents can be stored, and make many files durable at once
+    /// later.
     ///
     /// # Errors
     ///
-    /// Those of the device, above all [`FsError::DeviceFull`]; what was not written stays in memory,
-    /// dirty, and is tried again.
+    /// Those of the device, above all [`FsError::DeviceFull`]; data that was not written stays
+    /// dirty in memory and is tried again.
     ///
     /// # Cost
     ///
-    /// What background writeback would do later. No commit, no flush.
+    /// That of the background writeback that the call replaces. No commit, no flush.
     pub fn write_back(&self) -> Result<()> {
         self.fs().flush_file(self.node(), u64::MAX)
     }
 
-    /// The contents of a regular file and, unless only `data` counts, its attributes.
+    /// Syncs the contents of a regular file and, unless `data` is set, its attributes.
     pub(crate) fn sync_contents(&self, data: bool) -> Result<()> {
         self.fs().absorb_maps(self.node())?;
         self.sync_stored(data)
     }
 
-    /// [`sync_contents`](Self::sync_contents) without what maps may have been stored to.
+    /// Syncs like [`sync_contents`](Self::sync_contents), without collecting stores through memory
+    /// maps first.
     pub(super) fn sync_stored(&self, data: bool) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         let node = self.node();
@@ -280,11 +317,12 @@ impl Inode {
             let mapper = FileMapper { fs: self.fs(), node, file };
             file.cache.write_back(&mapper, 0..u64::MAX >> 1)?;
             in_place = node.unsynced().in_place.load(Ordering::Acquire);
-            // A transaction that is opened after the data was written flushes it with its commit.
+            // A transaction opened after the data was written makes the data durable with its
+            // commit.
             covered = self.fs().store_pending(&mapper, data)?;
         }
-        // As Linux: whoever syncs a directory means the names that are in it, and those that its files
-        // have elsewhere. Of a regular file what changed it counts.
+        // As in Linux, a sync of a directory covers the names in it, and other names of its files.
+        // For a regular file the changes of its own inode count.
         let tid = match node.is_regular() {
             true => node.unsynced().changed_by.load(Ordering::Acquire),
             false => writer.journal().running(),
@@ -298,7 +336,7 @@ impl Inode {
             }
             self.volume().flush_in_place(in_place)?;
         }
-        // Nothing of this file may have been left to write; that a mount stopped is said all the same.
+        // The file may have nothing left to write, but an aborted mount is reported all the same.
         writer.check_running()?;
         if let Some(file) = node.file_in_use()
             && !file.has_to_store()

@@ -11,27 +11,28 @@ use extant_format::inode::{FileKind, InodeFlags};
 use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
+use crate::inline;
 use crate::inode::Inode;
 use crate::node::{FileState, Gist, Node};
-use crate::size;
 use crate::txn::Txn;
 
-/// Which way the bytes of a write take.
+/// The path that the bytes of a write take.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Cache,
-    /// Whole blocks past the cache, where nothing is in the way.
+    /// Whole blocks bypass the cache, unless the range is cached or mapped.
     Direct,
 }
 
-/// Where a write goes.
+/// The position of a write.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     At(u64),
     End,
 }
 
-/// A write that somebody asks for, but its bytes: a program's, through the cache, unless said otherwise.
+/// The parameters of a write besides its bytes. The defaults are those of a program that writes
+/// through the cache.
 #[derive(Clone, Copy)]
 pub(super) struct WriteAsk {
     place: Place,
@@ -58,7 +59,7 @@ impl WriteAsk {
 }
 
 impl Fs {
-    /// Calls `run` with what the page cache asks about a file.
+    /// Calls `run` with the mapper of a file.
     pub(crate) fn with_mapper<R>(
         &self,
         node: &Arc<Node>,
@@ -69,7 +70,7 @@ impl Fs {
     }
 }
 
-/// Refuses to change contents that must stay as they are.
+/// Checks that the inode flags allow the contents to change.
 ///
 /// # Errors
 ///
@@ -85,7 +86,7 @@ pub(crate) fn check_changeable(ino: Ino, flags: InodeFlags) -> Result<()> {
 }
 
 impl Inode {
-    /// Fills `out` from byte `offset` of a regular file, and returns how many bytes there were:
+    /// Fills `out` from byte `offset` of a regular file, and returns the number of bytes read:
     /// fewer than asked for only at the end of the file, 0 at or past it.
     ///
     /// Holes and unwritten blocks read as zeros.
@@ -94,21 +95,22 @@ impl Inode {
     ///
     /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`].
     /// - Damage of the file's map, and device errors. `out` may be partly filled then; a read of
-    ///   another part of the file may well succeed.
+    ///   another part of the file may succeed.
     ///
     /// # Cost
     ///
-    /// One device read per contiguous run, after at most one per level of the map, which is cached.
-    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+    /// One device read for each contiguous run, and at most one for each level of the map, whose
+    /// blocks are cached.
+    pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_contents()?;
         if self.volume().is_writable() {
             let _content = self.node().content.read();
             return self.read_cached(offset, out);
         }
-        self.read_range(offset, out)
+        self.fs().view(self.node()).read_range(offset, out)
     }
 
-    /// The whole contents of a regular file.
+    /// Reads the whole contents of a regular file.
     ///
     /// # Errors
     ///
@@ -128,12 +130,12 @@ impl Inode {
             return Err(too_large);
         }
         out.resize(len, 0);
-        let read = self.read_at(0, &mut out)?;
+        let read = self.read_at(&mut out, 0)?;
         out.truncate(read);
         Ok(out)
     }
 
-    /// Refuses what has no contents, or none that can be read.
+    /// Checks that the inode is a regular file whose contents can be read.
     pub(crate) fn check_contents(&self) -> Result<()> {
         match self.kind() {
             FileKind::Regular => {}
@@ -146,12 +148,12 @@ impl Inode {
         Ok(())
     }
 
-    /// Refuses to open for writing what its flags forbid to write; `appends` when the writer can
-    /// only append.
+    /// Checks that the inode flags allow opening for writing; `appends` says that every write will
+    /// append.
     ///
     /// # Errors
     ///
-    /// [`FsError::NotPermitted`]: immutable, sealed by fs-verity, or append-only.
+    /// [`FsError::NotPermitted`]: immutable, sealed by fs-verity, or append-only without `appends`.
     pub fn check_open_for_writing(&self, appends: bool) -> Result<()> {
         let flags = self.node().gist().flags;
         let ino = self.ino();
@@ -162,28 +164,30 @@ impl Inode {
         Ok(())
     }
 
-    /// How many passes of writeback of its contents have failed since it came into use: who
-    /// compares with the number of before knows that data was lost or late.
+    /// Returns the number of passes of writeback of this file that failed since the inode came into
+    /// use. A program that compares it with an earlier value learns whether data was lost or
+    /// delayed meanwhile.
     pub fn writeback_failures(&self) -> u64 {
         self.node().file_state().get().map_or(0, |file| file.cache.error_count())
     }
 
-    /// Writes `bytes` at byte `offset`, growing the file if need be, and returns how many were
-    /// written: fewer only when an error came in the way, which the next call meets again.
+    /// Writes `bytes` at byte `offset`, growing the file if needed, and returns the number of bytes
+    /// written: fewer only before an error, which the next call returns.
     ///
-    /// A concurrent read sees all of one call's bytes or none. They are in memory then; they become
-    /// durable by [`sync`](Self::sync) or [`sync_data`](Self::sync_data), or in time by
-    /// [`Fs::tick`]. A hole in front of `offset` reads as zeros. Set-id bits and capabilities are taken from the
-    /// file.
+    /// A concurrent read sees all of one call's bytes or none. When the call returns, the bytes are
+    /// in memory; they become durable by [`sync`](Self::sync) or [`sync_data`](Self::sync_data), or
+    /// in time by [`Fs::tick`]. A hole in front of `offset` reads as zeros. Set-id bits and
+    /// capabilities are removed from the file.
     ///
     /// # Errors
     ///
     /// - [`FsError::NoSpace`], [`FsError::QuotaExceeded`] for the first byte: space is promised
-    ///   now, so that storing cannot fail for want of it later.
+    ///   now, so that writeback cannot fail for want of space.
     /// - [`FsError::TooLarge`] at the largest offset that the map reaches.
-    /// - [`FsError::NotPermitted`] by the inode's flags; [`FsError::ReadOnly`], [`FsError::Aborted`].
+    /// - [`FsError::NotPermitted`] by the inode's flags; [`FsError::ReadOnly`],
+    ///   [`FsError::Aborted`].
     /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`].
-    /// - Damage and device errors, when a block is changed in part that is not cached.
+    /// - Damage and device errors, when a block that is not cached is changed in part.
     ///
     /// # Cost
     ///
@@ -196,60 +200,60 @@ impl Inode {
     /// let device = extant_block::FileDevice::open_read_write("disk.img")?;
     /// let fs = extant::MountOptions::new().read_only(false).open(device)?;
     /// let inode = fs.resolve("/etc/motd")?;
-    /// inode.write_at(0, b"hello")?;
+    /// inode.write_at(b"hello", 0)?;
     /// inode.sync()?;
     /// fs.unmount()?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
         self.write_to(WriteAsk::at(offset), bytes).map(|(_, written)| written)
     }
 
-    /// [`write_at`](Self::write_at) for a front end that knows on whose behalf.
+    /// Writes like [`write_at`](Self::write_at), for front ends that say with `by` on whose behalf.
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn write_by(&self, by: WriteBy, offset: u64, bytes: &[u8]) -> Result<usize> {
+    /// As [`write_at`](Self::write_at).
+    pub fn write_by(&self, by: WriteBy, bytes: &[u8], offset: u64) -> Result<usize> {
         let parts = std::iter::once(bytes);
         self.write_parts(WriteAsk::at(offset).by(by), parts).map(|(_, written)| written)
     }
 
-    /// [`write_at`](Self::write_at) of several pieces, one after the other, as one write.
+    /// Writes several buffers, one after the other, as one [`write_at`](Self::write_at).
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<usize> {
+    /// As [`write_at`](Self::write_at).
+    pub fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize> {
         if let [one] = parts {
-            return self.write_at(offset, one);
+            return self.write_at(one, offset);
         }
         let parts = parts.iter().map(|part| &**part);
         self.write_parts(WriteAsk::at(offset), parts).map(|(_, written)| written)
     }
 
-    /// Writes at the end of the file, wherever that is when nobody else writes; returns the offset.
+    /// Writes at the end of the file, atomically with respect to other writers; returns the offset.
     ///
     /// # Errors
     ///
     /// As [`write_at`](Self::write_at). A part may be written then. [`FsError::NoSpace`] also when
-    /// space for the rest was had too late: others had appended behind the part.
+    /// space for the rest became free only after others had appended behind the first part.
     pub fn append(&self, bytes: &[u8]) -> Result<u64> {
         let (at, mut written) = self.write_to(WriteAsk::at_end(), bytes)?;
         while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-            // The error that came in the way, or another part: space became free meanwhile.
+            // The next call returns the error, or writes more because space became free meanwhile.
             written += self.append_rest(at + written as u64, rest)?;
         }
         Ok(at)
     }
 
-    /// Goes on with what was appended in part, up to `at`, as long as that is the end: what others appended behind
-    /// is theirs.
+    /// Continues an append that was written in part, up to `at`, if that is still the end of the
+    /// file: bytes that others appended behind it stay.
     fn append_rest(&self, at: u64, rest: &[u8]) -> Result<usize> {
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        fs.balance_dirty()?;
+        let _turn = fs.balance_dirty(self.ino(), rest.len() as u64)?;
         let written = fs.change(|| {
             let _content = node.content.write();
             if file.size() != at && !sabotage("extant.file.append-goes-over-others") {
@@ -258,7 +262,8 @@ impl Inode {
             let written = self.write_locked(file, WriteAsk::at(at), std::iter::once(rest));
             written.map(|(_, written)| Some(written))
         })?;
-        // Outside of the change, which would commit to make room and try again.
+        // This error is made outside of the change, which would otherwise commit to make room and
+        // try again.
         let what = "the rest of an append, with others behind its first part";
         written.ok_or(FsError::NoSpace { what, wanted: rest.len() as u64, free: 0 })
     }
@@ -276,14 +281,15 @@ impl Inode {
         let fs = self.fs();
         let node = self.node();
         let file = fs.file(node)?;
-        fs.balance_dirty()?;
+        let bytes: usize = parts.clone().map(<[u8]>::len).sum();
+        let _turn = fs.balance_dirty(self.ino(), bytes as u64)?;
         fs.change(|| {
             let _content = node.content.write();
             self.write_locked(file, ask, parts.clone())
         })
     }
 
-    /// Writes while the content lock is held exclusively, without a handle.
+    /// Writes with the content lock held exclusively and no handle open.
     pub(super) fn write_locked<'b>(
         &self,
         file: &FileState,
@@ -307,7 +313,7 @@ impl Inode {
         if wanted == 0 {
             return Ok((offset, 0));
         }
-        // Up to the largest size, then the error.
+        // Bytes are written up to the largest size; the next call fails.
         let end = offset.saturating_add(wanted);
         let mut room = wanted;
         if end > file.size() {
@@ -321,12 +327,13 @@ impl Inode {
         }
         let now = self.volume().writer()?.now();
         let is_inline = flags.contains(InodeFlags::INLINE_DATA);
-        // An empty file may become one. Delayed data counts: its stored size is still 0.
+        // An empty file may become inline. Delayed data counts as contents: its stored size is
+        // still 0.
         let becomes = file.size() == 0
             && self.volume().features().has_incompat(Incompat::INLINE_DATA)
             && !file.cache.is_dirty()
             && !file.is_mapped()
-            && node.with(|data| size::may_be_inline(self.volume(), data));
+            && node.with(|data| inline::may_be_inline(self.volume(), data));
         if is_inline || becomes {
             let bytes: Vec<u8> = parts.clone().flatten().copied().collect();
             if self.write_inline(file, is_inline, offset, &bytes[..room.min(wanted) as usize])? {
@@ -335,10 +342,10 @@ impl Inode {
         }
         let mapper = FileMapper { fs, node, file };
         if offset > file.size() {
-            // Stores behind the end are no contents (P13).
+            // Stores through a map behind the end are no contents (P13).
             mapper.absorb()?;
         }
-        // What is mapped has its place in the cache.
+        // Mapped pages stay in the cache.
         let is_direct = way == Way::Direct && !file.is_mapped();
         let mut done = 0;
         for part in parts {
@@ -367,7 +374,8 @@ impl Inode {
         Ok((offset, done as usize))
     }
 
-    /// Writes into the inode, or moves the data out of it. `false` when it is in blocks now.
+    /// Writes into the inode, or moves the data out of it. Returns false when the data is in blocks
+    /// afterwards.
     fn write_inline(
         &self,
         file: &FileState,
@@ -377,8 +385,8 @@ impl Inode {
     ) -> Result<bool> {
         let (fs, node) = (self.fs(), self.node());
         {
-            let mut txn = Txn::begin(self.volume(), size::INLINE_CREDITS)?;
-            if size::write_inline(&mut txn, node, offset, bytes)? {
+            let mut txn = Txn::begin(self.volume(), inline::INLINE_CREDITS)?;
+            if inline::write_inline(&mut txn, node, offset, bytes)? {
                 file.set_size(node.with(|data| data.record.size));
                 file.drop_stamp();
                 file.mapping_changed();
@@ -386,26 +394,26 @@ impl Inode {
             }
         }
         if is_inline {
-            size::uninline(fs, node)?;
-            file.mapping_changed();
+            FileMapper { fs, node, file }.move_out()?;
         }
         Ok(false)
     }
 
-    /// Reads through the page cache; the content lock is held.
+    /// Reads through the page cache. The caller holds the content lock.
     pub(crate) fn read_cached(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.fs().with_mapper(self.node(), |mapper| mapper.file.cache.read(mapper, offset, out))
     }
 
-    /// Calls `look` with the bytes of `range`, as far as the file has them, as they lie in the cache:
-    /// nothing is copied. Nobody writes to the file meanwhile; `look` must not use the file.
+    /// Calls `look` with the bytes of `range` in the cache, up to the end of the file, without a
+    /// copy. No write changes the file meanwhile; `look` must not use the file.
     ///
-    /// At most a quarter of the cache at once: the slices are the first bytes of the range then.
+    /// A call shows at most a quarter of the cache: the slices hold the first bytes of a longer
+    /// range.
     ///
     /// # Errors
     ///
-    /// As [`read_at`](Self::read_at); [`FsError::ReadOnly`] on a mount for reading, which has no
-    /// page cache.
+    /// As [`read_at`](Self::read_at); [`FsError::ReadOnly`] on a read-only mount, which has no page
+    /// cache.
     pub fn with_cached<R>(
         &self,
         range: Range<u64>,

@@ -1,9 +1,8 @@
-//! Files as memory of the embedding process.
+//! Files mapped into the memory of the embedding process.
 //!
-//! The pages of a map are those of the page cache, pinned. Nobody sees the program's stores, so
-//! all that is mapped for writing counts as stored to whenever it matters: before the file changes
-//! in ways that look at the cache's state, and before it is brought to the device (`extant-iomap`,
-//! `mmap`).
+//! The pages of a map are those of the page cache, pinned. The program's stores are not observed,
+//! so every page mapped for writing counts as changed whenever it matters: before an operation that
+//! depends on the cache's state, and before writeback (`extant-iomap`, `mmap`).
 
 use std::fmt;
 use std::ops::Range;
@@ -17,14 +16,13 @@ use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::node::Node;
-use crate::size;
 
-/// Offsets of maps are multiples of it.
+/// Offsets of maps are multiples of this.
 const PAGE_BYTES: u64 = 4096;
 
 impl FileMapper<'_> {
-    /// Takes what programs may have stored through maps. The caller holds the content lock exclusively
-    /// and no handle.
+    /// Marks pages dirty that programs may have stored to through maps. The caller holds the
+    /// content lock exclusively and no handle.
     pub(crate) fn absorb(&self) -> Result<()> {
         for pages in self.file.mapped() {
             self.file.cache.absorb(self, &pages, pages.range())?;
@@ -32,7 +30,7 @@ impl FileMapper<'_> {
         Ok(())
     }
 
-    /// Shows programs what a change made of the file, as far as it took blocks out of the cache.
+    /// Makes maps show the file's contents after a change that removed pages from the cache.
     pub(crate) fn refresh(&self) -> Result<()> {
         for pages in self.file.mapped() {
             self.file.cache.refresh(self, &pages)?;
@@ -42,7 +40,7 @@ impl FileMapper<'_> {
 }
 
 impl Fs {
-    /// [`FileMapper::absorb`] for a caller without locks.
+    /// Marks pages dirty like [`FileMapper::absorb`], for a caller without locks.
     pub(crate) fn absorb_maps(&self, node: &Arc<Node>) -> Result<()> {
         let Some(file) = node.file_in_use().filter(|file| file.is_mapped_writable()) else {
             return Ok(());
@@ -53,33 +51,33 @@ impl Fs {
 }
 
 impl Inode {
-    /// Shows bytes `range` of a regular file, rounded up to whole pages, at addresses of their own, and
-    /// keeps them in memory. Reads and writes of the file and the map see each other at once.
+    /// Maps bytes `range` of a regular file, rounded up to whole pages, into memory and keeps them
+    /// there. Reads and writes of the file and the map are coherent.
     ///
-    /// With `writable`, space is promised now for every hole of the range up to the end of the file, so that
-    /// stores below the end cannot be lost for want of it; space that is taken away later under the
-    /// map (a hole is punched) is promised again when stores are looked for. Stores are found by
-    /// [`MappedFile::sync`], [`sync`](Self::sync) of the file, [`Fs::sync`], [`Fs::tick`] and when the map is
-    /// dropped. Nothing tells which bytes were stored to: each of these writes all of the mapped
-    /// range.
+    /// With `writable`, space is promised now for every hole of the range up to the end of the
+    /// file, so that stores below the end cannot be lost for want of space; where a hole is punched
+    /// later under the map, space is promised again when stores are collected. Stores are collected
+    /// by [`MappedFile::sync`], [`sync`](Self::sync) of the file, [`Fs::sync`], [`Fs::tick`] and
+    /// when the map is dropped. There is no record of which bytes were stored to: each of these
+    /// writes the whole mapped range.
     ///
-    /// Bytes behind the end of the file read as zeros; what is stored there is never part of the file, and
-    /// is zeroed again when the file is written back or grows. No access to the map raises a signal: a
-    /// file that is truncated leaves zeros. The map always shows what the file has at its place, also
-    /// after ranges were taken out of the file or put in.
+    /// Bytes behind the end of the file read as zeros; bytes stored there never become part of the
+    /// file, and are zeroed again when the file is written back or grows. No access to the map
+    /// raises a signal: a file that is truncated leaves zeros. The map always shows the file's
+    /// current contents at its offsets, also after ranges were collapsed or inserted.
     ///
     /// # Errors
     ///
     /// - [`FsError::InvalidArgument`]: an offset that is not a multiple of 4096, or an empty range.
-    /// - [`FsError::PageCache`] when more than half of the cache would be mapped, or there is
-    ///   no shared memory to map from.
-    /// - [`FsError::NotPermitted`] for writable maps, by the inode's flags; [`FsError::ReadOnly`] on a
-    ///   mount for reading, which has no page cache.
+    /// - [`FsError::PageCache`] when more than half of the cache would be mapped, or there is no
+    ///   shared memory to map from.
+    /// - [`FsError::NotPermitted`] for writable maps, by the inode's flags; [`FsError::ReadOnly`]
+    ///   on a read-only mount, which has no page cache.
     /// - [`FsError::NoSpace`], [`FsError::QuotaExceeded`]; as [`read_at`](Self::read_at).
     ///
     /// # Cost
     ///
-    /// Reads what of the range is not cached.
+    /// A read of the part of the range that is not cached.
     pub fn map_shared(&self, range: Range<u64>, writable: bool) -> Result<MappedFile> {
         self.check_contents()?;
         let is_good = range.start.is_multiple_of(PAGE_BYTES) && range.start < range.end;
@@ -89,7 +87,7 @@ impl Inode {
         }
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        fs.balance_dirty()?;
+        let _turn = fs.balance_dirty(self.ino(), 0)?;
         let pages = fs.change(|| {
             let _content = node.content.write();
             let flags = node.with(|data| data.record.flags);
@@ -100,12 +98,9 @@ impl Inode {
                 let what = "it can only be appended to";
                 return Err(FsError::NotPermitted { ino: node.ino(), what });
             }
-            if flags.contains(InodeFlags::INLINE_DATA) {
-                size::uninline(fs, node)?;
-                file.mapping_changed();
-            }
             let mapper = FileMapper { fs, node, file };
-            // What others stored behind the end is not to be seen through this map.
+            mapper.move_out()?;
+            // Bytes that others stored behind the end must not show through this map.
             mapper.absorb()?;
             let pages = Arc::new(file.cache.map_pages(&mapper, range.clone(), writable)?);
             file.add_map(&pages);
@@ -118,50 +113,52 @@ impl Inode {
     }
 }
 
-/// Bytes of a file as memory, from [`Inode::map_shared`]. Dropping it takes what was stored, and needs the
-/// file's lock: not inside of [`Inode::with_cached`] of the same file.
+/// Bytes of a file in memory, from [`Inode::map_shared`]. Dropping it collects the stores, which
+/// needs the file's content lock: do not drop it inside [`Inode::with_cached`] of the same file.
 pub struct MappedFile {
     inode: Inode,
     pages: Arc<MappedPages>,
 }
 
 impl MappedFile {
-    /// Bytes of the map: whole pages, at least one.
+    /// Returns the length of the map in bytes: whole pages, at least one.
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> u64 {
         let range = self.pages.range();
         range.end - range.start
     }
 
-    /// The bytes of the file that it shows.
+    /// Returns the bytes of the file that the map shows.
     pub fn range(&self) -> Range<u64> {
         self.pages.range()
     }
 
-    /// The first byte, for programs that look at memory themselves. Valid as long as the map; others
-    /// change what is there at any time. To be stored to only in a writable map: in another one stores
-    /// show to readers and do not last.
+    /// Returns the address of the first byte, valid for the life of the map. Other threads change
+    /// the bytes at any time. Store to it only if the map is writable: stores through a read-only
+    /// map are visible to readers but are not written back.
     pub fn as_ptr(&self) -> *mut u8 {
         self.pages.as_ptr()
     }
 
-    /// Copies bytes out of the map, from its byte `at` on. A write at the same time may show in part.
+    /// Copies bytes out of the map, from byte `at` of the map on. A concurrent write may show in
+    /// part.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] when the range is not inside.
+    /// [`FsError::InvalidArgument`] when the range is not inside the map.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.check(at, out.len() as u64)?;
         self.pages.read(at, out);
         Ok(())
     }
 
-    /// Copies bytes into the map, at its byte `at`, as any store: readers of the file may see a part.
+    /// Copies bytes into the map, to byte `at` of the map, like any store: readers of the file may
+    /// see a part.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] when the range is not inside; [`FsError::ReadOnly`] when the map is not
-    /// writable.
+    /// [`FsError::InvalidArgument`] when the range is not inside the map; [`FsError::ReadOnly`]
+    /// when the map is not writable.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.check(at, bytes.len() as u64)?;
         if !self.pages.is_writable() {
@@ -178,12 +175,13 @@ impl MappedFile {
         }
     }
 
-    /// Makes the stores to bytes `range` of the map durable, with all that was written to the file.
+    /// Makes the stores to bytes `range` of the map durable, together with all earlier writes to
+    /// the file.
     ///
     /// # Errors
     ///
-    /// [`FsError::InvalidArgument`] when the range is not inside; those of [`Inode::sync_data`]; no
-    /// space where a hole was made under the map.
+    /// [`FsError::InvalidArgument`] when the range is not inside the map; those of
+    /// [`Inode::sync_data`]; [`FsError::NoSpace`] where a hole was made under the map.
     pub fn sync(&self, range: Range<u64>) -> Result<()> {
         self.check(range.start, range.end.saturating_sub(range.start))?;
         let start = self.pages.range().start;
@@ -191,7 +189,7 @@ impl MappedFile {
         self.inode.sync_stored(true)
     }
 
-    /// What may have been stored to is dirty now.
+    /// Marks pages dirty that may have been stored to.
     fn take_stores(&self, range: Range<u64>) -> Result<()> {
         let (fs, node) = (self.inode.fs(), self.inode.node());
         let file = fs.file(node)?;
@@ -208,7 +206,7 @@ impl MappedFile {
 
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // Without space for a hole that was made under the map, its stores end here.
+        // Stores to a hole that was made under the map are lost here if there is no space.
         let _ = self.take_stores(self.pages.range());
         if let Some(file) = self.inode.node().file_in_use() {
             file.remove_map(&self.pages);

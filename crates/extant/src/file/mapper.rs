@@ -1,5 +1,5 @@
-//! ext4's answers to the page cache: what is behind a range, where delayed data goes, and how it
-//! gets into the map.
+//! ext4's mapper for the page cache: how a range is mapped, where delayed data is placed, and how
+//! it is published in the map.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use extant_base::{BlockCount, FileBlock, FsBlock, sabotage};
 use extant_block::BlockDevice;
 use extant_format::extent::{Extent, ExtentState};
+use extant_format::features::Compat;
 use extant_format::inode::InodeFlags;
 use extant_iomap::{
     Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
@@ -16,28 +17,42 @@ use extant_iomap::{
 use crate::alloc::{BlockAsk, Growth, Purpose};
 use crate::error::{FsError, Result};
 use crate::fs::{Fs, Mount};
+use crate::inline;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
-use crate::node::{Delayed, FileState, Node, Pinned};
+use crate::node::{Delayed, FileState, Node};
+use crate::run::Run;
 use crate::supers::Needed;
 use crate::txn::Txn;
 
-/// Blocks that a mapping is looked up for at least.
+/// Smallest number of blocks for which a mapping is looked up.
 const LOOK_AHEAD: u64 = 16384;
 
-/// Longer files need a feature.
+/// Size limit of files without the feature `large_file`.
 const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
 
-/// Placements that are published in one handle at most: bounds its credits, and with them the
-/// smallest journal.
+/// Limit of the placements published in one handle. It bounds the credits of the handle, and with
+/// them the size of the smallest journal.
 const PUBLISH_MOST: usize = 16;
-/// Parts of a file that are farther apart than this, in blocks, do not say where the other should be.
+/// Largest distance in blocks at which one part of a file influences the place of another.
 const APART_MOST: u64 = 1 << 15;
-/// Files with so many blocks that are appended to are expected to grow further.
+/// Size in blocks from which a file that is appended to is expected to grow further.
 const GROWS_FROM: u64 = 16;
-/// The inode, its quotas, the superblock.
+/// Credits for the inode, its quotas and the superblock.
 const BASE_CREDITS: u32 = 8;
-/// The bitmap and the descriptor of the group of a placement.
+/// Credits for the bitmap and the descriptor of the group of a placement.
 const PLACEMENT_CREDITS: u32 = 2;
+
+/// The blocks that writeback pinned for a placement. A ticket is never copied: it is published or
+/// given back.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    /// The pinned blocks; `None` when the placement lies in a cluster that the file has already.
+    run: Option<Run>,
+    /// First file block behind the placement.
+    end: u64,
+    /// Device block of the cluster that holds the block before `end`.
+    last_cluster: u64,
+}
 
 /// One file, as the page cache sees it.
 pub(crate) struct FileMapper<'a> {
@@ -47,7 +62,7 @@ pub(crate) struct FileMapper<'a> {
 }
 
 impl FileMapper<'_> {
-    fn volume(&self) -> &Mount {
+    pub(super) fn volume(&self) -> &Mount {
         self.fs.volume()
     }
 
@@ -68,14 +83,14 @@ impl FileMapper<'_> {
         Mapping { offset, len: (blocks.end - blocks.start) << bits, kind, flags, cookie }
     }
 
-    /// Byte of the device where a block begins.
+    /// Returns the device address of a block, in bytes.
     pub(super) fn address(&self, block: FsBlock) -> Result<u64> {
         let what = "block past the largest device";
         self.volume().block_size().offset_of(block).ok_or(FsError::InvalidArgument { what })
     }
 
-    /// Makes the first blocks of a hole delayed: as many as there is room for.
-    fn delay(&self, blocks: Range<u64>) -> Result<Mapping> {
+    /// Makes the first blocks of a hole delayed: as many as space can be promised for.
+    pub(super) fn delay(&self, blocks: Range<u64>) -> Result<Mapping> {
         let mut delayed = self.file.map.write();
         let blocks = self.promise(&delayed, blocks)?;
         delayed.insert(blocks.clone());
@@ -84,15 +99,15 @@ impl FileMapper<'_> {
         Ok(self.answer(blocks, Kind::Delayed, cookie, true))
     }
 
-    /// Promises space for the first of these blocks, which are a hole, and says for which: at least those
-    /// of one cluster.
+    /// Promises space for the first of these blocks, which are a hole, and returns them: at least
+    /// those of one cluster.
     fn promise(&self, delayed: &Delayed, mut blocks: Range<u64>) -> Result<Range<u64>> {
         let writer = self.volume().writer()?;
         let superblock = self.volume().superblock();
         let ratio = u64::from(superblock.cluster_ratio().max(1));
         let sectors = |clusters: u64| clusters << (superblock.cluster_bits() + self.bits() - 9);
         loop {
-            // Blocks in a cluster that the file has already take no space.
+            // Blocks in a cluster that the file has already need no space.
             let own = self.own_clusters(delayed, &blocks)?;
             let new = delayed.new_clusters(&blocks) - own;
             let promised = match new {
@@ -118,7 +133,7 @@ impl FileMapper<'_> {
                     if end - first <= 1 {
                         return Err(error);
                     }
-                    // Half as much, perhaps; what is left of it is asked for next.
+                    // Try half as many; the rest is a later request.
                     blocks.end = (first + (end - first) / 2) * ratio;
                 }
                 Err(error) => return Err(error),
@@ -126,8 +141,9 @@ impl FileMapper<'_> {
         }
     }
 
-    /// How many clusters of a hole belong to the file by other blocks that are in them, and have no delayed
-    /// block: only the first and the last can.
+    /// Returns the number of clusters of a hole that the file has already because of other mapped
+    /// blocks in them, and that have no delayed block: only the first and the last cluster can be
+    /// such.
     fn own_clusters(&self, delayed: &Delayed, blocks: &Range<u64>) -> Result<u64> {
         let ratio = u64::from(self.volume().superblock().cluster_ratio().max(1));
         if ratio == 1 {
@@ -147,17 +163,17 @@ impl FileMapper<'_> {
         Ok(count)
     }
 
-    /// Takes blocks in memory for the delayed blocks `at..end`.
-    fn pin(&self, at: u64, mut end: u64) -> Result<Placement> {
+    /// Pins blocks for the delayed blocks `at..end`; `before` is the ticket of the placement in
+    /// front of them.
+    fn pin(&self, at: u64, mut end: u64, before: Option<&Ticket>) -> Result<Placement<Ticket>> {
         let volume = self.volume();
         let alloc = volume.writer()?.alloc();
         let ratio = u64::from(volume.superblock().cluster_ratio().max(1));
         let into = at % ratio;
-        let before = self.file.pins.lock().range(..at).next_back().map(|(_, pin)| pin.last);
         if ratio > 1 {
             // Blocks of one cluster of the file lie in one cluster of the device.
-            let own = before.filter(|(last, _)| (last - 1) / ratio == at / ratio).map(|(_, c)| c);
-            let own = match own {
+            let own = before.filter(|before| (before.end - 1) / ratio == at / ratio);
+            let own = match own.map(|before| before.last_cluster) {
                 Some(cluster) => Some(cluster),
                 None => {
                     let block = FileBlock(u32::try_from(at).unwrap_or(u32::MAX));
@@ -167,10 +183,9 @@ impl FileMapper<'_> {
             };
             if let Some(cluster) = own {
                 let end = end.min((at / ratio + 1) * ratio);
-                let pinned = Pinned { run: None, last: (end, cluster) };
-                self.file.pins.lock().insert(at, pinned);
                 let address = self.address(FsBlock(cluster + into))?;
-                return Ok(self.placement(at..end, address, Placed::Pinned));
+                let ticket = Ticket { run: None, end, last_cluster: cluster };
+                return Ok(self.placement(at..end, address, Placed::Pinned(ticket)));
             }
             // The last cluster may have other blocks of the file behind the range.
             let last = end - end % ratio;
@@ -181,8 +196,8 @@ impl FileMapper<'_> {
                 }
             }
         }
-        let (goal, continues) = match before.filter(|(last, _)| *last == at && ratio == 1) {
-            Some((_, cluster)) => (FsBlock(cluster + 1), true),
+        let (goal, continues) = match before.filter(|before| before.end == at && ratio == 1) {
+            Some(before) => (FsBlock(before.last_cluster + 1), true),
             None => self.goal(at)?,
         };
         let most = u64::from(u32::MAX >> 1);
@@ -199,23 +214,24 @@ impl FileMapper<'_> {
         };
         let end = end.min(at + u64::from(run.len).saturating_sub(into));
         let last_cluster = run.start.0 + (end - 1 - at + into) / ratio * ratio;
-        let pinned = Pinned { run: Some(run), last: (end, last_cluster) };
-        self.file.pins.lock().insert(at, pinned);
         self.file.note_placed(at, run.start.0 + into);
-        let address = self.address(FsBlock(run.start.0 + into))?;
-        Ok(self.placement(at..end, address, Placed::Pinned))
+        // The address is inside the device, as that of every block of a group.
+        let address = self.address(FsBlock(run.start.0 + into)).inspect_err(|_| self.unpin(run))?;
+        let ticket = Ticket { run: Some(run), end, last_cluster };
+        Ok(self.placement(at..end, address, Placed::Pinned(ticket)))
     }
 
-    /// As [`map::implied_block`], for who holds no lock of the map.
+    /// Returns the block that [`map::implied_block`] gives, for callers that do not hold the lock
+    /// of the map.
     fn implied_block(&self, block: FileBlock) -> Result<Option<FsBlock>> {
         let _map = self.file.map.read();
         map::implied_block(self.fs, self.node, block)
     }
 
-    /// How the file will likely go on behind blocks `at..end`, which have no place yet.
+    /// Returns how the file is expected to grow behind blocks `at..end`, which have no place yet.
     fn growth(&self, at: u64, end: u64, continues: bool) -> Growth {
         let is_end = at << self.bits() >= self.stored_size();
-        // Smaller ones stay close together; and somebody must have it open, who could write more.
+        // Smaller files stay close together, and only a file with an open handle can grow.
         let ahead = match is_end && end >= GROWS_FROM && !self.node.life().is_unheld() {
             true => Growth::ahead_of(end, self.volume().superblock().blocks_per_group),
             false => 0,
@@ -223,8 +239,9 @@ impl FileMapper<'_> {
         Growth { grows: at >= GROWS_FROM && is_end, continues, ahead }
     }
 
-    /// Where block `at` would best be, and whether that is behind the block before it. Else it is as far from
-    /// what was placed last as it is in the file, because the parts of a file may come in any order.
+    /// Returns the best place for block `at`, and whether that is directly behind the block before
+    /// it. Otherwise the place is as far from the last placement as the block is in the file,
+    /// because the parts of a file may come in any order.
     pub(super) fn goal(&self, at: u64) -> Result<(FsBlock, bool)> {
         if let Some(before) = at.checked_sub(1) {
             let _map = self.file.map.read();
@@ -250,7 +267,7 @@ impl FileMapper<'_> {
         Ok((goal.unwrap_or(first), false))
     }
 
-    fn placement(&self, blocks: Range<u64>, address: u64, placed: Placed) -> Placement {
+    fn placement<T>(&self, blocks: Range<u64>, address: u64, placed: Placed<T>) -> Placement<T> {
         let bits = self.bits();
         Placement {
             offset: blocks.start << bits,
@@ -260,23 +277,23 @@ impl FileMapper<'_> {
         }
     }
 
-    fn blocks_of(&self, placement: &Placement) -> Range<u64> {
+    fn blocks_of(&self, placement: &Placement<Ticket>) -> Range<u64> {
         let start = placement.offset >> self.bits();
         start..start + (placement.len >> self.bits())
     }
 
-    /// Puts one placement into the map, from block `from` on; returns how far it got, which is less
-    /// than all of a long range to convert when the transaction is full. `FileMap` is held
-    /// exclusively.
+    /// Publishes one placement from block `from` on. Returns the block up to which it is in the
+    /// map; a conversion of a long range stops early when the transaction is full. The caller holds
+    /// `FileMap` exclusively.
     fn publish_one(
         &self,
         txn: &mut Txn<'_>,
         delayed: &mut Delayed,
-        placement: &Placement,
+        placement: &Placement<Ticket>,
         from: u64,
     ) -> Result<u64> {
         let blocks = self.blocks_of(placement);
-        match placement.placed {
+        match &placement.placed {
             Placed::Over | Placed::Nowhere => Ok(blocks.end),
             Placed::Convert => {
                 let start = blocks.start.max(from);
@@ -284,10 +301,8 @@ impl FileMapper<'_> {
                 map::convert_range(txn, self.node, start..blocks.end, written)
                     .map(|progress| progress.end)
             }
-            Placed::Pinned => {
-                let pinned = self.file.pins.lock().get(&blocks.start).copied();
-                let run = pinned.and_then(|pinned| pinned.run);
-                // Both fit: file blocks are 32 bits, a placement is at most a group.
+            Placed::Pinned(ticket) => {
+                // Both values fit: file blocks have 32 bits, and a placement is at most a group.
                 let extent = Extent {
                     file_start: FileBlock(u32::try_from(blocks.start).unwrap_or(u32::MAX)),
                     device_start: FsBlock(placement.address >> self.bits()),
@@ -296,11 +311,10 @@ impl FileMapper<'_> {
                 };
                 map::insert_run(txn, self.node, extent)?;
                 let settled = delayed.remove(blocks.clone());
-                match run {
+                match ticket.run {
                     Some(run) => txn.take_pinned(self.node, run, settled)?,
                     None => self.file.unpromise(self.volume(), self.node, settled),
                 }
-                self.file.pins.lock().remove(&blocks.start);
                 Ok(blocks.end)
             }
         }
@@ -310,11 +324,11 @@ impl FileMapper<'_> {
     pub(crate) fn store_size(&self, txn: &mut Txn<'_>, size_to: u64) -> Result<()> {
         let size = size_to.min(self.file.size());
         self.prepare_size(txn, size)?;
-        // Times not stored yet go with every change of the inode.
+        // Times that are not stored yet go with every change of the inode.
         txn.update(self.node, |data| data.record.size = data.record.size.max(size))
     }
 
-    /// Makes sure that a size can be stored. Credits: the superblock.
+    /// Makes sure that the file system has the feature that a size needs. Credits: the superblock.
     pub(super) fn prepare_size(&self, txn: &mut Txn<'_>, size: u64) -> Result<()> {
         if size > SIZE_OF_OLD_FILES_MAX {
             txn.writer().supers().require_feature(txn, Needed::LargeFile)?;
@@ -322,41 +336,36 @@ impl FileMapper<'_> {
         Ok(())
     }
 
-    /// Makes it durable that blocks were moved, before something is written over them: it would show at
-    /// their old place after a crash.
+    /// Commits moves of blocks before the blocks are overwritten: the new data would otherwise show
+    /// at their old place after a crash.
     fn settle_moves(&self) -> Result<()> {
         let tid = self.node.unsynced().moved_by.load(Ordering::Acquire);
         if tid != 0 {
             self.volume().writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
-            // Writeback is kept out while blocks are moved.
+            // Writeback is held off while blocks are moved, so no move comes in between.
             self.node.unsynced().moved_by.store(0, Ordering::Release);
         }
         Ok(())
     }
 
-    fn unpin(&self, placements: &[Placement]) {
-        let Ok(writer) = self.volume().writer() else { return };
-        for placement in placements {
-            if placement.placed != Placed::Pinned {
-                continue;
-            }
-            let start = placement.offset >> self.bits();
-            let pinned = self.file.pins.lock().remove(&start);
-            if let Some(Pinned { run: Some(run), .. }) = pinned {
-                writer.alloc().unpin(self.volume(), run);
-            }
+    fn unpin(&self, run: Run) {
+        if let Ok(writer) = self.volume().writer() {
+            writer.alloc().unpin(self.volume(), run);
         }
     }
 
-    /// Credits to put placements into the map in one handle.
-    fn publish_credits(&self, placements: &[&Placement]) -> u32 {
+    /// Returns the credits for publishing placements in one handle.
+    fn publish_credits(&self, placements: &[Placement<Ticket>]) -> u32 {
         let blocks = placements.iter().map(|placement| placement.len >> self.bits()).sum();
         map::publish_credits(self.volume(), self.node, placements.len(), blocks)
             + PLACEMENT_CREDITS * PUBLISH_MOST as u32
             + BASE_CREDITS
+            + if inline::is_inline(self.node) { inline::LEAVE_CREDITS } else { 0 }
     }
 
-    fn publish_all(&self, done: &Done) -> Result<()> {
+    /// Publishes the placements in `done` and removes them from its front; those that remain after
+    /// an error are not published.
+    fn publish_all(&self, done: &mut Done<Ticket>) -> Result<()> {
         let stored = self.node.with(|data| data.record.size);
         let is_quiet = done
             .placements
@@ -367,40 +376,43 @@ impl FileMapper<'_> {
             self.volume().writer()?.dirty_files().wrote_in_place(self.node);
             return Ok(());
         }
-        let changes =
-            |placement: &&Placement| matches!(placement.placed, Placed::Pinned | Placed::Convert);
-        let all: Vec<&Placement> = done.placements.iter().filter(changes).collect();
-        let mut rest = &all[..];
-        // Block up to which the first of the rest is published already.
+        let rest = &mut done.placements;
+        rest.retain(|placement| !matches!(placement.placed, Placed::Over | Placed::Nowhere));
+        let leaves = inline::is_inline(self.node);
+        if leaves && !self.volume().features().has_compat(Compat::HAS_JOURNAL) {
+            // The device is flushed here, as a commit does: otherwise the inode could lose its
+            // inline data before the block has it.
+            self.volume().flush_in_place(u64::MAX)?;
+        }
+        // The block up to which the first remaining placement is published already.
         let mut from = 0;
         loop {
             let credits_max = self.volume().writer()?.journal().credits_max();
             let mut now = &rest[..rest.len().min(PUBLISH_MOST)];
             let mut credits = self.publish_credits(now);
-            // A block map may need a block for each run of a few hundred; a small journal has fewer.
+            // A block map may need a block for each run of a few hundred blocks, and a small
+            // journal has few.
             while credits > credits_max && now.len() > 1 {
                 now = &now[..now.len() / 2];
                 credits = self.publish_credits(now);
             }
             let mut txn = Txn::begin(self.volume(), credits)?;
-            // From the first placement on: what the map needs for data that is stored.
+            // From the first placement on, blocks for the map are taken from what is kept for
+            // stored data.
             txn.publishes();
-            let mut good_to = u64::MAX;
-            {
-                let mut delayed = self.file.map.write();
-                for placement in now {
-                    let end = self.blocks_of(placement).end;
-                    let got = self.publish_one(&mut txn, &mut delayed, placement, from)?;
-                    good_to = got << self.bits();
-                    if got < end {
-                        from = got;
-                        break;
-                    }
-                    (rest, from) = (&rest[1..], 0);
-                }
-                self.file.mapping_changed();
+            if leaves && inline::is_inline(self.node) {
+                let left = inline::leave(&mut txn, self.fs, self.node);
+                left.map_err(|error| txn.fail(error))?;
             }
-            // Ascending: what is before the end of this part is on the device.
+            let (count, part) = self.publish_some(&mut txn, now, from);
+            rest.drain(..count);
+            let good_to;
+            (from, good_to) = match part {
+                Err(error) if leaves => return Err(txn.fail(error)),
+                other => other?,
+            };
+            // Placements are in ascending order, so the data before the end of this part is on the
+            // device.
             let is_whole = rest.is_empty() || sabotage("extant.file.size-before-extents");
             let size_to = if is_whole { done.size_to } else { good_to.min(done.size_to) };
             self.store_size(&mut txn, size_to)?;
@@ -409,10 +421,38 @@ impl FileMapper<'_> {
             }
         }
     }
+
+    /// Publishes these placements, the first from block `from` on. Returns the number of those
+    /// published as a whole, the block up to which the next one is published (0 for none), and the
+    /// byte of the file up to which everything is.
+    fn publish_some(
+        &self,
+        txn: &mut Txn<'_>,
+        placements: &[Placement<Ticket>],
+        mut from: u64,
+    ) -> (usize, Result<(u64, u64)>) {
+        let mut delayed = self.file.map.write();
+        let (mut count, mut good_to) = (0, u64::MAX);
+        let part = loop {
+            let Some(placement) = placements.get(count) else { break Ok((0, good_to)) };
+            let got = match self.publish_one(txn, &mut delayed, placement, from) {
+                Err(error) => break Err(error),
+                Ok(got) => got,
+            };
+            good_to = got << self.bits();
+            if got < self.blocks_of(placement).end {
+                break Ok((got, good_to));
+            }
+            (count, from) = (count + 1, 0);
+        };
+        self.file.mapping_changed();
+        (count, part)
+    }
 }
 
 impl Mapper for FileMapper<'_> {
     type Error = FsError;
+    type Ticket = Ticket;
 
     fn device(&self) -> &dyn BlockDevice {
         &**self.volume().device()
@@ -435,7 +475,7 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn relieve(&self) -> Result<bool> {
-        // A reader, who holds locks, does not wait for a thaw.
+        // A reader holds locks, so it does not wait for a thaw.
         let Some(_inside) = self.volume().writer()?.try_enter() else { return Ok(false) };
         self.fs.relieve()
     }
@@ -448,7 +488,7 @@ impl Mapper for FileMapper<'_> {
         let bits = self.bits();
         let at = range.start >> bits;
         let end = (range.end.div_ceil(1 << bits)).clamp(at + 1, FILE_BLOCKS_END.max(at + 1));
-        // What is there already is worth telling at once; holes are filled only as far as asked.
+        // A mapping is returned for more than was asked; holes are filled only as far as asked.
         let far = end.max(at.saturating_add(LOOK_AHEAD).min(FILE_BLOCKS_END));
         let found = {
             let delayed = self.file.map.read();
@@ -481,7 +521,7 @@ impl Mapper for FileMapper<'_> {
             }
             blocks
         };
-        // Nobody else fills holes: the content lock is held exclusively.
+        // No other thread fills the hole: the content lock is held exclusively.
         self.delay(found)
     }
 
@@ -502,9 +542,9 @@ impl Mapper for FileMapper<'_> {
         self.file.drop_delayed(self.volume(), self.node, unused);
     }
 
-    fn place(&self, range: Range<u64>) -> Result<Placement> {
-        // Memory may be ahead of what is ever committed: a file that was being cut off when the journal
-        // stopped has its old size on the device, and zeros must not get there.
+    fn place(&self, range: Range<u64>, before: Option<&Ticket>) -> Result<Placement<Ticket>> {
+        // Memory may be ahead of what is ever committed: a file that was being truncated when the
+        // journal aborted has its old size on the device, and zeros must not be written there.
         self.volume().writer()?.check_running()?;
         let bits = self.bits();
         let (at, end) = (range.start >> bits, range.end >> bits);
@@ -519,7 +559,7 @@ impl Mapper for FileMapper<'_> {
             }
         };
         let (piece, end) = match piece {
-            Err(end) => return self.pin(at, end),
+            Err(end) => return self.pin(at, end, before),
             Ok(found) => found,
         };
         let blocks = at..piece.file_end().min(end);
@@ -537,15 +577,16 @@ impl Mapper for FileMapper<'_> {
         })
     }
 
-    fn publish(&self, done: &Done) -> Result<()> {
-        let published = self.publish_all(done);
+    fn publish(&self, mut done: Done<Ticket>) -> Result<()> {
+        let published = self.publish_all(&mut done);
         if self.volume().publishes_before_data() && published.is_ok() {
-            // As another thread's sync could at this moment.
+            // This commits as another thread's sync could at this moment.
             let journal = self.volume().writer()?.journal();
             journal.commit(journal.running()).map_err(FsError::from_journal)?;
         }
-        // Those that are in the map have no pin any more.
-        self.unpin(&done.placements);
+        if published.is_err() {
+            done.placements.into_iter().for_each(|placement| self.give_back(placement));
+        }
         published
     }
 
@@ -563,7 +604,9 @@ impl Mapper for FileMapper<'_> {
         }
     }
 
-    fn give_back(&self, placements: &[Placement]) {
-        self.unpin(placements);
+    fn give_back(&self, placement: Placement<Ticket>) {
+        if let Placed::Pinned(Ticket { run: Some(run), .. }) = placement.placed {
+            self.unpin(run);
+        }
     }
 }

@@ -8,18 +8,21 @@
 //!
 //! ```text
 //! io       read, write, append           resize   truncate, both ways
-//! direct, direct_file, direct_queue   past the page cache
-//! nowait   read, write, append at once or not at all
-//! copy     from file to file             fallocate   space for ranges, all modes; append, its commonest case
-//! query    where data and holes are      mapped   files as memory of the program
-//! ahead    the thread that fetches what readers will want
-//! flush    sync, the list of dirty files, limits
-//! mapper   what is behind a range, where delayed data goes, how it gets into the map
+//! direct, direct_file, direct_queue   bypassing the page cache
+//! nowait   read, write, append without waiting
+//! copy     from file to file             fallocate   all modes; append, its commonest case
+//! query    data, holes, extents      mapped   memory maps of the program
+//! pieces   counts pieces of a file    defrag   joins them on the device
+//! ahead    the read-ahead thread
+//! flush    sync, background writeback, dirty limits
+//! move_out inline data moves to a block
+//! mapper   mapping, placing and publishing for the page cache
 //! ```
 
 mod ahead;
 mod append;
 mod copy;
+mod defrag;
 mod direct;
 mod direct_file;
 mod direct_queue;
@@ -28,17 +31,21 @@ mod flush;
 mod io;
 mod mapped;
 mod mapper;
+mod move_out;
 mod nowait;
+mod pieces;
 mod privilege;
 mod query;
 mod resize;
 
+pub use defrag::Defragmented;
 pub use direct_file::{DirectAlignment, DirectFile};
 pub use direct_queue::{DirectDone, DirectKind, DirectQueue, DirectRequest};
 pub use fallocate::Fallocate;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;
+pub use pieces::Pieces;
 pub use privilege::WriteBy;
 pub use query::FiemapExtent;
-pub(crate) use resize::resize;
+pub(crate) use resize::{finish_shrink, resize};

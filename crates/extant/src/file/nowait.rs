@@ -1,10 +1,11 @@
-//! Reading and writing that is done at once or not at all: who may not wait asks here first.
+//! Reads and writes that never wait: they complete at once or are refused.
 //!
 //! # Order
 //!
-//! As where a write may wait (`io`), with every question in front: is it frozen → how much is dirty → content lock → may it be changed →
-//! privileges → inline data, the tail → and for each folio its lock, its state, its mapping, space (`extant-iomap`'s
-//! `nowait`). In debug builds the whole attempt runs in a scope of [`no_waiting`]: a place that waits panics.
+//! That of writes that may wait (`io`), with all checks in front: freeze → dirty limits → content
+//! lock → permission to change → privileges → inline data, the tail → then for each folio its lock,
+//! its state, its mapping and space (`extant-iomap`'s `nowait`). In debug builds the whole attempt
+//! runs in a scope of [`no_waiting`]: code that waits panics.
 
 use std::ops::Range;
 
@@ -18,25 +19,26 @@ use super::{FileMapper, WriteBy};
 use crate::attempt::{Attempt, AttemptStats, WaitReason};
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
+use crate::inline;
 use crate::inode::Inode;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
 use crate::node::Gist;
-use crate::size;
+use crate::writer::Load;
 
-/// Blocks that a mapping is looked up for at least.
+/// Smallest number of blocks for which a mapping is looked up.
 const LOOK_AHEAD: u64 = 16384;
-/// No folio is smaller, in bytes, and each begins at a multiple of it.
+/// Size and alignment of the smallest folio, in bytes.
 const PAGE_BYTES: u64 = 4096;
 
 impl Fs {
-    /// What became of attempts ([`Inode::try_read_at`], [`Inode::try_write_at`], [`Inode::try_append`]) since the
-    /// mount, those of rings included.
+    /// Returns counts of the attempts ([`Inode::try_read_at`], [`Inode::try_write_at`],
+    /// [`Inode::try_append`]) since the mount, those of rings included.
     pub fn attempt_stats(&self) -> AttemptStats {
         self.volume().attempts().read()
     }
 }
 
-/// Ends the attempt with an error of the operation, if there is one.
+/// Returns the operation's error as the attempt's answer, if there is one.
 macro_rules! answer {
     ($result:expr) => {
         match $result {
@@ -47,36 +49,41 @@ macro_rules! answer {
 }
 
 impl Inode {
-    /// [`read_at`](Self::read_at) for a caller that may not wait: answers from memory, or refuses.
+    /// Reads like [`read_at`](Self::read_at), but never waits: answers from memory, or refuses.
     ///
-    /// Fewer bytes than asked for, and not the end of the file: those behind them are not in memory.
+    /// A result of fewer bytes than asked for, before the end of the file, means that the bytes
+    /// behind them are not in memory.
     ///
     /// # Errors
     ///
-    /// [`WouldWait`](crate::WouldWait) when not even the first byte is there, or somebody changes the file; always on a mount for
-    /// reading, which has no page cache. Inside, those of `read_at` that need no look at the device.
+    /// [`WouldWait`](crate::WouldWait) when the first byte is not in memory, or another thread
+    /// changes the file; always on a read-only mount, which has no page cache. The inner result has
+    /// those errors of `read_at` that are known without the device.
     ///
     /// # Cost
     ///
-    /// A copy. No wait for the device, the journal, or a lock that is held for longer than a few instructions.
-    pub fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Attempt<usize> {
+    /// A copy. No wait for the device, the journal, or a lock that is held for longer than a few
+    /// instructions.
+    pub fn try_read_at(&self, out: &mut [u8], offset: u64) -> Attempt<usize> {
         self.volume().attempts().count(self.read_now(offset, out))
     }
 
-    /// [`write_at`](Self::write_at) for a caller that may not wait: writes into memory, or refuses and has changed
-    /// nothing.
+    /// Writes like [`write_at`](Self::write_at), but never waits: writes into memory, or refuses
+    /// and changes nothing.
     ///
-    /// Fewer bytes than asked for: the rest would have to wait, or meets an error; what was written stays, and other
-    /// readers may see it before the rest.
+    /// A result of fewer bytes than asked for means that the rest would have to wait or meets an
+    /// error; the bytes written stay, and readers may see them before the rest.
     ///
     /// # Errors
     ///
-    /// [`WouldWait`](crate::WouldWait) in front of the first byte. Inside, those of `write_at` that are known at once; what only a
-    /// look at the device or a commit can tell is a reason to refuse.
+    /// [`WouldWait`](crate::WouldWait) before the first byte. The inner result has those errors of
+    /// `write_at` that are known at once; where only the device or a commit can tell, the attempt
+    /// is refused.
     ///
     /// # Cost
     ///
-    /// A copy. No wait for the device, the journal, or a lock that is held for longer than a few instructions.
+    /// A copy. No wait for the device, the journal, or a lock that is held for longer than a few
+    /// instructions.
     ///
     /// # Example
     ///
@@ -85,25 +92,25 @@ impl Inode {
     /// # let device = extant_block::FileDevice::open_read_write("disk.img")?;
     /// # let fs = extant::MountOptions::new().read_only(false).open(device)?;
     /// let inode = fs.resolve("/etc/motd")?;
-    /// let written = match inode.try_write_at(0, b"hello") {
+    /// let written = match inode.try_write_at(b"hello", 0) {
     ///     Ok(answer) => answer?,
     ///     // Where waiting is allowed.
-    ///     Err(_would_wait) => inode.write_at(0, b"hello")?,
+    ///     Err(_would_wait) => inode.write_at(b"hello", 0)?,
     /// };
     /// # let _ = written;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn try_write_at(&self, offset: u64, bytes: &[u8]) -> Attempt<usize> {
+    pub fn try_write_at(&self, bytes: &[u8], offset: u64) -> Attempt<usize> {
         let tried = self.write_now(Place::At(offset), bytes);
         let tried = self.volume().attempts().count(tried)?;
         Ok(tried.map(|(_, written)| written))
     }
 
-    /// [`append`](Self::append) for a caller that may not wait. Returns the offset and how many bytes were written
-    /// there: fewer than all only when somebody changes the map of the file, or the last space is given away, at that
-    /// moment. The place of an append is decided once: the rest belongs behind what was written, not at the end
-    /// again.
+    /// Appends like [`append`](Self::append), but never waits. Returns the offset and the number of
+    /// bytes written there: fewer than all only when another thread changes the map of the file, or
+    /// takes the last space, at that moment. The rest belongs directly behind the bytes written,
+    /// not at the current end of the file.
     ///
     /// # Errors
     ///
@@ -145,9 +152,12 @@ impl Inode {
         let _scope = no_waiting();
         let _inside = writer.try_enter().ok_or(WaitReason::Frozen)?;
         let cache = volume.page_cache_made().ok_or(WaitReason::Memory)?;
-        if cache.wants_writeback() {
+        let load = fs.load(cache);
+        if load != Load::Light || cache.wants_writeback() {
             writer.wake_background();
-            if cache.is_over_limit() {
+            let now = || writer.clock().monotonic();
+            let is_ahead = || writer.pace().is_ahead(node.ino(), cache.options(), now());
+            if cache.is_over_limit() || (load == Load::Paced && is_ahead()) {
                 return Err(WaitReason::Throttle);
             }
         }
@@ -181,7 +191,9 @@ impl Inode {
             && volume.features().has_incompat(Incompat::INLINE_DATA)
             && !file.cache.is_dirty()
             && !file.is_mapped()
-            && node.try_with(|data| size::may_be_inline(volume, data)).ok_or(WaitReason::Inode)?;
+            && node
+                .try_with(|data| inline::may_be_inline(volume, data))
+                .ok_or(WaitReason::Inode)?;
         if flags.contains(InodeFlags::INLINE_DATA) || becomes_inline {
             return Err(WaitReason::InlineData);
         }
@@ -190,7 +202,8 @@ impl Inode {
             return Err(WaitReason::Tail);
         }
         let mapper = FileMapper { fs, node, file };
-        // An append that somebody else's may follow is whole: what could end it early is asked before.
+        // An append must be whole, because another one may follow it: all that could end it early
+        // is checked here.
         let spans = offset % PAGE_BYTES + room > PAGE_BYTES || block < PAGE_BYTES;
         let kept = match place {
             Place::End if spans && !mapper.can_delay_now() => return Err(WaitReason::Space),
@@ -198,9 +211,12 @@ impl Inode {
             _ => None,
         };
         let now = writer.now();
-        // At most the length of `bytes`.
+        // The value is at most the length of `bytes`.
         let written = file.cache.try_write(&mapper, offset, &bytes[..room as usize])?;
         drop(kept);
+        if load != Load::Light {
+            writer.pace().count(node.ino(), written as u64, writer.clock().monotonic());
+        }
         file.touch(now);
         fs.note_dirty(node, file);
         Ok(Ok((offset, written)))
@@ -208,8 +224,8 @@ impl Inode {
 }
 
 impl FileMapper<'_> {
-    /// What is behind the first bytes of `range`, as `map` says it, as far as memory knows; space is promised to a hole
-    /// where it takes a counter only.
+    /// Returns the mapping of the first bytes of `range`, as `map` does, from memory only; promises
+    /// space for a hole where that changes counters only.
     pub(super) fn map_now(
         &self,
         range: Range<u64>,
@@ -242,20 +258,20 @@ impl FileMapper<'_> {
         if !fills {
             return Ok(self.answer(blocks, kind, cookie, false));
         }
-        // Nobody else fills holes: the content lock is held exclusively.
+        // No other thread fills the hole: the content lock is held exclusively.
         drop(delayed);
         self.delay_now(blocks)
     }
 
-    /// Whether a promise of space takes counters only: quotas may have to be read, and the clusters that the file has
-    /// already to be looked up.
+    /// Returns whether a promise of space changes counters only: with quotas, or with clusters that
+    /// the file may have already, it may have to read.
     fn can_delay_now(&self) -> bool {
         let volume = self.fs.volume();
         let has_quotas = volume.writer().is_ok_and(|writer| writer.quotas().is_on());
         !has_quotas && volume.superblock().cluster_ratio() <= 1
     }
 
-    /// Makes blocks of a hole delayed, all of them.
+    /// Makes all blocks of a hole delayed.
     fn delay_now(&self, blocks: Range<u64>) -> std::result::Result<Mapping, Obstacle> {
         let volume = self.fs.volume();
         let writer = volume.writer().map_err(|_| Obstacle::Space)?;
@@ -297,7 +313,7 @@ mod tests {
         let inode = fs.resolve("/file").unwrap();
         let node = inode.node();
         // More than the file has needs a look at the inode; what is there does not.
-        let attempt = || (refused(inode.try_append(&[2])), refused(inode.try_write_at(0, &[3])));
+        let attempt = || (refused(inode.try_append(&[2])), refused(inode.try_write_at(&[3], 0)));
         let tried = node.change(|_| beside(attempt));
         assert_eq!(tried, (Some(WaitReason::Inode), None));
         let file = node.file_in_use().unwrap();

@@ -1,7 +1,7 @@
-//! What a change of a program takes from it: set-id bits, capabilities.
+//! Privileges that a change removes from a file: set-id bits and capabilities.
 //!
-//! Who can write to a program must not write one that runs with the rights of somebody else. So whatever changes
-//! the contents of a file takes them first, and so does a new owner.
+//! A user who can write to a program must not gain the rights with which it runs. So every change
+//! of the contents removes them first, and so does a change of the owner.
 
 use crate::error::Result;
 use crate::inode::Inode;
@@ -13,30 +13,32 @@ const SET_GID: u16 = 0o2000;
 const GROUP_EXECUTES: u16 = 0o010;
 
 const CAPABILITY_NAME: &[u8] = b"security.capability";
-/// Credits to take the set-id bits of an inode.
+/// Credits to clear the set-id bits of an inode.
 const MODE_CREDITS: u32 = 4;
-/// Credits to take an attribute, as any change of one.
+/// Credits to remove an attribute, as for any change of one.
 const CAPABILITY_CREDITS: u32 = 64;
 
 /// On whose behalf a file is changed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum WriteBy {
-    /// A program: set-id bits and capabilities go, times are now, flags of the inode count. What
-    /// [`Inode::write_at`] does. Set-gid without group execution meant mandatory locks, and stays.
+    /// A program: set-id bits and capabilities are removed, times become the current time, and
+    /// inode flags are checked, as in [`Inode::write_at`]. Set-gid without group execution (once
+    /// mandatory locking) stays.
     #[default]
     Program,
-    /// A program of somebody who is not in the file's group: set-gid goes in any case.
+    /// A program of a user who is not in the file's group: set-gid is removed in any case.
     Outsider,
-    /// A program that may keep set-id bits: on Linux, one with `CAP_FSETID`. Capabilities go all the same.
+    /// A program that may keep set-id bits: on Linux, one with `CAP_FSETID`. Capabilities are
+    /// removed all the same.
     Privileged,
-    /// Another cache in front of this one, which brings what programs wrote to it before. It keeps
-    /// their times ([`Inode::store_write_times`]) and has checked whether they may, so neither is
-    /// done here.
+    /// A cache in front of this one, such as the kernel's, which delivers what programs wrote
+    /// earlier. It keeps their times ([`Inode::store_write_times`]) and has checked permissions and
+    /// privileges, so neither is done here.
     Cache,
 }
 
 impl WriteBy {
-    /// The bits of `mode` that a change of contents takes.
+    /// Returns the bits of `mode` that a change of the contents removes.
     fn taken(self, mode: u16) -> u16 {
         let of_group = match mode & GROUP_EXECUTES != 0 || self == WriteBy::Outsider {
             true => SET_GID,
@@ -48,8 +50,8 @@ impl WriteBy {
         }
     }
 
-    /// The bits of `mode` that a new owner or group takes: however privileged who gives it away is, and
-    /// of everything but directories.
+    /// Returns the bits of `mode` that a change of owner or group removes. It applies to every kind
+    /// of file but directories, however privileged the caller is.
     pub(crate) fn taken_with_owner(self, mode: u16) -> u16 {
         match self {
             WriteBy::Outsider => WriteBy::Outsider,
@@ -60,14 +62,15 @@ impl WriteBy {
 }
 
 impl Inode {
-    /// Whether a change of contents on behalf of `by` takes something from the file that it has now, as far as
-    /// can be told without looking into its attributes. Costs a load.
+    /// Returns whether a change of contents on behalf of `by` would remove privileges that the file
+    /// has now, as far as can be told without reading its attributes. Costs one load.
     pub fn may_lose_privileges(&self, by: WriteBy) -> bool {
         let gist = self.node().gist();
         by.taken(gist.mode) != 0 || (by != WriteBy::Cache && gist.may_have_capability)
     }
 
-    /// Takes what a change of contents takes. The caller holds the content lock exclusively and no handle.
+    /// Removes the privileges that a change of contents removes. The caller holds the content lock
+    /// exclusively and no handle.
     pub(crate) fn take_privileges(&self, by: WriteBy) -> Result<()> {
         let gist = self.node().gist();
         let taken = by.taken(gist.mode);
@@ -85,7 +88,8 @@ impl Inode {
         }
     }
 
-    /// Takes the capabilities of a program. Locks as [`take_privileges`](Self::take_privileges).
+    /// Removes the attribute `security.capability`. Locks as for
+    /// [`take_privileges`](Self::take_privileges).
     pub(crate) fn take_capability(&self) -> Result<()> {
         let node = self.node();
         if !node.gist().may_have_capability {
@@ -98,7 +102,8 @@ impl Inode {
                 xattr::set(&mut txn, self.fs(), node, index, name, None, XattrMode::Any)?;
             }
             Err(crate::error::FsError::NoAttribute { .. }) => {}
-            // What cannot be read gives nobody capabilities, and damage of attributes is no reason not to write.
+            // An attribute that cannot be read grants no capabilities, and damage of attributes
+            // must not prevent a write.
             Err(_) => return Ok(()),
         }
         node.set_may_have_capability(false);

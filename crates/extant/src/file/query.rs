@@ -1,7 +1,7 @@
-//! Where the data and the holes of a file are.
+//! Data, holes and extents of a file.
 //!
-//! On a writable mount this asks the page cache and the delayed ranges as well as the map, under the content lock,
-//! shared. On a mount for reading the map is all there is.
+//! On a writable mount these queries ask the page cache and the delayed ranges as well as the map,
+//! under the content lock, shared. On a read-only mount they ask only the map.
 
 use std::ops::Range;
 
@@ -10,10 +10,11 @@ use extant_format::inode::FileKind;
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
+use crate::view::View;
 
-/// Byte of an inode where its map, or the first part of inline data, is.
+/// Offset in an inode of its map, or of the first part of inline data.
 const BLOCK_AREA_AT: u64 = 40;
-/// Byte of an inode where its extra fields start.
+/// Offset in an inode of its extra fields.
 const EXTRA_AT: u64 = 128;
 /// The first word of an attribute space in use.
 const XATTR_MAGIC: [u8; 4] = 0xea02_0000_u32.to_le_bytes();
@@ -22,19 +23,19 @@ const XATTR_MAGIC: [u8; 4] = 0xea02_0000_u32.to_le_bytes();
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FiemapExtent {
-    /// First byte of the file.
+    /// Offset of the first byte in the file.
     pub logical: u64,
-    /// First byte of the device; 0 when there is none.
+    /// Address of the first byte on the device; 0 when there is none.
     pub physical: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Allocated and reads as zeros.
+    /// Whether the run is allocated and reads as zeros.
     pub is_unwritten: bool,
-    /// In memory only, no address yet.
+    /// Whether the run is in memory only and has no address yet.
     pub is_delayed: bool,
-    /// In the inode itself: `physical` is the byte of the device where the inode has it.
+    /// Whether the run is in the inode itself: `physical` is the address in the inode table.
     pub is_inline: bool,
-    /// Nothing comes after it.
+    /// Whether no extent comes after this one.
     pub is_last: bool,
 }
 
@@ -53,14 +54,14 @@ impl FiemapExtent {
 }
 
 impl Inode {
-    /// The first byte from `offset` on that is not in a hole; `None` when the rest is one, or when
-    /// `offset` is at or behind the end.
+    /// Returns the first byte from `offset` on that is not in a hole; `None` when there is no data
+    /// up to the end, or `offset` is at or behind the end.
     ///
-    /// Unwritten blocks are holes, unless data for them waits in the cache.
+    /// Unwritten blocks count as holes, unless the cache has dirty data for them.
     ///
     /// # Errors
     ///
-    /// Damage of the map, device errors; as [`read_at`](Self::read_at) for what has no contents.
+    /// Damage of the map, device errors; for inodes without contents as [`read_at`](Self::read_at).
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
         self.check_contents()?;
         if !self.volume().is_writable() {
@@ -70,8 +71,8 @@ impl Inode {
         self.fs().with_mapper(self.node(), |mapper| mapper.file.cache.seek_data(mapper, offset))
     }
 
-    /// The first byte from `offset` on that is in a hole; the size when there is none. `None` when
-    /// `offset` is at or behind the end.
+    /// Returns the first byte from `offset` on that is in a hole; the size when there is none.
+    /// `None` when `offset` is at or behind the end.
     ///
     /// # Errors
     ///
@@ -106,23 +107,25 @@ impl Inode {
         Ok((!data).then_some(size))
     }
 
-    /// How the bytes of `range` are stored, at most `most` runs, in whole blocks; also behind the end of the
-    /// file. Holes are left out. `sync` writes the file back first, so that nothing is delayed.
+    /// Returns how the bytes of `range` are stored, at most `most` runs, in whole blocks; also
+    /// behind the end of the file. Holes are left out. `sync` writes the file back first, so that
+    /// nothing is delayed.
     ///
     /// # Errors
     ///
-    /// Damage of the map, device errors; [`FsError::NotARegularFile`] for what is neither a file
-    /// nor a directory.
+    /// Damage of the map, device errors; [`FsError::NotARegularFile`] for inodes that are neither a
+    /// file nor a directory.
     ///
     /// # Cost
     ///
-    /// In runs; one more is looked for behind those shown, to tell whether they are the last.
+    /// Proportional to the number of runs; one run behind those returned is looked up, to tell
+    /// whether they are the last.
     pub fn fiemap(&self, range: Range<u64>, most: usize, sync: bool) -> Result<Vec<FiemapExtent>> {
         if !matches!(self.kind(), FileKind::Regular | FileKind::Directory) {
             return Err(FsError::NotARegularFile { ino: self.ino() });
         }
         if !self.volume().is_writable() {
-            return self.list_runs(self, &range, most);
+            return self.list_runs(&self.fs().view(self.node()), &range, most);
         }
         let node = self.node();
         if sync && node.file_in_use().is_some() {
@@ -136,7 +139,7 @@ impl Inode {
 
     fn list_runs(
         &self,
-        view: &Inode,
+        view: &View<'_>,
         range: &Range<u64>,
         most: usize,
     ) -> Result<Vec<FiemapExtent>> {
@@ -147,7 +150,7 @@ impl Inode {
         if view.is_inline() {
             let size = self.node().size();
             if range.start < size {
-                let at = self.place_in_inode(BLOCK_AREA_AT)?;
+                let at = place_in_inode(view, BLOCK_AREA_AT)?;
                 let inline = FiemapExtent::new(0, at, size);
                 found.push(FiemapExtent { is_inline: true, is_last: true, ..inline });
             }
@@ -176,7 +179,8 @@ impl Inode {
         Ok(found)
     }
 
-    /// What starts at a block and ends at `end` or before, if it is no hole, and where that is.
+    /// Returns the run that starts at a block and ends at `end` or before, `None` for a hole, and
+    /// the block where it ends.
     fn run_at(&self, at: u64, end: u64) -> Result<(Option<FiemapExtent>, u64)> {
         let block_size = self.volume().block_size();
         let bits = block_size.log2();
@@ -186,7 +190,7 @@ impl Inode {
             block_size.offset_of(block).ok_or(FsError::InvalidArgument { what })
         };
         let file = self.fs().file_of(self.node())?;
-        // Held over the lookup: writeback may publish at the same time.
+        // The lock is held over the lookup, because writeback may publish at the same time.
         let delayed = file.map(|file| file.map.read());
         let mut end = end;
         if let Some(delayed) = &delayed {
@@ -208,16 +212,8 @@ impl Inode {
         Ok((found, end))
     }
 
-    /// Byte of the device where byte `at` of the inode is.
-    fn place_in_inode(&self, at: u64) -> Result<u64> {
-        let (block, offset) = self.volume().inode_place(self.ino())?;
-        let start = self.volume().block_size().offset_of(block);
-        let place = start.and_then(|start| start.checked_add(offset as u64 + at));
-        place.ok_or(FsError::InvalidArgument { what: "block past the largest device" })
-    }
-
-    /// Where the extended attributes are: in the inode, in a block, or both. `logical` counts on from
-    /// the one to the other.
+    /// Returns where the extended attributes are: in the inode, in a block, or both. The `logical`
+    /// offsets of the block continue those of the inode.
     ///
     /// # Errors
     ///
@@ -230,7 +226,7 @@ impl Inode {
             if space.starts_with(&XATTR_MAGIC) {
                 let at = EXTRA_AT + u64::from(inode.record().extra_isize);
                 logical = space.len() as u64;
-                let run = FiemapExtent::new(0, inode.place_in_inode(at)?, logical);
+                let run = FiemapExtent::new(0, place_in_inode(inode, at)?, logical);
                 found.push(FiemapExtent { is_inline: true, ..run });
             }
             let block_size = inode.volume().block_size();
@@ -246,4 +242,12 @@ impl Inode {
             Ok(found)
         })
     }
+}
+
+/// Returns the device address of byte `at` of the inode.
+fn place_in_inode(view: &View<'_>, at: u64) -> Result<u64> {
+    let (block, offset) = view.volume().inode_place(view.ino())?;
+    let start = view.volume().block_size().offset_of(block);
+    let place = start.and_then(|start| start.checked_add(offset as u64 + at));
+    place.ok_or(FsError::InvalidArgument { what: "block past the largest device" })
 }

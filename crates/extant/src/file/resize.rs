@@ -1,13 +1,14 @@
-//! Truncating regular files, both ways.
+//! Truncating and extending regular files.
 //!
 //! # Rules
 //!
-//! - C2. What lies behind the end in its block is zeroed, in the cache, before the size grows over it.
+//! - C2. The bytes behind the end in its block are zeroed, in the cache, before the size grows over
+//!   them.
 //! - C3. The stored size passes that block only after the zeroes are on the device: writeback is in
-//!   ascending order, and growth over dirty data leaves the stored size to it.
+//!   ascending order, and growth over dirty data leaves it to writeback to store the size.
 //! - C6. Shrinking makes the new size durable before it zeroes the rest of the last block on the
 //!   device: a crash leaves the old file or the new one. Until the zeroes are there the inode is an
-//!   orphan, so the next mount writes them if we do not.
+//!   orphan, so the next mount writes them if this one does not.
 
 use std::sync::Arc;
 
@@ -15,14 +16,14 @@ use super::FileMapper;
 use crate::alloc::Purpose;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
+use crate::inline;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS};
 use crate::node::Node;
-use crate::size;
 use crate::txn::Txn;
 use extant_base::sabotage;
 use extant_format::inode::InodeFlags;
 
-/// The inode, an orphan's place, and the superblock.
+/// Credits: the inode, an orphan's place, and the superblock.
 const SIZE_CREDITS: u32 = 8;
 
 /// Sets the size of a regular file. The caller holds its content lock exclusively and no handle.
@@ -31,21 +32,23 @@ const SIZE_CREDITS: u32 = 8;
 ///
 /// Damage of the map, device errors, no space for inline data that has to move. After an error of a
 /// shrinking file the new size may be set and some blocks not freed: the inode is an orphan then,
-/// and the next mount goes on.
+/// and the next mount continues.
 pub(crate) fn resize(fs: &Fs, node: &Arc<Node>, size: u64) -> Result<()> {
     let file = fs.file(node)?;
     let mapper = FileMapper { fs, node, file };
     let old = file.size();
-    if node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA)) {
-        if size > old {
-            size::grow(fs, node, size)?
-        } else {
-            size::shrink(fs, node, size)?
+    if inline::is_inline(node) {
+        let stays = match size > old {
+            true => inline::grow(fs, node, size)?,
+            false => inline::shrink(fs, node, size).map(|()| true)?,
+        };
+        if stays {
+            file.set_size(size);
+            file.drop_stamp();
+            file.mapping_changed();
+            return Ok(());
         }
-        file.set_size(size);
-        file.drop_stamp();
-        file.mapping_changed();
-        return Ok(());
+        mapper.move_out()?;
     }
     mapper.absorb()?;
     let resized = if size > old { grow(&mapper, size) } else { shrink(&mapper, size) };
@@ -60,7 +63,7 @@ fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     }
     let kept_out = file.cache.keep_writeback_out();
     if file.cache.is_dirty() && !sabotage("extant.file.growth-passes-dirty") {
-        // C3: stored by the writeback of what is in front of it.
+        // Rule C3: the writeback of the dirty data in front stores the size.
         file.set_size(size);
         file.touch(fs.volume().writer()?.now());
         drop(kept_out);
@@ -71,6 +74,34 @@ fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     file.set_size(size);
     file.touch(txn.writer().now());
     mapper.store_size(&mut txn, size)
+}
+
+/// Completes a truncation that a crash interrupted: frees the blocks behind the stored size of a
+/// regular file, and zeroes the rest of its last block. The file has no other users. Opens
+/// transactions of its own.
+///
+/// # Errors
+///
+/// Damage of the map, device errors.
+pub(crate) fn finish_shrink(fs: &Fs, node: &Arc<Node>) -> Result<()> {
+    let mapper = FileMapper { fs, node, file: fs.file(node)? };
+    let (size, flags) = node.with(|data| (data.record.size, data.record.flags));
+    let blocks = fs.volume().block_size().blocks_for(size);
+    {
+        let mut txn = Txn::begin(fs.volume(), REMOVE_STEP_CREDITS)?;
+        map::remove(&mut txn, fs, node, blocks..FILE_BLOCKS_END, Purpose::Data)?;
+        mapper.file.mapping_changed();
+    }
+    // Zeros written to an encrypted block would not decrypt to zeros.
+    if flags.contains(InodeFlags::ENCRYPT) { Ok(()) } else { zero_tail(&mapper, size) }
+}
+
+/// Zeroes the rest of the block that holds byte `size`, on the device.
+fn zero_tail(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
+    let block = u64::from(mapper.fs.volume().block_size().bytes());
+    mapper.file.cache.zero_tail(mapper, size)?;
+    let start = size - size % block;
+    mapper.file.cache.write_back(mapper, start..start.saturating_add(block)).map(drop)
 }
 
 fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
@@ -93,11 +124,16 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
             data.record.ctime = now;
         })
     };
-    // The file ends elsewhere now, and may not grow any more.
+    // The file has a new end, and may not grow any more.
     volume.writer()?.alloc().give_back_window(node);
-    let drop_cached = || {
-        file.cache.forget(end_block << block_size.log2()..u64::MAX >> 1, &kept_out);
+    let drop_delayed = || {
         file.drop_delayed(volume, node, end_block..u64::MAX);
+        file.mapping_changed();
+    };
+    // No handle is open, because folios are locked here. No other thread reads or writes back
+    // meanwhile.
+    let forget = || {
+        file.cache.forget(end_block << block_size.log2()..u64::MAX >> 1, &kept_out);
         file.mapping_changed();
     };
     let remove = |txn: &mut Txn<'_>| {
@@ -108,18 +144,23 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     if !tail && is_small {
         let mut txn = Txn::begin(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS)?;
         file.set_size(size);
-        drop_cached();
-        remove(&mut txn)?;
-        set_size(&mut txn).map_err(|error| txn.fail(error))?;
-        return fs.end_failed_shortening(&mut txn, node);
+        drop_delayed();
+        let shortened = remove(&mut txn).and_then(|()| {
+            set_size(&mut txn).map_err(|error| txn.fail(error))?;
+            fs.end_failed_shortening(&mut txn, node)
+        });
+        drop(txn);
+        forget();
+        return shortened;
     }
     let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
     fs.begin_shortening(&mut txn, node)?;
     set_size(&mut txn).map_err(|error| txn.fail(error))?;
     file.set_size(size);
-    drop_cached();
+    drop_delayed();
     let tid = txn.tid();
     drop(txn);
+    forget();
     if tail && !sabotage("extant.file.zeroes-before-size") {
         volume.writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
     }
@@ -129,9 +170,7 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     }
     drop(kept_out);
     if tail {
-        file.cache.zero_tail(mapper, size)?;
-        let block = (end_block - 1) << block_size.log2()..end_block << block_size.log2();
-        file.cache.write_back(mapper, block)?;
+        zero_tail(mapper, size)?;
     }
     if sabotage("extant.orphan.stays-after-truncate") {
         return Ok(());

@@ -10,9 +10,9 @@
 //!
 //! - M3. Without space or quota nothing changes: all blocks are taken before the first write.
 //! - M4. A removal goes from the end of its range to the start, in steps; after each step the map
-//!   is whole, and the transaction may end there.
-//! - M5. With bigalloc, a cluster is freed when the last of its blocks that this file maps is gone,
-//!   and a block whose cluster the file has already is mapped into it.
+//!   is valid, and the transaction may end there.
+//! - M5. With bigalloc, a cluster is freed with the last of its blocks in the file, and a block
+//!   whose cluster the file has already is mapped into that cluster.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,17 +34,17 @@ use crate::quota::Grow;
 use crate::txn::Txn;
 use crate::volume::{Volume, check_sectors, check_size};
 
-/// Runs that one step of a removal frees at most.
+/// Limit of the runs that one step of a removal frees.
 const STEP_RUNS: usize = 16;
 
-/// Credits of one step of a removal: the way from the root and what it frees, the bitmap and
-/// descriptor of each run, a node more where an extent is cut in two, the inode.
+/// Credits of one step of a removal: the path from the root and the nodes it frees, the bitmap and
+/// descriptor of each run, a further node where an extent is split, the inode.
 pub(crate) const REMOVE_STEP_CREDITS: u32 = 16 + 2 * (5 + STEP_RUNS as u32) + 4;
 
-/// Longest extent of a file that counts as small: it lies in at most two groups.
+/// Length of the longest extent of a file that counts as small: it lies in at most two groups.
 const SMALL_RUN: u32 = 8192;
 
-/// Whether the inode may have blocks in a map.
+/// Returns whether the inode may have blocks in a map.
 pub(crate) fn has_blocks(data: &InodeData) -> bool {
     let has_map = match data.kind {
         FileKind::Regular | FileKind::Directory => true,
@@ -57,8 +57,8 @@ pub(crate) fn has_blocks(data: &InodeData) -> bool {
     has_map && !data.record.flags.contains(InodeFlags::INLINE_DATA) && data.record.sectors != 0
 }
 
-/// Whether [`remove`] frees all blocks in one step of at most 20 credits: four short runs, named by
-/// the inode itself.
+/// Returns whether [`remove`] frees all blocks in one step of at most 20 credits: four short runs,
+/// mapped by the inode itself.
 pub(crate) fn is_small(data: &InodeData) -> bool {
     if !has_blocks(data) {
         return true;
@@ -80,13 +80,13 @@ pub(crate) fn is_small(data: &InodeData) -> bool {
     is_direct && runs <= 4
 }
 
-/// Gives a directory, or whatever else has journaled contents, one more block at its end, and
-/// raises its size by it. The block's contents are the caller's.
+/// Adds a block at the end of a directory, or another inode with journaled contents, and raises its
+/// size. The caller fills the block.
 ///
 /// # Errors
 ///
-/// No space, no quota, a size or a block count that the format cannot say, damage of the map: and
-/// then nothing has changed.
+/// No space, no quota, a size or a block count that the format cannot express, damage of the map;
+/// nothing has changed then.
 pub(crate) fn append_block(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -140,16 +140,16 @@ pub(crate) fn insert_first(txn: &mut Txn<'_>, node: &Arc<Node>, block: FsBlock) 
     insert_near(txn, node, run, block)
 }
 
-/// Maps a run that the caller has allocated, of file blocks that are not mapped.
+/// Maps an allocated run to file blocks that are not mapped.
 ///
 /// # Errors
 ///
-/// No space or quota for the map's own blocks, damage: and then nothing has changed.
+/// No space or quota for the map's own blocks, damage; nothing has changed then.
 pub(crate) fn insert(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
     insert_near(txn, node, run, run.device_start)
 }
 
-/// [`insert`] with the place where the map's own blocks would best be.
+/// Maps a run like [`insert`], with a goal for the map's own blocks.
 fn insert_near(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent, goal: FsBlock) -> Result<()> {
     let (result, changed) = if uses_extents(txn.volume(), node)? {
         let mut tree = Tree::new(txn, node, goal);
@@ -161,7 +161,7 @@ fn insert_near(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent, goal: FsBlock) 
     result.map_err(|error| if changed { txn.fail(error) } else { error })
 }
 
-/// Whether the inode has an extent tree.
+/// Returns whether the inode has an extent tree.
 pub(super) fn uses_extents(volume: &Volume, node: &Arc<Node>) -> Result<bool> {
     let flags = node.with(|data| data.record.flags);
     if flags.contains(InodeFlags::INLINE_DATA) {
@@ -176,16 +176,16 @@ pub(super) fn uses_extents(volume: &Volume, node: &Arc<Node>) -> Result<bool> {
     Ok(extents)
 }
 
-/// Unmaps the file blocks of a range and frees what they were mapped to, `was` saying what it was.
+/// Unmaps the file blocks of a range and frees their device blocks; `was` is their purpose.
 ///
-/// Works in steps of [`REMOVE_STEP_CREDITS`]: the caller has so many, or those that [`is_small`]
-/// speaks of; between steps the transaction may be closed and another opened, so a range of more
-/// than one step is for inodes that a crash finds again (orphans).
+/// Works in steps of [`REMOVE_STEP_CREDITS`]: the caller has that many, or those of [`is_small`].
+/// Between steps the transaction may be closed and another opened, so a range of more than one step
+/// is only for inodes that a crash finds again (orphans).
 ///
 /// # Errors
 ///
-/// Damage and device errors; space, where an extent is cut in two. What was removed before stays
-/// so, and the map is whole, or the journal is aborted.
+/// Damage and device errors; space, where an extent is split. Blocks removed before stay removed,
+/// and the map is valid, or the journal is aborted.
 pub(crate) fn remove(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -235,8 +235,7 @@ fn remove_steps(
     Ok(())
 }
 
-/// Frees what `extents`, the last one of the file first, were mapped to; they are not in the map any
-/// more.
+/// Frees the device blocks of `extents`, which are in descending order and not in the map any more.
 fn release_extents(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -252,8 +251,8 @@ fn release_extents(
         let checked =
             volume.check_file_blocks("file mapping", node.ino(), extent.file_start, start, len);
         if let Err(error) = checked {
-            // These were never the file's: it loses them, and nothing is freed. To refuse would make
-            // the file, or an orphan, impossible to remove.
+            // These blocks were never the file's: they are unmapped but not freed. A refusal would
+            // make it impossible to remove the file, or an orphan.
             txn.writer().alloc().note_damage(error);
             continue;
         }
@@ -261,8 +260,8 @@ fn release_extents(
             txn.release(node, Run { start, len: extent.len.0 }, was)?;
             continue;
         }
-        // M5: whole clusters between the first and the last one, and those two if nothing of them
-        // is mapped any more and they were not freed just now.
+        // Rule M5: free the whole clusters between the first and the last one, and those two if
+        // none of their blocks is mapped any more and they were not freed just now.
         let first = u64::from(extent.file_start.0);
         let end = first + len;
         let (mut low, mut high) = (first / ratio, end.div_ceil(ratio));
@@ -297,7 +296,7 @@ fn release_extents(
     Ok(())
 }
 
-/// The first file block in the range that is mapped, and where to.
+/// Returns the first mapped file block in the range, and its device block.
 fn mapped_in(
     fs: &Fs,
     node: &Arc<Node>,
@@ -316,8 +315,8 @@ fn mapped_in(
     Ok(None)
 }
 
-/// With bigalloc: where file block `at` has to be, because the file has other blocks of the same
-/// cluster.
+/// With `bigalloc`, returns the device block of file block `at` if the file has other blocks of the
+/// same cluster.
 pub(crate) fn implied_block(fs: &Fs, node: &Arc<Node>, at: FileBlock) -> Result<Option<FsBlock>> {
     let ratio = u64::from(fs.volume().superblock().cluster_ratio().max(1));
     if ratio == 1 {
@@ -327,12 +326,12 @@ pub(crate) fn implied_block(fs: &Fs, node: &Arc<Node>, at: FileBlock) -> Result<
     let first = u64::from(at.0) - into;
     let Some((found, block)) = mapped_in(fs, node, first..first + ratio)? else { return Ok(None) };
     Ok(Some(FsBlock(block.0 - block.0 % ratio + into)).filter(|_| {
-        // Else the map is damaged; a cluster of its own does no further harm.
+        // Otherwise the map is damaged; a new cluster does no further harm.
         block.0 % ratio == u64::from(found.0) % ratio
     }))
 }
 
-/// Where file block `at` would best be: after the block before it, or near the inode.
+/// Returns the best place for file block `at`: after the block before it, or near the inode.
 fn goal_after(fs: &Fs, node: &Arc<Node>, at: FileBlock) -> Result<FsBlock> {
     if let Some(before) = at.0.checked_sub(1) {
         let view = fs.view(node);

@@ -1,4 +1,4 @@
-//! Changes of extent trees: where the tree code of `extant-format` meets the transaction.
+//! Changes of extent trees: the tree code of `extant-format` in a transaction.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::slot::{BlockKind, MetaBlock};
 use crate::txn::Txn;
 
-/// A version of a block, as the code of the format looks at it.
+/// A version of a block, for the code of the format.
 pub(super) struct Held(pub(super) Arc<MetaBlock>);
 
 impl AsRef<[u8]> for Held {
@@ -27,9 +27,9 @@ pub(super) struct Tree<'a, 'v> {
     txn: &'a mut Txn<'v>,
     node: &'a Arc<Node>,
     seed: u32,
-    /// Where new nodes would best be.
+    /// Goal for new nodes.
     goal: FsBlock,
-    /// Something was written: an error now leaves a half.
+    /// Whether something was written, so that an error leaves the change incomplete.
     pub(super) changed: bool,
 }
 
@@ -52,8 +52,8 @@ impl<'a, 'v> Tree<'a, 'v> {
     }
 }
 
-/// Takes single blocks for a map: all of them or none. When the transaction publishes data that is
-/// on the device, its owner's quota is no reason to refuse them.
+/// Allocates single blocks for a map, all or none. When the transaction publishes stored data, the
+/// owner's quota does not limit them.
 pub(super) fn reserve_blocks(
     txn: &mut Txn<'_>,
     node: &Arc<Node>,
@@ -61,8 +61,8 @@ pub(super) fn reserve_blocks(
     count: usize,
 ) -> Result<Vec<FsBlock>> {
     if count > 0 {
-        // Each with its bitmap and descriptor, and the node that it is split from. Operations
-        // reserve for the splits there usually are; deeper ones are refused before they start.
+        // Each block needs credits for its bitmap and descriptor, and the node that is split.
+        // Operations reserve for the usual splits; deeper ones are refused before they start.
         let credits = 4 * u32::try_from(count).unwrap_or(u32::MAX).min(1 << 16);
         if !txn.has_room(credits) {
             let (what, wanted) = ("journal blocks for one change", u64::from(credits));
@@ -89,7 +89,7 @@ pub(super) fn reserve_blocks(
     Ok(blocks)
 }
 
-/// A block that counts for the inode's owner whatever the limits are.
+/// Allocates a block that is charged to the inode's owner regardless of limits.
 fn allocate_over_quota(txn: &mut Txn<'_>, node: &Arc<Node>, ask: &BlockAsk) -> Result<FsBlock> {
     let extents = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     let end = if extents { u64::MAX } else { 1 << 32 };
@@ -102,7 +102,7 @@ fn allocate_over_quota(txn: &mut Txn<'_>, node: &Arc<Node>, ask: &BlockAsk) -> R
     Ok(run.start)
 }
 
-/// Gives back a block that [`reserve_blocks`] took: with bigalloc, its whole cluster.
+/// Frees a block that [`reserve_blocks`] took; with `bigalloc`, its whole cluster.
 pub(super) fn release_block(txn: &mut Txn<'_>, node: &Arc<Node>, block: FsBlock) -> Result<()> {
     let len = txn.volume().superblock().cluster_ratio().max(1);
     // A power of two.
@@ -170,7 +170,7 @@ impl TreeStore for Tree<'_, '_> {
     }
 }
 
-/// The current version of a node block, its number and its checksum checked.
+/// Returns the current version of a node block, with its number and its checksum verified.
 pub(super) fn read_node(
     volume: &crate::volume::Volume,
     ino: extant_base::Ino,
@@ -181,7 +181,7 @@ pub(super) fn read_node(
     verified(volume, ino, seed, volume.read_block(block)?)
 }
 
-/// [`read_node`] of a block that is in memory, on a mount for writing.
+/// Returns a node block like [`read_node`], if it is in memory, on a writable mount.
 pub(super) fn node_in_memory(
     volume: &crate::volume::Volume,
     ino: extant_base::Ino,

@@ -11,9 +11,9 @@ use super::{FILE_BLOCKS_END, Mapping, MappingKind};
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::{ExtentNode, Records};
 use crate::fs::Mount;
-use crate::inode::Inode;
+use crate::view::View;
 
-/// Finds extents, and remembers the leaf of the last one.
+/// Looks up extents, and remembers the leaf of the last one.
 #[derive(Debug, Default)]
 pub(super) struct ExtentCursor {
     leaf: Option<Leaf>,
@@ -28,8 +28,8 @@ struct Leaf {
 }
 
 impl ExtentCursor {
-    /// The extent or hole at `at`, from `at` on.
-    pub(super) fn piece(&mut self, inode: &Inode, at: FileBlock) -> Result<Mapping> {
+    /// Returns the extent or hole at `at`, from `at` on.
+    pub(super) fn piece(&mut self, inode: &View<'_>, at: FileBlock) -> Result<Mapping> {
         let block = u64::from(at.0);
         let reuse = self.leaf.as_ref().is_some_and(|leaf| (leaf.start..leaf.end).contains(&block));
         if !reuse && let Some(hole) = self.descend(inode, at)? {
@@ -53,10 +53,10 @@ impl ExtentCursor {
         Ok(hole(next.min(leaf.end)))
     }
 
-    /// Goes from the root to the leaf for `at` and remembers it; or returns the hole before the
+    /// Descends from the root to the leaf for `at` and remembers it; or returns the hole before the
     /// first leaf. At most six nodes: each child's depth is one less than its parent's, which the
     /// decoder checks.
-    fn descend(&mut self, inode: &Inode, at: FileBlock) -> Result<Option<Mapping>> {
+    fn descend(&mut self, inode: &View<'_>, at: FileBlock) -> Result<Option<Mapping>> {
         let block = u64::from(at.0);
         let mut node = inode.extent_root()?;
         let (mut start, mut end) = (0, FILE_BLOCKS_END);
@@ -72,7 +72,7 @@ impl ExtentCursor {
                 return Ok(Some(Mapping { file_start: at, len, kind: MappingKind::Hole }));
             };
             start = u64::from(index.file_start.0);
-            // The last child of all goes on to the end of the file.
+            // The last child of a node extends to the node's own limit.
             if after < children.len() {
                 end = end.min(u64::from(expect.file_limit.0));
             }
@@ -84,7 +84,7 @@ impl ExtentCursor {
     }
 }
 
-/// The node at `block` of the tree of an inode, from the cache or the device.
+/// Returns the node at `block` of the tree of an inode, from the cache or the device.
 pub(super) fn load(
     volume: &Mount,
     ino: Ino,
@@ -101,12 +101,12 @@ pub(super) fn load(
     let seed = inode_seed(volume.checksum_seed(), ino, generation);
     let fail = |fault| FsError::corrupt("extent node", ino, block, fault);
     let node = if volume.is_writable() {
-        // The newest version may not be on the device yet.
+        // The newest version may be in memory only.
         let bytes = read_node(volume, ino, seed, block)?;
         ExtentNode::decode_block(bytes.bytes(), expect)
     } else {
         volume.check_file_blocks("extent index", ino, None, block, 1)?;
-        // Decoded nodes have a cache of their own; the bytes are not needed again.
+        // Decoded nodes have a cache of their own, so the bytes are not cached.
         let bytes = volume.read_block_uncached(block)?;
         if volume.verifies_metadata() {
             extent::verify(seed, &bytes).map_err(|e| fail(Fault::from(e)))?;
@@ -114,15 +114,16 @@ pub(super) fn load(
         ExtentNode::decode_block(&bytes, expect)
     };
     let node = Arc::new(node.map_err(|fault| fail(Fault::Decode(Box::new(fault))))?);
-    // Not if the block has changed since: others would find what it was.
+    // The node is not cached if the block has changed meanwhile.
     if let Some(trace) = trace {
         volume.extent_nodes().insert_since(key, &trace, Arc::clone(&node));
     }
     Ok(node)
 }
 
-/// [`load`] of a node that is in memory, decoded or not, on a mount for writing; `None` of one that is not, that somebody
-/// changes at this moment, or that is damaged. The caller holds the lock of the map.
+/// Returns a node like [`load`] if it is in memory, decoded or not, on a writable mount. `None` if
+/// it is not, if another thread is changing it, or if it is damaged. The caller holds the lock of
+/// the map.
 pub(super) fn load_in_memory(
     volume: &Mount,
     ino: Ino,

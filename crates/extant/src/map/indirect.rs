@@ -17,8 +17,8 @@ pub(super) struct IndirectCursor {
 }
 
 impl IndirectCursor {
-    /// The run of consecutive pointers, or the hole, at `at`. A hole covers everything that a
-    /// missing pointer block would have mapped.
+    /// Returns the run of consecutive pointers, or the hole, at `at`. A hole covers everything that
+    /// a missing pointer block would have mapped.
     pub(super) fn piece(
         &mut self,
         volume: &Volume,
@@ -38,24 +38,24 @@ impl IndirectCursor {
         let depth = path.depth();
         let root = root.as_slice();
         let Some((last_slot, upper_slots)) = slots.split_last() else {
-            // A direct pointer: the run ends with the direct ones.
+            // A run of direct pointers ends with the last of them.
             return Ok(run(at, root.get(..indirect::DIRECT as usize * 4), *root_slot));
         };
-        // Blocks from `at` to the end of what one pointer at `level` covers; level 0 is data.
-        // The parts before the first block at a level are whole multiples of its span.
+        // Number of blocks from `at` to the end of the range of one pointer at `level`; level 0 is
+        // data. The parts before the first block at a level are whole multiples of its span.
         let first = block - u64::from(indirect::DIRECT) - before(depth, size);
         let rest_of_span = |level: u8| {
             let span = indirect::span(level, size);
             span - first % span
         };
         let mut level = depth;
-        let Some(mut node) = indirect::block_at(root, *root_slot).flatten() else {
+        let Some(mut node) = indirect::block_at(root, *root_slot).block() else {
             return Ok(hole(rest_of_span(level)));
         };
         for slot in upper_slots {
             level -= 1;
             let bytes = self.load(volume, ino, node)?;
-            let Some(child) = indirect::block_at(bytes.bytes(), *slot).flatten() else {
+            let Some(child) = indirect::block_at(bytes.bytes(), *slot).block() else {
                 return Ok(hole(rest_of_span(level)));
             };
             node = child;
@@ -66,7 +66,7 @@ impl IndirectCursor {
         Ok(piece)
     }
 
-    /// A block of pointers, kept from the last time or from the cache.
+    /// Returns a block of pointers: the remembered one, or from the cache.
     fn load(&self, volume: &Volume, ino: Ino, block: FsBlock) -> Result<Arc<MetaBlock>> {
         if let Some(last) = &self.last
             && last.number() == block
@@ -78,12 +78,13 @@ impl IndirectCursor {
     }
 }
 
-/// File blocks after the direct ones that shallower pointers than those of `depth` cover.
+/// Returns the number of file blocks after the direct ones that pointers of lower depth than
+/// `depth` cover.
 fn before(depth: u8, size: extant_base::BlockSize) -> u64 {
     (1..depth).map(|level| indirect::span(level, size)).sum()
 }
 
-/// The run of consecutive pointers that starts at `slot`.
+/// Returns the run of consecutive pointers that starts at `slot`.
 fn run(at: FileBlock, pointers: Option<&[u8]>, slot: u32) -> Mapping {
     let (device, len) = pointers.and_then(|p| indirect::run_at(p, slot)).unwrap_or((None, 1));
     let kind = device.map_or(MappingKind::Hole, MappingKind::Mapped);

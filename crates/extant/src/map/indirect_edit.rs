@@ -1,4 +1,4 @@
-//! Changes of block pointers: where the map code of `extant-format` meets the transaction.
+//! Changes of block pointers: the map code of `extant-format` in a transaction.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::txn::Txn;
 pub(super) struct Pointers<'a, 'v> {
     txn: &'a mut Txn<'v>,
     node: &'a Arc<Node>,
-    /// Where new pointer blocks would best be.
+    /// Goal for new pointer blocks.
     goal: FsBlock,
-    /// Something was written: an error now leaves a half.
+    /// Whether something was written, so that an error leaves the change incomplete.
     pub(super) changed: bool,
 }
 
@@ -62,8 +62,8 @@ impl PointerStore for Pointers<'_, '_> {
 
     fn reserve(&mut self, count: usize) -> Result<Vec<FsBlock>> {
         let blocks = reserve_blocks(self.txn, self.node, self.goal, count)?;
-        // The allocator keeps files without extents below 2^32; if it did not, this is the last
-        // moment to refuse.
+        // The allocator keeps files without extents below 2^32; otherwise this is the last chance
+        // to refuse.
         let Some(high) = blocks.iter().find(|block| u32::try_from(block.0).is_err()) else {
             return Ok(blocks);
         };

@@ -1,15 +1,15 @@
-//! The question of the I/O path: how is this range of a file stored?
+//! Looking up the mapping of a range for the I/O path.
 //!
 //! # Shape
 //!
 //! The root is searched in place, under the node's lock; each node below comes from the cache of
-//! decoded nodes as one counted reference. Nothing is allocated, no handle is made.
+//! decoded nodes as one counted reference. No memory is allocated, and no handle is made.
 //!
 //! # Concurrency
 //!
-//! The caller keeps the map from changing: it holds the file's map lock, or the content lock exclusively
-//! while it keeps writeback out, which publishes without that. Otherwise root and nodes may be of different
-//! times, and look damaged.
+//! The caller keeps the map from changing: it holds the file's map lock, or the content lock
+//! exclusively while it holds writeback off, which publishes under the map lock only. Otherwise
+//! root and nodes may be of different versions, and look damaged.
 
 use std::sync::Arc;
 
@@ -25,21 +25,21 @@ use crate::extent_node::{ExtentNode, Records};
 use crate::fs::{Fs, Mount};
 use crate::node::{InodeData, Node};
 
-/// What the root of a map says about a place.
+/// Result of a search in the root of a map.
 enum Root {
     Found(Piece),
     Below { step: Step, generation: u32 },
     Pointers([u8; extant_format::indirect::ROOT_BYTES]),
 }
 
-/// A child to go on in, and the file blocks that it alone can map.
+/// A child to descend to, and the file blocks that only it can map.
 struct Step {
     child: Index,
     expect: Expect,
     end: u64,
 }
 
-/// A run that starts at the place asked for, and whether the next leaf may continue it.
+/// A run that starts at the given block, and whether the next leaf may continue it.
 struct Piece {
     len: u64,
     kind: MappingKind,
@@ -51,8 +51,8 @@ enum Search {
     Below(Step),
 }
 
-/// How file block `at` is stored, and how far that goes on, up to file block `end`. Neighbours that
-/// continue each other in the file and on the device are one run.
+/// Returns the mapping of file block `at`, with its length, up to file block `end`. Neighbours that
+/// are contiguous in the file and on the device are one run.
 ///
 /// # Errors
 ///
@@ -60,11 +60,11 @@ enum Search {
 ///
 /// # Cost
 ///
-/// With the nodes on the way decoded: a search in each, no allocation.
+/// A search in each node on the way, without allocation, if the nodes are decoded already.
 pub(crate) fn lookup(fs: &Fs, node: &Arc<Node>, at: u64, end: u64) -> Result<Mapping> {
     let volume = fs.volume();
     if volume.fast_commit().is_some() {
-        // Read-only, with ranges that a fast commit laid over the map.
+        // The mount is read-only, with ranges of a fast commit over the map.
         let view = fs.view(node);
         return Cursor::new(&view).run(&view, at, end);
     }
@@ -78,7 +78,7 @@ pub(crate) fn lookup(fs: &Fs, node: &Arc<Node>, at: u64, end: u64) -> Result<Map
         if !is_cut || next_at >= end {
             break;
         }
-        // Damage further on is the next call's business.
+        // The next call reports damage further on.
         let Ok(next) = self::piece(fs, volume, node, next_at, end) else { break };
         let mapping = Mapping { file_start: file_block(next_at)?, len: next.len, kind: next.kind };
         if !run.continues_with(&mapping) {
@@ -94,8 +94,8 @@ pub(crate) fn lookup(fs: &Fs, node: &Arc<Node>, at: u64, end: u64) -> Result<Map
     Ok(run)
 }
 
-/// [`lookup`] in what is in memory: `None` where that is not enough, where it is damaged, and for files that
-/// are mapped by pointers. Waits for nothing.
+/// Looks up a mapping like [`lookup`], in memory only: `None` where nodes are missing or damaged,
+/// and for files that are mapped by pointers. Never waits.
 pub(crate) fn lookup_in_memory(volume: &Mount, node: &Node, at: u64, end: u64) -> Option<Mapping> {
     if volume.fast_commit().is_some() {
         return None;
@@ -116,7 +116,7 @@ pub(crate) fn lookup_in_memory(volume: &Mount, node: &Node, at: u64, end: u64) -
     }
 }
 
-/// What one leaf says, if it may be so.
+/// Returns the mapping in a piece, if it is valid.
 fn checked(
     volume: &Mount,
     node: &Node,
@@ -136,7 +136,7 @@ fn file_block(at: u64) -> Result<FileBlock> {
     u32::try_from(at).map(FileBlock).map_err(|_| none)
 }
 
-/// What one leaf says.
+/// Returns the piece in one leaf.
 fn piece(fs: &Fs, volume: &Mount, node: &Arc<Node>, at: u64, end: u64) -> Result<Piece> {
     match node.with(|data| in_root(data, at, end))? {
         Some(Root::Found(piece)) => Ok(piece),
@@ -156,7 +156,8 @@ fn piece(fs: &Fs, volume: &Mount, node: &Arc<Node>, at: u64, end: u64) -> Result
     }
 }
 
-/// `None` for what has its data elsewhere, or is no file: that is left to the general way.
+/// Searches the root; `None` for inodes with inline data and those that are no files, which take
+/// the general path.
 fn in_root(data: &InodeData, at: u64, end: u64) -> Result<Option<Root>> {
     let flags = data.record.flags;
     if flags.contains(InodeFlags::INLINE_DATA)
@@ -174,7 +175,7 @@ fn in_root(data: &InodeData, at: u64, end: u64) -> Result<Option<Root>> {
     }))
 }
 
-/// Goes down to the leaf: at most five nodes, each one's depth one less than its parent's.
+/// Descends to the leaf: at most five nodes, each one's depth one less than its parent's.
 fn below(
     volume: &Mount,
     ino: Ino,
@@ -192,7 +193,7 @@ fn below(
     }
 }
 
-/// Looks for block `at` in a node that maps blocks below `limit`.
+/// Searches for block `at` in a node that maps blocks below `limit`.
 fn search(node: &ExtentNode, limit: u64, at: u64, end: u64) -> Search {
     match &node.records {
         Records::Leaf(extents) => Search::Found(in_leaf(extents, limit, at, end)),
@@ -204,7 +205,7 @@ fn search(node: &ExtentNode, limit: u64, at: u64, end: u64) -> Search {
                 let first = children.first().map_or(limit, |(index, _)| start(index));
                 return Search::Found(hole(at, first.min(limit), false));
             };
-            // The last child of all goes on to the end of the file.
+            // The last child of a node extends to the node's own limit.
             let end = match children.get(after) {
                 Some((next, _)) => limit.min(start(next)),
                 None => limit,

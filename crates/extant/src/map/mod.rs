@@ -1,15 +1,15 @@
-//! Which device blocks hold which blocks of a file.
+//! The map from file blocks to device blocks.
 //!
 //! # Place
 //!
 //! Below: `extant-format` decodes extent nodes and pointer blocks; the volume reads and caches
-//! them. Above: [`Inode::read_at`](crate::Inode::read_at), directories and everything that shows
-//! or copies a file's layout. This module never reads file data.
+//! them. Above: [`Inode::read_at`](crate::Inode::read_at), directories and everything that shows or
+//! copies a file's layout. This module never reads file data.
 //!
 //! # Shape
 //!
 //! ```text
-//! lookup          one question of the I/O path      MapIter   merges neighbours, clips to a range
+//! lookup          mappings for the I/O path         MapIter   merges neighbours, clips to a range
 //!   Cursor        remembers the leaf it is in
 //!     extents     extent tree          (flag EXTENTS)
 //!     indirect    block pointers       (ext2, ext3, and ext4 without the flag)
@@ -19,10 +19,9 @@
 //!
 //! # Invariants
 //!
-//! - M1. A piece covers the block asked for and at least that one block, so every loop over pieces
-//!   moves forward.
-//! - M2. Device blocks of a piece lie inside the file system, and are none of its own
-//!   ([`zones`](crate::zones)). A reader need not check again.
+//! - M1. A piece covers at least the requested block, so every loop over pieces moves forward.
+//! - M2. Device blocks of a piece lie inside the file system, and not in its own structures
+//!   ([`zones`](crate::zones)). Readers need not check again.
 
 mod edit;
 mod extent_edit;
@@ -31,6 +30,7 @@ mod indirect;
 mod indirect_edit;
 mod lookup;
 mod publish;
+mod remap;
 mod restore;
 mod shift;
 mod tail;
@@ -38,6 +38,7 @@ mod tail;
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock};
 use extant_format::extent::ExtentState;
@@ -45,28 +46,31 @@ use extant_jbd2::FcMapping;
 
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
+use crate::node::InodeData;
+use crate::view::View;
 pub(crate) use edit::{
     REMOVE_STEP_CREDITS, append_block, has_blocks, implied_block, insert, insert_first, is_small,
     remove,
 };
 pub(crate) use lookup::{lookup, lookup_in_memory};
 pub(crate) use publish::{CONVERT_STEP_CREDITS, convert_range, insert_run, publish_credits};
+pub(crate) use remap::{PACK_STEP_CREDITS, Packed, Relocation, pack, remap, remap_credits};
 pub(crate) use restore::unmap;
 pub(crate) use shift::{SHIFT_STEP_CREDITS, shift_down, shift_up, split_at};
 pub(crate) use tail::{lengthen, tail};
 
-/// First block number that no file can have: file block numbers are 32 bits.
+/// Exclusive limit of file block numbers, which have 32 bits.
 pub(crate) const FILE_BLOCKS_END: u64 = 1 << 32;
 
-/// Most pieces joined into one mapping: the bound on the work of one step of a [`MapIter`].
+/// Limit of the pieces joined into one mapping, which bounds one step of a [`MapIter`].
 const MERGE_MAX: usize = 4096;
 
 /// How a run of blocks of a file is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MappingKind {
-    /// No device blocks; reads as zeros.
+    /// There are no device blocks; reads return zeros.
     Hole,
-    /// Device blocks from here on are reserved and hold nothing of this file; reads as zeros.
+    /// Device blocks from this one on are allocated and unwritten; reads return zeros.
     Unwritten(FsBlock),
     /// Device blocks from here on hold the data.
     Mapped(FsBlock),
@@ -74,24 +78,24 @@ pub enum MappingKind {
     Inline,
 }
 
-/// A run of blocks of a file that is stored in one way.
+/// A run of blocks of a file that are stored alike.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Mapping {
     /// First block of the run.
     pub file_start: FileBlock,
     /// Number of blocks, at least 1. The run ends at or before file block 2^32.
     pub len: u64,
-    /// How it is stored.
+    /// How the run is stored.
     pub kind: MappingKind,
 }
 
 impl Mapping {
-    /// First file block after the run; may be 2^32.
+    /// Returns the first file block after the run, which may be 2^32.
     pub fn file_end(&self) -> u64 {
         u64::from(self.file_start.0).saturating_add(self.len)
     }
 
-    /// Whether `next` continues this run in the file and on the device.
+    /// Returns whether `next` continues this run in the file and on the device.
     fn continues_with(&self, next: &Mapping) -> bool {
         let device_end = |start: FsBlock| start.checked_add(self.len);
         u64::from(next.file_start.0) == self.file_end()
@@ -106,7 +110,7 @@ impl Mapping {
     }
 }
 
-/// Looks up one piece after another; remembers where it was.
+/// Looks up pieces, and remembers the place of the last one.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     source: Source,
@@ -117,12 +121,12 @@ enum Source {
     Extents(extents::ExtentCursor),
     Indirect(indirect::IndirectCursor),
     Inline,
-    /// A kind of file that has no blocks: devices, pipes, sockets, short symlinks.
+    /// An inode without blocks: a device, pipe, socket, or short symlink.
     Nothing,
 }
 
 impl Cursor {
-    pub(crate) fn new(inode: &Inode) -> Cursor {
+    pub(crate) fn new(inode: &View<'_>) -> Cursor {
         let source = if !inode.has_block_map() {
             Source::Nothing
         } else if inode.is_inline() {
@@ -135,9 +139,9 @@ impl Cursor {
         Cursor { source }
     }
 
-    /// How file block `at` is stored and how far that goes on. The piece starts at `at` (M1) and
+    /// Returns the mapping of file block `at`, with its length. The piece starts at `at` (M1) and
     /// is not merged with its neighbours. `at` must be below [`FILE_BLOCKS_END`].
-    pub(crate) fn piece(&mut self, inode: &Inode, at: u64) -> Result<Mapping> {
+    pub(crate) fn piece(&mut self, inode: &View<'_>, at: u64) -> Result<Mapping> {
         let file_start = u32::try_from(at)
             .map(FileBlock)
             .map_err(|_| FsError::InvalidArgument { what: "a file has no block from 2^32 on" })?;
@@ -174,14 +178,14 @@ impl Cursor {
 
     /// Like [`piece`](Self::piece), joined with the pieces that continue it, up to file block
     /// `end`.
-    pub(crate) fn run(&mut self, inode: &Inode, at: u64, end: u64) -> Result<Mapping> {
+    pub(crate) fn run(&mut self, inode: &View<'_>, at: u64, end: u64) -> Result<Mapping> {
         let mut run = self.piece(inode, at)?;
         for _ in 0..MERGE_MAX {
             let next_at = run.file_end();
             if next_at >= end.min(FILE_BLOCKS_END) {
                 break;
             }
-            // Damage further on is the next call's business.
+            // The next call reports damage further on.
             let Ok(next) = self.piece(inode, next_at) else { break };
             if !run.continues_with(&next) {
                 break;
@@ -193,21 +197,24 @@ impl Cursor {
     }
 }
 
-/// The mappings of a range of a file, in order and without gaps; see
+/// Iterator over the mappings of a range of a file, in order and without gaps; see
 /// [`Inode::map`](crate::Inode::map).
 #[derive(Debug)]
 pub struct MapIter {
     inode: Inode,
+    /// The version of the inode on a read-only mount.
+    data: Arc<InodeData>,
     cursor: Cursor,
     at: u64,
     end: u64,
 }
 
 impl MapIter {
-    /// `blocks` is in file blocks and is cut at 2^32.
+    /// Creates an iterator over `blocks`, in file blocks, cut at 2^32.
     pub(crate) fn new(inode: Inode, blocks: Range<u64>) -> MapIter {
-        let cursor = Cursor::new(&inode);
-        MapIter { inode, cursor, at: blocks.start, end: blocks.end.min(FILE_BLOCKS_END) }
+        let data = inode.node().data();
+        let cursor = Cursor::new(&View::of(inode.fs(), inode.node(), Arc::clone(&data)));
+        MapIter { inode, data, cursor, at: blocks.start, end: blocks.end.min(FILE_BLOCKS_END) }
     }
 }
 
@@ -220,16 +227,19 @@ impl Iterator for MapIter {
         }
         let (at, end) = (self.at, self.end);
         let run = match self.inode.volume().is_writable() {
-            // The map may have become another since the last step.
-            true => self.inode.locked(|inode| {
-                // Writeback does not need the content lock, and changes the tree. Also of a file that comes
+            // The map may have changed since the last step.
+            true => self.inode.locked(|view| {
+                // Writeback changes the tree without the content lock, even for a file that comes
                 // into use only now.
-                let file = inode.fs().file_of(inode.node())?;
+                let file = view.fs().file_of(view.node())?;
                 let _map = file.map(|file| file.map.read());
-                let now = inode.fs().view(inode.node());
+                let now = view.fs().view(view.node());
                 Cursor::new(&now).run(&now, at, end)
             }),
-            false => self.cursor.run(&self.inode, at, end),
+            false => {
+                let (fs, node) = (self.inode.fs(), self.inode.node());
+                self.cursor.run(&View::of(fs, node, Arc::clone(&self.data)), at, end)
+            }
         };
         self.at = match &run {
             Ok(run) => run.file_end(),
@@ -240,12 +250,12 @@ impl Iterator for MapIter {
 }
 
 impl Inode {
-    /// How the file's blocks are stored, as runs in order and without gaps. `blocks` is a range of
-    /// file blocks and may reach past the end of the file: what was reserved there shows as
-    /// unwritten, the rest as a hole.
+    /// Returns an iterator over the mappings of the file's blocks, as runs in order and without
+    /// gaps. `blocks` is a range of file blocks and may reach past the end of the file:
+    /// preallocated blocks there are unwritten, the rest is a hole.
     ///
-    /// Devices, pipes, sockets and links that hold their target in the inode have no blocks: all
-    /// is a hole.
+    /// Devices, pipes, sockets and links with their target in the inode have no blocks: the whole
+    /// range is a hole.
     ///
     /// # Errors
     ///
@@ -271,9 +281,11 @@ impl Inode {
     pub fn map(&self, blocks: Range<u64>) -> MapIter {
         MapIter::new(self.clone(), blocks)
     }
+}
 
-    /// What fast commits say about file block `at`, `None` for nothing, and up to where that
-    /// holds.
+impl View<'_> {
+    /// Returns the mapping of file block `at` in fast commits, `None` if they have none, and the
+    /// block up to which that holds.
     pub(crate) fn overlay_at(&self, at: FileBlock) -> (Option<MappingKind>, u64) {
         let Some(recorded) = self.recorded() else { return (None, FILE_BLOCKS_END) };
         let start = u64::from(at.0);

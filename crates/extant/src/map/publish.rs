@@ -1,18 +1,17 @@
-//! Putting what has been written into a file's map: new runs, and unwritten blocks that hold data
-//! now.
+//! Publishing written data in a file's map: inserting new runs, and converting unwritten blocks.
 //!
 //! # Place
 //!
 //! Writeback calls this when the data is on the device, and holds the file's map lock, so nothing
-//! here lets the transaction end: the caller asks for [`publish_credits`] when it opens the handle.
+//! here restarts the handle: the caller asks for [`publish_credits`] when it opens the handle.
 //!
 //! # Invariants
 //!
-//! - M6. A failure leaves the blocks that it was about as they were: a run is mapped as a whole or
-//!   not at all, and an unwritten block stays unwritten.
-//! - M7. What the map itself needs for data that is on the device may come from the pool that promises
-//!   leave and may exceed the owner's quota (P7): refusing it would lose the data. Such a handle
-//!   [publishes](Txn::publishes).
+//! - M6. A failure leaves the blocks concerned unchanged: a run is mapped as a whole or not at all,
+//!   and an unwritten block stays unwritten.
+//! - M7. Blocks that the map itself needs for stored data may come from the pool that promises
+//!   leave alone, and may exceed the owner's quota (P7): a refusal would lose the data. Such a
+//!   handle [publishes](Txn::publishes).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,29 +32,28 @@ use crate::node::Node;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-/// Extents that one step of a conversion looks at.
+/// Number of extents that one step of a conversion looks at.
 const STEP_EXTENTS: usize = 128;
 
-/// Credits of one step of a conversion: the inode and the way from the root, two nodes split and
-/// their new halves with bitmaps and descriptors, and what a tree that gets lower gives back. A
+/// Credits of one step of a conversion: the inode and the path from the root, two nodes split and
+/// their new halves with bitmaps and descriptors, and the nodes freed when the tree gets lower. A
 /// split of more levels extends the handle.
 pub(crate) const CONVERT_STEP_CREDITS: u32 = 2 + 5 + 2 * 4 + 2 * 5;
 
-/// How far a change of a range has got.
+/// Progress of a change of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Progress {
     /// File block where the rest of the range starts.
     pub(crate) end: u64,
-    /// Whether there is no rest.
+    /// Whether the whole range is done.
     pub(crate) done: bool,
 }
 
-/// Maps a run of any length, of blocks that the caller has allocated; its file blocks are not
-/// mapped.
+/// Maps an allocated run of any length to file blocks that are not mapped.
 ///
 /// # Errors
 ///
-/// No space for the map's own blocks, damage: and then nothing has changed (M6).
+/// No space for the map's own blocks, damage; nothing has changed then (M6).
 pub(crate) fn insert_run(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Result<()> {
     let (len, longest) = match run.state {
         ExtentState::Written => (run.len.0, WRITTEN_LEN_MAX),
@@ -72,7 +70,7 @@ pub(crate) fn insert_run(txn: &mut Txn<'_>, node: &Arc<Node>, run: Extent) -> Re
         };
         if let Err(error) = insert_part(txn, node, part) {
             if done > 0 {
-                // Takes no space: the records were there before.
+                // This takes no space: the records existed before.
                 let start = u64::from(run.file_start.0);
                 let unmapped = super::unmap(txn, node, start..start + u64::from(done));
                 unmapped.map_err(|broken| txn.fail(broken))?;
@@ -96,13 +94,13 @@ fn insert_part(txn: &mut Txn<'_>, node: &Arc<Node>, part: Extent) -> Result<()> 
     result.map_err(|error| if changed { txn.fail(error) } else { error })
 }
 
-/// Gives the mapped blocks of a range the state `to`; holes and blocks that have it stay. Goes on
-/// while the transaction has room and never lets it end: the caller looks at [`Progress::done`],
-/// and goes on in another transaction with [`CONVERT_STEP_CREDITS`].
+/// Changes the state of the mapped blocks of a range to `to`; holes and blocks in that state stay.
+/// Continues while the transaction has room and never restarts it: the caller checks
+/// [`Progress::done`], and continues in another transaction with [`CONVERT_STEP_CREDITS`].
 ///
 /// # Errors
 ///
-/// No space for a node of the map, damage, device errors. What was converted before stays so. A file
+/// No space for a node of the map, damage, device errors. Blocks converted before stay so. A file
 /// without an extent tree has no unwritten blocks.
 pub(crate) fn convert_range(
     txn: &mut Txn<'_>,
@@ -143,9 +141,9 @@ pub(crate) fn convert_range(
     Ok(done)
 }
 
-/// Credits for mapping or converting `extents` runs with `blocks` blocks together in one handle,
-/// which need not restart then: the map's nodes, with bitmaps and descriptors of new ones, and the
-/// inode. Not the bitmaps and descriptors of the runs themselves.
+/// Returns the credits for mapping or converting `extents` runs with `blocks` blocks together in
+/// one handle without a restart: the map's nodes, with bitmaps and descriptors of new ones, and the
+/// inode. The bitmaps and descriptors of the runs themselves are not included.
 pub(crate) fn publish_credits(
     volume: &Volume,
     node: &Arc<Node>,
@@ -159,7 +157,7 @@ pub(crate) fn publish_credits(
     let is_tree = node.with(|data| data.record.flags.contains(InodeFlags::EXTENTS));
     if !is_tree {
         // Each run lies in the pointer blocks that it fills and one more at each end; the levels
-        // above grow by far less.
+        // above grow much less.
         let per = u64::from(indirect::pointers(volume.block_size()));
         let full = u32::try_from(blocks / per).unwrap_or(u32::MAX).min(1 << 20);
         let lowest = full + 2 * extents;
@@ -168,7 +166,8 @@ pub(crate) fn publish_credits(
     let root = node.with(|data| data.record.block);
     let root = extent::Node::decode_root(&root).map(|root| root.header());
     let (depth, entries) = root.map_or((0, 0), |root| (u32::from(root.depth), root.entries));
-    // A full leaf is split once for many records, and a conversion makes two more of one.
+    // A full leaf is split once for many records, and a conversion turns one record into up to
+    // three.
     let half = u32::from(extent::max_in_block(volume.block_size()) / 2).max(1);
     let leaves = match depth {
         0 => 1,

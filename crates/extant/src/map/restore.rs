@@ -1,4 +1,4 @@
-//! Setting the map of a file to what a fast commit says, blocks chosen by somebody else.
+//! Setting the map of a file to that of a fast commit, whose blocks are given.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::node::Node;
 use crate::txn::Txn;
 
-/// Runs that one step takes out at most.
+/// Limit of the runs that one step removes.
 const STEP_RUNS: usize = 16;
 
-/// Unmaps a range without freeing what it was mapped to, which is returned.
+/// Unmaps a range without freeing its device blocks, which are returned.
 pub(crate) fn unmap(txn: &mut Txn<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Extent>> {
     let goal = txn.volume().goal_of(node.ino())?;
     let extents = uses_extents(txn.volume(), node)?;

@@ -1,4 +1,4 @@
-//! Moving the extents behind a place of a file: collapse range, insert range.
+//! Moving the extents behind an offset of a file: collapse range, insert range.
 
 use std::sync::Arc;
 
@@ -13,29 +13,29 @@ use crate::error::{FsError, Result};
 use crate::node::Node;
 use crate::txn::Txn;
 
-/// Credits of one step of a move: the inode, a leaf and the nodes above it, and what a tree that
-/// gets lower gives back.
+/// Credits of one step of a move: the inode, a leaf and the nodes above it, and the nodes freed
+/// when the tree gets lower.
 pub(crate) const SHIFT_STEP_CREDITS: u32 = 2 + 6 + 2 * 5;
 
-/// Makes an extent begin at file block `at` if one goes across it, so that [`shift_up`] can move
-/// from there. One step of [`CONVERT_STEP_CREDITS`](super::CONVERT_STEP_CREDITS).
+/// Splits an extent that crosses file block `at`, so that [`shift_up`] can move from there. One
+/// step of [`CONVERT_STEP_CREDITS`](super::CONVERT_STEP_CREDITS).
 ///
 /// # Errors
 ///
-/// No space or quota for a node of the map, damage: and then nothing has changed.
+/// No space or quota for a node of the map, damage; nothing has changed then.
 pub(crate) fn split_at(txn: &mut Txn<'_>, node: &Arc<Node>, at: FileBlock) -> Result<()> {
     check_tree(txn, node)?;
     txn.rescue(|txn| change(txn, node, |tree| extent::split_at(tree, at)).map(|_| ()))
 }
 
-/// Moves everything from file block `at` on down by `by` blocks, over the hole in front of it, as
-/// long as the transaction has room; one step of [`SHIFT_STEP_CREDITS`] at least. The next call's
-/// `at` is [`Progress::end`]. The map is sound after each call. With clusters, `by` is a multiple of
-/// their blocks.
+/// Moves everything from file block `at` on down by `by` blocks, over the hole in front of it,
+/// while the transaction has room; at least one step of [`SHIFT_STEP_CREDITS`]. The next call's
+/// `at` is [`Progress::end`]. The map is valid after each call. With `bigalloc`, `by` is a multiple
+/// of the blocks of a cluster.
 ///
 /// # Errors
 ///
-/// Damage, device errors; what is mapped in front of `at`, which is then no hole.
+/// Damage, device errors; mapped blocks in front of `at`, where a hole is required.
 pub(crate) fn shift_down(
     txn: &mut Txn<'_>,
     node: &Arc<Node>,
@@ -56,15 +56,14 @@ pub(crate) fn shift_down(
     }
 }
 
-/// Moves everything between file blocks `from` and `end` up by `by` blocks, from the last extent on
-/// down and as long as the transaction has room; one step of [`SHIFT_STEP_CREDITS`] at least. The
-/// first call's `end` is [`FILE_BLOCKS_END`], the next calls' is [`Progress::end`]. The map is sound
-/// after each call. With clusters, `by` is a multiple of their blocks.
+/// Moves everything between file blocks `from` and `end` up by `by` blocks, from the last extent
+/// down and while the transaction has room; at least one step of [`SHIFT_STEP_CREDITS`]. The first
+/// call's `end` is [`FILE_BLOCKS_END`], that of the next calls is [`Progress::end`]. The map is
+/// valid after each call. With `bigalloc`, `by` is a multiple of the blocks of a cluster.
 ///
 /// # Errors
 ///
-/// Damage, device errors; an extent that would go past the last file block, and then nothing has
-/// moved.
+/// Damage, device errors; an extent that would go past the last file block, with nothing moved.
 pub(crate) fn shift_up(
     txn: &mut Txn<'_>,
     node: &Arc<Node>,

@@ -1,9 +1,9 @@
-//! The end of an extent tree, which files that are appended to make longer again and again.
+//! The end of an extent tree, for appends.
 //!
 //! # Place
 //!
-//! Beside `edit` and `publish`, for one case of theirs: blocks right behind the last ones of all, in the file and on
-//! the device. Then one record changes its length, and which one needs no search.
+//! Beside `edit` and `publish`, for one case of theirs: blocks directly behind the last ones, in
+//! the file and on the device. Then one record changes its length, and finding it needs no search.
 
 use std::sync::Arc;
 
@@ -22,18 +22,19 @@ use crate::volume::Volume;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail {
     pub(crate) extent: Extent,
-    /// The block of the leaf that it is in; `None` for the inode.
+    /// The block of the leaf with the extent; `None` for the inode.
     leaf: Option<FsBlock>,
 }
 
-/// Where the tree of an inode begins.
+/// The root of an inode's tree.
 enum Root {
     Leaf(Extent),
     Index { child: FsBlock, depth: u16, generation: u32 },
 }
 
-/// The last extent of a file that is mapped by extents, as long as that can be told without decoding a whole block:
-/// the nodes on the way were decoded, and changed, before. `None` for others and for a file without extents.
+/// Returns the last extent of a file that is mapped by extents, if no whole block has to be decoded
+/// for that: the nodes on the way were decoded, and changed, before. `None` otherwise, and for a
+/// file without extents.
 pub(crate) fn tail(volume: &Volume, node: &Node) -> Option<Tail> {
     let root = node.with(|data| {
         let root = extent::Node::decode_root(&data.record.block).ok()?;
@@ -57,14 +58,14 @@ pub(crate) fn tail(volume: &Volume, node: &Node) -> Option<Tail> {
     Some(Tail { extent, leaf: Some(child) })
 }
 
-/// Makes the last extent longer by blocks that the caller has allocated, and changes the inode with `also`, at once. The
-/// map has not changed since [`tail`].
+/// Makes the last extent longer by allocated blocks, and changes the inode with `also`, in one
+/// update. The map has not changed since [`tail`].
 ///
 /// Credits: the inode, and the leaf.
 ///
 /// # Errors
 ///
-/// Damage, device errors: the journal is stopped.
+/// Damage, device errors: the journal is aborted.
 pub(crate) fn lengthen(
     txn: &mut Txn<'_>,
     node: &Arc<Node>,

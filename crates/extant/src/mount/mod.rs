@@ -1,32 +1,35 @@
-//! Opening an image: find the superblock, refuse what cannot be read, look through the journal.
+//! Opening an image: superblock, features, journal.
 //!
 //! # Order
 //!
 //! 1. The superblock, or the backup that the caller names, decoded and checked.
-//! 2. Features: an unknown incompatible one refuses by name. Unknown read-only-compatible ones do
-//!    not matter to a reader.
-//! 3. The journal. If it holds transactions, every later read goes through a device that shows
-//!    them; nothing is written. Fast commits on top of them are consulted inode by inode.
+//! 2. Features: an unknown incompatible feature is an error that names it. Unknown
+//!    read-only-compatible features do not prevent reading.
+//! 3. The journal. If it holds transactions, every later read goes through a device with their
+//!    blocks in place; nothing is written. Fast commits on top of them are applied to each inode as
+//!    it is loaded.
 //! 4. The superblock again, through that device: the journal may hold a later one.
 //!
-//! Orphans (files deleted while open, truncations cut short) are left as they are: they cost space,
-//! have no name, and reading does not meet them. Linux cleans them up on the first writable mount.
+//! Orphans (files deleted while open, interrupted truncations) are left alone: they occupy space
+//! but have no name, so reading does not meet them. The next writable mount cleans them up.
 
 mod orphans;
 mod own;
 mod probe;
+mod recovered;
 mod session;
 mod writable;
 mod zones;
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, FileDevice, SharedDevice};
-use extant_format::features::{Compat, Features, Incompat};
+use extant_format::features::{Compat, Feature, Features, Incompat};
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
@@ -34,13 +37,14 @@ use extant_jbd2::{
     ExternalJournal, JournalReadError, JournalReader, JournalRun, MappedJournal, Mutations,
     RecoveryError, RecoveryOptions, Replay, ReplayedDevice, load_superblock, recover,
 };
-use extant_layout::support::READABLE;
+use extant_layout::support::{READABLE, WRITABLE};
 
 use extant_sync::{Clock, SystemClock};
 
-use crate::error::{Fault, FsError, Result};
+use crate::error::{Fault, FsError, MountError, Result};
 use crate::fs::{Fs, Mount};
 use crate::map::MappingKind;
+use crate::progress::{MountProgress, Observer};
 use crate::shared_cache::SharedCache;
 use crate::supers::MountErrors;
 use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
@@ -48,8 +52,9 @@ use crate::writer::EXPIRE;
 use crate::zones::GROUPS_MAX;
 
 pub use probe::Probe;
+pub use recovered::Recovered;
 
-/// How to open an image.
+/// Options for opening an image.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -83,6 +88,7 @@ pub struct MountOptions {
     discard: bool,
     optimize_scan: bool,
     minix_df: bool,
+    observer: Observer,
 }
 
 impl Default for MountOptions {
@@ -116,20 +122,21 @@ impl Default for MountOptions {
             discard: false,
             optimize_scan: true,
             minix_df: false,
+            observer: Observer::default(),
         }
     }
 }
 
 impl MountOptions {
-    /// The defaults: read-only, primary superblock, journal looked through, checksums verified,
-    /// 64 MiB of cache.
+    /// Returns the defaults: read-only, primary superblock, journal applied, checksums verified, 64
+    /// MiB of metadata cache.
     pub fn new() -> MountOptions {
         MountOptions::default()
     }
 
-    /// Whether the image is opened for reading only, the default. A writable mount replays the
-    /// journal, deletes what a crash left without names, and must be ended with
-    /// [`Fs::unmount`]; without it the next mount finds what the journal kept.
+    /// Sets whether the image is opened read-only, the default. A writable mount replays the
+    /// journal, deletes orphans, and must be ended with [`Fs::unmount`]; without that, the next
+    /// mount replays the journal.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> MountOptions {
         self.read_only = read_only;
@@ -137,118 +144,142 @@ impl MountOptions {
     }
 
     /// Uses the backup superblock in block `block`, counted in blocks of `block_size`, and the
-    /// group descriptors behind it, instead of the primary ones. `mke2fs -n` lists where backups
-    /// are: usually 32768 for blocks of 4 KiB, 8193 for 1 KiB.
+    /// group descriptors behind it, instead of the primary ones. `mke2fs -n` lists the places of
+    /// backups: usually 32768 for blocks of 4 KiB, 8193 for 1 KiB.
     #[must_use]
     pub fn superblock(mut self, block: u64, block_size: BlockSize) -> MountOptions {
         self.superblock = Some((block, block_size));
         self
     }
 
-    /// Reads the image as if it had no journal (`noload` of mount). After a crash that shows a
-    /// state between two consistent ones: names without inodes, old contents, wrong counts.
+    /// Sets whether the image is read as if it had no journal (`noload` of mount). After a crash
+    /// that shows a state between two consistent ones: names without inodes, old contents, wrong
+    /// counts.
     #[must_use]
     pub fn ignore_journal(mut self, ignore_journal: bool) -> MountOptions {
         self.ignore_journal = ignore_journal;
         self
     }
 
-    /// The device that holds the journal, for an image whose journal is not inside it. No device is
-    /// ever opened because an image names it.
+    /// Sets the device that holds the journal, for an image with an external journal. extant never
+    /// opens a device because an image names it.
     #[must_use]
     pub fn journal_device(mut self, device: impl BlockDevice + 'static) -> MountOptions {
         self.journal_device = Some(Arc::new(device));
         self
     }
 
-    /// How many inodes stay in memory that nobody uses, 256 or more; a quarter of
-    /// [`cache_bytes`](Self::cache_bytes) in inodes of 1 KiB unless set. Those that have handles, or something to be
-    /// stored or committed, come on top. [`Fs::node_stats`] says what one takes.
+    /// Sets how many unused inodes stay in memory, 256 or more. Default: a quarter of
+    /// [`cache_bytes`](Self::cache_bytes), at 1 KiB per inode. Inodes that have handles, or changes
+    /// to be stored or committed, are not limited. [`Fs::node_stats`] reports the size of one.
     #[must_use]
     pub fn inodes_max(mut self, count: usize) -> MountOptions {
         self.inodes_max = Some(count);
         self
     }
 
-    /// Memory for cached contents of files on a writable mount, in bytes; 256 MiB unless set. At least
-    /// 2 MiB. Taken from the system as it fills; writers slow down when four fifths of it wait to be
-    /// written ([`dirty_bytes`](Self::dirty_bytes)).
+    /// Sets the memory for cached file contents on a writable mount, in bytes, at least 2 MiB.
+    /// Default: 256 MiB. It is taken from the system as the cache fills; writers slow down when
+    /// four fifths of it are dirty ([`dirty_bytes`](Self::dirty_bytes)).
     #[must_use]
     pub fn data_cache_bytes(mut self, bytes: u64) -> MountOptions {
         self.data_cache.bytes = bytes;
         self
     }
 
-    /// Caches contents of files in a cache that other mounts use as well, instead of one of its own. For writable mounts;
-    /// one for reading keeps no contents. The size and the dirty limits are those of the shared one.
+    /// Caches file contents in a cache shared with other mounts, instead of one of its own. Only
+    /// writable mounts cache contents. The size and the dirty limits are those of the shared cache.
     #[must_use]
     pub fn cache(mut self, cache: &SharedCache) -> MountOptions {
         self.data_cache.shared = Some(cache.clone());
         self
     }
 
-    /// The largest folio of the data cache, in bytes: a power of two from 4 KiB to 2 MiB, which is
-    /// what it is unless set. Smaller ones cost speed; for tests and comparisons.
+    /// Sets the largest folio of the data cache, in bytes: a power of two from 4 KiB to 2 MiB, the
+    /// default. Smaller folios are slower; the option is for tests and comparisons.
     #[must_use]
     pub fn folio_bytes_max(mut self, bytes: u64) -> MountOptions {
         self.data_cache.folio_max_log2 = bytes.clamp(1 << 12, 1 << 21).ilog2();
         self
     }
 
-    /// How many bytes may be changed in memory before the background writes some of them, whatever their
-    /// age: five eighths of the [data cache](Self::data_cache_bytes), or of
-    /// [`dirty_bytes`](Self::dirty_bytes) if that is set, unless set itself.
+    /// Sets the number of dirty bytes above which background writeback starts, whatever their age.
+    /// Default: five eighths of the [data cache](Self::data_cache_bytes), or of
+    /// [`dirty_bytes`](Self::dirty_bytes) if that is set.
     #[must_use]
     pub fn dirty_background_bytes(mut self, bytes: u64) -> MountOptions {
         self.data_cache.dirty_background = bytes.max(1);
         self
     }
 
-    /// How many bytes may be changed in memory before whoever changes more writes some of them first: four
-    /// fifths of the [data cache](Self::data_cache_bytes), which is the most, unless set.
+    /// Sets the number of dirty bytes above which writers must write back some data before they
+    /// continue. Default and maximum: four fifths of the [data cache](Self::data_cache_bytes).
     #[must_use]
     pub fn dirty_bytes(mut self, bytes: u64) -> MountOptions {
         self.data_cache.dirty_max = bytes.max(1);
         self
     }
 
-    /// Whether a thread calls [`Fs::tick`] every second and whenever much is dirty, as it does unless
-    /// this is set to false: whoever embeds the file system calls it then, or everything waits for a
-    /// sync. Another thread reads ahead for sequential readers then. They end with [`Fs::unmount`] or with the last `Fs` and handle.
+    /// Sets whether background threads run: one that calls [`Fs::tick`] every second and whenever
+    /// much is dirty, and one that reads ahead for sequential readers. Default: true. Without them
+    /// the embedding program calls `tick`, or data is written only by syncs. The threads end with
+    /// [`Fs::unmount`] or with the last `Fs` and handle.
     #[must_use]
     pub fn background(mut self, background: bool) -> MountOptions {
         self.background = background;
         self
     }
 
-    /// Whether blocks that were freed are discarded on the device, so that a sparse image shrinks and an
-    /// SSD knows: after the commit that frees them is durable, many together, by [`Fs::tick`],
-    /// [`Fs::sync`] and [`Fs::unmount`], and only what nobody has taken again by then. A device that
-    /// cannot discard is asked once. [`Fs::trim`] does it for all that is free.
+    /// Sets whether freed blocks are discarded on the device, so that a sparse image shrinks and an
+    /// SSD can reuse them. This happens after the commit that frees them, in batches, by
+    /// [`Fs::tick`], [`Fs::sync`] and [`Fs::unmount`], for blocks that are still free then. A
+    /// device without discards is asked once. [`Fs::trim`] discards all free blocks.
     #[must_use]
     pub fn discard(mut self, discard: bool) -> MountOptions {
         self.discard = discard;
         self
     }
 
-    /// Whether a search for blocks asks an index of the groups which of them may have enough, as it does unless this is
-    /// set to false; then it looks at one group after the other. See [`Fs::set_optimize_scan`].
+    /// Sets whether a search for blocks uses an index of the groups that may have enough; otherwise
+    /// it looks at one group after the other. Default: true. See [`Fs::set_optimize_scan`].
     #[must_use]
     pub fn optimize_scan(mut self, optimize: bool) -> MountOptions {
         self.optimize_scan = optimize;
         self
     }
 
-    /// Whether [`Statfs::blocks`](crate::Statfs::blocks) counts the file system's own tables as well (`minixdf` of mount); not
-    /// unless set.
+    /// Sets a function that observes the progress of opening for writing; the thread that opens
+    /// calls it before and after the steps of each stage. When it returns [`ControlFlow::Break`],
+    /// opening ends with [`FsError::OperationCancelled`]; the image is as a crash at that moment
+    /// would leave it, and the next mount continues.
+    ///
+    /// ```no_run
+    /// use std::ops::ControlFlow;
+    /// let options = extant::MountOptions::new().read_only(false).progress(|at| {
+    ///     eprintln!("{:?}: {} of {}", at.stage, at.done, at.total);
+    ///     ControlFlow::Continue(())
+    /// });
+    /// # let _ = options;
+    /// ```
+    #[must_use]
+    pub fn progress(
+        mut self,
+        observe: impl Fn(MountProgress) -> ControlFlow<()> + Send + Sync + 'static,
+    ) -> MountOptions {
+        self.observer = Observer::new(observe);
+        self
+    }
+
+    /// Sets whether [`Statfs::blocks`](crate::Statfs::blocks) counts the file system's own metadata
+    /// as well (`minixdf` of mount). Default: false.
     #[must_use]
     pub fn minix_df(mut self, minix_df: bool) -> MountOptions {
         self.minix_df = minix_df;
         self
     }
 
-    /// For tests: zeroing a range first writes back the whole file, which is what made a workload
-    /// of Linux 6.12 a hundred times slower.
+    /// Makes zeroing a range write back the whole file first, for tests: in Linux 6.12 this made a
+    /// workload a hundred times slower.
     #[doc(hidden)]
     #[must_use]
     pub fn flush_before_zero(mut self, flush: bool) -> MountOptions {
@@ -256,8 +287,8 @@ impl MountOptions {
         self
     }
 
-    /// For tests: writeback puts blocks into the map, and commits that, before their data is on the
-    /// device.
+    /// Makes writeback publish blocks, and commit that, before their data is on the device, for
+    /// tests: this breaks crash safety.
     #[doc(hidden)]
     #[must_use]
     pub fn publish_before_data(mut self, publish: bool) -> MountOptions {
@@ -265,71 +296,73 @@ impl MountOptions {
         self
     }
 
-    /// Memory for cached metadata, in bytes. Below about 256 blocks
-    /// the floor of the cache counts instead.
+    /// Sets the memory for cached metadata, in bytes. Default: 64 MiB. The cache keeps about 256
+    /// blocks at least.
     #[must_use]
     pub fn cache_bytes(mut self, cache_bytes: usize) -> MountOptions {
         self.cache_bytes = cache_bytes;
         self
     }
 
-    /// Whether checksums of metadata are verified, once for each load from the device. Without,
-    /// an image with damaged checksums can be read as far as its structures make sense.
+    /// Sets whether checksums of metadata are verified, once for each load from the device.
+    /// Default: true. Without verification, an image with wrong checksums can be read as far as its
+    /// structures are consistent.
     #[must_use]
     pub fn verify_checksums(mut self, verify_checksums: bool) -> MountOptions {
         self.verify_checksums = verify_checksums;
         self
     }
 
-    /// The largest file, in bytes, that [`Fs::read`] and [`Inode::read_all`](crate::Inode::read_all) take into memory;
-    /// 1 GiB unless set.
+    /// Sets the size in bytes of the largest file that [`Fs::read`] and
+    /// [`Inode::read_all`](crate::Inode::read_all) take into memory. Default: 1 GiB.
     #[must_use]
     pub fn read_limit(mut self, bytes: u64) -> MountOptions {
         self.read_limit = bytes;
         self
     }
 
-    /// The clock for time stamps and for the age of transactions; the system's unless set.
+    /// Sets the clock for time stamps and for the age of transactions. Default: the system's.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> MountOptions {
         self.clock = clock;
         self
     }
 
-    /// The seed of everything random: generation numbers, where directories spread. Two mounts with
-    /// the same seed, clock and operations write the same image. Unset: from the operating system.
+    /// Sets the seed of all random choices: generation numbers, where directories spread. Two
+    /// mounts with the same seed, clock and operations write the same image. Default: from the
+    /// operating system.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> MountOptions {
         self.seed = Some(seed);
         self
     }
 
-    /// The longest that a change stays in memory before [`Fs::tick`] commits it; 5 seconds unless
-    /// set.
+    /// Sets the longest time that a change stays in memory before [`Fs::tick`] commits it. Default:
+    /// 5 seconds.
     #[must_use]
     pub fn commit_interval(mut self, interval: Duration) -> MountOptions {
         self.commit_interval = interval;
         self
     }
 
-    /// The longest that written contents stay in memory alone before [`Fs::tick`] writes them and
-    /// allocates their blocks; 30 seconds unless set. A sync does not wait for it, and when much is
-    /// dirty they go earlier.
+    /// Sets the longest time that written contents stay in memory before [`Fs::tick`] writes them
+    /// and allocates their blocks. Default: 30 seconds. A sync, or much dirty data, writes them
+    /// earlier.
     #[must_use]
     pub fn write_back_after(mut self, time: Duration) -> MountOptions {
         self.write_back_after = time;
         self
     }
 
-    /// What happens after damage; unless set, what the superblock says.
+    /// Sets the reaction to damage. Default: that of the superblock.
     #[must_use]
     pub fn errors(mut self, errors: MountErrors) -> MountOptions {
         self.errors = Some(errors);
         self
     }
 
-    /// Whether limits of quotas are enforced, where the feature is on. Usage is counted anyway.
-    /// They are unless set.
+    /// Sets whether limits of quotas are enforced, if the file system has quotas. Usage is counted
+    /// in any case. Default: true.
     #[must_use]
     pub fn quota_limits(mut self, enforced: bool) -> MountOptions {
         self.quota_limits = enforced;
@@ -344,12 +377,13 @@ impl MountOptions {
         self
     }
 
-    /// Opens the image in the file, or on the disk, at `path` of the host. A mount for reading opens it for
-    /// reading; one for writing locks it against other writers.
+    /// Opens the image in the file, or on the disk, at `path` of the host. A read-only mount opens
+    /// it for reading; a writable one locks it against other writers.
     ///
     /// # Errors
     ///
-    /// [`FsError::Open`] where the file is missing, is no file or disk, or is in use; those of
+    /// [`MountErrorKind::CannotOpen`](crate::MountErrorKind::CannotOpen) where the file is missing
+    /// or may not be opened, `NotADevice` for a path to anything else, `InUse`; those of
     /// [`open`](Self::open).
     ///
     /// # Cost
@@ -362,74 +396,88 @@ impl MountOptions {
     /// fs.unmount()?;
     /// # Ok::<(), extant::FsError>(())
     /// ```
-    pub fn open_path(&self, path: impl AsRef<Path>) -> Result<Fs> {
+    pub fn open_path(&self, path: impl AsRef<Path>) -> Result<Fs, MountError> {
         let path = path.as_ref();
-        match self.read_only {
-            true => self.open(FileDevice::open_read_only(path)?),
-            false => self.open(FileDevice::open_read_write(path)?),
-        }
+        let device = match self.read_only {
+            true => FileDevice::open_read_only(path),
+            false => FileDevice::open_read_write(path),
+        };
+        let device = device
+            .map_err(|error| MountError::new(path.display().to_string(), FsError::from(error)))?;
+        self.open(device)
     }
 
-    /// Opens the image on `device`. A mount for reading only never writes to it.
+    /// Opens the image on `device`. A read-only mount never writes to it.
     ///
     /// # Errors
     ///
-    /// - [`FsError::NotExt`], [`FsError::ExternalJournal`], [`FsError::Unsupported`],
-    ///   [`FsError::JournalDeviceMissing`], [`FsError::WrongJournalDevice`].
-    /// - Damage of the superblock (a backup may help) or of the journal
-    ///   ([`FsError::Journal`]; [`ignore_journal`](Self::ignore_journal) may help).
-    /// - [`FsError::InvalidArgument`] for a [shared cache](Self::cache) with blocks of another size, or with a size,
-    ///   folios or limits given besides it.
-    /// - Device errors.
+    /// A [`MountError`], by its [kind](crate::MountErrorKind):
+    ///
+    /// - `NotExt`, `ExternalJournal`, `Unsupported`, `JournalDevice`, `CutShort`, `ReadOnlyDevice`,
+    ///   `InUse`.
+    /// - `Damaged` (a backup of the superblock may help) and `DamagedJournal`
+    ///   ([`ignore_journal`](Self::ignore_journal) may help).
+    /// - `InvalidOption` for a [shared cache](Self::cache) with blocks of another size, or with a
+    ///   size, folios or limits given besides it.
+    /// - `DeviceFailed`.
     ///
     /// # Cost
     ///
-    /// A few blocks, one pass over the group descriptors (8 MiB on 16 TiB), and one over the
-    /// journal's transactions when it is dirty.
-    pub fn open(&self, device: impl BlockDevice + 'static) -> Result<Fs> {
+    /// Reads of a few blocks, of all group descriptors (8 MiB on 16 TiB), and of the journal's
+    /// transactions when it is dirty.
+    pub fn open(&self, device: impl BlockDevice + 'static) -> Result<Fs, MountError> {
         self.open_shared(Arc::new(device))
     }
 
-    /// [`open`](Self::open) of a device that others use too.
+    /// Opens the image on a device that the caller shares; otherwise as [`open`](Self::open).
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
-    pub fn open_shared(&self, device: SharedDevice) -> Result<Fs> {
-        if !self.read_only {
-            self.check_cache()?;
-            return self.open_writable(device).inspect(|fs| fs.log_mounted("writing"));
-        }
-        self.open_reading(device).inspect(|fs| fs.log_mounted("reading"))
+    /// Those of [`open`](Self::open).
+    pub fn open_shared(&self, device: SharedDevice) -> Result<Fs, MountError> {
+        self.recover_shared(device)?.mount()
     }
 
-    fn open_reading(&self, device: SharedDevice) -> Result<Fs> {
+    /// Does the first two steps of opening, for reading or for writing.
+    fn recover_shared(&self, device: SharedDevice) -> Result<Recovered, MountError> {
+        let image = device.describe();
+        self.recover(device).map_err(|error| MountError::new(&*image, error))
+    }
+
+    fn recover(&self, device: SharedDevice) -> Result<Recovered> {
+        if !self.read_only {
+            self.check_cache()?;
+            return self.recover_for_writing(device);
+        }
+        self.recover_for_reading(device)
+    }
+
+    fn recover_for_reading(&self, device: SharedDevice) -> Result<Recovered> {
         let superblock = self.read_superblock(&device)?;
         check_features(&superblock.features)?;
         check_size(&device, &superblock)?;
-        let plain = Fs::build(self, Arc::clone(&device), superblock, None, None);
-        let Some((log, replay)) = self.look_through_journal(&plain)? else {
-            plain.find_zones(false)?;
-            return Ok(plain);
+        let options = self.clone();
+        let plain = Fs::build(self, Arc::clone(&device), superblock.clone(), None, None);
+        let found = self.look_through_journal(&plain)?;
+        let replay = found.as_ref().map(|(_, replay)| ReplaySummary::of(replay));
+        let (mut recovered, changes) = match found {
+            Some((log, replay)) if !replay.changes_nothing() => {
+                let Replay { blocks, fast_commits, .. } = replay;
+                let device = Arc::new(ReplayedDevice::new(device, log, Arc::new(blocks)));
+                (Recovered::new(options, device, superblock, fast_commits), true)
+            }
+            _ => (Recovered::new(options, device, superblock, None), false),
         };
-        let summary = ReplaySummary::of(&replay);
-        if replay.changes_nothing() {
-            let superblock = plain.superblock().clone();
-            let fs = Fs::build(self, device, superblock, None, Some(summary));
-            fs.find_zones(false)?;
-            return Ok(fs);
+        recovered.replay = replay;
+        if changes {
+            recovered.superblock = self.read_superblock(&recovered.device)?;
+            check_features(&recovered.superblock.features)?;
+            check_size(&recovered.device, &recovered.superblock)?;
         }
-        let Replay { blocks, fast_commits, .. } = replay;
-        let replayed: SharedDevice = Arc::new(ReplayedDevice::new(device, log, Arc::new(blocks)));
-        let superblock = self.read_superblock(&replayed)?;
-        check_features(&superblock.features)?;
-        check_size(&replayed, &superblock)?;
-        let fs = Fs::build(self, replayed, superblock, fast_commits, Some(summary));
-        fs.find_zones(false)?;
-        Ok(fs)
+        Ok(recovered)
     }
 
-    /// Refuses a shared cache beside what only one of its own can have.
+    /// Fails if options of a cache of its own are combined with a shared cache.
     fn check_cache(&self) -> Result<()> {
         let DataCache { shared, bytes, folio_max_log2, dirty_background, dirty_max, .. } =
             &self.data_cache;
@@ -444,7 +492,7 @@ impl MountOptions {
         }
     }
 
-    /// Byte offset of the superblock in use.
+    /// Returns the byte offset of the superblock in use.
     fn superblock_offset(&self) -> Result<u64> {
         match self.superblock {
             None | Some((0, _)) => Ok(SUPERBLOCK_OFFSET),
@@ -484,7 +532,8 @@ impl MountOptions {
         }
     }
 
-    /// What the journal adds, if there is one and it is dirty. The reader of its blocks comes along.
+    /// Reads the journal if there is one and it is dirty. Returns its contents with the reader of
+    /// its blocks.
     fn look_through_journal(&self, fs: &Fs) -> Result<Option<(Arc<dyn JournalReader>, Replay)>> {
         let superblock = fs.superblock();
         if self.ignore_journal || !superblock.features.has_compat(Compat::HAS_JOURNAL) {
@@ -493,7 +542,7 @@ impl MountOptions {
         let needs_recovery = superblock.features.has_incompat(Incompat::RECOVER);
         let options = RecoveryOptions::new(superblock.blocks_count);
         let external = superblock.journal_inode == Ino(0);
-        // A clean image need not have a readable journal to be read.
+        // A clean image can be read without a readable journal.
         if !needs_recovery {
             return Ok(None);
         }
@@ -532,19 +581,41 @@ impl fmt::Debug for MountOptions {
     }
 }
 
-/// Refuses by name what reading would get wrong.
+/// Fails, naming the features, if the image has features that reading would get wrong.
 fn check_features(features: &Features) -> Result<()> {
-    let unknown = features.unsupported_for_reading(&READABLE);
-    if unknown.is_empty() {
-        return Ok(());
-    }
-    Err(FsError::Unsupported { wanted: "read", features: unknown.names().join(", ").into() })
+    check_read_by(features, cfg!(feature = "casefold"))
 }
 
-/// The device holds all the blocks that the superblock counts, or the image is cut short.
+/// Fails, naming the features, if the image has features that a build with or without case folding
+/// would get wrong when it reads.
+fn check_read_by(features: &Features, folds: bool) -> Result<()> {
+    refuse("read", &features.unsupported_for_reading(&known(READABLE, folds)))
+}
+
+/// Fails, naming the features, if the image has features that writing would break.
+fn check_writable(features: &Features) -> Result<()> {
+    refuse("write", &features.unsupported_for_writing(&known(WRITABLE, cfg!(feature = "casefold"))))
+}
+
+/// Returns the features that this build supports, of those that extant can support.
+fn known(mut all: Features, folds: bool) -> Features {
+    if !folds {
+        all.remove(Feature::CASEFOLD);
+    }
+    all
+}
+
+fn refuse(wanted: &'static str, unknown: &Features) -> Result<()> {
+    match unknown.is_empty() {
+        true => Ok(()),
+        false => Err(FsError::Unsupported { wanted, features: unknown.names().join(", ").into() }),
+    }
+}
+
+/// Checks the size of the file system against the device.
 ///
-/// That alone does not refuse: what lies before the end can be read. It is only refused when not
-/// even the first group's descriptors can exist.
+/// An image that is cut short is not refused for that alone: its part before the end can be read.
+/// It is refused when not even the descriptors of the first group can exist.
 fn check_size(device: &SharedDevice, superblock: &Superblock) -> Result<()> {
     if superblock.group_count > GROUPS_MAX {
         let features = format!("{} block groups, more than {GROUPS_MAX}", superblock.group_count);
@@ -561,7 +632,7 @@ fn check_size(device: &SharedDevice, superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// Tells a log on a device that is cut short from one that cannot be read.
+/// Distinguishes a log on a truncated device from one that cannot be read.
 fn journal_error(fs: &Fs, error: RecoveryError) -> FsError {
     match error {
         RecoveryError::Read(JournalReadError::Device { source, block }) => {
@@ -579,7 +650,7 @@ fn journal_error(fs: &Fs, error: RecoveryError) -> FsError {
     }
 }
 
-/// The blocks of the journal inode.
+/// Returns the blocks of the journal inode.
 fn internal_journal(fs: &Fs) -> Result<MappedJournal> {
     let superblock = fs.superblock();
     let inode = fs.own_inode(superblock.journal_inode, "journal")?;
@@ -588,7 +659,8 @@ fn internal_journal(fs: &Fs) -> Result<MappedJournal> {
         return Err(fail("its inode is not a regular file with blocks"));
     }
     let mut runs = Vec::new();
-    // Each run is at least a block of the log, and the log fits the file system: bounded.
+    // Each run has at least one block of the log, and the log fits the file system, so this is
+    // bounded.
     let blocks = superblock.block_size.blocks_for(inode.size()).min(superblock.blocks_count);
     for run in inode.map(0..blocks) {
         let run = run?;
@@ -617,12 +689,12 @@ impl Fs {
     /// println!("{}", fs.read_to_string("/etc/os-release")?);
     /// # Ok::<(), extant::FsError>(())
     /// ```
-    pub fn open_path(path: impl AsRef<Path>) -> Result<Fs> {
+    pub fn open_path(path: impl AsRef<Path>) -> Result<Fs, MountError> {
         MountOptions::new().open_path(path)
     }
 }
 
-/// Opens without looking at a journal.
+/// The volume is opened without its journal.
 impl Fs {
     fn build(
         options: &MountOptions,
@@ -653,3 +725,20 @@ impl Fs {
 }
 
 const _: () = assert!(MAGIC == 0xef53, "the message of FsError::NotExt spells it out");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_the_tables_of_unicode_refuses_directories_that_fold_case() {
+        let image = Features::NONE.with(Feature::EXTENTS).with(Feature::CASEFOLD);
+        assert!(check_read_by(&image, true).is_ok());
+        let error = check_read_by(&image, false).unwrap_err();
+        assert!(
+            matches!(&error, FsError::Unsupported { wanted: "read", features } if &**features == "casefold"),
+            "{error}"
+        );
+        assert!(check_read_by(&Features::NONE.with(Feature::EXTENTS), false).is_ok());
+    }
+}

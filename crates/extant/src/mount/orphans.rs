@@ -1,6 +1,6 @@
-//! What a crash left: orphans are deleted, or shortened to their size.
+//! Recovery of orphans: they are deleted, or truncated to their size.
 //!
-//! Each orphan takes transactions of its own and leaves file or list in the last of them, so a
+//! Each orphan has transactions of its own and leaves the file or list in the last of them, so a
 //! crash in the middle leaves the rest to the next mount.
 
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use extant_format::inode::FileKind;
 use rustc_hash::FxHashSet;
 
 use crate::error::{Fault, FsError, Result};
+use crate::file;
 use crate::fs::Fs;
 use crate::map;
 use crate::node::{Node, Settled};
 use crate::orphan::{OrphanSummary, Orphans};
-use crate::size;
+use crate::progress::{MountStage, Observer};
 use crate::supers::SuperState;
 use crate::txn::Txn;
 
-/// Blocks that leaving the list changes.
+/// Credits for leaving the list.
 const CREDITS: u32 = 8;
 
-/// What [`load_list`] found.
+/// Result of [`load_list`].
 #[derive(Default)]
 pub(crate) struct LoadedList {
     summary: OrphanSummary,
-    /// Nothing of the list can be used: the superblock is to forget it.
+    /// Whether the list is unusable, so that the superblock must forget it.
     forget: bool,
 }
 
-/// Reads the list, before anything is changed: whatever becomes an orphan from now on goes in
-/// front of it. Damage is told by [`recover`]: the list ends there, and what it
-/// would have named stays for e2fsck.
+/// Reads the list, before anything is changed: later orphans are added in front of it. Damage is
+/// reported by [`recover`]: the list ends there, and the rest of it stays for e2fsck.
 ///
 /// # Errors
 ///
@@ -42,8 +42,8 @@ pub(super) fn load_list(fs: &Fs, orphans: &Orphans, supers: &SuperState) -> Resu
     let mut loaded = LoadedList::default();
     let head = supers.with(|superblock| Ino(superblock.last_orphan));
     if !supers.was_sound() {
-        // As the kernel: what damage made of these inodes, only a check can tell. And without a
-        // log nobody knows what else a crash left undone.
+        // As in the kernel: only a check can tell what damage did to these inodes. Without a
+        // journal it is unknown what else a crash left undone.
         loaded.summary.list_ignored = head.0 != 0;
         loaded.forget = head.0 != 0;
         return Ok(loaded);
@@ -51,7 +51,7 @@ pub(super) fn load_list(fs: &Fs, orphans: &Orphans, supers: &SuperState) -> Resu
     let mut members: Vec<Arc<Node>> = Vec::new();
     let mut seen = FxHashSet::default();
     let mut next = head;
-    // Bounded: each number once, and there are as many as inodes in use.
+    // This is bounded: each number occurs once, and there are as many as inodes in use.
     while next.0 != 0 {
         let fail = |rule| FsError::corrupt("orphan list", next, None, Fault::Rule(rule));
         let node = if !seen.insert(next) || orphans.contains(next) {
@@ -75,19 +75,21 @@ pub(super) fn load_list(fs: &Fs, orphans: &Orphans, supers: &SuperState) -> Resu
     Ok(loaded)
 }
 
-/// Deletes and shortens all orphans. At a writable mount, after the journal was replayed and
-/// before anybody else has the file system.
+/// Deletes and truncates all orphans, on a writable mount, after the replay of the journal and
+/// before the file system is shared.
 ///
-/// Damage of an orphan is told in the summary, and the others are gone through.
+/// Damage of an orphan is reported in the summary, and the others are processed.
 ///
 /// # Errors
 ///
-/// Those of devices and of the journal; full disks.
+/// Those of devices and of the journal; full disks; [`FsError::OperationCancelled`] by the
+/// observer.
 pub(super) fn recover(
     fs: &Fs,
     orphans: &Orphans,
     supers: &SuperState,
     loaded: LoadedList,
+    observer: &Observer,
 ) -> Result<OrphanSummary> {
     let mut summary = loaded.summary;
     if loaded.forget && orphans.listed().is_empty() {
@@ -109,7 +111,10 @@ pub(super) fn recover(
         }
     }
     found.extend(orphans.listed());
-    for node in found {
+    let total = found.len() as u64;
+    for (done, node) in (0..).zip(found) {
+        // The remaining ones stay orphans, for the next mount.
+        observer.tell(MountStage::Orphans, done, total)?;
         if let Err(error) = settle(fs, &node, &mut summary) {
             summary.damage(error)?;
         }
@@ -117,7 +122,7 @@ pub(super) fn recover(
     Ok(summary)
 }
 
-/// Deletes an orphan, or cuts it to its size.
+/// Deletes an orphan, or truncates it to its size.
 fn settle(fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> {
     if node.with(|data| data.record.links == 0) {
         let Some(dying) = Settled::new(node).die() else {
@@ -128,10 +133,10 @@ fn settle(fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> 
         summary.deleted += 1;
         return Ok(());
     }
-    // It stays one if this fails.
+    // It stays an orphan if this fails.
     node.is_shortened.store(true, Ordering::Release);
     if node.with(|data| data.kind == FileKind::Regular && map::has_blocks(data)) {
-        size::finish_shrink(fs, node)?;
+        file::finish_shrink(fs, node)?;
     }
     let mut txn = Txn::begin(fs.volume(), CREDITS)?;
     fs.end_shortening(&mut txn, node)?;
@@ -140,7 +145,7 @@ fn settle(fs: &Fs, node: &Arc<Node>, summary: &mut OrphanSummary) -> Result<()> 
 }
 
 impl Fs {
-    /// The node of an orphan: an ordinary inode that is in use, with or without links.
+    /// Returns the node of an orphan: an ordinary inode in use, with or without links.
     fn orphan_node(&self, ino: Ino) -> Result<Arc<Node>> {
         let volume = self.volume();
         let superblock = self.superblock();

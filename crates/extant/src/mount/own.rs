@@ -1,5 +1,5 @@
-//! Files that belong to the file system itself: found here, because that takes a map, and handed to whoever
-//! keeps what is in them.
+//! Files that belong to the file system itself: they are located here, because that needs a map,
+//! and passed to the modules that manage their contents.
 
 use extant_base::{FsBlock, Ino};
 use extant_format::inode::FileKind;
@@ -11,7 +11,7 @@ use crate::map::{Mapping, MappingKind};
 use crate::orphan::{self, Orphans};
 use crate::quota::{self, Quotas};
 
-/// The inode of a hidden file, which `what` names.
+/// Returns the inode of a hidden file; `what` names it in errors.
 fn own_file(fs: &Fs, ino: Ino, what: &'static str) -> Result<Inode> {
     let inode = fs.own_inode(ino, what)?;
     if inode.kind() != FileKind::Regular || inode.is_inline() {
@@ -21,7 +21,7 @@ fn own_file(fs: &Fs, ino: Ino, what: &'static str) -> Result<Inode> {
     Ok(inode)
 }
 
-/// Where the first `blocks` of a hidden file are: it has no holes.
+/// Returns the runs of the first `blocks` of a hidden file, which has no holes.
 fn runs(
     inode: &Inode,
     what: &'static str,
@@ -65,8 +65,8 @@ fn quota_file(fs: &Fs, ino: Option<Ino>) -> Result<Option<quota::StoredFile>> {
     const WHAT: &str = "quota file";
     let Some(ino) = ino else { return Ok(None) };
     let inode = own_file(fs, ino, WHAT)?;
-    // Each piece is at least one block, and they cannot overlap in a sound map; a map that says
-    // otherwise ends at the size of the file system.
+    // Each run has at least one block, and runs cannot overlap in a sound map; an unsound map ends
+    // at the size of the file system.
     let size = inode.metadata().size;
     let blocks = fs.block_size().blocks_for(size).min(fs.superblock().blocks_count);
     let extents = runs(&inode, WHAT, blocks).map(|run| {

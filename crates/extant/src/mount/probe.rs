@@ -1,4 +1,4 @@
-//! A look at an image before it is opened.
+//! Probing: a look at an image before it is opened.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use extant_block::{BlockDevice, SharedDevice};
 use extant_format::features::{Compat, Incompat, State};
 use extant_format::superblock::Superblock;
 
-use super::{MountOptions, check_features, check_size};
-use crate::error::{FsError, Result};
+use super::{MountOptions, Recovered, check_features, check_size};
+use crate::error::{FsError, MountError, Result};
 use crate::fs::Fs;
 
-/// What an image is, and what opening it would take: its superblock, decoded and checked. Nothing else has been read, and
-/// nothing was written.
+/// An image that was probed and not opened yet: its superblock, decoded and checked. Nothing else
+/// was read, and nothing was written.
 ///
 /// # Example
 ///
@@ -36,69 +36,83 @@ pub struct Probe {
 }
 
 impl MountOptions {
-    /// Looks what `device` holds, without opening it.
+    /// Reads and checks the superblock of `device`, without opening the image.
     ///
     /// # Errors
     ///
-    /// [`FsError::NotExt`], [`FsError::ExternalJournal`], damage of the superblock, device errors.
+    /// A [`MountError`] of the kinds `NotExt`, `ExternalJournal`, `Damaged` and `DeviceFailed`.
     ///
     /// # Cost
     ///
     /// One read of 1 KiB.
-    pub fn probe(&self, device: impl BlockDevice + 'static) -> Result<Probe> {
+    pub fn probe(&self, device: impl BlockDevice + 'static) -> Result<Probe, MountError> {
         self.probe_shared(Arc::new(device))
     }
 
-    /// [`probe`](Self::probe) of a device that others use too.
+    /// Probes a device that the caller shares; otherwise as [`probe`](Self::probe).
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn probe_shared(&self, device: SharedDevice) -> Result<Probe> {
-        let superblock = self.read_superblock(&device)?;
+    /// Those of [`probe`](Self::probe).
+    pub fn probe_shared(&self, device: SharedDevice) -> Result<Probe, MountError> {
+        let read = self.read_superblock(&device);
+        let superblock = read.map_err(|error| MountError::new(&*device.describe(), error))?;
         Ok(Probe { options: self.clone(), device, superblock })
     }
 }
 
 impl Probe {
-    /// The superblock as it is on the device: the journal may hold a later one.
+    /// Returns the superblock as it is on the device; the journal may hold a later one.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// Whether the image was not unmounted: reading shows what its journal holds, and opening for writing replays
-    /// it first.
+    /// Returns whether the image was not unmounted: reading shows it with the contents of its
+    /// journal, and opening for writing replays the journal first.
     pub fn needs_recovery(&self) -> bool {
         let features = &self.superblock.features;
         features.has_compat(Compat::HAS_JOURNAL) && features.has_incompat(Incompat::RECOVER)
     }
 
-    /// Whether somebody found damage that nobody repaired since, or left it without a journal in the middle of writing.
+    /// Returns whether the image is marked as damaged and was not repaired since, or has no journal
+    /// and was not unmounted.
     pub fn is_marked_damaged(&self) -> bool {
         let state = self.superblock.state;
         let is_clean = state.contains(State::VALID) || self.needs_recovery();
         state.contains(State::ERROR) || !is_clean
     }
 
-    /// Whether its features and its size allow to read it.
+    /// Checks that the features and the size of the image allow reading.
     ///
     /// # Errors
     ///
-    /// [`FsError::Unsupported`] with the features by name; damage when not even the first block group is there.
-    pub fn check_read(&self) -> Result<()> {
-        check_features(&self.superblock.features)?;
-        check_size(&self.device, &self.superblock)
+    /// A [`MountError`] of the kind `Unsupported` with the features by name; `Damaged` when not
+    /// even the first block group is there.
+    pub fn check_read(&self) -> Result<(), MountError> {
+        let checked = check_features(&self.superblock.features);
+        checked
+            .and_then(|()| check_size(&self.device, &self.superblock))
+            .map_err(|e| self.failed(e))
     }
 
-    /// Whether its features, its size and its device allow to write it. Who has it open for writing, what its journal
-    /// holds and whether that can be replayed only opening can tell.
+    fn failed(&self, error: FsError) -> MountError {
+        MountError::new(&*self.device.describe(), error)
+    }
+
+    /// Checks that the features, the size and the device of the image allow writing. Only opening
+    /// can tell whether another program has it open for writing, and whether its journal can be
+    /// replayed.
     ///
     /// # Errors
     ///
-    /// As [`check_read`](Self::check_read); [`FsError::ReadOnly`] for a device that cannot be written;
-    /// [`FsError::JournalDeviceMissing`] for a journal on a device that was not
+    /// Those of [`check_read`](Self::check_read); `ReadOnlyDevice` for a device that cannot be
+    /// written to; `JournalDevice` for a journal on a device that was not
     /// [given](MountOptions::journal_device); contradictions of the superblock.
-    pub fn check_write(&self) -> Result<()> {
+    pub fn check_write(&self) -> Result<(), MountError> {
+        self.may_write().map_err(|error| self.failed(error))
+    }
+
+    fn may_write(&self) -> Result<()> {
         if self.device.is_read_only() {
             return Err(FsError::ReadOnly);
         }
@@ -112,12 +126,30 @@ impl Probe {
         Ok(())
     }
 
-    /// Opens it, with the options that it was probed with.
+    /// Recovers the image with the options of the probe: reads the journal and, for writing,
+    /// replays it.
     ///
     /// # Errors
     ///
-    /// Those of [`MountOptions::open`]. The superblock is read again: somebody may have changed it meanwhile.
-    pub fn open(&self) -> Result<Fs> {
+    /// Those of [`MountOptions::open`]. The superblock is read again, because it may have changed
+    /// meanwhile.
+    ///
+    /// # Cost
+    ///
+    /// One pass over the journal's transactions when it is dirty; for writing, as many writes as
+    /// they have blocks. With multi-mount protection, a wait of 11 seconds or more.
+    pub fn recover(&self) -> Result<Recovered, MountError> {
+        self.options.recover_shared(Arc::clone(&self.device))
+    }
+
+    /// Opens the image with the options of the probe: [`recover`](Self::recover), followed by
+    /// [`Recovered::mount`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MountOptions::open`]. The superblock is read again, because it may have changed
+    /// meanwhile.
+    pub fn open(&self) -> Result<Fs, MountError> {
         self.options.open_shared(Arc::clone(&self.device))
     }
 }

@@ -1,5 +1,4 @@
-//! Beginning and ending a writable mount, as far as it is about the superblock, orphans and
-//! multi-mount protection.
+//! The begin and the end of a writable mount: superblock, orphans and multi-mount protection.
 
 use extant_jbd2::{FastCommitOverlay, JournalError};
 
@@ -7,13 +6,14 @@ use crate::error::{FsError, Result};
 use crate::fc_apply;
 use crate::fs::Fs;
 use crate::orphan::OrphanSummary;
+use crate::progress::Observer;
 use crate::supers::Ending;
 use crate::writer::Writer;
 
-/// How often [`Fs::rest`] tries.
+/// Number of attempts of [`Fs::rest`].
 const REST_TRIES: u32 = 10;
 
-/// What keeps a file system from resting.
+/// Obstacles to a rest.
 enum Resting {
     Journal(JournalError),
     File(FsError),
@@ -26,9 +26,13 @@ impl From<JournalError> for Resting {
 }
 
 impl Fs {
-    /// The first writes of a mount: the journal was replayed, and the writer is in place. When this
-    /// returns, transactions may go into the log.
-    pub(crate) fn begin_writing(&self, fast_commits: Option<&FastCommitOverlay>) -> Result<()> {
+    /// Does the first writes of a mount, after the journal was replayed and the writer was set.
+    /// When this returns, transactions may go into the log.
+    pub(super) fn begin_writing(
+        &self,
+        fast_commits: Option<&FastCommitOverlay>,
+        observer: &Observer,
+    ) -> Result<()> {
         let writer = self.volume().writer()?;
         writer.supers().mounted(writer.now().seconds)?;
         let (orphans, supers) = (writer.orphans(), writer.supers());
@@ -36,7 +40,7 @@ impl Fs {
         if let Some(overlay) = fast_commits {
             fc_apply::apply(self, overlay)?;
         }
-        let summary = super::orphans::recover(self, orphans, supers, loaded)?;
+        let summary = super::orphans::recover(self, orphans, supers, loaded, observer)?;
         if let Some(mmp) = writer.mmp() {
             mmp.mounted();
         }
@@ -44,13 +48,13 @@ impl Fs {
         Ok(())
     }
 
-    /// What the mount did about inodes that a crash left without names or half shortened; `None` on
-    /// a mount for reading.
+    /// Returns a summary of the orphans that this mount deleted or truncated; `None` on a read-only
+    /// mount.
     pub fn recovered_orphans(&self) -> Option<&OrphanSummary> {
         self.volume().writer().ok()?.recovered_orphans()
     }
 
-    /// Tells whoever logs that it is open, and what that took.
+    /// Logs that the image is mounted, and what was recovered.
     pub(super) fn log_mounted(&self, what: &str) {
         let device = self.device().describe();
         log::info!("{device}: mounted for {what}");
@@ -84,16 +88,17 @@ impl Fs {
         }
     }
 
-    /// Makes every change so far durable, empties the journal, and marks the image clean as unmounting does, while
-    /// it stays mounted: until the next change, the image is one that was unmounted, also after a crash. What was removed
-    /// and is still open is an orphan there. `false` when changes came in between again and again; all is durable then.
+    /// Makes every change so far durable, empties the journal, and marks the image clean like an
+    /// unmount, while it stays mounted: until the next change, even a crash leaves an unmounted
+    /// image. Files that were removed and are still open are orphans there. Returns false when
+    /// changes came in between again and again; everything is durable then.
     ///
     /// # Errors
     ///
-    /// Those of [`sync`](Self::sync). A mount for reading has nothing to do.
+    /// Those of [`sync`](Self::sync). On a read-only mount there is nothing to do.
     pub fn rest(&self) -> Result<bool> {
         let Ok(writer) = self.volume().writer() else { return Ok(true) };
-        // While it is frozen it rests.
+        // A frozen mount is at rest.
         let Some(_inside) = writer.freeze_gate().enter_to_sync(|| true) else { return Ok(true) };
         for _ in 0..REST_TRIES {
             self.sync()?;
@@ -111,17 +116,18 @@ impl Fs {
         Ok(false)
     }
 
-    /// Ends a writable mount: everything is written, the journal is emptied, and the image is marked
-    /// clean. Clones of this `Fs` and handles are of no use for changes afterwards.
+    /// Ends a writable mount: everything is written, the journal is emptied, and the image is
+    /// marked clean. Clones of this `Fs` and handles cannot change anything afterwards.
     ///
-    /// Dropping the last clone without this writes nothing more: the next mount replays what was
-    /// committed.
+    /// Dropping the last clone without this call writes nothing more: the next mount replays what
+    /// was committed.
     ///
     /// # Errors
     ///
-    /// [`FsError::Frozen`], with nothing done, until it is thawed. As [`sync`](Self::sync). When the journal stopped or cannot be emptied, the image keeps it, and
-    /// the next mount replays it. When contents of files could not be stored, everything else is, the
-    /// image is marked clean, and those contents are lost: whoever wants to try again calls
+    /// [`FsError::Frozen`] while the mount is frozen, with nothing done. Otherwise as
+    /// [`sync`](Self::sync). When the journal aborted or cannot be emptied, the image keeps it, and
+    /// the next mount replays it. When file contents could not be stored, everything else is, the
+    /// image is marked clean, and those contents are lost; to be able to try again, call
     /// [`sync`](Self::sync) first, which keeps them.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
@@ -131,12 +137,12 @@ impl Fs {
         let flushed = self.flush_files();
         writer.close();
         if let Err(error) = writer.journal().close() {
-            // Nothing more will be written: another host need not wait.
+            // Nothing more will be written, so other hosts need not wait.
             let _ = writer.mmp().map(|mmp| mmp.release());
             return Err(FsError::from_journal(error));
         }
         let stats = writer.journal().stats();
-        // The log is empty: what is free now is free for good.
+        // The log is empty, so clusters that are free now stay free after a crash.
         self.discard_freed(None);
         let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;
@@ -145,13 +151,13 @@ impl Fs {
         flushed
     }
 
-    /// The last writes of a mount. `log_is_empty` when everything that was committed is at its place
-    /// and the journal says that it is empty, or there is none; `kbytes_written` of this mount.
+    /// Does the last writes of a mount. `log_is_empty` says that all committed blocks are at their
+    /// places and the journal is marked empty, or that there is none; `kbytes_written` counts this
+    /// mount's writes.
     ///
     /// # Errors
     ///
-    /// Device errors; [`FsError::InUse`] when the protection against other
-    /// mounts was lost.
+    /// Device errors; [`FsError::InUse`] when the protection against other mounts was lost.
     pub(crate) fn end_writing(&self, log_is_empty: bool, kbytes_written: u64) -> Result<()> {
         let writer = self.volume().writer()?;
         let ending = self.ending(writer, log_is_empty, kbytes_written);

@@ -1,52 +1,48 @@
-//! Opening for writing: multi-mount protection, the journal replayed onto the device, what a crash
-//! left without a name deleted.
+//! Opening for writing: multi-mount protection, replay of the journal onto the device, deletion of
+//! orphans.
 //!
 //! # Order
 //!
-//! 1. Refuse what cannot be written, by name.
-//! 2. Multi-mount protection: wait and see whether somebody else is there.
-//! 3. Replay the journal onto the device, then what its fast commits say, then mark it clean.
+//! 1. Refuse images with features that writing would break.
+//! 2. Multi-mount protection: wait and see whether another host is active.
+//! 3. Replay the journal onto the device, apply its fast commits, mark it clean.
 //! 4. The superblock again: the journal may have held a later one.
 //! 5. Mark the file system as mounted and as needing recovery, durably (J11), before the first
 //!    transaction.
 //! 6. Orphans.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use extant_base::{Ino, Prng};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::features::{Compat, Features, Incompat, State};
+use extant_format::features::{Compat, Incompat};
 use extant_format::jbd2::JournalIncompat;
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
     ExternalJournal, FastCommitOverlay, Journal, JournalOptions, LogStore, RecoveryError,
     RecoveryOptions, Replay, recover_to_device,
 };
-use extant_layout::support::WRITABLE;
 
-use super::{MountOptions, check_features, check_size, internal_journal, journal_error, own};
+use super::recovered::Writing;
+use super::{
+    MountOptions, Recovered, check_features, check_size, check_writable, internal_journal,
+    journal_error, own,
+};
 use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
 use crate::fs::{Fs, MountClient};
-use crate::mmp::{MmpGuard, MmpNames};
+use crate::mmp::{MmpGuard, MmpNames, Wait};
+use crate::progress::{MountStage, Observer};
 use crate::supers::SuperState;
 use crate::volume::ReplaySummary;
 use crate::writer::{Writer, WriterParts};
 
-/// Refuses by name what writing would break.
-fn check_writable(features: &Features) -> Result<()> {
-    let unknown = features.unsupported_for_writing(&WRITABLE);
-    if unknown.is_empty() {
-        return Ok(());
-    }
-    Err(FsError::Unsupported { wanted: "write", features: unknown.names().join(", ").into() })
-}
-
-/// Fewest blocks that the journal may keep in memory, whatever the cache: a quarter of them is what
-/// one change can claim, and a rename in deep directories claims nearly 200.
+/// Smallest number of blocks that the journal may pin in memory, whatever the cache: a quarter of
+/// them is the limit of one change, and a rename in deep directories claims nearly 200.
 const PINNED_BLOCKS_MIN: usize = 1024;
 
-/// A seed that nobody chose.
+/// Returns a random seed from the operating system.
 fn os_seed() -> Result<u64> {
     let mut bytes = [0; 8];
     let what = "the operating system gives no random numbers: set a seed";
@@ -54,7 +50,7 @@ fn os_seed() -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Why a journal was not replayed.
+/// Reason why a journal was not replayed.
 enum Refused {
     Recovery(RecoveryError),
     Check(FsError),
@@ -72,17 +68,17 @@ impl From<FsError> for Refused {
     }
 }
 
-/// The log as recovery left it.
+/// The journal after its replay.
 struct RecoveredJournal {
     store: LogStore,
-    /// What was replayed, if anything was.
+    /// Summary of the replay, if there was one.
     summary: Option<ReplaySummary>,
-    /// What is still to be applied.
+    /// Fast commits that are still to be applied.
     fast_commits: Option<FastCommitOverlay>,
 }
 
 impl MountOptions {
-    pub(super) fn open_writable(&self, device: SharedDevice) -> Result<Fs> {
+    pub(super) fn recover_for_writing(&self, device: SharedDevice) -> Result<Recovered> {
         if device.is_read_only() {
             return Err(FsError::ReadOnly);
         }
@@ -108,8 +104,9 @@ impl MountOptions {
             device: device.describe().as_bytes().to_vec(),
         };
         let random = &mut Prng::new(seed);
-        let mmp = MmpGuard::acquire(&device, &superblock, &self.clock, random, &names)?;
-        // What the holder before us wrote while we waited.
+        let wait = Wait { clock: &self.clock, observer: &self.observer };
+        let mmp = MmpGuard::acquire(&device, &superblock, &wait, random, &names)?;
+        // An earlier holder may have changed the superblock during the wait.
         let superblock = if mmp.is_some() { self.read_superblock(&device)? } else { superblock };
         let journal = self.recover_journal(&device, &superblock)?;
         let (log, replay, fast_commits) = match journal {
@@ -118,20 +115,10 @@ impl MountOptions {
         };
         let superblock = self.read_superblock(&device)?;
         self.check_for_writing(&device, &superblock)?;
-        let is_clean = superblock.state.contains(State::VALID)
-            && !superblock.state.contains(State::ERROR)
-            && !superblock.features.has_incompat(Incompat::RECOVER)
-            && replay.is_none();
-        let fs = Fs::build(self, Arc::clone(&device), superblock, None, replay);
-        fs.find_zones(true)?;
-        fs.check_root()?;
-        self.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
-        fs.begin_writing(fast_commits.as_ref())?;
-        fs.volume().join_cache();
-        if self.background {
-            fs.start_background()?;
-        }
-        Ok(fs)
+        let mut recovered = Recovered::new(self.clone(), device, superblock, fast_commits);
+        recovered.replay = replay;
+        recovered.writing = Some(Writing { log, seed, mmp });
+        Ok(recovered)
     }
 
     pub(super) fn check_for_writing(
@@ -165,7 +152,8 @@ impl MountOptions {
         Ok(())
     }
 
-    /// The log, replayed onto the device, and clean but for fast commits; `None` when there is none.
+    /// Replays the log onto the device and marks it clean, except for fast commits; `None` when
+    /// there is none.
     fn recover_journal(
         &self,
         device: &SharedDevice,
@@ -193,12 +181,18 @@ impl MountOptions {
             let log = Arc::new(internal_journal(&plain)?);
             LogStore::internal(log).map_err(|error| journal_error(&plain, error))?
         };
-        // Before anything is written: whatever a commit writes to the log has room.
+        // The log's blocks are allocated before anything is written, so that commits cannot run out
+        // of space.
         store.allocate().map_err(FsError::from)?;
         let options = RecoveryOptions::new(superblock.blocks_count);
         let check = |replayed, replay: &Replay| self.check_replayed(replayed, replay);
-        let recovered = recover_to_device(store, device, &options, check);
+        let watch = |done, total| match self.observer.tell(MountStage::Replaying, done, total) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        };
+        let recovered = recover_to_device(store, device, &options, check, &watch);
         let recovered = recovered.map_err(|refused| match refused {
+            Refused::Recovery(RecoveryError::Stopped) => Observer::stopped(),
             Refused::Recovery(error) => journal_error(&plain, error),
             Refused::Check(error) => error,
         })?;
@@ -213,8 +207,8 @@ impl MountOptions {
         Ok(Some(RecoveredJournal { store, summary, fast_commits }))
     }
 
-    /// Whether the file system can be opened for writing as a replay will leave it. Before anything
-    /// is written, so that a damaged log does not make an image worse.
+    /// Checks that the file system can be opened for writing as the replay will leave it. This
+    /// happens before anything is written, so that a damaged log does not make an image worse.
     fn check_replayed(&self, replayed: SharedDevice, replay: &Replay) -> Result<(), Refused> {
         let superblock = self.read_superblock(&replayed)?;
         self.check_for_writing(&replayed, &superblock)?;
@@ -227,14 +221,14 @@ impl MountOptions {
         Ok(())
     }
 
-    /// The journal stopped for an error in an earlier life: the file system says so from now on.
+    /// Records in the superblock that the journal aborted for an error during an earlier mount.
     fn record_journal_error(&self, device: &SharedDevice) -> Result<()> {
         let superblock = self.read_superblock(device)?;
         let supers = SuperState::new(Arc::clone(device), superblock, self.errors);
         supers.stopped(self.clock.now().0)
     }
 
-    fn start_writing(
+    pub(super) fn start_writing(
         &self,
         fs: &Fs,
         device: &SharedDevice,
@@ -256,7 +250,7 @@ impl MountOptions {
         }
         let options = JournalOptions {
             commit_interval: self.commit_interval,
-            // The journal keeps in memory at most what the cache may.
+            // The journal pins at most as much memory as the cache may use.
             pinned_blocks_max: (self.cache_bytes / 2 / block_size.len()).max(PINNED_BLOCKS_MIN),
             clock: Arc::clone(&self.clock),
             features,

@@ -1,4 +1,4 @@
-//! Which blocks are the file system's own: those of its groups, and those of its inodes.
+//! Zones: the blocks that are the file system's own, in its groups and in its inodes.
 
 use std::ops::Range;
 
@@ -11,13 +11,13 @@ use crate::map::MappingKind;
 use crate::zones::{Zone, is_inside};
 
 impl Fs {
-    /// Finds out which blocks are the file system's own. Once, before anybody else has the file
-    /// system, and after the journal was looked through.
+    /// Determines the zones, once, before the file system is shared, and after the journal was
+    /// read.
     ///
     /// # Errors
     ///
     /// For `writing`: device errors; damage when structures overlap each other or the journal. A
-    /// mount for reading takes what it can find.
+    /// read-only mount uses the zones that it can find.
     pub(crate) fn find_zones(&self, writing: bool) -> Result<()> {
         let volume = self.volume();
         let mut zones = volume.scan_zones(writing)?;
@@ -34,7 +34,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Blocks of the inodes that belong to the file system. Their maps are read without zones.
+    /// Returns the blocks of inodes that belong to the file system. Their maps are read without
+    /// zones.
     fn owned_zones(&self, writing: bool) -> Result<Vec<(Range<u64>, Zone)>> {
         let (superblock, features) = (self.superblock(), self.features());
         let journal = features.has_compat(Compat::HAS_JOURNAL).then_some(superblock.journal_inode);
@@ -53,7 +54,7 @@ impl Fs {
             let Some(ino) = zone.owner().filter(|ino| ino.0 != 0) else { continue };
             match self.blocks_of(ino) {
                 Ok(runs) => owned.extend(runs.into_iter().map(|run| (run, zone))),
-                // Whoever needs that inode says so.
+                // The module that needs that inode reports the error.
                 Err(error) if !writing || error.family() != Family::Device => {}
                 Err(error) => return Err(error),
             }

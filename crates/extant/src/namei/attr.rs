@@ -18,8 +18,8 @@ use crate::quota::Owners;
 use crate::txn::Txn;
 use crate::xattr::{self, AclKind, XattrMode};
 
-/// Blocks that changing attributes changes at most: the inode's, an attribute block or a value's
-/// inode with their bitmaps and descriptors, quotas of two owners of each kind.
+/// Credits for a change of attributes: the inode's block, an attribute block or a value's inode
+/// with their bitmaps and descriptors, quotas of two owners of each kind.
 const CREDITS: u32 = 64;
 
 /// A new value for a time stamp.
@@ -27,7 +27,8 @@ const CREDITS: u32 = 64;
 pub enum TimeChange {
     /// The time of the operation.
     Now,
-    /// This time; inodes of 128 bytes keep whole seconds from 1901 to 2038, others reach 2446.
+    /// A given time; inodes of 128 bytes store whole seconds from 1901 to 2038, larger ones reach
+    /// 2446.
     To(Timestamp),
 }
 
@@ -41,18 +42,19 @@ pub struct SetAttributes {
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Last access.
+    /// Time of the last access.
     pub atime: Option<TimeChange>,
-    /// Last change of contents.
+    /// Time of the last change of the contents.
     pub mtime: Option<TimeChange>,
-    /// Last change of attributes; the time of the operation when it is not given. Linux has no call
-    /// for it: it is for copies and for caches in front of this one.
+    /// Time of the last change of attributes; `None` sets it to the time of the operation. Linux
+    /// has no call to set it: it is for copies and for caches in front of this one.
     pub ctime: Option<Timestamp>,
-    /// On whose behalf: what a new size or a new owner takes from a program.
+    /// On whose behalf the change is made: decides which privileges a new size or a new owner
+    /// removes.
     pub by: WriteBy,
-    /// Creation time; Linux has no call for it.
+    /// Creation time; Linux has no call to set it.
     pub crtime: Option<Timestamp>,
-    /// Flags, as `chattr` sets them: only those that users can change may differ.
+    /// Inode flags, as `chattr` sets them: only flags that users can change may differ.
     pub flags: Option<InodeFlags>,
     /// Project; needs the `project` feature.
     pub project: Option<u32>,
@@ -61,7 +63,7 @@ pub struct SetAttributes {
 }
 
 impl SetAttributes {
-    /// No change.
+    /// Returns an empty set of changes.
     pub fn new() -> SetAttributes {
         SetAttributes::default()
     }
@@ -73,14 +75,14 @@ impl SetAttributes {
         self
     }
 
-    /// Sets owner and group.
+    /// Sets the owner and the group.
     #[must_use]
     pub fn owner(mut self, uid: Option<u32>, gid: Option<u32>) -> SetAttributes {
         (self.uid, self.gid) = (uid, gid);
         self
     }
 
-    /// Sets the times of access and of change.
+    /// Sets the times of access and of the last change of the contents.
     #[must_use]
     pub fn times(mut self, atime: Option<TimeChange>, mtime: Option<TimeChange>) -> SetAttributes {
         (self.atime, self.mtime) = (atime, mtime);
@@ -112,8 +114,8 @@ impl SetAttributes {
         SetAttributes { flags: None, by: WriteBy::default(), ..*self } == SetAttributes::default()
     }
 
-    /// Access and modification become now, and nothing else changes. A cache that keeps the times of
-    /// writes says so with its own now, as modification and as change.
+    /// Returns whether only the times of access and modification change, to the current time. A
+    /// cache that keeps the times of writes sets modification and change to its own current time.
     fn is_touch(&self) -> bool {
         let by = WriteBy::default();
         let times = SetAttributes { atime: None, mtime: None, ctime: None, by, ..*self };
@@ -147,27 +149,28 @@ const CHANGEABLE: InodeFlags = InodeFlags::SECRM
 impl Inode {
     /// Changes attributes, all or none of those asked for. The change time becomes now.
     ///
-    /// A size is a change of its own, made before the others: when these are then refused (a quota of
-    /// the new owner), the size stays.
+    /// A size is a change of its own, made before the others: when those are refused (a quota of
+    /// the new owner), the new size stays.
     ///
-    /// A new mode changes an access ACL with it. A new owner or group takes capabilities and set-id bits of
-    /// everything but directories, unless the same call sets permissions; so does a new size, as far as
-    /// [`by`](SetAttributes::by) says.
+    /// A new mode changes an access ACL with it. A new owner or group removes capabilities and
+    /// set-id bits of everything but directories, unless the same call sets permissions; so does a
+    /// new size, depending on [`by`](SetAttributes::by).
     ///
     /// # Errors
     ///
     /// - [`FsError::NotPermitted`]: the inode is immutable or append-only and more than its flags
-    ///   is to change, except for both times of the latter becoming now; a flag that nobody can change.
+    ///   would change, except that both times of an append-only inode may be set to the current
+    ///   time; a flag that cannot be changed.
     /// - [`FsError::InvalidArgument`]: permissions above `0o7777`, a project without the feature,
-    ///   case folding on what is no empty directory or without the feature, a size of what is no
-    ///   regular file.
+    ///   case folding on anything but an empty directory or without the feature, a size of anything
+    ///   but a regular file.
     /// - [`FsError::QuotaExceeded`], [`FsError::TooLarge`] for a size that the map cannot reach.
     /// - [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors.
     ///
     /// # Cost
     ///
-    /// No I/O, except for a size: that frees the blocks behind it, in several transactions when
-    /// there are many.
+    /// No I/O, except for a size: it frees the blocks behind it, in several transactions when there
+    /// are many.
     pub fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
         self.fs().change(|| {
             let node = self.node();
@@ -192,7 +195,7 @@ impl Inode {
             let quotas = self.volume().writer()?.quotas();
             Txn::prepare_quotas(self.volume(), owners)?;
             if quotas.is_on() && node.with(|data| owners != Owners::of(&data.record)) {
-                // What was promised at the old owner's expense becomes his charge, and moves.
+                // Promises charged to the old owner become charges of blocks, which can be moved.
                 self.fs().flush_file(node, u64::MAX)?;
             }
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
@@ -200,8 +203,8 @@ impl Inode {
         })
     }
 
-    /// Sets the size of a regular file; growth reads as zeros. As
-    /// [`set_attributes`](Self::set_attributes).
+    /// Sets the size of a regular file; bytes behind the old end read as zeros. Errors and cost as
+    /// of [`set_attributes`](Self::set_attributes).
     pub fn truncate(&self, size: u64) -> Result<()> {
         self.set_attributes(&SetAttributes::new().size(size))
     }
@@ -279,7 +282,7 @@ impl Inode {
         } else if has_new_owner && old.kind != FileKind::Directory {
             record.mode &= !changes.by.taken_with_owner(record.mode);
         }
-        // What can be refused first: quotas of the new owner, room for a longer ACL.
+        // Steps that can be refused come first: quotas of the new owner, room for a longer ACL.
         xattr::transfer_quota(txn, fs, node, &record)?;
         if changes.permissions.is_some()
             && !sabotage("extant.attr.list-kept-by-chmod")
@@ -308,7 +311,7 @@ impl Inode {
         })
     }
 
-    /// The part of a change that concerns the map. The caller holds the content lock.
+    /// Does the part of a size change that concerns the map. The caller holds the content lock.
     fn resize(&self, size: u64) -> Result<()> {
         let (fs, node) = (self.fs(), self.node());
         if size == node.size() && !self.has_blocks_behind(size)? {
@@ -319,7 +322,7 @@ impl Inode {
         crate::file::resize(fs, node, size)
     }
 
-    /// Whether there may be blocks behind `size`, kept by `fallocate`: setting the same size frees them.
+    /// Returns whether there may be blocks behind `size`, kept by `fallocate`: setting the same size frees them.
     fn has_blocks_behind(&self, size: u64) -> Result<bool> {
         let (fs, node) = (self.fs(), self.node());
         let first = self.volume().block_size().blocks_for(size);
@@ -329,7 +332,7 @@ impl Inode {
             return Ok(false);
         }
         let file = fs.file_of(node)?;
-        // Writeback may publish at the same time.
+        // Writeback may change the map concurrently.
         let _map = file.map(|file| file.map.read());
         let behind = map::lookup(fs, node, first, map::FILE_BLOCKS_END)?;
         Ok(behind.kind != map::MappingKind::Hole || behind.file_end() < map::FILE_BLOCKS_END)
@@ -345,15 +348,15 @@ impl Inode {
 
     /// Sets extended attribute `name`, with its namespace (`user.comment`), to `value`.
     ///
-    /// ACLs go by [`set_acl`](Self::set_acl), or here in the form that Linux programs use.
+    /// ACLs are set with [`set_acl`](Self::set_acl), or here in the form that Linux programs use.
     ///
     /// # Errors
     ///
     /// - [`FsError::InvalidName`]: no known namespace, nothing after it, more than 255 bytes.
     /// - [`FsError::NoAttribute`], [`FsError::AttributeExists`] by `mode`.
     /// - [`FsError::AttributeTooLarge`], [`FsError::NoSpace`], [`FsError::QuotaExceeded`].
-    /// - [`FsError::NotPermitted`]: `user.` attributes of what is neither file nor directory;
-    ///   flags.
+    /// - [`FsError::NotPermitted`]: `user.` attributes of inodes that are neither a regular file
+    ///   nor a directory; inode flags.
     /// - [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors. After an error
     ///   nothing has changed.
     pub fn set_xattr(
@@ -383,18 +386,18 @@ impl Inode {
             let before = self.fs().view(node).stored_xattr(full).ok();
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             xattr::set(&mut txn, self.fs(), node, index, name, value, mode)?;
-            // The same value again is no change, as on Linux.
+            // Setting the same value again is no change, as on Linux.
             if before.as_deref() == value { Ok(()) } else { self.stamp_change(&mut txn) }
         })
     }
 
-    /// Sets or removes an ACL. An access ACL changes the permission bits with it, and one that says
-    /// no more than they do is not stored.
+    /// Sets or removes an ACL. An access ACL changes the permission bits with it, and one that is
+    /// equivalent to them is not stored.
     ///
     /// # Errors
     ///
-    /// [`FsError::NotPermitted`] for symbolic links, and for default ACLs of what is no directory;
-    /// else as [`set_xattr`](Self::set_xattr).
+    /// [`FsError::NotPermitted`] for symbolic links, and for default ACLs of anything but a
+    /// directory; otherwise as [`set_xattr`](Self::set_xattr).
     pub fn set_acl(&self, kind: AclKind, acl: Option<&Acl>) -> Result<()> {
         self.fs().change(|| {
             let node = self.node();
@@ -407,7 +410,7 @@ impl Inode {
             let before = state()?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             xattr::set_acl(&mut txn, self.fs(), node, kind, acl)?;
-            // The same list again is no change, as on Linux.
+            // Setting the same list again is no change, as on Linux.
             if state()? == before { Ok(()) } else { self.stamp_change(&mut txn) }
         })
     }

@@ -1,4 +1,4 @@
-//! New inodes.
+//! Creating inodes.
 
 use std::sync::Arc;
 
@@ -18,29 +18,30 @@ use crate::node::{InodeData, Node};
 use crate::quota::Owners;
 use crate::slot::BlockKind;
 use crate::txn::Txn;
+use crate::view::View;
 use crate::xattr;
 
-/// Owner and mode of an inode to be made.
+/// Owner and mode of a new inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewInode {
-    /// Permission, set-id and sticky bits, `0..=0o7777`, before a default ACL of the directory or
-    /// the umask of the caller (already taken off here) changes them.
+    /// Permission, set-id and sticky bits, `0..=0o7777`. Apply the caller's umask first; a default
+    /// ACL of the directory may remove more bits.
     pub permissions: u16,
     /// Owner.
     pub uid: u32,
-    /// Group. A directory with the set-gid bit gives its own group instead.
+    /// Group. A directory with the set-gid bit overrides it with its own group.
     pub gid: u32,
 }
 
 impl NewInode {
-    /// Owned by root.
+    /// Returns an inode owned by root.
     #[must_use]
     pub fn root(permissions: u16) -> NewInode {
         NewInode { permissions, uid: 0, gid: 0 }
     }
 }
 
-/// What is neither a file, nor a directory, nor a symbolic link.
+/// A file that is neither a regular file, a directory nor a symbolic link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Special {
     /// A named pipe.
@@ -74,7 +75,7 @@ impl Special {
     }
 }
 
-/// What a new inode is, with what belongs to that kind.
+/// The kind of a new inode, with the data for that kind.
 #[derive(Clone, Copy)]
 enum What<'a> {
     File,
@@ -94,7 +95,7 @@ impl What<'_> {
     }
 }
 
-/// Flags that a new inode takes from its directory, by kind.
+/// Returns the flags that a new inode inherits from its directory, by kind.
 fn inherited_flags(parent: InodeFlags, kind: FileKind) -> InodeFlags {
     let all = InodeFlags::SECRM
         | InodeFlags::UNRM
@@ -120,26 +121,27 @@ fn inherited_flags(parent: InodeFlags, kind: FileKind) -> InodeFlags {
 }
 
 impl Inode {
-    /// Makes an empty regular file.
+    /// Creates an empty regular file in this directory.
     ///
     /// # Errors
     ///
     /// [`FsError::Exists`], [`FsError::NotADirectory`], [`FsError::NotFound`] if this directory was
     /// removed; [`FsError::InvalidName`], [`FsError::NameTooLong`]; [`FsError::NotPermitted`] by an
     /// immutable directory; [`FsError::NoSpace`], [`FsError::QuotaExceeded`];
-    /// [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors. After an error nothing
-    /// has changed.
+    /// [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors. After an error
+    /// nothing has changed.
     pub fn create(&self, name: impl ImagePath, new: &NewInode) -> Result<Inode> {
         self.make(name.image_bytes(), new, What::File)
     }
 
-    /// Makes an empty directory. Errors as [`create`](Self::create), and [`FsError::TooManyLinks`].
+    /// Creates an empty directory in this directory. Errors as [`create`](Self::create), and
+    /// [`FsError::TooManyLinks`].
     pub fn mkdir(&self, name: impl ImagePath, new: &NewInode) -> Result<Inode> {
         self.make(name.image_bytes(), new, What::Directory)
     }
 
-    /// Makes a symbolic link to `target`, 1 byte to one block less 1 long. Its permissions are
-    /// `0o777` whatever `new` says. Errors as [`create`](Self::create).
+    /// Creates a symbolic link to `target`, which is 1 byte to one block less 1 byte long. Its
+    /// permissions are `0o777` whatever `new` says. Errors as [`create`](Self::create).
     pub fn symlink(
         &self,
         name: impl ImagePath,
@@ -159,13 +161,13 @@ impl Inode {
         self.make(name.image_bytes(), &new, What::Symlink(target))
     }
 
-    /// Makes a device, a pipe or a socket. Errors as [`create`](Self::create).
+    /// Creates a device, a pipe or a socket in this directory. Errors as [`create`](Self::create).
     pub fn mknod(&self, name: impl ImagePath, special: Special, new: &NewInode) -> Result<Inode> {
         self.make(name.image_bytes(), new, What::Special(special))
     }
 
-    /// Makes a regular file without a name in this directory's place: it goes when the last handle
-    /// does, or gets a name by [`link`](Self::link).
+    /// Creates a regular file without a name, as in this directory: it is deleted with its last
+    /// handle, unless [`link`](Self::link) gives it a name.
     ///
     /// Errors as [`create`](Self::create).
     pub fn tmpfile(&self, new: &NewInode) -> Result<Inode> {
@@ -173,12 +175,12 @@ impl Inode {
         fs.change(|| {
             let dir = self.node();
             let _content = dir.content.write();
-            let parent = dir.data();
-            check_directory(&parent, false)?;
-            let owners = self.owners_of_new(&parent, new);
+            let parent = fs.view(dir);
+            check_directory(parent.data(), false)?;
+            let owners = parent.owners_of_new(new);
             Txn::prepare_quotas(self.volume(), owners)?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
-            let node = self.new_node(&mut txn, &parent, b"", new, What::File)?;
+            let node = parent.new_node(&mut txn, b"", new, What::File)?;
             txn.update(&node, |data| data.record.links = 0)?;
             node.life().make_nameless();
             let handle = fs.handle(&node);
@@ -196,8 +198,8 @@ impl Inode {
         let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
         let writer = volume.writer()?;
         let _content = dir.content.write();
-        let parent = dir.data();
-        check_directory(&parent, false)?;
+        let parent = fs.view(dir);
+        check_directory(parent.data(), false)?;
         let known = writer.dentries().get(dir.ino(), name);
         if let Known::Is(node) = &known {
             return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
@@ -205,13 +207,13 @@ impl Inode {
         let is_missing = matches!(known, Known::Missing);
         let is_dir = what.kind() == FileKind::Directory;
         if is_dir {
-            check_subdirectories(volume, &parent)?;
+            check_subdirectories(volume, parent.data())?;
         }
-        Txn::prepare_quotas(volume, self.owners_of_new(&parent, new))?;
+        Txn::prepare_quotas(volume, parent.owners_of_new(new))?;
         let mut txn = Txn::begin(volume, CREDITS)?;
-        // An inode can be undone, growth of a directory not: that comes last.
+        // A new inode can be undone, growth of a directory cannot: that comes last.
         let room = dir_edit::find_room(&mut txn, fs, dir, name, is_missing)?;
-        let node = self.new_node(&mut txn, &parent, name, new, what)?;
+        let node = parent.new_node(&mut txn, name, new, what)?;
         let place = match room
             .map_or_else(|| dir_edit::prepare_insert(&mut txn, fs, dir, name, true), Ok)
         {
@@ -221,7 +223,8 @@ impl Inode {
                 return Err(error);
             }
         };
-        // Nothing below fails for want of space.
+        // `parent` must be dropped here: `update` would otherwise copy the inode. Nothing below
+        // fails for want of space.
         drop(parent);
         let now = node.with(|data| data.record.ctime); // A3.
         let finish = |txn: &mut Txn<'_>| {
@@ -239,8 +242,11 @@ impl Inode {
         fs.note_name(dir, name, Some(&node));
         Ok(handle)
     }
+}
 
-    /// A device, pipe or socket without a name, as part of a larger change.
+/// New inodes in a directory whose content lock is held exclusively.
+impl View<'_> {
+    /// Creates a device, pipe or socket without a name, as part of a larger change.
     pub(super) fn make_special(
         &self,
         txn: &mut Txn<'_>,
@@ -248,23 +254,21 @@ impl Inode {
         new: &NewInode,
         special: Special,
     ) -> Result<Arc<Node>> {
-        let parent = self.node().data();
-        self.new_node(txn, &parent, name, new, What::Special(special))
+        self.new_node(txn, name, new, What::Special(special))
     }
 
-    /// An inode with its first contents, not yet in any directory. Undone when it fails.
+    /// Creates an inode with its first contents, not yet in any directory. Undone when it fails.
     fn new_node(
         &self,
         txn: &mut Txn<'_>,
-        parent: &InodeData,
         name: &[u8],
         new: &NewInode,
         what: What<'_>,
     ) -> Result<Arc<Node>> {
-        let (fs, writer) = (self.fs(), self.volume().writer()?);
+        let (fs, writer, parent) = (self.fs(), self.volume().writer()?, self.data());
         let kind = what.kind();
-        let mut record = self.new_record(parent, new, what)?;
-        let inherited = xattr::inherited(fs, self, kind, &mut record)?;
+        let mut record = self.new_record(new, what)?;
+        let inherited = xattr::inherited(self, kind, &mut record)?;
         txn.charge_inode(&record)?;
         let ino = match writer.alloc().allocate_inode(txn, parent, kind, name) {
             Ok(ino) => ino,
@@ -293,16 +297,16 @@ impl Inode {
         }
     }
 
-    /// Who pays for a new inode in the directory `parent`.
-    fn owners_of_new(&self, parent: &InodeData, new: &NewInode) -> Owners {
-        let parent = &parent.record;
+    /// Returns the owners charged for a new inode in this directory.
+    fn owners_of_new(&self, new: &NewInode) -> Owners {
+        let parent = self.record();
         let gid = if parent.mode & 0o2000 != 0 { parent.gid } else { new.gid };
         let inherits = parent.flags.contains(InodeFlags::PROJINHERIT);
         Owners::new(new.uid, gid, if inherits { parent.project } else { 0 })
     }
 
-    fn new_record(&self, parent: &InodeData, new: &NewInode, what: What<'_>) -> Result<Record> {
-        let volume = self.volume();
+    fn new_record(&self, new: &NewInode, what: What<'_>) -> Result<Record> {
+        let (volume, parent) = (self.volume(), self.data());
         let writer = volume.writer()?;
         let kind = what.kind();
         let now = writer.now();
@@ -311,7 +315,7 @@ impl Inode {
         record.extra_isize = volume.superblock().new_extra_isize();
         let mut permissions = new.permissions & 0o7777;
         record.gid = new.gid;
-        // Set-gid directories give their group, and to directories the bit itself.
+        // A set-gid directory passes on its group, and to directories the bit itself.
         if parent.record.mode & 0o2000 != 0 {
             record.gid = parent.record.gid;
             if kind == FileKind::Directory {
@@ -351,19 +355,19 @@ impl Inode {
     }
 }
 
-/// Blocks that making an inode changes at most, besides those of the directory: bitmap and
-/// descriptor of the inode, its table block, the block of a directory or link target with its
-/// bitmap and descriptor, an attribute block likewise, an orphan's place, quotas, the superblock.
+/// Credits for creating an inode, besides those of the directory: bitmap and descriptor of the
+/// inode, its table block, the block of a directory or link target with its bitmap and descriptor,
+/// an attribute block likewise, an orphan's place, quotas, the superblock.
 pub(super) const CREDITS: u32 = dir_edit::INSERT_CREDITS + 32;
 
-/// A change of a directory's entries shows in its times.
+/// Updates the times and the version of a directory after a change of its entries.
 pub(super) fn touch(dir: &mut InodeData, now: Timestamp) {
     dir.record.mtime = now;
     dir.record.ctime = now;
     dir.record.version = dir.record.version.wrapping_add(1);
 }
 
-/// Puts the target of a link into the inode, or into a block of its own.
+/// Stores the target of a symbolic link in the inode, or in a block of its own.
 fn fill_symlink(txn: &mut Txn<'_>, node: &Arc<Node>, target: &[u8]) -> Result<()> {
     let area_bytes = node.with(|data| data.record.block.len());
     if target.len() < area_bytes {

@@ -1,4 +1,4 @@
-//! Names added to what exists, and names removed.
+//! Adding names to existing inodes, and removing names.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ use crate::inode::Inode;
 use crate::node::{Node, Settled};
 use crate::txn::Txn;
 
-/// Blocks that adding a name to an inode changes at most.
+/// Credits for adding a name to an inode.
 const LINK_CREDITS: u32 = dir_edit::INSERT_CREDITS + 8;
 
-/// Blocks that removing a name changes at most, with an inode that goes at once.
+/// Credits for removing a name, including an inode that is deleted at once.
 const UNLINK_CREDITS: u32 = dir_edit::REMOVE_CREDITS + crate::delete::CREDITS;
 
 impl Inode {
-    /// Gives `target` another name, `name` in this directory. A file without a name, made by
-    /// [`tmpfile`](Self::tmpfile), gets its first.
+    /// Adds the name `name` in this directory to `target`, which may be a file without a name made
+    /// by [`tmpfile`](Self::tmpfile).
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create), and: [`FsError::NotPermitted`] for directories and for files that
-    /// are immutable or append-only; [`FsError::TooManyLinks`]; [`FsError::NotFound`] when the last
-    /// name of `target` was removed; [`FsError::OtherProject`], [`FsError::OtherFileSystem`].
+    /// As [`create`](Self::create), and: [`FsError::NotPermitted`] for directories and for files
+    /// that are immutable or append-only; [`FsError::TooManyLinks`]; [`FsError::NotFound`] when the
+    /// last name of `target` was removed; [`FsError::OtherProject`], [`FsError::OtherFileSystem`].
     pub fn link(&self, name: impl ImagePath, target: &Inode) -> Result<()> {
         let name = name.image_bytes();
         check_name(name)?;
@@ -72,11 +72,11 @@ impl Inode {
         let mut txn = Txn::begin(volume, LINK_CREDITS)?;
         let place = dir_edit::prepare_insert(&mut txn, fs, dir, name, true)?;
         let now = writer.now();
-        // Another thread may link or unlink the target at the same time: its count is decided
+        // Another thread may link or unlink the target at the same time, so its count is checked
         // under its own lock.
         let (before, gone) = txn.update(target, |data| {
             let before = data.record.links;
-            // It may have got its first name meanwhile, and lost it again.
+            // The target may have got its first name meanwhile, and lost it again.
             let gone = before == 0 && !target.life().is_nameless();
             if !gone && before < LINKS_MAX {
                 data.record.links += 1;
@@ -92,7 +92,7 @@ impl Inode {
             return Err(FsError::TooManyLinks { ino: target.ino(), limit });
         }
         let finish = |txn: &mut Txn<'_>| {
-            // Whoever gave it its first name takes it off the orphans; nobody else.
+            // Only the thread that gives it its first name takes it off the orphans.
             if before == 0 {
                 fs.end_namelessness(txn, target)?;
                 target.life().name();
@@ -106,8 +106,8 @@ impl Inode {
         Ok(())
     }
 
-    /// Removes a name that is not a directory's. The inode goes with its last name, or with the
-    /// last handle on it.
+    /// Removes a name of anything but a directory. The inode is deleted with its last name, or with
+    /// the last handle on it.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl Inode {
     ///
     /// # Errors
     ///
-    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`]; else as
+    /// [`FsError::NotFound`], [`FsError::NotADirectory`], [`FsError::NotEmpty`]; otherwise as
     /// [`unlink`](Self::unlink).
     pub fn rmdir(&self, name: impl ImagePath) -> Result<()> {
         let name = name.image_bytes();
@@ -171,7 +171,7 @@ impl Inode {
 
     fn rmdir_once(&self, name: &[u8]) -> Result<()> {
         self.node().with(|parent| check_directory(parent, true))?;
-        // Each round that fails saw the name change hands: others got something done.
+        // A round fails only if another thread changed the name meanwhile.
         loop {
             let node = self.fs().lookup_in(self.node(), name)?;
             if self.rmdir_locked(name, &node)? {
@@ -180,7 +180,8 @@ impl Inode {
         }
     }
 
-    /// `false` when the name stood for something else once the locks were held.
+    /// Removes the directory; returns false when the name stood for another inode once the locks
+    /// were held.
     fn rmdir_locked(&self, name: &[u8], node: &Arc<Node>) -> Result<bool> {
         let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
         let writer = volume.writer()?;

@@ -1,4 +1,4 @@
-//! From a name to its inode, through the cache of names.
+//! Looking up names, through the cache of names.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::inode::Inode;
 use crate::node::{Metadata, Node};
 
 impl Inode {
-    /// The inode that `name` means in this directory. `.` is the directory itself, `..` what its
-    /// entry of that name says.
+    /// Returns the inode named `name` in this directory. `.` is the directory itself, `..` the
+    /// inode in its entry of that name.
     ///
     /// In a case-folding directory every spelling of the name is found; in an encrypted one, the
     /// form that [`read_dir`](Self::read_dir) shows.
@@ -28,25 +28,27 @@ impl Inode {
     ///
     /// # Cost
     ///
-    /// On a writable mount, a look into a table when the name was used lately. Else with an index,
-    /// at most four blocks and usually two or three, cached; without, half of the directory on
-    /// average.
+    /// On a writable mount, a lookup in a table when the name was used recently. Otherwise, with an
+    /// index, at most four blocks and usually two or three, which are cached; without an index,
+    /// half of the directory on average.
     pub fn lookup(&self, name: impl ImagePath) -> Result<Inode> {
         let name = name.image_bytes();
         loop {
             let node = self.lookup_node(name)?;
             match self.fs().handle(&node) {
-                // It went just now, with that name: somebody else got something done.
+                // The inode and the name were deleted just now, so the name is looked up again.
                 Err(FsError::NoSuchInode { .. }) if node.life().is_gone() => {}
                 done => return done,
             }
         }
     }
 
-    /// Like [`lookup`](Self::lookup), without loading the inode.
+    /// Returns the inode number of a name like [`lookup`](Self::lookup), without loading the inode.
     pub fn lookup_ino(&self, name: impl ImagePath) -> Result<Ino> {
         let name = name.image_bytes();
-        let Ok(writer) = self.volume().writer() else { return self.search(name) };
+        let Ok(writer) = self.volume().writer() else {
+            return self.fs().view(self.node()).search(name);
+        };
         match writer.dentries().get(self.ino(), name) {
             Known::Is(node) if !node.life().is_gone() => return Ok(node.ino()),
             Known::Missing => return Err(FsError::NotFound { dir: self.ino(), at: None }),
@@ -56,10 +58,21 @@ impl Inode {
         self.fs().view(self.node()).search(name)
     }
 
-    /// Attributes of what `name` means in this directory, a symbolic link's own. As
-    /// [`lookup`](Self::lookup), without a handle.
+    /// Returns the attributes of the inode named `name` in this directory, without following a
+    /// symbolic link. As [`lookup`](Self::lookup), but without making a handle.
     pub fn stat(&self, name: impl ImagePath) -> Result<Metadata> {
         Ok(self.lookup_node(name.image_bytes())?.metadata(self.volume().block_size()))
+    }
+
+    /// Looks a name up like [`lookup`](Self::lookup), without waiting: `None` when the answer is
+    /// not in memory, or another thread is changing it.
+    pub(crate) fn try_lookup(&self, name: &[u8]) -> Option<Result<Inode>> {
+        let writer = self.volume().writer().ok()?;
+        match writer.dentries().get(self.ino(), name) {
+            Known::Is(node) => self.fs().try_handle(&node).map(Ok),
+            Known::Missing => Some(Err(FsError::NotFound { dir: self.ino(), at: None })),
+            Known::Unknown => None,
+        }
     }
 
     pub(crate) fn lookup_node(&self, name: &[u8]) -> Result<Arc<Node>> {
@@ -68,14 +81,14 @@ impl Inode {
 }
 
 impl Fs {
-    /// The node that `name` means in directory `dir`.
+    /// Returns the node named `name` in directory `dir`.
     pub(crate) fn lookup_in(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Arc<Node>> {
         if let Ok(writer) = self.volume().writer() {
             match writer.dentries().get(dir.ino(), name) {
                 Known::Is(node) if !node.life().is_gone() => return Ok(node),
                 Known::Missing => return Err(FsError::NotFound { dir: dir.ino(), at: None }),
-                // What is gone had its name taken, and who did that holds the directory until the
-                // cache knows.
+                // The inode is gone, so its name was removed; the thread that did so holds the
+                // directory until the cache is updated.
                 Known::Is(_) | Known::Unknown => {}
             }
         }
@@ -83,8 +96,8 @@ impl Fs {
         self.search_in(dir, name)?.ok_or(FsError::NotFound { dir: dir.ino(), at: None })
     }
 
-    /// The same for a caller that holds the directory's content lock: `None` if there is no such
-    /// name. What is found is noted in the cache.
+    /// Looks a name up for a caller that holds the directory's content lock: `None` if there is no
+    /// such name. The result is added to the cache.
     pub(crate) fn find_in(&self, dir: &Arc<Node>, name: &[u8]) -> Result<Option<Arc<Node>>> {
         if let Ok(writer) = self.volume().writer() {
             match writer.dentries().get(dir.ino(), name) {

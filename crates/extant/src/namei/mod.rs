@@ -8,25 +8,25 @@
 //! # Shape
 //!
 //! ```text
-//! create   files, directories, links to paths, devices; files without a name
-//! link     another name, names removed
+//! create   files, directories, symbolic links, devices; files without a name
+//! link     adding and removing names
 //! rename   with its three flags
 //! attr     owners, modes, times, flags, sizes, extended attributes
-//! lookup   from a name to an inode
+//! lookup   finding the inode of a name
 //! lock     content locks of several inodes
 //! ```
 //!
 //! # Rules
 //!
-//! - A1. Every operation is one transaction's: all of it survives a crash or nothing. Removing the
-//!   contents of a large file takes several; the inode is an orphan in between.
-//! - A2. What can be refused is refused before anything is changed: names, kinds, flags, space,
-//!   quota. A failure after that is undone, or ends the mount's writing (`Txn::fail`).
-//! - A3. The clock is asked once per operation: all times it sets are equal.
+//! - A1. Every operation is one transaction, which survives a crash as a whole or not at all.
+//!   Removing the contents of a large file takes several; the inode is an orphan in between.
+//! - A2. Names, kinds, flags, space and quota are checked before anything is changed. A later
+//!   failure is undone, or aborts the journal (`Txn::fail`).
+//! - A3. The clock is read once per operation: all times that it sets are equal.
 //!
 //! # Source
 //!
-//! POSIX.1-2024 for times, links and errors; where it leaves a choice, what Linux ext4 does.
+//! POSIX.1-2024 for times, links and errors; where it leaves a choice, the behaviour of Linux ext4.
 
 mod attr;
 mod create;
@@ -50,10 +50,10 @@ use crate::limits::NAME_MAX;
 use crate::node::{InodeData, Node};
 use crate::volume::Volume;
 
-/// The most links of a file or directory.
+/// Largest number of links of a file or directory.
 pub(crate) const LINKS_MAX: u16 = 65_000;
 
-/// A name that an entry can have.
+/// Checks that a name can be stored in an entry.
 fn check_name(name: &[u8]) -> Result<()> {
     match name {
         b"" => Err(FsError::InvalidName { what: "it is empty" }),
@@ -65,13 +65,13 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// A directory in which names can be added (and removed, when `removing`).
+/// Checks that names can be added to a directory, or with `removing` also removed.
 fn check_directory(dir: &InodeData, removing: bool) -> Result<()> {
     if dir.kind != FileKind::Directory {
         return Err(FsError::NotADirectory { ino: dir.ino, at: None });
     }
     if dir.record.links == 0 {
-        // It was removed; nothing can be found or made in it.
+        // The directory was removed: it has no names and gets none.
         return Err(FsError::NotFound { dir: dir.ino, at: None });
     }
     if dir.record.flags.contains(InodeFlags::ENCRYPT) {
@@ -87,7 +87,7 @@ fn check_directory(dir: &InodeData, removing: bool) -> Result<()> {
     Ok(())
 }
 
-/// An inode that can get or lose a name.
+/// Checks that an inode can get or lose a name.
 fn check_linkable(inode: &InodeData) -> Result<()> {
     let ino = inode.ino;
     if inode.record.flags.contains(InodeFlags::IMMUTABLE) {
@@ -99,7 +99,7 @@ fn check_linkable(inode: &InodeData) -> Result<()> {
     Ok(())
 }
 
-/// Whether a directory can have one more subdirectory.
+/// Checks that a directory can have one more subdirectory.
 fn check_subdirectories(volume: &Volume, dir: &InodeData) -> Result<()> {
     let many = volume.features().has_ro_compat(RoCompat::DIR_NLINK)
         && dir.record.flags.contains(InodeFlags::INDEX);
@@ -109,17 +109,19 @@ fn check_subdirectories(volume: &Volume, dir: &InodeData) -> Result<()> {
     Ok(())
 }
 
-/// One more subdirectory. From 65,000 links on the field says 1: "many".
+/// Counts one more subdirectory. From 65,000 links on the field has the value 1, which means
+/// "many".
 fn add_subdirectory(volume: &Volume, dir: &mut InodeData) {
     let links = &mut dir.record.links;
-    // 1 means "many" only with the feature and an index; a broken count of 1 else heals upwards.
+    // 1 means "many" only with the feature and an index; otherwise a wrong count of 1 increases
+    // like others.
     if *links == 1 && volume.features().has_ro_compat(RoCompat::DIR_NLINK) {
         return;
     }
     *links = if *links >= LINKS_MAX { 1 } else { *links + 1 };
 }
 
-/// One subdirectory less. A directory of many stays at 1.
+/// Counts one subdirectory less. A directory with many stays at 1.
 fn drop_subdirectory(dir: &mut InodeData) {
     if dir.record.links > 2 {
         dir.record.links -= 1;
@@ -127,7 +129,7 @@ fn drop_subdirectory(dir: &mut InodeData) {
 }
 
 impl Fs {
-    /// Whether names of `dir` may be kept in the cache of names.
+    /// Returns whether names of `dir` may be kept in the cache of names.
     fn caches_names(dir: &InodeData) -> bool {
         !dir.record.flags.intersects(InodeFlags::CASEFOLD | InodeFlags::ENCRYPT)
     }

@@ -21,9 +21,10 @@ use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::node::{Node, Settled};
 use crate::txn::Txn;
+use crate::view::View;
 
 bitflags! {
-    /// How a rename treats the new name, as `renameat2` of Linux.
+    /// Treatment of the new name by a rename, as in `renameat2` of Linux.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct RenameFlags: u32 {
         /// The new name must not exist.
@@ -35,18 +36,18 @@ bitflags! {
     }
 }
 
-/// Blocks that a rename changes at most: two insertions, two removals or replacements, `..` of two
-/// directories, a whiteout, an inode that goes.
+/// Credits for a rename: two insertions, two removals or replacements, `..` of two directories, a
+/// whiteout, an inode that is deleted.
 const CREDITS: u32 = 2 * dir_edit::INSERT_CREDITS
     + 2 * dir_edit::REMOVE_CREDITS
     + super::create::CREDITS
     + crate::delete::CREDITS
     + 16;
 
-/// Levels from a directory to the root that are followed before the tree is taken to be circular.
+/// Number of levels from a directory to the root after which the tree is taken to be circular.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// What a rename is about, with the inodes that the names stand for.
+/// The directories, names and inodes of a rename.
 struct Move<'a> {
     fs: &'a Fs,
     old_dir: &'a Arc<Node>,
@@ -55,27 +56,27 @@ struct Move<'a> {
     new_name: &'a [u8],
     flags: RenameFlags,
     moved: &'a Arc<Node>,
-    /// What the new name stands for.
+    /// The inode at the new name.
     target: Option<&'a Arc<Node>>,
 }
 
 impl Inode {
-    /// Moves `name` of this directory to `new_name` in `new_dir`, replacing what is there as far as
-    /// `flags` allow: a directory replaces an empty directory, anything else what is no directory.
-    /// Two names of one inode stay as they are.
+    /// Moves `name` of this directory to `new_name` in `new_dir`, replacing an existing target as
+    /// far as `flags` allow: a directory replaces an empty directory, anything else replaces
+    /// anything but a directory. If both names belong to one inode, nothing changes.
     ///
     /// # Errors
     ///
     /// [`FsError::NotFound`], [`FsError::Exists`] (with `NOREPLACE`), [`FsError::NotEmpty`],
     /// [`FsError::IsADirectory`], [`FsError::NotADirectory`], [`FsError::IntoItself`],
-    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::OtherFileSystem`], [`FsError::NotPermitted`],
-    /// [`FsError::InvalidArgument`] for flags that exclude each other; else as
-    /// [`create`](Self::create). After an error nothing has changed.
+    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::OtherFileSystem`],
+    /// [`FsError::NotPermitted`], [`FsError::InvalidArgument`] for flags that exclude each other;
+    /// otherwise as [`create`](Self::create). After an error nothing has changed.
     ///
     /// # Locks
     ///
-    /// Both directories, and the inodes that move if they are directories. Only moving a directory to
-    /// another parent takes the lock on the shape of the tree.
+    /// Both directories, and the inodes that move if they are directories. Only moving a directory
+    /// to another parent takes the lock on the shape of the tree.
     pub fn rename(
         &self,
         name: impl ImagePath,
@@ -124,15 +125,15 @@ impl Inode {
                 moved: &moved,
                 target: target.as_ref(),
             };
-            // Who replaces a file by one just written wants one or the other after a crash, and
-            // often forgets to sync.
+            // A program that replaces a file by a new one expects one of the two after a crash, and
+            // often does not sync the new one.
             if let Some(target) = &target
                 && target.ino() != moved.ino()
                 && !flags.contains(RenameFlags::EXCHANGE)
             {
                 fs.flush_file(&moved, u64::MAX)?;
             }
-            // A round that fails saw a name change hands: others got something done.
+            // A round fails only if another thread changed a name meanwhile.
             if job.run()? {
                 return Ok(());
             }
@@ -145,12 +146,12 @@ fn is_dir(node: &Node) -> bool {
 }
 
 impl Move<'_> {
-    /// `false` when a name stood for something else once the locks were held.
+    /// Does the rename; returns false when a name stood for another inode once the locks were held.
     fn run(&self) -> Result<bool> {
         let writer = self.fs.volume().writer()?;
         let crosses = self.old_dir.ino() != self.new_dir.ino();
         let exchange = self.flags.contains(RenameFlags::EXCHANGE);
-        // Linux finds these before it looks where the directories are.
+        // Linux checks these before the places of the directories.
         match self.target {
             Some(target) if self.flags.contains(RenameFlags::NOREPLACE) => {
                 return Err(FsError::Exists { dir: self.new_dir.ino(), ino: target.ino() });
@@ -161,7 +162,8 @@ impl Move<'_> {
             _ => {}
         }
         let dir_moves = is_dir(self.moved) || exchange && self.target.is_some_and(|t| is_dir(t));
-        // While it is held no directory gets another parent, so the answer to "is it below?" stays.
+        // While this lock is held no directory gets another parent, so the answer to "is it below?"
+        // stays valid.
         let _shape = (crosses && dir_moves).then(|| writer.tree_shape().lock());
         if crosses && dir_moves {
             self.check_not_below()?;
@@ -183,7 +185,7 @@ impl Move<'_> {
         self.check()?;
         match self.target {
             Some(target) if exchange => self.exchange(target)?,
-            // Two names of one inode: POSIX wants both to stay.
+            // Both names belong to one inode: POSIX requires that both stay.
             Some(target) if target.ino() == self.moved.ino() => {}
             _ => self.replace()?,
         }
@@ -196,7 +198,7 @@ impl Move<'_> {
         lock_all([Some(self.old_dir), Some(self.new_dir), moved, target])
     }
 
-    /// No directory moves into itself or below.
+    /// Checks that no directory moves into itself or below.
     fn check_not_below(&self) -> Result<()> {
         let mut movers = vec![(self.moved, self.new_dir)];
         if self.flags.contains(RenameFlags::EXCHANGE)
@@ -279,7 +281,7 @@ impl Move<'_> {
             (true, false) => return Err(FsError::NotADirectory { ino: target.ino(), at: None }),
             (false, true) => return Err(FsError::IsADirectory { ino: target.ino() }),
             (true, true) => {
-                // Also a target that is the old directory: it holds what moves.
+                // This includes a target that is the old directory, which holds the moved entry.
                 if !dir_edit::is_empty(self.fs, target)? {
                     return Err(FsError::NotEmpty { ino: target.ino() });
                 }
@@ -289,7 +291,8 @@ impl Move<'_> {
         self.check_arrival(self.moved, self.new_dir)
     }
 
-    /// A directory with a project of its own takes in only what belongs to it.
+    /// Checks that the node belongs to the directory's project, if the directory has one to
+    /// inherit.
     fn check_arrival(&self, node: &Arc<Node>, dir: &Arc<Node>) -> Result<()> {
         let project = dir.with(|dir| {
             let inherits = dir.record.flags.contains(InodeFlags::PROJINHERIT);
@@ -312,7 +315,8 @@ impl Move<'_> {
         let writer = volume.writer()?;
         let settled = self.target.map(|target| target.settle());
         let mut txn = Txn::begin(volume, CREDITS)?;
-        // All that can fail for want of space. The whiteout can be undone, growth of a directory not.
+        // Steps that can fail for want of space come first. The whiteout can be undone, growth of a
+        // directory cannot.
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
             true => Some(fs.view(self.old_dir).new_whiteout(&mut txn, self.old_name)?),
             false => None,
@@ -361,7 +365,7 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Times, link counts, `..`, and the end of what was replaced.
+    /// Updates times, link counts and `..`, and deletes the replaced inode.
     fn settle(
         &self,
         txn: &mut Txn<'_>,
@@ -441,8 +445,8 @@ impl Move<'_> {
     }
 }
 
-impl Inode {
-    /// What stays at the old name of a rename with `WHITEOUT`.
+impl View<'_> {
+    /// Creates the whiteout that stays at the old name of a rename with `WHITEOUT`.
     fn new_whiteout(&self, txn: &mut Txn<'_>, name: &[u8]) -> Result<Arc<Node>> {
         let (uid, gid) = (0, 0);
         let new = super::NewInode { permissions: 0, uid, gid };

@@ -1,4 +1,4 @@
-//! One version of an inode, and its attributes as callers see them.
+//! One version of an inode, and the attributes that callers see.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,13 +10,13 @@ use extant_format::time::Timestamp;
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
 
-/// Attributes of an inode, as `stat` gives them and beyond.
+/// Attributes of an inode, those of `stat` and more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Metadata {
     /// The inode's number.
     pub ino: Ino,
-    /// What it is.
+    /// Kind of file.
     pub kind: FileKind,
     /// Permission, set-id and sticky bits: `0..=0o7777`.
     pub permissions: u16,
@@ -24,30 +24,30 @@ pub struct Metadata {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Size in bytes. Of a directory, its blocks; of a symbolic link, its target.
+    /// Size in bytes: of a directory, that of its blocks; of a symbolic link, that of its target.
     pub size: u64,
-    /// Space taken, in units of 512 bytes, whatever the block size. A file whose data is in the
-    /// inode counts its size, as `stat` does, so that it is not taken for a hole.
+    /// Allocated space, in units of 512 bytes, whatever the block size. A file with inline data
+    /// counts its size, as in `stat` on Linux, so that it is not taken for a hole.
     pub blocks: u64,
     /// Number of names. A directory with 1 has more subdirectories than fit the field.
     pub links: u32,
-    /// Last access.
+    /// Time of the last access.
     pub atime: Timestamp,
-    /// Last change of contents.
+    /// Time of the last change of the contents.
     pub mtime: Timestamp,
-    /// Last change of attributes.
+    /// Time of the last change of attributes.
     pub ctime: Timestamp,
-    /// Creation; `None` where the inode has no room for it.
+    /// Creation time; `None` where the inode has no room for it.
     pub crtime: Option<Timestamp>,
     /// Device numbers `(major, minor)` of a device; `None` for everything else.
     pub rdev: Option<(u32, u32)>,
-    /// Inode flags, as `lsattr` shows them and more.
+    /// Inode flags, including those that `lsattr` does not show.
     pub flags: InodeFlags,
-    /// Project; 0 where the inode has no room for it.
+    /// Project id; 0 where the inode has no room for it.
     pub project: u32,
-    /// Generation: tells inodes apart that had the number one after the other.
+    /// Generation number: distinguishes successive inodes with the same number.
     pub generation: u32,
-    /// Counts changes of the inode.
+    /// Counter of changes of the inode.
     pub version: u64,
 }
 
@@ -78,49 +78,49 @@ impl Metadata {
         }
     }
 
-    /// Mode as `st_mode`: kind and permissions.
+    /// Returns the mode as in `st_mode`: kind and permissions.
     pub fn mode(&self) -> u16 {
         self.kind.mode_bits() | self.permissions
     }
 
-    /// Whether the inode is a directory.
+    /// Returns whether the inode is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
     }
 
-    /// Whether the inode is a regular file.
+    /// Returns whether the inode is a regular file.
     pub fn is_file(&self) -> bool {
         self.kind == FileKind::Regular
     }
 
-    /// Whether the inode is a symbolic link.
+    /// Returns whether the inode is a symbolic link.
     pub fn is_symlink(&self) -> bool {
         self.kind == FileKind::Symlink
     }
 }
 
 /// One version of an inode, decoded.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct InodeData {
     pub(crate) ino: Ino,
     pub(crate) kind: FileKind,
     pub(crate) record: Record,
-    /// The record as stored, for the attribute space behind the fields. The fields in it are those
-    /// of the last encoding.
+    /// The record as stored, for the attribute space behind the fields. Its fields are those of the
+    /// last encoding.
     pub(crate) raw: Box<[u8]>,
-    /// The root of the extent tree, once decoded. Whoever changes `record.block` resets it:
+    /// The root of the extent tree, decoded when first needed. Changes of `record.block` reset it:
     /// [`set_block_area`](InodeData::set_block_area).
     extent_root: OnceLock<Arc<ExtentNode>>,
 }
 
 impl InodeData {
-    /// A new inode: `record` with nothing in its attribute space.
+    /// Creates a new inode: `record` with an empty attribute space.
     pub(crate) fn fresh(ino: Ino, kind: FileKind, record: Record, inode_bytes: usize) -> InodeData {
         let raw = vec![0; inode_bytes].into_boxed_slice();
         InodeData { ino, kind, record, raw, extent_root: OnceLock::new() }
     }
 
-    /// As it was read: `raw` is the record that was decoded.
+    /// Creates the version of a stored inode: `raw` is the record that was decoded.
     pub(crate) fn stored(ino: Ino, kind: FileKind, record: Record, raw: Box<[u8]>) -> InodeData {
         InodeData { ino, kind, record, raw, extent_root: OnceLock::new() }
     }
@@ -140,7 +140,7 @@ impl InodeData {
         Ok(())
     }
 
-    /// The root of the extent tree, decoded once.
+    /// Returns the root of the extent tree, decoded once.
     pub(crate) fn extent_root(&self) -> Result<&Arc<ExtentNode>> {
         if let Some(root) = self.extent_root.get() {
             return Ok(root);
@@ -151,23 +151,24 @@ impl InodeData {
         Ok(self.extent_root.get_or_init(|| Arc::new(root)))
     }
 
-    /// The attribute space behind the fields; empty in inodes of 128 bytes.
+    /// Returns the attribute space behind the fields; empty in inodes of 128 bytes.
     pub(crate) fn xattr_space(&self) -> &[u8] {
         let fields = BASE_BYTES + usize::from(self.record.extra_isize);
-        // An inode without extra fields keeps the word that says so.
+        // An inode without extra fields has no attribute space.
         match self.record.extra_isize {
             0 => &[],
             _ => self.raw.get(fields..).unwrap_or(&[]),
         }
     }
 
-    /// Whether there may be extended attributes, in the inode or in a block.
+    /// Returns whether there may be extended attributes, in the inode or in a block.
     pub(crate) fn may_have_xattrs(&self) -> bool {
         self.record.file_acl.0 != 0
             || !matches!(extant_format::xattr::decode_inode(self.xattr_space()), Ok(None))
     }
 
-    /// The attribute space behind the fields, for changing it; empty in inodes of 128 bytes.
+    /// Returns the attribute space behind the fields, for changing it; empty in inodes of 128
+    /// bytes.
     pub(crate) fn xattr_space_mut(&mut self) -> &mut [u8] {
         let fields = BASE_BYTES + usize::from(self.record.extra_isize);
         match self.record.extra_isize {
@@ -176,7 +177,7 @@ impl InodeData {
         }
     }
 
-    /// Writes the stored form to byte `offset` of its table block, with its checksum.
+    /// Encodes the inode at byte `offset` of its table block, with its checksum.
     pub(crate) fn encode(
         &self,
         layout: &InodeLayout,

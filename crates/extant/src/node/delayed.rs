@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Runs of file blocks, apart and not touching.
+/// Disjoint runs of file blocks that do not touch.
 #[derive(Debug, Default)]
 pub(crate) struct Delayed {
-    /// First block → the one behind the last.
+    /// Exclusive ends by first block.
     runs: BTreeMap<u64, u64>,
     /// Blocks of a cluster, as a power of two.
     cluster_bits: u32,
@@ -21,13 +21,13 @@ impl Delayed {
         self.runs.is_empty()
     }
 
-    /// The run that has `block`.
+    /// Returns the run that contains `block`.
     pub(crate) fn at(&self, block: u64) -> Option<Range<u64>> {
         let (&start, &end) = self.runs.range(..=block).next_back()?;
         (block < end).then_some(start..end)
     }
 
-    /// First delayed block at or behind `block`.
+    /// Returns the first delayed block at or behind `block`.
     pub(crate) fn next(&self, block: u64) -> Option<u64> {
         if self.at(block).is_some() {
             return Some(block);
@@ -35,17 +35,17 @@ impl Delayed {
         self.runs.range(block..).next().map(|(&start, _)| start)
     }
 
-    /// Blocks that are delayed.
+    /// Returns the number of delayed blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.runs.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// Clusters of `range` that have no delayed block: what has to be promised before
-    /// [`insert`](Self::insert) of a range without delayed blocks.
+    /// Returns the number of clusters of `range` without a delayed block: they must be promised
+    /// before [`insert`](Self::insert) of a range without delayed blocks.
     pub(crate) fn new_clusters(&self, range: &Range<u64>) -> u64 {
         let clusters = self.clusters(range);
         let mut count = clusters.end - clusters.start;
-        // Only the first and the last one can have others.
+        // Only the first and the last cluster can have others.
         for edge in [clusters.start, clusters.end - 1] {
             if self.touches(edge) {
                 count -= 1;
@@ -81,8 +81,8 @@ impl Delayed {
         self.runs.insert(whole.start, whole.end);
     }
 
-    /// Takes out what is delayed of `range`; returns how many clusters have no delayed block any
-    /// more that had one.
+    /// Removes the delayed blocks of `range`; returns the number of clusters that lost their last
+    /// delayed block.
     pub(crate) fn remove(&mut self, range: Range<u64>) -> u64 {
         let mut parts = Vec::new();
         let mut at = range.start;

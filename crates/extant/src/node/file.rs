@@ -1,22 +1,22 @@
-//! What a file has in memory while it is used: its two sizes, its delayed blocks, its cache.
+//! The state in memory of a file in use: its two sizes, its delayed blocks, its cache.
 //!
 //! # Invariants
 //!
-//! - S1. `size` is what readers see. The record of the inode has the stored size: what a crash
-//!   leaves. Stored is at most `size`, and passes no block that was dirty before it.
+//! - S1. `size` is the size that readers see. The record of the inode has the stored size, which
+//!   remains after a crash. It is at most `size`, and does not pass a dirty block.
 //! - S2. Promised clusters are those with a delayed block: `delayed` and the allocator's promises
 //!   change together, under `map`.
 //! - S3. The cookie counts every change of a mapping's kind or address, under `map` exclusively or
-//!   by whoever keeps readers and writeback out.
-//! - S4. A file with dirty data or times to store is on the writer's list of dirty files, which keeps
-//!   its node in memory.
+//!   by a thread that holds readers and writeback off.
+//! - S4. A file with dirty data or times to store is on the writer's list of dirty files, which
+//!   keeps its node in memory.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use extant_base::BlockSize;
+use extant_format::inode::InodeFlags;
 use extant_format::superblock::Superblock;
 use extant_format::time::Timestamp;
 use extant_iomap::{Cache, Cookie, FileCache, MappedPages};
@@ -24,38 +24,33 @@ use extant_sync::{Mutex, Rank, RwLock};
 
 use super::delayed::Delayed;
 use super::{InodeData, Metadata, Node};
-use crate::run::{Run, Window};
-
-/// Blocks that writeback has taken in memory for a range that starts at some file block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pinned {
-    /// What was pinned; `None` when the blocks belong to a cluster that the file has already.
-    pub(crate) run: Option<Run>,
-    /// First file block behind it, and the device block of its cluster.
-    pub(crate) last: (u64, u64),
-}
+use crate::run::Window;
 
 /// A regular file in use on a writable mount.
 pub(crate) struct FileState {
     size: AtomicU64,
     cookie: AtomicU64,
-    /// Rank `FileMap`: delayed ranges, and the tree while a publication changes it.
+    /// The delayed ranges; the lock, of rank `FileMap`, also covers changes of the tree by
+    /// publication.
     pub(crate) map: RwLock<Delayed>,
-    /// Placements of the batch under writeback, by first file block.
-    pub(crate) pins: Mutex<BTreeMap<u64, Pinned>>,
     pub(crate) cache: FileCache,
-    /// The file block that was placed last, and one more; and where. A hint for its neighbours.
+    /// The file block that was placed last plus one, and its device block: a hint for its
+    /// neighbours.
     placed: (AtomicU64, AtomicU64),
-    /// Free clusters behind them that others leave to this file.
+    /// Free clusters behind the end that other files leave alone.
     pub(crate) window: Mutex<Option<Window>>,
-    /// When it was written to, as far as that is not stored: packed; 0 for not at all.
+    /// Time of the last write, packed, if it is not stored yet; 0 otherwise.
     stamp: AtomicU64,
-    /// Since when it is on the list of dirty files, in nanoseconds and one more; 0 when it is not.
-    /// Changed under the lock of the list.
+    /// Time of the last read, packed, if it is not stored yet; 0 otherwise.
+    access: AtomicU64,
+    /// Number of writes that the stored change counter does not include.
+    changes: AtomicU64,
+    /// Time at which the file was listed as dirty, in nanoseconds plus one; 0 when it is not
+    /// listed. Changed under the lock of the list.
     listed: AtomicU64,
-    /// Whether the file is in the queue of the thread that reads ahead.
+    /// Whether the file is in the queue of the read-ahead thread.
     pub(crate) awaits_thread: AtomicBool,
-    /// Parts that programs have mapped, and how many.
+    /// Parts that programs have mapped, and their number.
     pub(crate) maps: Mutex<Vec<Arc<MappedPages>>>,
     pub(crate) map_count: AtomicUsize,
 }
@@ -67,11 +62,12 @@ impl FileState {
             size: AtomicU64::new(size),
             cookie: AtomicU64::new(1),
             map: RwLock::new(Rank::FileMap, delayed),
-            pins: Mutex::new(Rank::Leaf, BTreeMap::new()),
             cache: FileCache::new(cache),
             placed: (AtomicU64::new(0), AtomicU64::new(0)),
             window: Mutex::new(Rank::Leaf, None),
             stamp: AtomicU64::new(0),
+            access: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             listed: AtomicU64::new(0),
             awaits_thread: AtomicBool::new(false),
             maps: Mutex::new(Rank::Leaf, Vec::new()),
@@ -79,12 +75,12 @@ impl FileState {
         }
     }
 
-    /// The size that readers see.
+    /// Returns the size that readers see.
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Sets the size that readers see; the content lock is held exclusively.
+    /// Sets the size that readers see. The caller holds the content lock exclusively.
     pub(crate) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
@@ -93,70 +89,102 @@ impl FileState {
         Cookie(self.cookie.load(Ordering::Acquire))
     }
 
-    /// A mapping has changed (S3).
+    /// Records that a mapping has changed (S3).
     pub(crate) fn mapping_changed(&self) {
         self.cookie.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Blocks of the file from `at` on have been given a place.
+    /// Records that blocks of the file from `at` on have been placed at `device`.
     pub(crate) fn note_placed(&self, at: u64, device: u64) {
         self.placed.1.store(device, Ordering::Relaxed);
         self.placed.0.store(at + 1, Ordering::Relaxed);
     }
 
-    /// A file block and where it is, as far as known: a hint.
+    /// Returns the file block that was placed last and its device block, as a hint.
     pub(crate) fn placed_last(&self) -> Option<(u64, u64)> {
         let at = self.placed.0.load(Ordering::Relaxed).checked_sub(1)?;
         Some((at, self.placed.1.load(Ordering::Relaxed)))
     }
 
-    /// Since when it is on the list of dirty files.
+    /// Returns the time at which the file was listed as dirty.
     pub(crate) fn listed_since(&self) -> Option<Duration> {
         let listed = self.listed.load(Ordering::Acquire);
         listed.checked_sub(1).map(Duration::from_nanos)
     }
 
-    /// Only for whoever holds the lock of the list.
+    /// Sets the time at which the file was listed. The caller holds the lock of the list.
     pub(crate) fn set_listed_since(&self, since: Option<Duration>) {
         let nanos = |since: Duration| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX - 1);
         self.listed.store(since.map_or(0, |since| nanos(since) + 1), Ordering::Release);
     }
 
-    /// Whether something of the file is only in memory.
+    /// Returns whether data or times of the file are only in memory.
     pub(crate) fn has_to_store(&self) -> bool {
-        self.cache.is_dirty() || self.stamp().is_some() || self.is_mapped_writable()
+        self.cache.is_dirty() || self.has_times() || self.is_mapped_writable()
     }
 
-    /// Notes that the file was written to at this time, which will be stored with the inode's next change.
+    /// Records the time of a write, which is stored with the inode's next change.
     pub(crate) fn touch(&self, now: Timestamp) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
         self.stamp.store(pack(now), Ordering::Release);
     }
 
-    /// When it was written to, if that is not stored yet.
+    /// Records the time of a read, which is stored with the inode's next change.
+    pub(crate) fn note_access(&self, now: Timestamp) {
+        self.access.store(pack(now), Ordering::Release);
+    }
+
+    /// Returns the time of the last read, if it is not stored yet.
+    pub(crate) fn access(&self) -> Option<Timestamp> {
+        unpack(self.access.load(Ordering::Acquire))
+    }
+
+    /// Returns whether times are only in memory.
+    pub(crate) fn has_times(&self) -> bool {
+        self.stamp().is_some() || self.access().is_some()
+    }
+
+    /// Returns the time of the last write, if it is not stored yet.
     pub(crate) fn stamp(&self) -> Option<Timestamp> {
         unpack(self.stamp.load(Ordering::Acquire))
     }
 
-    /// Puts times that are not stored yet into the inode that is about to be.
+    /// Puts times that are not stored yet into the inode, which is about to be stored.
     pub(crate) fn store_stamp(&self, data: &mut InodeData) {
+        let changes = self.changes.swap(0, Ordering::AcqRel);
+        if !data.record.flags.contains(InodeFlags::EA_INODE) {
+            data.record.version = data.record.version.wrapping_add(changes);
+        }
+        if let Some(now) = unpack(self.access.swap(0, Ordering::AcqRel)) {
+            data.record.atime = now;
+        }
         if let Some(now) = unpack(self.stamp.swap(0, Ordering::AcqRel)) {
             data.record.mtime = now;
             data.record.ctime = now;
         }
     }
 
-    /// Times were set by other means: those not stored yet do not count any more.
+    /// Drops times that are not stored yet, because times were set explicitly.
     pub(crate) fn drop_stamp(&self) {
         self.stamp.store(0, Ordering::Release);
     }
 }
 
-/// Bits of a packed time for nanoseconds, which are below 10^9.
+/// Times of a file that are only in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Times {
+    stamp: Option<Timestamp>,
+    access: Option<Timestamp>,
+    changes: u64,
+}
+
+/// Number of bits for nanoseconds in a packed time; they are below 10^9.
 const NANOS_BITS: u32 = 30;
-/// Added to seconds, so that those before 1970 are positive; what inodes can say fits in 34 bits.
+/// Offset added to seconds, so that times before 1970 are positive; the range of inodes fits in 34
+/// bits.
 const EPOCH_SHIFT: i64 = 1 << 31;
 
-/// A time in one word, never 0.
+/// Packs a time into one word, which is never 0.
 fn pack(time: Timestamp) -> u64 {
     let seconds = time.seconds.clamp(-EPOCH_SHIFT, (1 << 34) - EPOCH_SHIFT - 1) + EPOCH_SHIFT;
     ((seconds as u64) << NANOS_BITS | u64::from(time.nanos)).max(1)
@@ -169,7 +197,7 @@ fn unpack(word: u64) -> Option<Timestamp> {
 }
 
 impl Node {
-    /// The state of a regular file on a writable mount, made when it is first needed.
+    /// Returns the state of a regular file on a writable mount, made when it is first needed.
     pub(crate) fn file(&self, superblock: &Superblock, cache: &Arc<Cache>) -> &FileState {
         let make = || {
             let size = self.with(|data| data.record.size);
@@ -178,7 +206,7 @@ impl Node {
         self.file_state().get_or_init(make)
     }
 
-    /// [`file`](Self::file) for who may not wait, and holds the content lock.
+    /// Returns the [`file`](Self::file) state without waiting. The caller holds the content lock.
     pub(crate) fn try_file(
         &self,
         superblock: &Superblock,
@@ -192,14 +220,14 @@ impl Node {
         Some(self.file_state().get_or_init(make))
     }
 
-    /// The state of a regular file in use.
+    /// Returns the state of a regular file, if it is in use.
     pub(crate) fn file_in_use(&self) -> Option<&FileState> {
         self.file_state().get().map(|file| &**file)
     }
 
-    /// Changes the map, while nobody looks at it: whoever decodes a part of the tree keeps it for others,
-    /// and must not keep what was there before. The caller holds the content lock exclusively and
-    /// keeps writeback out, and the transaction does not end within.
+    /// Changes the map, while no thread reads it: a thread that decodes a part of the tree caches
+    /// it, and must not cache an earlier version. The caller holds the content lock exclusively and
+    /// holds writeback off, and the transaction does not end meanwhile.
     pub(crate) fn change_map<R>(&self, change: impl FnOnce() -> R) -> R {
         let Some(file) = self.file_in_use() else { return change() };
         let _map = file.map.write();
@@ -208,7 +236,7 @@ impl Node {
         result
     }
 
-    /// The size that readers see.
+    /// Returns the size that readers see.
     pub(crate) fn size(&self) -> u64 {
         match self.file_in_use() {
             Some(file) => file.size(),
@@ -216,32 +244,66 @@ impl Node {
         }
     }
 
-    /// The current version as callers are to see it: with what is only in memory.
+    /// Returns the current version for callers, including changes that are only in memory.
     pub(crate) fn seen(&self) -> Arc<InodeData> {
-        let mut data = self.data();
+        let (mut data, times) = {
+            let data = self.data.read();
+            (Arc::clone(&data), self.times())
+        };
         let Some(file) = self.file_in_use() else { return data };
-        let (size, stamp) = (file.size(), file.stamp());
-        if size != data.record.size || stamp.is_some() {
-            let changed = Arc::make_mut(&mut data);
-            changed.record.size = size;
-            if let Some(now) = stamp {
-                changed.record.mtime = now;
-                changed.record.ctime = now;
-            }
+        let size = file.size();
+        if size != data.record.size || times != Times::default() {
+            let record = &mut Arc::make_mut(&mut data).record;
+            record.size = size;
+            record.mtime = times.stamp.unwrap_or(record.mtime);
+            record.ctime = times.stamp.unwrap_or(record.ctime);
+            record.atime = times.access.unwrap_or(record.atime);
+            record.version = record.version.wrapping_add(times.changes);
         }
         data
     }
 
-    /// Attributes with what is only in memory.
+    /// Returns times and changes that are only in memory. A caller that combines them with the
+    /// inode holds its lock, under which they are stored, so that none is counted twice or missed.
+    fn times(&self) -> Times {
+        self.file_in_use().map_or(Times::default(), |file| Times {
+            stamp: file.stamp(),
+            access: file.access(),
+            changes: file.changes.load(Ordering::Acquire),
+        })
+    }
+
+    /// Returns the attributes, including changes that are only in memory.
     pub(crate) fn metadata(&self, block_size: BlockSize) -> Metadata {
-        let mut metadata = self.with(Metadata::of);
+        let (metadata, times) = self.with(|data| (Metadata::of(data), self.times()));
+        let delayed = || self.file_in_use().map_or(0, |file| file.map.read().blocks());
+        self.metadata_with(metadata, times, delayed(), block_size)
+    }
+
+    /// Returns the [`metadata`](Self::metadata), unless another thread is changing the inode or its
+    /// map.
+    pub(crate) fn try_metadata(&self, block_size: BlockSize) -> Option<Metadata> {
+        let (metadata, times) = self.try_with(|data| (Metadata::of(data), self.times()))?;
+        let delayed = match self.file_in_use() {
+            Some(file) => file.map.try_read()?.blocks(),
+            None => 0,
+        };
+        Some(self.metadata_with(metadata, times, delayed, block_size))
+    }
+
+    fn metadata_with(
+        &self,
+        mut metadata: Metadata,
+        times: Times,
+        delayed: u64,
+        block_size: BlockSize,
+    ) -> Metadata {
         let Some(file) = self.file_in_use() else { return metadata };
         metadata.size = file.size();
-        if let Some(now) = file.stamp() {
-            metadata.mtime = now;
-            metadata.ctime = now;
-        }
-        let delayed = file.map.read().blocks();
+        metadata.mtime = times.stamp.unwrap_or(metadata.mtime);
+        metadata.ctime = times.stamp.unwrap_or(metadata.ctime);
+        metadata.atime = times.access.unwrap_or(metadata.atime);
+        metadata.version = metadata.version.wrapping_add(times.changes);
         let sectors = delayed << (block_size.log2() - 9);
         metadata.blocks = metadata.blocks.saturating_add(sectors);
         metadata
@@ -249,12 +311,12 @@ impl Node {
 }
 
 impl FileState {
-    /// Whether programs have parts of the file mapped.
+    /// Returns whether programs have parts of the file mapped.
     pub(crate) fn is_mapped(&self) -> bool {
         self.map_count.load(Ordering::Acquire) > 0
     }
 
-    /// Whether stores may come at any time.
+    /// Returns whether stores through a map may come at any time.
     pub(crate) fn is_mapped_writable(&self) -> bool {
         self.is_mapped() && self.maps.lock().iter().any(|pages| pages.is_writable())
     }

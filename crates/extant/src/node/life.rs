@@ -1,25 +1,26 @@
-//! The life of an inode in memory: one word, and every step that changes it.
+//! The life cycle of an inode in memory: one atomic word, and its transitions.
 //!
 //! # States
 //!
 //! Handles are counted beside the state. An inode that is *named* has links, or is about to get its
-//! first; without links it is *nameless* (made so, and may get a name) or an *orphan* (lost its last).
+//! first; without links it is *nameless* (made so, and may get a name) or an *orphan* (lost its
+//! last).
 //!
 //! ```text
-//! state      handles   step                  then       who
-//! named      n         hold                  n + 1      whoever finds it
+//! state      handles   step                  then       by
+//! named      n         hold                  n + 1      any thread that finds it
 //! named      n         let go                n - 1      handles
-//! named      n         make nameless         nameless   making a file without a name
-//! named      n         lose names            orphan     what takes the last link, once it is listed
-//! named      0         die nameless          dying      what takes the last link, instead of listing it
-//! nameless   n         name                  named      what gives the first link, in its transaction
-//! orphan     0         name                  named      fast commits that a mount applies
-//! nameless,  n         hold, let go          n ± 1      handles; the last that goes queues it
+//! named      n         make nameless         nameless   creating a file without a name
+//! named      n         lose names            orphan     removing the last link, once it is listed
+//! named      0         die nameless          dying      removing the last link, instead of listing it
+//! nameless   n         name                  named      adding the first link, in its transaction
+//! orphan     0         name                  named      fast commits applied by a mount
+//! nameless,  n         hold, let go          n ± 1      handles; the last one queues it
 //!   orphan   0         queue                 "queued"   once, until it is taken from the queue
-//!            0         die                   dying      who keeps writeback out; or as before, if
-//!                                                       there is something that nobody keeps out
-//! dying      0         end                   dead       who has freed the inode
-//!            0         fail                  stuck      whom an error stopped in the middle
+//!            0         die                   dying      a thread that holds writeback off; or no change, if
+//!                                                       there is other writeback
+//! dying      0         end                   dead       the thread that freed the inode
+//!            0         fail                  stuck      an error during the deletion
 //! dead       0                                          for good: its number gets another node
 //! stuck      0                                          for good: an orphan for the next mount
 //! ```
@@ -29,17 +30,17 @@
 //!
 //! # Invariants
 //!
-//! - Z1. No handle is given out of what is dying, dead or stuck.
+//! - Z1. No new handle is made of a dying, dead or stuck inode.
 //! - Z2. One thread at a time is deleting, only without links and without handles.
-//! - Z3. What is nameless or an orphan and has no handle is queued, dying, or with whoever has just
-//!   taken it from the queue: nobody forgets it, and nobody deletes it twice.
-//! - Z4. A dead inode stays dead. Whoever still has the node cannot take it for its successor.
-//! - Z5. What is an orphan is listed as one before it is one here: who deletes it takes it off the list, and
-//!   nobody lists what is dead.
+//! - Z3. A nameless inode or orphan without handles is queued, dying, or held by the thread that
+//!   has just taken it from the queue: it is neither forgotten nor deleted twice.
+//! - Z4. A dead inode stays dead. Holders of its node cannot mistake it for its successor.
+//! - Z5. An inode is listed as an orphan before it becomes one here: the thread that deletes it
+//!   takes it off the list, and no dead inode is listed.
 
 use super::atomic::{AtomicU64, Ordering};
 
-/// What an inode is, besides its handles.
+/// State of an inode, besides its handles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     Named,
@@ -50,11 +51,11 @@ pub(crate) enum Stage {
     Stuck,
 }
 
-/// Handles, in the low half of the word.
+/// Mask of the handles, in the low half of the word.
 const HANDLES: u64 = u32::MAX as u64;
-/// In the queue of what is to be deleted.
+/// Bit of inodes in the queue for deletion.
 const QUEUED: u64 = 1 << 32;
-/// First bit of the stage.
+/// First bit of the state.
 const STAGE: u32 = 33;
 
 impl Stage {
@@ -73,12 +74,12 @@ impl Stage {
         ((self as u64) << STAGE) | (word & (HANDLES | QUEUED))
     }
 
-    /// Whether handles can be had of it.
+    /// Returns whether handles can be made.
     fn is_usable(self) -> bool {
         matches!(self, Stage::Named | Stage::Nameless | Stage::Orphan)
     }
 
-    /// Whether it goes with its last handle.
+    /// Returns whether the inode is deleted with its last handle.
     fn is_linkless(self) -> bool {
         matches!(self, Stage::Nameless | Stage::Orphan)
     }
@@ -90,13 +91,13 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Without handles.
+    /// Creates the state without handles.
     pub(crate) fn new(stage: Stage) -> Life {
         Life { word: AtomicU64::new(stage.put(0)) }
     }
 
-    /// The one way in which the word changes: by `step`, or not at all if that says `None`. Returns
-    /// the word of before, and whether it changed.
+    /// Changes the word by `step`, or not at all if that returns `None`. Returns the earlier word,
+    /// and whether it changed.
     fn change(&self, step: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step)
     }
@@ -105,7 +106,7 @@ impl Life {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Whether the inode is dying, dead or stuck: of no use to anybody.
+    /// Returns whether the inode is dying, dead or stuck.
     pub(crate) fn is_gone(&self) -> bool {
         !Stage::of(self.word()).is_usable()
     }
@@ -114,12 +115,12 @@ impl Life {
         Stage::of(self.word()) == Stage::Nameless
     }
 
-    /// Whether nobody has a handle.
+    /// Returns whether there are no handles.
     pub(crate) fn is_unheld(&self) -> bool {
         self.word() & HANDLES == 0
     }
 
-    /// One more handle; `false` when there is none to be had (Z1).
+    /// Adds a handle; returns false if that is not possible (Z1).
     pub(crate) fn hold(&self) -> bool {
         let more = |word| {
             let has_room = word & HANDLES < HANDLES;
@@ -128,8 +129,8 @@ impl Life {
         self.change(more).is_ok()
     }
 
-    /// One handle less. `true` when it was the last of an inode without links, which is queued now:
-    /// the caller puts it into the queue.
+    /// Removes a handle. Returns true when it was the last one of an inode without links, which
+    /// counts as queued now: the caller puts it into the queue.
     #[must_use = "what is queued has to go into the queue"]
     pub(crate) fn let_go(&self) -> bool {
         let less = |word: u64| match word & HANDLES {
@@ -137,23 +138,23 @@ impl Life {
             1 if Stage::of(word).is_linkless() => Some((word - 1) | QUEUED),
             _ => Some(word - 1),
         };
-        // Queued already, and held again before its turn came: once is enough (Z3).
+        // The inode was queued already, and held again before its turn came: once is enough (Z3).
         let before = self.change(less);
         before.is_ok_and(|word| less(word).is_some_and(|now| now & !word & QUEUED != 0))
     }
 
-    /// Notes that the inode was made without a name.
+    /// Records that the inode was created without a name.
     pub(crate) fn make_nameless(&self) {
         self.turn(Stage::Named, Stage::Nameless);
     }
 
-    /// What was made without a name got one. Or the log of a crash gave one to an orphan.
+    /// Records that a nameless inode got a name, or that fast commits gave one to an orphan.
     pub(crate) fn name(&self) {
         self.turn(Stage::Nameless, Stage::Named);
         self.turn(Stage::Orphan, Stage::Named);
     }
 
-    /// Its last link was taken, and it is on the list of orphans (Z5).
+    /// Records that the last link was removed, and the inode is on the list of orphans (Z5).
     pub(crate) fn lose_names(&self) {
         self.turn(Stage::Named, Stage::Orphan);
     }
@@ -162,7 +163,8 @@ impl Life {
         let _ = self.change(|word| (Stage::of(word) == from).then(|| to.put(word)));
     }
 
-    /// Queues what has neither links nor handles; `true` when the caller has to put it into the queue.
+    /// Queues an inode without links and handles; returns true when the caller has to put it into
+    /// the queue.
     #[must_use = "what is queued has to go into the queue"]
     pub(crate) fn queue(&self) -> bool {
         let queued = |word| {
@@ -172,20 +174,21 @@ impl Life {
         self.change(queued).is_ok()
     }
 
-    /// Notes that the inode was taken from the queue, before anything else is done with it: whoever holds
-    /// it from now on and lets go queues it again.
+    /// Records that the inode was taken from the queue, before anything else is done with it: a
+    /// later handle queues it again when dropped.
     pub(crate) fn unqueue(&self) {
         let _ = self.change(|word| Some(word & !QUEUED));
     }
 
-    /// Takes the right to delete (Z2), if `is_quiet` says, once nobody can come any more, that nothing
-    /// of the inode is under writeback or comes there. When it says no, nothing has changed: the
-    /// caller [queues](Self::queue) the inode.
+    /// Takes the right to delete (Z2), if `is_quiet` confirms, once no new handle is possible, that
+    /// nothing of the inode is or comes under writeback. Otherwise nothing has changed: the caller
+    /// [queues](Self::queue) the inode.
     pub(crate) fn die(&self, is_quiet: impl FnOnce() -> bool) -> bool {
         self.die_from(Stage::is_linkless, is_quiet)
     }
 
-    /// [`die`](Self::die) of what loses its last link in this very transaction and was never listed.
+    /// Takes the right to delete like [`die`](Self::die), for an inode that loses its last link in
+    /// the same transaction and was never listed.
     pub(crate) fn die_nameless(&self, is_quiet: impl FnOnce() -> bool) -> bool {
         self.die_from(|stage| stage == Stage::Named, is_quiet)
     }
@@ -196,7 +199,7 @@ impl Life {
             dies.then(|| Stage::Dying.put(word))
         };
         let Ok(before) = self.change(dying) else { return false };
-        // Asked only now: a handle may have brought contents until this moment.
+        // This is asked last: a handle may have brought contents until this moment.
         let quiet = is_quiet();
         if !quiet {
             self.turn(Stage::Dying, Stage::of(before));
@@ -204,12 +207,12 @@ impl Life {
         quiet
     }
 
-    /// The inode is free.
+    /// Records that the inode is free.
     pub(crate) fn end(&self) {
         self.turn(Stage::Dying, Stage::Dead);
     }
 
-    /// Deleting it failed half-way.
+    /// Records that the deletion failed half-way.
     pub(crate) fn fail(&self) {
         self.turn(Stage::Dying, Stage::Stuck);
     }

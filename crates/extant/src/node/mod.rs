@@ -1,4 +1,4 @@
-//! One inode in memory: the only copy, its locks, and who holds it.
+//! An inode in memory: its single copy, its locks, and its references.
 //!
 //! # Place
 //!
@@ -9,24 +9,24 @@
 //!
 //! ```text
 //! data      one version of an inode, decoded
-//! file      of a regular file in use: both sizes, times to store, cached contents
+//! file      a regular file in use: both sizes, times to store, cached contents
 //! delayed   its blocks without an address yet
 //! life      named, without links, dying, dead; handles; who may delete
-//! end       writeback kept out, and the right to delete that comes with it
-//! leave     out of the cache, or found by a name: not both
-//! unsynced  what a sync waits for, also when the node has left memory meanwhile
-//! model     both, in every order of steps that the memory model allows
-//! memory    how many there are, and what they take
+//! end       holding writeback off, and the right to delete that follows
+//! leave     leaving the cache while names are looked up
+//! unsynced  what a sync waits for, also after the node left memory
+//! model     life and leave under a model checker
+//! memory    counts and sizes
 //! ```
 //!
 //! # Invariants
 //!
-//! - D1. There is one node for an inode in use, as long as anybody holds it. A number that is given
-//!   out again gets a new node; the dead one stays with those who still have it.
-//! - D2. `data` is the truth. Its stored form is made when the transaction that changed it locks. A
-//!   dead node is before its successor in the list of that transaction.
-//! - D3. An inode is freed only by whoever has its [`Dying`]: without links, without handles, with
-//!   nothing under writeback, and by one thread (`life`, Z2).
+//! - D1. An inode in use has one node, while it is referenced. A reused number gets a new node;
+//!   holders of the dead one keep it.
+//! - D2. `data` is authoritative. It is encoded when the transaction that changed it locks. A dead
+//!   node comes before its successor in the list of that transaction.
+//! - D3. An inode is freed only by the holder of its [`Dying`]: without links, without handles,
+//!   with nothing under writeback, and by one thread (`life`, Z2).
 
 mod atomic {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -56,18 +56,19 @@ pub(crate) use data::InodeData;
 pub use data::Metadata;
 pub(crate) use delayed::Delayed;
 pub(crate) use end::{Dying, Settled};
-pub(crate) use file::{FileSlot, FileState, Pinned};
+pub(crate) use file::{FileSlot, FileState};
 use leave::Leave;
 pub(crate) use life::{Life, Stage};
 pub use memory::NodeStats;
 pub(crate) use unsynced::{Departed, Unsynced};
 
-/// The part of an inode that each write looks at.
+/// The part of an inode that each write reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gist {
     pub(crate) flags: InodeFlags,
     pub(crate) mode: u16,
-    /// It may have the attribute `security.capability`: nobody has looked, or it was set.
+    /// Whether the file may have the attribute `security.capability`: false only after a check that
+    /// it has none.
     pub(crate) may_have_capability: bool,
 }
 
@@ -79,7 +80,7 @@ impl Gist {
         u64::from(data.record.flags.bits()) << 16 | u64::from(data.record.mode)
     }
 
-    /// Of an inode whose attributes nobody has looked at.
+    /// Packs the gist of an inode whose attributes were not checked.
     fn pack_new(data: &InodeData) -> u64 {
         let may = if data.may_have_xattrs() { MAY_HAVE_CAPABILITY } else { 0 };
         Gist::pack(data) | may
@@ -87,7 +88,7 @@ impl Gist {
 
     fn unpack(word: u64) -> Gist {
         Gist {
-            // Both were put in by `pack`.
+            // Both values were put in by `pack`.
             flags: InodeFlags::from_bits_retain((word >> 16) as u32),
             mode: word as u16,
             may_have_capability: word & MAY_HAVE_CAPABILITY != 0,
@@ -98,20 +99,21 @@ impl Gist {
 /// An inode in memory.
 pub(crate) struct Node {
     ino: Ino,
-    /// Orders operations on entries, size, data and attributes. Rank `InodeContent`, by number.
+    /// Lock of entries, size, data and attributes. Rank `InodeContent`, by number.
     pub(crate) content: RwLock<()>,
-    /// The current state. Rank `InodeMap`; held for a moment, never over I/O.
+    /// The current version. Rank `InodeMap`; held for a moment, never over I/O.
     data: RwLock<Arc<InodeData>>,
     life: Life,
-    /// Being shortened, in several transactions: an orphan until that is done.
+    /// Whether the inode is being truncated in several transactions: it is an orphan until that is
+    /// done.
     pub(crate) is_shortened: AtomicBool,
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
     unsynced: Unsynced,
     leave: Leave,
-    /// What every write has to know, without a lock: see [`Gist`].
+    /// The [`Gist`], readable without a lock.
     gist: AtomicU64,
-    /// Of a regular file in use: sizes, delayed blocks, cached contents.
+    /// The state of a regular file in use: sizes, delayed blocks, cached contents.
     file: FileSlot,
 }
 
@@ -135,29 +137,31 @@ impl Node {
         }
     }
 
-    /// A node of what was read of an inode whose shard of the cache others have left.
+    /// Creates a node from data that was read, in a shard of the cache with the trace `departed`.
     pub(crate) fn after(departed: &Departed, data: InodeData) -> Node {
         Node { unsynced: Unsynced::after(departed), ..Node::new(data) }
     }
 
-    /// The node, unless it has left memory or is about to: then the cache of nodes knows better.
+    /// Returns the node, unless it has left the cache of nodes or is about to: then that cache has
+    /// the current one.
     pub(crate) fn upgrade(node: &Weak<Node>) -> Option<Arc<Node>> {
         node.upgrade().filter(|node| node.leave.is_here())
     }
 
-    /// Lets it leave the cache if there are no more than `references`. Whether it does.
+    /// Lets the node leave the cache if there are no more than `references`. Returns whether it
+    /// does.
     pub(crate) fn try_leave(node: &Arc<Node>, references: usize) -> bool {
         node.leave.try_leave(|| Arc::strong_count(node) == references)
     }
 
-    /// It leaves the cache.
+    /// Records that the node leaves the cache.
     pub(crate) fn depart(&self, departed: &mut Departed) {
         self.leave.leave();
         let is_changed = self.dirty_tid.load(Ordering::Acquire) != 0;
         self.unsynced.depart(is_changed, departed);
     }
 
-    /// What a sync of the inode waits for.
+    /// Returns the changes that a sync of the inode waits for.
     pub(crate) fn unsynced(&self) -> &Unsynced {
         &self.unsynced
     }
@@ -174,17 +178,18 @@ impl Node {
         self.ino
     }
 
-    /// The current version. Later changes do not show in it.
+    /// Returns the current version. Later changes do not show in it.
     pub(crate) fn data(&self) -> Arc<InodeData> {
         Arc::clone(&self.data.read())
     }
 
-    /// Looks at the current version without keeping it, so that the next change need not copy.
+    /// Calls `look` with the current version without keeping it, so that the next change need not
+    /// copy.
     pub(crate) fn with<R>(&self, look: impl FnOnce(&InodeData) -> R) -> R {
         look(&self.data.read())
     }
 
-    /// [`with`](Self::with), unless somebody changes it at this moment.
+    /// Calls `look` like [`with`](Self::with), unless another thread is changing the inode.
     pub(crate) fn try_with<R>(&self, look: impl FnOnce(&InodeData) -> R) -> Option<R> {
         self.data.try_read().map(|data| look(&data))
     }
@@ -194,13 +199,14 @@ impl Node {
         let mut data = self.data.write();
         let data = Arc::make_mut(&mut data);
         let result = change(data);
-        // Nobody else stores while `data` is locked.
+        // No other thread stores here while `data` is locked.
         let kept = self.gist.load(Ordering::Relaxed) & MAY_HAVE_CAPABILITY;
         self.gist.store(Gist::pack(data) | kept, Ordering::Release);
         result
     }
 
-    /// Somebody who holds the content lock exclusively has looked, or sets the attribute.
+    /// Sets whether the file may have capabilities. The caller holds the content lock exclusively,
+    /// and has checked or sets the attribute.
     pub(crate) fn set_may_have_capability(&self, may: bool) {
         let _data = self.data.read();
         match may {
@@ -209,12 +215,17 @@ impl Node {
         };
     }
 
-    /// What each write looks at, of the current version.
+    /// Returns the gist of the current version.
     pub(crate) fn gist(&self) -> Gist {
         Gist::unpack(self.gist.load(Ordering::Acquire))
     }
 
-    /// Whether the node is a regular file.
+    /// Returns the kind of the inode, which never changes.
+    pub(crate) fn kind(&self) -> FileKind {
+        FileKind::from_mode(self.gist().mode).unwrap_or_else(|| self.with(|data| data.kind))
+    }
+
+    /// Returns whether the node is a regular file.
     pub(crate) fn is_regular(&self) -> bool {
         FileKind::from_mode(self.gist().mode) == Some(FileKind::Regular)
     }

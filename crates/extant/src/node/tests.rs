@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_sync::threads;
-use extant_testkit::require;
+use extant_testkit::{Ends, require};
 
 use super::Node;
 use crate::error::FsError;
@@ -134,7 +134,7 @@ fn a_lookup_beside_the_end_of_its_name_finds_the_file_or_nothing() {
                     Ok(file) => {
                         // What is held has what was written to it, or nothing yet, whatever became of its name.
                         let mut bytes = [0; 8];
-                        let len = file.read_at(0, &mut bytes).unwrap();
+                        let len = file.read_at(&mut bytes, 0).unwrap();
                         let generation = u64::from(file.record().generation);
                         assert!(len == 0 || bytes == generation.to_le_bytes(), "another file's");
                         found += 1;
@@ -147,15 +147,16 @@ fn a_lookup_beside_the_end_of_its_name_finds_the_file_or_nothing() {
                 }
             }
         };
+        let ends = Ends(&is_over);
         let lookers: Vec<_> = (0..2).map(|_| scope.spawn("looks", looks).unwrap()).collect();
         for _ in 0..FILES {
             let file = root.create("file", &NEW).unwrap();
             let generation = u64::from(file.record().generation);
-            file.write_at(0, &generation.to_le_bytes()).unwrap();
+            file.write_at(&generation.to_le_bytes(), 0).unwrap();
             drop(file);
             root.unlink("file").unwrap();
         }
-        is_over.store(true, Ordering::Release);
+        drop(ends);
         for looker in lookers {
             looker.join().unwrap();
         }

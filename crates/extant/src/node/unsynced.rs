@@ -1,38 +1,38 @@
-//! What of an inode may not be durable yet, also when its node leaves memory before it is.
+//! Changes of an inode that may not be durable yet, also after its node left memory.
 //!
 //! A node may leave as soon as its record is in the block that the journal commits, or its contents
-//! are in the device's own cache. Whoever loads the inode afterwards and syncs it waits for that all the
-//! same: each shard of the cache keeps the latest of what left it, and a node that comes takes it over. That is
-//! too much for most, and nothing to wait for soon after: it is durable then.
+//! are in the device's cache. A later handle of the inode whose user syncs it must still wait for
+//! that: each shard of the cache keeps the latest changes of the nodes that left it, and a new node
+//! inherits them. For most nodes that is more than needed, but soon durable.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use extant_jbd2::{Tid, tid_geq};
 
-/// What a sync of the inode waits for.
+/// Changes that a sync of the inode waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     /// The last transaction that changed the inode or its entries; 0 for none.
     pub(crate) changed_by: AtomicU32,
     /// The transaction that moved blocks within the file; 0 when it is durable. Until then a crash
-    /// brings them back to where they were, so nothing may be written over them.
+    /// restores the old mapping, so the blocks must not be overwritten.
     pub(crate) moved_by: AtomicU32,
-    /// Number of the last write in place, among those of all files; 0 for none.
+    /// Number of the last write in place, counted over all files; 0 for none.
     pub(crate) in_place: AtomicU64,
 }
 
-/// What nodes left behind in a shard of their cache.
+/// Changes of the nodes that left a shard of the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Departed {
-    /// How many that had been changed: a record that was read before one of them left may be older than
-    /// what it stored.
+    /// Number of changed nodes that left: a record that was read before one of them left may be
+    /// older than the one it stored.
     changed: u64,
     changed_by: Tid,
     moved_by: Tid,
     in_place: u64,
 }
 
-/// The later of two transactions, of which 0 is none.
+/// Returns the later of two transactions, of which 0 is none.
 fn later(one: Tid, other: Tid) -> Tid {
     match (one, other) {
         (0, tid) | (tid, 0) => tid,
@@ -42,7 +42,7 @@ fn later(one: Tid, other: Tid) -> Tid {
 }
 
 impl Unsynced {
-    /// Of a node that comes to a shard that has seen others leave.
+    /// Creates the state of a node in a shard that others have left.
     pub(super) fn after(departed: &Departed) -> Unsynced {
         Unsynced {
             changed_by: AtomicU32::new(departed.changed_by),
@@ -51,7 +51,7 @@ impl Unsynced {
         }
     }
 
-    /// The node leaves. Nobody else has it.
+    /// Records that the node leaves. The caller has the only reference.
     pub(super) fn depart(&self, is_changed: bool, departed: &mut Departed) {
         departed.changed += u64::from(is_changed);
         departed.changed_by = later(departed.changed_by, self.changed_by.load(Ordering::Acquire));

@@ -1,4 +1,5 @@
-//! Inodes that a crash must not leave behind: without names but still open, or being shortened.
+//! Orphans: inodes without names that are still open, or that are being truncated, so that recovery
+//! must finish them.
 //!
 //! # Place
 //!
@@ -8,7 +9,7 @@
 //! # Shape
 //!
 //! ```text
-//! orphan file   blocks of slots, an inode number each; any slot, so threads do not meet
+//! orphan file   blocks of slots, an inode number each; threads use different blocks
 //! list          superblock -> inode -> inode …, through the deletion time; when the file is full,
 //!               or there is none
 //! ```
@@ -16,10 +17,10 @@
 //! # Invariants
 //!
 //! - O1. An inode is in the file or in the list, once, or in neither. There are two reasons: it has
-//!   no links, or it is being shortened. Both may begin and end at any time beside each other; it
-//!   leaves when neither is left (`end_shortening`).
+//!   no links, or it is being truncated. Both may begin and end independently; it leaves when
+//!   neither holds any more (`end_shortening`).
 //! - O2. Every free slot of the file is on the stack of its block, once.
-//! - O3. What is in memory here is what the running transaction will write.
+//! - O3. The state in memory is the one that the running transaction will write.
 
 mod summary;
 #[cfg(test)]
@@ -46,27 +47,27 @@ use crate::volume::Volume;
 
 pub use summary::OrphanSummary;
 
-/// Bytes of an orphan file that are looked at; mke2fs makes 2 MiB at most with blocks of 4 KiB.
+/// Limit of the size of an orphan file in bytes; mke2fs makes 2 MiB at most with blocks of 4 KiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Shards of the table of places; a power of two.
+/// Number of shards of the table of places; a power of two.
 const SHARDS: usize = 16;
 
-/// The orphan file as it is found: whose it is, and its blocks.
+/// The orphan file as found: its generation and its blocks.
 pub(crate) struct StoredFile {
     pub(crate) generation: u32,
     /// Runs of blocks, in order and without holes.
     pub(crate) runs: Vec<(FsBlock, u64)>,
 }
 
-/// Whether the file system has an orphan file that is used: without a log nothing would keep file and inodes
-/// in step, and the kernel does not use it.
+/// Returns whether the file system has an orphan file in use. Without a journal, file and inodes
+/// could not be kept consistent, and the kernel does not use it.
 pub(crate) fn file_in_use(superblock: &Superblock) -> bool {
     let features = &superblock.features;
     features.has_compat(Compat::ORPHAN_FILE) && features.has_compat(Compat::HAS_JOURNAL)
 }
 
-/// Whether an orphan file can have `size` bytes.
+/// Checks the size of an orphan file.
 pub(crate) fn check_file_size(superblock: &Superblock, size: u64) -> Result<()> {
     if size == 0
         || size > FILE_BYTES_MAX
@@ -82,10 +83,10 @@ pub(crate) fn check_file_size(superblock: &Superblock, size: u64) -> Result<()> 
 /// All orphans of a writable mount.
 pub(crate) struct Orphans {
     file: Option<OrphanFile>,
-    /// Rank `InodeMap` with key 0, before every inode: it is held while neighbours in the list are
-    /// changed.
+    /// The list. Rank `InodeMap` with key 0, before every inode: the lock is held while neighbours
+    /// in the list are changed.
     list: Mutex<List>,
-    /// Those that somebody is adding at this moment, so that two who come at once add one.
+    /// Inodes that a thread is adding at this moment, so that two threads add an inode only once.
     adding: Vec<Mutex<FxHashSet<Ino>>>,
     count: AtomicU64,
 }
@@ -110,7 +111,7 @@ struct OrphanFile {
 
 struct FileBlock {
     number: FsBlock,
-    /// Length of `free`, to pass by full blocks without a lock.
+    /// Length of `free`, to skip full blocks without a lock.
     free_count: AtomicU32,
     /// Free slots (O2).
     free: Mutex<Vec<u16>>,
@@ -137,7 +138,7 @@ struct Member {
 }
 
 impl Orphans {
-    /// Reads the orphan file, if there is [one in use](file_in_use). The list is read by recovery.
+    /// Reads the orphan file, if there is [one in use](file_in_use). Recovery reads the list.
     pub(crate) fn open(volume: &Volume, file: Option<&StoredFile>) -> Result<Orphans> {
         let file = file.map(|file| OrphanFile::open(volume, file)).transpose()?;
         let count = file.as_ref().map_or(0, OrphanFile::len);
@@ -149,25 +150,26 @@ impl Orphans {
         })
     }
 
-    /// Orphans there are now.
+    /// Returns the number of orphans.
     pub(crate) fn len(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Whether the inode is an orphan.
+    /// Returns whether the inode is an orphan.
     pub(crate) fn contains(&self, ino: Ino) -> bool {
         self.file.as_ref().is_some_and(|file| file.place(ino).is_some())
             || self.list.lock().members.contains_key(&ino)
     }
 
-    /// `None` when somebody else is at it: in the same transaction, since both are open.
+    /// Begins to add an inode; `None` when another thread is adding it, in the same transaction,
+    /// since both are open.
     fn begin_to_add(&self, ino: Ino) -> Option<Adding<'_>> {
         let among = &self.adding[ino.0 as usize % SHARDS];
         let is_first = among.lock().insert(ino);
         is_first.then_some(Adding { among, ino })
     }
 
-    /// Makes an inode an orphan, if it is none. Two credits.
+    /// Makes an inode an orphan, if it is not one. Two credits.
     pub(crate) fn add(
         &self,
         supers: &SuperState,
@@ -189,7 +191,7 @@ impl Orphans {
         Ok(())
     }
 
-    /// Takes in the members of the stored list, in its order. Before anything else is an orphan.
+    /// Adds the members of the stored list, in its order, before any other orphan.
     pub(crate) fn adopt_list(&self, members: &[Arc<Node>]) {
         let mut list = self.list.lock();
         for node in members.iter().rev() {
@@ -199,17 +201,17 @@ impl Orphans {
         self.count.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Members of the list, the first one first.
+    /// Returns the members of the list in order.
     pub(crate) fn listed(&self) -> Vec<Arc<Node>> {
         self.list.lock().nodes()
     }
 
-    /// Inodes in the orphan file, in order of number.
+    /// Returns the inodes in the orphan file, in order of number.
     pub(crate) fn filed(&self) -> Vec<Ino> {
         self.file.as_ref().map_or(Vec::new(), OrphanFile::inodes)
     }
 
-    /// Frees the slot of a number that is no orphan. One credit.
+    /// Frees the slot of an inode number that is no orphan. One credit.
     pub(crate) fn drop_from_file(&self, txn: &mut Editor<'_>, ino: Ino) -> Result<()> {
         if let Some(file) = &self.file
             && file.remove(txn, ino)?
@@ -219,7 +221,7 @@ impl Orphans {
         Ok(())
     }
 
-    /// The inode is no orphan any more, if it was one. Three credits.
+    /// Removes an inode from the orphans, if it is one. Three credits.
     pub(crate) fn remove(
         &self,
         supers: &SuperState,
@@ -259,7 +261,7 @@ impl OrphanFile {
         Ok(file)
     }
 
-    /// Takes in the next block.
+    /// Loads the next block.
     fn load(&mut self, volume: &Volume, number: FsBlock, seed: Option<u32>) -> Result<()> {
         let superblock = volume.superblock();
         let bytes = volume.read_block(number)?;
@@ -271,7 +273,7 @@ impl OrphanFile {
         })?;
         let block = u32::try_from(self.blocks.len()).unwrap_or(u32::MAX);
         let mut free = Vec::with_capacity(orphans_per_block(superblock.block_size));
-        // The last slot first, so that the first is the first to be taken. A block has at most
+        // The last slot comes first, so that the first one is taken first. A block has at most
         // 16382 slots.
         for (slot, ino) in decoded.slots().iter().enumerate().rev() {
             let slot = slot as u16;
@@ -301,7 +303,7 @@ impl OrphanFile {
         self.places.iter().map(|shard| shard.lock().len() as u64).sum()
     }
 
-    /// Every inode in the file, in order of number.
+    /// Returns every inode in the file, in order of number.
     fn inodes(&self) -> Vec<Ino> {
         let mut all: Vec<Ino> = Vec::new();
         for shard in &self.places {
@@ -311,11 +313,12 @@ impl OrphanFile {
         all
     }
 
-    /// Takes a free slot, beginning with the block that the inode's number chooses; false when all
-    /// are taken. One credit.
+    /// Takes a free slot, beginning with the block that the inode's number chooses; returns false
+    /// when all are taken. One credit.
     fn add(&self, txn: &mut Editor<'_>, ino: Ino) -> Result<bool> {
         let len = self.blocks.len();
-        // Neighbours are often deleted by one thread; a multiplication spreads the rest.
+        // Neighbouring inodes are often deleted by one thread; the multiplication spreads the
+        // others.
         let first = (ino.0 >> 4).wrapping_mul(0x9e37_79b1) as usize % len.max(1);
         for step in 0..len {
             let index = (first + step) % len;
@@ -336,9 +339,9 @@ impl OrphanFile {
         Ok(false)
     }
 
-    /// Frees the inode's slot; false when it has none. One credit.
+    /// Frees the inode's slot; returns false when it has none. One credit.
     fn remove(&self, txn: &mut Editor<'_>, ino: Ino) -> Result<bool> {
-        // Two may come at once: one has the place.
+        // Of two concurrent calls, one gets the place.
         let Some(place) = self.shard(ino).lock().remove(&ino) else { return Ok(false) };
         if let Err(error) = self.put(txn, place, Ino(0)) {
             self.shard(ino).lock().insert(ino, place);
@@ -366,7 +369,7 @@ impl OrphanFile {
 }
 
 impl List {
-    /// All members, the first one first.
+    /// Returns all members in order.
     fn nodes(&self) -> Vec<Arc<Node>> {
         let mut nodes = Vec::with_capacity(self.members.len());
         let mut next = self.head;
@@ -377,17 +380,17 @@ impl List {
         nodes
     }
 
-    /// Two credits.
+    /// Adds an inode to the list. Two credits.
     fn add(&mut self, supers: &SuperState, txn: &mut Editor<'_>, node: &Arc<Node>) -> Result<()> {
         let (ino, next) = (node.ino(), self.head);
-        // Its own record first: alone it means nothing.
+        // Its own record comes first: alone it has no effect.
         txn.update(node, |data| data.record.dtime = number(next))?;
         supers.change(txn, |superblock| superblock.last_orphan = ino.0)?;
         self.push(node);
         Ok(())
     }
 
-    /// Puts `node` in front, in memory.
+    /// Adds `node` at the head of the list in memory.
     fn push(&mut self, node: &Arc<Node>) {
         let ino = node.ino();
         let next = self.head.replace(ino);
@@ -397,7 +400,7 @@ impl List {
         self.members.insert(ino, Member { node: Arc::clone(node), previous: None, next });
     }
 
-    /// Takes an inode out; false when it is not in the list. Two credits, or three.
+    /// Removes an inode from the list; returns false when it is not a member. Two or three credits.
     fn remove(
         &mut self,
         supers: &SuperState,
@@ -428,7 +431,7 @@ impl List {
     }
 }
 
-/// As in the superblock and in the deletion time: 0 for none.
+/// Returns the number stored in the superblock and in deletion times: 0 for none.
 fn number(ino: Option<Ino>) -> u32 {
     ino.map_or(0, |ino| ino.0)
 }

@@ -1,24 +1,24 @@
-//! What became of orphans when a file system was mounted.
+//! Summary of the orphans recovered by a mount.
 
 use crate::error::{Family, FsError, Result};
 
-/// Orphans whose damage is told one by one; more are counted.
+/// Limit of the errors kept; further ones are only counted.
 const ERRORS_MAX: usize = 16;
 
-/// What recovering the orphans of an unclean file system did.
+/// The result of recovering the orphans of an unclean file system.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct OrphanSummary {
-    /// Inodes without names, deleted.
+    /// Number of inodes without names that were deleted.
     pub deleted: u64,
-    /// Inodes cut to their size.
+    /// Number of inodes truncated to their size.
     pub shortened: u64,
-    /// Orphans that are damaged and stay for e2fsck.
+    /// Number of damaged orphans, which stay for e2fsck.
     pub damaged: u64,
-    /// What is wrong with the first of them.
+    /// Errors of the first of them.
     pub errors: Vec<FsError>,
-    /// The list was thrown away unread: the file system is marked as having errors, and what it
-    /// names may be in use.
+    /// Whether the list was discarded unread, because the file system is marked as having errors
+    /// and its members may be in use.
     pub list_ignored: bool,
 }
 

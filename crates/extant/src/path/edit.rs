@@ -1,4 +1,4 @@
-//! Changes by path: what `std::fs` offers for changing a tree, for the inside of an image.
+//! Changes by path: the counterpart of `std::fs` inside an image.
 
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
@@ -11,7 +11,7 @@ use crate::{Acl, DEPTH_MAX};
 
 use super::resolve::{Last, resolve};
 
-/// The directory that holds the last name of a path, and that name.
+/// Returns the directory that holds the last name of a path, and that name.
 fn parent_of<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
     let path = &path[..end];
@@ -25,19 +25,20 @@ fn parent_of<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
     Ok((resolve(fs, dir, Last::Follow)?.inode, name))
 }
 
-/// Whether the path asks for a directory by its last byte.
+/// Returns whether the path ends in `/`, so that it must be a directory.
 fn wants_directory(path: &[u8]) -> bool {
     path.last() == Some(&b'/')
 }
 
 /// # Changes by path
 ///
-/// Each is one change that survives a crash whole or not at all, except where it says "one by one".
-/// Parents must exist. A symbolic link in the last place is meant itself, not its target, except for
-/// attributes, which follow it ([`Inode`] handles of [`resolve_link`](Fs::resolve_link) do not).
+/// Each method is one change that survives a crash as a whole or not at all, except where its
+/// documentation says "one by one". Parents must exist. A symbolic link in the last place is not
+/// followed, except by the methods for attributes ([`Inode`] handles of
+/// [`resolve_link`](Fs::resolve_link) reach the link itself).
 ///
-/// Errors are those of [`resolve`](Fs::resolve) for the way, and of the [`Inode`] method of the same
-/// name.
+/// Errors are those of [`resolve`](Fs::resolve) for the directories of the path, and of the
+/// [`Inode`] method of the same name.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +53,7 @@ fn wants_directory(path: &[u8]) -> bool {
 /// # }
 /// ```
 impl Fs {
-    /// Makes an empty regular file.
+    /// Creates an empty regular file.
     pub fn create(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
         let path = path.image_bytes();
         let (dir, name) = parent_of(self, path)?;
@@ -62,14 +63,13 @@ impl Fs {
         dir.create(name, new)
     }
 
-    /// Makes an empty directory.
+    /// Creates an empty directory.
     pub fn create_dir(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
         let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.mkdir(name, new)
     }
 
-    /// Makes a directory and those above it that are missing, one by one. An existing directory is
-    /// no error.
+    /// Creates a directory and its missing parents, one by one. An existing directory is no error.
     pub fn create_dir_all(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
         let path = path.image_bytes();
         let mut way = self.root()?;
@@ -87,7 +87,7 @@ impl Fs {
                     return Err(FsError::NotADirectory { ino: found.inode.ino(), at: None });
                 }
                 Err(FsError::NotFound { .. }) => match way.mkdir(name, new) {
-                    // Somebody else was faster.
+                    // Another thread created it first.
                     Err(FsError::Exists { .. }) => way.lookup(name)?,
                     made => made?,
                 },
@@ -97,7 +97,7 @@ impl Fs {
         Ok(way)
     }
 
-    /// Makes a symbolic link at `path` to `target`, which need not exist.
+    /// Creates a symbolic link at `path` to `target`, which need not exist.
     pub fn symlink(
         &self,
         target: impl ImagePath,
@@ -108,20 +108,20 @@ impl Fs {
         dir.symlink(name, target, new)
     }
 
-    /// Makes a device, a pipe or a socket.
+    /// Creates a device, a pipe or a socket.
     pub fn mknod(&self, path: impl ImagePath, special: Special, new: &NewInode) -> Result<Inode> {
         let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.mknod(name, special, new)
     }
 
-    /// Gives what is at `original` another name.
+    /// Adds the name `path` to the inode at `original`.
     pub fn hard_link(&self, original: impl ImagePath, path: impl ImagePath) -> Result<()> {
         let original = self.resolve_link(original)?;
         let (dir, name) = parent_of(self, path.image_bytes())?;
         dir.link(name, &original)
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of anything but a directory.
     pub fn remove_file(&self, path: impl ImagePath) -> Result<()> {
         let path = path.image_bytes();
         let (dir, name) = parent_of(self, path)?;
@@ -139,14 +139,14 @@ impl Fs {
         dir.rmdir(name).map_err(|error| error.in_path(path, name))
     }
 
-    /// Removes a directory with everything in it, or a file: one by one, from the bottom up. Links
-    /// are removed, not followed.
+    /// Removes a file, or a directory with everything in it, one by one from the bottom up.
+    /// Symbolic links are removed, not followed.
     pub fn remove_all(&self, path: impl ImagePath) -> Result<()> {
         let path = path.image_bytes();
         let (dir, name) = parent_of(self, path)?;
-        // Only the first step can miss.
+        // Only this first lookup can miss.
         dir.lookup_ino(name).map_err(|error| error.in_path(path, name))?;
-        // The way down: directories, with the name each has in the one before.
+        // Directories on the way down, each with its name in its parent.
         let mut way: Vec<(Inode, Vec<u8>)> = Vec::new();
         let mut inside = dir.clone();
         let mut name = name.to_vec();
@@ -169,7 +169,7 @@ impl Fs {
                 },
                 Err(error) => return Err(error),
             }
-            // The next name of this directory, or the directory itself once it is empty.
+            // Take the next name of this directory, or remove the directory once it is empty.
             match inside_next(&inside, way.is_empty())? {
                 Some(next) => name = next,
                 None => match way.pop() {
@@ -180,13 +180,13 @@ impl Fs {
         }
     }
 
-    /// Moves `from` to `to`, replacing what is there: a directory an empty directory, anything
-    /// else what is no directory.
+    /// Moves `from` to `to`, replacing an existing target: a directory replaces an empty directory,
+    /// anything else replaces anything but a directory.
     pub fn rename(&self, from: impl ImagePath, to: impl ImagePath) -> Result<()> {
         self.rename_with(from, to, RenameFlags::empty())
     }
 
-    /// [`rename`](Self::rename) with flags.
+    /// Renames like [`rename`](Self::rename), with flags.
     pub fn rename_with(
         &self,
         from: impl ImagePath,
@@ -207,12 +207,12 @@ impl Fs {
         renamed.map_err(|error| error.in_path(from, old_name))
     }
 
-    /// Changes attributes of what `path` means, links followed.
+    /// Changes attributes of the inode at `path`, following symbolic links.
     pub fn set_attributes(&self, path: impl ImagePath, changes: &SetAttributes) -> Result<()> {
         self.resolve(path)?.set_attributes(changes)
     }
 
-    /// Sets an extended attribute of what `path` means, links followed.
+    /// Sets an extended attribute of the inode at `path`, following symbolic links.
     pub fn set_xattr(
         &self,
         path: impl ImagePath,
@@ -223,18 +223,19 @@ impl Fs {
         self.resolve(path)?.set_xattr(name, value, mode)
     }
 
-    /// Removes an extended attribute of what `path` means, links followed.
+    /// Removes an extended attribute of the inode at `path`, following symbolic links.
     pub fn remove_xattr(&self, path: impl ImagePath, name: impl AsRef<[u8]>) -> Result<()> {
         self.resolve(path)?.remove_xattr(name)
     }
 
-    /// Sets or removes an ACL of what `path` means, links followed.
+    /// Sets or removes an ACL of the inode at `path`, following symbolic links.
     pub fn set_acl(&self, path: impl ImagePath, kind: AclKind, acl: Option<&Acl>) -> Result<()> {
         self.resolve(path)?.set_acl(kind, acl)
     }
 }
 
-/// A name left in a directory that is being emptied; none at the place where the work started.
+/// Returns a name left in a directory that is being emptied; `None` at the place where the work
+/// started.
 fn inside_next(dir: &Inode, at_start: bool) -> Result<Option<Vec<u8>>> {
     if at_start {
         return Ok(None);

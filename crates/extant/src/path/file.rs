@@ -1,4 +1,4 @@
-//! An open regular file: an inode and a position.
+//! Open regular files: an inode and a position.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -15,19 +15,20 @@ use crate::namei::NewInode;
 use crate::inode::Inode;
 use crate::node::Metadata;
 
-/// When writes become durable.
+/// Point in time at which writes become durable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum SyncMode {
-    /// In time, or when somebody asks.
+    /// Writes become durable by a sync or periodically.
     #[default]
     Later,
-    /// Each write before it returns, with what is needed to read it back (`O_DSYNC`).
+    /// Each write is durable before it returns, with the metadata needed to read it back
+    /// (`O_DSYNC`).
     Data,
-    /// Each write before it returns, with all attributes (`O_SYNC`).
+    /// Each write is durable before it returns, with all attributes (`O_SYNC`).
     Full,
 }
 
-/// How a file is opened: as `std::fs::OpenOptions`.
+/// Options for opening a file, like `std::fs::OpenOptions`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,7 +71,7 @@ impl OpenOptions {
         }
     }
 
-    /// Sets whether the file can be read, which it can unless this is called with `false`.
+    /// Sets whether the file can be read; true by default.
     pub fn read(mut self, read: bool) -> OpenOptions {
         self.read = read;
         self
@@ -82,37 +83,39 @@ impl OpenOptions {
         self
     }
 
-    /// For writing, every write at the end.
+    /// Sets whether the file is opened for writing with every write at the end.
     pub fn append(mut self, append: bool) -> OpenOptions {
         self.append = append;
         self
     }
 
-    /// Empties the file; needs [`write`](Self::write).
+    /// Sets whether the file is emptied; needs [`write`](Self::write).
     pub fn truncate(mut self, truncate: bool) -> OpenOptions {
         self.truncate = truncate;
         self
     }
 
-    /// Makes the file if there is none; needs writing.
+    /// Sets whether a missing file is created; needs [`write`](Self::write) or
+    /// [`append`](Self::append).
     pub fn create(mut self, create: bool) -> OpenOptions {
         self.create = create;
         self
     }
 
-    /// Makes the file, and fails if there is one; needs writing.
+    /// Sets whether the file is created and must not exist before; needs [`write`](Self::write) or
+    /// [`append`](Self::append).
     pub fn create_new(mut self, create_new: bool) -> OpenOptions {
         self.create_new = create_new;
         self
     }
 
-    /// When writes become durable.
+    /// Sets when writes become durable.
     pub fn sync(mut self, sync: SyncMode) -> OpenOptions {
         self.sync = sync;
         self
     }
 
-    /// Owner and permissions of a file that is made: root and 0644 unless set.
+    /// Sets the owner and permissions of a file that is created. Default: root and 0644.
     pub fn new_inode(mut self, new: NewInode) -> OpenOptions {
         self.new = new;
         self
@@ -124,7 +127,8 @@ impl OpenOptions {
     ///
     /// Those of [`Fs::resolve`] and [`Fs::create`]; [`FsError::Exists`] with
     /// [`create_new`](Self::create_new); [`FsError::InvalidArgument`] for options that need writing
-    /// without it; [`FsError::NotPermitted`] by the file's flags; what has no contents.
+    /// without it; [`FsError::NotPermitted`] by the file's flags; those of inodes without contents
+    /// ([`FsError::IsADirectory`], [`FsError::NotARegularFile`], [`FsError::Encrypted`]).
     pub fn open(&self, path: impl ImagePath) -> Result<File> {
         let path = path.image_bytes();
         let writes = self.write || self.append;
@@ -146,7 +150,7 @@ impl OpenOptions {
             match self.fs.resolve(path) {
                 Err(FsError::NotFound { .. }) if self.create => {
                     match self.fs.create(path, &self.new) {
-                        // Somebody else was faster.
+                        // Another thread created the file first.
                         Err(FsError::Exists { .. }) => self.fs.resolve(path)?,
                         other => other?,
                     }
@@ -164,7 +168,7 @@ impl OpenOptions {
         if self.truncate {
             file.inode.truncate(0)?;
         }
-        // `chattr +S` says it for every open file.
+        // The flag set by `chattr +S` makes every write to the file synchronous.
         let always = file.inode.metadata().flags.contains(InodeFlags::SYNC);
         file.sync = if always { SyncMode::Full } else { self.sync };
         Ok(file)
@@ -180,13 +184,13 @@ enum Access {
 
 /// A regular file opened with [`Fs::open`] or [`Fs::open_options`].
 ///
-/// What takes `&self` may be called from many threads; `Read`, `Write` and `Seek` share one position
-/// and take `&mut self`. Clones are the same open file, each with a position of its own.
+/// Methods that take `&self` may be called from many threads; `Read`, `Write` and `Seek` share one
+/// position and take `&mut self`. Clones are the same open file, each with a position of its own.
 ///
 /// # Errors of writeback
 ///
-/// Data is stored after the write has returned. When that fails it stays dirty and is tried again, and the
-/// next [`sync`](Self::sync) of each file that was open then says so, once.
+/// Data is stored after the write has returned. When that fails the data stays dirty and is tried
+/// again, and the next [`sync`](Self::sync) of each file that was open then reports it, once.
 #[derive(Clone, Debug)]
 pub struct File {
     inode: Inode,
@@ -194,12 +198,12 @@ pub struct File {
     reads: bool,
     access: Access,
     sync: SyncMode,
-    /// Failures of writeback that this open file knows of.
+    /// Number of writeback failures that this open file has reported.
     failures: Arc<AtomicU64>,
 }
 
 impl File {
-    /// Refuses what has no contents.
+    /// Opens an inode; fails if it has no contents.
     pub(super) fn new(inode: Inode) -> Result<File> {
         inode.check_contents()?;
         let failures = Arc::new(AtomicU64::new(inode.writeback_failures()));
@@ -213,40 +217,42 @@ impl File {
         })
     }
 
-    /// The inode behind the file: its mapping, extended attributes and more.
+    /// Returns the inode of the file, for its mapping, extended attributes and more.
     pub fn inode(&self) -> &Inode {
         &self.inode
     }
 
-    /// Gives up the position.
+    /// Returns the inode and drops the position.
     pub fn into_inode(self) -> Inode {
         self.inode
     }
 
-    /// The file's attributes.
+    /// Returns the file's attributes.
     pub fn metadata(&self) -> Metadata {
         self.inode.metadata()
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
         self.inode.metadata().size
     }
 
-    /// True for a file of 0 bytes.
+    /// Returns true for a file of 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills `out` from byte `offset` and returns how many bytes there were: fewer than asked for
-    /// only at the end of the file. The arguments are in the order of [`FileExt`], which this is as well.
+    /// Fills `out` from byte `offset` and returns the number of bytes read: fewer than asked for
+    /// only at the end of the file. The order of arguments is that of [`FileExt`], which `File`
+    /// implements.
     ///
     /// # Errors
     ///
-    /// Those of [`Inode::read_at`]; [`FsError::NotPermitted`] when it was opened without reading.
+    /// Those of [`Inode::read_at`]; [`FsError::NotPermitted`] when the file was opened without
+    /// reading.
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_readable()?;
-        self.inode.read_at(offset, out)
+        self.inode.read_at(out, offset)
     }
 
     fn check_readable(&self) -> Result<()> {
@@ -265,13 +271,13 @@ impl File {
         Ok(())
     }
 
-    /// Writes at byte `offset` (an append-only open file: at the end) and returns how many bytes were
+    /// Writes at byte `offset` (to an append-only file: at the end) and returns the number of bytes
     /// written.
     ///
     /// # Errors
     ///
-    /// Those of [`Inode::write_at`]; [`FsError::NotPermitted`] when it was opened for reading; those
-    /// of [`sync`](Self::sync) with a [`SyncMode`].
+    /// Those of [`Inode::write_at`]; [`FsError::NotPermitted`] when the file was opened for
+    /// reading; those of [`sync`](Self::sync) with a [`SyncMode`].
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
         self.check_writable()?;
         let written = match self.access {
@@ -279,7 +285,7 @@ impl File {
                 self.inode.append(bytes)?;
                 bytes.len()
             }
-            _ => self.inode.write_at(offset, bytes)?,
+            _ => self.inode.write_at(bytes, offset)?,
         };
         match self.sync {
             SyncMode::Later => {}
@@ -289,11 +295,12 @@ impl File {
         Ok(written)
     }
 
-    /// Sets the size; growth reads as zeros.
+    /// Sets the size; bytes behind the old end read as zeros.
     ///
     /// # Errors
     ///
-    /// Those of [`Inode::truncate`]; [`FsError::NotPermitted`] when it was opened for reading.
+    /// Those of [`Inode::truncate`]; [`FsError::NotPermitted`] when the file was opened for
+    /// reading.
     pub fn set_len(&self, size: u64) -> Result<()> {
         self.check_writable()?;
         self.inode.truncate(size)
@@ -309,7 +316,7 @@ impl File {
         self.check_failures(self.inode.sync())
     }
 
-    /// Makes the contents durable, and what is needed to read them back.
+    /// Makes the contents durable, and the metadata needed to read them back.
     ///
     /// # Errors
     ///
@@ -342,7 +349,7 @@ impl File {
     }
 }
 
-/// Without a position, as for files of the host: what takes one of those by this trait takes one of these.
+/// Reads and writes at given offsets, without the position, as for files of the host.
 impl FileExt for File {
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(File::read_at(self, out, offset)?)
@@ -358,7 +365,7 @@ impl Write for File {
         Ok(self.write_next(bytes)?)
     }
 
-    /// Nothing is held back here; to make it durable, [`sync`](File::sync).
+    /// Does nothing, because a `File` has no buffer; [`sync`](File::sync) makes data durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,17 +1,17 @@
-//! The path layer: what `std::fs` offers, for the inside of an image.
+//! The path layer: the counterpart of `std::fs` inside an image.
 //!
 //! # Place
 //!
-//! Everything here is a short way to say something with [`Inode`](crate::Inode) handles. Nothing
-//! in it touches the format.
+//! Everything here is a shorthand for operations on [`Inode`](crate::Inode) handles. This module
+//! does not know the format.
 //!
 //! # Paths
 //!
-//! A path is bytes, so that names that are not UTF-8 can be given; every function takes anything
-//! that is an [`ImagePath`](crate::ImagePath): `"/etc/passwd"`, `b"/caf\xe9"`, a `std::path::Path`. Paths are separated
-//! by `/` and start at the root of the image with or without a leading one. `.` and `..` mean
-//! what they mean on Linux; `..` of the root is the root. An absolute symbolic link starts again at
-//! the root *of the image*: no path leads out of it.
+//! A path is bytes, so that names need not be UTF-8; every function takes an
+//! [`ImagePath`](crate::ImagePath): `"/etc/passwd"`, `b"/caf\xe9"`, a `std::path::Path`. Paths are
+//! separated by `/` and start at the root of the image with or without a leading one. `.` and `..`
+//! work as on Linux; `..` of the root is the root. An absolute symbolic link starts at the root *of
+//! the image*: no path leads out of it.
 
 mod edit;
 mod file;
@@ -32,27 +32,27 @@ use resolve::{Last, resolve};
 
 /// # Paths
 impl Fs {
-    /// The inode that `path` means, after following every symbolic link.
+    /// Returns the inode at `path`, following every symbolic link.
     ///
     /// # Errors
     ///
-    /// - [`FsError::NotFound`]: a name on the way, or the last one, does not exist. Also for an
-    ///   empty path.
-    /// - [`FsError::NotADirectory`]: a name on the way is not a directory, or the path ends in `/`
-    ///   and the last name is not one.
-    /// - [`FsError::SymlinkLoop`]: more than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) links.
+    /// - [`FsError::NotFound`]: a name of the path does not exist. Also for an empty path.
+    /// - [`FsError::NotADirectory`]: a name before the last is not a directory, or the path ends in
+    ///   `/` and its last name is not one.
+    /// - [`FsError::SymlinkLoop`]: more than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) symbolic links.
     /// - [`FsError::NameTooLong`], damage and device errors of the directories on the way.
     pub fn resolve(&self, path: impl ImagePath) -> Result<Inode> {
         resolve(self, path.image_bytes(), Last::Follow).map(|found| found.inode)
     }
 
-    /// Like [`resolve`](Self::resolve), but a symbolic link in the last place is the answer and is
-    /// not followed (unless the path ends in `/`).
+    /// Returns the inode at `path` like [`resolve`](Self::resolve), but does not follow a symbolic
+    /// link in the last place (unless the path ends in `/`).
     pub fn resolve_link(&self, path: impl ImagePath) -> Result<Inode> {
         resolve(self, path.image_bytes(), Last::Keep).map(|found| found.inode)
     }
 
-    /// [`resolve`](Self::resolve), asking `may_search` of each directory on the way.
+    /// Resolves a path like [`resolve`](Self::resolve), calling `may_search` for each directory on
+    /// the way.
     pub(crate) fn resolve_checked(
         &self,
         path: &[u8],
@@ -86,17 +86,18 @@ impl Fs {
         File::new(self.resolve(path)?)
     }
 
-    /// Options for opening a file, also for writing.
+    /// Returns options for opening a file, also for writing.
     pub fn open_options(&self) -> OpenOptions {
         OpenOptions::new(self.clone())
     }
 
-    /// Makes `bytes` the contents of a file, which is made if there is none (root's, 0644). Not
-    /// durable before [`sync`](Self::sync).
+    /// Replaces the contents of a file with `bytes`, creating the file if needed (owned by root,
+    /// 0644). Not durable before [`sync`](Self::sync).
     ///
     /// # Errors
     ///
-    /// Those of [`OpenOptions::open`] and [`Inode::write_at`]; the file may be empty or hold a part.
+    /// Those of [`OpenOptions::open`] and [`Inode::write_at`]; the file may be empty or hold a part
+    /// of the bytes then.
     pub fn write(&self, path: impl ImagePath, bytes: impl AsRef<[u8]>) -> Result<()> {
         let mut file = self.open_options().write(true).create(true).truncate(true).open(path)?;
         let mut bytes = bytes.as_ref();
@@ -107,18 +108,18 @@ impl Fs {
         Ok(())
     }
 
-    /// The whole contents of a regular file.
+    /// Reads the whole contents of a regular file.
     ///
     /// # Errors
     ///
     /// Those of [`open`](Self::open) and [`File::read_at`]; [`FsError::TooLarge`] above the mount's
-    /// [`read_limit`](crate::MountOptions::read_limit), because the size is the image's word and
-    /// a hole costs nothing to store.
+    /// [`read_limit`](crate::MountOptions::read_limit), because a hostile image can claim any size
+    /// and holes cost it nothing.
     pub fn read(&self, path: impl ImagePath) -> Result<Vec<u8>> {
         self.open(path)?.inode().read_all()
     }
 
-    /// The whole contents of a regular file, as a string.
+    /// Reads the whole contents of a regular file as a string.
     ///
     /// # Errors
     ///
@@ -131,17 +132,17 @@ impl Fs {
         })
     }
 
-    /// The entries of a directory without `.` and `..`, in the order they are stored.
+    /// Returns an iterator over the entries of a directory without `.` and `..`, in stored order.
     ///
     /// # Errors
     ///
     /// Those of [`resolve`](Self::resolve); [`FsError::NotADirectory`]. Damage of one directory
-    /// block is an item of the iterator, which then goes on with the next block.
+    /// block is an item of the iterator, which then continues with the next block.
     pub fn read_dir(&self, path: impl ImagePath) -> Result<ReadDir> {
         self.resolve(path)?.read_dir()
     }
 
-    /// Attributes of the inode that `path` means, links followed.
+    /// Returns the attributes of the inode at `path`, following symbolic links.
     ///
     /// # Errors
     ///
@@ -150,7 +151,8 @@ impl Fs {
         Ok(self.resolve(path)?.metadata())
     }
 
-    /// Attributes of the inode that `path` names; of the link itself if it is one.
+    /// Returns the attributes of the inode at `path`, without following a symbolic link in the last
+    /// place.
     ///
     /// # Errors
     ///
@@ -159,7 +161,7 @@ impl Fs {
         Ok(self.resolve_link(path)?.metadata())
     }
 
-    /// The target of a symbolic link, as stored.
+    /// Returns the target of a symbolic link, as stored.
     ///
     /// # Errors
     ///
@@ -169,11 +171,12 @@ impl Fs {
         self.resolve_link(path)?.read_link()
     }
 
-    /// Whether `path` leads to something, links followed. A dangling link does not.
+    /// Returns whether `path` leads to an inode, following symbolic links. A dangling link does
+    /// not.
     ///
     /// # Errors
     ///
-    /// Damage and device errors on the way: they leave the question open.
+    /// Damage and device errors on the way, which leave the question open.
     pub fn exists(&self, path: impl ImagePath) -> Result<bool> {
         match self.resolve(path) {
             Ok(_) => Ok(true),
@@ -182,9 +185,9 @@ impl Fs {
         }
     }
 
-    /// The absolute path of what `path` means: no symbolic links, no `.` or `..`.
+    /// Returns the absolute path of the inode at `path`, without symbolic links, `.` or `..`.
     ///
-    /// In a case-folding directory the spelling is the one given, not the one stored.
+    /// In a case-folding directory the spelling is the given one, not the stored one.
     ///
     /// # Errors
     ///
@@ -193,13 +196,13 @@ impl Fs {
         resolve(self, path.image_bytes(), Last::Follow).map(|found| found.path())
     }
 
-    /// Walks the tree below `path` (a last symbolic link is not followed, nor is any inside),
-    /// starting with `path` itself at depth 0, every directory before its contents.
+    /// Walks the tree below `path`, starting with `path` itself at depth 0, every directory before
+    /// its contents. Symbolic links are not followed.
     ///
     /// # Errors
     ///
-    /// Those of [`resolve_link`](Self::resolve_link) for the start. Whatever goes wrong further down
-    /// is an item of the walk.
+    /// Those of [`resolve_link`](Self::resolve_link) for the start. Errors further down are items
+    /// of the walk.
     ///
     /// # Example
     ///
@@ -225,13 +228,13 @@ impl Fs {
 
 /// # Permissions
 impl Fs {
-    /// The inode at `path`, symbolic links followed, if `who` may look names up in every directory
+    /// Returns the inode at `path`, following symbolic links, if `who` may search every directory
     /// on the way.
     ///
     /// # Errors
     ///
-    /// As [`resolve`](Self::resolve); [`FsError::AccessDenied`] names the directory that does not
-    /// let pass.
+    /// As [`resolve`](Self::resolve); [`FsError::AccessDenied`] names the directory that denies the
+    /// search.
     pub fn resolve_for(&self, who: &Credentials, path: impl ImagePath) -> Result<Inode> {
         self.resolve_checked(path.image_bytes(), |dir| dir.check_access(who, Access::EXECUTE))
     }

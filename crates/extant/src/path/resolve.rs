@@ -1,26 +1,26 @@
-//! From a path to an inode.
+//! Resolving a path to an inode.
 
 use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::limits::SYMLINKS_MAX;
 
-/// What to do with a symbolic link in the last place.
+/// Treatment of a symbolic link in the last place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Last {
     Follow,
     Keep,
 }
 
-/// Where a path led.
+/// The result of resolving a path.
 pub(super) struct Resolved {
     pub(super) inode: Inode,
-    /// The directories on the way and the thing itself, from the root, which is left out.
+    /// Names from the root to the inode; the root itself has none.
     names: Vec<Vec<u8>>,
 }
 
 impl Resolved {
-    /// The absolute path.
+    /// Returns the absolute path.
     pub(super) fn path(&self) -> Vec<u8> {
         if self.names.is_empty() {
             return b"/".to_vec();
@@ -34,15 +34,15 @@ impl Resolved {
     }
 }
 
-/// Follows `path` from the root of `fs`.
+/// Resolves `path` from the root of `fs`.
 ///
-/// Work is bounded by the length of the path and of at most [`SYMLINKS_MAX`] link targets, each at
-/// most one block.
+/// The work is bounded by the length of the path and of at most [`SYMLINKS_MAX`] link targets, each
+/// at most one block.
 pub(super) fn resolve(fs: &Fs, path: &[u8], last: Last) -> Result<Resolved> {
     resolve_checked(fs, path, last, |_| Ok(()))
 }
 
-/// [`resolve`], asking `may_search` before each name that is looked up in a directory.
+/// Resolves a path like [`resolve`], calling `may_search` before each lookup in a directory.
 pub(super) fn resolve_checked(
     fs: &Fs,
     path: &[u8],
@@ -53,8 +53,8 @@ pub(super) fn resolve_checked(
     if path.is_empty() {
         return Err(FsError::NotFound { dir: root.ino(), at: None }.in_path(path, b""));
     }
-    // `..` goes back along the way that was taken, never by the entry stored in the directory: a
-    // hostile image may store anything there.
+    // `..` goes back along the directories that were visited, never by the stored entry, which a
+    // hostile image may set to anything.
     let mut way: Vec<(Vec<u8>, Inode)> = Vec::new();
     let mut rest = path.to_vec();
     let mut at = 0;

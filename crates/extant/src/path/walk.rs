@@ -1,4 +1,4 @@
-//! Every file below a directory, once.
+//! Walks over all files below a directory.
 
 use std::fmt;
 
@@ -8,11 +8,10 @@ use crate::dir::{DirEntry, ReadDir};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 
-/// Deepest level a walk descends to. Linux cannot name anything deeper than about half of this in
-/// one path.
+/// Deepest level that a walk enters. A single path on Linux can name about half as many levels.
 pub const DEPTH_MAX: usize = 4096;
 
-/// One file met on a walk.
+/// A file met on a walk.
 #[derive(Clone, Debug)]
 pub struct WalkEntry {
     path: Vec<u8>,
@@ -21,12 +20,12 @@ pub struct WalkEntry {
 }
 
 impl WalkEntry {
-    /// The path the walk was started with, and the names from there on.
+    /// Returns the path: that with which the walk was started, followed by the names from there on.
     pub fn path(&self) -> &[u8] {
         &self.path
     }
 
-    /// The last name of the path; the whole path for the start of the walk.
+    /// Returns the last name of the path; the whole path for the start of the walk.
     pub fn name(&self) -> &[u8] {
         match self.path.iter().rposition(|byte| *byte == b'/') {
             Some(slash) if self.depth > 0 => &self.path[slash + 1..],
@@ -34,23 +33,23 @@ impl WalkEntry {
         }
     }
 
-    /// 0 for the start, 1 for what is in it, and so on.
+    /// Returns the depth: 0 for the start, 1 for its entries, and so on.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// The file itself.
+    /// Returns the file's inode.
     pub fn inode(&self) -> &Inode {
         &self.inode
     }
 }
 
-/// Something on a walk that could not be read. The walk goes on.
+/// An entry or a directory that a walk could not read. The walk continues after it.
 #[derive(Debug)]
 pub struct WalkError {
-    /// The entry, or the directory some of whose entries are unreadable.
+    /// Path of the entry, or of the directory with unreadable entries.
     pub path: Vec<u8>,
-    /// What is wrong.
+    /// The error.
     pub error: FsError,
 }
 
@@ -70,14 +69,14 @@ impl std::error::Error for WalkError {
 ///
 /// # Bounds
 ///
-/// Each directory is entered at most once, whatever a damaged image says, and none deeper than
-/// [`DEPTH_MAX`]; meeting one again or one too deep is an error item. Memory: one bit of
-/// bookkeeping per directory, a few hundred bytes per level, one directory block at a time, or
-/// with [`sorted`](Self::sorted) the names of the directories on the current path.
+/// Each directory is entered at most once, even in a damaged image, and none deeper than
+/// [`DEPTH_MAX`]; a directory met again or too deep is an error item. Memory: one bit per
+/// directory, a few hundred bytes per level, one directory block at a time, or with
+/// [`sorted`](Self::sorted) the names of the directories on the current path.
 #[derive(Debug)]
 pub struct Walk {
     start: Option<Inode>,
-    /// What went wrong with listing the directory that was reported last.
+    /// The error of listing the directory that was reported last.
     failed: Option<WalkError>,
     path: Vec<u8>,
     levels: Vec<Level>,
@@ -112,14 +111,14 @@ impl Walk {
         }
     }
 
-    /// Visits the entries of each directory in the order of their bytes, not as stored. Costs the
-    /// memory to hold one directory's names per level.
+    /// Sets whether the entries of each directory are visited in the order of their bytes instead
+    /// of stored order. Needs memory for the names of one directory per level.
     pub fn sorted(mut self, sorted: bool) -> Walk {
         self.sorted = sorted;
         self
     }
 
-    /// Reports what lies at `depth` but does not descend below it; 0 reports the start alone.
+    /// Sets the depth below which the walk does not descend; 0 reports only the start.
     pub fn max_depth(mut self, depth: usize) -> Walk {
         self.depth_max = depth;
         self
@@ -137,14 +136,15 @@ impl Walk {
             let fault = Fault::Rule("it has a second name in the tree");
             return Err(FsError::corrupt("directory", inode.ino(), None, fault));
         }
-        // The parent keeps its place but not its buffer, or a deep tree would hold one per level.
+        // The parent keeps its position but not its buffer, so that a deep tree needs one buffer
+        // only.
         if let Some(Level { entries: Entries::Stored(parent), .. }) = self.levels.last_mut() {
             parent.release_buffer();
         }
         let entries = inode.read_dir()?;
         let entries = if self.sorted {
             let mut all: Vec<Result<DirEntry>> = entries.collect();
-            // Errors first, in the order met; then names.
+            // Errors come first, in the order met, then names.
             all.sort_by(|a, b| match (a, b) {
                 (Ok(a), Ok(b)) => a.name().cmp(b.name()),
                 (a, b) => a.is_ok().cmp(&b.is_ok()),
@@ -161,8 +161,8 @@ impl Walk {
         WalkError { path: self.path.clone(), error }
     }
 
-    /// Reports `inode` at the current path, and remembers to list it if it is a directory. If
-    /// that cannot be done, the next item says so.
+    /// Reports `inode` at the current path, and remembers to list it if it is a directory. A
+    /// failure of that is the next item.
     fn report(&mut self, inode: Inode) -> WalkEntry {
         let depth = self.levels.len();
         if let Err(error) = self.enter(&inode, depth) {

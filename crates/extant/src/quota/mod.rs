@@ -1,18 +1,18 @@
-//! Quotas of users, groups and projects: who uses how much, and who may not have more.
+//! Quotas of users, groups and projects: usage and limits.
 //!
 //! # Place
 //!
 //! Beside: `quota::promise` holds space for data in the cache. Below: `quota::tree` finds and adds
-//! records in the hidden quota files; `editor`. Above: changes charge inodes and blocks through `Txn`, whose
-//! [`Grow`] makes a quota file longer.
+//! records in the hidden quota files; `editor`. Above: changes charge inodes and blocks through
+//! `Txn`, whose [`Grow`] makes a quota file longer.
 //!
 //! # Invariants
 //!
-//! - Q1. Usage in memory is the truth once an id was touched. A record is encoded once per
-//!   transaction, when that locks.
+//! - Q1. Usage in memory is authoritative once an id was touched. A record is encoded once per
+//!   transaction, when it locks.
 //! - Q2. A charge is checked for every kind before it is made for any: all or none.
 //! - Q3. The quota files themselves, the other hidden inodes and inodes of attribute values are
-//!   charged to nobody.
+//!   charged to no id.
 
 mod promise;
 mod tree;
@@ -41,17 +41,18 @@ use crate::volume::Volume;
 pub(crate) use tree::Extent;
 use tree::Tree;
 
-/// What a transaction has too few of for one more record: the next one, after a commit, has them.
+/// The resource that a transaction lacks for one more record: after a commit, the next transaction
+/// has it.
 pub(crate) const NO_CREDITS: &str = "journal blocks for a new quota record";
 
-/// Blocks that adding a record changes at most: tree blocks of four levels, a leaf, its neighbour,
-/// the header; the inode, and for four new blocks bitmaps, descriptors and nodes of the map.
+/// Credits for adding a record: tree blocks of four levels, a leaf, its neighbour, the header; the
+/// inode, and for four new blocks bitmaps, descriptors and nodes of the map.
 pub(crate) const ADD_CREDITS: u32 = 24;
 
 /// The kinds, in the order of the arrays here.
 const KINDS: [QuotaKind; 3] = [QuotaKind::User, QuotaKind::Group, QuotaKind::Project];
 
-/// Who pays: user, group and project.
+/// The ids charged for an inode: user, group and project.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owners([u32; 3]);
 
@@ -65,45 +66,45 @@ impl Owners {
     }
 }
 
-/// A change of usage.
+/// An amount of usage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Charge {
-    /// Bytes of blocks.
+    /// Allocated space in bytes.
     pub(crate) space: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub(crate) inodes: u64,
 }
 
 impl Charge {
-    /// `sectors` of 512 bytes.
+    /// Returns the charge of `sectors` of 512 bytes.
     pub(crate) fn blocks(sectors: u64) -> Charge {
         Charge { space: sectors.saturating_mul(512), inodes: 0 }
     }
 
-    /// One inode.
+    /// The charge of one inode.
     pub(crate) const INODE: Charge = Charge { space: 0, inodes: 1 };
 }
 
-/// Who pays for a charge, and who does not any more.
+/// A change of charges: the ids that gain one, and those that lose one.
 #[derive(Clone, Copy)]
 struct Change {
     to: Option<Owners>,
     from: Option<Owners>,
     charge: Charge,
-    /// Bytes of it that were promised to those who pay.
+    /// Bytes of the charge that were promised to the gaining ids.
     promised: u64,
     checked: bool,
 }
 
-/// A handle by which a quota file can also be made longer. Who maps blocks to files asks for space, and space is
-/// charged to quotas: so quotas know no maps, and whoever has both says how.
+/// A handle through which a quota file can also grow. Mapping blocks needs space, which is charged
+/// to quotas; so this module does not know maps, and the module that knows both implements this
+/// trait.
 pub(crate) trait Grow<'v>: DerefMut<Target = Editor<'v>> {
-    /// Gives the file of `node` one more block at its end, as it is done for all files whose contents go
-    /// through the journal.
+    /// Adds a block at the end of the file of `node`, as for all files with journaled contents.
     fn append_block(&mut self, node: &Arc<Node>) -> Result<(FileBlock, FsBlock)>;
 }
 
-/// A quota file as it is found.
+/// A quota file as found.
 pub(crate) struct StoredFile {
     pub(crate) node: Arc<Node>,
     pub(crate) size: u64,
@@ -111,7 +112,7 @@ pub(crate) struct StoredFile {
     pub(crate) extents: Vec<Extent>,
 }
 
-/// The inodes of the quota files by kind, where there are any.
+/// Returns the inodes of the quota files by kind, if there are any.
 pub(crate) fn stored_files(superblock: &Superblock) -> [Option<Ino>; 3] {
     let inodes =
         [superblock.user_quota_inode, superblock.group_quota_inode, superblock.project_quota_inode];
@@ -123,7 +124,7 @@ pub(crate) fn stored_files(superblock: &Superblock) -> [Option<Ino>; 3] {
 pub(crate) struct Quotas {
     files: [Option<File>; 3],
     table: Mutex<Table>,
-    /// Limits are enforced; usage is always counted.
+    /// Whether limits are enforced; usage is always counted.
     enforced: bool,
     hidden: [Ino; 5],
     first_inode: Ino,
@@ -133,33 +134,35 @@ struct File {
     ino: Ino,
     space_grace: u32,
     inode_grace: u32,
-    /// Rank `InodeMap` with key 0, before every inode: the file grows under it.
+    /// The tree, with rank `InodeMap` and key 0, before every inode: the file grows under this
+    /// lock.
     tree: Mutex<Tree>,
 }
 
 #[derive(Default)]
 struct Table {
-    /// By index of the kind, and id.
+    /// Usage by index of the kind, and id.
     usage: FxHashMap<(u8, u32), Usage>,
-    /// Bytes promised to data in the cache, where there are any.
+    /// Bytes promised to data in the cache, for ids that have any.
     promised: FxHashMap<(u8, u32), u64>,
-    /// What the running transaction changed.
+    /// Ids that the running transaction changed.
     dirty: Vec<(u8, u32)>,
 }
 
-/// A record, and where it is.
+/// A record, and its place.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     entry: QuotaEntry,
     block: FsBlock,
-    /// Byte in the block.
+    /// Offset of the record in the block.
     offset: usize,
     /// The last transaction whose dirty list has it; 0 for none.
     dirty: Tid,
 }
 
 impl Quotas {
-    /// Opens the quota files that were [found](stored_files); usage of an id is read when it is first needed.
+    /// Opens the quota files that were [found](stored_files); the usage of an id is read when first
+    /// needed.
     pub(crate) fn open(
         volume: &Volume,
         stored: [Option<StoredFile>; 3],
@@ -187,12 +190,12 @@ impl Quotas {
         })
     }
 
-    /// Whether there is anything to count.
+    /// Returns whether any kind is counted.
     pub(crate) fn is_on(&self) -> bool {
         self.files.iter().any(Option::is_some)
     }
 
-    /// Who pays for what an inode uses; `None` when nobody does (Q3).
+    /// Returns the ids charged for an inode; `None` for an inode that is not charged (Q3).
     pub(crate) fn payers(&self, node: &Node) -> Option<Owners> {
         let ino = node.ino();
         let ordinary = ino == Ino::ROOT || ino >= self.first_inode;
@@ -203,7 +206,8 @@ impl Quotas {
         node.with(|data| is_paid(&data.record).then(|| Owners::of(&data.record)))
     }
 
-    /// Whether an owner has no record that is known: then [`claim_all`](Self::claim_all) comes first.
+    /// Returns whether the record of an owner is not known yet: then [`claim_all`](Self::claim_all)
+    /// comes first.
     pub(crate) fn lacks_records(&self, owners: Owners) -> bool {
         self.is_on() && {
             let table = self.table.lock();
@@ -211,8 +215,8 @@ impl Quotas {
         }
     }
 
-    /// Makes sure that the owners have records: then a charge changes one block for each kind. Thrice
-    /// [`ADD_CREDITS`].
+    /// Makes sure that the owners have records: then a charge changes one block for each kind.
+    /// Three times [`ADD_CREDITS`].
     pub(crate) fn claim_all<'v>(&self, txn: &mut impl Grow<'v>, owners: Owners) -> Result<()> {
         for key in self.ids(owners) {
             self.claim(txn, key, true)?;
@@ -220,7 +224,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// The keys of all kinds that are counted.
+    /// Returns the keys of all counted kinds.
     fn ids(&self, owners: Owners) -> impl Iterator<Item = (u8, u32)> + '_ {
         let kinds = self.files.iter().zip(0u8..).zip(owners.0);
         kinds.filter_map(|((file, kind), id)| file.as_ref().map(|_| (kind, id)))
@@ -230,7 +234,7 @@ impl Quotas {
         self.files.get(usize::from(kind))?.as_ref()
     }
 
-    /// Takes a record into the transaction; false when there is none and none is to be made.
+    /// Adds a record to the transaction; returns false when there is none and `make` is false.
     fn claim<'v>(&self, txn: &mut impl Grow<'v>, key: (u8, u32), make: bool) -> Result<bool> {
         let tid = txn.tid();
         let known = self.table.lock().usage.get(&key).copied();
@@ -245,7 +249,7 @@ impl Quotas {
         txn.edit_block(usage.block, BlockKind::Plain, |_| ())?;
         let mut table = self.table.lock();
         let table = &mut *table;
-        // Another thread may have been faster.
+        // Another thread may have loaded it first.
         let now = table.usage.entry(key).or_insert(usage);
         if now.dirty != tid {
             now.dirty = tid;
@@ -276,12 +280,12 @@ impl Quotas {
         tree.add(txn, key.1).map(Some)
     }
 
-    /// Charges `owners` with more.
+    /// Charges `owners`.
     ///
     /// # Errors
     ///
-    /// [`FsError::QuotaExceeded`], and nothing is charged; full disks, for a new record; damage of
-    /// a quota file; device errors.
+    /// [`FsError::QuotaExceeded`], with nothing charged; full disks, for a new record; damage of a
+    /// quota file; device errors.
     pub(crate) fn charge<'v>(
         &self,
         txn: &mut impl Grow<'v>,
@@ -291,8 +295,8 @@ impl Quotas {
         self.apply(txn, Change { to: Some(owners), from: None, charge, promised: 0, checked: true })
     }
 
-    /// Gives back what was charged. Never below zero: a count that was wrong stays wrong, and
-    /// e2fsck counts anew.
+    /// Ends a charge. Usage never falls below zero: a wrong count stays wrong until e2fsck corrects
+    /// it.
     pub(crate) fn uncharge<'v>(
         &self,
         txn: &mut impl Grow<'v>,
@@ -317,8 +321,8 @@ impl Quotas {
         self.apply(txn, Change { to: Some(to), from: Some(from), charge, promised: 0, checked })
     }
 
-    /// [`transfer`](Self::transfer) of all that an inode uses, whatever the limits say: it was
-    /// allowed once.
+    /// Moves the charges of everything that an inode uses, regardless of limits, because the change
+    /// of its owner was accepted before.
     pub(crate) fn transfer_unchecked<'v>(
         &self,
         txn: &mut impl Grow<'v>,
@@ -328,12 +332,12 @@ impl Quotas {
         self.transfer(txn, Owners::of(from), Owners::of(to), all_of(from), false)
     }
 
-    /// Charges a new inode, whatever the limits say.
+    /// Charges a new inode, regardless of limits.
     pub(crate) fn charge_unchecked<'v>(&self, txn: &mut impl Grow<'v>, node: &Node) -> Result<()> {
         self.charge_anyway(txn, node, Charge::INODE)
     }
 
-    /// Charges blocks, in units of 512 bytes, whatever the limits say.
+    /// Charges blocks, in units of 512 bytes, regardless of limits.
     pub(crate) fn charge_blocks_unchecked<'v>(
         &self,
         txn: &mut impl Grow<'v>,
@@ -356,17 +360,17 @@ impl Quotas {
         )
     }
 
-    /// Those who pay by a change: ids that stay are not touched.
+    /// Returns the ids that gain a charge; ids on both sides are not touched.
     fn gainers(&self, change: &Change) -> impl Iterator<Item = (u8, u32)> + '_ {
         self.changed(change.to, change.from)
     }
 
-    /// Those who do not any more.
+    /// Returns the ids that lose a charge; ids on both sides are not touched.
     fn losers(&self, change: &Change) -> impl Iterator<Item = (u8, u32)> + '_ {
         self.changed(change.from, change.to)
     }
 
-    /// The keys of `owners` that `others` do not have.
+    /// Returns the keys of `owners` that `others` do not have.
     fn changed(
         &self,
         owners: Option<Owners>,
@@ -423,7 +427,8 @@ impl Quotas {
         Ok(())
     }
 
-    /// Puts the changed records into their blocks, which the transaction has. No handle is open.
+    /// Encodes the changed records into their blocks, which the transaction has claimed. No handle
+    /// is open.
     pub(crate) fn encode(&self, volume: &Volume) -> Result<()> {
         if !self.is_on() {
             return Ok(());
@@ -445,7 +450,8 @@ impl Quotas {
         Ok(())
     }
 
-    /// What an id uses and may use, with what is promised to it; `None` when the kind is not counted.
+    /// Returns the usage and the limits of an id, with the space promised to it; `None` when the
+    /// kind is not counted.
     pub(crate) fn entry(
         &self,
         volume: &Volume,
@@ -468,12 +474,12 @@ impl Quotas {
         Ok(known(Some(found.map_or(nothing, |usage| usage.entry))))
     }
 
-    /// Whether the kind is counted.
+    /// Returns whether the kind is counted.
     pub(crate) fn counts(&self, kind: QuotaKind) -> bool {
         self.key(kind, 0).is_some()
     }
 
-    /// Sets the limits of an id of a kind that is counted. [`ADD_CREDITS`].
+    /// Sets the limits of an id of a counted kind. Needs [`ADD_CREDITS`].
     pub(crate) fn set_limits<'v>(
         &self,
         txn: &mut impl Grow<'v>,
@@ -496,27 +502,27 @@ impl Quotas {
         Ok(())
     }
 
-    /// The key of an id of a kind; `None` when the kind is not counted.
+    /// Returns the key of an id of a kind; `None` when the kind is not counted.
     fn key(&self, kind: QuotaKind, id: u32) -> Option<(u8, u32)> {
         let (_, index) = KINDS.iter().zip(0u8..).find(|(one, _)| **one == kind)?;
         self.file(index).map(|_| (index, id))
     }
 }
 
-/// The most that an id may have; see [`Fs::set_quota_limits`](crate::Fs::set_quota_limits). 0: no limit.
+/// Limits of an id; see [`Fs::set_quota_limits`](crate::Fs::set_quota_limits). 0 means no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QuotaLimits {
-    /// Space at most, in KiB.
+    /// Hard limit of the space, in KiB.
     pub space_hard_kib: u64,
-    /// Space in KiB above which the grace time runs.
+    /// Soft limit of the space, in KiB, above which the grace time runs.
     pub space_soft_kib: u64,
-    /// Inodes at most.
+    /// Hard limit of the number of inodes.
     pub inodes_hard: u64,
-    /// Inodes above which the grace time runs.
+    /// Soft limit of the number of inodes, above which the grace time runs.
     pub inodes_soft: u64,
 }
 
-/// Inodes that belong to the file system and are charged to nobody.
+/// Returns the inodes that belong to the file system and are not charged.
 fn hidden(superblock: &Superblock) -> [Ino; 5] {
     [
         superblock.user_quota_inode,
@@ -527,9 +533,9 @@ fn hidden(superblock: &Superblock) -> [Ino; 5] {
     ]
 }
 
-/// Whether an id may have that much more, by Linux's rules: never above a hard limit; above a soft
-/// limit as long as the grace time lasts, which begins with the charge that goes above. `promised`
-/// bytes count as used.
+/// Checks a further charge by Linux's rules: usage may never exceed a hard limit, and may exceed a
+/// soft limit during the grace time, which begins with the charge that exceeds it. `promised` bytes
+/// count as used.
 fn check(
     key: (u8, u32),
     entry: &QuotaEntry,
@@ -562,7 +568,7 @@ fn check(
     Err(FsError::QuotaExceeded { kind, id: key.1, what })
 }
 
-/// The grace time runs while usage is above the soft limit.
+/// Starts or stops the grace time, which runs while usage exceeds the soft limit.
 fn set_grace(entry: &mut QuotaEntry, file: &File, now: u64) {
     let end = |used: u64, soft: u64, end: u64, grace: u32| match end {
         _ if soft == 0 || used <= soft => 0,
@@ -577,12 +583,12 @@ fn set_grace(entry: &mut QuotaEntry, file: &File, now: u64) {
     entry.inode_grace_end = end(entry.inodes, soft, entry.inode_grace_end, file.inode_grace);
 }
 
-/// A limit on space in bytes.
+/// Converts a limit on space into bytes.
 fn bytes(limit: u64) -> u64 {
     limit.saturating_mul(LIMIT_UNIT_BYTES)
 }
 
-/// All that an inode with this record uses.
+/// Returns everything that an inode with this record uses.
 pub(crate) fn all_of(record: &Record) -> Charge {
     Charge { space: record.sectors.saturating_mul(512), inodes: 1 }
 }

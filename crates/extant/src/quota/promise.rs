@@ -1,14 +1,14 @@
 //! Promises against limits: space for data in the cache that has no blocks yet.
 //!
-//! A write is refused when it is made, not when it goes to the device: what is promised counts like
-//! what is used, for every check. Promises are in memory only.
+//! A write is refused when it is made, not when it goes to the device: every check counts promised
+//! space as used. Promises are in memory only.
 //!
 //! # Invariants
 //!
 //! - Q4. A promise of an inode is one of its owners' for every kind, made for all kinds or none. It
 //!   ends by [`Quotas::unpromise`] or, as a charge, by [`Quotas::charge_promised`]; a change of
 //!   owner moves it.
-//! - Q5. A promise becomes a charge in one step: nobody sees both, or neither.
+//! - Q5. A promise becomes a charge atomically.
 
 use super::{Change, Charge, Grow, Quotas, Table, check};
 use crate::error::Result;
@@ -18,13 +18,13 @@ use crate::volume::Volume;
 use extant_base::sabotage;
 
 impl Quotas {
-    /// Promises the owners of an inode blocks that it will have, in units of 512 bytes. Without
-    /// quotas it costs one comparison; else reads an owner's record the first time. No transaction.
+    /// Promises blocks, in units of 512 bytes, to the owners of an inode. Without quotas it costs
+    /// one comparison; otherwise it reads an owner's record the first time. Opens no transaction.
     ///
     /// # Errors
     ///
-    /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), and nothing is promised; damage
-    /// of a quota file, device errors.
+    /// [`FsError::QuotaExceeded`](crate::FsError::QuotaExceeded), with nothing promised; damage of
+    /// a quota file, device errors.
     pub(crate) fn promise(
         &self,
         volume: &Volume,
@@ -35,12 +35,13 @@ impl Quotas {
         self.promise_if(volume, Some(log), node, sectors)
     }
 
-    /// [`promise`](Self::promise) whatever the limits say: for blocks that will charge nothing.
+    /// Promises like [`promise`](Self::promise), regardless of limits, for blocks that will not be
+    /// charged.
     pub(crate) fn promise_anyway(&self, volume: &Volume, node: &Node, sectors: u64) -> Result<()> {
         self.promise_if(volume, None, node, sectors)
     }
 
-    /// Limits count if there is a clock that grace times run by.
+    /// Promises blocks; limits are checked if there is a clock for the grace times.
     fn promise_if(
         &self,
         volume: &Volume,
@@ -73,14 +74,14 @@ impl Quotas {
         Ok(())
     }
 
-    /// Gives back what was promised and not charged. Never below zero.
+    /// Ends promises that were not charged. The amount never falls below zero.
     pub(crate) fn unpromise(&self, node: &Node, sectors: u64) {
         let Some(owners) = self.payers(node) else { return };
         self.table.lock().unpromise(self.ids(owners), Charge::blocks(sectors).space);
     }
 
-    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, whatever the
-    /// limits say.
+    /// Charges blocks, in units of 512 bytes, of which `promised` were promised, regardless of
+    /// limits.
     pub(crate) fn charge_promised<'v>(
         &self,
         txn: &mut impl Grow<'v>,
@@ -94,7 +95,7 @@ impl Quotas {
         self.apply(txn, change)
     }
 
-    /// Makes a record known, if there is one.
+    /// Loads a record, if it exists.
     fn load(&self, volume: &Volume, key: (u8, u32)) -> Result<()> {
         if self.table.lock().usage.contains_key(&key) {
             return Ok(());
@@ -102,7 +103,7 @@ impl Quotas {
         let Some(file) = self.file(key.0) else { return Ok(()) };
         let tree = file.tree.lock();
         if let Some(found) = tree.find(volume, key.1)? {
-            // Whoever was faster may have changed it.
+            // Another thread may have loaded and changed it.
             self.table.lock().usage.entry(key).or_insert(found);
         }
         Ok(())
@@ -110,7 +111,7 @@ impl Quotas {
 }
 
 impl Table {
-    /// Bytes promised to an id.
+    /// Returns the bytes promised to an id.
     pub(super) fn promised_to(&self, key: (u8, u32)) -> u64 {
         if sabotage("extant.quota.promises-not-counted") {
             return 0;

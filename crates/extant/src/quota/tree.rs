@@ -1,7 +1,7 @@
 //! The tree of one quota file, in place: finding the record of an id, and adding one.
 //!
-//! A quota file has blocks of 1 KiB whatever the file system's are: a "quota block" here is one of
-//! those, a "block" one of the file system. Records are never taken out: an id with nothing in it
+//! A quota file has blocks of 1 KiB whatever the block size of the file system: a "quota block" is
+//! one of those, a "block" one of the file system. Records are never removed: an id without usage
 //! keeps its record, for its limits.
 
 use std::sync::Arc;
@@ -32,14 +32,14 @@ pub(super) struct Tree {
     node: Arc<Node>,
     block_size: BlockSize,
     header: QuotaHeader,
-    /// The file's blocks, in order and without gaps: all blocks that quota blocks are in.
+    /// The file's blocks, in order and without gaps.
     extents: Vec<Extent>,
 }
 
-/// Where the search for an id ended.
+/// The end of a search for an id.
 enum Found {
     Record(Usage),
-    /// The tree block of this level has no block for the id.
+    /// The tree block of this level has no entry for the id.
     Nothing {
         level: usize,
         at: u32,
@@ -82,7 +82,7 @@ impl Tree {
         FsError::corrupt("quota file", self.ino, None, fault)
     }
 
-    /// The block that a quota block is in, and the byte in it.
+    /// Returns the block of a quota block, and the offset in it.
     fn place(&self, quota_block: u32) -> Result<(FsBlock, usize)> {
         let byte = u64::from(quota_block) * QUOTA_BLOCK_BYTES as u64;
         let index = byte >> self.block_size.log2();
@@ -122,7 +122,7 @@ impl Tree {
         })
     }
 
-    /// The record of `id`, if it has one.
+    /// Returns the record of `id`, if it has one.
     pub(super) fn find(&self, volume: &Volume, id: u32) -> Result<Option<Usage>> {
         match self.search(volume, id)? {
             Found::Record(usage) => Ok(Some(usage)),
@@ -154,12 +154,12 @@ impl Tree {
         Ok(Usage { entry, block, offset, dirty: 0 })
     }
 
-    /// Adds a record with nothing in it for `id`, which has none.
+    /// Adds an empty record for `id`, which has none.
     ///
     /// # Errors
     ///
     /// Full disks and limits of the map, damage found before anything was changed. After the first
-    /// change an error stops the journal.
+    /// change an error aborts the journal.
     pub(super) fn add<'v>(&mut self, txn: &mut impl Grow<'v>, id: u32) -> Result<Usage> {
         let volume = txn.volume();
         let (level, parent) = match self.search(volume, id)? {
@@ -176,7 +176,7 @@ impl Tree {
         added.map_err(|error| txn.fail(error))
     }
 
-    /// The first leaf of the list of those with room; checked.
+    /// Returns the first leaf with room, checked.
     fn leaf_with_room(&self, volume: &Volume) -> Result<Option<u32>> {
         let at = self.header.free_leaf;
         if at == 0 {
@@ -193,7 +193,7 @@ impl Tree {
         Ok(Some(at))
     }
 
-    /// Up to `wanted` quota blocks of the list of free ones.
+    /// Returns up to `wanted` quota blocks of the list of free ones.
     fn free_blocks(&self, volume: &Volume, wanted: usize) -> Result<Vec<u32>> {
         let mut free = Vec::new();
         let mut next = self.header.free_block;
@@ -207,7 +207,7 @@ impl Tree {
         Ok(free)
     }
 
-    /// Lets the file have `more` quota blocks at its end; they are not used yet.
+    /// Adds `more` quota blocks at the end of the file; they are not in use yet.
     fn make_room<'v>(&mut self, txn: &mut impl Grow<'v>, more: u32) -> Result<()> {
         let full = || FsError::NoSpace { what: "quota blocks", wanted: u64::from(more), free: 0 };
         let blocks = self.header.blocks.checked_add(more).ok_or_else(full)?;
@@ -253,7 +253,7 @@ impl Tree {
             }
             at => at,
         };
-        // From the leaf up, so that a tree block points to something from the start.
+        // The tree is built from the leaf up, so that a tree block never points to nothing.
         let mut below = leaf_at;
         for level in (level + 1..LEVELS).rev() {
             let at = self.take_block(txn, volume, &mut free)?;
@@ -300,7 +300,7 @@ impl Tree {
         self.usage(leaf_at, index, entry)
     }
 
-    /// A quota block to use, all zeroes: a free one, or the one after the last.
+    /// Returns a zeroed quota block: a free one, or the one after the last.
     fn take_block(
         &mut self,
         txn: &mut Editor<'_>,
@@ -323,7 +323,7 @@ impl Tree {
     }
 }
 
-/// The little-endian number at byte `at`; 0 past the end.
+/// Returns the little-endian number at byte `at`; 0 past the end.
 fn number_at(bytes: &[u8], at: usize) -> u32 {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
     u32::from_le_bytes(field.copied().unwrap_or_default())

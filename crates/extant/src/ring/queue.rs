@@ -1,175 +1,346 @@
-//! What waits for a worker, in its order, and what workers have done.
+//! The queue of a ring: tasks that wait for a worker, in their order, and results of workers.
+//!
+//! Tasks and results are type parameters, so this module does not know files, and the model checker
+//! runs the same code over its own locks (`model`).
 //!
 //! # Invariants
 //!
-//! - Q1. A file has an entry exactly while one of its changes waits or is worked on. At most one is ready or worked on at a
-//!   time; those behind it, of whatever kind, are in the entry, in the order of their submission.
-//! - Q2. What is ready needs nobody before it: any worker may do it, beside all others.
+//! - Q1. An idle worker sleeps only when no task is ready that it may take; a thread that makes a
+//!   task ready wakes a worker.
+//! - Q2. At least one worker does not run tasks that may be held up, so reads continue during a
+//!   freeze or over a limit.
+//! - Q3. A result is stored before its operation counts as finished; `pending` counts the results
+//!   to come for takers.
 
-use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::time::Duration;
 
-use extant_base::Ino;
-use extant_sync::{Condvar, Mutex, Rank};
+use extant_base::sabotage;
 
-use super::RingStats;
-use super::op::{Completion, Op};
-use crate::attempt::WaitReason;
-use crate::inode::Inode;
+use super::order::{Files, Order, Place};
+use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, queue_lock};
 
-/// An operation for a worker.
-pub(super) struct Task {
-    pub(super) tag: u64,
-    pub(super) inode: Inode,
-    pub(super) op: Op,
-    /// Where it begins, and how many bytes are done.
-    pub(super) part: Option<(u64, usize)>,
-}
+/// Number of tasks of one file that a worker runs before others have their turn.
+const RUN_MAX: u32 = 16;
 
-impl Task {
-    pub(super) fn new(tag: u64, inode: &Inode, op: Op) -> Task {
-        Task { tag, inode: inode.clone(), op, part: None }
-    }
-}
-
-/// A result, or the panic of the operation.
-type Outcome = Result<Completion, Box<dyn Any + Send>>;
-
-struct State {
-    /// Tasks behind a change of a file.
-    files: HashMap<Ino, VecDeque<Task>>,
-    ready: VecDeque<Task>,
-    done: VecDeque<Outcome>,
-    /// Accepted and not taken.
+struct State<T, R> {
+    order: Order<T>,
+    done: VecDeque<R>,
+    /// Number of results to come that are taken from the queue.
     pending: usize,
+    /// Number of workers running tasks that may be held up.
+    holding: usize,
+    /// Number of sleeping workers.
+    asleep: usize,
     closed: bool,
-    stats: RingStats,
 }
 
-pub(super) struct Queue {
-    state: Mutex<State>,
-    /// Something is ready, or the queue is closed.
+/// A queue of tasks `T` with results `R`.
+pub(super) struct Queue<T, R> {
+    state: Mutex<State<T, R>>,
+    /// Signalled when a task is ready, or the queue is closed.
     work: Condvar,
-    /// Something is done, or nothing is pending.
+    /// Signalled when a result is stored, or none is pending.
     done: Condvar,
+    /// Signalled when the next deadline has changed, or the queue is closed.
+    timer: Condvar,
+    /// Number of unfinished operations; while it is 0, submitters need not take the lock.
+    unfinished: AtomicUsize,
+    /// Limit of the workers running tasks that may be held up.
+    holding_max: usize,
 }
 
-impl Default for Queue {
-    fn default() -> Queue {
+/// A task that a worker executes.
+pub(super) struct Job<T> {
+    pub(super) number: u64,
+    pub(super) task: T,
+    files: Files,
+    may_be_held: bool,
+    /// Number of tasks of these files that the worker has done in a row.
+    run: u32,
+}
+
+/// A task to be accepted.
+pub(super) struct Entry<T> {
+    pub(super) place: Place,
+    pub(super) task: T,
+    /// Whether its result is [taken](Queue::take) from the queue.
+    pub(super) is_taken: bool,
+    /// Whether it waits for the entry in front of it in the same call.
+    pub(super) is_link: bool,
+}
+
+/// How long a taker waits.
+#[derive(Clone, Copy)]
+pub(super) enum Patience {
+    None,
+    For(Duration),
+    Endless,
+}
+
+/// Outcome of a task, for the queue.
+pub(super) struct Ended<R> {
+    pub(super) job: Job<()>,
+    pub(super) went_well: bool,
+    /// The result for takers; `None` when it goes elsewhere.
+    pub(super) result: Option<R>,
+}
+
+impl<T, R> Queue<T, R> {
+    /// Creates a queue for `workers` workers, two at least.
+    pub(super) fn new(workers: usize) -> Queue<T, R> {
         let state = State {
-            files: HashMap::new(),
-            ready: VecDeque::new(),
+            order: Order::default(),
             done: VecDeque::new(),
             pending: 0,
+            holding: 0,
+            asleep: 0,
             closed: false,
-            stats: RingStats::default(),
         };
-        let state = Mutex::new(Rank::Leaf, state);
-        Queue { state, work: Condvar::new(), done: Condvar::new() }
+        Queue {
+            state: queue_lock(state),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            timer: Condvar::new(),
+            unfinished: AtomicUsize::new(0),
+            holding_max: workers.saturating_sub(1).max(1),
+        }
     }
-}
 
-impl Queue {
-    /// Whether a change of this file waits or is worked on.
-    pub(super) fn has_changes(&self, ino: Ino) -> bool {
-        self.state.lock().files.contains_key(&ino)
+    /// Returns whether a task in this place would have to wait for others.
+    pub(super) fn is_behind(&self, place: &Place) -> bool {
+        self.unfinished.load(Ordering::Acquire) > 0 && self.state.lock().order.is_behind(place)
     }
 
-    /// Accepts a task: behind those of its file, if there are any (R1, R2).
-    pub(super) fn push(&self, task: Task, refused: Option<WaitReason>) {
+    /// Accepts tasks, each behind those of its files; returns their numbers. Returns the tasks when
+    /// the queue is closed.
+    pub(super) fn push(&self, entries: Vec<Entry<T>>) -> Result<Vec<u64>, Vec<Entry<T>>> {
         let mut state = self.state.lock();
-        state.stats.count(&task, refused);
-        state.pending += 1;
-        let ino = task.inode.ino();
-        if let Some(behind) = state.files.get_mut(&ino) {
-            behind.push_back(task);
-            return;
+        if state.closed {
+            return Err(entries);
         }
-        if task.op.is_change() {
-            state.files.insert(ino, VecDeque::new());
+        let deadline = state.order.next_deadline();
+        let before = state.order.ready();
+        let mut numbers = Vec::with_capacity(entries.len());
+        for Entry { place, task, is_taken, is_link } in entries {
+            state.pending += usize::from(is_taken);
+            let after = numbers.last().copied().filter(|_| is_link);
+            numbers.push(state.order.accept(place, task, after));
         }
-        state.ready.push_back(task);
-        drop(state);
-        self.work.notify_one();
+        let sooner = state.order.next_deadline() != deadline;
+        self.leave(state, before, 0);
+        if sooner {
+            self.timer.notify_one();
+        }
+        Ok(numbers)
     }
 
-    /// The next task for this worker; waits for one. `None` when the queue is closed and nothing is ready: what becomes
-    /// ready after that is for the worker that makes it so.
-    pub(super) fn next(&self) -> Option<Task> {
+    /// Releases the lock and wakes as many workers as there are more ready tasks than `before`,
+    /// except for the `anyway` workers that look anyway.
+    fn leave(&self, state: super::sync::MutexGuard<'_, State<T, R>>, before: usize, anyway: usize) {
+        self.unfinished.store(state.order.len(), Ordering::Release);
+        let more = state.order.ready().saturating_sub(before).saturating_sub(anyway);
+        let wake = more.min(state.asleep);
+        let ends = state.closed && state.order.len() == 0;
+        drop(state);
+        if ends {
+            self.timer.notify_one();
+        }
+        (0..wake).for_each(|_| self.work.notify_one());
+    }
+
+    /// Returns the next task for this worker; waits for one. `None` when the queue is closed and no
+    /// task is ready: a task that becomes ready after that is run by the worker that makes it
+    /// ready.
+    pub(super) fn next(&self) -> Option<Job<T>> {
         let mut state = self.state.lock();
         loop {
-            if let Some(task) = state.ready.pop_front() {
-                return Some(task);
+            let any = state.holding < self.holding_max || sabotage("extant.ring.all-are-held");
+            if let Some((number, place, task)) = state.order.begin(any) {
+                return Some(state.job(number, place, task, 0));
             }
             if state.closed {
                 return None;
             }
+            state.asleep += 1;
             self.work.wait(&mut state);
+            state.asleep -= 1;
         }
     }
 
-    /// A task on file `ino` has been done: its result can be taken, and those that were behind it are ready, up to the
-    /// next change.
-    pub(super) fn settle(&self, ino: Ino, is_change: bool, outcome: Outcome) {
+    /// Returns up to `most` more ready tasks, while the next one `fits`. `is_new` says that this
+    /// worker runs nothing else that counts as held up.
+    pub(super) fn more(
+        &self,
+        may_be_held: bool,
+        is_new: bool,
+        most: usize,
+        fits: impl Fn(&T) -> bool,
+    ) -> Vec<Job<T>> {
         let mut state = self.state.lock();
-        let State { files, ready, done, stats, .. } = &mut *state;
-        done.push_back(outcome);
-        stats.completed += 1;
-        let before = ready.len();
-        if is_change && let Some(behind) = files.get_mut(&ino) {
-            let mut next_change = false;
-            while !next_change && let Some(task) = behind.pop_front() {
-                next_change = task.op.is_change();
-                ready.push_back(task);
-            }
-            if !next_change {
-                files.remove(&ino);
-            }
+        let mut jobs = Vec::new();
+        if may_be_held && is_new && state.holding >= self.holding_max {
+            return jobs;
         }
-        // One of them is for this thread.
-        let others = (ready.len() - before).saturating_sub(1);
-        drop(state);
-        (0..others).for_each(|_| self.work.notify_one());
-        self.done.notify_all();
+        while jobs.len() < most
+            && let Some((number, place, task)) = state.order.begin_like(may_be_held, &fits)
+        {
+            // The worker counts once.
+            let counts = may_be_held && is_new && jobs.is_empty();
+            let place = Place { may_be_held: counts, ..place };
+            jobs.push(state.job(number, place, task, 0));
+        }
+        jobs
     }
 
-    /// Takes a result; with `waits`, waits for one as long as one is to come.
-    pub(super) fn take(&self, waits: bool) -> Option<Outcome> {
+    /// Settles a task: its result can be taken, and tasks behind it become ready. `cancelled`
+    /// returns the result of each task cancelled with it, or keeps it elsewhere. A worker that
+    /// `continues` gets the next task at once, if it is of the same file and not the turn of
+    /// others.
+    pub(super) fn settle(
+        &self,
+        ended: Ended<R>,
+        continues: bool,
+        mut cancelled: impl FnMut(T) -> Option<R>,
+    ) -> Option<Job<T>> {
+        let Ended { job: Job { number, files, may_be_held, run, .. }, went_well, result } = ended;
+        let mut state = self.state.lock();
+        let State { order, done, holding, .. } = &mut *state;
+        let taken = done.len();
+        done.extend(result);
+        *holding -= usize::from(may_be_held);
+        let was_ready = order.ready();
+        order.finish(number, went_well, &mut |task| done.extend(cancelled(task)));
+        let has_results = done.len() > taken;
+        let mut next = None;
+        if continues && may_be_held && run + 1 < RUN_MAX {
+            next = order.begin_next(files);
+        }
+        let next = next.map(|(number, place, task)| state.job(number, place, task, run + 1));
+        // This worker will run one of them; and where it was the last one that may be held up,
+        // others could not take tasks that were ready before.
+        let before = was_ready.min(state.order.ready());
+        let was_last = may_be_held && state.holding + 1 == self.holding_max;
+        let before = if was_last { 0 } else { before };
+        let anyway = usize::from(continues && next.is_none());
+        self.leave(state, before, anyway);
+        if has_results {
+            self.done.notify_all();
+        }
+        next
+    }
+
+    /// Cancels the tasks that have not begun and that `fits`, and their chains behind them. Returns
+    /// their number.
+    pub(super) fn cancel(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        cancelled: impl FnMut(T) -> Option<R>,
+    ) -> usize {
+        let state = self.state.lock();
+        let numbers = state.order.find(fits);
+        self.cancel_these(state, numbers, cancelled)
+    }
+
+    /// Cancels one task, if it has not begun.
+    pub(super) fn cancel_one(&self, number: u64, cancelled: impl FnMut(T) -> Option<R>) -> bool {
+        self.cancel_these(self.state.lock(), vec![number], cancelled) > 0
+    }
+
+    fn cancel_these(
+        &self,
+        mut state: super::sync::MutexGuard<'_, State<T, R>>,
+        numbers: Vec<u64>,
+        mut cancelled: impl FnMut(T) -> Option<R>,
+    ) -> usize {
+        let State { order, done, .. } = &mut *state;
+        let (before, mut count) = (order.ready(), 0);
+        let mut note = |task| {
+            count += 1;
+            done.extend(cancelled(task));
+        };
+        for number in numbers {
+            order.cancel(number, &mut note);
+        }
+        // A ready task may have gone while another became ready.
+        self.leave(state, before.saturating_sub(count), 0);
+        if count > 0 {
+            self.done.notify_all();
+        }
+        count
+    }
+
+    /// Takes a result; waits for one while any is pending, as `patience` says.
+    pub(super) fn take(&self, patience: impl Fn() -> Patience) -> Option<R> {
         let mut state = self.state.lock();
         loop {
-            if let Some(outcome) = state.done.pop_front() {
+            if let Some(result) = state.done.pop_front() {
                 state.pending -= 1;
                 if state.pending == 0 {
-                    // Others wait for nothing.
+                    // Nothing is pending any more, so other takers must not wait.
                     self.done.notify_all();
                 }
-                return Some(outcome);
+                return Some(result);
             }
-            if !waits || state.pending == 0 {
+            if state.pending == 0 {
                 return None;
             }
-            self.done.wait(&mut state);
+            match patience() {
+                Patience::None => return None,
+                Patience::Endless => self.done.wait(&mut state),
+                Patience::For(time) => _ = self.done.wait_for(&mut state, time),
+            }
         }
     }
 
-    /// Workers end when nothing is left.
+    /// Closes the queue: workers end when no task is left.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.work.notify_all();
+        self.timer.notify_all();
     }
 
-    pub(super) fn stats(&self) -> RingStats {
-        self.state.lock().stats
+    /// Cancels tasks whose deadline has passed, until the queue is closed and empty. `now` is the
+    /// time since some fixed moment.
+    pub(super) fn watch(
+        &self,
+        now: impl Fn() -> Duration,
+        mut cancelled: impl FnMut(T) -> Option<R>,
+        mut afterwards: impl FnMut(),
+    ) {
+        let mut state = self.state.lock();
+        loop {
+            if state.closed && state.order.len() == 0 {
+                return;
+            }
+            match state.order.next_deadline() {
+                None if state.closed => return,
+                None => self.timer.wait(&mut state),
+                Some((deadline, number)) => match deadline.checked_sub(now()) {
+                    Some(left) if !left.is_zero() => _ = self.timer.wait_for(&mut state, left),
+                    _ => {
+                        self.cancel_these(state, vec![number], &mut cancelled);
+                        afterwards();
+                        state = self.state.lock();
+                    }
+                },
+            }
+        }
     }
 }
 
-impl RingStats {
-    fn count(&mut self, task: &Task, refused: Option<WaitReason>) {
-        match refused {
-            Some(reason) => self.refused[reason as usize] += 1,
-            None if task.part.is_some() => self.in_parts += 1,
-            None if task.op.always_waits() => self.by_kind += 1,
-            None => self.behind += 1,
-        }
+impl<T, R> State<T, R> {
+    fn job(&mut self, number: u64, place: Place, task: T, run: u32) -> Job<T> {
+        let Place { files, may_be_held, .. } = place;
+        self.holding += usize::from(may_be_held);
+        Job { number, task, files, may_be_held, run }
+    }
+}
+
+impl<T> Job<T> {
+    /// Splits a job into the task and the rest.
+    pub(super) fn open(self) -> (T, Job<()>) {
+        let Job { number, task, files, may_be_held, run } = self;
+        (task, Job { number, task: (), files, may_be_held, run })
     }
 }

@@ -1,23 +1,23 @@
-//! The superblock of a writable mount: its current state, and every way it gets to the device.
+//! The superblock of a writable mount: its current state, and all writes of it.
 //!
 //! # Place
 //!
 //! Below: the device, and the slot of the block that holds the superblock. Above: mounting and
-//! unmounting, orphans (the head of their list), features that come into use, what `tune` sets, and
-//! the record of damage.
+//! unmounting, orphans (the head of their list), features that come into use, settings of `tune`,
+//! and the record of damage.
 //!
 //! # Rules
 //!
 //! - U1. A change inside a transaction is part of it: [`SuperState::change`].
-//! - U2. Before the first transaction and after the last checkpoint there is no transaction to be
-//!   part of: the superblock is written directly, and flushed, by [`SuperState::mounted`] and
+//! - U2. Before the first transaction and after the last checkpoint there is no transaction: the
+//!   superblock is written directly, and flushed, by [`SuperState::mounted`] and
 //!   [`SuperState::unmounted`]; and between two, by [`SuperState::rest`] and [`SuperState::wake`].
 //! - U3. "Needs recovery" is on the device before the first block goes into the log (J11), and is
-//!   taken off after the log is empty.
-//! - U4. A record of damage goes with the next transaction, or with unmounting. When the journal
-//!   stopped there is no next one: then it is put on what the device has, without what was not
-//!   committed.
-//! - U5. Backups stay as they are, as with the kernel, except for features and what identifies the
+//!   removed after the log is empty.
+//! - U4. A record of damage goes with the next transaction, or with unmounting. After an abort
+//!   there is no next one: the record is then added to the superblock on the device, without
+//!   uncommitted changes.
+//! - U5. As in the kernel, backups are not updated, except for features and the identity of the
 //!   file system.
 
 use std::fmt;
@@ -39,24 +39,24 @@ mod tune;
 
 pub use tune::{Reserve, Tune};
 
-/// Records kept for a journal that stops before its next transaction; more are counted no more.
+/// Limit of the damage records kept until the next transaction; further ones are dropped.
 const RECORDS_MAX: usize = 64;
 
-/// What a writable mount does after it met damage.
+/// Reaction of a writable mount to damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum MountErrors {
-    /// Notes it and goes on; the operation fails.
+    /// Record it and continue; the operation fails.
     #[default]
     Continue,
-    /// Notes it and refuses further changes.
+    /// Record it and refuse further changes.
     RemountReadOnly,
-    /// Notes it and stops the journal: what is not committed is lost. What a kernel would answer
-    /// with a panic.
+    /// Record it and abort the journal: uncommitted changes are lost. This stands for the kernel's
+    /// panic.
     Stop,
 }
 
 impl MountErrors {
-    /// What the superblock asks for.
+    /// Returns the policy in the superblock.
     pub(crate) fn of(policy: ErrorsPolicy) -> MountErrors {
         match policy {
             ErrorsPolicy::Continue | ErrorsPolicy::Unknown(_) => MountErrors::Continue,
@@ -66,7 +66,7 @@ impl MountErrors {
     }
 }
 
-/// Features that come into use with the first thing that needs them, as in the kernel.
+/// Features that are set with the first object that needs them, as in the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Needed {
     /// A file of 2 GiB or more.
@@ -101,32 +101,32 @@ impl Needed {
     const ALL: [Needed; 2] = [Needed::LargeFile, Needed::ExtAttr];
 }
 
-/// What is free in the whole file system, as the allocator counts it.
+/// Totals of free blocks and inodes, as counted by the allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Totals {
-    /// Free blocks: with `bigalloc` all blocks of free clusters.
+    /// Number of free blocks: with `bigalloc` all blocks of free clusters.
     pub(crate) free_blocks: u64,
-    /// Free inodes.
+    /// Number of free inodes.
     pub(crate) free_inodes: u32,
 }
 
-/// How the mount ended, for [`SuperState::unmounted`].
+/// State at the end of a mount, for [`SuperState::unmounted`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ending {
-    /// What is free.
+    /// Totals of free blocks and inodes.
     pub(crate) totals: Totals,
-    /// The log is empty, or there is none.
+    /// Whether the log is empty, or there is none.
     pub(crate) log_is_empty: bool,
-    /// No inode without links is left, neither in the orphan file nor in the list.
+    /// Whether no orphan is left, neither in the orphan file nor in the list.
     pub(crate) no_orphans: bool,
-    /// KiB that this mount wrote, as far as known.
+    /// Number of KiB that this mount wrote, as far as known.
     pub(crate) kbytes_written: u64,
 }
 
 /// The superblock of a writable mount.
 pub(crate) struct SuperState {
     device: SharedDevice,
-    /// The block that holds the superblock, and the byte in it.
+    /// The block that holds the superblock, and the offset in it.
     block: FsBlock,
     offset: usize,
     has_log: bool,
@@ -136,27 +136,27 @@ pub(crate) struct SuperState {
     /// [`Needed::bit`]s of the features that are on.
     needed: AtomicU8,
     errors: MountErrors,
-    /// After damage, with [`MountErrors::RemountReadOnly`].
+    /// Whether changes are refused after damage, with [`MountErrors::RemountReadOnly`].
     read_only: AtomicBool,
-    /// Marked clean, and nothing was committed since.
+    /// Whether the file system is marked clean, and nothing was committed since.
     at_rest: AtomicBool,
-    /// How much damage was reported.
+    /// Number of damage reports.
     reports: AtomicU64,
 }
 
 struct Current {
     superblock: Superblock,
-    /// Changed since it was last encoded.
+    /// Whether it changed since it was last encoded.
     dirty: bool,
-    /// `s_state` to write when all goes well: as before the mount, plus errors met since.
+    /// Value of `s_state` for a clean unmount: as before the mount, plus errors met since.
     state: State,
     /// Errors met since the last transaction was encoded.
     records: Vec<ErrorRecord>,
 }
 
 impl SuperState {
-    /// `device` is what is written: the file system's own, without a journal over it. `errors` goes
-    /// before what the superblock says.
+    /// Creates the state. `device` is the file system's own, without a journal over it. `errors`
+    /// overrides the superblock's policy.
     pub(crate) fn new(
         device: SharedDevice,
         superblock: Superblock,
@@ -186,7 +186,7 @@ impl SuperState {
         }
     }
 
-    /// Looks at the superblock as it is now; nothing may be locked by `look`.
+    /// Calls `look` with the current superblock; `look` must not take locks.
     pub(crate) fn with<R>(&self, look: impl FnOnce(&Superblock) -> R) -> R {
         look(&self.current.lock().superblock)
     }
@@ -207,7 +207,7 @@ impl SuperState {
         Ok(change(&mut current.superblock))
     }
 
-    /// Puts the superblock into its block, if it changed. No handle is open.
+    /// Encodes the superblock into its block, if it changed. No handle is open.
     pub(crate) fn encode(
         &self,
         volume: &Volume,
@@ -234,7 +234,7 @@ impl SuperState {
         Ok(())
     }
 
-    /// Turns a feature on if it is off, as part of a transaction. One credit; free when it is on.
+    /// Sets a feature if it is not set, as part of a transaction. One credit; none when it is set.
     pub(crate) fn require_feature(&self, txn: &mut Editor<'_>, needed: Needed) -> Result<()> {
         if self.needed.load(Ordering::Acquire) & needed.bit() != 0 {
             return Ok(());
@@ -244,8 +244,8 @@ impl SuperState {
         Ok(())
     }
 
-    /// Writes that the file system is mounted (U2, U3); durable when this returns. `now` in seconds
-    /// since 1970.
+    /// Marks the file system as mounted (U2, U3); durable when this returns. `now` in seconds since
+    /// 1970.
     pub(crate) fn mounted(&self, now: i64) -> Result<()> {
         self.write_now(|current, has_log| {
             let superblock = &mut current.superblock;
@@ -256,8 +256,8 @@ impl SuperState {
         })
     }
 
-    /// Writes that the file system was unmounted (U2, U3), as far as it is true: what
-    /// [`Ending`] does not promise keeps its mark.
+    /// Marks the file system as unmounted (U2, U3), as far as [`Ending`] confirms it: other marks
+    /// stay.
     pub(crate) fn unmounted(&self, now: i64, ending: Ending) -> Result<()> {
         self.write_now(|current, _| {
             let (superblock, state) = (&mut current.superblock, current.state);
@@ -275,16 +275,16 @@ impl SuperState {
         })
     }
 
-    /// Writes what [`unmounted`](Self::unmounted) writes, until [`wake`](Self::wake). No handle is open, the log is
-    /// empty, and everything is home.
+    /// Marks the file system as [unmounted](Self::unmounted) until [`wake`](Self::wake). No handle
+    /// is open, the log is empty, and all blocks are at their places.
     pub(crate) fn rest(&self, now: i64, ending: Ending) -> Result<()> {
         self.unmounted(now, ending)?;
         self.at_rest.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Before the first commit after a rest: writes that the file system is mounted, onto what the device has, and
-    /// without anything of what is about to be committed (U3).
+    /// Marks the file system as mounted before the first commit after a rest, based on the
+    /// superblock on the device, and without the changes about to be committed (U3).
     pub(crate) fn wake(&self) -> Result<()> {
         if !self.at_rest.load(Ordering::Acquire) {
             return Ok(());
@@ -314,24 +314,24 @@ impl SuperState {
         Ok(self.device.flush()?)
     }
 
-    /// Whether the file system was to be believed when it was mounted: without errors, and without
-    /// a log unmounted.
+    /// Returns whether the file system was reliable when it was mounted: without errors, and,
+    /// without a journal, unmounted.
     pub(crate) fn was_sound(&self) -> bool {
         let state = self.current.lock().state;
         !state.contains(State::ERROR) && (self.has_log || state.contains(State::VALID))
     }
 
-    /// Refuses a change after damage, if that is the policy.
+    /// Fails if changes are refused after damage.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.read_only.load(Ordering::Acquire) { Err(FsError::ReadOnly) } else { Ok(()) }
     }
 
-    /// Notes damage that an operation met while changing the file system, and does what the policy
-    /// asks: afterwards [`check_writable`](Self::check_writable) may refuse. Returns true when the
-    /// journal is to be stopped. Refusals are no damage, and nothing happens. `now` in seconds since
+    /// Reports damage that an operation met while changing the file system, and reacts by the
+    /// policy: afterwards [`check_writable`](Self::check_writable) may fail. Returns true when the
+    /// journal is to be aborted. Errors that are no damage have no effect. `now` in seconds since
     /// 1970.
     ///
-    /// No I/O, but a word to whoever logs. May be called with any lock held but one of rank `Leaf`.
+    /// No I/O, but a call of the logger. May be called with any lock held but one of rank `Leaf`.
     pub(crate) fn report(&self, error: &FsError, now: i64) -> bool {
         let Some(record) = ErrorRecord::of(error, now) else { return false };
         let mut current = self.current.lock();
@@ -343,7 +343,7 @@ impl SuperState {
         }
         drop(current);
         let reports = self.reports.fetch_add(1, Ordering::Relaxed) + 1;
-        // One image may have any number of them.
+        // An image may have any number of faults, so the log gets only some.
         if reports.is_power_of_two() {
             let device = self.device.describe();
             log::error!("{device}: damage, report {reports} of this mount: {error}");
@@ -357,12 +357,12 @@ impl SuperState {
         self.errors == MountErrors::Stop
     }
 
-    /// The journal stopped, for good: records on the device what was reported and could not be
-    /// committed (U4), or the stop itself. Nothing else writes to the device any more.
+    /// Records reported damage that could not be committed, or the abort itself, on the device
+    /// after the journal was aborted (U4). Nothing else writes to the device any more.
     ///
     /// # Errors
     ///
-    /// Damage of the superblock that is there, and device errors: then there is no record.
+    /// Damage of the superblock on the device, and device errors: then there is no record.
     pub(crate) fn stopped(&self, now: i64) -> Result<()> {
         let mut records = {
             let mut current = self.current.lock();
@@ -404,17 +404,17 @@ fn count(superblock: &mut Superblock, totals: Totals) {
     superblock.free_inodes_count = totals.free_inodes;
 }
 
-/// What the superblock keeps of an error.
+/// An error as recorded in the superblock.
 struct ErrorRecord {
     time: i64,
     ino: u32,
     block: u64,
-    /// What was damaged, where the kernel puts the name of a function.
+    /// The damaged structure, in the field where the kernel stores the name of a function.
     what: [u8; 32],
     code: u8,
 }
 
-/// `s_last_error_errcode`: Linux's own numbering of causes, the same on every machine.
+/// Values of `s_last_error_errcode`: Linux's own numbering of causes, the same on every machine.
 mod code {
     pub(super) const EIO: u8 = 2;
     pub(super) const EFSBADCRC: u8 = 4;

@@ -1,97 +1,105 @@
-//! Settings of a file system that can be changed while it is open.
+//! Settings of a file system that can be changed while it is mounted.
 
 use extant_format::features::{Compat, DefaultMountOpts, ErrorsPolicy, Incompat};
 use extant_format::superblock::Superblock;
 
 use crate::error::{FsError, Result};
 
-/// Blocks that only the owner of the reserve may take.
+/// Amount of blocks reserved for root and the reserve's owner.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reserve {
-    /// So many blocks, at most half of all.
+    /// A number of blocks, at most half of all.
     Blocks(u64),
     /// A share of all blocks, `0.0..=50.0` percent, rounded down.
     Percent(f64),
 }
 
-/// Changes of a file system's settings, made together by [`Fs::tune`](crate::Fs::tune). What is not set stays.
+/// Changes of a file system's settings, made together by [`Fs::tune`](crate::Fs::tune). Other
+/// settings stay.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Tune {
     label: Option<Vec<u8>>,
     uuid: Option<[u8; 16]>,
     reserve: Option<Reserve>,
     reserve_owner: Option<(u32, u32)>,
-    max_mount_count: Option<Option<u16>>,
+    max_mount_count: Option<MountLimit>,
     mount_count: Option<u16>,
     check_interval: Option<u32>,
     errors: Option<ErrorsPolicy>,
     default_options: Option<DefaultMountOpts>,
 }
 
+/// The number of mounts after which a check is due.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum MountLimit {
+    Never,
+    After(u16),
+}
+
 impl Tune {
-    /// Nothing yet.
+    /// Returns an empty set of changes.
     pub fn new() -> Tune {
         Tune::default()
     }
 
-    /// The volume label: at most 16 bytes, none of them zero.
+    /// Sets the volume label: at most 16 bytes, none of them zero.
     #[must_use]
     pub fn label(mut self, label: impl Into<Vec<u8>>) -> Tune {
         self.label = Some(label.into());
         self
     }
 
-    /// The UUID. With checksums of metadata this needs the feature `metadata_csum_seed`: else every
-    /// checksum on the device depends on it.
+    /// Sets the UUID. With checksums of metadata this needs the feature `metadata_csum_seed`:
+    /// without it every checksum on the device depends on the UUID.
     #[must_use]
     pub fn uuid(mut self, uuid: [u8; 16]) -> Tune {
         self.uuid = Some(uuid);
         self
     }
 
-    /// How much is kept for the owner of the reserve.
+    /// Sets the number of reserved blocks.
     #[must_use]
     pub fn reserve(mut self, reserve: Reserve) -> Tune {
         self.reserve = Some(reserve);
         self
     }
 
-    /// The user and the group who may take reserved blocks, besides root.
+    /// Sets the user and the group who may take reserved blocks, besides root.
     #[must_use]
     pub fn reserve_owner(mut self, uid: u32, gid: u32) -> Tune {
         self.reserve_owner = Some((uid, gid));
         self
     }
 
-    /// Mounts after which the file system wants to be checked; `None`: it never does.
+    /// Sets the number of mounts after which a check is due; `None` for never.
     #[must_use]
     pub fn max_mount_count(mut self, count: Option<u16>) -> Tune {
-        self.max_mount_count = Some(count);
+        self.max_mount_count = Some(count.map_or(MountLimit::Never, MountLimit::After));
         self
     }
 
-    /// Mounts since the last check.
+    /// Sets the number of mounts since the last check.
     #[must_use]
     pub fn mount_count(mut self, count: u16) -> Tune {
         self.mount_count = Some(count);
         self
     }
 
-    /// Seconds after which the file system wants to be checked; 0: it never does.
+    /// Sets the time in seconds after which a check is due; 0 for never.
     #[must_use]
     pub fn check_interval(mut self, seconds: u32) -> Tune {
         self.check_interval = Some(seconds);
         self
     }
 
-    /// What to do on damage.
+    /// Sets the reaction to damage.
     #[must_use]
     pub fn errors(mut self, policy: ErrorsPolicy) -> Tune {
         self.errors = Some(policy);
         self
     }
 
-    /// The default mount options, all of them.
+    /// Sets the default mount options, replacing all of them.
     #[must_use]
     pub fn default_options(mut self, options: DefaultMountOpts) -> Tune {
         self.default_options = Some(options);
@@ -133,7 +141,8 @@ impl Tune {
             new.reserved_blocks_count = match reserve {
                 Reserve::Blocks(blocks) if blocks <= half => blocks,
                 Reserve::Percent(percent) if (0.0..=50.0).contains(&percent) => {
-                    // At most half of 2^48, which a float holds exactly enough; cut all the same.
+                    // At most half of 2^48, which a float represents closely enough; limited all
+                    // the same.
                     ((new.blocks_count as f64 * percent / 100.0) as u64).min(half)
                 }
                 _ => return refuse("reserve: at most half of the blocks can be reserved"),
@@ -142,12 +151,12 @@ impl Tune {
         if let Some((uid, gid)) = self.reserve_owner {
             (new.reserved_uid, new.reserved_gid) = (uid, gid);
         }
-        if let Some(count) = self.max_mount_count {
-            // Stored: 65535 is -1, "never", as 0 is.
-            new.max_mount_count = match count {
-                None => u16::MAX,
-                Some(count) if (1..=i16::MAX as u16).contains(&count) => count,
-                Some(_) => return refuse("max mount count: 1 to 32767, or none"),
+        if let Some(limit) = self.max_mount_count {
+            // The stored value 65535 is -1, "never", as is 0.
+            new.max_mount_count = match limit {
+                MountLimit::Never => u16::MAX,
+                MountLimit::After(count) if (1..=i16::MAX as u16).contains(&count) => count,
+                MountLimit::After(_) => return refuse("max mount count: 1 to 32767, or none"),
             };
         }
         if let Some(count) = self.mount_count {

@@ -1,4 +1,4 @@
-//! The end of what a file has in memory: its delayed blocks and contents, and what was promised for them.
+//! Dropping the contents that a file has in memory, with its delayed blocks and their promises.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::fs::Mount;
 use crate::node::{Dying, FileState, Node};
 
 impl Dying<'_> {
-    /// Forgets the contents and gives back what was promised for them.
+    /// Drops the contents and returns their promises.
     pub(crate) fn drop_contents(&self, volume: &Mount) {
         let node = self.node();
         let (Some(file), Some(kept_out)) = (node.file_state().get(), self.kept_out()) else {
@@ -23,7 +23,7 @@ impl Dying<'_> {
 }
 
 impl FileState {
-    /// Takes back the delay of a range of blocks and gives its promises back.
+    /// Drops the delayed blocks of a range and returns their promises.
     pub(crate) fn drop_delayed(&self, volume: &Mount, node: &Node, blocks: Range<u64>) {
         let mut delayed = self.map.write();
         if delayed.is_empty() {
@@ -34,7 +34,7 @@ impl FileState {
         self.unpromise(volume, node, clusters);
     }
 
-    /// Gives promises back that belonged to delayed blocks of this file.
+    /// Returns promises of delayed blocks of this file.
     pub(crate) fn unpromise(&self, volume: &Mount, node: &Node, clusters: u64) {
         if clusters > 0
             && let Ok(writer) = volume.writer()

@@ -1,15 +1,16 @@
-//! One change, whole or not at all: an open handle, and everything that a writable mount has for it.
+//! Transactions: an open journal handle together with the allocator, quotas and orphans of a
+//! writable mount.
 //!
 //! # Place
 //!
-//! Below: `editor` (whose rules hold here), `writer`, `fs`. Above: everything that changes files and names
-//! takes a `&mut Txn`; what it does to blocks and inodes are the methods of the [`Editor`] that it is.
+//! Below: `editor` (whose rules hold here), `writer`, `fs`. Above: everything that changes files
+//! and names takes a `&mut Txn`; its methods for blocks and inodes are those of its [`Editor`].
 //!
 //! # Shape
 //!
 //! ```text
-//! space     blocks of inodes                      quota    who pays
-//! orphans   what a crash must not leave behind    contents what was promised for data in the cache
+//! space     blocks of inodes                      quota    charges
+//! orphans   adding and removing orphans           contents promises of data in the cache
 //! ```
 
 mod contents;
@@ -51,7 +52,8 @@ impl<'v> Txn<'v> {
     ///
     /// # Errors
     ///
-    /// Those, and [`FsError::ReadOnly`](crate::FsError::ReadOnly) on a mount for reading.
+    /// Those of [`Editor::begin`], and [`FsError::ReadOnly`](crate::FsError::ReadOnly) on a
+    /// read-only mount.
     pub(crate) fn begin(mount: &'v Mount, credits: u32) -> Result<Txn<'v>> {
         let writer = mount.writer()?;
         debug_assert!(writer.freeze_gate().may_change(), "a change while the mount is frozen");
@@ -59,7 +61,7 @@ impl<'v> Txn<'v> {
         Ok(Txn { editor, mount, writer })
     }
 
-    /// The volume, with its writer.
+    /// Returns the mount.
     pub(crate) fn volume(&self) -> &'v Mount {
         self.mount
     }
@@ -68,8 +70,8 @@ impl<'v> Txn<'v> {
         self.writer
     }
 
-    /// Runs `change`, which gives space back or changes the state of what a file has: blocks that its map
-    /// needs for that may be the last ones.
+    /// Runs `change`, which frees space or changes the state of a file's blocks: blocks that its
+    /// map needs for that may be the last ones.
     pub(crate) fn rescue<R>(&mut self, change: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.editor.set_rescue(true);
         let result = change(self);
@@ -77,7 +79,7 @@ impl<'v> Txn<'v> {
         result
     }
 
-    /// How much of the free space blocks may come from.
+    /// Returns the access to reserved space for blocks of this handle.
     pub(crate) fn right(&self) -> Right {
         if self.is_rescue() { Right::Rescue } else { Right::of_this_thread() }
     }

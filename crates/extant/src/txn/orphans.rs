@@ -1,4 +1,4 @@
-//! What a crash must not leave behind, as part of the changes that make it so and end it.
+//! Adding and removing orphans, as part of the changes that make and end them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,8 +9,8 @@ use crate::fs::Fs;
 use crate::node::Node;
 
 impl Fs {
-    /// Makes an inode an orphan, in the transaction that takes its last name or begins to shorten
-    /// it. Nothing happens when it is one. Two credits.
+    /// Makes an inode an orphan, in the transaction that removes its last name or begins to
+    /// truncate it. Does nothing when it is one. Two credits.
     pub(crate) fn add_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         let writer = txn.writer();
         writer.orphans().add(writer.supers(), txn, node)
@@ -22,7 +22,7 @@ impl Fs {
         self.add_orphan(txn, node)
     }
 
-    /// The inode is as short as it says: no orphan any more, unless it has no links. Five credits.
+    /// Ends a truncation: the inode is no orphan any more, unless it has no links. Five credits.
     pub(crate) fn end_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         let has_links = || node.with(|data| data.record.links > 0);
         node.is_shortened.store(false, Ordering::Release);
@@ -30,11 +30,12 @@ impl Fs {
             return Ok(());
         }
         self.remove_orphan(txn, node)?;
-        // Who took the last link meanwhile may have found it an orphan already.
+        // A thread that removed the last link meanwhile may have found it an orphan already.
         if has_links() { Ok(()) } else { self.add_orphan(txn, node) }
     }
 
-    /// [`end_shortening`](Self::end_shortening) of what an earlier attempt left an orphan. Five credits.
+    /// Ends a truncation like [`end_shortening`](Self::end_shortening), if an earlier attempt left
+    /// the inode an orphan. Five credits.
     pub(crate) fn end_failed_shortening(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         match node.is_shortened.load(Ordering::Acquire) {
             true => self.end_shortening(txn, node),
@@ -42,17 +43,18 @@ impl Fs {
         }
     }
 
-    /// The inode got its first link: no orphan any more, unless it is being shortened. Five credits.
+    /// Records the first link of an inode: it is no orphan any more, unless it is being truncated.
+    /// Five credits.
     pub(crate) fn end_namelessness(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         if node.is_shortened.load(Ordering::Acquire) {
             return Ok(());
         }
         self.remove_orphan(txn, node)?;
-        // Who began to shorten it meanwhile may have found it an orphan already.
+        // A thread that began to truncate it meanwhile may have found it an orphan already.
         if node.is_shortened.load(Ordering::Acquire) { self.add_orphan(txn, node) } else { Ok(()) }
     }
 
-    /// The inode is no orphan any more, if it was one. Three credits.
+    /// Removes an inode from the orphans, if it is one. Three credits.
     pub(crate) fn remove_orphan(&self, txn: &mut Txn<'_>, node: &Arc<Node>) -> Result<()> {
         let writer = txn.writer();
         writer.orphans().remove(writer.supers(), txn, node)

@@ -1,4 +1,4 @@
-//! Who pays for what a change takes.
+//! Quota charges of a change.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::quota::{ADD_CREDITS, Charge, Owners, QuotaLimits, all_of};
 
 impl Txn<'_> {
     /// Makes sure that the owners have records, in a transaction of its own: then a charge changes
-    /// one block for each kind. Before an operation opens its handle.
+    /// one block for each kind. Called before an operation opens its handle.
     pub(crate) fn prepare_quotas(mount: &Mount, owners: Owners) -> Result<()> {
         let quotas = mount.writer()?.quotas();
         if !quotas.lacks_records(owners) {
@@ -33,7 +33,7 @@ impl Txn<'_> {
         quotas.charge(self, Owners::of(record), Charge::INODE)
     }
 
-    /// Gives back one inode. If even that fails, the journal stops.
+    /// Ends the charge of one inode. If that fails, the journal is aborted.
     pub(crate) fn uncharge_inode(&mut self, record: &Record) {
         let quotas = self.writer().quotas();
         if record.flags.contains(InodeFlags::EA_INODE) {
@@ -53,7 +53,7 @@ impl Txn<'_> {
         }
     }
 
-    /// Gives blocks back. If even that fails, the journal stops.
+    /// Ends the charge of blocks. If that fails, the journal is aborted.
     pub(crate) fn uncharge_blocks(&mut self, node: &Arc<Node>, sectors: u64) {
         let quotas = self.writer().quotas();
         let Some(owners) = quotas.payers(node) else { return };
@@ -80,12 +80,13 @@ impl Txn<'_> {
 
 /// # Quotas
 impl Fs {
-    /// What an id uses and may use; space for data that is in the cache only counts as used. `None`
-    /// when the file system does not count this kind; an id without a record uses nothing.
+    /// Returns the usage and the limits of an id; space of data that is only in the cache counts as
+    /// used. `None` when the file system does not count this kind; an id without a record uses
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// [`FsError::ReadOnly`] on a mount for reading, damage of the quota file, device errors.
+    /// [`FsError::ReadOnly`] on a read-only mount, damage of the quota file, device errors.
     pub fn quota(&self, kind: QuotaKind, id: u32) -> Result<Option<QuotaEntry>> {
         self.volume().writer()?.quotas().entry(self.volume(), kind, id)
     }

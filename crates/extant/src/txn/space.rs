@@ -8,18 +8,18 @@ use crate::error::Result;
 use crate::node::Node;
 
 impl Txn<'_> {
-    /// Allocates blocks for an inode: its quotas are charged and its block count raised. With
-    /// clusters, whole ones: the run may be longer than what was asked for.
+    /// Allocates blocks for an inode: its quotas are charged and its block count is raised. With
+    /// `bigalloc`, whole clusters: the run may be longer than asked for.
     ///
     /// # Errors
     ///
-    /// [`FsError::NoSpace`] and [`FsError::QuotaExceeded`]: nothing has changed that counts. Device
-    /// errors, and damage when nothing else is left.
+    /// [`FsError::NoSpace`] and [`FsError::QuotaExceeded`], with no effect. Device errors, and
+    /// damage when no other group is left.
     pub(crate) fn allocate(&mut self, node: &Arc<Node>, ask: &BlockAsk) -> Result<Run> {
         let alloc = self.writer().alloc();
         let right = self.right();
         if ask.purpose == Purpose::Data {
-            // It may want just those clusters; and what allocates by itself says how much.
+            // It may need the clusters of its own window, and this allocation does not use windows.
             alloc.give_back_window(node);
         }
         let run = alloc.allocate(self, ask, right, blocks_end(node))?;
@@ -29,15 +29,16 @@ impl Txn<'_> {
             counted.inspect_err(|_| self.uncharge_blocks(node, sectors))
         });
         if let Err(error) = charged {
-            // Nobody has seen the blocks, yet they wait for the commit like others.
+            // The blocks were never visible, but wait for the commit like others.
             alloc.free(self, run, ask.purpose)?;
             return Err(error);
         }
         Ok(run)
     }
 
-    /// Takes just the blocks of `run` for the data of an inode, and charges them; that they are counted in the
-    /// inode is the caller's. Else nothing has changed. Their group is waited for if it `waits`.
+    /// Takes exactly the blocks of `run` for the data of an inode, and charges them; the caller
+    /// counts them in the inode. Otherwise nothing has changed. `waits` says whether to wait for
+    /// their group.
     ///
     /// # Errors
     ///
@@ -54,7 +55,7 @@ impl Txn<'_> {
         if self.charge_blocks(node, sectors).is_err() {
             return Ok(Extended::No);
         }
-        // Its own window is where it wants to go.
+        // The inode's own window is the place of these blocks.
         alloc.give_back_window(node);
         let extended = alloc.extend(self, run, right, waits);
         if !matches!(extended, Ok(Extended::Yes)) {
@@ -63,7 +64,7 @@ impl Txn<'_> {
         extended
     }
 
-    /// Gives blocks of an inode back; with clusters, whole ones.
+    /// Frees blocks of an inode; with `bigalloc`, whole clusters.
     ///
     /// # Errors
     ///
@@ -77,23 +78,23 @@ impl Txn<'_> {
         })
     }
 
-    /// What a run counts in an inode.
+    /// Returns the contribution of a run to an inode's block count.
     pub(crate) fn sectors_of(&self, run: Run) -> u64 {
         u64::from(run.len) * u64::from(self.volume().block_size().bytes() / 512)
     }
 
     /// Makes pinned blocks blocks of `node`: in the bitmap, the totals, the inode's count and the
-    /// quotas, instead of so many promised clusters. Space and limits were seen to when
-    /// they were promised.
+    /// quotas, in exchange for `promised_clusters`. Space and limits were checked when they were
+    /// promised.
     ///
-    /// From then on blocks for metadata may come out of the pool, in this handle.
+    /// From then on this handle may take blocks for metadata out of the pool.
     ///
-    /// Credits: two blocks for each group that the run lies in, the block of the inode, and one for
-    /// each kind of quota.
+    /// Credits: two blocks for each group of the run, the block of the inode, and one for each kind
+    /// of quota.
     ///
     /// # Errors
     ///
-    /// Blocks that are not pinned: nothing has changed. Device errors and damage stop the journal.
+    /// Blocks that are not pinned: nothing has changed. Device errors and damage abort the journal.
     pub(crate) fn take_pinned(
         &mut self,
         node: &Arc<Node>,

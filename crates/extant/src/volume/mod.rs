@@ -1,16 +1,16 @@
-//! What all inodes of one open file system share: the device, the geometry and the caches.
+//! The state shared by all inodes of an open file system: the device, the geometry and the caches.
 //!
 //! # Place
 //!
-//! `mount` builds a [`Volume`]; every other module reads through it. It knows blocks, group descriptors as
-//! they are stored, and keeps nodes by their numbers; nothing about files, and nothing of who writes.
+//! `mount` builds a [`Volume`]; every other module reads through it. It knows blocks and stored
+//! group descriptors, and keeps nodes by their numbers; it does not know files or the writing side.
 //!
 //! # Invariants
 //!
-//! - V1. Only the journal writes metadata, on a mount that was asked for writing.
-//! - V2. A block in the cache is the block as the kernel would see it after mounting: the device
-//!   below already shows the replayed journal.
-//! - V3. Memory stays within the budget of the mount options, whatever the image holds.
+//! - V1. Only the journal writes metadata, on a writable mount.
+//! - V2. A block in the cache is as the kernel would see it after mounting: the device below shows
+//!   the replayed journal.
+//! - V3. Memory stays within the budget of the mount options for every image.
 
 mod replay;
 mod sizes;
@@ -40,7 +40,7 @@ use crate::zones::{Gained, Zones};
 pub use replay::ReplaySummary;
 pub(crate) use sizes::{blocks_left, check_sectors, check_size, check_stored_size};
 
-/// Bytes that one cached inode takes, about: its raw form, its decoded form, bookkeeping.
+/// Approximate size of a cached inode in bytes: its raw form, its decoded form, bookkeeping.
 const INODE_COST: usize = 1024;
 
 /// One open file system.
@@ -54,7 +54,8 @@ pub(crate) struct Volume {
     /// The group whose copy of superblock and descriptors is in use.
     home_group: GroupIndex,
     verify_checksums: bool,
-    /// Asked for reading only: what a writer must not trust may still be of use.
+    /// Whether the file system was opened read-only, so that structures that a writer must not
+    /// trust may be used.
     reads_only: bool,
     minix_df: bool,
     read_limit: u64,
@@ -63,24 +64,24 @@ pub(crate) struct Volume {
     blocks: Cache<FsBlock, Arc<Slot>>,
     extent_nodes: Cache<(Ino, FsBlock), Arc<ExtentNode>>,
     nodes: Cache<Ino, Arc<Node>>,
-    /// Inode tables of the groups of each flexible group.
+    /// First blocks of the inode tables, for each flexible group.
     tables: Sparse<OnceLock<Box<[FsBlock]>>>,
-    /// Contents of files, made when the first is used.
+    /// The page cache, created when a file is first used.
     page_cache: OnceLock<Arc<extant_iomap::Cache>>,
     data_cache: DataCache,
-    /// Blocks of no file; none while the journal is looked through.
+    /// Blocks of no file; unset until the journal was read.
     zones: OnceLock<Zones>,
     gained: Gained,
 }
 
-/// What [`Volume::new`] needs besides the device and the superblock.
+/// Parameters of [`Volume::new`] besides the device and the superblock.
 pub(crate) struct VolumeOptions {
     pub(crate) home_group: GroupIndex,
     pub(crate) verify_checksums: bool,
     pub(crate) reads_only: bool,
     pub(crate) minix_df: bool,
     pub(crate) cache_bytes: usize,
-    /// Inodes in memory that nobody uses; `None` for what fits the budget.
+    /// Limit of the unused inodes in memory; `None` for the default of the budget.
     pub(crate) inodes_max: Option<usize>,
     pub(crate) read_limit: u64,
     pub(crate) data_cache: DataCache,
@@ -88,22 +89,22 @@ pub(crate) struct VolumeOptions {
     pub(crate) replay: Option<ReplaySummary>,
 }
 
-/// How contents of files are cached.
+/// Parameters of the cache of file contents.
 #[derive(Clone, Debug)]
 pub(crate) struct DataCache {
-    /// A cache that others use as well; what it is like is its own affair.
+    /// A cache shared with other mounts, which has its own parameters.
     pub(crate) shared: Option<SharedCache>,
-    /// Budget.
+    /// Size in bytes.
     pub(crate) bytes: u64,
     /// Largest folio, as a power of two.
     pub(crate) folio_max_log2: u32,
-    /// Dirty bytes above which the background writes; 0 for the cache's choice.
+    /// Number of dirty bytes above which background writeback starts; 0 for the default.
     pub(crate) dirty_background: u64,
-    /// Dirty bytes above which writers write; 0 for the cache's choice.
+    /// Number of dirty bytes above which writers write back; 0 for the default.
     pub(crate) dirty_max: u64,
-    /// For tests: zeroing writes back first.
+    /// Whether zeroing writes back first, for tests.
     pub(crate) flush_before_zero: bool,
-    /// For tests: what points to data is committed before the data is written.
+    /// Whether metadata is committed before the data that it points to is written, for tests.
     pub(crate) publish_before_data: bool,
 }
 
@@ -132,7 +133,7 @@ impl Evict for Arc<Node> {
 }
 
 impl Evict for Arc<ExtentNode> {
-    /// How many blocks have changed.
+    /// Number of blocks that have changed.
     type Trace = u64;
 
     fn outdate(trace: &mut u64) {
@@ -147,7 +148,7 @@ impl Volume {
         options: VolumeOptions,
     ) -> Volume {
         let block_size = superblock.block_size;
-        // Half of the budget for raw blocks, a quarter each for decoded extent nodes (at most
+        // Half of the budget is for raw blocks, a quarter each for decoded extent nodes (at most
         // twice the size of their block) and inodes.
         let half = options.cache_bytes / 2;
         let flex_count = superblock.group_count.div_ceil(superblock.groups_per_flex().max(1));
@@ -176,22 +177,22 @@ impl Volume {
         }
     }
 
-    /// Which blocks are the file system's own; `None` while the journal is looked through.
+    /// Returns the blocks that are the file system's own; `None` until the journal was read.
     pub(crate) fn zones(&self) -> Option<&Zones> {
         self.zones.get()
     }
 
-    /// Blocks that became the file system's own since.
+    /// Returns the blocks that became the file system's own since the mount.
     pub(crate) fn gained(&self) -> &Gained {
         &self.gained
     }
 
-    /// Once, before anybody else has the volume.
+    /// Sets the zones, once, before the volume is shared.
     pub(crate) fn set_zones(&self, zones: Zones) {
         let _ = self.zones.set(zones);
     }
 
-    /// Whether totals count the file system's own tables.
+    /// Returns whether totals count the file system's own metadata.
     pub(crate) fn counts_overhead(&self) -> bool {
         self.minix_df
     }
@@ -228,12 +229,12 @@ impl Volume {
         &self.inode_layout
     }
 
-    /// Whether the caller wants checksums verified, of whatever has one.
+    /// Returns whether checksums are to be verified.
     pub(crate) fn verifies_checksums(&self) -> bool {
         self.verify_checksums
     }
 
-    /// Whether metadata blocks have checksums (`metadata_csum`) and they are verified.
+    /// Returns whether metadata blocks have checksums (`metadata_csum`) that are to be verified.
     pub(crate) fn verifies_metadata(&self) -> bool {
         self.verify_checksums && self.has_metadata_csum()
     }
@@ -266,7 +267,7 @@ impl Volume {
         self.features().has_incompat(Incompat::LARGEDIR)
     }
 
-    /// Whether directory hashes take bytes as unsigned.
+    /// Returns whether directory hashes treat bytes as unsigned.
     pub(crate) fn unsigned_hash(&self) -> bool {
         self.superblock.flags.contains(SuperFlags::UNSIGNED_HASH)
     }
@@ -275,20 +276,20 @@ impl Volume {
         HashSeed::from_words(self.superblock.hash_seed)
     }
 
-    /// The seed of checksums that belong to no inode.
+    /// Returns the seed of checksums that belong to no inode.
     pub(crate) fn checksum_seed(&self) -> u32 {
         self.checksum_seed
     }
 
-    /// The hash of a stored name by the file system's default function, for display; zero where
-    /// the default needs a key.
+    /// Returns the hash of a stored name by the file system's default function, for display; zero
+    /// where the default needs a key.
     pub(crate) fn default_hash(&self, name: &[u8]) -> NameHash {
         HashVersion::from_disk(self.superblock.default_hash.to_raw(), self.unsigned_hash())
             .and_then(|version| name_hash(version, &self.hash_seed(), name))
             .unwrap_or_default()
     }
 
-    /// How names hash in an index made from now on.
+    /// Returns the hash function of new indexes.
     pub(crate) fn new_index_hash(&self) -> HashVersion {
         let unsigned = self.unsigned_hash() != sabotage("extant.dir.first-split-other-sign");
         let default = HashVersion::from_disk(self.superblock.default_hash.to_raw(), unsigned);
@@ -300,7 +301,7 @@ impl Volume {
         &self.extent_nodes
     }
 
-    /// The cache of file contents, made now if this is the first use of it.
+    /// Returns the cache of file contents, created at its first use.
     ///
     /// # Errors
     ///
@@ -332,23 +333,23 @@ impl Volume {
         Ok(self.page_cache.get_or_init(|| cache))
     }
 
-    /// The cache that others use as well.
+    /// Returns the shared cache, if there is one.
     pub(crate) fn shared_cache(&self) -> Option<&SharedCache> {
         self.data_cache.shared.as_ref()
     }
 
-    /// For tests: whether writeback does its steps in the wrong order.
+    /// Returns whether writeback does its steps in the wrong order, for tests.
     pub(crate) fn publishes_before_data(&self) -> bool {
         self.data_cache.publish_before_data
     }
 
-    /// The cache of file contents, if a file has been used.
+    /// Returns the cache of file contents, if a file has been used.
     pub(crate) fn page_cache_made(&self) -> Option<&Arc<extant_iomap::Cache>> {
         self.page_cache.get()
     }
 
-    /// The node of an inode number that was just given out. A dead node of an earlier inode of that
-    /// number stays with those who have it; nobody finds it any more.
+    /// Creates the node of a newly allocated inode number. Holders of a dead node of an earlier
+    /// inode of that number keep it; it can no longer be found.
     pub(crate) fn install_node(&self, ino: Ino, data: InodeData) -> Arc<Node> {
         let node = Arc::new(Node::new(data));
         let earlier = self.nodes.replace(ino, Arc::clone(&node));
@@ -356,22 +357,22 @@ impl Volume {
         node
     }
 
-    /// Where an inode with this number has its home: blocks near it are good for it.
+    /// Returns the goal for blocks of an inode with this number.
     pub(crate) fn goal_of(&self, ino: Ino) -> Result<FsBlock> {
         let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
         let (group, _) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
         Ok(self.superblock.group_first_block(group).unwrap_or(self.first_data_block()))
     }
 
-    /// The first block of the inode table of `group`. Tables do not move during a mount: no lock once its
-    /// flexible group was asked for.
+    /// Returns the first block of the inode table of `group`. Tables do not move during a mount, so
+    /// no lock is needed once the flexible group was looked up.
     fn inode_table(&self, group: GroupIndex) -> Result<FsBlock> {
         let groups = self.superblock.groups_per_flex().clamp(1, self.superblock.group_count.max(1));
         let load = || {
             let first = group.0 - group.0 % groups;
             let end = first.saturating_add(groups).min(self.superblock.group_count);
             let table = |group| self.believed_group(GroupIndex(group)).ok();
-            // Block 0 where the descriptor is not to be believed.
+            // Block 0 stands for an invalid descriptor.
             (first..end).map(|at| table(at).map_or(FsBlock(0), |group| group.inode_table)).collect()
         };
         let tables: Option<&Box<[FsBlock]>> =
@@ -383,7 +384,7 @@ impl Volume {
         }
     }
 
-    /// Where the stored form of an inode is: its table block, and the byte in it.
+    /// Returns the place of an inode's record: its table block, and the offset in it.
     pub(crate) fn inode_place(&self, ino: Ino) -> Result<(FsBlock, usize)> {
         let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
         let (group, index) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
@@ -398,7 +399,7 @@ impl Volume {
         Ok((at, (offset & u64::from(self.block_size.bytes() - 1)) as usize))
     }
 
-    /// Empties the caches as far as nobody holds what is in them; how much it was.
+    /// Drops the unused contents of the caches; returns the number of entries dropped.
     pub(crate) fn drop_unused(&self) -> usize {
         self.nodes.drop_unused() + self.extent_nodes.drop_unused() + self.blocks.drop_unused()
     }
@@ -419,8 +420,8 @@ impl Volume {
         self.device.read_at(start, out).map_err(|error| self.read_error(error))
     }
 
-    /// Makes sure that blocks can be written, however full the disk is that the device lies on. They
-    /// hold nothing that is on its way to the device.
+    /// Allocates device space for blocks, so that they can be written even if the disk under the
+    /// device is full. They have no write under way.
     pub(crate) fn allocate_on_device(&self, first: FsBlock, len: u64) -> Result<()> {
         let what = "block past the largest device";
         let offset = self.block_size.offset_of(first);
@@ -429,7 +430,7 @@ impl Volume {
         self.device.allocate(offset, bytes).map_err(FsError::from)
     }
 
-    /// Tells a device that is shorter than the superblock says from one that fails.
+    /// Distinguishes a truncated device from one that fails.
     pub(crate) fn read_error(&self, error: DeviceError) -> FsError {
         let end = self.block_size.offset_of(FsBlock(self.block_count()));
         let file_system_bytes = end.unwrap_or(u64::MAX);
@@ -441,34 +442,34 @@ impl Volume {
         }
     }
 
-    /// The whole of `block`, past the cache.
+    /// Reads the whole of `block`, bypassing the cache.
     pub(crate) fn read_block_uncached(&self, block: FsBlock) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.block_size.len()];
         self.read_bytes(block, 0, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// The current version of a metadata block, through the cache.
+    /// Returns the current version of a metadata block, through the cache.
     pub(crate) fn read_block(&self, block: FsBlock) -> Result<Arc<MetaBlock>> {
         self.slot(block).get(|| self.load_block(block))
     }
 
-    /// The slot of a metadata block; nothing is read yet.
+    /// Returns the slot of a metadata block; nothing is read yet.
     pub(crate) fn slot(&self, block: FsBlock) -> Arc<Slot> {
         self.blocks.get_or_insert_with(block, || Arc::new(Slot::empty(block)))
     }
 
-    /// The current version of a block, if it is in memory and nobody changes it at this moment.
+    /// Returns the current version of a block, if it is in memory and no thread is changing it.
     pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<Arc<MetaBlock>> {
         self.blocks.get(&block)?.get_now()
     }
 
-    /// What a slot is filled with.
+    /// Reads the contents of a slot from the device.
     pub(crate) fn load_block(&self, block: FsBlock) -> Result<Box<[u8]>> {
         Ok(self.read_block_uncached(block)?.into_boxed_slice())
     }
 
-    /// The block that holds the descriptor of `group`.
+    /// Returns the block that holds the descriptor of `group`.
     pub(crate) fn descriptor_place(&self, group: GroupIndex) -> Result<FsBlock> {
         let table_block = group.0 / self.superblock.descriptors_per_block();
         let heads = Heads::of(&self.superblock);
@@ -478,7 +479,7 @@ impl Volume {
             .ok_or(FsError::InvalidArgument { what: "group: past the last group" })
     }
 
-    /// The descriptor of `group` as it was encoded last, its checksum checked.
+    /// Returns the descriptor of `group` as last encoded, with its checksum verified.
     pub(crate) fn stored_group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         const NAME: &str = "group descriptor";
         let superblock = &self.superblock;
@@ -488,7 +489,7 @@ impl Volume {
         if group.0 >= superblock.group_count {
             return Err(missing());
         }
-        // A copy that the group in use does not have is looked for where the primary one is.
+        // If the home group has no copy of the block, the primary one is used.
         let heads = Heads::of(superblock);
         let at = heads
             .descriptor_block_copy(table_block, self.home_group)
@@ -514,15 +515,16 @@ impl Volume {
                     other => fail(Fault::Decode(Box::new(other))),
                 });
             }
-            // As for the kernel, which mounts that for reading: its table may be right, and whatever
-            // is in it has checksums of its own. What it says was never used is not believed.
+            // As in the kernel, which mounts such an image read-only: the table may be right, and
+            // the inodes in it have checksums of their own. Flags that mark parts as unused are
+            // ignored.
             descriptor.flags.remove(GroupFlags::INODE_UNINIT | GroupFlags::BLOCK_UNINIT);
             descriptor.itable_unused = 0;
         }
         Ok(descriptor)
     }
 
-    /// The stored descriptor of a group, if what it says is possible.
+    /// Returns the stored descriptor of a group, if its values are possible.
     pub(crate) fn believed_group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         let descriptor = self.stored_group(group)?;
         descriptor.check(group, &self.superblock).map_err(|error| {
@@ -532,8 +534,8 @@ impl Volume {
         Ok(descriptor)
     }
 
-    /// `len` blocks from `start` on are blocks of the file system that can hold anything at all.
-    /// `structure` names who pointed there. For what belongs to a file,
+    /// Checks that `len` blocks from `start` on lie in the file system and behind its first data
+    /// block. `structure` names the structure that points there. For blocks of a file use
     /// [`check_file_blocks`](Self::check_file_blocks).
     pub(crate) fn check_blocks(
         &self,
@@ -554,8 +556,8 @@ impl Volume {
         }
     }
 
-    /// Whether descriptors say what was never written. Without descriptor checksums the flags mean
-    /// nothing.
+    /// Returns whether flags of descriptors mark uninitialised parts. Without descriptor checksums
+    /// the flags have no meaning.
     pub(crate) fn has_uninit_groups(&self) -> bool {
         self.group_checksum != GroupChecksum::None
     }

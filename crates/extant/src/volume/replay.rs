@@ -1,18 +1,18 @@
-//! What a journal added.
+//! Summary of a journal's contents.
 
 use extant_jbd2::Replay;
 
-/// What the journal added to the image as it lies on the device.
+/// The changes that the journal made to the image on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReplaySummary {
-    /// Complete transactions in the log.
+    /// Number of complete transactions in the log.
     pub transactions: u32,
-    /// Blocks that are read from the log instead of from their place.
+    /// Number of blocks that are read from the log instead of from their place.
     pub blocks: usize,
-    /// Valid fast commits on top of them.
+    /// Number of valid fast commits on top of them.
     pub fast_commits: u32,
-    /// The error that the journal was aborted with, negative as Linux stores it; 0 for none.
+    /// Error with which the journal was aborted, negative as Linux stores it; 0 for none.
     pub errno: i32,
 }
 

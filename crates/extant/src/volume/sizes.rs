@@ -1,4 +1,4 @@
-//! What an inode can say of its size and its blocks.
+//! Limits of an inode's size and block count.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::Volume;
 use crate::error::{Fault, FsError, Result};
 use crate::node::{InodeData, Node};
 
-/// Whether the inode's block count has room for one more cluster.
+/// Checks that the inode's block count has room for one more cluster.
 pub(crate) fn check_sectors(volume: &Volume, node: &Arc<Node>) -> Result<()> {
     let more = volume.superblock().cluster_bytes() / 512;
     let limit = sectors_limit(volume);
@@ -22,7 +22,7 @@ pub(crate) fn check_sectors(volume: &Volume, node: &Arc<Node>) -> Result<()> {
     Ok(())
 }
 
-/// What a block count of an inode can say, in sectors.
+/// Returns the limit of an inode's block count, in sectors.
 fn sectors_limit(volume: &Volume) -> u64 {
     match volume.features().has_ro_compat(RoCompat::HUGE_FILE) {
         true => (1 << 48) - 1,
@@ -30,7 +30,8 @@ fn sectors_limit(volume: &Volume) -> u64 {
     }
 }
 
-/// How many blocks more the inode's block count has room for; at least a cluster.
+/// Returns the number of further blocks that the inode's block count has room for; at least a
+/// cluster.
 ///
 /// # Errors
 ///
@@ -41,7 +42,7 @@ pub(crate) fn blocks_left(volume: &Volume, node: &Arc<Node>) -> Result<u64> {
     Ok(left >> (volume.block_size().log2() - 9))
 }
 
-/// Whether a file of this kind can have `size` bytes.
+/// Checks that a file of this kind can have `size` bytes.
 ///
 /// # Errors
 ///
@@ -54,7 +55,7 @@ pub(crate) fn check_size(volume: &Volume, data: &InodeData, size: u64) -> Result
     Ok(())
 }
 
-/// A size that no map of this kind reaches is damage, as for the kernel.
+/// Checks that the map can reach the stored size, which is damage otherwise, as in the kernel.
 ///
 /// # Errors
 ///
@@ -68,7 +69,7 @@ pub(crate) fn check_stored_size(volume: &Volume, data: &InodeData) -> Result<()>
     Ok(())
 }
 
-/// The largest size that the map of an inode reaches, whatever kind of file it is.
+/// Returns the largest size that the map of an inode reaches, for any kind of file.
 fn reach(volume: &Volume, data: &InodeData) -> u64 {
     let features = volume.features();
     let block_size = volume.block_size();
@@ -77,7 +78,7 @@ fn reach(volume: &Volume, data: &InodeData) -> u64 {
     let sectors: u64 = if huge { (1 << 48) - 1 } else { u64::from(u32::MAX) };
     let mut blocks = sectors >> (bits - 9);
     if data.record.flags.contains(InodeFlags::EXTENTS) {
-        // The count of sectors of huge files is in blocks then.
+        // The sector count of huge files is in blocks then.
         blocks = if huge { u64::from(u32::MAX) } else { blocks.min(u64::from(u32::MAX)) };
     } else {
         // Pointer blocks count as well.

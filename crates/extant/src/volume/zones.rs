@@ -1,4 +1,4 @@
-//! Finding the blocks that are the file system's own, and keeping files from them.
+//! Determining the blocks that are the file system's own, and keeping files from them.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use super::Volume;
 use crate::error::{Fault, FsError, Result};
 use crate::zones::{Joiner, Zone, Zones, is_inside, structures};
 
-/// Bytes of descriptors that are read at a time.
+/// Number of bytes of descriptors read at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Calls `each` with every descriptor that is believed, as it is stored.
+/// Calls `each` with every valid descriptor, as it is stored.
 fn each_descriptor(
     volume: &Volume,
     writing: bool,
@@ -54,7 +54,7 @@ fn each_descriptor(
         match inside.and_then(|()| volume.read_bytes(start, 0, &mut bytes)) {
             Ok(()) => {}
             Err(error) if writing => return Err(error),
-            // Without the others of its piece it may be readable.
+            // A block may be readable without the others of its piece.
             Err(_) if len > 1 => {
                 piece_max = 1;
                 continue;
@@ -74,7 +74,7 @@ fn each_descriptor(
     Ok(())
 }
 
-/// Which structure lies in which other one.
+/// Returns an error that names two overlapping structures.
 fn name_overlap(volume: &Volume) -> FsError {
     let superblock = volume.superblock();
     let mut all: Vec<(Range<u64>, Zone)> = Vec::new();
@@ -107,12 +107,12 @@ fn name_overlap(volume: &Volume) -> FsError {
 }
 
 impl Volume {
-    /// Looks at every descriptor. Those that are not believed say nothing: their groups are not used.
+    /// Reads every descriptor. Invalid ones are ignored: their groups are not used.
     ///
     /// # Errors
     ///
-    /// For `writing`: device errors, and damage when one structure lies in another. Else what cannot
-    /// be read is passed over.
+    /// For `writing`: device errors, and damage when structures overlap. Otherwise unreadable
+    /// blocks are passed over.
     pub(crate) fn scan_zones(&self, writing: bool) -> Result<Zones> {
         let volume = self;
         let superblock = volume.superblock();
@@ -136,9 +136,9 @@ impl Volume {
         }
     }
 
-    /// Whether `len` blocks from `start` on may be blocks of `ino`: inside the file system, and
-    /// none of its own. `structure` names who points there, `file_block` which block of the file
-    /// the first one is, if it is a block of its contents.
+    /// Checks that `len` blocks from `start` on may be blocks of `ino`: inside the file system, and
+    /// not its own. `structure` names the structure that points there, `file_block` the first one's
+    /// place in the file, if it is a block of its contents.
     ///
     /// # Cost
     ///
@@ -165,17 +165,17 @@ impl Volume {
         Err(FsError::corrupt(structure, ino, FsBlock(block), Fault::Zone { file_block, zone }))
     }
 
-    /// `block` is a block of the quota file `ino` from now on.
+    /// Records that `block` belongs to the quota file `ino` from now on.
     pub(crate) fn gain_quota_block(&self, block: FsBlock, ino: Ino) {
         self.gained().add(block.0, Zone::Quota(ino));
     }
 
-    /// What a block of the file system's own is for; `None` for all others, and while the journal
-    /// is looked through.
+    /// Returns the purpose of a block of the file system's own; `None` for all others, and until
+    /// the journal was read.
     ///
     /// # Cost
     ///
-    /// A look at all descriptors: for messages.
+    /// A pass over all descriptors: for messages only.
     pub(crate) fn zone_of(&self, block: FsBlock) -> Option<Zone> {
         let zones = self.zones()?;
         let here = block.0..block.0.saturating_add(1);
@@ -196,7 +196,7 @@ impl Volume {
             return Some(if is_super { Zone::Superblock(group) } else { Zone::Descriptors(group) });
         }
         let mut found = Zone::Unknown;
-        // What cannot be read now stays unknown.
+        // Zones that cannot be read now stay unknown.
         let _ = each_descriptor(self, false, |group, descriptor| {
             let [blocks, inodes, table] = structures(superblock, descriptor);
             if blocks.contains(&block.0) {

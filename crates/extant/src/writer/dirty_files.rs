@@ -1,4 +1,4 @@
-//! Files with something to store, and writes in place that are not flushed.
+//! The list of dirty files, and writes in place that are not flushed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,33 +13,35 @@ use super::Writer;
 use crate::error::{FsError, Result};
 use crate::node::{FileState, Node};
 
-/// How long data may be dirty before [`Fs::tick`](crate::Fs::tick) writes it, unless a mount says otherwise.
+/// Default age at which [`Fs::tick`](crate::Fs::tick) writes back dirty data.
 pub(crate) const EXPIRE: Duration = Duration::from_secs(30);
-/// Files of each shard that the background looks at before it looks again which are the oldest.
+/// Number of files of each shard that the background writer takes before it looks for the oldest
+/// again.
 const FEW: usize = 64;
 
-/// Shards of the list of dirty files.
+/// Number of shards of the list of dirty files.
 const SHARDS: usize = 16;
 
-/// When a file became dirty, since the clock's start, and its number.
+/// The time at which a file became dirty, by the mount's clock, and its inode number.
 type Place = (Duration, Ino);
 
 /// Files with something to store, by the time at which they became dirty.
 pub(crate) struct DirtyFiles {
-    /// How long data may be dirty before it is written without being asked for.
+    /// Age at which dirty data is written back unasked.
     expire: Duration,
-    /// By inode number.
+    /// The lists, chosen by inode number.
     shards: Vec<Mutex<BTreeMap<Place, Arc<Node>>>>,
     /// Number of the last write of data in place, which no commit need ever follow.
     in_place: AtomicU64,
-    /// Held over a flush: whoever comes meanwhile waits, and may find that its data was in it.
+    /// Held over a flush: a thread that comes meanwhile waits, and may find that its data was
+    /// covered.
     flushed: Mutex<Flushed>,
 }
 
 struct Flushed {
     /// Number of the last write in place that is durable.
     upto: u64,
-    /// A flush failed. What had been written by then is in doubt, and no later flush changes that.
+    /// Whether a flush failed. Data written before it is in doubt, which no later flush changes.
     failed: bool,
 }
 
@@ -54,24 +56,24 @@ impl DirtyFiles {
         }
     }
 
-    /// Notes that data of the file was written in place.
+    /// Records that data of the file was written in place.
     pub(crate) fn wrote_in_place(&self, node: &Node) {
         let number = self.in_place.fetch_add(1, Ordering::AcqRel) + 1;
         node.unsynced().in_place.fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Notes that a commit which began after write `number` is durable, and that write with it.
+    /// Records that a commit which began after write `number` is durable, and that write with it.
     pub(crate) fn note_flushed(&self, number: u64) {
         let mut flushed = self.flushed.lock();
         flushed.upto = flushed.upto.max(number);
     }
 
-    /// How long data may be dirty before it is written without being asked for.
+    /// Returns the age at which dirty data is written back unasked.
     pub(crate) fn expire(&self) -> Duration {
         self.expire
     }
 
-    /// Number of the last write of data in place.
+    /// Returns the number of the last write of data in place.
     pub(crate) fn last_in_place(&self) -> u64 {
         self.in_place.load(Ordering::Acquire)
     }
@@ -82,7 +84,8 @@ impl DirtyFiles {
 
     pub(crate) fn insert(&self, node: &Arc<Node>, file: &FileState, since: Duration) {
         let mut shard = self.shard(node.ino()).lock();
-        // Decided under the lock: a file is listed once, and one that is being deleted not again.
+        // This is decided under the lock: a file is listed once, and not after its deletion has
+        // begun.
         if file.listed_since().is_none() && !file.cache.has_ended() {
             file.set_listed_since(Some(since));
             shard.insert((since, node.ino()), Arc::clone(node));
@@ -96,11 +99,12 @@ impl DirtyFiles {
         file.set_listed_since(None);
         let taken = since.and_then(|since| shard.remove(&(since, node.ino())));
         drop(shard);
-        // Perhaps the last reference, and with it the file's cache.
+        // This may be the last reference, which frees the file's cache.
         drop(taken);
     }
 
-    /// The file that has been dirty longest, if since `before`. It stays on the list.
+    /// Returns the file that has been dirty longest, if it is dirty since `before`. The file stays
+    /// on the list.
     pub(crate) fn oldest(&self, before: Duration) -> Option<Arc<Node>> {
         let first = |shard: &Mutex<BTreeMap<Place, Arc<Node>>>| {
             shard.lock().first_key_value().map(|(place, node)| (*place, Arc::clone(node)))
@@ -109,8 +113,8 @@ impl DirtyFiles {
         (oldest.0.0 <= before).then_some(oldest.1)
     }
 
-    /// Some of those that are dirty since `before`, the oldest of each shard among them, oldest first.
-    /// What it costs does not depend on how many there are.
+    /// Returns some of the files that are dirty since `before`, the oldest of each shard among
+    /// them, oldest first. The cost does not depend on the number of dirty files.
     pub(crate) fn oldest_some(&self, before: Duration) -> Vec<Arc<Node>> {
         let mut some = Vec::new();
         for shard in &self.shards {
@@ -122,12 +126,12 @@ impl DirtyFiles {
         some.into_iter().map(|(_, node)| node).collect()
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 
-    /// All of them, oldest first.
+    /// Returns all dirty files, oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -140,8 +144,9 @@ impl DirtyFiles {
 }
 
 impl Writer {
-    /// Makes the writes in place up to number `upto` durable, or all with a larger number. When the device fails to, the mount is
-    /// over for writers: its data is in doubt, and a flush that succeeds later would not say so.
+    /// Makes the writes in place up to number `upto` durable, and perhaps later ones. If the device
+    /// fails, the mount aborts for writers: its data is in doubt, and a later flush that succeeds
+    /// would hide that.
     pub(crate) fn flush_in_place(&self, device: &SharedDevice, upto: u64) -> Result<()> {
         let files = self.dirty_files();
         let mut flushed = files.flushed.lock();
@@ -163,7 +168,7 @@ impl Writer {
             }
         }
         drop(flushed);
-        // A commit may have met a failing flush just before ours.
+        // A commit may have met a failing flush just before this one.
         self.check_running()
     }
 }

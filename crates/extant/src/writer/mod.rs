@@ -1,14 +1,15 @@
-//! What a writable mount has besides its volume: the journal, the allocator, and the state that
-//! their transactions encode.
+//! The writing side of a mount: the journal, the allocator, and the state that their transactions
+//! encode.
 //!
 //! # Invariants
 //!
 //! - W1. Everything that a transaction changed is on one of its lists when it locks: nodes in
-//!   [`DirtyNodes`](crate::log::DirtyNodes), groups with the allocator, the superblock with its own mark, single blocks as
-//!   claims with the journal.
+//!   [`DirtyNodes`](crate::log::DirtyNodes), groups with the allocator, the superblock with its own
+//!   mark, single blocks as claims with the journal.
 //! - W2. Each of them is encoded once per transaction ([`WriterStats::inodes_encoded`] counts).
 
 mod dirty_files;
+mod pace;
 mod read_ahead;
 
 use std::fmt;
@@ -36,9 +37,10 @@ use crate::supers::{SuperState, Totals};
 use crate::volume::Volume;
 
 pub(crate) use dirty_files::{DirtyFiles, EXPIRE};
+pub(crate) use pace::{Load, Pace, Turn};
 pub(crate) use read_ahead::ReadAhead;
 
-/// Inodes deleted at once at the end of an operation; the rest waits for the next.
+/// Number of inodes deleted at the end of one operation; the rest waits for the next.
 const RECLAIM_STEP: usize = 16;
 
 /// The writing side of a volume.
@@ -52,40 +54,43 @@ pub(crate) struct Writer {
     quotas: Quotas,
     mmp: Option<MmpGuard>,
     recovered_orphans: OnceLock<OrphanSummary>,
-    /// Held while a directory gets another parent.
+    /// Held while a directory moves to another parent.
     tree_shape: Mutex<()>,
-    /// Inodes without links whose last handle was let go.
+    /// Inodes without links whose last handle was dropped.
     reclaim: Mutex<Vec<Arc<Node>>>,
     reclaim_waits: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
+    pace: Pace,
     read_ahead: ReadAhead,
     background: OnceLock<Mutex<Option<Arc<Background>>>>,
     inodes_encoded: AtomicU64,
 }
 
-/// What the writing side did since the mount.
+/// Counts of the writing side since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriterStats {
-    /// Changes of inodes.
+    /// Number of changes of inodes.
     pub inode_updates: u64,
-    /// Inodes encoded into their table blocks: each at most once per transaction.
+    /// Number of inodes encoded into their table blocks, each at most once per transaction.
     pub inodes_encoded: u64,
-    /// Block groups encoded into bitmaps and descriptors: each at most once per transaction.
+    /// Number of block groups encoded into bitmaps and descriptors, each at most once per
+    /// transaction.
     pub groups_encoded: u64,
-    /// Blocks that were discarded after they were freed; see [`MountOptions::discard`](crate::MountOptions::discard).
+    /// Number of blocks discarded after they were freed; see
+    /// [`MountOptions::discard`](crate::MountOptions::discard).
     pub blocks_discarded: u64,
-    /// Runs of freed blocks that the device failed to discard.
+    /// Number of runs of freed blocks that the device failed to discard.
     pub discards_failed: u64,
-    /// How blocks were found.
+    /// The allocator's counters.
     pub allocator: AllocatorStats,
     /// The journal's counters.
     pub journal: JournalStats,
 }
 
 impl WriterStats {
-    /// Every counter with its name, for whoever shows them.
+    /// Returns every counter with its name, for display.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let journal = &self.journal;
         let mut all = vec![
@@ -111,7 +116,7 @@ impl WriterStats {
     }
 }
 
-/// The parts that a mount puts together.
+/// The parts from which a mount makes its writer.
 pub(crate) struct WriterParts {
     pub(crate) journal: Arc<Journal>,
     pub(crate) alloc: Allocator,
@@ -143,6 +148,7 @@ impl Writer {
             shared_blocks: SharedBlocks::new(),
             dirty_files: DirtyFiles::new(parts.expire),
             read_ahead: ReadAhead::new(),
+            pace: Pace::default(),
             background: OnceLock::new(),
             inodes_encoded: AtomicU64::new(0),
         }
@@ -160,21 +166,31 @@ impl Writer {
         &self.read_ahead
     }
 
-    /// The thread that writes what is due; once.
+    /// Sets the background writeback thread, once.
     pub(crate) fn set_background(&self, background: Background) {
         let _ = self.background.set(Mutex::new(Rank::Leaf, Some(Arc::new(background))));
     }
 
-    /// Much is dirty: the thread need not wait for its time.
+    /// Returns whether a background thread writes back.
+    pub(crate) fn has_background(&self) -> bool {
+        self.background.get().is_some()
+    }
+
+    /// Returns the pacing of writers.
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// Wakes the background thread early, because much is dirty.
     pub(crate) fn wake_background(&self) {
-        // It has a lock of its own, so the slot's is let go first.
+        // The thread has a lock of its own, so the slot's is released first.
         let background = self.background.get().and_then(|slot| slot.lock().clone());
         if let Some(background) = background {
             background.wake();
         }
     }
 
-    /// Ends the threads, after what they are doing. No lock is held.
+    /// Ends the threads, after their current work. The caller holds no lock.
     pub(crate) fn stop_background(&self) {
         self.read_ahead.stop();
         let background = self.background.get().and_then(|slot| slot.lock().take());
@@ -197,12 +213,12 @@ impl Writer {
         &self.freeze
     }
 
-    /// Goes in to change something, or to write what was changed: [`FreezeGate::enter`].
+    /// Enters to change something, or to write changes back: see [`FreezeGate::enter`].
     pub(crate) fn enter(&self) -> Inside<'_> {
         self.freeze.enter()
     }
 
-    /// [`enter`](Self::enter) of who does not wait: `None` while the mount is frozen.
+    /// Enters like [`enter`](Self::enter) without waiting: `None` while the mount is frozen.
     pub(crate) fn try_enter(&self) -> Option<Inside<'_>> {
         self.freeze.try_enter()
     }
@@ -227,12 +243,12 @@ impl Writer {
         &self.quotas
     }
 
-    /// The shape of the tree: who is below whom.
+    /// Returns the lock of the tree's shape: which directory is below which.
     pub(crate) fn tree_shape(&self) -> &Mutex<()> {
         &self.tree_shape
     }
 
-    /// What is free, as the allocator has it now.
+    /// Returns the current totals of free blocks and inodes.
     pub(crate) fn totals(&self, superblock: &Superblock) -> Totals {
         Totals {
             free_blocks: self.alloc.free_clusters() << superblock.cluster_bits(),
@@ -240,18 +256,18 @@ impl Writer {
         }
     }
 
-    /// A node without links lost its last handle.
+    /// Queues a node without links for deletion after its last handle was dropped.
     pub(crate) fn reclaim_later(&self, node: Arc<Node>) {
         self.reclaim.lock().push(node);
         self.reclaim_waits.store(true, Ordering::Release);
     }
 
-    /// Whether there are nodes to delete: almost never. Costs a load.
+    /// Returns whether nodes are queued for deletion, which is rare. Costs one load.
     pub(crate) fn has_reclaimable(&self) -> bool {
         self.reclaim_waits.load(Ordering::Acquire)
     }
 
-    /// Some nodes to delete.
+    /// Takes some of the nodes queued for deletion.
     pub(crate) fn take_reclaimable(&self) -> Vec<Arc<Node>> {
         let mut waiting = self.reclaim.lock();
         let keep = waiting.len().saturating_sub(RECLAIM_STEP);
@@ -282,7 +298,7 @@ impl Deref for Writer {
 }
 
 impl Writer {
-    /// Brings what the running transaction changed into blocks. No handle is open.
+    /// Encodes the changes of the running transaction into blocks. No handle is open.
     pub(crate) fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
         self.supers.wake()?;
         let mut dirty_nodes = self.log.dirty_nodes().take();
@@ -294,12 +310,12 @@ impl Writer {
                 data.encode(volume.inode_layout(), block, dirty.offset)
             });
             if let Err(error) = encoded.and_then(|encoded| encoded) {
-                // The journal stops. Those who still read see what they have seen before.
+                // The journal aborts. Readers continue to see what they have seen before.
                 let kept: Vec<_> = std::iter::once(dirty).chain(dirty_nodes).collect();
                 kept.into_iter().for_each(|dirty| self.log.dirty_nodes().push(dirty));
                 return Err(error);
             }
-            // Perhaps nobody else has it, and there are too many.
+            // This may be the last reference, and too many nodes may be kept.
             volume.nodes().let_go(&dirty.node.ino(), |node| Arc::ptr_eq(node, &dirty.node));
         }
         self.quotas.encode(volume)?;

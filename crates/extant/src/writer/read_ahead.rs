@@ -1,4 +1,4 @@
-//! The queue of files of which something is to be read ahead, and its thread.
+//! The queue of files to be read ahead, and its thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use extant_sync::{Background, Mutex, Rank};
 
 use crate::node::{FileState, Node};
 
-/// Files that wait at most; readers of others fetch for themselves.
+/// Limit of the queued files; readers of other files fetch for themselves.
 const QUEUE_MOST: usize = 64;
-/// It is woken; this only bounds how long a thread without work sleeps at once.
+/// Longest sleep of an idle thread, which is woken when there is work.
 const PERIOD: Duration = Duration::from_secs(3600);
 
 /// The queue and the thread.
@@ -23,7 +23,7 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Without a thread, and none will start.
+    /// Creates an empty queue; no thread may start.
     pub(crate) fn new() -> ReadAhead {
         ReadAhead {
             allowed: AtomicBool::new(false),
@@ -32,28 +32,28 @@ impl ReadAhead {
         }
     }
 
-    /// The thread may start.
+    /// Allows the thread to start.
     pub(crate) fn allow(&self) {
         self.allowed.store(true, Ordering::Release);
     }
 
-    /// Ends the thread, after the window it is filling. No lock is held.
+    /// Ends the thread, after the window it is filling. The caller holds no lock.
     pub(crate) fn stop(&self) {
         self.allowed.store(false, Ordering::Release);
-        // It may be this thread's last reference, and with it the end of the thread.
+        // This may drop the last reference to the thread, which ends it.
         let thread = self.thread.lock().take();
         drop(thread);
         let queue = std::mem::take(&mut *self.queue.lock());
         drop(queue);
     }
 
-    /// Whether there is a thread, or may be one.
+    /// Returns whether there is a thread, or may be one.
     pub(crate) fn is_allowed(&self) -> bool {
         self.allowed.load(Ordering::Acquire)
     }
 
-    /// Puts a file into the queue, unless it is there or the queue is full, and wakes the thread, which is
-    /// started to do `work` if there is none. Waits for nothing.
+    /// Queues a file, unless it is queued already or the queue is full, and wakes the thread, which
+    /// is started to run `work` if there is none. Never waits.
     pub(crate) fn push<W>(&self, node: &Arc<Node>, file: &FileState, work: impl FnOnce() -> W)
     where
         W: FnMut() -> bool + Send + 'static,
@@ -74,18 +74,18 @@ impl ReadAhead {
         }
     }
 
-    /// The file that has waited longest.
+    /// Takes the file that has waited longest off the queue.
     pub(crate) fn pop(&self) -> Option<Arc<Node>> {
         self.queue.lock().pop_front()
     }
 
-    /// The thread, started if need be. `None` when there is none to be had.
+    /// Returns the thread, started if needed. `None` if none can be started.
     fn thread<W>(&self, work: impl FnOnce() -> W) -> Option<Arc<Background>>
     where
         W: FnMut() -> bool + Send + 'static,
     {
         let mut thread = self.thread.lock();
-        // Under the lock that `stop` takes after it forbade this.
+        // This is done under the lock that `stop` takes after it has forbidden threads.
         if thread.is_none() && self.is_allowed() {
             match Background::start("extant-ahead", PERIOD, work()) {
                 Ok(started) => *thread = Some(Arc::new(started)),

@@ -1,5 +1,5 @@
-//! Access control lists: what new inodes inherit, and how lists and permission bits follow each
-//! other.
+//! Access control lists: their inheritance by new inodes, and keeping lists and permission bits
+//! consistent.
 //!
 //! # Source
 //!
@@ -16,11 +16,11 @@ use super::edit::put;
 use super::{AclKind, XattrMode};
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
-use crate::inode::Inode;
 use crate::node::Node;
 use crate::txn::Txn;
+use crate::view::View;
 
-/// Access control lists that a new inode gets from its directory.
+/// Access control lists that a new inode inherits from its directory.
 #[derive(Default)]
 pub(crate) struct Inherited {
     access: Option<Acl>,
@@ -28,11 +28,11 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
-    /// Gives them to the new inode.
+    /// Stores the lists in the new inode.
     ///
     /// # Errors
     ///
-    /// Space and quota. The inode may have one of two lists then: the caller deletes it.
+    /// Space and quota. The inode may have one of the two lists then: the caller deletes it.
     pub(crate) fn store(&self, txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>) -> Result<()> {
         for (kind, acl) in [(AclKind::Default, &self.default), (AclKind::Access, &self.access)] {
             if let Some(acl) = acl {
@@ -43,25 +43,20 @@ impl Inherited {
     }
 }
 
-/// What a new inode of `kind` in `dir` inherits; changes the mode in `record` accordingly. The
-/// caller holds the content lock of `dir`.
+/// Returns the lists that a new inode of `kind` in `dir` inherits; changes the mode in `record`
+/// accordingly. The caller holds the content lock of `dir`.
 ///
-/// A default list gives every inode but a link its access list, within what the mode allows, and a
-/// directory its own default list (P82).
+/// Every inode but a symbolic link gets the default list as its access list, restricted to the
+/// mode, and a directory also as its own default list (P82).
 ///
 /// # Errors
 ///
 /// Damage of the directory's attributes.
-pub(crate) fn inherited(
-    fs: &Fs,
-    dir: &Inode,
-    kind: FileKind,
-    record: &mut Record,
-) -> Result<Inherited> {
+pub(crate) fn inherited(dir: &View<'_>, kind: FileKind, record: &mut Record) -> Result<Inherited> {
     if kind == FileKind::Symlink {
         return Ok(Inherited::default());
     }
-    let Some(parent) = fs.view(dir.node()).stored_acl(AclKind::Default)? else {
+    let Some(parent) = dir.stored_acl(AclKind::Default)? else {
         return Ok(Inherited::default());
     };
     let access = restrict(&parent, record.mode);
@@ -73,13 +68,13 @@ pub(crate) fn inherited(
     })
 }
 
-/// The list with owner, group class and others each cut down to what `mode` allows. The group class
-/// is the mask where there is one, else the owning group.
+/// Returns the list with owner, group class and others each restricted to the bits of `mode`. The
+/// group class is the mask if there is one, else the owning group.
 fn restrict(acl: &Acl, mode: u16) -> Acl {
     change_classes(acl, |perm, allowed| perm & allowed, mode)
 }
 
-/// Changes the entries that the nine bits of `mode` speak of.
+/// Changes the entries that correspond to the nine bits of `mode`.
 fn change_classes(acl: &Acl, change: impl Fn(u8, u8) -> u8, mode: u16) -> Acl {
     let has_mask = acl.entries().iter().any(|entry| entry.who == Who::Mask);
     let bits = |shift: u32| ((mode >> shift) & 7) as u8;
@@ -94,11 +89,11 @@ fn change_classes(acl: &Acl, change: impl Fn(u8, u8) -> u8, mode: u16) -> Acl {
         let perm = allowed.map_or(entry.perm, |allowed| change(entry.perm, allowed));
         AclEntry { perm, ..*entry }
     });
-    // Who is named has not changed, so the list stays a valid one.
+    // The set of users and groups is unchanged, so the list stays valid.
     Acl::new(entries.collect()).unwrap_or_else(|_| acl.clone())
 }
 
-/// The access list follows new permission bits; nothing without a list.
+/// Updates the access list, if there is one, to new permission bits.
 ///
 /// # Errors
 ///
@@ -109,13 +104,13 @@ pub(crate) fn chmod_acl(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, mode: u16)
     put_acl(txn, fs, node, AclKind::Access, Some(&changed))
 }
 
-/// Sets or removes a list. An access list sets the permission bits, and is not stored when they say
-/// all of it.
+/// Sets or removes a list. An access list sets the permission bits, and is not stored when it is
+/// equivalent to them.
 ///
 /// # Errors
 ///
-/// [`FsError::NotPermitted`] for links, and for default lists of what is no directory; space,
-/// quota, damage. Nothing has changed then.
+/// [`FsError::NotPermitted`] for symbolic links, and for default lists of anything but a directory;
+/// space, quota, damage. Nothing has changed then.
 pub(crate) fn set_acl(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -147,7 +142,7 @@ pub(crate) fn set_acl(
     Ok(())
 }
 
-/// [`set_acl`] with the list in the form that programs use.
+/// Sets a list like [`set_acl`], from the form that programs use.
 pub(super) fn set_by_value(
     txn: &mut Txn<'_>,
     fs: &Fs,

@@ -2,10 +2,10 @@
 //!
 //! # Rules
 //!
-//! - All that may fail for want of space or quota (a block, a value's inode) is done before
-//!   anything changes, and undone if something after it fails.
-//! - A block that others use is not changed: the inode leaves it for one of its own, or for another
-//!   with the same contents.
+//! - Steps that may fail for want of space or quota (a block, a value's inode) are done before
+//!   anything changes, and undone if a later step fails.
+//! - A shared block is not changed: the inode leaves it for one of its own, or for another with the
+//!   same contents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,17 +27,17 @@ use crate::supers::Needed;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-/// Longest value, in bytes: what Linux passes on.
+/// Longest value in bytes, the limit of Linux.
 const VALUE_BYTES_MAX: usize = 65536;
 
-/// Credits of a change besides the blocks of a value: the inode, two attribute blocks and a value's
-/// inode made and one freed, each with bitmap and descriptor, quotas.
+/// Credits of a change besides the blocks of a value: the inode, two attribute blocks, and a
+/// value's inode created and one freed, each with bitmap and descriptor, quotas.
 const CREDITS: u32 = 48;
 
-/// The attributes of an inode as they are.
+/// The current attributes of an inode.
 struct Loaded {
     set: AttributeSet,
-    /// Bytes of the space behind the fields.
+    /// Size in bytes of the space behind the fields.
     space: usize,
     block: Option<FsBlock>,
 }
@@ -58,15 +58,15 @@ fn damaged(node: &Arc<Node>, at: Option<FsBlock>, fault: XattrFault) -> FsError 
     FsError::corrupt("extended attributes", node.ino(), at, Fault::Decode(Box::new(fault)))
 }
 
-/// Sets attribute `index` + `name`, or removes it. The caller holds the content lock exclusively and
-/// has changed nothing yet in the transaction.
+/// Sets attribute `index` + `name`, or removes it. The caller holds the content lock exclusively
+/// and has changed nothing yet in the transaction.
 ///
-/// Access control lists come in the form that programs use.
+/// Access control lists are in the form that programs use.
 ///
 /// # Errors
 ///
-/// Nothing has changed after one of these: by `mode`; names and values that are too long; space and
-/// quota; damage.
+/// Those of `mode`; names and values that are too long; space and quota; damage. Nothing has
+/// changed after any of these.
 pub(crate) fn set(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -94,7 +94,7 @@ pub(crate) fn set(
     }
 }
 
-/// Sets or removes the part of inline data that is an attribute. As [`set`].
+/// Sets or removes the part of inline data that is an attribute. Errors as [`set`].
 pub(crate) fn set_inline_data(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -104,7 +104,7 @@ pub(crate) fn set_inline_data(
     put(txn, fs, node, (NameIndex::SYSTEM, b"data"), value, XattrMode::Any)
 }
 
-/// [`set`] for any attribute, in its stored form.
+/// Sets any attribute like [`set`], in its stored form.
 pub(super) fn put(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -157,7 +157,7 @@ pub(super) fn put(
             Err(fault) => return Err(refused(node, volume, fault, value.len())),
         }
     }
-    // In an inode of its own. Whether the entry has room is found out first.
+    // The value goes to an inode of its own, after a check that its entry has room.
     let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
     let no_inode = Stored::InInode { ino: Ino(0), len, hash: 0 };
     let fits = new.clone().set(index, name, no_inode, sizes);
@@ -176,8 +176,8 @@ pub(super) fn put(
     Ok(())
 }
 
-/// Values above this go to inodes of their own where the file system has such: they would leave no
-/// room in a block for another short attribute.
+/// Returns the size above which values go to inodes of their own, if the file system has them: they
+/// would leave no room in a block for another short attribute.
 fn large_value(volume: &Volume) -> usize {
     volume.block_size().len() - entry_bytes(3) - BLOCK_HEADER_BYTES - 4
 }
@@ -211,23 +211,23 @@ fn store(
     store_with(txn, fs, node, old, new, None)
 }
 
-/// What becomes of the old block.
+/// Change of an inode's attribute block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Block {
-    /// It stays, or there is none before and after.
+    /// The block stays, or there is none before and after.
     Same,
-    /// It has new contents.
+    /// The block has new contents.
     Rewritten,
-    /// The inode uses this one now, which was made for it.
+    /// The inode now uses a new block of its own.
     Own(FsBlock),
-    /// The inode uses this one now, which others use too.
+    /// The inode now uses a block shared with others.
     Joined(FsBlock),
-    /// The inode has none any more.
+    /// The inode has no block any more.
     None,
 }
 
-/// Brings `new` into the inode and its block. `fresh` is a value's inode that was just made, with
-/// the reference that `new` has to it.
+/// Stores `new` in the inode and its block. `fresh` is a new value inode with the reference that
+/// `new` has to it.
 fn store_with(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -239,7 +239,7 @@ fn store_with(
     let mut space = vec![0; old.space];
     new.encode_inode(&mut space).map_err(|fault| damaged(node, None, fault))?;
     let block = place_block(txn, fs, node, old, new)?;
-    // From here on nothing is refused.
+    // Nothing fails from here on but the journal.
     let finish = |txn: &mut Txn<'_>| -> Result<()> {
         let file_acl = match block {
             Block::Same | Block::Rewritten => old.block.unwrap_or(FsBlock(0)),
@@ -269,7 +269,7 @@ fn store_with(
     finish(txn).map_err(|error| txn.fail(error))
 }
 
-/// The inodes of values, and how long they are.
+/// Returns the inodes of values, and the lengths of the values.
 fn inodes_of(attributes: &[Attribute]) -> impl Iterator<Item = (Ino, u32)> + '_ {
     attributes.iter().filter_map(|one| match one.value {
         Stored::InInode { ino, len, .. } => Some((ino, len)),
@@ -277,7 +277,7 @@ fn inodes_of(attributes: &[Attribute]) -> impl Iterator<Item = (Ino, u32)> + '_ 
     })
 }
 
-/// How many values of an inode are in inodes of their own.
+/// Returns the number of the inode's values that are in inodes of their own.
 pub(super) fn count_values(fs: &Fs, node: &Arc<Node>) -> Result<usize> {
     if !fs.volume().features().has_incompat(Incompat::EA_INODE) {
         return Ok(0);
@@ -285,14 +285,14 @@ pub(super) fn count_values(fs: &Fs, node: &Arc<Node>) -> Result<usize> {
     Ok(inodes_of(Loaded::read(fs, node)?.set.attributes()).count())
 }
 
-/// Which values' inodes get or lose references: an inode's entries count for it, a block's entries
-/// once for the block.
+/// Changes of the reference counts of value inodes: entries in an inode count for it, entries in a
+/// block count once for the block.
 struct References<'a> {
     old: &'a Loaded,
     new: &'a AttributeSet,
     fresh: Option<Ino>,
     block: Block,
-    /// The old block is freed.
+    /// Whether the old block is freed.
     freed: bool,
 }
 
@@ -315,7 +315,7 @@ impl References<'_> {
             add(self.new, Home::Block, 1);
         }
         if let Some(fresh) = self.fresh {
-            // It was made with its first reference.
+            // The value inode was created with its first reference.
             *counts.entry(fresh).or_insert(0) -= 1;
         }
         counts.retain(|_, more| *more != 0);
@@ -323,7 +323,7 @@ impl References<'_> {
     }
 }
 
-/// Finds a block for the attributes that go to one. What fails here changes nothing.
+/// Finds a block for the attributes that do not fit the inode. A failure changes nothing.
 fn place_block(
     txn: &mut Txn<'_>,
     fs: &Fs,
@@ -371,7 +371,8 @@ fn place_block(
     Ok(Block::Own(run.start))
 }
 
-/// The inode no longer uses a block; `true` when nobody does and it is freed.
+/// Removes the inode's reference to a block; returns true when it was the last one and the block is
+/// freed.
 fn leave_block(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, block: FsBlock) -> Result<bool> {
     let volume = fs.volume();
     let cluster = volume.superblock().cluster_ratio().max(1);
@@ -388,8 +389,8 @@ fn leave_block(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, block: FsBlock) -> 
     Ok(false)
 }
 
-/// Whether [`release_all`] needs only a few credits: no value in an inode of its own, as far as the
-/// inode itself tells.
+/// Returns whether [`release_all`] needs only a few credits: no value is in an inode of its own, as
+/// far as the inode itself tells.
 pub(crate) fn releases_at_once(data: &InodeData) -> bool {
     let has_value_inodes = |space: &[u8]| match decode_inode(space) {
         Ok(Some(area)) => area
@@ -400,7 +401,7 @@ pub(crate) fn releases_at_once(data: &InodeData) -> bool {
     !has_value_inodes(data.xattr_space())
 }
 
-/// Gives up everything that the attributes of an inode hold: it is being freed.
+/// Releases everything that the attributes of an inode hold, because the inode is being freed.
 ///
 /// # Errors
 ///
@@ -412,7 +413,7 @@ pub(crate) fn release_all(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>) -> Resul
     }
     let old = Loaded::read(fs, node)?;
     let values = inodes_of(old.set.attributes()).count();
-    // Each may become an orphan, to be deleted later.
+    // Each value inode may become an orphan, to be deleted later.
     let credits = 8 + 4 * u32::try_from(values).unwrap_or(u32::MAX).min(1024);
     if values > 0 && !txn.extend(credits) {
         let (what, wanted) = ("journal blocks for one change", u64::from(credits));

@@ -1,11 +1,12 @@
 //! Extended attributes: names, values, access control lists.
 //!
 //! An inode's attributes are in its own space behind the fields, in one block that it may share
-//! with others, and large values in inodes of their own. Here they are one list, in that order.
+//! with others, and large values in inodes of their own. This module presents them as one list, in
+//! that order.
 //!
-//! Values are as Linux hands them to programs: access control lists are turned from ext4's form
-//! into the one that `getxattr` returns; everything else is as stored. Attributes that Linux does
-//! not show to programs (inline data, encryption contexts) are not shown.
+//! Values are as Linux returns them to programs: access control lists are converted from ext4's
+//! form into that of `getxattr`; everything else is as stored. Attributes that Linux does not show
+//! to programs (inline data, encryption contexts) are not shown.
 
 mod acl;
 mod edit;
@@ -27,12 +28,13 @@ use extant_format::xattr::{
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
 use crate::shared_blocks::read_block;
+use crate::view::View;
 
-/// Most bytes of values that [`Inode::xattrs`] returns at once. Linux stops at 64 KiB for all names
-/// of a file, and at 64 KiB for one value.
+/// Limit of the total size of the values that [`Inode::xattrs`] returns, in bytes. Linux limits the
+/// names of a file to 64 KiB, and each value to 64 KiB.
 pub const XATTRS_BYTES_MAX: u64 = 64 << 20;
 
-/// One extended attribute.
+/// An extended attribute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Xattr {
     /// The full name, such as `user.mime_type` or `security.selinux`.
@@ -41,31 +43,31 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
-/// Which access control list of an inode.
+/// Kind of access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AclKind {
-    /// Who may access the file.
+    /// The list that controls access to the file.
     Access,
-    /// What new entries of a directory start with.
+    /// The list that new entries of a directory inherit.
     Default,
 }
 
-/// Whether an extended attribute may or must exist before it is set.
+/// Condition for setting an extended attribute: whether it may or must exist before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum XattrMode {
-    /// Either.
+    /// The attribute may exist or not.
     #[default]
     Any,
-    /// It must not: [`FsError::AttributeExists`].
+    /// The attribute must not exist: [`FsError::AttributeExists`].
     Create,
-    /// It must: [`FsError::NoAttribute`].
+    /// The attribute must exist: [`FsError::NoAttribute`].
     Replace,
 }
 
-/// The attribute that makes a program a privileged one.
+/// The attribute with the capabilities of a program.
 pub(crate) const CAPABILITY: (NameIndex, &[u8]) = (NameIndex::SECURITY, b"capability");
 
-/// An inline directory: its parent and its areas of entries, each with its place in the listing.
+/// An inline directory: its parent and its areas of entries, each with its position in the listing.
 pub(crate) struct InlineDir {
     pub(crate) parent: Ino,
     pub(crate) areas: Vec<(u64, Vec<u8>)>,
@@ -73,7 +75,7 @@ pub(crate) struct InlineDir {
 
 /// # Extended attributes
 impl Inode {
-    /// The full names of all attributes.
+    /// Returns the full names of all attributes.
     ///
     /// # Errors
     ///
@@ -89,17 +91,39 @@ impl Inode {
         Ok(names)
     }
 
-    /// All attributes with their values.
+    /// Returns all attributes with their values.
     ///
     /// # Errors
     ///
     /// Those of [`xattr_names`](Self::xattr_names) and [`xattr`](Self::xattr);
-    /// [`FsError::TooLarge`] when all values together exceed [`XATTRS_BYTES_MAX`]: take names first
-    /// and values one by one then.
+    /// [`FsError::TooLarge`] when all values together exceed [`XATTRS_BYTES_MAX`]: read the names
+    /// first and the values one by one then.
     pub fn xattrs(&self) -> Result<Vec<Xattr>> {
-        self.locked(Inode::all_xattrs)
+        self.locked(|view| view.all_xattrs())
     }
 
+    /// Returns the value of the attribute with this full name.
+    ///
+    /// # Errors
+    ///
+    /// - [`FsError::NoAttribute`].
+    /// - Damage: of the attribute space or block; of the inode that holds a large value, its hash
+    ///   included; of an access control list.
+    pub fn xattr(&self, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        self.locked(|inode| inode.stored_xattr(name.as_ref()))
+    }
+
+    /// Returns an access control list; `None` when there is none beyond the permission bits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`xattr`](Self::xattr), except that absence is not one.
+    pub fn acl(&self, kind: AclKind) -> Result<Option<Acl>> {
+        self.locked(|inode| inode.stored_acl(kind))
+    }
+}
+
+impl View<'_> {
     fn all_xattrs(&self) -> Result<Vec<Xattr>> {
         let mut all = Vec::new();
         let mut bytes = 0u64;
@@ -119,18 +143,7 @@ impl Inode {
         Ok(all)
     }
 
-    /// The value of the attribute with this full name.
-    ///
-    /// # Errors
-    ///
-    /// - [`FsError::NoAttribute`].
-    /// - Damage: of the attribute space or block; of the inode that holds a large value, its hash
-    ///   included; of an access control list.
-    pub fn xattr(&self, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
-        self.locked(|inode| inode.stored_xattr(name.as_ref()))
-    }
-
-    /// [`xattr`](Self::xattr) of a view: the caller holds the content lock.
+    /// Returns the value of an attribute, as [`Inode::xattr`] does.
     pub(crate) fn stored_xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
         let none = FsError::NoAttribute { ino: self.ino() };
         let Some((index, rest)) = split(name).filter(|(index, _)| is_shown(*index)) else {
@@ -147,16 +160,7 @@ impl Inode {
         found.ok_or(none)
     }
 
-    /// An access control list; `None` when there is none beyond the permission bits.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`xattr`](Self::xattr), except that absence is not one.
-    pub fn acl(&self, kind: AclKind) -> Result<Option<Acl>> {
-        self.locked(|inode| inode.stored_acl(kind))
-    }
-
-    /// [`acl`](Self::acl) of a view: the caller holds the content lock.
+    /// Returns an access control list, as [`Inode::acl`] does.
     pub(crate) fn stored_acl(&self, kind: AclKind) -> Result<Option<Acl>> {
         let wanted = match kind {
             AclKind::Access => NameIndex::ACL_ACCESS,
@@ -173,7 +177,7 @@ impl Inode {
         Ok(found)
     }
 
-    /// Calls `visit` for every stored attribute, shown or not, until it says stop.
+    /// Calls `visit` for every stored attribute, shown or not, until it returns [`Next::Stop`].
     fn for_each_entry(&self, mut visit: impl FnMut(&XattrEntry<'_>) -> Result<Next>) -> Result<()> {
         let fail = |block: Option<FsBlock>, fault| {
             FsError::corrupt("extended attributes", self.ino(), block, fault)
@@ -200,7 +204,8 @@ impl Inode {
         Ok(())
     }
 
-    /// The stored value of the inode attribute `index` + `name`, from the inode's own space only.
+    /// Returns the stored value of the inode attribute `index` + `name`, from the inode's own space
+    /// only.
     pub(crate) fn own_xattr(&self, index: NameIndex, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let area = decode_inode(self.xattr_space()).map_err(|fault| {
             let fault = Fault::Decode(Box::new(fault));
@@ -210,14 +215,14 @@ impl Inode {
         entry.map(|entry| self.value(&entry)).transpose()
     }
 
-    /// The data of an inline file, as far as it is stored.
+    /// Returns the stored data of an inline file.
     pub(crate) fn inline_data(&self) -> Result<Vec<u8>> {
         let mut data = self.i_block().to_vec();
         data.extend(self.own_xattr(NameIndex::SYSTEM, b"data")?.unwrap_or_default());
         Ok(data)
     }
 
-    /// The entries of an inline directory.
+    /// Returns the entries of an inline directory.
     pub(crate) fn inline_dir(&self) -> Result<InlineDir> {
         let (parent, first) = self.i_block().split_at(PARENT_BYTES);
         let parent = parent.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
@@ -227,7 +232,7 @@ impl Inode {
         Ok(InlineDir { parent: Ino(parent), areas })
     }
 
-    /// The value as stored.
+    /// Returns the stored value.
     fn value(&self, entry: &XattrEntry<'_>) -> Result<Vec<u8>> {
         match entry.value {
             Value::Here(value) => Ok(value.to_vec()),
@@ -235,7 +240,7 @@ impl Inode {
         }
     }
 
-    /// The value as shown.
+    /// Returns the value as shown to programs.
     fn shown_value(&self, entry: &XattrEntry<'_>) -> Result<Vec<u8>> {
         let value = self.value(entry)?;
         match entry.index {
@@ -253,8 +258,8 @@ impl Inode {
         })
     }
 
-    /// A value in an inode of its own. That inode's own attributes are never looked at, so nothing
-    /// recurses.
+    /// Reads a value from an inode of its own. The attributes of that inode are not read, so there
+    /// is no recursion.
     fn value_in_inode(&self, entry: &XattrEntry<'_>, ino: Ino, len: u32) -> Result<Vec<u8>> {
         let fail = |fault| FsError::corrupt("extended attribute value", ino, None, fault);
         let holder = match self.fs().inode(ino) {
@@ -265,6 +270,7 @@ impl Inode {
             }
             other => other?,
         };
+        let holder = self.fs().view(holder.node());
         if !holder.is_ea_inode() || holder.kind() != FileKind::Regular {
             return Err(fail(Fault::Rule("it does not hold an attribute value")));
         }
@@ -281,7 +287,8 @@ impl Inode {
                 return Err(fail(Fault::Checksum { stored, computed }));
             }
             let computed = entry_hash_for_inode(entry.name, computed);
-            // Kernels before 6.2 hashed names as signed bytes; only ASCII names tell.
+            // Kernels before 6.2 hashed names as signed bytes, so only hashes of ASCII names can be
+            // checked.
             if entry.hash != computed && entry.name.is_ascii() {
                 return Err(fail(Fault::Checksum { stored: entry.hash, computed }));
             }
@@ -298,7 +305,7 @@ enum Next {
 
 const _: () = assert!(xattr::VALUE_MAX as u64 <= XATTRS_BYTES_MAX);
 
-/// Whether Linux shows attributes with this prefix to programs.
+/// Returns whether Linux shows attributes with this prefix to programs.
 fn is_shown(index: NameIndex) -> bool {
     matches!(
         index,
@@ -311,7 +318,7 @@ fn is_shown(index: NameIndex) -> bool {
     )
 }
 
-/// The full name, if it is shown.
+/// Returns the full name, if the attribute is shown.
 fn shown_name(entry: &XattrEntry<'_>) -> Option<Vec<u8>> {
     if is_shown(entry.index) { xattr::join(entry.index, entry.name) } else { None }
 }

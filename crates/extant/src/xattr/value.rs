@@ -1,7 +1,7 @@
-//! Values in inodes of their own: made, shared by count, dropped.
+//! Values in inodes of their own: creating, reference counting, deleting.
 //!
-//! Such an inode is charged to nobody; each inode with the attribute pays for the value as if it
-//! were its own (blocks and one inode), and counts its blocks.
+//! Such an inode is charged to no owner; each inode with the attribute is charged for the value as
+//! if it were its own (blocks and one inode), and counts its blocks.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::slot::BlockKind;
 use crate::txn::Txn;
 use crate::volume::Volume;
 
-/// Makes the inode of a value of `owner`, with one reference, and charges the owner. Returns its
+/// Creates the inode of a value of `owner`, with one reference, and charges the owner. Returns its
 /// number and the value's hash. Undone when it fails.
 pub(super) fn create(
     txn: &mut Txn<'_>,
@@ -76,14 +76,14 @@ fn create_charged(
     }
 }
 
-/// Writes the value through the journal. What was mapped when it fails stays mapped.
+/// Writes the value through the journal. After a failure, mapped blocks stay mapped.
 fn fill(txn: &mut Txn<'_>, volume: &Volume, node: &Arc<Node>, value: &[u8]) -> Result<()> {
     let block_size = volume.block_size();
     let mut goal = volume.goal_of(node.ino())?;
     let mut chunks = value.chunks(block_size.len());
     let mut at = 0;
     while chunks.len() > 0 {
-        // At most 64 KiB.
+        // The value has at most 64 KiB.
         let left = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         let ask = BlockAsk { goal, len: left, min: 1, purpose: Purpose::Metadata };
         let run = txn.allocate(node, &ask)?;
@@ -120,7 +120,7 @@ pub(super) fn undo(
     Ok(())
 }
 
-/// Adds to the references of a value's inode, or takes from them; without any it is deleted.
+/// Adds to the references of a value's inode, or removes some; without references it is deleted.
 pub(super) fn add_references(txn: &mut Txn<'_>, fs: &Fs, ino: Ino, more: i64) -> Result<()> {
     let node = fs.node(ino).map_err(|error| match error {
         FsError::NoSuchInode { .. } => {
@@ -147,7 +147,7 @@ pub(super) fn add_references(txn: &mut Txn<'_>, fs: &Fs, ino: Ino, more: i64) ->
     if left == 0 { fs.bury(txn, &node, Settled::without_contents(&node)) } else { Ok(()) }
 }
 
-/// One inode more pays for a value.
+/// Charges an owner for a value.
 fn charge(txn: &mut Txn<'_>, owner: &Arc<Node>, sectors: u64) -> Result<()> {
     let record = owner.with(|data| data.record.clone());
     txn.charge_inode(&record)?;
@@ -158,7 +158,7 @@ fn charge(txn: &mut Txn<'_>, owner: &Arc<Node>, sectors: u64) -> Result<()> {
     txn.update(owner, |data| data.record.sectors = data.record.sectors.saturating_add(sectors))
 }
 
-/// One inode less pays for a value of `len` bytes.
+/// Ends the charge of an owner for a value of `len` bytes.
 pub(super) fn uncharge_value(txn: &mut Txn<'_>, owner: &Arc<Node>, len: u32) {
     let sectors = sectors_of(txn.volume(), u64::from(len));
     uncharge(txn, owner, sectors);
@@ -176,8 +176,8 @@ fn uncharge(txn: &mut Txn<'_>, owner: &Arc<Node>, sectors: u64) {
     }
 }
 
-/// Moves the charges of an inode, and of the values that it pays for as inodes, to the owners in
-/// `to`. The inode still has its old ones.
+/// Moves the charges of an inode, and of its values in inodes of their own, to the owners in `to`.
+/// The inode still has its old owners.
 ///
 /// # Errors
 ///
@@ -194,8 +194,8 @@ pub(crate) fn transfer_quota(
     }
     let values = super::edit::count_values(fs, node)?;
     txn.transfer_quota(&from, to)?;
-    // One after the other, given back before taken: owners that stay the same are not charged
-    // twice in between.
+    // Charges are moved one by one, given back before taken, so that owners that stay the same are
+    // not charged twice in between.
     for done in 0..values {
         txn.uncharge_inode(&from);
         if let Err(error) = txn.charge_inode(to) {
@@ -227,13 +227,14 @@ pub(crate) fn transfer_quota_back(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, 
     }
 }
 
-/// What a value of `len` bytes counts for, in units of 512 bytes: whole clusters.
+/// Returns the charge of a value of `len` bytes, in units of 512 bytes: whole clusters.
 fn sectors_of(volume: &Volume, len: u64) -> u64 {
     let cluster = volume.superblock().cluster_bytes().max(512);
     len.div_ceil(cluster) * (cluster / 512)
 }
 
-/// The count is in two halves, where other inodes have their change time and version.
+/// Returns the reference count, which is stored in two halves, in the fields of change time and
+/// version.
 fn references(record: &Record) -> u64 {
     (u64::from(record.ctime.seconds as u32) << 32) | (record.version & u64::from(u32::MAX))
 }
@@ -243,7 +244,7 @@ fn set_references(record: &mut Record, count: u64) {
     record.version = count & u64::from(u32::MAX);
 }
 
-/// A time stamp whose lower 32 bits are `raw`, and the rest 0.
+/// Returns a time stamp whose lower 32 bits are `raw`, and the rest 0.
 fn word(raw: u32) -> Timestamp {
     Timestamp { seconds: i64::from(raw.cast_signed()), nanos: 0 }
 }

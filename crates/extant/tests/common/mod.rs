@@ -229,7 +229,7 @@ fn compare_contents(path: &Path, inode: &Inode, differ: &mut impl FnMut(&str, St
         let len = (end - at) as usize;
         file.read_exact_at(&mut theirs[..len], at).expect("contents of the source");
         ours.fill(0xa5);
-        match inode.read_at(at, &mut ours[..len]) {
+        match inode.read_at(&mut ours[..len], at) {
             Ok(read) if read == len => {
                 if let Some(first) = (0..len).find(|i| theirs[*i] != ours[*i]) {
                     let byte = at + first as u64;
@@ -247,13 +247,13 @@ fn compare_contents(path: &Path, inode: &Inode, differ: &mut impl FnMut(&str, St
         at = end;
     }
     // Nothing past the end, and odd pieces agree with whole chunks.
-    let past = inode.read_at(size, &mut ours[..10]).map_err(|e| e.to_string());
+    let past = inode.read_at(&mut ours[..10], size).map_err(|e| e.to_string());
     differ("past the end", "Ok(0)".into(), format!("{past:?}"));
     if size > 3 {
         let middle = size / 2;
         let len = (size - middle).min(7001) as usize;
         file.read_exact_at(&mut theirs[..len], middle).expect("contents of the source");
-        let read = inode.read_at(middle, &mut ours[..len]).map_err(|e| e.to_string());
+        let read = inode.read_at(&mut ours[..len], middle).map_err(|e| e.to_string());
         differ("read", format!("{:?}", Ok::<_, String>(len)), format!("{read:?}"));
         differ("odd piece", "true".into(), (theirs[..len] == ours[..len]).to_string());
     }
@@ -307,7 +307,7 @@ pub(crate) fn read_everything(fs: &Fs, bytes_max: u64) -> Vec<String> {
                 for offset in [0, inode.size() / 2, inode.size().saturating_sub(100)] {
                     let mut at = offset;
                     for _ in 0..8 {
-                        match inode.read_at(at, &mut buffer) {
+                        match inode.read_at(&mut buffer, at) {
                             Ok(0) => break,
                             Ok(read) => {
                                 at += read as u64;

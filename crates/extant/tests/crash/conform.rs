@@ -83,6 +83,7 @@ fn contents_are_as_the_model_says() {
     for seed in env::seed(3)..env::seed(3) + 2 {
         conform(WRITTEN, seed, 300, &Profile::contents());
         conform(WRITTEN, seed, 200, &Profile { maps: 33, ..Profile::contents() });
+        conform(WRITTEN, seed, 200, &Profile { defrag_one_in: 4, ..Profile::contents() });
     }
 }
 

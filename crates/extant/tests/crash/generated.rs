@@ -126,6 +126,39 @@ fn contents_survive_every_cut() {
     prove(&load, range(4000, 1));
 }
 
+/// A quarter of all changes bring a file together on the device; what is freed by that is taken again.
+fn moved() -> Profile {
+    Profile { defrag_one_in: 4, ..Profile::contents() }
+}
+
+#[test]
+fn contents_that_are_moved_together_survive_every_cut() {
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 12, ..crate::states() };
+    let load = Load {
+        name: "contents_that_are_moved_together_survive_every_cut",
+        layouts: WRITTEN,
+        steps: 90,
+        profile: moved(),
+        sampling,
+    };
+    prove(&load, range(4700, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 40,000 states"]
+fn many_contents_that_are_moved_together_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 4, samples: 20, tears: 6, one_cut_in: 4, ..crate::states() };
+    let load = Load {
+        name: "many_contents_that_are_moved_together_survive_every_cut",
+        layouts: WRITTEN,
+        steps: 200,
+        profile: Profile { maps: 20, ..moved() },
+        sampling,
+    };
+    prove(&load, range(4800, 4));
+}
+
 /// A third of all changes go through maps, some of which stay for long.
 fn mapped() -> Profile {
     Profile { maps: 33, ..Profile::contents() }

@@ -29,6 +29,8 @@ pub(crate) struct Extant {
     pub(crate) data_cache_bytes: u64,
     /// What is freed is discarded.
     pub(crate) discard: bool,
+    /// What is put over the device.
+    pub(crate) over: Option<Arc<dyn Fn(SharedDevice) -> SharedDevice + Send + Sync>>,
 }
 
 impl Extant {
@@ -179,8 +181,8 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Result<()> {
             while done < bytes.len() {
                 let (at, rest) = (offset + done as u64, &bytes[done..]);
                 done += match seed % 3 {
-                    0 => inode.write_direct_at(at, rest)?,
-                    _ => inode.write_at(at, rest)?,
+                    0 => inode.write_direct_at(rest, at)?,
+                    _ => inode.write_at(rest, at)?,
                 };
             }
             Ok(())
@@ -202,6 +204,10 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Result<()> {
                 Space::Insert => Fallocate::InsertRange,
             };
             find(fs, &path.0)?.fallocate(mode, *offset..offset + len)
+        }
+        Op::Defrag { path } => {
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            find(fs, &path.0)?.defragment(&mut go_on).map(drop)
         }
         Op::Map { path, slot, offset, len } => {
             let map = find(fs, &path.0)?.map_shared(model::pages(*offset, *len), true)?;
@@ -268,7 +274,7 @@ fn read(inode: &Inode) -> Result<Content> {
     while let Some(start) = inode.seek_data(at)? {
         let end = inode.seek_hole(start)?.unwrap_or(inode.size());
         let mut bytes = vec![0; end.saturating_sub(start) as usize];
-        inode.read_at(start, &mut bytes)?;
+        inode.read_at(&mut bytes, start)?;
         content.add(start, &bytes);
         at = end;
     }
@@ -290,7 +296,7 @@ fn content(inode: &Inode) -> Result<Content> {
         let start = u64::from(run.file_start.0) * block_bytes;
         let end = (start + run.len * block_bytes).min(inode.size());
         let mut bytes = vec![0; end.saturating_sub(start) as usize];
-        inode.read_at(start, &mut bytes)?;
+        inode.read_at(&mut bytes, start)?;
         content.add(start, &bytes);
     }
     Ok(content)
@@ -344,7 +350,9 @@ impl Target for Extant {
         clock: Arc<FixedClock>,
     ) -> std::result::Result<Fs, String> {
         let options = self.options(devices, clock);
-        options.open_shared(Arc::clone(&devices[0])).map_err(|error| in_full(&error))
+        let device = Arc::clone(&devices[0]);
+        let device = self.over.as_ref().map_or(device.clone(), |over| over(device));
+        options.open_shared(device).map_err(|error| in_full(&error))
     }
 
     fn apply(&self, fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Outcome {

@@ -14,10 +14,10 @@ use extant_block::{
 use extant_check::CheckOptions;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use extant_sync::{Clock, SystemClock};
-use extant_testkit::image;
 use extant_testkit::oracle::{e2fsck, e2fsck_as};
 use extant_testkit::storm::book::Care;
 use extant_testkit::storm::{Log, Round, Storm, run};
+use extant_testkit::{Ends, image};
 
 use crate::stopped::check_but_for_errors;
 use crate::target::Library;
@@ -105,6 +105,7 @@ fn storm_on(
     let stop = AtomicBool::new(false);
     let ended = extant_sync::threads::scope(|threads| {
         let (fs, stop) = (fs.clone(), &stop);
+        let has_ended = Ends(stop);
         let ticking = fs.clone();
         let ticks = threads.spawn("tick", move || tick_until(&ticking, setting.evicts, stop));
         let ends = || {
@@ -117,7 +118,7 @@ fn storm_on(
         };
         let mut unmounted = Ok(());
         let round = run(&setting.storm(), &library, moment, || unmounted = ends());
-        stop.store(true, Ordering::Relaxed);
+        drop(has_ended);
         ticks.map_err(|error| error.to_string())?.join().map_err(|panic| panic.to_string())?;
         unmounted.and(round)
     });
@@ -125,7 +126,9 @@ fn storm_on(
     if !setting.ends_early && !setting.breaks {
         round.verify(&library)?;
         // What is not cached any more is what the device has.
-        let said = |error: extant::FsError| error.to_string();
+        fn said(error: impl std::fmt::Display) -> String {
+            error.to_string()
+        }
         fs.sync().map_err(said)?;
         fs.drop_cached();
         fs.drop_cached_metadata();
@@ -171,7 +174,9 @@ pub(crate) fn round(
 ) -> Result<u64, String> {
     let device = Arc::new(device.snapshot());
     let shared: SharedDevice = Arc::clone(&device) as _;
-    let said = |error: extant::FsError| error.to_string();
+    fn said(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
     let fs = setting.options().open_shared(Arc::clone(&shared)).map_err(said)?;
     let round = storm_on(&fs, setting, &|| 0)?;
     drop(fs);
@@ -219,7 +224,9 @@ pub(crate) fn round_with_cuts(
     let setting = Setting { breaks: true, ends_early: false, ..*setting };
     let device = Arc::new(RecordingDevice::over(device.snapshot()));
     let shared: SharedDevice = Arc::clone(&device) as _;
-    let said = |error: extant::FsError| error.to_string();
+    fn said(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
     let fs = setting.options().open_shared(shared).map_err(said)?;
     let moment = || device.len() as u64;
     let round = storm_on(&fs, &setting, &moment)?;
@@ -246,7 +253,9 @@ fn look_at_survivor(
     scratch: &Path,
     moment: u64,
 ) -> Result<(), String> {
-    let said = |error: extant::FsError| error.to_string();
+    fn said(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
     let left = Arc::new(left);
     let fs = setting.options().open_shared(Arc::clone(&left) as _).map_err(said)?;
     check_survivors(round, fs.clone(), moment)?;
@@ -276,7 +285,9 @@ pub(crate) fn round_with_errors(
     };
     let device = Arc::new(FaultDevice::new(Arc::clone(&below), plan));
     device.set_enabled(false);
-    let said = |error: extant::FsError| error.to_string();
+    fn said(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
     let shared: SharedDevice = Arc::clone(&device) as _;
     let fs = setting.options().open_shared(shared).map_err(said)?;
     let round = {

@@ -91,7 +91,9 @@ pub(crate) fn check_but_for_errors(
     }
 
     let mounted = Arc::new(image::load(&path));
-    let said = |error: extant::FsError| error.to_string();
+    fn said(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
     let fs = options.open_shared(Arc::clone(&mounted) as _).map_err(said)?;
     let is_bigalloc = fs.superblock().bigalloc();
     let has_value_inodes = fs.features().has_incompat(Incompat::EA_INODE);

@@ -181,7 +181,7 @@ impl Target for Library {
                 let op =
                     |offset, part: Range<usize>| Op::Read { offset, buffer: vec![0; part.len()] };
                 let Some(parts) = self.rings.run(file, (at, out.len()), op) else {
-                    return answer(file.read_at(at, out));
+                    return answer(file.read_at(out, at));
                 };
                 let mut got = 0;
                 for (read, buffer) in parts {
@@ -194,14 +194,14 @@ impl Target for Library {
                 }
                 Ok(got)
             }
-            Way::Cached => match at_once(at).then(|| file.try_read_at(at, out)) {
+            Way::Cached => match at_once(at).then(|| file.try_read_at(out, at)) {
                 // What is not in memory is for who may wait.
                 Some(Ok(Ok(got))) if got < out.len() => {
-                    let more = answer(file.read_at(at + got as u64, &mut out[got..]))?;
+                    let more = answer(file.read_at(&mut out[got..], at + got as u64))?;
                     Ok(got + more)
                 }
                 Some(Ok(read)) => answer(read),
-                _ => answer(file.read_at(at, out)),
+                _ => answer(file.read_at(out, at)),
             },
             Way::Direct => match aligned(file, at, out.len()) {
                 Some(direct) if at / 8192 % 2 == 1 => {
@@ -209,11 +209,11 @@ impl Target for Library {
                 }
                 Some(direct) => {
                     let mut buffer = AlignedBuffer::zeroed(out.len());
-                    let got = answer(direct.read_at(at, &mut buffer))?;
+                    let got = answer(direct.read_at(&mut buffer, at))?;
                     out[..got].copy_from_slice(&buffer[..got]);
                     Ok(got)
                 }
-                None => answer(file.read_direct_at(at, out)),
+                None => answer(file.read_direct_at(out, at)),
             },
             Way::Mapped => {
                 let start = at & !4095;
@@ -239,7 +239,7 @@ impl Target for Library {
                     // The next one meets the error that came in the way.
                     let mut done = answer(written)? as usize;
                     while done < buffer.len() {
-                        done += answer(file.write_at(at + done as u64, &buffer[done..]))?;
+                        done += answer(file.write_at(&buffer[done..], at + done as u64))?;
                     }
                     at += done as u64;
                 }
@@ -256,13 +256,13 @@ impl Target for Library {
                     Some(direct) => {
                         let mut buffer = AlignedBuffer::zeroed(bytes.len());
                         buffer.copy_from_slice(bytes);
-                        answer(direct.write_at(at, &buffer))?
+                        answer(direct.write_at(&buffer, at))?
                     }
-                    None => answer(file.write_direct_at(at, bytes))?,
+                    None => answer(file.write_direct_at(bytes, at))?,
                 },
-                _ => match at_once(at).then(|| file.try_write_at(at, bytes)) {
+                _ => match at_once(at).then(|| file.try_write_at(bytes, at)) {
                     Some(Ok(written)) => answer(written)?,
-                    _ => answer(file.write_at(at, bytes))?,
+                    _ => answer(file.write_at(bytes, at))?,
                 },
             };
             if written == 0 {

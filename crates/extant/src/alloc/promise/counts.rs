@@ -23,12 +23,12 @@ impl Counts {
         Counts { promised: AtomicU64::new(0), unpinned: AtomicI64::new(0) }
     }
 
-    /// What is promised, pinned or not.
+    /// Returns what is promised, pinned or not.
     pub(super) fn promised(&self) -> u64 {
         self.promised.load(Ordering::Acquire)
     }
 
-    /// What can be pinned now.
+    /// Returns what can be pinned now.
     pub(super) fn unpinned(&self) -> u64 {
         u64::try_from(self.unpinned.load(Ordering::Acquire)).unwrap_or(0)
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use extant_sync::threads;
 
 /// Lanes; a power of two.
-const LANES: usize = 16;
+const LANES: usize = 64;
 
 /// A part of the number, alone on its cache lines.
 #[repr(align(128))]

@@ -89,3 +89,18 @@ fn p50_the_index_is_switched_while_threads_allocate() {
     }
     mount.end(&image);
 }
+
+/// Everything that is kept of 131,072 groups when all of them were looked at, bitmaps included.
+#[test]
+fn the_groups_of_16_tib_take_less_than_64_mib() {
+    const GROUPS: usize = 131_072;
+    let cells = GROUPS * size_of::<Cell>();
+    // The smallest flexible groups that mke2fs makes have 16; without the feature, each group is one.
+    let flexes = GROUPS * size_of::<std::sync::OnceLock<Flex>>();
+    let index = GROUPS.div_ceil(64) * crate::alloc::index::WORD_BYTES;
+    let loaded = BITMAP_BYTES_MAX / 4096 / 3;
+    let states = loaded * (size_of::<GroupState>() + 256);
+    let all = cells + flexes + index + BITMAP_BYTES_MAX + states;
+    println!("{cells} + {flexes} + {index} + {BITMAP_BYTES_MAX} + {states} = {all}");
+    assert!(all <= 64 << 20, "{all} bytes");
+}

@@ -22,7 +22,7 @@ impl Mount {
     fn grow(&self, file: &Inode, blocks: usize) {
         let bytes = vec![0x77; blocks * self.volume().block_size().len()];
         let end = file.node().metadata(file.fs().volume().block_size()).size;
-        assert_eq!(file.write_at(end, &bytes).unwrap(), bytes.len());
+        assert_eq!(file.write_at(&bytes, end).unwrap(), bytes.len());
         file.sync().unwrap();
     }
 }
@@ -75,7 +75,7 @@ fn a_window_ends_with_the_last_handle_a_shorter_file_its_removal_and_its_own_fal
     assert_eq!(windows(), 0, "told how large it will be");
     // Written back when nobody has it open any more: nobody will write more.
     let file = mount.fs.root().unwrap().create("copied", &ANYBODY).unwrap();
-    file.write_at(0, &[5; 1 << 20]).unwrap();
+    file.write_at(&[5; 1 << 20], 0).unwrap();
     drop(file);
     mount.fs.sync().unwrap();
     assert_eq!(windows(), 0, "whole when it was closed");

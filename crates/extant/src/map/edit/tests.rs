@@ -8,9 +8,9 @@ use extant_format::extent::{Extent, ExtentState};
 use extant_testkit::require;
 
 use super::*;
+use crate::file::resize;
 use crate::map::Mapping;
 use crate::namei::NewInode;
-use crate::size::shrink;
 use crate::test_images::Image;
 
 /// Tree and pointers, small blocks and large, with and without checksums and clusters.
@@ -35,7 +35,7 @@ pub(in crate::map) fn assert_sound(image: &Image) {
     report.assert_clean();
 }
 
-/// What the map says, block by block.
+/// Returns what the map says, block by block.
 fn blocks_of(fs: &Fs, node: &Arc<Node>) -> Model {
     let mut blocks = Model::new();
     for run in fs.handle(node).unwrap().map(0..FILE_BLOCKS_END) {
@@ -130,7 +130,7 @@ fn random_changes_equal_a_map_of_blocks_and_e2fsck_agrees() {
             assert_eq!(blocks_of(&fs, &node), model, "{layout:?}");
             {
                 let _content = node.content.write();
-                shrink(&fs, &node, size).unwrap();
+                resize(&fs, &node, size).unwrap();
             }
             let blocks = size.div_ceil(block_bytes) as u32;
             model.retain(|block, _| *block < blocks);
@@ -257,7 +257,7 @@ fn block_maps_of_large_blocks_hold_what_their_count_of_sectors_allows() {
     let image = require!(Image::make("64M", options, ""));
     let fs = image.open();
     let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
-    file.write_at(0, b"text").unwrap();
+    file.write_at(b"text", 0).unwrap();
     // 2^25 - 1 blocks, less the 2049 pointer blocks of so many.
     let most = (33_554_431 - 2049) << 16;
     file.truncate(most).unwrap();
@@ -276,7 +276,7 @@ fn changes_are_not_counted_where_the_hurd_keeps_a_block_number() {
     for name in ["one", "two"] {
         let dir = fs.root().unwrap().mkdir(name, &NewInode::root(0o755)).unwrap();
         let file = dir.create("file", &NewInode::root(0o644)).unwrap();
-        file.write_at(0, b"text").unwrap();
+        file.write_at(b"text", 0).unwrap();
         file.truncate(9).unwrap();
     }
     fs.unmount().unwrap();

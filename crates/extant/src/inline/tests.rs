@@ -1,13 +1,14 @@
 //! Small files inside their inodes, against bytes in memory, e2fsck and the kernel.
 
 use extant_base::Prng;
+use extant_block::{FaultDevice, FaultPlan};
 use extant_testkit::oracle::LoopMount;
 use extant_testkit::{require, tempdir};
 
 use super::*;
+use crate::file::resize;
 use crate::inode::Inode;
 use crate::namei::NewInode;
-use crate::size::{grow, shrink};
 use crate::test_images::Image;
 use crate::xattr::XattrMode;
 
@@ -23,10 +24,14 @@ const LAYOUTS: &[&[&str]] = &[
 fn write(fs: &Fs, node: &Arc<Node>, offset: u64, bytes: &[u8]) -> bool {
     let _content = node.content.write();
     let mut txn = Txn::begin(fs.volume(), INLINE_CREDITS).unwrap();
-    write_inline(&mut txn, node, offset, bytes).unwrap()
+    let written = write_inline(&mut txn, node, offset, bytes).unwrap();
+    let file = fs.file(node).unwrap();
+    file.set_size(node.with(|data| data.record.size));
+    file.mapping_changed();
+    written
 }
 
-/// What is stored, whatever the cache says: these tests change files below it.
+/// Returns what is stored, whatever the cache says: these tests change files below it.
 fn contents_of(file: &Inode) -> Vec<u8> {
     let view = file.fs().view(file.node());
     let size = view.record().size as usize;
@@ -37,8 +42,17 @@ fn contents_of(file: &Inode) -> Vec<u8> {
     bytes
 }
 
-fn is_inline(node: &Arc<Node>) -> bool {
-    node.with(|data| data.record.flags.contains(InodeFlags::INLINE_DATA))
+fn move_out(fs: &Fs, node: &Arc<Node>) -> Result<()> {
+    let _content = node.content.write();
+    fs.with_mapper(node, |mapper| mapper.move_out())
+}
+
+fn resized(fs: &Fs, node: &Arc<Node>, size: u64) {
+    {
+        let _content = node.content.write();
+        resize(fs, node, size).unwrap();
+    }
+    fs.flush_file(node, u64::MAX).unwrap();
 }
 
 #[test]
@@ -72,21 +86,18 @@ fn small_writes_stay_in_the_inode_until_it_is_full_and_all_agree() {
                     let after = node.data();
                     assert_eq!(before.record, after.record, "nothing has changed");
                     assert_eq!(before.raw, after.raw);
-                    let _content = node.content.write();
-                    uninline(&fs, &node).unwrap();
+                    move_out(&fs, &node).unwrap();
                     assert!(!is_inline(&node));
                 }
                 assert_eq!(contents_of(&file), model, "{layout:?}");
                 if random.one_in(4) && !model.is_empty() {
                     let size = random.below(model.len() as u64);
-                    let _content = node.content.write();
-                    shrink(&fs, &node, size).unwrap();
+                    resized(&fs, &node, size);
                     model.truncate(size as usize);
                 }
                 if random.one_in(6) {
                     let size = model.len() as u64 + random.below(30);
-                    let _content = node.content.write();
-                    grow(&fs, &node, size).unwrap();
+                    resized(&fs, &node, size);
                     model.resize(size as usize, 0);
                 }
                 assert_eq!(contents_of(&file), model, "{layout:?}");
@@ -147,6 +158,37 @@ fn a_file_system_without_inline_data_has_none() {
     let fs = image.open();
     let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
     assert!(!write(&fs, file.node(), 0, b"abc"));
-    uninline(&fs, file.node()).unwrap();
+    move_out(&fs, file.node()).unwrap();
     assert!(!is_inline(file.node()));
+}
+
+#[test]
+fn data_that_cannot_move_out_of_an_inode_stays_there() {
+    let image = require!(Image::make("16M", &["-t", "ext4", "-O", "inline_data"], ""));
+    let plan = FaultPlan { write_one_in: 1, ..FaultPlan::default() };
+    let device = Arc::new(FaultDevice::new(Arc::clone(&image.device), plan));
+    device.set_enabled(false);
+    let fs = image.options().open_shared(Arc::clone(&device) as _).unwrap();
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+    file.write_at(b"what was there", 0).unwrap();
+    fs.sync().unwrap();
+    let free = fs.statfs().unwrap().blocks_free;
+    device.set_enabled(true);
+    file.write_at(&[b'x'; 5000], 0).unwrap_err();
+    file.truncate(5000).unwrap_err();
+    assert!(device.failed() > 0);
+    device.set_enabled(false);
+    assert!(is_inline(file.node()));
+    assert_eq!(fs.statfs().unwrap().blocks_free, free, "what was taken for it is free again");
+    // In the inode: what a cache kept of the block must not hide it.
+    file.write_at(b"WHAT", 0).unwrap();
+    assert_eq!(fs.read("/file").unwrap(), b"WHAT was there");
+    file.write_at(&[b'y'; 5000], 5).unwrap();
+    let mut model = b"WHAT ".to_vec();
+    model.resize(5005, b'y');
+    assert_eq!(fs.read("/file").unwrap(), model);
+    drop(file);
+    fs.unmount().unwrap();
+    image.check().assert_clean();
+    assert_eq!(image.open().read("/file").unwrap(), model);
 }

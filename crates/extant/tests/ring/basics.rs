@@ -3,155 +3,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use extant::ring::{Completion, Op, Ring};
-use extant::{Fallocate, Fs, FsError, Inode, MountOptions, NewInode, WaitReason};
+use extant::ring::Op;
+use extant::{Fallocate, FsError, Inode, MountOptions, WaitReason};
 use extant_base::Prng;
-use extant_block::{BlockDevice, DeviceError, MemoryDevice, Operation, Pending, SharedDevice};
-use extant_sync::{Clock, FixedClock, SystemClock, threads};
-use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, require, tempdir};
+use extant_block::SharedDevice;
+use extant_sync::{Clock, SystemClock, threads};
+use extant_testkit::require;
 
-const NEW: NewInode = NewInode { permissions: 0o644, uid: 0, gid: 0 };
-const BLOCK: usize = 4096;
-/// Longest that a test waits for what must come.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A device that stops while it is told to.
-struct Stalling {
-    below: Arc<MemoryDevice>,
-    stalls: AtomicBool,
-    /// Operations that have had to wait.
-    stalled: AtomicU64,
-    /// The next operation panics.
-    panics: AtomicBool,
-}
-
-impl Stalling {
-    fn new(below: &Arc<MemoryDevice>) -> Arc<Stalling> {
-        let (stalls, panics) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Stalling { below: Arc::clone(below), stalls, stalled: AtomicU64::new(0), panics })
-    }
-
-    /// Until what is returned is dropped, also by a test that fails: rings wait for what they accepted.
-    fn stall(self: &Arc<Self>) -> Stall {
-        self.stalls.store(true, Ordering::Release);
-        Stall(Arc::clone(self))
-    }
-
-    fn pass(&self) {
-        assert!(!self.panics.swap(false, Ordering::AcqRel), "the driver is broken");
-        if !self.stalls.load(Ordering::Acquire) {
-            return;
-        }
-        self.stalled.fetch_add(1, Ordering::AcqRel);
-        until("the device goes on", || !self.stalls.load(Ordering::Acquire));
-    }
-}
-
-#[must_use]
-struct Stall(Arc<Stalling>);
-
-impl Drop for Stall {
-    fn drop(&mut self) {
-        self.0.stalls.store(false, Ordering::Release);
-    }
-}
-
-impl BlockDevice for Stalling {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
-        self.pass();
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        self.below.describe()
-    }
-
-    fn write_vectored_at(
-        &self,
-        offset: u64,
-        parts: &[std::io::IoSlice<'_>],
-    ) -> Result<(), DeviceError> {
-        self.pass();
-        self.below.write_vectored_at(offset, parts)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.pass();
-        self.below.read_at(offset, out)
-    }
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let start = SystemClock.monotonic();
-    while !is_so() {
-        assert!(SystemClock.monotonic() - start < PATIENCE, "not in time: {what}");
-        SystemClock.sleep(Duration::from_millis(1));
-    }
-}
-
-fn made(size: &str) -> Result<Arc<MemoryDevice>, String> {
-    let dir = tempdir().map_err(|error| error.to_string())?;
-    let path = dir.path().join("image");
-    mke2fs(&path, size, &["-t", "ext4", "-b", "4096"])?;
-    Ok(Arc::new(image::load(&path)))
-}
-
-fn mount(device: SharedDevice) -> Fs {
-    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
-    let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
-    options.open_shared(device).unwrap()
-}
-
-fn file(fs: &Fs, name: &str) -> Inode {
-    fs.root().unwrap().create(name, &NEW).unwrap()
-}
-
-/// A file that is stored, and nothing of which is in memory.
-fn cold(fs: &Fs, name: &str, bytes: &[u8]) -> Inode {
-    let file = file(fs, name);
-    file.write_at(0, bytes).unwrap();
-    fs.sync().unwrap();
-    fs.drop_cached();
-    file
-}
-
-fn finish(fs: Fs, device: &MemoryDevice) {
-    fs.unmount().unwrap();
-    let dir = tempdir().unwrap();
-    let path = dir.path().join("image");
-    image::save(device, &path);
-    e2fsck(&path).unwrap().assert_clean();
-}
-
-fn write(offset: u64, bytes: impl Into<Vec<u8>>) -> Op {
-    Op::Write { offset, bytes: bytes.into() }
-}
-
-fn read(offset: u64, len: usize) -> Op {
-    Op::Read { offset, buffer: vec![0; len] }
-}
-
-/// Submits what must be accepted.
-fn submit(ring: &Ring, tag: u64, inode: &Inode, op: Op) -> Option<Completion> {
-    ring.submit(tag, inode, op).unwrap_or_else(|busy| panic!("{tag}: {busy}"))
-}
-
-/// All that is with the workers, in the order in which it was done.
-fn drain(ring: &Ring) -> Vec<(u64, u64)> {
-    std::iter::from_fn(|| ring.wait()).map(|done| (done.tag, done.result.unwrap())).collect()
-}
+use crate::support::{
+    BLOCK, Stalling, cold, drain, file, finish, made, mount, read, submit, until, write,
+};
 
 #[test]
 fn nearly_every_small_write_is_done_by_the_thread_that_submits_it() {
@@ -192,7 +56,7 @@ fn a_device_that_stalls_stops_no_submitter() {
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 16 * BLOCK]);
     let (warm, other) = (file(&fs, "warm"), file(&fs, "other"));
-    warm.write_at(0, &[2; 4 * BLOCK]).unwrap();
+    warm.write_at(&[2; 4 * BLOCK], 0).unwrap();
     let ring = fs.ring(32).unwrap();
     let stall = device.stall();
     let start = SystemClock.monotonic();
@@ -275,20 +139,20 @@ fn memory_that_stays_the_callers_is_copied_for_workers_only_and_keeps_the_order(
     let (stored, warm) = (cold(&fs, "stored", &[1; 4 * BLOCK]), file(&fs, "warm"));
     let ring = fs.ring(4).unwrap();
     let mut out = [0; 8];
-    assert_eq!(ring.submit_write(0, &warm, 3, b"warm").unwrap().unwrap().unwrap(), 4);
-    assert_eq!(ring.submit_read(1, &warm, 0, &mut out).unwrap().unwrap().unwrap(), 7);
+    assert_eq!(ring.submit_write(0, &warm, b"warm", 3).unwrap().unwrap().unwrap(), 4);
+    assert_eq!(ring.submit_read(1, &warm, &mut out, 0).unwrap().unwrap().unwrap(), 7);
     assert_eq!(&out, b"\0\0\0warm\0");
     let stall = device.stall();
     // The first waits for the device, the second for the first, though a whole block would not have to.
     let mut bytes = b"stored".to_vec();
-    assert!(ring.submit_write(2, &stored, 1, &bytes).unwrap().is_none());
+    assert!(ring.submit_write(2, &stored, &bytes, 1).unwrap().is_none());
     bytes.fill(b'x');
-    assert!(ring.submit_write(3, &stored, 0, &[7; BLOCK]).unwrap().is_none());
-    assert!(ring.submit_read(4, &stored, 0, &mut out).unwrap().is_none());
-    assert!(ring.submit_read(5, &stored, 2 * BLOCK as u64, &mut out).unwrap().is_none());
-    let busy = ring.submit_write(6, &stored, 9, b"full").unwrap_err();
+    assert!(ring.submit_write(3, &stored, &[7; BLOCK], 0).unwrap().is_none());
+    assert!(ring.submit_read(4, &stored, &mut out, 0).unwrap().is_none());
+    assert!(ring.submit_read(5, &stored, &mut out, 2 * BLOCK as u64).unwrap().is_none());
+    let busy = ring.submit_write(6, &stored, b"full", 9).unwrap_err();
     assert_eq!(busy.op, write(9, *b"full"));
-    let busy = ring.submit_read(7, &stored, 9, &mut out).unwrap_err();
+    let busy = ring.submit_read(7, &stored, &mut out, 9).unwrap_err();
     assert_eq!(busy.op, read(9, 8));
     drop(stall);
     let mut done: Vec<_> = std::iter::from_fn(|| ring.wait())
@@ -519,7 +383,7 @@ fn what_many_threads_submit_is_there_as_if_each_had_waited() {
         // Everything that was submitted is in front of this.
         while ring.wait().is_some_and(|done| done.result.is_ok()) {}
         let mut out = vec![0; wanted.len() + 1];
-        assert_eq!(own.read_at(0, &mut out).unwrap(), wanted.len());
+        assert_eq!(own.read_at(&mut out, 0).unwrap(), wanted.len());
         assert!(out[..wanted.len()] == wanted);
     });
     let stats = ring.stats();
