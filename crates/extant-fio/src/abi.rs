@@ -15,7 +15,7 @@ pub(crate) const INTERFACE: c_int = 31;
 /// The versions of fio that have it.
 const KNOWN: [&str; 4] = ["fio-3.30", "fio-3.31", "fio-3.32", "fio-3.33"];
 
-/// Whether this version's layout is known. A version may be followed by `-` and what a distribution adds.
+/// Checks that this version's layout is known. A version may be followed by `-` and what a distribution adds.
 pub(crate) fn known(version: &str) -> Result<(), String> {
     let plain = version.splitn(3, '-').take(2).collect::<Vec<_>>().join("-");
     if cfg!(not(target_arch = "x86_64")) {

@@ -6,7 +6,7 @@ use extant::{DirectFile, Fallocate, File, Fs, FsError, NewInode, SyncMode};
 use crate::mounted;
 use crate::options::{Durable, Mode, Options};
 
-/// What fio wants done.
+/// An order of fio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
     Read,
@@ -22,9 +22,9 @@ pub(crate) struct OpenFile {
     direct: Option<DirectFile>,
 }
 
-/// What became of an operation.
+/// The outcome of an operation.
 pub(crate) enum Outcome {
-    /// So many bytes were done.
+    /// The number of bytes that were done.
     Done(u64),
     Failed(i32),
     /// A worker has it.
@@ -107,12 +107,12 @@ impl Job {
         let inode = file.file.inode();
         let done = match (what, &file.direct) {
             (What::Read, None) => file.file.read_at(memory, offset).map(|read| read as u64),
-            (What::Read, Some(direct)) => direct.read_at(offset, memory).map(|read| read as u64),
+            (What::Read, Some(direct)) => direct.read_at(memory, offset).map(|read| read as u64),
             (What::Write, None) => file.file.write_at(memory, offset).map(|done| done as u64),
             (What::Write, Some(direct)) if synced => {
-                direct.write_synced_at(offset, memory).map(|done| done as u64)
+                direct.write_synced_at(memory, offset).map(|done| done as u64)
             }
-            (What::Write, Some(direct)) => direct.write_at(offset, memory).map(|done| done as u64),
+            (What::Write, Some(direct)) => direct.write_at(memory, offset).map(|done| done as u64),
             (What::Trim, _) => inode
                 .fallocate(Fallocate::PunchHole, offset..offset.saturating_add(len))
                 .map(|()| len),
@@ -148,8 +148,8 @@ impl Job {
             ring.submit(tag, inode, op).map(|done| done.map(|done| done.result.map(|_| len)))
         };
         let done = match what {
-            What::Read => ring.submit_read(tag, inode, offset, memory),
-            What::Write => ring.submit_write(tag, inode, offset, memory),
+            What::Read => ring.submit_read(tag, inode, memory, offset),
+            What::Write => ring.submit_write(tag, inode, memory, offset),
             What::Sync => other(Op::Sync),
             What::DataSync => other(Op::SyncData),
             What::Trim => {

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use extant::{Fs, FsError, MountOptions};
+use extant::{Fs, FsError, MountErrorKind, MountOptions};
 use extant_sync::{Mutex, Rank};
 
 use crate::options::Options;
@@ -52,8 +52,8 @@ pub(crate) fn mount(options: &Options) -> Result<Fs, String> {
         mount = mount.data_cache_bytes(u64::from(options.cache_mib) << 20);
     }
     let fs = mount.open_path(path(&options.image)).map_err(|error| {
-        let hint = match error {
-            FsError::Open(_) => " (several jobs need --thread, to share one mount)",
+        let hint = match error.kind() {
+            MountErrorKind::InUse => " (several jobs need --thread, to share one mount)",
             _ => "",
         };
         format!("{}{hint}", told(&error))

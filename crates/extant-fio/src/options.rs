@@ -1,6 +1,6 @@
 //! What a job was told.
 
-/// How files are read and written.
+/// The way of reading and writing files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     /// Through the cache, by calls that wait.
@@ -11,7 +11,7 @@ pub(crate) enum Mode {
     Ring,
 }
 
-/// When writes are durable.
+/// The moment at which writes are durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durable {
     /// When fio syncs (`fsync=`, `fdatasync=`).
