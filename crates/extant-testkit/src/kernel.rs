@@ -185,7 +185,7 @@ impl Kernel {
                 let file = rustix::fs::open(self.at(path), OFlags::RDWR, Mode::empty())?;
                 rustix::fs::fallocate(file, flags, *offset, *len)
             }
-            Op::Tick { .. } => Ok(()),
+            Op::Tick { .. } | Op::Defrag { .. } => Ok(()),
             Op::Fdatasync { path } => {
                 let file = rustix::fs::open(self.at(path), OFlags::RDONLY, Mode::empty())?;
                 rustix::fs::fdatasync(file)

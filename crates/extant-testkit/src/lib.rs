@@ -22,6 +22,7 @@
 
 pub mod compare;
 pub mod crash;
+mod ends;
 pub mod image;
 pub mod kernel;
 pub mod model;
@@ -33,6 +34,7 @@ pub mod tree;
 pub mod zones;
 
 pub use compare::{CompareOptions, Difference, compare_trees};
+pub use ends::Ends;
 pub use tempfile::{TempDir, tempdir};
 
 /// Ends the test early and prints why. A skipped test shows in its output, never silently.

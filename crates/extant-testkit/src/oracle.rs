@@ -248,14 +248,14 @@ impl LoopMount {
         Ok(Ok(guard))
     }
 
-    /// Where it is mounted.
+    /// Returns where it is mounted.
     pub fn path(&self) -> &Path {
         self.mounted.as_ref().expect("mounted until dropped").path()
     }
 
-    /// What the device has been asked to write so far, and how much is on its way: two equal answers
-    /// mean that nothing was written in between, so that a copy of the file made meanwhile is what
-    /// a power cut would have left.
+    /// Returns what the device has been asked to write so far, and how much is on its way: two
+    /// equal answers mean that nothing was written in between, so that a copy of the file made
+    /// meanwhile is what a power cut would have left.
     pub fn writes(&self) -> String {
         device_writes(&self.device)
     }

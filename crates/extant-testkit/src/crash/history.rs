@@ -79,7 +79,7 @@ impl History {
         cuts
     }
 
-    /// How many marks were made by the moment `cut`.
+    /// Returns how many marks were made by the moment `cut`.
     pub fn marks_by(&self, cut: u64) -> usize {
         self.marks.partition_point(|(at, _)| *at <= cut)
     }

@@ -74,7 +74,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// What must be as after some number of operations: everything, or all but contents.
+    /// Returns what must be as after some number of operations: everything, or all but contents.
     pub fn print(&self, tree: &Tree) -> u64 {
         if self.contents { tree.fingerprint_of_names() } else { tree.fingerprint() }
     }
@@ -155,19 +155,19 @@ impl Model {
         if wanted == answer || either { Ok(()) } else { Err(wanted) }
     }
 
-    /// How many operations were done, failed ones included.
+    /// Returns how many operations were done, failed ones included.
     pub fn step(&self) -> usize {
         self.step
     }
 
-    /// What an fsync of the node at `path` covers, after `done` operations: those up to the last one
-    /// that changed it if it is a regular file, and all of them if it is anything else.
+    /// Returns what an fsync of the node at `path` covers, after `done` operations: those up to the
+    /// last one that changed it if it is a regular file, and all of them if it is anything else.
     pub fn synced_by(&self, path: &Path, done: usize) -> Option<usize> {
         let node = self.tree.node(self.find(path).ok()?);
         Some(if node.kind == FileKind::Regular { node.changed_by } else { done })
     }
 
-    /// What an fdatasync of the node at `path` covers of names: what it takes to find it.
+    /// Returns what an fdatasync of the node at `path` covers of names: what it takes to find it.
     pub fn named_by(&self, path: &Path) -> Option<usize> {
         self.find(path).ok().map(|id| self.tree.node(id).named_by)
     }
@@ -285,6 +285,11 @@ impl Model {
             Op::Fallocate { path, space, offset, len } => {
                 self.fallocate(path, *space, *offset, *len)
             }
+            Op::Defrag { path } => match self.tree.node(self.find(path)?).kind {
+                FileKind::Regular => Ok(()),
+                FileKind::Directory => Err(EISDIR),
+                _ => Err(EINVAL),
+            },
             Op::Map { path, slot, offset, len } => {
                 let id = self.find(path)?;
                 self.maps.insert(*slot, (id, pages(*offset, *len)));
@@ -633,7 +638,7 @@ impl Model {
         self.tree.node_mut(id).named_by = named_by;
     }
 
-    /// Whether the map of a slot is of this file and has these pages.
+    /// Returns whether the map of a slot is of this file and has these pages.
     pub fn is_mapped(&self, slot: usize, id: NodeId, pages: &Range<u64>) -> bool {
         let has = |map: &Range<u64>| map.start <= pages.start && pages.end <= map.end;
         self.maps.get(&slot).is_some_and(|(of, map)| *of == id && has(map))

@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// Bytes of a file that one piece of a [`Content`] has.
 pub const PIECE_BYTES: u64 = 1024;
 
-/// What byte `offset` of a file holds after a write with this seed: never zero, and with its
-/// neighbours unlike those of any other seed or place.
+/// Returns what byte `offset` of a file holds after a write with this seed: never zero, and with
+/// its neighbours unlike those of any other seed or place.
 pub fn pattern(seed: u64, offset: u64) -> u8 {
     let mut word = (seed ^ (offset >> 3).rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,7 +37,7 @@ fn unmixed(mut word: u64) -> u64 {
     unshift(word, 30).wrapping_sub(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Whether these bytes are, by and large, what [`written`] makes from a multiple of 8 on, whatever the
+/// Returns whether these bytes are, by and large, what [`written`] makes from a multiple of 8 on, whatever the
 /// seed and the offset. At least 64 bytes.
 pub fn is_written(bytes: &[u8]) -> bool {
     let words = bytes
@@ -171,7 +171,7 @@ impl Content {
         self.0.get(&number).map_or(&[], |piece| &piece.bytes)
     }
 
-    /// Whether a piece is the same in both.
+    /// Returns whether a piece is the same in both.
     pub fn same_piece(&self, other: &Content, number: u64) -> bool {
         self.0.get(&number) == other.0.get(&number)
     }

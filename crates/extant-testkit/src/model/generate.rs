@@ -33,6 +33,8 @@ pub struct Profile {
     pub unit: u64,
     /// Of 100 operations that change contents, how many go through maps.
     pub maps: u64,
+    /// One operation in this many that would change contents brings them together on the device; 0 for none.
+    pub defrag_one_in: u64,
     /// One operation in this many lets half a minute pass; 0 for none.
     pub tick_one_in: u64,
     /// Longest value of an attribute, in bytes.
@@ -62,6 +64,7 @@ impl Default for Profile {
             contents_max: 160 << 10,
             unit: 0,
             maps: 0,
+            defrag_one_in: 0,
             tick_one_in: 0,
             value_max: 900,
             size_max: 1 << 20,
@@ -185,6 +188,9 @@ impl Generator {
     /// Writes and truncates: inside, over the end, behind it; whole blocks and parts.
     fn contents(&mut self, model: &Model, here: &Here) -> Option<Op> {
         let path = self.favourite(here)?;
+        if self.profile.defrag_one_in > 0 && self.random.one_in(self.profile.defrag_one_in) {
+            return Some(Op::Defrag { path });
+        }
         let size = model.tree.node(model.find(&path).ok()?).size;
         let most = self.profile.contents_max;
         let len = match self.random.below(8) {
@@ -506,7 +512,7 @@ impl Generator {
         Op::Rename { from, to, mode }
     }
 
-    /// Whether new entries beside `path` get an access control list.
+    /// Returns whether new entries beside `path` get an access control list.
     fn inherits(&self, model: &Model, path: &Path) -> bool {
         let parents = path.0.len().saturating_sub(1);
         let parent = Path(path.0.iter().take(parents).cloned().collect());

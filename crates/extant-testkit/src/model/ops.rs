@@ -229,6 +229,10 @@ pub enum Op {
         offset: u64,
         len: u64,
     },
+    /// Brings the contents of a file together on the device. Not of Linux.
+    Defrag {
+        path: Path,
+    },
     /// Maps whole pages of a file for writing, until the slot is released. Not of Linux: that takes
     /// unsafe code.
     Map {
@@ -262,7 +266,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// How many seconds it takes on the clock of a scenario.
+    /// Returns how many seconds it takes on the clock of a scenario.
     pub fn seconds(&self) -> u32 {
         match self {
             Op::Tick { seconds } => *seconds,
@@ -270,7 +274,7 @@ impl Op {
         }
     }
 
-    /// Whether it may change which names there are and whose.
+    /// Returns whether it may change which names there are and whose.
     pub fn changes_names(&self) -> bool {
         matches!(
             self,
@@ -323,6 +327,7 @@ impl Op {
             Op::Write { .. } => "write",
             Op::Append { .. } => "append",
             Op::Fallocate { .. } => "fallocate",
+            Op::Defrag { .. } => "defrag",
             Op::Map { .. } => "map",
             Op::Store { .. } => "store",
             Op::Tick { .. } => "tick",
@@ -345,6 +350,7 @@ impl fmt::Display for Op {
             Op::Rename { from, to, mode } => write!(f, "{name} {from} {to} {mode:?}"),
             Op::Unlink { path }
             | Op::Rmdir { path }
+            | Op::Defrag { path }
             | Op::Fsync { path }
             | Op::Fdatasync { path } => write!(f, "{name} {path}"),
             Op::Map { path, slot, offset, len } => {

@@ -77,7 +77,7 @@ impl Node {
         }
     }
 
-    /// Whether it is a directory.
+    /// Returns whether it is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
     }
@@ -173,7 +173,7 @@ impl Tree {
         self.nodes[id.0].as_ref().expect("a node that is there")
     }
 
-    /// Whether the node was not removed.
+    /// Returns whether the node was not removed.
     pub fn has(&self, id: NodeId) -> bool {
         self.nodes.get(id.0).is_some_and(Option::is_some)
     }

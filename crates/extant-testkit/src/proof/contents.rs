@@ -223,7 +223,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Who wrote the bytes at `byte` of a file that was found.
+    /// Returns who wrote the bytes at `byte` of a file that was found.
     fn origin(&self, found: &Node, byte: u64) -> String {
         let at = byte / 8 * 8;
         let bytes: Vec<u8> = (at..at + 8).map(|at| found.content.byte(at)).collect();

@@ -22,10 +22,10 @@ use crate::oracle;
 /// States of the second cut that follow one state of the first.
 const SECOND_CUT_SAMPLES: usize = 12;
 
-/// Whether `e2fsck -fy` repaired something that no replay leaves behind. A superblock's totals are
-/// brought up to date when it is unmounted, by Linux too; and e2fsck empties an
-/// orphan file by itself. It also forgets the attribute block of an orphan that has no other blocks,
-/// of images of Linux, too.
+/// Returns whether `e2fsck -fy` repaired something that no replay leaves behind. A superblock's
+/// totals are brought up to date when it is unmounted, by Linux too; and e2fsck empties an orphan
+/// file by itself. It also forgets the attribute block of an orphan that has no other blocks, of
+/// images of Linux, too.
 fn repairs(text: &str) -> bool {
     let orphans = text.contains("Clearing orphaned inode");
     let lines: Vec<&str> = text.lines().collect();
@@ -41,7 +41,7 @@ fn repairs(text: &str) -> bool {
     })
 }
 
-/// Whether `e2fsck -fy`, which said `text`, truncated an orphan of an image with clusters. It frees a
+/// Returns whether `e2fsck -fy`, which said `text`, truncated an orphan of an image with clusters. It frees a
 /// cluster once and leaves all blocks of it but the first in the map, and then finds them there; with
 /// files that Linux wrote, too.
 fn truncates_clusters(device: &MemoryDevice, text: &str) -> Result<bool, String> {
@@ -388,7 +388,7 @@ impl<'a, T: Target> Proof<'a, T> {
     }
 }
 
-/// What the kernel's mount leaves of a state; `None` where there are no loop devices.
+/// Returns what the kernel's mount leaves of a state; `None` where there are no loop devices.
 fn kernel_replay(device: &MemoryDevice) -> Result<Option<MemoryDevice>, String> {
     let dir = scratch()?;
     let file = dir.path().join("image");

@@ -86,7 +86,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// What was known when `marks` marks had been made.
+    /// Returns what was known when `marks` marks had been made.
     pub fn step_at(&self, marks: usize) -> Step {
         let at = marks.checked_sub(1).and_then(|last| self.steps.get(last));
         at.copied().unwrap_or(Step { begun: 0, synced: 0 })
@@ -103,7 +103,7 @@ impl Recorded {
         model.tree
     }
 
-    /// How often each operation succeeded and failed.
+    /// Returns how often each operation succeeded and failed.
     pub fn tally(&self) -> BTreeMap<&'static str, (u64, u64)> {
         let mut tally = BTreeMap::new();
         for (op, answer) in self.ops.iter().zip(&self.answers) {
@@ -298,7 +298,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Whether the last operation failed and may have changed contents all the same: a write of which
+    /// Returns whether the last operation failed and may have changed contents all the same: a write of which
     /// only a part had space.
     pub(crate) fn may_be_half(&self) -> bool {
         let last = self.ops.last().zip(self.answers.last());
@@ -318,7 +318,7 @@ impl Progress {
         self.contents.failed(id, node, self.ops.len());
     }
 
-    /// Whether the last operation left the model as it was.
+    /// Returns whether the last operation left the model as it was.
     pub(crate) fn last_changed_nothing(&self) -> bool {
         let mut last = self.prints.iter().rev();
         last.next() == last.next()

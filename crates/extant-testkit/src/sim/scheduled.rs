@@ -119,7 +119,7 @@ pub fn simulate<T: Target>(target: &T, base: &Base, plan: &Plan) -> Result<Simul
     Ok(Simulated { recorded, device_errors, failed_ops, gave_up })
 }
 
-/// Whether an operation changes the name space when it succeeds.
+/// Returns whether an operation changes the name space when it succeeds.
 fn changes(op: &Op) -> bool {
     !matches!(
         op,
@@ -133,8 +133,8 @@ fn changes(op: &Op) -> bool {
     )
 }
 
-/// Whether an operation that succeeded changed nothing, such as a rename to another name of the
-/// same file.
+/// Returns whether an operation that succeeded changed nothing, such as a rename to another name of
+/// the same file.
 fn is_no_op(answer: Outcome, done: &Progress) -> bool {
     answer.is_ok() && done.last_changed_nothing()
 }

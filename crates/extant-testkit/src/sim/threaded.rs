@@ -90,13 +90,13 @@ fn own(client: usize) -> String {
     format!("c{client}")
 }
 
-/// What its names in the shared directory begin with.
+/// Returns what its names in the shared directory begin with.
 fn prefix(client: usize) -> Vec<u8> {
     format!("c{client}-").into_bytes()
 }
 
-/// What of a tree belongs to a client: its directory, and its names in the shared one, whose own
-/// attributes everybody changes.
+/// Returns what of a tree belongs to a client: its directory, and its names in the shared one,
+/// whose own attributes everybody changes.
 fn view(tree: &Tree, client: usize) -> Tree {
     let mut blank = Node::new(FileKind::Directory);
     let old_root = tree.node(tree.root());

@@ -285,7 +285,7 @@ impl Book {
         Err(format!("write {found:?} is not the last one: {entries:?}"))
     }
 
-    /// Whether each byte of a unit is of one of the writes that may have been the last one there (K4).
+    /// Returns whether each byte of a unit is of one of the writes that may have been the last one there (K4).
     fn is_mixed(&self, file: &FileBook, id: u64, at: u64, unit: &[u8]) -> bool {
         let units = file.units.lock();
         let entries = units.get((at / UNIT) as usize).map_or(&[][..], |unit| &unit[..]);
@@ -308,7 +308,7 @@ impl Book {
         unit.len() == UNIT_LEN && unit.iter().enumerate().all(is_of_one)
     }
 
-    /// What thread `number` appends to its log, from byte `at` on.
+    /// Returns what thread `number` appends to its log, from byte `at` on.
     pub fn log_bytes(&self, number: u8, at: u64, len: u64) -> Vec<u8> {
         self.bytes(u64::MAX - u64::from(number), at, 1, len)
     }

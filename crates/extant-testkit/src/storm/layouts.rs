@@ -84,7 +84,7 @@ impl Layout {
         mke2fs(path, self.size, self.options)
     }
 
-    /// Whether a crash leaves it to be repaired: there is no log.
+    /// Returns whether a crash leaves it to be repaired: there is no log.
     pub fn is_unprotected(&self) -> bool {
         self.options.contains(&"^has_journal")
     }
@@ -100,7 +100,7 @@ pub fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is no number")))
 }
 
-/// What a round of number `number` takes from seed `seed`.
+/// Returns what a round of number `number` takes from seed `seed`.
 pub fn random_of(seed: u64, number: u64) -> Prng {
     Prng::new(seed.wrapping_mul(0x9e37_79b9).wrapping_add(number))
 }

@@ -118,7 +118,7 @@ pub trait Target: Sync {
     /// An open file.
     type File: Send;
 
-    /// Whether a cached write shows whole or not at all to readers at the same time.
+    /// Returns whether a cached write shows whole or not at all to readers at the same time.
     fn is_atomic(&self) -> bool;
     /// Opens a file for reading and writing, made if it is not there.
     fn create(&self, at: Place, exclusive: bool) -> Answer<Self::File>;
@@ -126,7 +126,7 @@ pub trait Target: Sync {
     fn open(&self, at: Place) -> Answer<Self::File>;
     /// Makes a file without a name.
     fn tmpfile(&self, dir: u8) -> Answer<Self::File>;
-    /// What no other file has, now or later, as far as the layout allows.
+    /// Returns what no other file has, now or later, as far as the layout allows.
     fn identity(&self, file: &Self::File) -> Answer<u64>;
     /// Reads.
     fn read(&self, file: &Self::File, at: u64, out: &mut [u8], way: Way) -> Answer<usize>;
