@@ -54,14 +54,14 @@ pub struct Build<'a> {
     cancel: Option<&'a AtomicBool>,
 }
 
-/// What a build made.
+/// Result of a build.
 #[derive(Debug)]
 pub struct Built {
     /// Sizes and counts of the image.
     pub summary: PlanSummary,
     /// The UUID of the file system.
     pub uuid: [u8; 16],
-    /// What was left out because [`Build::ignore_unreadable`] allowed it.
+    /// Files left out because [`Build::ignore_unreadable`] allowed it.
     pub skipped: Skipped,
     /// The configuration of the container image among the sources, JSON as stored.
     pub image_config: Option<Vec<u8>>,
@@ -153,7 +153,7 @@ impl<'a> Build<'a> {
             sources,
             mkfs: MkfsOptions::default(),
             size: SizeSpec::Auto(Headroom::None),
-            transform: Transform::default(),
+            transform: Transform { rootless: true, ..Transform::default() },
             threads: threads::available(),
             ignore_unreadable: false,
             one_file_system: false,
@@ -243,7 +243,7 @@ impl<'a> Build<'a> {
         self
     }
 
-    /// Gives every file this owner, whoever owns it in the source.
+    /// Gives every file this owner, instead of its owner in the source.
     pub fn owner(mut self, uid: u32, gid: u32) -> Build<'a> {
         self.transform.owner = Some(Owner { uid, gid });
         self
@@ -282,7 +282,7 @@ impl<'a> Build<'a> {
         self
     }
 
-    /// Sets whether a target that looks like somebody's data is overwritten, instead of ending the build.
+    /// Sets whether a target that seems to hold data is overwritten, instead of ending the build.
     pub fn overwrite(mut self, overwrite: bool) -> Build<'a> {
         self.overwrite = overwrite;
         self
@@ -296,14 +296,14 @@ impl<'a> Build<'a> {
         self
     }
 
-    /// Sets who hears of the bytes as they are written.
+    /// Sets the observer of the bytes written.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Build<'a> {
         self.progress = progress;
         self
     }
 
-    /// Sets a flag that ends the writing early when somebody sets it: the build then ends with
-    /// [`WriteError::Interrupted`], and a file that was being made is gone.
+    /// Sets a flag that cancels the writing: the build then ends with [`WriteError::Interrupted`],
+    /// and an incomplete file is removed.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Build<'a> {
         self.cancel = Some(cancel);
         self
@@ -412,7 +412,7 @@ impl<'a> Build<'a> {
             one_file_system: self.one_file_system,
             exclude_inode: own,
         };
-        // What is packed is spread out beside the image, where there must be room.
+        // Packed data is unpacked beside the image, where there must be space for it.
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
         Ok(self.sources.scan(&options, parent.unwrap_or(Path::new(".")))?)
     }

@@ -1,15 +1,15 @@
-//! What mke2fs would decide about a file system of a size.
+//! The geometry that mke2fs chooses for a file system of a given size.
 //!
 //! # Place
 //!
 //! Pure arithmetic: from [`MkfsOptions`] and a size to group counts, inode counts and descriptor
-//! blocks. Reads and writes nothing. What comes out, a [`Geometry`], is of `extant-layout`, which
-//! knows where each piece then lies. The planner (`plan`) adds what depends on contents; the writer
-//! (`write`) asks [`Geometry::group`] for locations.
+//! blocks. No I/O. The result, a [`Geometry`], is of `extant-layout`, which computes the place of
+//! each piece. The planner (`plan`) adds what depends on contents; the writer (`write`) asks
+//! [`Geometry::group`] for locations.
 //!
 //! # Shape
 //!
-//! `solve` finds the counts, `journal` and `empty` what an empty file system has besides.
+//! `solve` finds the counts, `journal` and `empty` the files of an empty file system.
 //!
 //! # Source
 //!
@@ -37,7 +37,7 @@ pub enum SizeRequest {
         /// Size in bytes.
         bytes: u64,
     },
-    /// That many blocks, as `mke2fs FILE BLOCKS` takes them: not rounded to pages, and the last
+    /// A number of blocks, as `mke2fs FILE BLOCKS` takes it: not rounded to pages, and the last
     /// group may be dropped as above.
     Blocks {
         /// Size in blocks of [`MkfsOptions::block_size`], which is 4 KiB unless set.

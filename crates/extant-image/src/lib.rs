@@ -11,11 +11,12 @@
 //!
 //! # Place
 //!
-//! Above `extant-format` and `extant-block`; below the command line. It never mounts what it
-//! makes: it plans the whole image, then streams it (see `plan` and `write`).
+//! Above `extant-format` and `extant-block`; below the command line. This crate never mounts an
+//! image: it plans the whole image, then streams it (see `plan` and `write`).
 #![forbid(unsafe_code)]
 
 mod build;
+pub mod disk;
 pub mod geometry;
 pub mod options;
 pub mod output;

@@ -1,9 +1,9 @@
-//! What a file system is to look like: the choices of mke2fs's command line.
+//! Options of a new file system: the choices of mke2fs's command line.
 //!
 //! # Place
 //!
 //! Filled by the command line or by a caller; [`crate::geometry`] turns it into numbers and
-//! `superblock_template` into a superblock. Nothing here touches a device.
+//! `superblock_template` into a superblock. This module does no I/O.
 
 mod extended;
 mod features;
@@ -27,9 +27,9 @@ pub enum JournalOption {
     Auto,
     /// No journal, as `-O ^has_journal`.
     None,
-    /// That long, rounded down to blocks; turns `has_journal` on.
+    /// A size in bytes, rounded down to blocks; turns `has_journal` on.
     Bytes(u64),
-    /// That many blocks; turns `has_journal` on.
+    /// A number of blocks; turns `has_journal` on.
     Blocks(u32),
 }
 
@@ -39,9 +39,9 @@ pub enum FastCommitSize {
     /// 1/64 of the default journal.
     #[default]
     Auto,
-    /// That long, rounded down to blocks.
+    /// A size in bytes, rounded down to blocks.
     Bytes(u64),
-    /// That many blocks.
+    /// A number of blocks.
     Blocks(u32),
 }
 

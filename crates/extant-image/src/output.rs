@@ -1,12 +1,12 @@
-//! Where an image goes: a new file, a file that exists, a block device, or standard output.
+//! The target of an image: a new file, an existing file, a block device, or standard output.
 //!
 //! # Invariants
 //!
 //! - O1. A file appears under its name complete or not at all: it is written without a name in the
-//!   same directory, made durable, and then given the name. Whatever ends the run early, SIGKILL and
-//!   a power failure too, leaves nothing. Where the file system has no files without names, it has a
-//!   temporary one, which is removed unless the run is killed.
-//! - O2. Nothing that looks like somebody's data is overwritten unless the caller says so.
+//!   same directory, made durable, and then given the name. A run that ends early, even by SIGKILL
+//!   or a power failure, leaves nothing. Where the file system has no files without names, the file
+//!   has a temporary name, and is removed unless the run is killed.
+//! - O2. A target that seems to hold data is not overwritten unless the caller asks for it.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -26,11 +26,11 @@ use crate::signature::{PROBE_BYTES, recognise};
 /// Why an output cannot be used, or not be finished.
 #[derive(Debug)]
 pub enum OutputError {
-    /// It looks like somebody's data (O2).
+    /// The target seems to hold data (O2).
     InUse {
         /// Path of the output.
         path: PathBuf,
-        /// What it looks like.
+        /// Kind of the data.
         what: &'static str,
     },
     /// Neither a regular file nor a block device.
@@ -42,16 +42,16 @@ pub enum OutputError {
     TooSmall {
         /// Path of the device.
         path: PathBuf,
-        /// Its size in bytes.
+        /// Size of the device in bytes.
         device_bytes: u64,
         /// Size of the image in bytes.
         image_bytes: u64,
     },
-    /// It cannot be opened.
+    /// The target cannot be opened.
     Open(OpenError),
     /// The system refused a call.
     Io {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
         /// On what.
         path: PathBuf,
@@ -103,7 +103,7 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Outpu
     move |cause| OutputError::Io { doing, path, cause }
 }
 
-/// What there is at an output path.
+/// The existing file at an output path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Existing {
     /// Nothing.
@@ -129,7 +129,7 @@ pub fn existing(path: &Path) -> Result<Existing, OutputError> {
     }
 }
 
-/// Refuses an output that looks like somebody's data (O2).
+/// Fails for an output that seems to hold data (O2).
 ///
 /// # Errors
 ///
@@ -257,12 +257,12 @@ impl Output {
         Ok(Output { device, place: Place::Stdout })
     }
 
-    /// Where to write.
+    /// Returns where to write.
     pub fn device(&self) -> &FileDevice {
         &self.device
     }
 
-    /// Whether every byte reads as zero before the first write.
+    /// Returns whether every byte reads as zero before the first write.
     pub fn is_zeroed(&self) -> bool {
         !self.device.is_block_device()
     }
@@ -354,7 +354,7 @@ fn directory_of(name: &Path) -> &Path {
     }
 }
 
-/// Where the system shows an open file as a name.
+/// Returns where the system shows an open file as a name.
 fn open_name(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
@@ -393,8 +393,8 @@ fn temporary_name(name: &Path) -> Result<PathBuf, OutputError> {
     Ok(name.with_file_name(file))
 }
 
-/// A file without a name in `directory`, or where that is not possible one whose name is removed
-/// at once.
+/// Creates a file without a name in `directory`, or where that is not possible one whose name is
+/// removed at once.
 fn unnamed(directory: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::TMPFILE.bits().cast_signed();
     let open = |path: &Path, flags: i32, new: bool| {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use extant_format::features::{Feature, Features};
 
-/// Where the defaults come from.
+/// Source of the defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Profile {
@@ -36,7 +36,7 @@ const BASE: [Feature; 6] = [
     Feature::EXT_ATTR,
 ];
 
-/// What 1.47.0's `ext4` adds to [`BASE`].
+/// Features that `ext4` of mke2fs 1.47.0 adds to [`BASE`].
 const EXT4: [Feature; 8] = [
     Feature::HAS_JOURNAL,
     Feature::EXTENTS,
@@ -90,7 +90,7 @@ impl Profile {
         if self == Profile::Microvm { 0.0 } else { 5.0 }
     }
 
-    /// Whether bitmaps and tables of all groups go to the front.
+    /// Returns whether bitmaps and tables of all groups go to the front.
     pub(crate) fn packs_metadata(self) -> bool {
         self == Profile::Microvm
     }

@@ -1,8 +1,8 @@
-//! Recognises what a file or device holds by its first bytes: so that nothing is overwritten by
-//! mistake, and so that whoever gives the wrong kind of file is told which kind it is.
+//! Recognises the kind of data in a file or device by its first bytes, so that nothing is
+//! overwritten by mistake, and so that errors about a wrong kind of file can name the kind.
 //!
-//! Looks only at the first 132 KiB and at magic numbers; that is enough for "what is this?", and is
-//! not a probe to mount by. Sources: the magic numbers in each format's public documentation (Linux
+//! Only the first 132 KiB and magic numbers are examined; that is enough for error messages, but
+//! not for mounting. Sources: the magic numbers in each format's public documentation (Linux
 //! `Documentation/filesystems/`, the UEFI and LUKS specifications, RFC 1952 and 8878, PKWARE's
 //! APPNOTE, QEMU's `docs/interop`, the VHD and VHDX specifications, `cpio(5)`, `ar(5)`).
 
@@ -13,7 +13,7 @@ use self::Class::{Archive, DiskImage, FileSystem, Other, Packed, PartitionTable,
 /// How many bytes from the start [`recognise`] wants to see.
 pub const PROBE_BYTES: usize = 132 * 1024;
 
-/// What the first bytes of a file or device look like.
+/// The kind of data that a file or device seems to hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
     /// With its article: "a SquashFS image".
@@ -22,7 +22,7 @@ pub struct Found {
     pub class: Class,
 }
 
-/// Sorts of things that a file or device can hold: what somebody can do about it depends on this.
+/// Classes of data, by the user's possible reaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
     /// ext2, ext3 or ext4.
@@ -168,8 +168,8 @@ pub fn recognise_device(device: &dyn BlockDevice) -> Result<Option<Found>, Devic
     Ok(recognise(&head))
 }
 
-/// Whether the first block is a header of a tar archive: its sum is right. Archives older than
-/// POSIX have no magic number.
+/// Returns whether the first block is a header of a tar archive: its sum is right. Archives older
+/// than POSIX have no magic number.
 fn is_tar(head: &[u8]) -> bool {
     let Some(block) = head.get(..512) else { return false };
     let sum: u32 = (block.iter().enumerate())
@@ -205,8 +205,8 @@ fn recognise_ext(head: &[u8]) -> Option<Found> {
     Some(Found { name, class })
 }
 
-/// A partition table of the PC kind: the boot signature and at least one sane entry, which tells
-/// it from a boot sector without partitions.
+/// Recognises a partition table of the PC kind: the boot signature and at least one valid entry,
+/// which distinguishes it from a boot sector without partitions.
 fn recognise_mbr(head: &[u8]) -> Option<Found> {
     if head.get(510..512)? != [0x55, 0xaa] {
         return None;

@@ -21,7 +21,7 @@ use zerocopy::FromZeros;
 use crate::geometry::Geometry;
 use crate::options::{Feature, MkfsOptions};
 
-/// What identifies one file system: drawn at random, or derived for reproducible images.
+/// Identity of a file system: drawn at random, or derived for reproducible images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     /// UUID of the file system.

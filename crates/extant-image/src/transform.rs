@@ -6,10 +6,12 @@
 //! Between `source`, which fills a [`Tree`], and `plan`, which reads it. Sources keep what they
 //! need to notice changed files apart from the tree, so nothing here disturbs them.
 
+mod rootless;
+
 use std::fmt;
 use std::str::FromStr;
 
-use crate::tree::{NodeId, Time, Tree, XattrSet};
+use crate::tree::{NodeId, Time, Tree, XattrSet, XattrSetId};
 
 /// An owner for every file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +30,7 @@ pub struct IdMap {
     ranges: Vec<(u32, u32, u32)>,
 }
 
-/// What to change. The default changes nothing.
+/// Changes to a tree. The default changes nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Transform {
     /// Owner of all files, whatever the source says. Ids inside access lists and capabilities
@@ -38,6 +40,9 @@ pub struct Transform {
     pub uid_map: IdMap,
     /// For groups.
     pub gid_map: IdMap,
+    /// Whether the owner in the attribute `user.rootlesscontainers` becomes the file's, unless
+    /// [`owner`](Self::owner) is set; the maps do not change it. The attribute itself is removed.
+    pub rootless: bool,
     /// Seconds since 1970: later modification times become this one, and access and change times
     /// become the modification time, because merely reading or copying the source changes those.
     pub epoch: Option<i64>,
@@ -48,7 +53,7 @@ pub struct Transform {
 pub struct OptionError {
     /// The text.
     pub text: String,
-    /// What it should look like, or what is wrong with it.
+    /// Expected syntax, or description of the fault.
     pub what: String,
 }
 
@@ -72,6 +77,11 @@ pub enum TransformError {
         /// Path of the first file with it; "/" for the root.
         path: String,
     },
+    /// The attribute `user.rootlesscontainers` names no owner.
+    BadOwner {
+        /// Path of the first file with it; "/" for the root.
+        path: String,
+    },
 }
 
 impl fmt::Display for TransformError {
@@ -79,6 +89,9 @@ impl fmt::Display for TransformError {
         match self {
             TransformError::Unmapped { what, id, path } => {
                 write!(f, "{what} {id} of \"{path}\" is in no range of the {what} map")
+            }
+            TransformError::BadOwner { path } => {
+                write!(f, "the attribute user.rootlesscontainers of \"{path}\" names no owner")
             }
         }
     }
@@ -147,7 +160,7 @@ fn id(text: &str) -> Option<u32> {
 }
 
 impl IdMap {
-    /// What `id` becomes; `None` when there are ranges and none has it.
+    /// Returns what `id` becomes; `None` when there are ranges and none has it.
     pub fn map(&self, id: u32) -> Option<u32> {
         if self.ranges.is_empty() {
             return Some(id);
@@ -184,23 +197,39 @@ pub fn parse_epoch(text: &str) -> Result<i64, OptionError> {
     })
 }
 
+/// The owners in a set of attributes.
+struct Named {
+    ids: (Option<u32>, Option<u32>),
+    /// Nothing else is in the set.
+    is_all: bool,
+}
+
 impl Transform {
     /// Changes `tree`.
     ///
     /// # Errors
     ///
-    /// [`TransformError::Unmapped`]: the tree is then changed in part and of no more use.
+    /// [`TransformError`]: the tree is then changed in part and of no more use.
     pub fn apply(&self, tree: &mut Tree) -> Result<(), TransformError> {
         let maps = !self.uid_map.is_identity() || !self.gid_map.is_identity();
         let mut unmapped: Option<(NodeId, &'static str, u32)> = None;
         let mut at = 0u32;
+        let named = if self.rootless { self.take_owners(tree)? } else { Vec::new() };
         tree.for_each_node_mut(|node| {
             let here = NodeId(at);
             at += 1;
+            let mut said = (None, None);
+            if let Some(Some(named)) = named.get(node.xattrs.0 as usize) {
+                said = named.ids;
+                if named.is_all {
+                    node.xattrs = XattrSetId(0);
+                }
+            }
             if let Some(owner) = self.owner {
                 (node.uid, node.gid) = (owner.uid, owner.gid);
-            } else if maps {
-                match (self.uid_map.map(node.uid), self.gid_map.map(node.gid)) {
+            } else if maps || said != (None, None) {
+                let uid = said.0.or_else(|| self.uid_map.map(node.uid));
+                match (uid, said.1.or_else(|| self.gid_map.map(node.gid))) {
                     (Some(uid), Some(gid)) => (node.uid, node.gid) = (uid, gid),
                     (None, _) => drop(unmapped.get_or_insert((here, "user", node.uid))),
                     (_, None) => drop(unmapped.get_or_insert((here, "group", node.gid))),
@@ -216,6 +245,27 @@ impl Transform {
             return Err(unmapped_error(tree, node, what, id));
         }
         if maps { self.map_xattrs(tree) } else { Ok(()) }
+    }
+
+    /// Takes the owners out of the sets of attributes that name one.
+    fn take_owners(&self, tree: &mut Tree) -> Result<Vec<Option<Named>>, TransformError> {
+        let is_it = |name: &[u8]| name == rootless::NAME;
+        if !tree.xattr_sets().iter().flatten().any(|(name, _)| is_it(name)) {
+            return Ok(Vec::new());
+        }
+        let (mut named, mut bad) = (Vec::new(), None);
+        tree.for_each_xattr_set_mut(|set| {
+            let at = set.iter().position(|(name, _)| is_it(name));
+            let value = at.map(|at| set.remove(at).1);
+            let ids = value.as_ref().and_then(|value| rootless::owner(value));
+            if value.is_some() && ids.is_none() {
+                bad.get_or_insert(named.len());
+            }
+            named.push(ids.map(|ids| Named { ids, is_all: set.is_empty() }));
+        });
+        let Some(set) = bad else { return Ok(named) };
+        let node = tree.nodes().iter().position(|node| node.xattrs.0 as usize == set);
+        Err(TransformError::BadOwner { path: shown(tree, NodeId(node.unwrap_or(0) as u32)) })
     }
 
     /// Maps the ids inside access lists and capabilities.
@@ -261,8 +311,8 @@ impl Transform {
         Ok(())
     }
 
-    /// Linux `include/uapi/linux/capability.h`, `struct vfs_ns_cap_data`: revision 3 has, after
-    /// 20 bytes, the user who is root in the name space that set it.
+    /// Linux `include/uapi/linux/capability.h`, `struct vfs_ns_cap_data`: revision 3 has, at byte
+    /// 20, the root user of the name space that set it.
     fn map_capability(&self, value: &mut [u8]) -> Result<(), (&'static str, u32)> {
         if value.len() == 24
             && value.get(3) == Some(&3)
@@ -281,11 +331,15 @@ fn map_le(id: &mut [u8; 4], map: &IdMap) -> Result<(), u32> {
 }
 
 fn unmapped_error(tree: &Tree, node: NodeId, what: &'static str, id: u32) -> TransformError {
-    let path = match node {
+    TransformError::Unmapped { what, id, path: shown(tree, node) }
+}
+
+/// The path of a node, as messages have it.
+fn shown(tree: &Tree, node: NodeId) -> String {
+    match node {
         NodeId::ROOT => "/".into(),
         node => tree.path(node).escape_ascii().to_string(),
-    };
-    TransformError::Unmapped { what, id, path }
+    }
 }
 
 #[cfg(test)]
@@ -392,6 +446,49 @@ mod tests {
         assert_eq!(error.to_string(), "user 0 of \"/\" is in no range of the user map");
         let error = narrow("0:0:6").apply(&mut sample()).unwrap_err();
         assert_eq!(error.to_string(), "user 7 of \"f\" is in no range of the user map");
+    }
+
+    #[test]
+    fn owners_beside_files_are_theirs_and_the_attribute_goes() {
+        let name = rootless::NAME;
+        let make = |value: &[u8]| {
+            let mut b = TreeBuilder::new(Node::new(Kind::Dir));
+            for (file, more) in [(&b"alone"[..], false), (b"with", true)] {
+                let mut node = Node::new(Kind::File);
+                (node.uid, node.gid) = (1000, 1000);
+                let mut set = vec![(name.into(), value.into())];
+                if more {
+                    set.push((b"user.other"[..].into(), b"x"[..].into()));
+                }
+                node.xattrs = b.intern_xattrs(set).unwrap();
+                let id = b.add(node).unwrap();
+                b.link(NodeId::ROOT, file, id).unwrap();
+            }
+            b.finish().unwrap()
+        };
+        let rootless = Transform { rootless: true, ..Transform::default() };
+        let found = |tree: &Tree, name: &[u8]| {
+            let node = tree.node(tree.find_in_root(name).unwrap().node);
+            (node.uid, node.gid, tree.xattrs(node).len())
+        };
+        let mut tree = make(&[0x08, 42]);
+        rootless.apply(&mut tree).unwrap();
+        assert_eq!([found(&tree, b"alone"), found(&tree, b"with")], [(42, 0, 0), (42, 0, 1)]);
+        // One number stays, and goes through its map; the other does not.
+        let map: IdMap = "0:500:2000".parse().unwrap();
+        let maps = Transform { uid_map: map.clone(), gid_map: map, ..rootless.clone() };
+        let mut tree = make(&[0x08, 0xff, 0xff, 0xff, 0xff, 0x0f, 0x10, 7]);
+        maps.apply(&mut tree).unwrap();
+        assert_eq!(found(&tree, b"with"), (1500, 7, 1));
+        let one = Transform { owner: Some(Owner { uid: 1, gid: 2 }), ..rootless.clone() };
+        let mut tree = make(&[0x08, 42]);
+        one.apply(&mut tree).unwrap();
+        assert_eq!(found(&tree, b"alone"), (1, 2, 0));
+        let error = rootless.apply(&mut make(b"text")).unwrap_err().to_string();
+        assert!(error.contains("\"alone\" names no owner"), "{error}");
+        let mut tree = make(b"text");
+        Transform::default().apply(&mut tree).unwrap();
+        assert_eq!(found(&tree, b"with"), (1000, 1000, 2));
     }
 
     #[test]

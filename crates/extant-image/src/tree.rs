@@ -47,7 +47,7 @@ impl NodeId {
     }
 }
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A regular file.
@@ -107,14 +107,14 @@ pub struct DataRun {
     pub offset: u64,
     /// Length in bytes, at least 1.
     pub len: u64,
-    /// Where the source finds these bytes; its own business (a tar offset, or `offset` again).
+    /// Place of these bytes in the source, in its own terms (a tar offset, or `offset` again).
     pub locator: u64,
 }
 
 /// One file of any kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
-    /// What it is.
+    /// Kind of the file.
     pub kind: Kind,
     /// Permission, set-id and sticky bits, `0o7777`.
     pub mode: u16,
@@ -132,9 +132,9 @@ pub struct Node {
     pub size: u64,
     /// `(major, minor)` of a device.
     pub rdev: (u32, u32),
-    /// Its extended attributes.
+    /// Extended attributes of the file.
     pub xattrs: XattrSetId,
-    /// Where the source finds the contents; its own business.
+    /// Place of the contents in the source, in its own terms.
     pub locator: u64,
     /// Which of several sources has the contents.
     pub source: u16,
@@ -180,7 +180,7 @@ impl Node {
 pub struct Entry {
     /// The directory.
     pub parent: NodeId,
-    /// What the name means.
+    /// The node of the name.
     pub node: NodeId,
     name: ArenaRef,
 }
@@ -200,7 +200,7 @@ pub enum TreeError {
     },
     /// A symlink target of 0 or more than 4095 bytes.
     BadTarget {
-        /// Its length in bytes.
+        /// Length in bytes.
         len: usize,
     },
     /// Two entries of one directory have the same name.
@@ -215,7 +215,7 @@ pub enum TreeError {
     },
     /// More than 2^32 - 16 nodes, entries or attribute sets, or 2^48 bytes of names.
     TooLarge {
-        /// What there is too much of.
+        /// The resource that exceeds its limit.
         what: &'static str,
     },
     /// Directories nest deeper than the bound.
@@ -345,8 +345,9 @@ impl TreeBuilder {
         self.entries[index].node = node;
     }
 
-    /// Takes entry number `index` of [`TreeBuilder::entries`] away: it keeps its number, and nothing else. What only it
-    /// led to is dropped by [`TreeBuilder::finish`], and everything below that.
+    /// Removes entry number `index` of [`TreeBuilder::entries`]: it keeps its number, and nothing
+    /// else. Nodes that only it led to are dropped by [`TreeBuilder::finish`], with everything
+    /// below them.
     pub fn unlink(&mut self, index: usize) {
         self.entries[index].parent = NOWHERE;
     }
@@ -563,7 +564,7 @@ impl TreeBuilder {
     }
 }
 
-/// Where each node's entries start in the sorted list.
+/// Start of each node's entries in the sorted list.
 struct Starts {
     at: Vec<u32>,
 }

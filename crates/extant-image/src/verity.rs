@@ -28,7 +28,7 @@ pub const SALT: usize = 32;
 /// Hash blocks that one worker makes from one read: 4 MiB of data.
 const BATCH: u64 = 8;
 
-/// Where the parts of a tree are.
+/// Places of the parts of a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Blocks of data.
@@ -67,10 +67,10 @@ impl Layout {
     }
 }
 
-/// What a tree was made with, and its root.
+/// Parameters of a tree, and its root hash.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tree {
-    /// Where its parts are.
+    /// Places of its parts.
     pub layout: Layout,
     /// The salt.
     pub salt: [u8; SALT],

@@ -452,6 +452,97 @@ fn every_changed_blob_is_noticed_and_nothing_is_left() {
     random_damage_is_noticed(2000);
 }
 
+/// Changes a layer or document in one of many ways and makes all digests right again, as somebody does who means harm: an
+/// image that e2fsck and this library take for whole comes out, or an error that names the layout, and nothing is left.
+fn hostile_layouts_are_refused_or_make_whole_images(rounds: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("a.img");
+    let text = "text".repeat(300);
+    let good = [
+        tar(&[("d/", b'5', ""), ("d/f", b'0', &text), ("l", b'2', "d/f"), ("h", b'1', "d/f")]),
+        tar(&[("d/.wh.f", b'0', ""), ("g", b'0', "more"), ("d/.wh..wh..opq", b'0', "")]),
+        tar(&[("d/sub/x", b'0', "x"), (".wh.l", b'0', ""), ("d", b'5', "")]),
+    ];
+    let mut random = Prng::new(11);
+    let (mut taken, mut refused) = (0, 0);
+    for round in 0..rounds {
+        let place = dir.path().join("layout");
+        let layout = Layout::new(place.clone());
+        let mut layers = good.clone();
+        let at = random.below(3) as usize;
+        for _ in 0..=random.below(3) {
+            let layer = &mut layers[at];
+            let blocks = layer.len() as u64 / 512;
+            let block = random.below(blocks) as usize * 512;
+            match random.below(5) {
+                // Names, kinds, sizes and link targets are where the harm is.
+                0 => {
+                    layer[block + random.below(100) as usize] = b"./\0wh"[random.below(5) as usize]
+                }
+                1 => layer[block + 156] = b'0' + random.below(9) as u8,
+                2 => layer[block + 124 + random.below(11) as usize] = b'0' + random.below(8) as u8,
+                3 => {
+                    layer[block + 157 + random.below(20) as usize] =
+                        b"./\0dfl"[random.below(6) as usize]
+                }
+                _ => {
+                    let other = random.below(blocks) as usize * 512;
+                    layer.copy_within(other..other + 512, block);
+                }
+            }
+            for header in layer.chunks_exact_mut(512).filter(|block| block[0] != 0) {
+                header[148..156].fill(b' ');
+                let sum: u32 = header.iter().map(|&b| u32::from(b)).sum();
+                header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+            }
+        }
+        let entry = layout.image(&layers, "amd64");
+        let mut entries = vec![entry];
+        // A document that is changed has its digest from its change on.
+        if random.below(4) == 0 {
+            let at = random.below(entries[0].len() as u64) as usize;
+            if entries[0].is_char_boundary(at) && entries[0].is_char_boundary(at + 1) {
+                let with = ["\"", "{", "9", "}", ",", "null"][random.below(6) as usize];
+                entries[0].replace_range(at..at + 1, with);
+            }
+        }
+        layout.index(&entries);
+        match layout.build(&image) {
+            Ok(()) => {
+                taken += 1;
+                let opened = extant::Fs::open_path(&image);
+                let opened = opened.unwrap_or_else(|error| panic!("round {round}: {error}"));
+                for entry in opened.walk("/").unwrap() {
+                    entry.unwrap_or_else(|error| panic!("round {round}: {error}"));
+                }
+                if taken % 20 == 1 {
+                    require!(e2fsck(&image)).assert_clean();
+                }
+                std::fs::remove_file(&image).unwrap();
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(error.starts_with(place.to_str().unwrap()), "round {round}: {error}");
+            }
+        }
+        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(names.len(), 1, "round {round}: {names:?}");
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+    assert!(taken > rounds / 20 && refused > rounds / 10, "{taken} taken, {refused} refused");
+}
+
+#[test]
+fn hostile_layouts_with_right_digests_leave_nothing() {
+    hostile_layouts_are_refused_or_make_whole_images(200);
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn thousands_of_hostile_layouts_leave_nothing() {
+    hostile_layouts_are_refused_or_make_whole_images(3000);
+}
+
 #[test]
 fn of_several_platforms_and_tags_the_one_that_was_asked_for_is_taken() {
     let dir = tempfile::tempdir().unwrap();

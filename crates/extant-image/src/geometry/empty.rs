@@ -1,4 +1,4 @@
-//! What an empty file system holds beside its fixed metadata.
+//! The files of an empty file system besides its fixed metadata.
 
 use extant_format::{extent, indirect};
 
@@ -15,7 +15,7 @@ pub struct EmptyFs {
     pub root: u64,
     /// lost+found.
     pub lost_found: u64,
-    /// The resize inode's double-indirect block. Its other blocks are reserved descriptors.
+    /// The double-indirect block of the resize inode, whose other blocks are reserved descriptors.
     pub resize_map: u64,
     /// The journal.
     pub journal: u64,
@@ -34,8 +34,8 @@ pub struct EmptyFs {
 }
 
 impl EmptyFs {
-    /// What an empty file system of that geometry holds. `options` are those that the geometry was
-    /// computed from.
+    /// Returns what an empty file system of that geometry holds. `options` are those that the
+    /// geometry was computed from.
     pub fn of(geometry: &Geometry, options: &MkfsOptions) -> EmptyFs {
         let journal = geometry.journal.map_or(0, |journal| u64::from(journal.total_blocks()));
         let orphan_file = u64::from(geometry.orphan_file_blocks);

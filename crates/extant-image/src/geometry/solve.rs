@@ -39,7 +39,7 @@ impl SizeClass {
     }
 }
 
-/// What is known before any count.
+/// Values that are known before any count.
 struct Frame {
     features: Features,
     block_size: BlockSize,
@@ -104,7 +104,7 @@ pub(super) fn solve(options: &MkfsOptions, size: SizeRequest) -> Result<Geometry
     Ok(geometry)
 }
 
-/// Whether all that an empty file system holds has room.
+/// Checks that everything in an empty file system has room.
 fn check_room(options: &MkfsOptions, geometry: &Geometry) -> Result<(), GeometryError> {
     let ratio = u64::from(geometry.cluster_blocks);
     let blocks = geometry.blocks_count - u64::from(geometry.first_data_block);

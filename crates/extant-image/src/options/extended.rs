@@ -18,7 +18,7 @@ pub enum ExtendedOptionError {
     MissingValue {
         /// Which.
         name: &'static str,
-        /// What its value is.
+        /// Kind of its value.
         value: &'static str,
     },
     /// A value that the option does not take.
@@ -27,7 +27,7 @@ pub enum ExtendedOptionError {
         name: &'static str,
         /// As given.
         value: String,
-        /// What it takes.
+        /// Values that it takes.
         takes: &'static str,
     },
     /// `offset=`, which has its own option.

@@ -5,7 +5,7 @@ use std::fmt;
 use extant_format::features::{Feature, Features};
 use extant_layout::support::BUILDABLE;
 
-/// Whether this crate builds file systems with `feature`.
+/// Returns whether this crate builds file systems with `feature`.
 pub fn is_buildable(feature: Feature) -> bool {
     BUILDABLE.has(feature)
 }
@@ -99,7 +99,7 @@ impl FeatureEdits {
         })
     }
 
-    /// Whether the list itself adds `feature` (and does not take it away later).
+    /// Returns whether the list itself adds `feature` (and does not take it away later).
     pub fn adds(&self, feature: Feature) -> bool {
         self.apply(Features::NONE).has(feature)
     }

@@ -34,7 +34,7 @@ pub enum OptionError {
     OptionNeeds {
         /// The option.
         option: &'static str,
-        /// What it needs.
+        /// Feature that it needs.
         needs: Feature,
     },
     /// A feature whose fields do not fit in 128-byte inodes.
@@ -48,7 +48,7 @@ pub enum OptionError {
         option: &'static str,
         /// As given.
         value: String,
-        /// What it may be.
+        /// Allowed values.
         allowed: String,
     },
     /// A text too long for its field.
@@ -104,8 +104,8 @@ const BYTES_PER_INODE: std::ops::RangeInclusive<u32> = 1024..=65536 * 1024;
 const MMP_INTERVAL_MAX: u16 = 300;
 
 impl MkfsOptions {
-    /// Checks what does not depend on the size of the device. `block_size` is the one that will be
-    /// used; `inode_size` likewise.
+    /// Checks the options that do not depend on the size of the device. `block_size` and
+    /// `inode_size` are the values that will be used.
     pub(crate) fn validate(
         &self,
         features: &Features,

@@ -1,7 +1,7 @@
-//! Where the extended attributes of every file go.
+//! The places of extended attributes.
 //!
-//! Files with equal attributes share one plan, and those attributes that do not fit the inode go
-//! to a block shared by up to 1024 files, as the kernel shares them. With `ea_inode`, a value too
+//! Files with equal attributes share one plan, and those attributes that do not fit the inode go to
+//! a block shared by up to 1024 files, as the kernel shares them. With `ea_inode`, a value too
 //! large for a block gets an inode, one for each distinct value.
 
 use extant_base::Ino;
@@ -234,7 +234,7 @@ impl AttrPlan {
         data.into_iter().chain(rest).collect()
     }
 
-    /// Numbers the blocks and the large values, and counts who refers to them.
+    /// Numbers the blocks and the large values, and counts their references.
     fn count_blocks_and_values(&mut self) {
         let mut open = vec![NONE; self.shared.len()];
         let mut users = vec![0u32; self.shared.len()];
@@ -285,7 +285,7 @@ impl AttrPlan {
         self.shared.get(*self.of_node.get(node.index())? as usize)
     }
 
-    /// Whether the node's contents lie in its inode.
+    /// Returns whether the node's contents lie in its inode.
     pub(crate) fn is_inline(&self, node: NodeId) -> bool {
         self.shared_of(node).is_some_and(|shared| shared.inline_len.is_some())
     }
@@ -295,12 +295,12 @@ impl AttrPlan {
         self.block_of_node.get(node.index()).copied().filter(|&block| block != NONE)
     }
 
-    /// How many attribute blocks there are.
+    /// Returns how many attribute blocks there are.
     pub(crate) fn block_count(&self) -> u32 {
         self.blocks.len() as u32
     }
 
-    /// How many values have an inode of their own.
+    /// Returns how many values have an inode of their own.
     pub(crate) fn value_count(&self) -> usize {
         self.values.len()
     }
@@ -316,7 +316,7 @@ impl AttrPlan {
         &self.sets[set.0 as usize][position].value
     }
 
-    /// How many files and blocks refer to a large value.
+    /// Returns how many files and blocks refer to a large value.
     pub(crate) fn value_references(&self, value: u32) -> u32 {
         self.values[value as usize].references
     }
@@ -384,7 +384,7 @@ impl AttrPlan {
     }
 }
 
-/// What to do about attributes that do not fit.
+/// Returns what to do about attributes that do not fit.
 fn explain(fault: &XattrFault, space: Space) -> String {
     match fault {
         XattrFault::NoRoom { .. } if !space.ea_inode => {

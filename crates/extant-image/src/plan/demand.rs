@@ -1,4 +1,4 @@
-//! What the files of a tree need, whatever the size of the image.
+//! The space that the files of a tree need, independent of the size of the image.
 
 use extant_base::{BlockSize, FileBlock, Ino, sabotage};
 use extant_format::dir::DirLayout;
@@ -16,7 +16,7 @@ use crate::tree::{DataRun, Kind, Node, NodeId, Tree};
 /// Longest symlink target that lies in the inode: 60 bytes with its end mark.
 const FAST_SYMLINK_MAX: u64 = BLOCK_AREA_BYTES as u64 - 1;
 
-/// Where the contents of a node are.
+/// Form of a node's contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
     /// Nowhere: an empty file, a device, a pipe, a socket.
@@ -29,7 +29,7 @@ pub(crate) enum Form {
     Blocks,
 }
 
-/// What depends on the tree and the features but not on the size.
+/// The needs that depend on the tree and the features but not on the size.
 #[derive(Debug)]
 pub(crate) struct Demand {
     pub(crate) block_size: BlockSize,
@@ -242,7 +242,7 @@ impl Demand {
         let wanted = mkfs.quota_types();
         for (at, on) in [wanted.user, wanted.group, wanted.project].into_iter().enumerate() {
             if on {
-                // The length depends on who owns anything, not on how much.
+                // The length depends on the set of owners, not on their usage.
                 let file = quota_file(KINDS[at], tree, |_| (0, 0))
                     .map_err(|e| refuse(tree, NodeId::ROOT, format!("a quota file: {e}")))?;
                 self.quota_blocks[at] = self.block_size.blocks_for(file.len() as u64);
@@ -311,10 +311,10 @@ pub(crate) fn refuse(tree: &Tree, node: NodeId, why: String) -> PlanError {
     PlanError::File { path: format!("/{}", tree.path(node).escape_ascii()), why }
 }
 
-/// Most blocks a file may have, holes counted: 32-bit file blocks with extents; what triple
-/// indirection reaches without. Without `huge_file`, a file's space is a 32-bit number of sectors
-/// of 512 bytes, and the kernel opens no file whose size it could not count: with a block map,
-/// the map's blocks counted as well.
+/// Returns the largest number of blocks of a file, including holes: 32-bit file blocks with
+/// extents; the reach of triple indirection without. Without `huge_file`, a file's space is a
+/// 32-bit number of sectors of 512 bytes, and the kernel opens no file whose size it could not
+/// count: with a block map, the map's blocks counted as well.
 fn max_file_blocks(block_size: BlockSize, extents: bool, huge_file: bool) -> u64 {
     let reach = match extents {
         true => u64::from(u32::MAX),

@@ -42,7 +42,7 @@ impl DirShape<'_> {
         self.plan.block_count().saturating_add(self.empty_blocks)
     }
 
-    /// Whether the inode needs the index flag.
+    /// Returns whether the inode needs the index flag.
     pub(crate) fn is_indexed(&self) -> bool {
         self.plan.is_indexed()
     }

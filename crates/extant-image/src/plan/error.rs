@@ -30,7 +30,7 @@ pub enum PlanError {
     },
     /// One file cannot be stored.
     File {
-        /// Its path in the image.
+        /// Path in the image.
         path: String,
         /// Why, with numbers and what to change.
         why: String,

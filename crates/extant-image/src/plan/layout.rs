@@ -11,7 +11,7 @@ use crate::plan::pieces::{Object, Own, PieceRange, Pieces};
 use crate::plan::space::{FixedRuns, Space};
 use crate::tree::{Kind, NodeId, Tree};
 
-/// Where one node's blocks are.
+/// Places of one node's blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NodePlace {
     /// Contents.
@@ -20,7 +20,7 @@ pub(crate) struct NodePlace {
     pub(crate) map: PieceRange,
 }
 
-/// Where the file system's own files are; an empty range for one that does not exist.
+/// Places of the file system's own files; an empty range for one that does not exist.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OwnPlan {
     pub(crate) journal: NodePlace,

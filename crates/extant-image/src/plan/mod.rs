@@ -2,15 +2,14 @@
 //!
 //! # Place
 //!
-//! Above: [`crate::write`] turns a plan into an image. Below: [`crate::geometry`] says where the
-//! fixed metadata is, [`crate::tree`] what there is to store. Nothing here reads or writes a
-//! device or a file's contents, so planning an image of any size takes as long as looking at its
-//! file list.
+//! Above: [`crate::write`] turns a plan into an image. Below: [`crate::geometry`] computes the
+//! places of fixed metadata, [`crate::tree`] holds the files to be stored. Planning does no I/O, so
+//! it takes time proportional to the list of files, for an image of any size.
 //!
 //! # Shape
 //!
 //! ```text
-//! demand    what each file needs, whatever the image's size: blocks of each directory, where
+//! demand    what each file needs, for any size of the image: blocks of each directory, where
 //!           each set of attributes goes, which files lie inside their inode
 //! layout    the demand placed into a file system of a given size: pieces, map blocks
 //! sizing    the smallest size whose layout leaves the headroom that was asked for
@@ -18,9 +17,9 @@
 //!
 //! # Order in the image
 //!
-//! Directories first, then the file system's own files, attribute blocks, slow symlinks, and at
-//! the end the contents of files in walk order. A reader that lists the tree touches one short
-//! run; free space is one run behind everything; what a snapshot of the fresh image shares is
+//! Directories first, then the file system's own files, attribute blocks, slow symlinks, and at the
+//! end the contents of files in walk order. A reader that lists the tree touches one short run;
+//! free space is one run behind everything; the blocks that snapshots of the fresh image share are
 //! dense.
 
 mod attrs;
@@ -58,7 +57,7 @@ use demand::Demand;
 pub enum SizeSpec {
     /// As small as the contents allow, plus headroom.
     Auto(Headroom),
-    /// That many bytes, rounded down to whole blocks.
+    /// A size in bytes, rounded down to whole blocks.
     Bytes(u64),
 }
 
@@ -69,18 +68,18 @@ pub enum Headroom {
     None,
     /// Hundredths of a percent of the space that the contents take.
     Percent(u32),
-    /// That many bytes, rounded up to whole blocks.
+    /// A size in bytes, rounded up to whole blocks.
     Bytes(u64),
     /// Room to work in: a tenth of the space that the contents take, and at least 32 MiB.
     Room,
 }
 
-/// What to build.
+/// Options of a build.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// The file system.
     pub mkfs: MkfsOptions,
-    /// Its size.
+    /// Size of the image.
     pub size: SizeSpec,
     /// Same input, same bytes: the UUID and the hash seed, when not given, are derived from the
     /// file list instead of being drawn at random. Set together with [`MkfsOptions::created`].
@@ -185,9 +184,9 @@ pub fn plan_with(
     Ok(plan)
 }
 
-/// The block size of an image whose size follows from its contents, when none is asked for. mke2fs
-/// chooses 1 KiB below 512 MiB; every machine that mounts the image works in pages of at least
-/// 4 KiB, so extant does not.
+/// Default block size of an image whose size follows from its contents. mke2fs chooses 1 KiB below
+/// 512 MiB; every machine that mounts the image works in pages of at least 4 KiB, so extant does
+/// not.
 pub(crate) const AUTO_BLOCK_BYTES: u64 = 4096;
 
 fn auto_block_size(mkfs: &MkfsOptions) -> BlockSize {

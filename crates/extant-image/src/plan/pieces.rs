@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::plan::space::Space;
 use crate::tree::NodeId;
 
-/// What a piece belongs to.
+/// Owner of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Object {
     /// Contents of a file, directory or symlink of the tree.
@@ -93,9 +93,9 @@ impl Pieces {
         &self.list[range.indices()]
     }
 
-    /// Takes space for `runs` (object block, length) and records where it is.
+    /// Takes space for `runs` (object block, length) and records their places.
     ///
-    /// Returns nothing useful when space ran out; [`Space::missing`] tells.
+    /// The result is invalid when space ran out; [`Space::missing`] tells.
     pub(crate) fn place(
         &mut self,
         space: &mut Space<'_>,

@@ -1,4 +1,4 @@
-//! Quota files: who owns how much of the image.
+//! Quota files: usage by owner.
 
 use std::collections::BTreeMap;
 

@@ -90,8 +90,8 @@ fn at_size(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, bytes: u64) -> Result<Plan
         if mkfs.inodes.is_some() || mkfs.bytes_per_inode.is_some() {
             return Err(PlanError::TooFewInodes { available, needed });
         }
-        // mke2fs would give up half-way; the number of files is known here. Its rounding may take
-        // up to a block of inodes from each group.
+        // mke2fs would fail half-way; here the number of files is known. Its rounding may take up
+        // to a block of inodes from each group.
         let step = u64::from(geometry.inodes_per_block()) * u64::from(geometry.group_count);
         for extra in 0..4 {
             mkfs.inodes = Some(needed.saturating_add(extra * step));
@@ -267,7 +267,7 @@ fn demand_of(
     Demand::of(tree, mkfs, &geometry.features, &facts, ids)
 }
 
-/// Whether a larger file system may do.
+/// Returns whether a larger file system may do.
 fn is_too_small(error: &GeometryError) -> bool {
     matches!(
         error,

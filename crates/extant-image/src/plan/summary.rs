@@ -2,7 +2,7 @@
 
 use crate::plan::Plan;
 
-/// What an image will be, before it is written.
+/// Summary of an image before it is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlanSummary {
     /// Size of the image in bytes.

@@ -1,4 +1,4 @@
-//! Tells when a source is the image of a container, whose files lie in archives of layers inside it.
+//! Recognises the image of a container, whose files lie in archives of layers inside it.
 
 use crate::tree::{Kind, NodeId, Tree};
 
@@ -7,7 +7,7 @@ use crate::tree::{Kind, NodeId, Tree};
 pub enum ContainerImage {
     /// The OCI image layout: `oci-layout`, `index.json`, `blobs`.
     OciLayout,
-    /// What `docker save` and `podman save` write: `manifest.json` beside layers.
+    /// An archive of `docker save` or `podman save`: `manifest.json` beside layers.
     DockerArchive,
 }
 
@@ -46,7 +46,7 @@ pub fn container_image(tree: &Tree) -> Option<ContainerImage> {
         .then_some(ContainerImage::DockerArchive)
 }
 
-/// What [`container_image`] looks for, in names as they come.
+/// The names that [`container_image`] has met, of those it looks for.
 #[derive(Default)]
 pub(super) struct ContainerNames {
     oci_layout: bool,
@@ -72,13 +72,13 @@ impl ContainerNames {
         }
     }
 
-    /// Whether the names seen are those of a container image.
+    /// Returns whether the names seen are those of a container image.
     pub(super) fn is_container(&self) -> bool {
         (self.oci_layout && self.index) || (self.manifest && (self.repositories || self.layer))
     }
 }
 
-/// Whether a name is a SHA-256 digest in hexadecimal.
+/// Returns whether a name is a SHA-256 digest in hexadecimal.
 fn is_digest(name: &[u8]) -> bool {
     name.len() == 64 && name.iter().all(u8::is_ascii_hexdigit)
 }

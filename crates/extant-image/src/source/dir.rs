@@ -1,9 +1,9 @@
-//! A directory as source: a parallel walk, then reads that notice when a file changed.
+//! A directory as source: a parallel walk, then reads that detect changed files.
 //!
 //! # Place
 //!
-//! Fills a [`TreeBuilder`](crate::tree::TreeBuilder) and hands out file contents. Knows nothing
-//! of ext4 and writes nothing.
+//! Fills a [`TreeBuilder`](crate::tree::TreeBuilder) and hands out file contents. This module does
+//! not know ext4 and writes nothing.
 //!
 //! # Shape
 //!
@@ -19,18 +19,18 @@
 //! # What is kept
 //!
 //! Modes, numeric owners, nanosecond times, hard links, symlinks, devices, fifos, sockets, holes,
-//! and extended attributes in the name spaces ext4 can store: `user.`, `trusted.` (visible to
-//! root only), `security.`, `system.posix_acl_access`, `system.posix_acl_default` and
-//! `system.richacl`. Other `system.` attributes are views that a file system computes
-//! (`system.nfs4_acl`, `system.cifs_acl`), and other name spaces (`btrfs.`, `ceph.`) are settings
-//! of the source's own file system: neither has a place in ext4 and neither is copied.
+//! and extended attributes in the name spaces ext4 can store: `user.`, `trusted.` (visible to root
+//! only), `security.`, `system.posix_acl_access`, `system.posix_acl_default` and `system.richacl`.
+//! Other `system.` attributes are views that a file system computes (`system.nfs4_acl`,
+//! `system.cifs_acl`), and other name spaces (`btrfs.`, `ceph.`) are settings of the source's own
+//! file system: neither has a place in ext4 and neither is copied.
 //!
 //! # Trust
 //!
-//! No name below the root is ever followed through a symlink, also when somebody swaps a
-//! directory for one during the walk. One exception is detected rather than prevented: extended
-//! attributes are asked for by path (there is no system call relative to a directory before
-//! Linux 6.13), and the directory is compared with the open one afterwards.
+//! No name below the root is ever followed through a symlink, even if a directory is replaced by
+//! one during the walk. One exception is detected rather than prevented: extended attributes are
+//! asked for by path (there is no system call relative to a directory before Linux 6.13), and the
+//! directory is compared with the open one afterwards.
 
 mod contents;
 mod holes;

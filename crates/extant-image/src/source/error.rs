@@ -14,7 +14,7 @@ use crate::tree::TreeError;
 pub enum SourceError {
     /// The system refused a call on a file of the source.
     Io {
-        /// What was being done: "open", "read", "list the attributes of".
+        /// The action that failed: "open", "read", "list the attributes of".
         doing: &'static str,
         /// Path in the source.
         path: String,
@@ -25,7 +25,7 @@ pub enum SourceError {
     Changed {
         /// Path in the source.
         path: String,
-        /// What differs, with numbers.
+        /// The difference, with numbers.
         what: String,
     },
     /// The archive is damaged, cut short or asks for something dangerous.
@@ -34,14 +34,14 @@ pub enum SourceError {
         archive: String,
         /// Byte offset in the (uncompressed) archive of the member in question.
         offset: u64,
-        /// What is wrong, naming the member.
+        /// Description, naming the member.
         what: String,
     },
-    /// What was given as an archive is none.
+    /// The file given as an archive is not one.
     NotTar {
         /// Name of the file.
         archive: String,
-        /// What it is instead, where that is known.
+        /// Its actual kind, where that is known.
         found: Option<Found>,
         /// How the whole is packed, if it had to be unpacked to be looked at: "gzip", "zstd".
         packed: Option<&'static str>,

@@ -21,7 +21,7 @@ use crate::tree::{Kind, Node, NodeId, Time, Tree, TreeBuilder};
 pub(super) fn scan_file(path: &Path, name: &[u8]) -> Result<Scanned, SourceError> {
     let bytes = path.as_os_str().as_bytes();
     let failed = |doing, cause: io::Error| SourceError::io(doing, bytes, cause);
-    // NONBLOCK: nobody may write into a fifo.
+    // NONBLOCK: opening a fifo does not wait for a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file: File =
         openat(CWD, path, flags, Mode::empty()).map_err(|e| failed("open", e.into()))?.into();

@@ -11,9 +11,10 @@ use super::dir::{ScanOptions, scan_dir};
 use super::file::scan_file;
 use super::origin::{Addition, Origin};
 use super::store::TreeStore;
+use super::tar::lanes::{LANES_MAX, LayerFault, LayerSource, add_layers};
 use super::tar::{
-    Assembler, Attributes, LayerFault, Member, SharedSpool, TarInput, TarOptions, What,
-    add_archive, add_layer, holds_container, scan_tar,
+    Assembler, Attributes, Member, SharedSpool, TarInput, TarOptions, What, add_archive,
+    holds_container, scan_tar,
 };
 use super::{ContentReader, Contents, Scanned, Skipped, SourceError};
 use crate::tree::{Kind, NodeId, Tree};
@@ -21,7 +22,8 @@ use crate::tree::{Kind, NodeId, Tree};
 /// Most sources, layers and additions together.
 pub const PARTS_MAX: usize = 4096;
 
-/// What a layer may unpack to unless [`Sources::unpack_limit`] is set: a gigabyte, or this many times its packed size.
+/// Ratio of the unpacked to the packed size that a layer may have, beyond a gigabyte, unless
+/// [`Sources::unpack_limit`] is set.
 const RATIO_MAX: u64 = 200;
 
 /// Sources of one image.
@@ -30,7 +32,7 @@ pub struct Sources {
     /// From the lowest to the topmost. Of several, the upper ones are layers: names that begin with `.wh.` take away what
     /// lower ones have.
     pub origins: Vec<Origin>,
-    /// What is put over them, in order. Directories that are there already keep their attributes.
+    /// Files put over the layers, in order. Existing directories keep their attributes.
     pub additions: Vec<Addition>,
     /// Which of several images for different machines is meant; this machine's unless set.
     pub platform: Option<Platform>,
@@ -40,7 +42,7 @@ pub struct Sources {
     pub unpack_limit: Option<u64>,
 }
 
-/// What [`Sources::scan`] found.
+/// Result of [`Sources::scan`].
 pub struct Layered {
     /// The tree and its contents.
     pub scanned: Scanned,
@@ -85,7 +87,9 @@ impl Sources {
                 Opened::Tree(scanned) if is_lone => return Ok(Layered { scanned, config: None }),
                 Opened::Tree(scanned) => merge.tree(scanned, &origin.name(), !first)?,
                 Opened::Archive(input) => merge.archive(&input, !first)?,
-                Opened::Image(store, image) => merge.image(&*store, image, self.unpack_limit)?,
+                Opened::Image(store, image) => {
+                    merge.image(&*store, image, self.unpack_limit, options.threads.get())?;
+                }
             }
         }
         for addition in &self.additions {
@@ -135,7 +139,7 @@ impl Sources {
                     Origin::OciArchive(..) => ContainerImage::OciLayout,
                     _ => ContainerImage::DockerArchive,
                 };
-                // What was unpacked is read as well.
+                // The files unpacked before are read as well.
                 let store: Box<dyn Store> = match path.is_dir() {
                     true => Box::new(DirStore::new(path)),
                     false => Box::new(TreeStore::new(scan_tar(tar(path), spool)?, &origin.name())),
@@ -179,7 +183,7 @@ fn image(
 /// Sources being put together.
 struct Merge {
     tree: Assembler,
-    /// Where contents are; the first is the spool.
+    /// Parts of the contents; the first is the spool.
     parts: Vec<Option<Part>>,
     /// Made when it is needed.
     spool: Option<SharedSpool>,
@@ -252,23 +256,34 @@ impl Merge {
         store: &dyn Store,
         image: Image,
         limit: Option<u64>,
+        threads: usize,
     ) -> Result<(), SourceError> {
+        let mut layers = Vec::new();
         for layer in &image.layers {
             self.count()?;
-            let spool = spool(&mut self.spool, &self.spool_dir)?;
-            let name = format!("{}, layer {}", store.name(), layer.name);
-            self.tree.begin_layer(&name, 0, true)?;
-            let raw = layer.open(store)?;
-            let most = limit.unwrap_or_else(|| layer.size.saturating_mul(RATIO_MAX).max(1 << 30));
-            let check = (layer.diff_id.clone(), most);
-            match add_layer(&mut self.tree, &name, raw, spool, check) {
-                Ok(()) => {}
-                Err(LayerFault::Source(error)) => return Err(error),
-                Err(LayerFault::Stream(cause)) => {
-                    return Err(layer_fault(store, layer, cause).into());
-                }
-            }
+            layers.push(LayerSource {
+                name: format!("{}, layer {}", store.name(), layer.name),
+                diff_id: layer.diff_id.clone(),
+                limit: limit.unwrap_or_else(|| layer.size.saturating_mul(RATIO_MAX).max(1 << 30)),
+                open: Box::new(move || Ok(Box::new(layer.open(store)?))),
+            });
         }
+        let lanes = threads.clamp(1, LANES_MAX).min(layers.len());
+        let spools = (0..lanes).map(|_| SharedSpool::new(&self.spool_dir));
+        let mut spools = spools.collect::<Result<Vec<_>, _>>()?;
+        let first = self.next_part();
+        let added = add_layers(&mut self.tree, &layers, &mut spools, first);
+        added.map_err(|(at, fault)| match (fault, image.layers.get(at)) {
+            (LayerFault::Stream(cause), Some(layer)) => layer_fault(store, layer, cause).into(),
+            (LayerFault::Stream(cause), None) => {
+                SourceError::io("read", store.name().as_bytes(), cause)
+            }
+            (LayerFault::Source(error), _) => error,
+        })?;
+        for spool in spools {
+            self.parts.push(Some(Part { contents: spool.into_contents(), tree: None }));
+        }
+        drop(layers);
         self.config = Some(image.config);
         Ok(())
     }
@@ -328,12 +343,12 @@ fn spool<'s>(
     })
 }
 
-/// What is wrong with the bytes of a layer.
+/// Returns what is wrong with the bytes of a layer.
 fn layer_fault(store: &dyn Store, layer: &extant_oci::Layer, cause: std::io::Error) -> OciError {
     use std::io::ErrorKind as Io;
     let place = store.name().to_owned();
     let name = &layer.name;
-    // What a decompressor finds has no number.
+    // Errors of a decompressor have no errno.
     let is_damage = cause.raw_os_error().is_none();
     match cause.kind() {
         Io::FileTooLarge if is_damage => OciError {
@@ -420,8 +435,8 @@ fn member(from: &Tree, id: NodeId, name: Vec<u8>) -> Member {
 /// Contents of one source.
 struct Part {
     contents: Box<dyn Contents>,
-    /// The tree that the contents know, whose nodes are the locators of the merged one. Contents without one take the
-    /// merged tree.
+    /// The tree of the contents, whose nodes are the locators of the merged one. Contents without
+    /// one use the merged tree.
     tree: Option<Tree>,
 }
 

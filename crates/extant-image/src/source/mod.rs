@@ -1,4 +1,4 @@
-//! Where the files of an image come from: a directory or a tar archive.
+//! The sources of an image's files: a directory or a tar archive.
 //!
 //! # Place
 //!
@@ -8,9 +8,9 @@
 //!
 //! # Invariants
 //!
-//! - S1. Nothing is left out without being counted in a [`Skipped`] or ending in an error.
-//! - S2. A file that changed between the two steps is an error that names it: an image never mixes
-//!   two states of one file without saying so.
+//! - S1. A file that is left out is counted in a [`Skipped`], or is an error.
+//! - S2. A file that changed between the two steps is an error that names it: an image never
+//!   silently mixes two states of one file.
 
 mod container;
 pub mod dir;
@@ -35,11 +35,11 @@ pub struct Scanned {
     pub tree: Tree,
     /// The bytes of its files.
     pub contents: Box<dyn Contents>,
-    /// What was left out because the caller allowed it.
+    /// Files left out because the caller allowed it.
     pub skipped: Skipped,
 }
 
-/// What `--ignore-unreadable` left out.
+/// Counts of the files that `--ignore-unreadable` left out.
 #[derive(Clone, Debug, Default)]
 pub struct Skipped {
     /// How many files and directories.
@@ -64,7 +64,7 @@ impl Skipped {
     }
 }
 
-/// Whether ext4 has a place for the extended attribute `name`: the kernel stores these name
+/// Returns whether ext4 has a place for the extended attribute `name`: the kernel stores these name
 /// spaces under prefix numbers (`Documentation/filesystems/ext4/attributes.rst`, "name index").
 fn is_kept_xattr(name: &[u8]) -> bool {
     matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default" | b"system.richacl")

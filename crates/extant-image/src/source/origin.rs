@@ -1,4 +1,4 @@
-//! Where the files of an image come from, in words.
+//! Descriptions of the sources of an image's files.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use crate::transform::Owner;
 /// One source of files.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// A directory or an archive, or a container image in one of those: what it holds tells.
+    /// A directory or an archive, or a container image in one of those, recognised by its contents.
     Path(PathBuf),
     /// An archive on standard input.
     Stdin,
@@ -30,9 +30,9 @@ pub enum Origin {
 /// Why words are no [`Origin`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OriginError {
-    /// What is wrong with them.
+    /// Description of the fault.
     pub what: String,
-    /// What helps.
+    /// Advice for the user.
     pub advice: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Origin {
         Ok(Origin::Path(text.into()))
     }
 
-    /// How messages call it.
+    /// Returns how messages call it.
     pub fn name(&self) -> String {
         match self {
             Origin::Stdin => "standard input".into(),
@@ -143,9 +143,9 @@ fn chosen(text: &OsStr) -> Result<(PathBuf, Choice), OriginError> {
 /// A file or directory of the host that is put into the image, over what the sources have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Addition {
-    /// Where it is on the host; a symbolic link is followed.
+    /// Path on the host; a symbolic link is followed.
     pub host: PathBuf,
-    /// Its path in the image, absolute.
+    /// Absolute path in the image.
     pub path: Vec<u8>,
     /// The mode of a file, `0o7777`; that of the host's file unless set.
     pub mode: Option<u16>,

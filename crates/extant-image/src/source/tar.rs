@@ -26,6 +26,7 @@ mod assemble;
 mod contents;
 mod header;
 mod input;
+pub(super) mod lanes;
 mod layering;
 mod member;
 mod pax;
@@ -35,16 +36,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use extant_oci::Digest;
 use extant_sync::threads;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 pub(super) use self::assemble::Assembler;
 use self::contents::{Stamp, TarContents};
-use self::input::{
-    Check, Checked, Input, Packing, Peek, Spool, decompress, decompress_checked, pipe,
-};
+use self::input::{Input, Packing, Peek, Spool, decompress, pipe};
 use self::member::Members;
 pub(super) use self::member::{Attributes, Member, What};
 use crate::signature::recognise;
@@ -52,7 +50,7 @@ use crate::source::container::ContainerNames;
 use crate::source::{Contents, Scanned, Skipped, SourceError};
 use crate::tree::Tree;
 
-/// Where an archive is.
+/// Place of an archive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TarInput {
     /// In a file (or fifo, or device).
@@ -69,18 +67,18 @@ pub struct TarOptions {
     pub spool_dir: PathBuf,
 }
 
-/// Reads the names and attributes of an archive. How it is packed is told by its contents.
+/// Reads the names and attributes of an archive. Its compression is recognised by its contents.
 ///
 /// # Errors
 ///
-/// - [`SourceError::NotTar`]: it is no tar archive, plain or packed with gzip or zstd; says what it
-///   is where that is known. An archive without members has at most 10,240 bytes, all of them zero:
-///   what merely begins with zeros is no archive.
-/// - [`SourceError::Archive`]: damaged, cut short, or with members that make no tree or would leave
+/// - [`SourceError::NotTar`]: the file is no tar archive, plain or packed with gzip or zstd; the
+///   error names its kind where that is known. An archive without members has at most 10,240 bytes,
+///   all of them zero: a longer file that begins with zeros is no archive.
+/// - [`SourceError::Archive`]: damaged, cut short, or with members that form no tree or would leave
 ///   it. Names archive, byte offset and member.
 /// - [`SourceError::Io`]: it cannot be opened or read, or the temporary file not be written.
 /// - [`SourceError::Tree`]: too much for one tree.
-/// - [`SourceError::Threads`]: the system gave no thread to decompress.
+/// - [`SourceError::Threads`]: the system started no thread for decompression.
 pub fn scan_tar(input: TarInput, options: &TarOptions) -> Result<Scanned, SourceError> {
     let path = match input {
         TarInput::Stdin => return scan_tar_stream("standard input", io::stdin(), options),
@@ -140,13 +138,13 @@ pub fn scan_tar_stream(
 
 fn parse(input: Input<'_>, name: &str, packed: Option<&'static str>) -> Result<Tree, SourceError> {
     let mut tree = Assembler::new(name);
-    parse_into(&mut tree, input, name, packed)?;
+    parse_into(&mut |member| tree.add(member).map(|()| true), input, name, packed)?;
     tree.finish()
 }
 
-/// Adds the members of an archive to `tree`; returns how many bytes the spool has then.
+/// Hands the members of an archive to `take`, until that says false; returns how many bytes the spool has then.
 fn parse_into(
-    tree: &mut Assembler,
+    take: &mut dyn FnMut(Member) -> Result<bool, SourceError>,
     mut input: Input<'_>,
     name: &str,
     packed: Option<&'static str>,
@@ -160,12 +158,15 @@ fn parse_into(
     }
     let mut members = Members::new(input, name, packed);
     while let Some(member) = members.next()? {
-        tree.add(member)?;
+        if !take(member)? {
+            break;
+        }
     }
     members.drain()
 }
 
 /// A temporary file for the data of several archives.
+#[derive(Debug)]
 pub(super) struct SharedSpool {
     file: File,
     len: u64,
@@ -178,51 +179,6 @@ impl SharedSpool {
 
     pub(super) fn into_contents(self) -> Box<dyn Contents> {
         Box::new(TarContents::new(self.file, "layers".into(), None))
-    }
-}
-
-/// Why a layer cannot be added.
-pub(super) enum LayerFault {
-    /// The stream is not what it should be, or cannot be read.
-    Stream(io::Error),
-    /// What is in it makes no tree.
-    Source(SourceError),
-}
-
-/// Adds the layer that `raw` holds, packed or not, as another layer of `tree`. Unpacked it has the digest `diff_id` and at
-/// most `limit` bytes.
-pub(super) fn add_layer(
-    tree: &mut Assembler,
-    name: &str,
-    raw: impl Read + Send,
-    spool: &mut SharedSpool,
-    (diff_id, limit): (Digest, u64),
-) -> Result<(), LayerFault> {
-    let mut input = Peek::new(raw);
-    let packing = Packing::of(input.peek(Packing::START).map_err(LayerFault::Stream)?);
-    let check = Check::new(diff_id, limit);
-    let SharedSpool { file, len } = spool;
-    let outcome = threads::scope(|scope| {
-        let (writer, reader) = pipe();
-        let worker =
-            scope.spawn("decompress", move || decompress_checked(input, packing, writer, check))?;
-        let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(file, *len) };
-        let parsed = parse_into(tree, stream, name, packing.name());
-        let checked = worker.join().map_err(threads::ThreadError::from)?;
-        Ok::<_, threads::ThreadError>((parsed, checked))
-    });
-    let failed = |error: threads::ThreadError| LayerFault::Source(error.into());
-    let (parsed, checked) =
-        outcome.map_err(|e| failed(e.into())).and_then(|r| r.map_err(failed))?;
-    // What the stream says of itself counts more than what that did to the parser.
-    let checked = checked.map_err(LayerFault::Stream)?;
-    *len = parsed.map_err(LayerFault::Source)?;
-    match checked {
-        Checked::Whole => Ok(()),
-        Checked::InPart => {
-            let what = "hundreds of megabytes follow the end mark of its archive";
-            Err(LayerFault::Stream(io::Error::new(io::ErrorKind::InvalidData, what)))
-        }
     }
 }
 
@@ -258,7 +214,7 @@ pub(super) fn add_archive(
             let stamp = Stamp::of(file).map_err(|e| failed("examine", e))?;
             tree.begin_layer(&name, own, whiteouts)?;
             let input = Input::File { file, len: meta.len(), window: Vec::new(), window_start: 0 };
-            parse_into(tree, input, &name, None)?;
+            parse_into(&mut |member| tree.add(member).map(|()| true), input, &name, None)?;
             let file = file.try_clone().map_err(|e| failed("open", e))?;
             return Ok(Some(Box::new(TarContents::new(file, name, Some(stamp)))));
         }
@@ -275,7 +231,8 @@ pub(super) fn add_archive(
         let (writer, reader) = pipe();
         let worker = scope.spawn("decompress", move || decompress(input, packing, writer))?;
         let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(file, *len) };
-        let parsed = parse_into(tree, stream, &name, packing.name());
+        let mut take = |member| tree.add(member).map(|()| true);
+        let parsed = parse_into(&mut take, stream, &name, packing.name());
         worker.join().map_err(threads::ThreadError::from)?;
         parsed
     })
@@ -283,8 +240,8 @@ pub(super) fn add_archive(
     Ok(None)
 }
 
-/// Whether the archive in the file `path` is a container image with its layers, by the names in its root. An archive that
-/// cannot be read is none: whoever reads it all will say why.
+/// Returns whether the archive in the file `path` is a container image with its layers, by the
+/// names in its root. An unreadable archive is not; reading it as a whole reports the error.
 pub(super) fn holds_container(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     let Ok(meta) = file.metadata() else { return false };

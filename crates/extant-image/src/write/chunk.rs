@@ -242,7 +242,7 @@ impl<'i> Worker<'i> {
         let size = image.block_bytes();
         let pieces = image.plan.layout.pieces.of(image.plan.layout.nodes[id.index()].data);
         let mut written = Written::default();
-        // Where the buffer's first block goes, and how many bytes wait in it.
+        // Place of the buffer's first block, and number of bytes waiting in the buffer.
         let mut open: Option<(u64, usize)> = None;
         let result = image.emit_directory(id, |at, block| {
             let next = pieces.partition_point(|p| p.file_block + p.len <= at.0);

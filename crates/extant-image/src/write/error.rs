@@ -7,8 +7,8 @@ use extant_sync::threads::ThreadError;
 
 use crate::source::SourceError;
 
-/// Why an image could not be written. What was written by then is not a file system: its
-/// superblock comes last.
+/// Error of writing an image. The part written before is not a file system: its superblock comes
+/// last.
 #[derive(Debug)]
 pub enum WriteError {
     /// The target.
@@ -17,7 +17,7 @@ pub enum WriteError {
     Source(SourceError),
     /// Something of the plan has no form on disk; a file or structure is named.
     Encode {
-        /// What was to be encoded.
+        /// The structure to be encoded.
         what: String,
         /// Why it cannot be.
         why: String,

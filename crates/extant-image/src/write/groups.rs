@@ -121,7 +121,8 @@ struct Used {
     fixed: u32,
     /// Something that is not fixed metadata lies here.
     has_data: bool,
-    /// Bitmaps or tables of other groups lie here, which nobody computes from this group alone.
+    /// Whether bitmaps or tables of other groups lie here, which cannot be computed from this group
+    /// alone.
     serves_others: bool,
 }
 
@@ -171,7 +172,7 @@ impl Image<'_> {
         }
     }
 
-    /// How many of a range of inodes are directories.
+    /// Returns how many of a range of inodes are directories.
     fn directories(&self, range: Range<u32>) -> u32 {
         let inos = &self.plan.demand.inos;
         let nodes = range.filter_map(|ino| inos.node(Ino(ino)));

@@ -1,4 +1,4 @@
-//! What all workers share: the plan with everything derived from it once.
+//! State shared by all workers: the plan, with derived values computed once.
 
 use extant_base::{FsBlock, Ino};
 use extant_block::BlockDevice;

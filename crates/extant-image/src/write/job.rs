@@ -21,7 +21,7 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 pub(super) enum Job {
     /// A contiguous run of blocks, filled from several pieces.
     Chunk(Chunk),
-    /// A directory whose blocks are too many for one buffer.
+    /// A directory with too many blocks for one buffer.
     Directory(NodeId),
     /// The journal: its superblock; the log itself is zeros.
     Journal,

@@ -51,22 +51,22 @@ pub struct WriteOptions<'a> {
 
 /// Learns how far the writing is.
 pub trait Progress: Sync {
-    /// That many more bytes of the plan's [`write_bytes`] are written.
+    /// Reports that `bytes` more of the plan's [`write_bytes`] were written.
     fn add(&self, bytes: u64);
 
-    /// About that many bytes will be written in all: told once by [`Build`](crate::Build), before the first. Holes that are
-    /// found while reading make it less.
+    /// Reports the approximate total of bytes: called once by [`Build`](crate::Build), before the
+    /// first write. Holes that are found while reading reduce it.
     fn expect(&self, _bytes: u64) {}
 }
 
-/// Tells nobody.
+/// An observer that ignores progress.
 pub struct NoProgress;
 
 impl Progress for NoProgress {
     fn add(&self, _bytes: u64) {}
 }
 
-/// What was written.
+/// Summary of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriteReport {
     /// Bytes handed to the device.
@@ -101,7 +101,7 @@ pub fn write_image(
     let target_is_zeroed = options.target_is_zeroed || plan.options.assume_zeroed;
     if plan.options.discard && !options.target_is_zeroed {
         match device.discard(0, plan.image_bytes().min(device.size_bytes())) {
-            // What it reads as afterwards is anybody's guess: not zeros.
+            // A discarded range has undefined contents: it must not be taken for zeros.
             Err(error) if !error.is_unsupported() => return Err(error.into()),
             _ => {}
         }

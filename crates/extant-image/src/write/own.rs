@@ -92,7 +92,7 @@ impl Worker<'_> {
                     out[slot * 4..slot * 4 + 4].copy_from_slice(&(block as u32).to_le_bytes());
                 }
             }
-            // Its own job.
+            // The journal has a job of its own.
             Own::Journal => {}
         }
         Ok(())

@@ -44,7 +44,7 @@ impl Image<'_> {
         Ok(written)
     }
 
-    /// What the template leaves to the end.
+    /// Returns what the template leaves to the end.
     fn final_superblock(&self, bytes_written: u64) -> Superblock {
         let plan = self.plan;
         let layout = &plan.layout;

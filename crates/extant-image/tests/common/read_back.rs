@@ -76,7 +76,7 @@ fn compare_contents(path: &Path, inode: &extant::Inode) {
     let (mut ours, mut theirs) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     let mut offset = 0;
     loop {
-        let len = inode.read_at(offset, &mut ours).unwrap();
+        let len = inode.read_at(&mut ours, offset).unwrap();
         let want = (inode.size() - offset).min(ours.len() as u64) as usize;
         assert_eq!(len, want, "{path:?}: read at {offset}");
         if len == 0 {

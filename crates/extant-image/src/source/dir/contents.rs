@@ -10,7 +10,7 @@ use super::walk::time_of;
 use crate::source::{ContentReader, Contents, SourceError};
 use crate::tree::{Kind, NodeId, Time, Tree};
 
-/// What a file was when it was scanned. Kept beside the tree, whose times and owners may have
+/// State of a file when it was scanned. It is kept beside the tree, whose times and owners may have
 /// been changed on request since; 40 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
@@ -37,7 +37,7 @@ impl Seen {
         }
     }
 
-    /// How the file `now` differs from what was seen.
+    /// Returns how the file `now` differs from what was seen.
     fn difference(&self, size: u64, now: &Statx) -> Option<String> {
         let device = makedev(now.stx_dev_major, now.stx_dev_minor) as u32;
         if (self.device, self.inode) != (device, now.stx_ino) {
@@ -110,7 +110,7 @@ struct DirReader<'a> {
     source: &'a DirContents,
     dir: Option<(NodeId, OwnedFd)>,
     file: Option<(NodeId, OwnedFd)>,
-    /// Whether opening with `O_NOATIME` was allowed so far in this directory.
+    /// Whether opening with `O_NOATIME` has been allowed in this directory.
     keep_atime: bool,
 }
 

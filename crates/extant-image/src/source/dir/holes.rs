@@ -1,4 +1,4 @@
-//! Where a sparse file holds data.
+//! The data runs of sparse files.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,8 +7,8 @@ use rustix::io::Errno;
 
 use crate::tree::DataRun;
 
-/// Most runs kept for one file, 24 bytes each. What follows the last one counts as data: the holes
-/// there are read as the zeros they are, so only space is lost, never contents.
+/// Limit of the runs kept for one file, 24 bytes each. The part behind the last one counts as data:
+/// its holes are read as zeros, so only space is lost.
 const RUNS_MAX: usize = 1 << 20;
 
 /// The data runs among the first `size` bytes of `file`; `None` if there is no hole, or the file

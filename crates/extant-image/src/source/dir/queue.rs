@@ -3,8 +3,8 @@
 use extant_sync::threads::{Receiver, Sender, channel};
 use extant_sync::{Mutex, Rank};
 
-/// A stack of jobs that workers take from and add to; it is over when it is empty and nobody is
-/// working, or when somebody failed.
+/// A stack of jobs that workers take from and add to; it ends when it is empty and no worker is
+/// busy, or when a worker failed.
 pub(super) struct Queue<J, E> {
     state: Mutex<State<J, E>>,
     wake: Sender<()>,
@@ -23,8 +23,8 @@ struct State<J, E> {
 impl<J, E> Queue<J, E> {
     /// A queue for `workers` threads that holds one job.
     pub(super) fn new(workers: usize, first: J) -> Queue<J, E> {
-        // One wake-up per worker is enough: whoever finds the channel full knows that every
-        // sleeper is about to look at the stack.
+        // One wake-up per worker is enough: if the channel is full, every sleeper is about to look
+        // at the stack.
         let (wake, woken) = channel(workers);
         let state = State { jobs: vec![first], busy: 0, over: false, failure: None };
         Queue { state: Mutex::new(Rank::Leaf, state), wake, woken, workers }

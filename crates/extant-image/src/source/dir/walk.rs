@@ -85,7 +85,7 @@ pub(super) fn scan(root: &Path, options: &ScanOptions) -> Result<Scanned, Source
     Ok(Scanned { tree, contents, skipped })
 }
 
-/// What all workers share.
+/// State shared by all workers.
 struct Walk<'a> {
     root: OwnedFd,
     root_path: Vec<u8>,
@@ -95,7 +95,7 @@ struct Walk<'a> {
     collected: Mutex<Collected>,
 }
 
-/// What was found so far.
+/// The files found so far.
 struct Collected {
     builder: TreeBuilder,
     /// Nodes that may get another name: those with more than one link.
@@ -334,8 +334,8 @@ impl<'w> Worker<'w> {
         Ok(Found { name, node, inode, links: stat.stx_nlink, xattrs, target, runs })
     }
 
-    /// Whether mode and owner leave open that this process may read the file: the kernel is asked
-    /// only then.
+    /// Returns whether mode and owner leave open that this process may read the file: the kernel is
+    /// asked only then.
     fn is_doubtful(&self, stat: &Statx, xattrs: &XattrSet) -> bool {
         if self.walk.euid == stat.stx_uid && stat.stx_mode & 0o400 != 0 {
             return false;
@@ -502,9 +502,9 @@ fn kind_of(stat: &Statx) -> Option<Kind> {
     }
 }
 
-/// Whether a size of 0 can be believed. Not in `/proc` and its like, whose files are made while they
-/// are read; some FUSE file systems do the same. Those have no block device, and neither have a
-/// few that keep true sizes and may hold many empty files.
+/// Returns whether a size of 0 is reliable. It is not in `/proc` and its like, whose files are
+/// generated when they are read; some FUSE file systems do the same. Those have no block device,
+/// and neither have a few that keep true sizes and may hold many empty files.
 fn sizes_are_true(dir: &Dir, stat: &Statx) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     const BTRFS: u64 = 0x9123_683e;
@@ -517,7 +517,7 @@ fn sizes_are_true(dir: &Dir, stat: &Statx) -> bool {
         && fstatfs(&dir.fd).is_ok_and(|fs| [TMPFS, BTRFS, OVERLAY].contains(&(fs.f_type as u64)))
 }
 
-/// Whether the file `name` in `dir` has a first byte to read.
+/// Returns whether the file `name` in `dir` has a first byte to read.
 fn starts_with_a_byte(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY
         | OFlags::NOFOLLOW

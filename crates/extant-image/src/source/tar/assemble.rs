@@ -35,7 +35,7 @@ pub(in crate::source) struct Assembler {
     has_members: bool,
     /// Which source the members are from.
     pub(super) source: u16,
-    /// What is kept when there are several layers.
+    /// State kept for several layers.
     pub(super) layering: Option<Layering>,
 }
 
@@ -91,7 +91,7 @@ impl Assembler {
         }
     }
 
-    /// Resolves what is left and makes the tree.
+    /// Resolves the remaining links and builds the tree.
     pub(in crate::source) fn finish(mut self) -> Result<Tree, SourceError> {
         self.resolve_links()?;
         // Directories counted their entries there.
@@ -194,7 +194,7 @@ impl Assembler {
                 }
             }
             self.builder.relink(entry as usize, node);
-            // It may have been the directory that is remembered.
+            // This may have been the remembered directory.
             self.last_parent = (Vec::new(), NodeId::ROOT);
             self.touch(entry);
             return Ok(entry);
@@ -316,7 +316,7 @@ impl Assembler {
         Ok(())
     }
 
-    /// Hard links whose targets came later, also links to such links.
+    /// Resolves hard links whose targets came later, including links to such links.
     pub(super) fn resolve_links(&mut self) -> Result<(), SourceError> {
         let mut order: Vec<(u32, NodeId)> =
             self.pending.iter().map(|(&node, link)| (link.entry, node)).collect();

@@ -15,7 +15,7 @@ pub(super) struct TarContents {
     stamp: Option<Stamp>,
 }
 
-/// What tells whether an archive was changed.
+/// Properties by which a change of an archive is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stamp {
     size: u64,

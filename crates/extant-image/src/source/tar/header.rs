@@ -14,7 +14,7 @@ pub(super) type Block = [u8; BLOCK];
 /// Offset and length of a run of stored bytes in a sparse file.
 pub(super) type SparseRun = (u64, u64);
 
-/// A header whose checksum is right, decoded.
+/// A header with a correct checksum, decoded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) typeflag: u8,

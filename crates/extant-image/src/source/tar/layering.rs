@@ -1,25 +1,26 @@
-//! Several archives, one above the other, put together to one tree.
+//! Merging several archives, as layers, into one tree.
 //!
 //! # Rules
 //!
-//! OCI Image Format Specification 1.1, "Image Layer Filesystem Changeset", and where that leaves something open what
-//! container runtimes do:
+//! OCI Image Format Specification 1.1, "Image Layer Filesystem Changeset", and where that is
+//! ambiguous the behaviour of container runtimes:
 //!
-//! - `.wh.NAME` takes away the `NAME` of lower layers, with everything below it; `.wh..wh..opq` takes away all that
-//!   lower layers have in its directory. Neither touches what its own layer put there, before or after it.
-//! - A member takes the place of whatever a lower layer has under its name. Two directories are one, with the
+//! - `.wh.NAME` removes the `NAME` of lower layers, with everything below it; `.wh..wh..opq`
+//!   removes the contents of its directory in lower layers. Neither affects files of its own layer,
+//!   before or after it.
+//! - A member replaces the file of its name in lower layers. Two directories are merged, with the
 //!   attributes of the upper.
-//! - A hard link may lead to a file of a lower layer. What a layer puts in the place of one name of a file leaves
-//!   its other names alone.
-//! - Directories on the way to a member may be symbolic links of any layer; they lead within the tree, whose root has no
-//!   parent. Absolute names are names from the root.
-//! - Other names that begin with `.wh.` are errors, in the place of directories too; so is `..`. `.wh..wh.` and something
-//!   else is AUFS's own bookkeeping and is passed over.
+//! - A hard link may refer to a file of a lower layer. Replacing one name of a file does not affect
+//!   its other names.
+//! - Directories on the way to a member may be symbolic links of any layer; they lead within the
+//!   tree, whose root has no parent. Absolute names are names from the root.
+//! - Other names that begin with `.wh.` are errors, in the place of directories too; so is `..`.
+//!   `.wh..wh.` followed by anything else is metadata of AUFS and is ignored.
 //!
 //! # Cost
 //!
-//! Each entry is taken away once, and each directory is cleared at most once in each layer: whatever the whiteouts of a
-//! layer are, they cost no more than there are members in it and entries to take away.
+//! Each entry is removed once, and each directory is cleared at most once in each layer: the cost
+//! of a layer's whiteouts is bounded by its members and the entries removed.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -36,18 +37,18 @@ const LINKS_MAX: usize = 40;
 /// End of a list of entries.
 const NONE: u32 = u32::MAX;
 
-/// What is known about entries beside the tree.
+/// State of entries beside the tree.
 #[derive(Default)]
 pub(super) struct Layering {
     /// Number of the layer being placed, from 1.
     layer: u16,
-    /// Whether names that begin with `.wh.` mean something in it.
+    /// Whether names that begin with `.wh.` are whiteouts in this layer.
     whiteouts: bool,
-    /// Whether directories that are there keep their attributes.
+    /// Whether existing directories keep their attributes.
     keep_dirs: bool,
     /// By entry: the last layer that placed it, or something below it.
     touched: Vec<u16>,
-    /// By entry: the one that came before it in the same directory.
+    /// For each entry, the previous one in the same directory.
     before: Vec<u32>,
     /// The last entry of each directory.
     last: FxHashMap<NodeId, u32>,
@@ -56,7 +57,7 @@ pub(super) struct Layering {
 }
 
 impl Layering {
-    /// Whether the entry is from a lower layer, and so is all below it.
+    /// Returns whether the entry is from a lower layer, and so is all below it.
     pub(super) fn is_lower(&self, entry: u32) -> bool {
         self.touched.get(entry as usize).is_some_and(|&layer| layer < self.layer)
     }
@@ -71,7 +72,7 @@ impl Layering {
 
 /// A way through the tree, half done.
 struct Way<'a> {
-    /// What is left to go, the next part last.
+    /// Remaining components, the next one last.
     todo: Vec<std::borrow::Cow<'a, [u8]>>,
     /// Directories from below the root, each with its entry.
     done: Vec<(u32, NodeId)>,
@@ -80,7 +81,7 @@ struct Way<'a> {
 
 /// Why a way goes no further.
 enum Stop {
-    /// Its end is reached.
+    /// The end of the path.
     End,
     /// There is no such name.
     Missing(Vec<u8>),
@@ -110,8 +111,8 @@ impl Assembler {
         assembler
     }
 
-    /// Ends the layer before, and begins one whose members are from `archive` and have their contents in `source`.
-    /// Without `whiteouts`, names that begin with `.wh.` are names like others.
+    /// Ends the previous layer, and begins one whose members are from `archive` and have their
+    /// contents in `source`. Without `whiteouts`, names that begin with `.wh.` are ordinary names.
     pub(in crate::source) fn begin_layer(
         &mut self,
         archive: &str,
@@ -139,7 +140,7 @@ impl Assembler {
         }
     }
 
-    /// Whether a directory that is there keeps its attributes.
+    /// Returns whether a directory that is there keeps its attributes.
     pub(super) fn keeps_dirs(&self) -> bool {
         self.layering.as_ref().is_some_and(|layers| layers.keep_dirs)
     }
@@ -305,7 +306,7 @@ impl Assembler {
         Ok(way.at())
     }
 
-    /// Goes on until something is in the way.
+    /// Follows the path until it ends or is blocked.
     fn go(&self, way: &mut Way<'_>) -> Stop {
         while let Some(part) = way.todo.pop() {
             match &*part {

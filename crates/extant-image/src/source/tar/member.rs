@@ -16,7 +16,7 @@ const EXTENSION_MAX: u64 = 1 << 20;
 /// are disks, not archives.
 const EMPTY_MAX: usize = 20 * BLOCK;
 
-/// What a member is.
+/// Kind of a member.
 #[derive(Clone, Debug)]
 pub(in crate::source) enum What {
     /// A file of any kind, with its attributes.
@@ -51,7 +51,7 @@ pub(in crate::source) struct Attributes {
 pub(in crate::source) struct Member {
     /// Byte offset of its first header.
     pub(in crate::source) offset: u64,
-    /// Its name, as stored.
+    /// Name as stored.
     pub(in crate::source) name: Vec<u8>,
     pub(in crate::source) mtime: Time,
     pub(in crate::source) what: What,
@@ -64,11 +64,11 @@ pub(super) struct Members<'a> {
     /// How the archive was packed, for messages.
     packed: Option<&'static str>,
     pos: u64,
-    /// What applies to all members from here on.
+    /// Extended headers for all later members.
     global: Pax,
 }
 
-/// What extension headers said about the member after them.
+/// Extended headers for the next member.
 #[derive(Default)]
 struct Pending {
     pax: Pax,
@@ -76,7 +76,7 @@ struct Pending {
     long_link: Option<Vec<u8>>,
 }
 
-/// Where the data of a member is.
+/// Places of the data of a member.
 struct Layout {
     size: u64,
     locator: u64,
@@ -92,7 +92,7 @@ impl<'a> Members<'a> {
         Members { input, archive, packed, pos: 0, global: Pax::default() }
     }
 
-    /// Reads what is left of a stream; returns how many bytes its spool has.
+    /// Reads the rest of a stream; returns the number of bytes in its spool.
     pub(super) fn drain(&mut self) -> Result<u64, SourceError> {
         self.input.drain().map_err(|e| stopped(self.archive, self.pos, e))
     }
@@ -168,8 +168,8 @@ impl<'a> Members<'a> {
         Ok(None)
     }
 
-    /// Says whether an end mark at the very start is that of an archive without members: zeros
-    /// alone, and no more of them than one record.
+    /// Checks whether an end mark at the very start is that of an archive without members: only
+    /// zeros, and no more than one record of them.
     fn only_zeros(&mut self) -> Result<(), SourceError> {
         let seen = self.pos;
         if seen < 2 * BLOCK as u64 {
@@ -232,8 +232,8 @@ impl<'a> Members<'a> {
         self.skip_padding(size)
     }
 
-    /// Moves to the next whole block after `size` bytes of data. Missing padding is noticed by
-    /// whoever reads the next block.
+    /// Moves to the next whole block after `size` bytes of data. Missing padding is noticed when
+    /// the next block is read.
     fn skip_padding(&mut self, size: u64) -> Result<(), SourceError> {
         let padding = size.next_multiple_of(BLOCK as u64) - size;
         let count =

@@ -12,7 +12,7 @@ use super::header::SparseRun;
 use crate::source::is_kept_xattr;
 use crate::tree::{Time, XattrSet};
 
-/// What extended headers say about the next member, or (some of it) about all later ones.
+/// Values of extended headers for the next member, or (some of them) for all later ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pax {
     pub(super) path: Option<Vec<u8>>,
@@ -32,7 +32,7 @@ pub(super) struct Pax {
     pub(super) sparse: SparsePax,
 }
 
-/// What they say about holes: GNU's formats 0.0, 0.1 and 1.0.
+/// Values for sparse files: GNU's formats 0.0, 0.1 and 1.0.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SparsePax {
     pub(super) major: Option<u64>,
@@ -82,19 +82,19 @@ impl Pax {
             self.add_xattr(&percent_decode(name)?, &base64_decode(value)?);
             return Some(());
         }
-        // An empty value takes back what an earlier record said.
+        // An empty value cancels that of an earlier record.
         let text = if value.is_empty() { None } else { Some(value.to_vec()) };
         match key {
             b"path" => self.path = text,
             b"linkpath" => self.link = text,
-            b"size" => self.size = unless_empty(value, decimal)?,
-            b"uid" => self.uid = unless_empty(value, signed)?,
-            b"gid" => self.gid = unless_empty(value, signed)?,
-            b"mtime" => self.mtime = unless_empty(value, time)?,
-            b"atime" => self.atime = unless_empty(value, time)?,
-            b"ctime" => self.ctime = unless_empty(value, time)?,
-            b"SCHILY.devmajor" => self.device_major = unless_empty(value, signed)?,
-            b"SCHILY.devminor" => self.device_minor = unless_empty(value, signed)?,
+            b"size" => set(&mut self.size, value, decimal)?,
+            b"uid" => set(&mut self.uid, value, signed)?,
+            b"gid" => set(&mut self.gid, value, signed)?,
+            b"mtime" => set(&mut self.mtime, value, time)?,
+            b"atime" => set(&mut self.atime, value, time)?,
+            b"ctime" => set(&mut self.ctime, value, time)?,
+            b"SCHILY.devmajor" => set(&mut self.device_major, value, signed)?,
+            b"SCHILY.devminor" => set(&mut self.device_minor, value, signed)?,
             b"SCHILY.acl.access" => self.acl_access = text,
             b"SCHILY.acl.default" => self.acl_default = text,
             b"RHT.security.selinux" => {
@@ -167,8 +167,10 @@ fn split_record(bytes: &[u8]) -> Result<Split<'_>, String> {
     Ok((key, value.get(1..).unwrap_or_default(), bytes.get(len..).unwrap_or_default()))
 }
 
-fn unless_empty<T>(value: &[u8], parse: fn(&[u8]) -> Option<T>) -> Option<Option<T>> {
-    if value.is_empty() { Some(None) } else { parse(value).map(Some) }
+/// Sets a field to what a value says; an empty value takes it back. `None` for a value that says nothing.
+fn set<T>(field: &mut Option<T>, value: &[u8], parse: fn(&[u8]) -> Option<T>) -> Option<()> {
+    *field = if value.is_empty() { None } else { Some(parse(value)?) };
+    Some(())
 }
 
 /// An unsigned decimal number of at least one digit.
