@@ -1,4 +1,4 @@
-//! What `docker save` and `podman save` write: `manifest.json` beside configurations and layers.
+//! Archives of `docker save` and `podman save`: `manifest.json` beside configurations and layers.
 
 use crate::digest::Digest;
 use crate::error::{Kind, OciError};
@@ -9,14 +9,16 @@ use crate::model::{Config, SavedImage};
 use crate::store::Store;
 use crate::store::{document, find, parse};
 
-/// Finds the image that `choice` means in the archive whose files `store` holds.
+/// Finds the image chosen by `choice` in the archive whose files are in `store`.
 ///
-/// Such an archive has no digests of what it stores, only those of the unpacked layers, in the configuration. If the
-/// name of the configuration is its digest, as both programs have it, that is checked.
+/// Such an archive has no digests of its files, only those of the unpacked layers, in the
+/// configuration. If the name of the configuration is its digest, as both programs have it, that is
+/// checked.
 ///
 /// # Errors
 ///
-/// [`OciError`], whose [`Kind`] tells damage from a choice that nothing or too much fits.
+/// [`OciError`], whose [`Kind`] distinguishes damage from a choice that matches no image or
+/// several.
 pub fn open_docker_archive(store: &dyn Store, choice: &Choice) -> Result<Image, OciError> {
     let text = document(store, "manifest.json", "the list of images", None, None)?;
     let images: Vec<SavedImage> = parse(store, "manifest.json", &text)?;

@@ -61,7 +61,7 @@ impl Digest {
         &self.hex
     }
 
-    /// Where a layout has the blob with this digest.
+    /// Returns where a layout has the blob with this digest.
     pub(crate) fn path(&self) -> String {
         format!("blobs/{}/{}", self.algorithm.name(), self.hex)
     }
@@ -83,7 +83,7 @@ impl Digest {
         hashing.finish()
     }
 
-    /// Whether `bytes` have this digest; the one they have if not.
+    /// Checks that `bytes` have this digest; the error is their actual digest.
     pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), Digest> {
         let mut hashing = Hashing::like(self);
         hashing.update(bytes);

@@ -10,7 +10,7 @@ pub enum Kind {
     Damaged,
     /// A file that the image names is not there.
     Missing,
-    /// Which of several images is meant is not clear, or the one that was asked for is not there.
+    /// The choice matches several images, or none.
     Choice,
     /// The image is well-formed, and of a kind that is not understood.
     Unsupported,
@@ -18,16 +18,16 @@ pub enum Kind {
     Io,
 }
 
-/// Why an image cannot be had: where, what, and where known what to do.
+/// The reason why an image cannot be had: where, what, and where known what to do.
 #[derive(Debug)]
 pub struct OciError {
     /// Which sort of thing is wrong.
     pub kind: Kind,
     /// The layout or archive.
     pub place: String,
-    /// What is wrong, naming the file or digest, with numbers.
+    /// Description, naming the file or digest, with numbers.
     pub what: String,
-    /// What helps.
+    /// Advice for the user.
     pub advice: Option<String>,
     /// The system's answer, for [`Kind::Io`].
     pub cause: Option<io::Error>,

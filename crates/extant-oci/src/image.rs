@@ -8,18 +8,19 @@ use crate::store::{Store, check_size, find};
 /// Which image of several is meant.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Choice {
-    /// Its name: `org.opencontainers.image.ref.name` in a layout, one of `RepoTags` in an archive.
+    /// Name of the image: `org.opencontainers.image.ref.name` in a layout, one of `RepoTags` in an
+    /// archive.
     pub tag: Option<String>,
     /// The digest of its manifest or index.
     pub digest: Option<Digest>,
-    /// What it is to run on. Where several would do, this machine's architecture unless set.
+    /// Platform of the image. Default, where several match: this machine's architecture.
     pub platform: Option<Platform>,
 }
 
 /// An image: what it says about itself, and where its layers are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Image {
-    /// Its configuration, JSON as stored.
+    /// The image's configuration, JSON as stored.
     pub config: Vec<u8>,
     /// From the lowest to the topmost.
     pub layers: Vec<Layer>,
@@ -30,7 +31,7 @@ pub struct Image {
 pub struct Layer {
     /// How messages call it: its digest, or its name in an archive.
     pub name: String,
-    /// Where the store has it.
+    /// Path of the file in the store.
     pub path: String,
     /// Bytes as stored, packed or not.
     pub size: u64,

@@ -11,7 +11,7 @@ use crate::store::{document, parse};
 
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
-/// What buildx marks the statements about an image with, which are no images.
+/// Annotation with which buildx marks attestations of an image, which are no images.
 const REFERENCE_TYPE: &str = "vnd.docker.reference.type";
 
 const INDEXES: [&str; 2] = [
@@ -26,11 +26,12 @@ const MANIFESTS: [&str; 2] = [
 /// Most names in a message.
 const NAMES_MAX: usize = 20;
 
-/// Finds the image that `choice` means in the layout that `store` holds.
+/// Finds the image chosen by `choice` in the layout in `store`.
 ///
 /// # Errors
 ///
-/// [`OciError`], whose [`Kind`] tells damage from a choice that nothing or too much fits.
+/// [`OciError`], whose [`Kind`] distinguishes damage from a choice that matches no image or
+/// several.
 pub fn open_layout(store: &dyn Store, choice: &Choice) -> Result<Image, OciError> {
     let text = document(store, "oci-layout", "the mark of an OCI image layout", None, None)?;
     let file: LayoutFile = parse(store, "oci-layout", &text)?;
@@ -60,7 +61,7 @@ fn named(store: &dyn Store, index: Index, choice: &Choice) -> Result<Vec<Descrip
         left.truncate(1);
         return match left.is_empty() {
             false => Ok(left),
-            // Below an index of the layout, or referred to by nobody: its digest is name enough.
+            // The digest identifies it, below an index of the layout or without a reference.
             true => {
                 let stored = crate::store::find(store, &digest.path(), &wanted)?;
                 Ok(vec![Descriptor {
@@ -200,7 +201,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// What an entry is: by its media type, or by its contents where that is left out.
+    /// Returns what an entry is: by its media type, or by its contents where that is left out.
     fn kind(&self, entry: &Descriptor) -> Result<EntryKind, OciError> {
         let media = &*entry.media_type;
         if MANIFESTS.contains(&media) {

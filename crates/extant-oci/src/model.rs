@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// What points to a blob.
+/// A pointer to a blob.
 #[derive(Clone, Deserialize, Debug)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -24,7 +24,7 @@ impl Descriptor {
     }
 }
 
-/// What an image runs on, as an index says it.
+/// The platform of an image, as an index says it.
 #[derive(Clone, Deserialize, Debug)]
 pub(crate) struct PlatformFields {
     pub(crate) os: String,

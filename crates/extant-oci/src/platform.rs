@@ -1,4 +1,4 @@
-//! What an image runs on.
+//! Platforms of images.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +28,8 @@ impl Platform {
         Platform { os: "linux".into(), architecture: architecture.into(), variant: None }
     }
 
-    /// Whether an image for `self` is what was asked for as `wanted`. A variant that was not asked for may be any.
+    /// Returns whether an image for `self` is what was asked for as `wanted`. A variant that was not asked for may be
+    /// any.
     pub fn is(&self, wanted: &Platform) -> bool {
         let variant = |platform: &Platform| match (&platform.variant, &*platform.architecture) {
             // The one that all of them have.

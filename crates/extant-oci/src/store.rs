@@ -1,4 +1,4 @@
-//! Where the files of an image are.
+//! Access to the files of an image.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,15 +13,15 @@ use crate::limits::DOCUMENT_MAX;
 
 /// A file of an image, open.
 pub struct Stored<'s> {
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub size: u64,
-    /// Its bytes, from the start.
+    /// Reader of its bytes, from the start.
     pub reader: Box<dyn Read + Send + 's>,
 }
 
 /// The files of an image: a directory, or an archive.
 pub trait Store: Sync {
-    /// How messages call it.
+    /// Returns how messages call it.
     fn name(&self) -> &str;
 
     /// The regular file `path`, relative and without `..`; `None` if there is none.
@@ -51,7 +51,7 @@ impl Store for DirStore {
     }
 
     fn open(&self, path: &str) -> io::Result<Option<Stored<'_>>> {
-        // NONBLOCK: a fifo in the place of a file does not make us wait for somebody to write into it.
+        // With NONBLOCK, opening a fifo in the place of a file does not wait for a writer.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file: File = match openat(CWD, self.path.join(path), flags, Mode::empty()) {
             Ok(file) => file.into(),
