@@ -1,0 +1,289 @@
+//! An image by its name, with the images that it lies over.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use extant_base::sabotage;
+use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice};
+
+use crate::error::Qcow2Error;
+use crate::header::{Header, is_qcow2};
+use crate::image::{CHAIN_MAX, Qcow2};
+use crate::store::{FileStore, Store};
+
+/// How the bytes of a disk lie in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// One after the other.
+    Raw,
+    /// As qcow2 has it.
+    Qcow2,
+}
+
+impl Format {
+    /// The word for it, as qemu has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+
+    /// The format that a word means.
+    pub fn of_name(name: &str) -> Option<Format> {
+        [Format::Raw, Format::Qcow2].into_iter().find(|format| format.name() == name)
+    }
+}
+
+/// How an image is opened.
+#[derive(Clone, Debug, Default)]
+pub struct How {
+    /// Whether the image will be written to. It is locked then, and so are the images below it.
+    pub write: bool,
+    /// Format of the image; detected where possible when not given.
+    pub format: Option<Format>,
+    /// Number or name of the snapshot that is meant.
+    pub snapshot: Option<String>,
+    /// Directories in which backing images may lie, besides that of the image and those below it.
+    pub backing_dirs: Vec<PathBuf>,
+}
+
+/// An image that is open.
+#[derive(Debug)]
+pub enum Opened {
+    /// A raw one: the file itself.
+    Raw(FileDevice),
+    /// A qcow2 image.
+    Qcow2(Arc<Qcow2>),
+}
+
+impl Opened {
+    /// Returns the image as a device.
+    pub fn into_device(self) -> SharedDevice {
+        match self {
+            Opened::Raw(device) => Arc::new(device),
+            Opened::Qcow2(image) => image,
+        }
+    }
+}
+
+/// Detects the format by the first bytes of a device. A raw image can contain any bytes that its
+/// user wrote.
+///
+/// # Errors
+///
+/// Those of the read.
+pub fn probe(device: &(impl BlockDevice + ?Sized)) -> Result<Format, Qcow2Error> {
+    let mut start = [0; 8];
+    if device.size_bytes() < start.len() as u64 {
+        return Ok(Format::Raw);
+    }
+    device.read_at(0, &mut start)?;
+    Ok(if is_qcow2(&start) { Format::Qcow2 } else { Format::Raw })
+}
+
+/// Returns whether a file is named like a qcow2 image.
+pub fn is_named_so(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "qcow2" || end == "qcow" || end == "qcow2c")
+}
+
+/// Opens the image at `path`.
+///
+/// An image is opened as qcow2 if both its contents and its name say so, or if `how` does. By its
+/// contents alone it is opened so only for reading, and only without a backing image: the user of a
+/// raw image controls its first bytes.
+///
+/// # Errors
+///
+/// [`Qcow2Error`].
+pub fn open(path: &Path, how: &How) -> Result<Opened, Qcow2Error> {
+    let device = match how.write {
+        true => FileDevice::open_read_write(path)?,
+        false => FileDevice::open_read_only(path)?,
+    };
+    open_device(path, device, how)
+}
+
+/// As [`open`], over what is open already.
+///
+/// # Errors
+///
+/// As [`open`].
+pub(crate) fn open_device(
+    path: &Path,
+    device: FileDevice,
+    how: &How,
+) -> Result<Opened, Qcow2Error> {
+    let is_doubtful = how.format.is_none() && !is_named_so(path);
+    let format = match how.format {
+        Some(format) => format,
+        None => probe(&device)?,
+    };
+    let name = path.display().to_string();
+    if how.write && format == Format::Qcow2 {
+        let open = device.file().metadata().map(|file| (file.dev(), file.ino()));
+        // Another one was put in its place while this one was being locked.
+        if open.ok() != identity(path).ok() {
+            return Err(OpenError::Locked { path: path.to_owned(), holder: None }.into());
+        }
+    }
+    if format == Format::Raw {
+        if let Some(wanted) = &how.snapshot {
+            let (wanted, known) = (wanted.clone(), String::new());
+            return Err(Qcow2Error::NoSnapshot { name, wanted, known });
+        }
+        return Ok(Opened::Raw(device));
+    }
+    if is_doubtful && how.write && !sabotage("qcow2.chain.guest-chooses-the-format") {
+        return Err(Qcow2Error::Doubtful { name, format: format.name() });
+    }
+    let store = FileStore::new(device);
+    let header = Header::read(&store, &name)?;
+    if is_doubtful && header.backing.is_some() {
+        return Err(Qcow2Error::Doubtful { name, format: format.name() });
+    }
+    let mut seen = vec![identity(path)?];
+    let (image, _) =
+        open_chain(path, store, header, how, how.write, how.snapshot.as_deref(), &mut seen)?;
+    Ok(Opened::Qcow2(image))
+}
+
+/// Which file it is.
+fn identity(path: &Path) -> Result<(u64, u64), Qcow2Error> {
+    let metadata = std::fs::metadata(path);
+    let failed = |source| Qcow2Error::Io { action: "examine", path: path.to_owned(), source };
+    metadata.map(|file| (file.dev(), file.ino())).map_err(failed)
+}
+
+fn open_chain(
+    path: &Path,
+    store: FileStore,
+    header: Header,
+    how: &How,
+    write: bool,
+    snapshot: Option<&str>,
+    seen: &mut Vec<(u64, u64)>,
+) -> Result<(Arc<Qcow2>, u64), Qcow2Error> {
+    let name = path.display().to_string();
+    let (backing, depth) = match &header.backing {
+        None => (None, 0),
+        Some(stored) => {
+            let (device, depth) =
+                open_backing(path, stored, header.backing_format.as_deref(), how, seen)?;
+            (Some(device), depth + 1)
+        }
+    };
+    let store: Box<dyn Store> = Box::new(store);
+    let Some(wanted) = snapshot else {
+        return Ok((
+            Arc::new(Qcow2::with_header(store, &name, header, backing, depth, !write)?),
+            depth,
+        ));
+    };
+    if write {
+        let what = "a snapshot inside an image is not written: an overlay over the image can be"
+            .to_owned();
+        return Err(Qcow2Error::Unsupported { name, what });
+    }
+    let image = Qcow2::with_header(store, &name, header, None, depth, true)?;
+    let all = image.snapshots();
+    let Some(found) = all.iter().find(|one| one.id == wanted || one.name == wanted).cloned() else {
+        let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(Qcow2Error::NoSnapshot { name, wanted: wanted.to_owned(), known });
+    };
+    Ok((Arc::new(image.at_snapshot(&found, backing)?), depth))
+}
+
+/// Returns the path of a backing image by its stored name, relative to the image at `path`.
+fn resolve(path: &Path, stored: &[u8]) -> Result<PathBuf, Qcow2Error> {
+    let refuse = |what: &str| Qcow2Error::Backing {
+        name: path.display().to_string(),
+        backing: String::from_utf8_lossy(stored).into_owned(),
+        what: what.to_owned(),
+    };
+    let stored_path = stored.strip_prefix(b"file:").unwrap_or(stored);
+    let scheme = stored_path.split(|byte| *byte == b'/').next().unwrap_or(&[]);
+    if scheme.contains(&b':') {
+        return Err(refuse("only files of this host can be backing images here"));
+    }
+    if stored_path.is_empty() || stored_path.contains(&0) {
+        return Err(refuse("this is no name of a file"));
+    }
+    let parent = path.parent().unwrap_or(Path::new(""));
+    Ok(parent.join(OsStr::from_bytes(stored_path)))
+}
+
+fn open_backing(
+    path: &Path,
+    stored: &[u8],
+    format: Option<&str>,
+    how: &How,
+    seen: &mut Vec<(u64, u64)>,
+) -> Result<(SharedDevice, u64), Qcow2Error> {
+    let refuse = |what: String| Qcow2Error::Backing {
+        name: path.display().to_string(),
+        backing: String::from_utf8_lossy(stored).into_owned(),
+        what,
+    };
+    let below = resolve(path, stored)?;
+    let Some(format) = format else {
+        return Err(refuse(
+            "its format is not recorded, and guessing it would let a guest choose: qemu-img rebase -u -F raw (or qcow2) records it".into(),
+        ));
+    };
+    let Some(format) = Format::of_name(format) else {
+        return Err(refuse(format!("its format is {format}; raw and qcow2 are supported here")));
+    };
+    let real =
+        below.canonicalize().map_err(|error| refuse(format!("it cannot be opened: {error}")))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let home = parent.unwrap_or(Path::new(".")).to_owned();
+    let is_allowed = how
+        .backing_dirs
+        .iter()
+        .chain([&home])
+        .filter_map(|dir| dir.canonicalize().ok())
+        .any(|dir| real.starts_with(dir));
+    if !is_allowed {
+        return Err(refuse(format!(
+            "it lies outside of {}: --backing-dir DIR allows those in DIR",
+            home.display()
+        )));
+    }
+    let which = identity(&real)?;
+    if seen.contains(&which) || seen.len() as u64 >= CHAIN_MAX - 1 {
+        return Err(refuse(format!(
+            "images lie over each other in a circle, or more than {CHAIN_MAX} deep"
+        )));
+    }
+    seen.push(which);
+    let device = FileDevice::open_read_only(&real)?;
+    if how.write {
+        // Every change of a backing image would change the contents of the images above it.
+        device.exclude_writers()?;
+    }
+    if format == Format::Raw {
+        return Ok((Arc::new(device), 0));
+    }
+    let store = FileStore::new(device);
+    let header = Header::read(&store, &real.display().to_string())?;
+    let (image, depth) = open_chain(&real, store, header, how, false, None, seen)?;
+    Ok((image, depth))
+}
+
+/// Returns the path and format of the backing image of the image at `path`, if that is a qcow2
+/// image with one.
+///
+/// # Errors
+///
+/// [`Qcow2Error`].
+pub fn backing_of(path: &Path) -> Result<Option<(PathBuf, Option<Format>)>, Qcow2Error> {
+    let store = FileStore::new(FileDevice::open_read_only(path)?);
+    let header = Header::read(&store, &path.display().to_string())?;
+    let Some(stored) = header.backing else { return Ok(None) };
+    let format = header.backing_format.as_deref().and_then(Format::of_name);
+    Ok(Some((resolve(path, &stored)?, format)))
+}

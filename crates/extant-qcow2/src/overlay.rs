@@ -1,0 +1,294 @@
+//! Images over others: made, brought into their base, moved to another base.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use extant_block::{BlockDevice, FileDevice};
+
+use crate::chain::{Format, How, Opened, backing_of, open};
+use crate::create::{beside, create_over, fill, sync_directory};
+use crate::error::Qcow2Error;
+use crate::header::Header;
+use crate::image::Qcow2;
+use crate::map::Place;
+use crate::store::FileStore;
+
+/// Most bytes that are copied at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Returns the name of a base in an overlay at `overlay`: only the file name if both are in one
+/// directory.
+fn name_of_base(overlay: &Path, base: &Path) -> Result<PathBuf, Qcow2Error> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Qcow2Error::Io { action: "find", path, source }
+    };
+    let real = base.canonicalize().map_err(failed(base))?;
+    let dir = overlay.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = dir.canonicalize().map_err(failed(dir))?;
+    match (real.parent() == Some(&dir), real.file_name()) {
+        // A colon at the front would look like a protocol.
+        (true, Some(name)) if !name.as_encoded_bytes().contains(&b':') => Ok(name.into()),
+        _ => Ok(real),
+    }
+}
+
+/// Creates an overlay at `overlay`, which must not exist, over the image `base`, whose format is
+/// given in `how` or detected by [`open`].
+///
+/// # Errors
+///
+/// [`Qcow2Error`].
+pub fn make(overlay: &Path, base: &Path, how: &How) -> Result<(), Qcow2Error> {
+    let how = How { write: false, snapshot: None, ..how.clone() };
+    let (format, size) = match open(base, &how)? {
+        Opened::Raw(device) => (Format::Raw, device.size_bytes()),
+        Opened::Qcow2(image) => (Format::Qcow2, image.size_bytes()),
+    };
+    create_over(overlay, size, &name_of_base(overlay, base)?, format)
+}
+
+/// Opens the overlay at `overlay` over `base`, and makes it first if there is none. Any number of
+/// processes may do so at once: one of them makes it, and one of them gets it to write.
+///
+/// # Errors
+///
+/// [`Qcow2Error::OtherBase`] if it lies over another image; [`Qcow2Error`].
+pub fn open_over(overlay: &Path, base: &Path, how: &How) -> Result<Opened, Qcow2Error> {
+    if how.write && !overlay.exists() {
+        match make(overlay, base, how) {
+            Err(Qcow2Error::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+    }
+    check_base(overlay, base)?;
+    let mut how = How { format: Some(Format::Qcow2), ..how.clone() };
+    // Whoever named it allowed it.
+    how.backing_dirs.extend(base.canonicalize().ok());
+    how.backing_dirs.extend(directory_of(base));
+    open(overlay, &how)
+}
+
+fn directory_of(path: &Path) -> Option<PathBuf> {
+    Some(path.canonicalize().ok()?.parent()?.to_owned())
+}
+
+fn check_base(overlay: &Path, base: &Path) -> Result<(), Qcow2Error> {
+    let found = backing_of(overlay)?.map(|(path, _)| path);
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    match &found {
+        Some(found) if identity(found).is_some() && identity(found) == identity(base) => Ok(()),
+        _ => Err(Qcow2Error::OtherBase {
+            overlay: overlay.display().to_string(),
+            found: found.map_or_else(|| "no image".to_owned(), |path| path.display().to_string()),
+            wanted: base.display().to_string(),
+        }),
+    }
+}
+
+/// Result of [`commit`] or [`rebase`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moved {
+    /// Bytes that were copied.
+    pub bytes: u64,
+}
+
+/// Writes the contents of the overlay into the image below it, and empties the overlay. Other
+/// overlays over the same base become unusable.
+///
+/// A commit that was interrupted can be repeated: the overlay is emptied when all is durable below.
+///
+/// # Errors
+///
+/// [`Qcow2Error`]; of kind `Locked` if another program uses the base or the overlay.
+pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
+    let name = || overlay.display().to_string();
+    let no_base = || Qcow2Error::Unsupported { name: name(), what: "it lies over no image".into() };
+    let (base, format) = backing_of(overlay)?.ok_or_else(no_base)?;
+    // Nobody may write the overlay meanwhile; what it lies over is read through it no more.
+    let device = FileDevice::open_read_write(overlay)?;
+    let store = FileStore::new(device);
+    let header = Header::read(&store, &name())?;
+    let image = Qcow2::open(Box::new(store), &name(), None, 0, true)?;
+    let target = open(&base, &How { write: true, format, snapshot: None, ..how.clone() })?;
+    let target = target.into_device();
+    if !image.snapshots().is_empty() {
+        let what = "it holds snapshots, which would be lost: qemu-img commit keeps them".to_owned();
+        return Err(Qcow2Error::Unsupported { name: name(), what });
+    }
+    if image.size_bytes() > target.size_bytes() {
+        let what = format!(
+            "its disk has {} bytes, and the image below it {}: qemu-img resize makes that larger first",
+            image.size_bytes(),
+            target.size_bytes()
+        );
+        return Err(Qcow2Error::Unsupported { name: name(), what });
+    }
+    let mut moved = Moved::default();
+    image.each_own(|offset, len, is_zeros| {
+        if is_zeros {
+            return Ok(target.write_zeroes(offset, len)?);
+        }
+        let mut bytes = vec![0; len as usize];
+        image.read_at(offset, &mut bytes)?;
+        moved.bytes += len;
+        Ok(target.write_at(offset, &bytes)?)
+    })?;
+    target.flush()?;
+    // The lock on the old overlay holds until the new one has its name.
+    let base_name = header.backing.clone().unwrap_or_default();
+    let base_name = PathBuf::from(OsString::from_vec(base_name));
+    replace(overlay, header.size, &base_name, format.unwrap_or(Format::Raw))?;
+    drop(image);
+    Ok(moved)
+}
+
+/// Puts an empty overlay in the place of the one at `overlay`.
+fn replace(overlay: &Path, size: u64, base: &Path, format: Format) -> Result<(), Qcow2Error> {
+    let failed = |source| Qcow2Error::Io { action: "replace", path: overlay.to_owned(), source };
+    let (temporary, file) = beside(overlay).map_err(failed)?;
+    let done = fill(&file, size, Some((base, format)))
+        .and_then(|()| file.set_permissions(std::fs::metadata(overlay)?.permissions()))
+        .and_then(|()| std::fs::rename(&temporary, overlay));
+    if done.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    done.map_err(failed)?;
+    sync_directory(overlay).map_err(failed)
+}
+
+/// Lets the overlay lie over `base` instead, and shows the same disk: what differs below is copied into
+/// the overlay first.
+///
+/// # Errors
+///
+/// [`Qcow2Error`].
+pub fn rebase(overlay: &Path, base: &Path, how: &How) -> Result<Moved, Qcow2Error> {
+    let name = overlay.display().to_string();
+    let mut allowed = how.clone();
+    allowed.backing_dirs.extend(directory_of(base));
+    let read = How { write: false, snapshot: None, ..allowed.clone() };
+    let (format, below) = match open(base, &read)? {
+        Opened::Raw(device) => {
+            device.exclude_writers()?;
+            (Format::Raw, Opened::Raw(device).into_device())
+        }
+        other => (Format::Qcow2, other.into_device()),
+    };
+    let write = How { write: true, format: Some(Format::Qcow2), snapshot: None, ..allowed };
+    let mut moved = Moved::default();
+    {
+        let Opened::Qcow2(image) = open(overlay, &write)? else {
+            return Err(Qcow2Error::Unsupported { name, what: "it is no qcow2 image".into() });
+        };
+        let cluster = image.header.cluster_bytes();
+        let (mut old, mut new) = (vec![0; cluster as usize], vec![0; cluster as usize]);
+        image.each_below(|offset, len| {
+            let (old, new) = (&mut old[..len as usize], &mut new[..len as usize]);
+            image.read_at(offset, old)?;
+            let there = below.size_bytes().saturating_sub(offset).min(len) as usize;
+            new[there..].fill(0);
+            below.read_at(offset.min(below.size_bytes()), &mut new[..there])?;
+            if old != new {
+                moved.bytes += len;
+                image.write_at(offset, old)?;
+            }
+            Ok(())
+        })?;
+        image.flush()?;
+        image.refer_to(&name_of_base(overlay, base)?, format)?;
+    }
+    Ok(moved)
+}
+
+impl Qcow2 {
+    /// Calls `each` for what the image has itself: byte, length, and whether it reads as zeros.
+    fn each_own(
+        &self,
+        mut each: impl FnMut(u64, u64, bool) -> Result<(), Qcow2Error>,
+    ) -> Result<(), Qcow2Error> {
+        self.each_cluster(|offset, len, place| match place {
+            Place::Below => Ok(()),
+            Place::Zeros => each(offset, len, true),
+            Place::Data(_) | Place::Packed(_) => each(offset, len, false),
+        })
+    }
+
+    /// Calls `each` for the clusters that the image does not have itself: byte and length.
+    fn each_below(
+        &self,
+        mut each: impl FnMut(u64, u64) -> Result<(), Qcow2Error>,
+    ) -> Result<(), Qcow2Error> {
+        self.each_cluster(|offset, len, place| match place {
+            Place::Below => each(offset, len),
+            _ => Ok(()),
+        })
+    }
+
+    fn each_cluster(
+        &self,
+        mut each: impl FnMut(u64, u64, Place) -> Result<(), Qcow2Error>,
+    ) -> Result<(), Qcow2Error> {
+        let failed = |source| Qcow2Error::Io { action: "read", path: (&*self.name).into(), source };
+        let cluster = self.header.cluster_bytes();
+        debug_assert!(cluster <= 2 * PIECE_BYTES);
+        for at in 0..self.l1.len() {
+            let table = self.table(at).map_err(failed)?;
+            let first = (at as u64) << self.header.l2_reach_bits();
+            for index in 0..1usize << self.header.l2_bits() {
+                let offset = first + index as u64 * cluster;
+                if offset >= self.header.size {
+                    break;
+                }
+                let entry = table.as_ref().map_or(0, |table| table.get(index));
+                let place = self.place_of(entry).map_err(failed)?;
+                each(offset, cluster.min(self.header.size - offset), place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes another name of a backing image into the header: first the name, at a place of its own,
+    /// then the sector that says where it is.
+    fn refer_to(&self, base: &Path, format: Format) -> Result<(), Qcow2Error> {
+        let name = self.name.to_string();
+        let failed = |source| Qcow2Error::Io { action: "write", path: (&name).into(), source };
+        let cluster = self.header.cluster_bytes();
+        let unsupported =
+            |what: &str| Qcow2Error::Unsupported { name: name.clone(), what: what.into() };
+        if cluster < 4096 || self.header.version < 3 {
+            return Err(unsupported(
+                "clusters of less than 4096 bytes and version 2 are not rebased: qemu-img rebase does",
+            ));
+        }
+        let mut start = [0; 512];
+        self.store.read_at(0, &mut start).map_err(failed)?;
+        let old = u64::from_be_bytes(start[8..16].try_into().unwrap_or_default());
+        let old_len = self.header.backing.as_ref().map_or(0, |name| name.len() as u64);
+        let bytes = base.as_os_str().as_encoded_bytes();
+        let is_apart = |place: &u64| *place >= old + old_len || old >= place + bytes.len() as u64;
+        let place = [2048u64, 512].into_iter().find(is_apart).filter(|_| bytes.len() <= 1023);
+        let Some(place) = place else {
+            return Err(unsupported(
+                "its header leaves no room for the name: qemu-img rebase -u does it",
+            ));
+        };
+        let length = u32::from_be_bytes(start[100..104].try_into().unwrap_or_default()) as usize;
+        let Some(kept) = start.get(..length).filter(|kept| kept.len() <= 480) else {
+            return Err(unsupported("its header is too long to be written at once"));
+        };
+        let mut first = kept.to_vec();
+        first[8..16].copy_from_slice(&place.to_be_bytes());
+        first[16..20].copy_from_slice(&(bytes.len() as u32).to_be_bytes());
+        let format = format.name();
+        first.extend_from_slice(&0xe279_2acau32.to_be_bytes());
+        first.extend_from_slice(&(format.len() as u32).to_be_bytes());
+        first.extend_from_slice(format.as_bytes());
+        first.resize(512, 0);
+        self.store.write_at(place, bytes).and_then(|()| self.store.sync()).map_err(failed)?;
+        self.store.write_at(0, &first).and_then(|()| self.store.sync()).map_err(failed)
+    }
+}
