@@ -1,0 +1,599 @@
+//! The device behind a server.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use extant_base::sabotage;
+use extant_block::{
+    AlignedBuffer, BlockDevice, Completion, DeviceError, DeviceFault, Operation, OperationKind,
+    Pending, Queue, QueueOptions, check_range,
+};
+use extant_sync::{Clock, Condvar, Mutex, Rank, RwLock, SystemClock, check_may_wait};
+
+use crate::address::Address;
+use crate::error::NbdError;
+use crate::pipe::{Export, Pipe, read_of};
+use crate::queue::Reads;
+use crate::wire::*;
+
+/// Limit of the bytes kept until they are flushed; a further write flushes first.
+pub const UNFLUSHED_MAX: u64 = 64 << 20;
+/// Requests of one batch under way at once.
+const WINDOW: usize = 64;
+/// Connections of one device, where the server allows several.
+const CONNECTIONS_MAX: usize = 4;
+/// Longest discard or write of zeros in one request, in bytes.
+const RANGE_MAX: u64 = 1 << 30;
+
+/// How patient a client is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// How long a connection, or one reply, may take. 30 seconds.
+    pub limit: Duration,
+    /// How often a lost connection is made again for one request. 5 times, with a pause that doubles from
+    /// 100 milliseconds on.
+    pub tries: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { limit: Duration::from_secs(30), tries: 5 }
+    }
+}
+
+/// Writes that were acknowledged and are not flushed.
+#[derive(Default)]
+struct Unflushed {
+    entries: VecDeque<(u64, Change)>,
+    bytes: u64,
+    next: u64,
+}
+
+enum Change {
+    Bytes(u64, AlignedBuffer),
+    Zeros(u64, u64),
+}
+
+/// Idle connections.
+struct Pool {
+    idle: Vec<Pipe>,
+    open: usize,
+}
+
+/// A device behind an NBD server.
+///
+/// Several threads use several connections where the server allows that, otherwise they take turns.
+/// A lost connection is made again, writes that were acknowledged and not flushed are repeated
+/// (N1), and requests under way are sent again; callers get an error only when that fails.
+pub struct NbdDevice {
+    address: Address,
+    name: Arc<str>,
+    settings: Settings,
+    export: Export,
+    is_read_only: bool,
+    /// Connections that there may be; fewer once another one could not be made.
+    connections: AtomicUsize,
+    pool: Mutex<Pool>,
+    is_free: Condvar,
+    /// Lock held shared by threads with requests under way, exclusively by the one that repeats
+    /// writes.
+    gate: RwLock<()>,
+    unflushed: Mutex<Unflushed>,
+    /// How often connections were made again.
+    again: AtomicU64,
+}
+
+impl NbdDevice {
+    /// Connects to the export at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`NbdError`]; [`NbdError::ReadOnly`] only for writing.
+    pub fn open(
+        address: &Address,
+        is_read_only: bool,
+        settings: Settings,
+    ) -> Result<NbdDevice, NbdError> {
+        let pipe = Pipe::open(address, settings.limit)?;
+        let export = pipe.export;
+        if !is_read_only && export.flags & READ_ONLY != 0 {
+            return Err(NbdError::ReadOnly { address: address.to_string() });
+        }
+        if export.block_min > 512 {
+            return Err(NbdError::Protocol {
+                address: address.to_string(),
+                what: format!(
+                    "the server wants requests of {} bytes, more than 512",
+                    export.block_min
+                ),
+            });
+        }
+        let connections = if export.flags & CAN_MULTI_CONN != 0 { CONNECTIONS_MAX } else { 1 };
+        Ok(NbdDevice {
+            name: address.to_string().into(),
+            address: address.clone(),
+            settings,
+            export,
+            is_read_only,
+            connections: AtomicUsize::new(connections),
+            pool: Mutex::new(Rank::Leaf, Pool { idle: vec![pipe], open: 1 }),
+            is_free: Condvar::new(),
+            gate: RwLock::with_order(Rank::Device, 1 << 20, ()),
+            unflushed: Mutex::new(Rank::Leaf, Unflushed::default()),
+            again: AtomicU64::new(0),
+        })
+    }
+
+    /// How often a lost connection was made again.
+    pub fn reconnections(&self) -> u64 {
+        self.again.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are kept because they are not flushed.
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.unflushed.lock().bytes
+    }
+
+    /// Makes all possible connections, for a process that cannot make any later.
+    pub fn connect_all(&self) {
+        loop {
+            {
+                let mut pool = self.pool.lock();
+                if pool.open >= self.connections.load(Ordering::Relaxed) {
+                    return;
+                }
+                pool.open += 1;
+            }
+            let made = self.connect().ok();
+            if made.is_none() {
+                self.connections.store(self.pool.lock().open.max(2) - 1, Ordering::Relaxed);
+            }
+            self.release(made);
+        }
+    }
+
+    fn has(&self, flag: u16) -> bool {
+        self.export.flags & flag != 0
+    }
+
+    fn fail(&self, operation: &Operation, error: io::Error) -> DeviceError {
+        let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
+        DeviceError::new(self.describe(), kind, offset, len, DeviceFault::Io(error))
+    }
+
+    /// A connection of its own for one caller; `None` for one that is yet to be made.
+    fn acquire(&self) -> Option<Pipe> {
+        let mut pool = self.pool.lock();
+        loop {
+            if let Some(pipe) = pool.idle.pop() {
+                return Some(pipe);
+            }
+            if pool.open < self.connections.load(Ordering::Relaxed) {
+                pool.open += 1;
+                return None;
+            }
+            self.is_free.wait(&mut pool);
+        }
+    }
+
+    /// A connection, if there is one to be had. One beside others is made, and where that cannot be, the
+    /// others have to do.
+    fn acquire_or_connect(&self) -> Option<Pipe> {
+        loop {
+            if let Some(pipe) = self.acquire() {
+                return Some(pipe);
+            }
+            if let Ok(pipe) = self.connect() {
+                return Some(pipe);
+            }
+            let mut pool = self.pool.lock();
+            if pool.open <= 1 {
+                return None;
+            }
+            pool.open -= 1;
+            self.connections.store(pool.open, Ordering::Relaxed);
+        }
+    }
+
+    fn release(&self, pipe: Option<Pipe>) {
+        let mut pool = self.pool.lock();
+        match pipe {
+            Some(pipe) => pool.idle.push(pipe),
+            None => pool.open -= 1,
+        }
+        drop(pool);
+        self.is_free.notify_one();
+    }
+
+    /// A new connection to the same export.
+    fn connect(&self) -> io::Result<Pipe> {
+        let pipe = Pipe::open(&self.address, self.settings.limit).map_err(io::Error::other)?;
+        let (old, new) = (self.export, pipe.export);
+        if new.size != old.size || (!self.is_read_only && new.flags & READ_ONLY != 0) {
+            return Err(io::Error::other(format!(
+                "the export came back with {} bytes and flags {:#x}; it had {} and {:#x}",
+                new.size, new.flags, old.size, old.flags
+            )));
+        }
+        Ok(pipe)
+    }
+
+    /// Makes a connection after one was lost, and brings the server to where it was.
+    fn recover(&self, tries: &mut u32, last: io::Error) -> io::Result<Pipe> {
+        let mut last = last;
+        while *tries < self.settings.tries {
+            SystemClock.sleep(Duration::from_millis(100 << (*tries).min(10)));
+            *tries += 1;
+            // Nobody else has anything under way that what is written again could overtake.
+            let _alone = self.gate.write();
+            match self.connect().and_then(|pipe| self.write_again(pipe)) {
+                Ok(pipe) => {
+                    self.again.fetch_add(1, Ordering::Relaxed);
+                    return Ok(pipe);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Everything that was acknowledged and is not flushed, in its order.
+    fn write_again(&self, mut pipe: Pipe) -> io::Result<Pipe> {
+        if sabotage("nbd.client.acknowledged-forgotten") {
+            return Ok(pipe);
+        }
+        let changes: Vec<Operation> = {
+            let unflushed = self.unflushed.lock();
+            let operation = |(_, change): &(u64, Change)| match change {
+                Change::Bytes(offset, buffer) => {
+                    Operation::Write { offset: *offset, buffer: buffer.clone(), fua: false }
+                }
+                Change::Zeros(offset, len) => Operation::WriteZeroes { offset: *offset, len: *len },
+            };
+            unflushed.entries.iter().map(operation).collect()
+        };
+        for change in changes {
+            pipe.send(change).map_err(|(error, _)| error)?;
+            // One after the other: they may overlap.
+            let answer = pipe.receive()?;
+            if answer.errno != 0 {
+                return Err(io::Error::from_raw_os_error(answer.errno));
+            }
+        }
+        Ok(pipe)
+    }
+
+    /// Notes what the server acknowledged.
+    fn note(&self, operation: &Operation) {
+        // Without flushes nothing is ever promised beyond the acknowledgement.
+        if !self.has(SEND_FLUSH) {
+            return;
+        }
+        let change = match operation {
+            Operation::Write { offset, buffer, fua: false } => {
+                Change::Bytes(*offset, buffer.clone())
+            }
+            Operation::WriteZeroes { offset, len } => Change::Zeros(*offset, *len),
+            _ => return,
+        };
+        let cost = match &change {
+            Change::Bytes(_, buffer) => buffer.len() as u64 + 64,
+            Change::Zeros(..) => 64,
+        };
+        let mut unflushed = self.unflushed.lock();
+        let number = unflushed.next;
+        unflushed.next += 1;
+        unflushed.bytes += cost;
+        unflushed.entries.push_back((number, change));
+    }
+
+    /// Records that writes before number `until` are flushed.
+    fn flushed(&self, until: u64) {
+        let mut unflushed = self.unflushed.lock();
+        while let Some((number, change)) = unflushed.entries.front() {
+            if *number >= until {
+                break;
+            }
+            let cost = match change {
+                Change::Bytes(_, buffer) => buffer.len() as u64 + 64,
+                Change::Zeros(..) => 64,
+            };
+            unflushed.bytes -= cost;
+            unflushed.entries.pop_front();
+        }
+    }
+
+    /// Splits an operation into requests that the server accepts; `None` if nothing has to be sent.
+    fn parts(&self, operation: Operation) -> Vec<Operation> {
+        let longest = u64::from(self.export.payload_max);
+        let cut = |offset: u64, len: u64, longest: u64| {
+            (0..len.div_ceil(longest)).map(move |number| {
+                let at = number * longest;
+                (offset + at, longest.min(len - at))
+            })
+        };
+        match operation {
+            Operation::WriteZeroes { offset, len } if self.has(SEND_WRITE_ZEROES) => {
+                cut(offset, len, RANGE_MAX)
+                    .map(|(offset, len)| Operation::WriteZeroes { offset, len })
+                    .collect()
+            }
+            Operation::WriteZeroes { offset, len } => cut(offset, len, longest.min(1 << 20))
+                .map(|(offset, len)| Operation::Write {
+                    offset,
+                    buffer: AlignedBuffer::zeroed(len as usize),
+                    fua: false,
+                })
+                .collect(),
+            Operation::Discard { offset, len } => cut(offset, len, RANGE_MAX)
+                .map(|(offset, len)| Operation::Discard { offset, len })
+                .collect(),
+            Operation::Read { offset, buffer } if buffer.len() as u64 > longest => {
+                cut(offset, buffer.len() as u64, longest)
+                    .map(|(offset, len)| read_of(offset, len as usize))
+                    .collect()
+            }
+            Operation::Write { offset, buffer, fua } if buffer.len() as u64 > longest => {
+                cut(offset, buffer.len() as u64, longest)
+                    .map(|(at, len)| Operation::Write {
+                        offset: at,
+                        buffer: AlignedBuffer::copy_of(
+                            &buffer[(at - offset) as usize..][..len as usize],
+                        ),
+                        fua,
+                    })
+                    .collect()
+            }
+            other => vec![other],
+        }
+    }
+
+    /// Runs requests that the server takes as they are, many at a time; they come back in their order.
+    fn run(&self, operations: Vec<Operation>) -> Vec<(Operation, io::Result<()>)> {
+        let count = operations.len();
+        let mut todo: VecDeque<(usize, Operation)> = operations.into_iter().enumerate().collect();
+        let mut done: Vec<Option<(Operation, io::Result<()>)>> = (0..count).map(|_| None).collect();
+        let mut pipe = self.acquire_or_connect();
+        let mut tries = 0;
+        while !todo.is_empty() {
+            let now = match pipe.take() {
+                Some(pipe) => Ok(pipe),
+                None => match self.connect() {
+                    Ok(pipe) => Ok(pipe),
+                    Err(error) => self.recover(&mut tries, error),
+                },
+            };
+            let connected = match now {
+                Ok(pipe) => pipe,
+                Err(error) => {
+                    for (number, operation) in todo.drain(..) {
+                        let error = io::Error::new(error.kind(), error.to_string());
+                        done[number] = Some((operation, Err(error)));
+                    }
+                    break;
+                }
+            };
+            match self.exchange(connected, &mut todo, &mut done) {
+                Ok(connected) => pipe = Some(connected),
+                Err(error) => {
+                    pipe = match self.recover(&mut tries, error) {
+                        Ok(pipe) => Some(pipe),
+                        Err(error) => {
+                            for (number, operation) in todo.drain(..) {
+                                let error = io::Error::new(error.kind(), error.to_string());
+                                done[number] = Some((operation, Err(error)));
+                            }
+                            None
+                        }
+                    };
+                }
+            }
+        }
+        self.release(pipe);
+        done.into_iter().flatten().collect()
+    }
+
+    /// Sends the operations of `todo` and takes the answers. Operations under way when the
+    /// connection is lost are put back into `todo`, in order.
+    fn exchange(
+        &self,
+        mut pipe: Pipe,
+        todo: &mut VecDeque<(usize, Operation)>,
+        done: &mut [Option<(Operation, io::Result<()>)>],
+    ) -> io::Result<Pipe> {
+        let _inside = self.gate.read();
+        let mut numbers: VecDeque<(u64, usize)> = VecDeque::new();
+        let mut marks: VecDeque<(u64, u64)> = VecDeque::new();
+        let failed = loop {
+            if todo.is_empty() && pipe.len() == 0 {
+                return Ok(pipe);
+            }
+            let may_send = |(_, operation): &(usize, Operation)| pipe.may_send(operation);
+            if pipe.len() < WINDOW && todo.front().is_some_and(may_send) {
+                let Some((number, operation)) = todo.pop_front() else { continue };
+                if matches!(operation, Operation::Flush) {
+                    marks.push_back((number as u64, self.unflushed.lock().next));
+                }
+                match pipe.send(operation) {
+                    Ok(cookie) => numbers.push_back((cookie, number)),
+                    Err((error, operation)) => {
+                        todo.push_front((number, operation));
+                        break error;
+                    }
+                }
+                continue;
+            }
+            let answer = match pipe.receive() {
+                Ok(answer) => answer,
+                Err(error) => break error,
+            };
+            let Some(at) = numbers.iter().position(|(cookie, _)| *cookie == answer.cookie) else {
+                continue;
+            };
+            let number = numbers.remove(at).map_or(0, |(_, number)| number);
+            let result = match answer.errno {
+                0 => Ok(()),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            };
+            if result.is_ok() {
+                self.note(&answer.operation);
+                if matches!(answer.operation, Operation::Flush)
+                    && let Some((_, until)) = marks.iter().find(|(of, _)| *of == number as u64)
+                {
+                    self.flushed(*until);
+                }
+            }
+            done[number] = Some((answer.operation, result));
+        };
+        for (cookie, operation) in pipe.into_waiting().into_iter().rev() {
+            if let Some((_, number)) = numbers.iter().find(|(of, _)| *of == cookie) {
+                todo.push_front((*number, operation));
+            }
+        }
+        Err(failed)
+    }
+
+    /// One operation of a batch, whole.
+    fn one(&self, mut operation: Operation) -> Completion {
+        check_may_wait("a device");
+        let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
+        if let Err(error) = check_range(self, kind, offset, len) {
+            return Completion { operation, result: Err(error) };
+        }
+        let is_nothing = match kind {
+            OperationKind::Flush => !self.has(SEND_FLUSH) || self.is_read_only,
+            _ => len == 0,
+        };
+        if is_nothing {
+            return Completion { operation, result: Ok(()) };
+        }
+        if kind == OperationKind::Discard && !self.has(SEND_TRIM) {
+            let error =
+                DeviceError::new(self.describe(), kind, offset, len, DeviceFault::Unsupported);
+            return Completion { operation, result: Err(error) };
+        }
+        let changes = matches!(kind, OperationKind::Write | OperationKind::WriteZeroes);
+        if changes && self.unflushed_bytes() > UNFLUSHED_MAX {
+            // The writes kept stay bounded, and a server that cannot flush gets no more data to
+            // lose.
+            if let Err(error) = self.flush() {
+                return Completion { operation, result: Err(error) };
+            }
+        }
+        let wants_flush = match &mut operation {
+            Operation::Write { fua, .. } if *fua && !self.has(SEND_FUA) => {
+                *fua = false;
+                true
+            }
+            _ => false,
+        };
+        let result;
+        (operation, result) = self.whole(operation);
+        let result = match result {
+            Ok(()) if wants_flush => self.flush(),
+            other => other,
+        };
+        Completion { operation, result }
+    }
+
+    /// Runs an operation in as many requests as it takes.
+    fn whole(&self, operation: Operation) -> (Operation, Result<(), DeviceError>) {
+        let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
+        let is_cut = len > u64::from(self.export.payload_max)
+            || (kind == OperationKind::WriteZeroes && !self.has(SEND_WRITE_ZEROES));
+        if !is_cut {
+            let Some((operation, result)) = self.run(vec![operation]).pop() else {
+                return (Operation::Flush, Ok(()));
+            };
+            let result = result.map_err(|error| self.fail(&operation, error));
+            return (operation, result);
+        }
+        let again = match &operation {
+            Operation::Read { .. } => read_of(offset, len as usize),
+            Operation::Write { buffer, fua, .. } => {
+                Operation::Write { offset, buffer: buffer.clone(), fua: *fua }
+            }
+            Operation::Discard { .. } => Operation::Discard { offset, len },
+            _ => Operation::WriteZeroes { offset, len },
+        };
+        let mut whole = again;
+        for (part, result) in self.run(self.parts(operation)) {
+            if let Err(error) = result {
+                let error = self.fail(&part, error);
+                return (whole, Err(error));
+            }
+            if let (Operation::Read { buffer: all, .. }, Operation::Read { offset: at, buffer }) =
+                (&mut whole, &part)
+            {
+                all[(*at - offset) as usize..][..buffer.len()].copy_from_slice(buffer);
+            }
+        }
+        (whole, Ok(()))
+    }
+}
+
+impl BlockDevice for NbdDevice {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        // Reads of a batch that the server takes as they are go out together.
+        let longest = u64::from(self.export.payload_max);
+        let is_plain = |operation: &Operation| {
+            matches!(operation, Operation::Read { .. })
+                && (1..=longest).contains(&operation.length())
+                && check_range(self, OperationKind::Read, operation.offset(), operation.length())
+                    .is_ok()
+        };
+        if batch.len() > 1 && batch.iter().all(is_plain) {
+            check_may_wait("a device");
+            let finished = self.run(batch).into_iter().map(|(operation, result)| {
+                let result = result.map_err(|error| self.fail(&operation, error));
+                Completion { operation, result }
+            });
+            return Pending::done(finished.collect());
+        }
+        Pending::done(batch.into_iter().map(|operation| self.one(operation)).collect())
+    }
+
+    /// Reads of a queue are all under way at once, on a connection of the queue's own where the server
+    /// allows several.
+    fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
+        let has_own = self.connections.load(Ordering::Relaxed) > 1;
+        let pipe = has_own.then(|| self.connect().ok()).flatten();
+        Box::new(Reads::new(self, pipe, options))
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.export.size
+    }
+
+    fn logical_sector_bytes(&self) -> u32 {
+        self.export.block_min.next_power_of_two().max(512)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    fn describe(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+}
+
+impl Drop for NbdDevice {
+    fn drop(&mut self) {
+        for pipe in self.pool.get_mut().idle.drain(..) {
+            pipe.close();
+        }
+    }
+}
+
+impl std::fmt::Debug for NbdDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NbdDevice")
+            .field("name", &self.name)
+            .field("export", &self.export)
+            .finish_non_exhaustive()
+    }
+}

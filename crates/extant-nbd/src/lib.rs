@@ -1,0 +1,46 @@
+//! Network block devices (NBD): a device behind a server, and a server for a device.
+//!
+//! # Place
+//!
+//! Below: `extant-block` has the trait. Above: the command, and any program that opens a file
+//! system behind an NBD server or shows a device to others. This crate knows neither formats nor
+//! ext4.
+//!
+//! # Shape
+//!
+//! ```text
+//! Address      nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
+//! NbdDevice    the device: connections, unflushed writes, recovery of lost connections
+//!  +- Pipe     one connection: requests go out, replies come in any order
+//! serve        a device for clients on a listening socket
+//! wire         the protocol's numbers
+//! ```
+//!
+//! # Invariants
+//!
+//! - N1. Writes that were acknowledged and not yet flushed are kept, at most [`UNFLUSHED_MAX`]
+//!   bytes of them. After a lost connection they are repeated, in order, before anything else: so a
+//!   flush is true even if the server lost them.
+//! - N2. No answer of a server decides how much memory is allocated: a reply has the length of its
+//!   request, or the connection is given up.
+//! - N3. A client waits for one reply no longer than its time limit, and tries a bounded number of
+//!   times.
+//! - N4. A payload is sent only while no reads are under way on a connection, so that the two sides
+//!   never wait for each other to read.
+//!
+//! Source: the NBD protocol document, "fixed newstyle negotiation" and "structured replies".
+#![forbid(unsafe_code)]
+
+mod address;
+mod client;
+mod error;
+mod pipe;
+mod queue;
+mod serve;
+mod socket;
+mod wire;
+
+pub use address::Address;
+pub use client::{NbdDevice, Settings, UNFLUSHED_MAX};
+pub use error::NbdError;
+pub use serve::{Listening, serve};

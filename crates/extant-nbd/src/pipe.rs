@@ -1,0 +1,319 @@
+//! One connection to a server: negotiated, with requests under way.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use extant_block::{AlignedBuffer, Operation};
+use rustc_hash::FxHashMap;
+
+use crate::address::Address;
+use crate::error::NbdError;
+use crate::socket::Socket;
+use crate::wire::*;
+
+/// Replies to one option, at most.
+const OPTION_REPLIES_MAX: usize = 64;
+
+/// Properties of an export as reported by the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Export {
+    pub(crate) size: u64,
+    pub(crate) flags: u16,
+    /// Smallest request, in bytes.
+    pub(crate) block_min: u32,
+    /// Longest payload.
+    pub(crate) payload_max: u32,
+}
+
+/// A request under way.
+struct Waiting {
+    operation: Operation,
+    /// An error of a part of its reply.
+    errno: i32,
+    /// Bytes of a read that came.
+    came: u64,
+}
+
+pub(crate) struct Pipe {
+    socket: Socket,
+    waiting: FxHashMap<u64, Waiting>,
+    reads: usize,
+    next: u64,
+    pub(crate) export: Export,
+}
+
+/// A reply: the cookie, the operation, and the errno, 0 for success.
+pub(crate) struct Answer {
+    pub(crate) cookie: u64,
+    pub(crate) operation: Operation,
+    pub(crate) errno: i32,
+}
+
+fn broken(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+impl Pipe {
+    /// Connects and negotiates.
+    pub(crate) fn open(address: &Address, limit: Duration) -> Result<Pipe, NbdError> {
+        let named = || address.to_string();
+        let socket = Socket::connect(&address.at, limit)
+            .map_err(|source| NbdError::Connect { address: named(), source })?;
+        negotiate(socket, &address.export).map_err(|error| match error {
+            Trouble::Io(error) => NbdError::Protocol {
+                address: named(),
+                what: format!("no agreement with the server: {error}"),
+            },
+            Trouble::Refused(what) => {
+                NbdError::Refused { address: named(), export: address.export.clone(), what }
+            }
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Returns whether a request can be sent without a deadlock of both sides (N4).
+    pub(crate) fn may_send(&self, operation: &Operation) -> bool {
+        self.reads == 0 || !matches!(operation, Operation::Write { .. })
+    }
+
+    /// Sends a request, and returns its cookie. When that fails, the connection is of no use any more.
+    pub(crate) fn send(&mut self, operation: Operation) -> Result<u64, (io::Error, Operation)> {
+        let cookie = self.next;
+        self.next += 1;
+        let (command, fua) = match &operation {
+            Operation::Read { .. } => (CMD_READ, false),
+            Operation::Write { fua, .. } => (CMD_WRITE, *fua),
+            Operation::Flush => (CMD_FLUSH, false),
+            Operation::Discard { .. } => (CMD_TRIM, false),
+            Operation::WriteZeroes { .. } => (CMD_WRITE_ZEROES, false),
+        };
+        let payload: &[u8] = match &operation {
+            Operation::Write { buffer, .. } => buffer,
+            _ => &[],
+        };
+        let head = request(command, fua, cookie, operation.offset(), operation.length() as u32);
+        if let Err(error) = self.socket.send(&head, payload) {
+            return Err((error, operation));
+        }
+        self.reads += usize::from(matches!(operation, Operation::Read { .. }));
+        self.waiting.insert(cookie, Waiting { operation, errno: 0, came: 0 });
+        Ok(cookie)
+    }
+
+    /// The next answer that is complete. An error means that the connection is of no use any more.
+    pub(crate) fn receive(&mut self) -> io::Result<Answer> {
+        loop {
+            let magic = self.socket.take_u32()?;
+            let (cookie, errno) = match magic {
+                SIMPLE_REPLY_MAGIC => {
+                    let errno = self.socket.take_u32()?;
+                    let cookie = self.socket.take_u64()?;
+                    let waiting = find(&mut self.waiting, cookie)?;
+                    if errno == 0
+                        && let Operation::Read { buffer, .. } = &mut waiting.operation
+                    {
+                        self.socket.read_exact(buffer)?;
+                        waiting.came = buffer.len() as u64;
+                    }
+                    (cookie, errno as i32)
+                }
+                STRUCTURED_REPLY_MAGIC => match self.chunk()? {
+                    Some(done) => done,
+                    None => continue,
+                },
+                other => {
+                    return Err(broken(format!("the server sent {other:#x} in place of a reply")));
+                }
+            };
+            let Some(waiting) = self.waiting.remove(&cookie) else { continue };
+            if let Operation::Read { buffer, .. } = &waiting.operation {
+                self.reads -= 1;
+                if errno == 0 && waiting.came != buffer.len() as u64 {
+                    return Err(broken(format!(
+                        "the server gave {} of {} bytes",
+                        waiting.came,
+                        buffer.len()
+                    )));
+                }
+            }
+            return Ok(Answer { cookie, operation: waiting.operation, errno });
+        }
+    }
+
+    /// One part of a structured reply: cookie and errno if it was the last one.
+    fn chunk(&mut self) -> io::Result<Option<(u64, i32)>> {
+        let flags = self.socket.take_u16()?;
+        let kind = self.socket.take_u16()?;
+        let cookie = self.socket.take_u64()?;
+        let len = self.socket.take_u32()? as usize;
+        let waiting = find(&mut self.waiting, cookie)?;
+        match (kind, &mut waiting.operation) {
+            (CHUNK_NONE, _) if len == 0 => {}
+            (CHUNK_DATA | CHUNK_HOLE, Operation::Read { offset, buffer }) => {
+                if len < 8 || (kind == CHUNK_HOLE && len != 12) {
+                    return Err(broken(format!("a part of a reply of {len} bytes")));
+                }
+                let at = self.socket.take_u64()?.wrapping_sub(*offset);
+                let count = match kind {
+                    CHUNK_DATA => len as u64 - 8,
+                    _ => u64::from(self.socket.take_u32()?),
+                };
+                let end = at.checked_add(count).filter(|end| *end <= buffer.len() as u64);
+                let Some(end) = end else {
+                    return Err(broken("a part of a reply outside of what was asked for"));
+                };
+                let part = &mut buffer[at as usize..end as usize];
+                match kind {
+                    CHUNK_DATA => self.socket.read_exact(part)?,
+                    _ => part.fill(0),
+                }
+                waiting.came += count;
+            }
+            (kind, _) if kind & CHUNK_ERROR != 0 && (6..=STRING_MAX + 16).contains(&len) => {
+                let errno = self.socket.take_u32()? as i32;
+                let mut rest = vec![0; len - 4];
+                self.socket.read_exact(&mut rest)?;
+                waiting.errno = if errno == 0 { EIO } else { errno };
+            }
+            _ => return Err(broken(format!("a part of a reply of kind {kind} and {len} bytes"))),
+        }
+        Ok((flags & CHUNK_DONE != 0).then_some((cookie, waiting.errno)))
+    }
+
+    /// Returns the operations under way, after the connection was lost.
+    pub(crate) fn into_waiting(self) -> Vec<(u64, Operation)> {
+        let mut all: Vec<_> =
+            self.waiting.into_iter().map(|(cookie, waiting)| (cookie, waiting.operation)).collect();
+        all.sort_by_key(|(cookie, _)| *cookie);
+        all
+    }
+
+    /// Ends the connection.
+    pub(crate) fn close(mut self) {
+        // Nobody waits for it.
+        let _ = self.socket.send(&request(CMD_DISC, false, 0, 0, 0), &[]);
+    }
+}
+
+fn find(waiting: &mut FxHashMap<u64, Waiting>, cookie: u64) -> io::Result<&mut Waiting> {
+    waiting.get_mut(&cookie).ok_or_else(|| broken("a reply to a request that was not made"))
+}
+
+fn request(command: u16, fua: bool, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
+    let mut head = [0; 28];
+    head[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    head[4..6].copy_from_slice(&(if fua { CMD_FLAG_FUA } else { 0 }).to_be_bytes());
+    head[6..8].copy_from_slice(&command.to_be_bytes());
+    head[8..16].copy_from_slice(&cookie.to_be_bytes());
+    head[16..24].copy_from_slice(&offset.to_be_bytes());
+    head[24..].copy_from_slice(&len.to_be_bytes());
+    head
+}
+
+enum Trouble {
+    Io(io::Error),
+    Refused(String),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        Trouble::Io(error)
+    }
+}
+
+fn option(socket: &mut Socket, option: u32, data: &[u8]) -> io::Result<()> {
+    let mut head = Vec::with_capacity(16);
+    head.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    head.extend_from_slice(&option.to_be_bytes());
+    head.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    socket.send(&head, data)
+}
+
+/// Kind and data of one reply to an option.
+fn option_reply(socket: &mut Socket, wanted: u32) -> io::Result<(u32, Vec<u8>)> {
+    let magic = socket.take_u64()?;
+    let (option, kind, len) = (socket.take_u32()?, socket.take_u32()?, socket.take_u32()?);
+    if magic != OPTION_REPLY_MAGIC || option != wanted || len as usize > STRING_MAX + 64 {
+        return Err(broken(format!(
+            "an answer of {len} bytes to option {option}, not to {wanted}"
+        )));
+    }
+    let mut data = vec![0; len as usize];
+    socket.read_exact(&mut data)?;
+    Ok((kind, data))
+}
+
+fn negotiate(mut socket: Socket, name: &str) -> Result<Pipe, Trouble> {
+    let (init, style) = (socket.take_u64()?, socket.take_u64()?);
+    if init != INIT_MAGIC || style != OPTION_MAGIC {
+        return Err(broken("this is no NBD server, or one of the old style").into());
+    }
+    let flags = socket.take_u16()?;
+    if flags & FIXED_NEWSTYLE == 0 {
+        return Err(broken("the server does not negotiate in the fixed new style").into());
+    }
+    socket.send(&u32::from(flags & (FIXED_NEWSTYLE | NO_ZEROES)).to_be_bytes(), &[])?;
+    option(&mut socket, OPT_STRUCTURED_REPLY, &[])?;
+    // The answer does not matter: replies of both kinds are understood.
+    let _ = option_reply(&mut socket, OPT_STRUCTURED_REPLY)?;
+    let mut data = Vec::new();
+    data.extend_from_slice(&(name.len() as u32).to_be_bytes());
+    data.extend_from_slice(name.as_bytes());
+    // Without a question about sizes, servers take requests of any.
+    data.extend_from_slice(&0u16.to_be_bytes());
+    option(&mut socket, OPT_GO, &data)?;
+    let mut export = None;
+    let (mut block_min, mut payload_max) = (1, PAYLOAD_MAX as u32);
+    for _ in 0..OPTION_REPLIES_MAX {
+        let (kind, data) = option_reply(&mut socket, OPT_GO)?;
+        let u16_at = |at: usize| {
+            data.get(at..at + 2).and_then(|b| b.try_into().ok()).map_or(0, u16::from_be_bytes)
+        };
+        let u32_at = |at: usize| {
+            data.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_be_bytes)
+        };
+        match kind {
+            REP_ACK => {
+                let (size, flags) =
+                    export.ok_or_else(|| broken("the server did not describe the export"))?;
+                let export = Export { size, flags, block_min, payload_max };
+                return Ok(Pipe {
+                    socket,
+                    waiting: FxHashMap::default(),
+                    reads: 0,
+                    next: 1,
+                    export,
+                });
+            }
+            REP_INFO if u16_at(0) == INFO_EXPORT && data.len() == 12 => {
+                let size = u64::from(u32_at(2)) << 32 | u64::from(u32_at(6));
+                export = Some((size, u16_at(10)));
+            }
+            REP_INFO if u16_at(0) == INFO_BLOCK_SIZE && data.len() == 14 => {
+                block_min = u32_at(2).max(1);
+                payload_max = u32_at(10).clamp(1 << 12, PAYLOAD_MAX as u32);
+            }
+            REP_INFO => {}
+            kind if kind & REP_ERR != 0 => {
+                let said = String::from_utf8_lossy(&data).into_owned();
+                let what = match kind {
+                    REP_ERR_UNKNOWN => "there is none of that name",
+                    REP_ERR_UNSUP => "the server is too old",
+                    _ => "it said no",
+                };
+                let said = if said.is_empty() { String::new() } else { format!(" ({said})") };
+                return Err(Trouble::Refused(format!("{what}{said}")));
+            }
+            _ => {}
+        }
+    }
+    Err(broken("the server does not stop describing the export").into())
+}
+
+/// A buffer for a part of a read.
+pub(crate) fn read_of(offset: u64, len: usize) -> Operation {
+    Operation::Read { offset, buffer: AlignedBuffer::zeroed(len) }
+}

@@ -1,0 +1,133 @@
+//! A queue whose reads are all under way at once.
+
+use std::collections::VecDeque;
+
+use extant_block::{
+    BlockDevice, Completion, Engine, Finished, Operation, Queue, QueueOptions, Wait, check_range,
+};
+use rustc_hash::FxHashMap;
+
+use crate::pipe::Pipe;
+use crate::wire::PAYLOAD_MAX;
+
+/// Reads go out on a connection of its own; everything else is done by the device, at submission.
+pub(crate) struct Reads<'a> {
+    device: &'a dyn BlockDevice,
+    /// The connection; `None` if none could be made, or it was lost. Reads then go through the
+    /// device.
+    pipe: Option<Pipe>,
+    depth: usize,
+    pushed: Vec<(u64, Operation)>,
+    /// Tags by cookie.
+    running: FxHashMap<u64, u64>,
+    finished: VecDeque<Finished>,
+}
+
+impl<'a> Reads<'a> {
+    pub(crate) fn new(
+        device: &'a dyn BlockDevice,
+        pipe: Option<Pipe>,
+        options: &QueueOptions,
+    ) -> Reads<'a> {
+        Reads {
+            device,
+            pipe,
+            depth: options.depth,
+            pushed: Vec::new(),
+            running: FxHashMap::default(),
+            finished: VecDeque::new(),
+        }
+    }
+
+    fn by_device(&mut self, tag: u64, operation: Operation) {
+        let done = self.device.submit(vec![operation]).wait();
+        self.finished.extend(done.into_iter().map(|completion| Finished { tag, completion }));
+    }
+
+    /// The connection is of no use any more: what was under way is read by the device, which makes another
+    /// one.
+    fn lost(&mut self) {
+        let Some(pipe) = self.pipe.take() else { return };
+        for (cookie, operation) in pipe.into_waiting() {
+            if let Some(tag) = self.running.remove(&cookie) {
+                self.by_device(tag, operation);
+            }
+        }
+    }
+}
+
+impl Queue for Reads<'_> {
+    fn push(&mut self, tag: u64, operation: Operation) -> Result<(), Operation> {
+        if self.len() >= self.depth {
+            return Err(operation);
+        }
+        self.pushed.push((tag, operation));
+        Ok(())
+    }
+
+    fn submit(&mut self) {
+        for (tag, operation) in std::mem::take(&mut self.pushed) {
+            let len = operation.length();
+            let is_plain = matches!(operation, Operation::Read { .. })
+                && (1..=PAYLOAD_MAX.min(1 << 20) as u64).contains(&len)
+                && check_range(self.device, operation.kind(), operation.offset(), len).is_ok();
+            match self.pipe.as_mut().filter(|_| is_plain) {
+                None => self.by_device(tag, operation),
+                Some(pipe) => match pipe.send(operation) {
+                    Ok(cookie) => drop(self.running.insert(cookie, tag)),
+                    Err((_, operation)) => {
+                        self.lost();
+                        self.by_device(tag, operation);
+                    }
+                },
+            }
+        }
+    }
+
+    fn reap(&mut self, wait: Wait) -> Option<Finished> {
+        if let Some(finished) = self.finished.pop_front() {
+            return Some(finished);
+        }
+        // Polling finds what was done already; bytes on the way are waited for.
+        if wait == Wait::Poll || self.running.is_empty() {
+            return None;
+        }
+        match self.pipe.as_mut().map(Pipe::receive) {
+            Some(Ok(answer)) => {
+                let tag = self.running.remove(&answer.cookie)?;
+                // The device reports an error of the server, after asking again.
+                if answer.errno != 0 {
+                    self.by_device(tag, answer.operation);
+                    return self.finished.pop_front();
+                }
+                let completion = Completion { operation: answer.operation, result: Ok(()) };
+                Some(Finished { tag, completion })
+            }
+            _ => {
+                self.lost();
+                self.finished.pop_front()
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.pushed.len() + self.running.len() + self.finished.len()
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn engine(&self) -> Engine {
+        Engine::Portable
+    }
+}
+
+impl Drop for Reads<'_> {
+    fn drop(&mut self) {
+        // Nobody has the memory of what is under way but the connection, which ends.
+        if let Some(pipe) = self.pipe.take() {
+            pipe.close();
+        }
+    }
+}
