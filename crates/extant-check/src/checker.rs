@@ -1,4 +1,4 @@
-//! What all steps share: the device, the superblock, what was found so far.
+//! State shared by all steps: the device, the superblock, the findings so far.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +13,7 @@ use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock}
 use extant_layout::support::CHECKABLE;
 
 use crate::claims::Claims;
+use crate::meet::{Answer, Meet};
 use crate::{CheckError, CheckOptions, Counts, ImageState, Problem, Report};
 
 /// Blocks of one file that lie side by side.
@@ -23,7 +24,7 @@ pub(crate) struct Run {
     pub(crate) len: u32,
 }
 
-/// What later steps need of an inode in use.
+/// The data of an inode in use that later steps need.
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
     pub(crate) ino: Ino,
@@ -36,7 +37,7 @@ pub(crate) struct Info {
     pub(crate) owners: [u32; 3],
     /// crc32c seed of its blocks.
     pub(crate) seed: u32,
-    /// Where its blocks are in `Checker::runs`, for files whose contents are metadata.
+    /// Range of its blocks in `Checker::runs`, for files whose contents are metadata.
     pub(crate) runs: (u32, u32),
     /// Blocks up to the last mapped one.
     pub(crate) blocks: u64,
@@ -50,7 +51,7 @@ pub(crate) struct Info {
     pub(crate) children: u32,
     /// The directory with its first name; 0: none.
     pub(crate) parent: Ino,
-    /// Where `..` leads.
+    /// The inode of `..`.
     pub(crate) dotdot: Ino,
     /// Known as an orphan.
     pub(crate) is_orphan: bool,
@@ -70,8 +71,11 @@ impl Info {
     }
 }
 
-/// An attribute block and who uses it.
+/// An attribute block and its users.
+#[derive(Default)]
 pub(crate) struct SharedBlock {
+    /// `encryption.c`.
+    pub(crate) context: Option<Vec<u8>>,
     pub(crate) stored: u32,
     pub(crate) counted: u32,
     /// Values in inodes: bytes charged and how many.
@@ -88,6 +92,8 @@ pub(crate) struct ValueRef {
     pub(crate) stored_hash: u32,
     /// The hash of the name; that of the value is still to be mixed in.
     pub(crate) name_hash: u32,
+    /// The same, with bytes of the name taken as signed.
+    pub(crate) signed_hash: u32,
 }
 
 pub(crate) struct Checker<'a> {
@@ -111,9 +117,22 @@ pub(crate) struct Checker<'a> {
     pub(crate) runs: Vec<Run>,
     pub(crate) xattr_blocks: BTreeMap<u64, SharedBlock>,
     pub(crate) values: Vec<ValueRef>,
-    /// What inodes of values say: references, hash.
+    /// Reference count and hash stored in inodes of values.
     pub(crate) value_states: BTreeMap<u32, (u64, u32)>,
-    report: Report,
+    /// References to each inode of a value, when they were counted.
+    pub(crate) value_counts: BTreeMap<u32, u64>,
+    /// Inodes without links whose time of deletion is a possible inode number: they may be orphans.
+    pub(crate) low_dtimes: Vec<(Ino, u32, u16)>,
+    /// Whether the missing `large_file` was reported.
+    pub(crate) lacks_large_file: bool,
+    /// How encrypted inodes are encrypted, without what is random.
+    pub(crate) policies: BTreeMap<u32, Vec<u8>>,
+    pub(crate) report: Report,
+    meet: &'a mut dyn Meet,
+    /// Problems that are to be fixed.
+    pub(crate) wanted: Vec<Problem>,
+    /// Nothing more is to be looked at.
+    pub(crate) is_stopped: bool,
 }
 
 impl<'a> Checker<'a> {
@@ -122,6 +141,7 @@ impl<'a> Checker<'a> {
     pub(crate) fn open(
         device: &'a dyn BlockDevice,
         options: CheckOptions,
+        meet: &'a mut dyn Meet,
     ) -> Result<Result<Checker<'a>, Report>, CheckError> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
@@ -134,6 +154,9 @@ impl<'a> Checker<'a> {
         let found = device.size_bytes();
         if wanted > found {
             let problems = vec![Problem::DeviceTooSmall { wanted, found }];
+            for problem in &problems {
+                meet.meet(problem);
+            }
             return Ok(Err(Report { problems, ..Report::default() }));
         }
         let groups = sb.group_count as usize;
@@ -159,7 +182,14 @@ impl<'a> Checker<'a> {
             xattr_blocks: BTreeMap::new(),
             values: Vec::new(),
             value_states: BTreeMap::new(),
+            value_counts: BTreeMap::new(),
+            low_dtimes: Vec::new(),
+            lacks_large_file: false,
+            policies: BTreeMap::new(),
             report: Report::default(),
+            meet,
+            wanted: Vec::new(),
+            is_stopped: false,
             sb,
         };
         checker.check_superblock();
@@ -195,17 +225,21 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Notes a broken rule.
+    /// Notes a broken rule, and asks what is to be done about it.
     pub(crate) fn problem(&mut self, problem: Problem) {
+        if self.is_stopped {
+            return;
+        }
+        match self.meet.meet(&problem) {
+            Answer::Report => {}
+            Answer::Fix => self.wanted.push(problem.clone()),
+            Answer::Stop => self.is_stopped = true,
+        }
         if self.report.problems.len() < self.options.max_problems {
             self.report.problems.push(problem);
         } else {
             self.report.dropped = self.report.dropped.saturating_add(1);
         }
-    }
-
-    pub(crate) fn finish(self) -> Report {
-        self.report
     }
 
     pub(crate) fn counts_mut(&mut self) -> &mut Counts {
@@ -216,7 +250,7 @@ impl<'a> Checker<'a> {
         &mut self.report.state
     }
 
-    /// Whether `len` blocks from `block` on belong to groups.
+    /// Returns whether `len` blocks from `block` on belong to groups.
     pub(crate) fn in_range(&self, block: u64, len: u64) -> bool {
         block >= u64::from(self.sb.first_data_block)
             && block.checked_add(len).is_some_and(|end| end <= self.sb.blocks_count)

@@ -41,6 +41,11 @@ impl Claims {
         before
     }
 
+    /// The bits of all groups.
+    pub(crate) fn into_groups(self) -> Vec<Option<Box<[u64]>>> {
+        self.groups
+    }
+
     /// Clusters claimed in a group.
     pub(crate) fn count(&self, group: u32) -> u32 {
         self.words(group).map_or(0, |words| words.iter().map(|word| word.count_ones()).sum())

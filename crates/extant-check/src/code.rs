@@ -3,8 +3,8 @@
 use crate::problem::Problem;
 
 impl Problem {
-    /// The name of the broken rule, for programs: lower case, words with hyphens between. It stays the same
-    /// from version to version, other than the text.
+    /// Returns the name of the broken rule, for programs: lower case, words with hyphens between.
+    /// It does not change between versions, unlike the text.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -13,6 +13,8 @@ impl Problem {
             Problem::NeedsRecovery => "needs-recovery",
             Problem::State { .. } => "state",
             Problem::ExtraSize { .. } => "extra-size",
+            Problem::Feature { .. } => "feature",
+            Problem::Mmp(..) => "mmp",
             Problem::SuperblockCount { .. } => "superblock-count",
             Problem::ResizeInode { .. } => "resize-inode",
             Problem::Group(..) => "group",
@@ -25,6 +27,10 @@ impl Problem {
             Problem::UninitUsed { .. } => "uninit-used",
             Problem::TableUnused { .. } => "table-unused",
             Problem::GroupCount { .. } => "group-count",
+            Problem::GroupFlags { .. } => "group-flags",
+            Problem::Reserved { .. } => "reserved",
+            Problem::Unwritten { .. } => "unwritten",
+            Problem::Encryption { .. } => "encryption",
             Problem::Inode { .. } => "inode",
             Problem::Mode { .. } => "mode",
             Problem::Flags { .. } => "flags",
@@ -35,6 +41,7 @@ impl Problem {
             Problem::ExtentRoom { .. } => "extent-room",
             Problem::BlockChecksum { .. } => "block-checksum",
             Problem::Cluster { .. } => "cluster",
+            Problem::ClusterSplit { .. } => "cluster-split",
             Problem::BlockRange { .. } => "block-range",
             Problem::ClaimedTwice { .. } => "claimed-twice",
             Problem::FileBlock { .. } => "file-block",

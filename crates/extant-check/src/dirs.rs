@@ -2,7 +2,7 @@
 
 use extant_base::{FileBlock, Ino};
 use extant_format::dir::{self, DirEntry, DirLayout, FileType, Records};
-use extant_format::features::Compat;
+use extant_format::features::{Compat, EncodingFlags};
 use extant_format::hash::{HashSeed, HashVersion, name_hash};
 use extant_format::inline::InlineDir;
 use extant_format::inode::InodeFlags;
@@ -13,6 +13,8 @@ use crate::{CheckError, Problem};
 
 /// Directory blocks read at once, in bytes.
 const CHUNK_BYTES: usize = 1 << 17;
+/// Shortest name that encryption makes.
+const ENCRYPTED_NAME_MIN: usize = 16;
 
 /// Names of one directory, to find those that are there twice.
 #[derive(Default)]
@@ -63,6 +65,8 @@ struct Walk {
     seed: u32,
     layout: DirLayout,
     is_encrypted: bool,
+    /// Names must be UTF-8.
+    is_strict: bool,
     hash: Option<HashVersion>,
     dotdot: Ino,
     children: u32,
@@ -87,6 +91,9 @@ impl Checker<'_> {
                 seed: info.seed,
                 layout,
                 is_encrypted: info.flags.contains(InodeFlags::ENCRYPT),
+                is_strict: info.flags.contains(InodeFlags::CASEFOLD)
+                    && !info.flags.contains(InodeFlags::ENCRYPT)
+                    && self.sb.encoding_flags.contains(EncodingFlags::STRICT),
                 hash: None,
                 dotdot: Ino(0),
                 children: 0,
@@ -279,6 +286,25 @@ impl Checker<'_> {
         }
     }
 
+    /// Checks that the entries of an encrypted directory are encrypted with the directory's policy.
+    fn check_policy(&mut self, walk: &Walk, entry: &DirEntry<'_>, mode: u16) {
+        let kind = FileType::from_mode(mode);
+        if !matches!(kind, FileType::Regular | FileType::Directory | FileType::Symlink) {
+            return;
+        }
+        let Some(ours) = self.policies.get(&walk.dir.0) else { return };
+        let why = match self.policies.get(&entry.ino.0) {
+            Some(theirs) if theirs == ours => return,
+            Some(_) => "which is encrypted in another way",
+            None if self.info(entry.ino).is_some_and(|i| i.flags.contains(InodeFlags::ENCRYPT)) => {
+                return;
+            }
+            None => "which is not encrypted",
+        };
+        let (dir, ino, name) = (walk.dir, entry.ino, text(entry.name));
+        self.problem(Problem::EntryInode { dir, name, ino, why });
+    }
+
     fn check_entry(&mut self, walk: &mut Walk, entry: &DirEntry<'_>, names: &mut Names) {
         let (dir, ino) = (walk.dir, entry.ino);
         let name = || text(entry.name);
@@ -286,6 +312,13 @@ impl Checker<'_> {
             || (!walk.is_encrypted && entry.name.iter().any(|byte| matches!(byte, 0 | b'/')))
             || dir::is_dots(entry.name);
         if is_bad {
+            self.problem(Problem::Name { dir, name: name() });
+        }
+        if walk.is_encrypted && entry.name.len() < ENCRYPTED_NAME_MIN {
+            self.problem(Problem::Name { dir, name: name() });
+            return;
+        }
+        if walk.is_strict && std::str::from_utf8(entry.name).is_err() {
             self.problem(Problem::Name { dir, name: name() });
         }
         names.push(entry.name);
@@ -317,6 +350,9 @@ impl Checker<'_> {
         if links == 0 {
             let why = "which has no links";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
+        }
+        if walk.is_encrypted {
+            self.check_policy(walk, entry, mode);
         }
         if is_value {
             let why = "which holds an attribute's value";

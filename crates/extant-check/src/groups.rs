@@ -76,6 +76,14 @@ impl Checker<'_> {
                         self.problem(Problem::Group(wrong));
                     }
                 }
+                let uninit = GroupFlags::BLOCK_UNINIT | GroupFlags::INODE_UNINIT;
+                let has_sums = self.group_checksum != GroupChecksum::None;
+                if !has_sums
+                    && (descriptor.flags.intersects(uninit) || descriptor.itable_unused != 0)
+                {
+                    let flags = descriptor.flags.bits();
+                    self.problem(Problem::GroupFlags { group, flags });
+                }
                 self.groups.push(descriptor);
             }
         }
@@ -239,7 +247,7 @@ impl Checker<'_> {
         }
     }
 
-    fn directories_by_group(&self) -> Vec<u32> {
+    pub(crate) fn directories_by_group(&self) -> Vec<u32> {
         let mut counts = vec![0u32; self.groups.len()];
         for info in self.infos.iter().filter(|info| info.is_dir()) {
             let group = self.sb.group_of_inode(info.ino).map_or(0, |(group, _)| group.0);

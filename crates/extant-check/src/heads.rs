@@ -1,13 +1,13 @@
-//! Where superblocks and descriptors lie, worked out here once more.
+//! The places of superblocks and descriptors, computed independently.
 //!
-//! `extant-layout` has the same rules for the crates that write images. The checker does not ask it:
-//! an image whose backups lie where a wrong rule puts them would be clean by that rule.
+//! `extant-layout` has the same rules for the crates that write images. The checker does not use
+//! it: by a wrong rule there, an image with misplaced backups would seem clean.
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::superblock::Superblock;
 
-/// Whether `value` is a power of `base`, at least the first.
+/// Returns whether `value` is a power of `base`, at least the first.
 fn is_power_of(base: u32, value: u32) -> bool {
     let mut power = base;
     while power < value {
@@ -17,8 +17,8 @@ fn is_power_of(base: u32, value: u32) -> bool {
     power == value
 }
 
-/// Whether `group` holds a superblock: group 0 always; else as `sparse_super2` or `sparse_super`
-/// say; without either, every group.
+/// Returns whether `group` holds a superblock: group 0 always; else as `sparse_super2` or
+/// `sparse_super` say; without either, every group.
 fn has_superblock(superblock: &Superblock, group: GroupIndex) -> bool {
     if group.0 == 0 {
         return true;
@@ -37,8 +37,8 @@ pub(crate) fn superblock_groups(superblock: &Superblock) -> impl Iterator<Item =
     (0..superblock.group_count).map(GroupIndex).filter(|group| has_superblock(superblock, *group))
 }
 
-/// How many blocks at the start of `group` the superblock copy, the descriptors and the blocks
-/// reserved for more of them take.
+/// Returns how many blocks at the start of `group` the superblock copy, the descriptors and the
+/// blocks reserved for more of them take.
 pub(crate) fn super_and_descriptor_blocks(superblock: &Superblock, group: GroupIndex) -> u32 {
     let copy = has_superblock(superblock, group);
     // The blocks before `first_data_block` belong to no group; with larger blocks the boot sector

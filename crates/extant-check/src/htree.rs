@@ -9,7 +9,7 @@ use extant_format::htree::{self, Index, IndexLayout, NodePlace, Root};
 use crate::checker::{Checker, Run};
 use crate::{CheckError, Problem};
 
-/// What the index says of one block of the directory.
+/// References of the index to one block of the directory.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Slot {
     /// How often a record points to it, up to 255.
@@ -34,7 +34,7 @@ struct Walk<'a> {
     slots: Vec<Slot>,
 }
 
-/// Where block `block` of a file is.
+/// Returns where block `block` of a file is.
 pub(crate) fn find(runs: &[Run], block: u32) -> Option<u64> {
     let after = runs.partition_point(|run| run.file_start <= block);
     let run = runs.get(after.checked_sub(1)?)?;

@@ -3,7 +3,8 @@
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_format::bitmap::BitmapRef;
 use extant_format::checksum::inode_seed;
-use extant_format::features::{Incompat, RoCompat};
+use extant_format::dir;
+use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
 
@@ -120,6 +121,8 @@ impl Checker<'_> {
 
     fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
         let (mode, links) = (field16(record, 0), field16(record, 0x1a));
+        self.note_low_dtime(ino, record, links);
+        self.check_reserved_inode(ino, record);
         if links == 0 && (!is_marked || self.is_reserved(ino)) {
             let dtime = field32(record, 0x14);
             if mode != 0 && dtime == 0 && !self.is_reserved(ino) {
@@ -128,8 +131,14 @@ impl Checker<'_> {
             if self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
                 self.check_raw(ino, record);
             }
+            // One that was deleted still has its checksum.
+            if !self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
+                self.check_raw(ino, record);
+            }
             // Reserved inodes may have blocks without a link: resize, bad blocks.
-            if !self.is_reserved(ino) || field32(record, 0x1c) == 0 && mode == 0 {
+            let has_blocks = field32(record, 0x1c) != 0
+                || ino == BAD_BLOCKS && record.get(0x28..0x64).is_some_and(|area| area != [0; 60]);
+            if !self.is_reserved(ino) || !has_blocks && mode == 0 {
                 return Ok(());
             }
         } else if links == 0 && mode == 0 {
@@ -149,6 +158,43 @@ impl Checker<'_> {
         }
     }
 
+    /// Reserved inodes that nothing uses are empty.
+    fn check_reserved_inode(&mut self, ino: Ino, record: &[u8]) {
+        let sb = &self.sb;
+        let is_used = match ino {
+            Ino::USER_QUOTA | Ino::GROUP_QUOTA => {
+                [sb.user_quota_inode, sb.group_quota_inode, sb.project_quota_inode].contains(&ino)
+            }
+            Ino::JOURNAL => sb.journal_inode == ino,
+            // Bad blocks, the root, the boot loader and the reserve for growth have rules of their own.
+            Ino(1 | 2 | 5) | Ino::RESIZE => true,
+            _ => !self.is_reserved(ino),
+        };
+        let holds = match ino {
+            Ino::USER_QUOTA | Ino::GROUP_QUOTA | Ino::JOURNAL => {
+                [0x1c, 0x28].iter().any(|at| field32(record, *at) != 0)
+                    || field16(record, 0x1a) != 0
+            }
+            _ => field16(record, 0) != 0,
+        };
+        if !is_used && holds && ino.0 < sb.first_inode.0 {
+            let (field, why) = ("a reserved inode", "which holds something that nothing uses");
+            self.problem(Problem::SpecialInode { field, ino, why });
+        }
+    }
+
+    /// Inodes without links that seem to be on the list of orphans, which is a chain of such numbers.
+    fn note_low_dtime(&mut self, ino: Ino, record: &[u8], links: u16) {
+        let dtime = field32(record, 0x14);
+        let inodes = self.sb.inodes_count;
+        let times = [self.sb.write_time, self.sb.mount_time, self.sb.mkfs_time];
+        // A clock that begins at 0 makes such times, too.
+        let is_early = times.iter().any(|time| *time != 0 && *time < i64::from(inodes));
+        if dtime != 0 && dtime < inodes && !is_early && !self.is_reserved(ino) {
+            self.low_dtimes.push((ino, dtime, links));
+        }
+    }
+
     /// The checksum; and the inode of bad blocks has blocks and nothing else.
     fn check_raw(&mut self, ino: Ino, record: &[u8]) {
         if let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
@@ -162,12 +208,12 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a field of the superblock names the inode.
+    /// Returns whether a field of the superblock names the inode, which has no name then, except
+    /// for a journal among ordinary inodes.
     pub(crate) fn is_special(&self, ino: Ino) -> bool {
         let sb = &self.sb;
         self.is_reserved(ino)
             || [
-                sb.journal_inode,
                 sb.user_quota_inode,
                 sb.group_quota_inode,
                 sb.project_quota_inode,
@@ -178,7 +224,9 @@ impl Checker<'_> {
 
     fn check_inode(&mut self, ino: Ino, inode: &Inode, record: &[u8]) -> Result<(), CheckError> {
         let kind = inode.kind();
-        let keep = kind == Some(FileKind::Directory) || self.is_special(ino);
+        let keep = kind == Some(FileKind::Directory)
+            || self.is_special(ino)
+            || ino == self.sb.journal_inode;
         if kind.is_none() && !(self.is_reserved(ino) && inode.mode == 0) {
             self.problem(Problem::Mode { ino, mode: inode.mode });
         }
@@ -192,13 +240,21 @@ impl Checker<'_> {
             self.problem(Problem::Size { ino, size, why: "its high half has no meaning here" });
         }
         self.check_flags(ino, inode);
+        self.check_reserved(ino, record);
         let is_inline = inode.flags.contains(InodeFlags::INLINE_DATA);
         let space_at = 128usize.saturating_add(usize::from(inode.extra_isize));
         let space = match self.sb.inode_size {
             ..=128 => &[],
             _ => record.get(space_at..).unwrap_or(&[]),
         };
+        if inode.file_acl.0 != 0 && !self.sb.features.has_compat(Compat::EXT_ATTR) {
+            let (field, found) = ("i_file_acl", inode.file_acl.0);
+            self.problem(Problem::Reserved { ino, field, found });
+        }
         let attributes = self.check_xattrs(ino, space, inode.file_acl, is_inline)?;
+        if inode.flags.contains(InodeFlags::ENCRYPT) {
+            self.check_encryption(ino, attributes.context.as_deref());
+        }
 
         let seed = inode_seed(self.seed, ino, inode.generation);
         let runs_from = self.runs.len() as u32;
@@ -215,6 +271,17 @@ impl Checker<'_> {
             self.walk_extents(&mut map, &inode.block)?;
         } else if has_map {
             self.walk_indirect(&mut map, &inode.block)?;
+        }
+        if kind == Some(FileKind::Directory) {
+            self.check_reach(ino, &mut map);
+        }
+        if kind == Some(FileKind::Regular)
+            && inode.size >= 1 << 31
+            && !self.sb.features.has_ro_compat(RoCompat::LARGE_FILE)
+            && !self.lacks_large_file
+        {
+            self.lacks_large_file = true;
+            self.problem(Problem::Feature { name: "large_file", why: "a file has 2 GiB or more" });
         }
         let ratio = u64::from(self.sb.cluster_ratio());
         let sectors_per_block = u64::from(self.sb.block_size.bytes() / 512);
@@ -284,7 +351,13 @@ impl Checker<'_> {
             kind,
             Some(FileKind::Regular | FileKind::Directory | FileKind::Symlink) | None
         );
+        let is_bigalloc = self.sb.bigalloc() && !self.is_special(ino) && !inode.is_fast_symlink();
+        let is_mapped = InodeFlags::EXTENTS | InodeFlags::INLINE_DATA;
         let rules = [
+            (
+                is_bigalloc && is_file && kind.is_some() && !flags.intersects(is_mapped),
+                "a file system with bigalloc",
+            ),
             (
                 flags.contains(InodeFlags::EXTENTS) && !features.has_incompat(Incompat::EXTENTS),
                 "a file system without extents",
@@ -314,6 +387,10 @@ impl Checker<'_> {
                 "what an inode of a value may be",
             ),
             (
+                flags.contains(InodeFlags::IMAGIC) && !features.has_compat(Compat::IMAGIC_INODES),
+                "a file system without imagic_inodes",
+            ),
+            (
                 flags.contains(InodeFlags::INDEX) && kind != Some(FileKind::Directory),
                 "a file that is no directory",
             ),
@@ -339,6 +416,56 @@ impl Checker<'_> {
             if broken {
                 self.problem(Problem::Flags { ino, flags: flags.bits(), with });
             }
+        }
+    }
+
+    /// Fields of records that mean nothing here.
+    fn check_reserved(&mut self, ino: Ino, record: &[u8]) {
+        if self.is_reserved(ino) || self.sb.creator_os != 0 {
+            return;
+        }
+        let has_huge = self.sb.features.has_ro_compat(RoCompat::HUGE_FILE);
+        let is_wide = self.sb.features.has_incompat(Incompat::SIXTY_FOUR_BIT);
+        for (field, found, may_be) in [
+            ("i_faddr", u64::from(field32(record, 0x70)), false),
+            ("i_blocks_hi", u64::from(field16(record, 0x74)), has_huge),
+            ("i_file_acl_hi", u64::from(field16(record, 0x76)), is_wide),
+        ] {
+            if found != 0 && !may_be {
+                self.problem(Problem::Reserved { ino, field, found });
+            }
+        }
+    }
+
+    /// How far a directory may reach, and that all of it is written.
+    fn check_reach(&mut self, ino: Ino, map: &mut Map) {
+        let blocks = (2u64 << 30) >> self.sb.block_size.log2();
+        if map.end > blocks && !self.sb.features.has_incompat(Incompat::LARGEDIR) {
+            let block = map.end - 1;
+            self.problem(Problem::FileBlock { ino, block });
+            map.is_damaged = true;
+        }
+        if map.has_unwritten {
+            self.problem(Problem::Unwritten { ino });
+        }
+    }
+
+    /// The context that an encrypted inode needs: version 1 of 28 bytes, or version 2 of 40.
+    fn check_encryption(&mut self, ino: Ino, context: Option<&[u8]>) {
+        let Some(context) = context else {
+            self.problem(Problem::Encryption { ino, why: "but has no context" });
+            return;
+        };
+        let policy = match (context.first(), context.len()) {
+            (Some(1), 28) => context.get(..12),
+            (Some(2), 40) => context.get(..24),
+            // A later version: nothing is known of it.
+            (Some(version), _) if *version > 2 => return,
+            _ => None,
+        };
+        match policy {
+            Some(policy) => drop(self.policies.insert(ino.0, policy.to_vec())),
+            None => self.problem(Problem::Encryption { ino, why: "and its context is damaged" }),
         }
     }
 
@@ -406,10 +533,38 @@ impl Checker<'_> {
                 if inode.size != 0 {
                     self.problem(Problem::Special { ino, why: "it has a size" });
                 }
+                if self.looks_like_directory(ino, inode)? {
+                    self.problem(Problem::Special { ino, why: "it is a directory" });
+                }
                 Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether the first block in the map begins with a `.` that refers to the inode
+    /// itself.
+    fn looks_like_directory(&self, ino: Ino, inode: &Inode) -> Result<bool, CheckError> {
+        let block = u64::from(field32(&inode.block, 0));
+        if inode.flags.contains(InodeFlags::INLINE_DATA) {
+            // The parent, then entries.
+            let inodes = self.sb.inodes_count;
+            let entry = dir::decode_entry(inode.block.get(4..).unwrap_or(&[]), 0, self.dir_layout);
+            let is_parent = (1..=u64::from(inodes)).contains(&block);
+            return Ok(is_parent
+                && entry.is_ok_and(|entry| {
+                    let is_name = entry.ino.0 <= inodes && !entry.name.is_empty();
+                    // An empty directory is one free entry.
+                    if entry.is_used() { is_name } else { entry.rec_len == 56 }
+                }));
+        }
+        if !self.in_range(block, 1) || inode.size == 0 && field32(&inode.block, 4) != 0 {
+            return Ok(false);
+        }
+        let mut bytes = Vec::new();
+        self.read_block(block, &mut bytes)?;
+        let is_dot = bytes.get(6) == Some(&1) && bytes.get(8) == Some(&b'.');
+        Ok(is_dot && field32(&bytes, 0) == ino.0 && field16(&bytes, 4) == 12)
     }
 
     fn check_symlink(&mut self, ino: Ino, inode: &Inode, map: &Map) -> Result<(), CheckError> {
@@ -423,9 +578,13 @@ impl Checker<'_> {
         if inode.flags.contains(InodeFlags::INLINE_DATA) || map.is_damaged {
             return Ok(());
         }
-        let until_nul = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0);
+        // An encrypted target begins with its own length.
+        let stored = |bytes: &[u8]| match encrypted {
+            true => Some(usize::from(field16(bytes, 0)) + 2).filter(|len| *len < bytes.len()),
+            false => bytes.iter().position(|byte| *byte == 0),
+        };
         if inode.is_fast_symlink() {
-            if !encrypted && until_nul(&inode.block) != usize::try_from(inode.size).ok() {
+            if stored(&inode.block) != usize::try_from(inode.size).ok() {
                 wrong("its target is not as long as it says");
             }
             return Ok(());
@@ -437,7 +596,7 @@ impl Checker<'_> {
         let Some(start) = self.symlink_block(inode) else { return Ok(()) };
         let mut bytes = Vec::new();
         self.read_block(start.0, &mut bytes)?;
-        if !encrypted && until_nul(&bytes) != usize::try_from(inode.size).ok() {
+        if stored(&bytes) != usize::try_from(inode.size).ok() {
             let why = "its target is not as long as it says";
             self.problem(Problem::Symlink { ino, why });
         }
@@ -451,7 +610,8 @@ impl Checker<'_> {
             let first = node.extents().next()?.device_start;
             return self.in_range(first.0, 1).then_some(first);
         }
-        extant_format::indirect::block_at(&inode.block, 0)?
+        extant_format::indirect::block_at(&inode.block, 0)
+            .block()
             .filter(|block| self.in_range(block.0, 1))
     }
 }

@@ -1,12 +1,13 @@
-//! Checks everything an ext2/3/4 image says against everything else it says.
+//! Checks the structures of an ext2/3/4 image against each other.
 //!
 //! # Place
 //!
 //! Above `extant-format` and `extant-block`, beside `extant` and `extant-image`, which it does not
-//! use: it is an oracle for what they write. For that it shares the decoders, which e2fsprogs
-//! proves, and the table of features of `extant-layout`, so that what extant can write it can check;
-//! but no rule of where things lie: it works out backups and descriptors itself (`heads`).
-//! It reads metadata only, never writes, and repairs nothing.
+//! use: it is an oracle for what they write. For that it shares the decoders, which are tested
+//! against e2fsprogs, and the table of features of `extant-layout`, so that it can check every
+//! image that extant can write; but it shares no rule about places: it computes those of backups
+//! and descriptors itself (`heads`). It reads metadata only and never writes. A repair uses its
+//! findings ([`examine`]).
 //!
 //! # Shape
 //!
@@ -15,30 +16,33 @@
 //! inodes    every inode in use, in order of number; its map and attributes claim theirs
 //!   map       extents, indirect blocks      xattrs    attribute areas and blocks
 //! dirs      every directory: blocks, names, index; counts links
-//! links     what is reachable, how many links, orphans
+//! links     reachability, link counts, orphans
 //! special   journal, orphan file, quota files, resize inode
-//! groups    bitmaps and counts against what was claimed
+//! groups    bitmaps and counts against the claims
 //! ```
 //!
 //! # Invariants
 //!
-//! - Nothing on the image makes it panic, or loop or allocate without bound: a block that was
-//!   claimed before is not descended into, so work is bounded by the blocks of the file system,
-//!   and memory by a bit for each block and some words for each inode of groups in use.
-//! - An image is *clean* exactly when `e2fsck -fn` finds nothing to change; where we differ,
-//!   `docs/testing.md` says so.
+//! - No image makes it panic, or loop or allocate without bound: a block that was claimed before is
+//!   not descended into, so work is bounded by the blocks of the file system, and memory by a bit
+//!   for each block and some words for each inode of groups in use.
+//! - An image is *clean* exactly when `e2fsck -fn` finds nothing to change; `docs/testing.md` lists
+//!   the differences.
 #![forbid(unsafe_code)]
 
 mod checker;
 mod claims;
 mod code;
+mod describe;
 mod dirs;
+mod examination;
 mod groups;
 mod heads;
 mod htree;
 mod inodes;
 mod links;
 mod map;
+mod meet;
 mod problem;
 mod report;
 mod special;
@@ -46,6 +50,9 @@ mod xattrs;
 
 use extant_block::BlockDevice;
 
+pub use describe::{Objects, Severity};
+pub use examination::{Examination, InodeView};
+pub use meet::{Answer, Meet, ReportAll};
 pub use problem::Problem;
 pub use report::{CheckError, CheckOptions, Counts, ImageState, Report};
 
@@ -56,17 +63,48 @@ pub use report::{CheckError, CheckOptions, Counts, ImageState, Report};
 /// [`CheckError`] when there is nothing to be checked, or the device fails. Everything that is
 /// wrong with the image itself is in the report.
 pub fn check(device: &dyn BlockDevice, options: &CheckOptions) -> Result<Report, CheckError> {
-    let mut checker = match checker::Checker::open(device, *options)? {
+    examine(device, options, &mut ReportAll).map(|found| found.report)
+}
+
+/// Checks the whole image on `device` as [`check`] does, calls `meet` at each broken rule, and
+/// returns its findings about the image for a repair.
+///
+/// Memory: that of [`check`], and the problems that `meet` wants fixed.
+///
+/// # Errors
+///
+/// As [`check`].
+pub fn examine(
+    device: &dyn BlockDevice,
+    options: &CheckOptions,
+    meet: &mut dyn Meet,
+) -> Result<Examination, CheckError> {
+    let mut checker = match checker::Checker::open(device, *options, meet)? {
         Ok(checker) => checker,
-        Err(report) => return Ok(report),
+        Err(report) => return Ok(Examination::of_nothing(report)),
     };
-    checker.read_groups()?;
-    checker.read_inodes()?;
-    checker.check_special()?;
-    checker.check_directories()?;
-    checker.check_links();
-    checker.check_values();
-    checker.check_quota()?;
-    checker.check_bitmaps()?;
-    Ok(checker.finish())
+    type Step = fn(&mut checker::Checker<'_>) -> Result<(), CheckError>;
+    let steps: [Step; 8] = [
+        |checker| checker.read_groups(),
+        |checker| checker.read_inodes(),
+        |checker| checker.check_special(),
+        |checker| checker.check_directories(),
+        |checker| {
+            checker.check_links();
+            Ok(())
+        },
+        |checker| {
+            checker.check_values();
+            Ok(())
+        },
+        |checker| checker.check_quota(),
+        |checker| checker.check_bitmaps(),
+    ];
+    for step in steps {
+        if checker.is_stopped {
+            break;
+        }
+        step(&mut checker)?;
+    }
+    Ok(Examination::of(checker))
 }

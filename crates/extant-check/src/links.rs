@@ -1,4 +1,4 @@
-//! What is reachable from the root, how many links each inode has, and who may be without any.
+//! Reachability from the root, link counts, and inodes that may be without links.
 
 use extant_base::Ino;
 use extant_format::features::RoCompat;
@@ -113,7 +113,7 @@ impl Checker<'_> {
     }
 }
 
-/// Where `..` must lead; 0 when nothing leads to the directory.
+/// Returns where `..` must lead; 0 when nothing leads to the directory.
 fn wanted_parent(info: &Info) -> Ino {
     if info.ino == Ino::ROOT { Ino::ROOT } else { info.parent }
 }

@@ -7,7 +7,7 @@ use extant_format::indirect;
 use crate::checker::{Checker, Run};
 use crate::{CheckError, Problem};
 
-/// What a walk over one map found.
+/// Result of a walk over one map.
 #[derive(Debug)]
 pub(crate) struct Map {
     pub(crate) ino: Ino,
@@ -144,6 +144,14 @@ impl Checker<'_> {
                 self.problem(Problem::Cluster { ino: map.ino, file_block, block });
                 map.is_damaged = true;
             }
+            if map.last.is_some_and(|(of_file, of_device)| {
+                of_file == file_start >> bits && of_device != start >> bits
+            }) {
+                let file_block = FileBlock(u32::try_from(file_start).unwrap_or(u32::MAX));
+                let block = FsBlock(start);
+                self.problem(Problem::ClusterSplit { ino: map.ino, file_block, block });
+                map.is_damaged = true;
+            }
             if map.last == Some((file_start >> bits, start >> bits)) {
                 // The rest of a cluster that the run before began.
                 let rest = (mask + 1 - (start & mask)).min(left);
@@ -173,7 +181,7 @@ impl Checker<'_> {
         let mut file_start = u64::from(indirect::DIRECT);
         for depth in 1..=3u8 {
             let slot = indirect::DIRECT + u32::from(depth) - 1;
-            if let Some(Some(block)) = indirect::block_at(i_block, slot) {
+            if let indirect::Slot::Block(block) = indirect::block_at(i_block, slot) {
                 self.walk_pointers(map, block.0, depth, file_start)?;
             }
             file_start += indirect::span(depth, size);

@@ -1,4 +1,4 @@
-//! What can be wrong with an image: one variant per broken rule, with the numbers.
+//! Problems of an image: one variant per broken rule, with the numbers.
 
 use extant_base::{FileBlock, FsBlock, GroupIndex, Ino};
 use extant_format::dir::{DirFault, FileType};
@@ -9,6 +9,7 @@ use extant_format::htree::HtreeFault;
 use extant_format::inline::InlineFault;
 use extant_format::inode::InodeError;
 use extant_format::jbd2::JournalFault;
+use extant_format::mmp::MmpError;
 use extant_format::orphan::OrphanError;
 use extant_format::quota::{QuotaError, QuotaKind};
 use extant_format::xattr::XattrFault;
@@ -43,15 +44,26 @@ pub enum Problem {
     ExtraSize {
         /// The field of the superblock.
         field: &'static str,
-        /// Its value.
+        /// Value found.
         found: u16,
-        /// What an inode has room for.
+        /// Largest value for which an inode has room.
         max: u16,
     },
+    /// Something needs a feature that the superblock does not have.
+    #[error("feature {name} is off, but {why}")]
+    Feature {
+        /// Name of the feature.
+        name: &'static str,
+        /// Reason why it is needed.
+        why: &'static str,
+    },
+    /// The block for multiple-mount protection.
+    #[error("{0}")]
+    Mmp(MmpError),
     /// A total of the superblock.
     #[error("the superblock counts {stored} {what}, there are {counted}")]
     SuperblockCount {
-        /// What is counted.
+        /// The quantity counted.
         what: &'static str,
         /// The field.
         stored: u64,
@@ -61,7 +73,7 @@ pub enum Problem {
     /// The resize inode does not list the reserved descriptor blocks.
     #[error("the resize inode: {what}")]
     ResizeInode {
-        /// What is wrong.
+        /// The rule that it breaks.
         what: &'static str,
     },
 
@@ -74,9 +86,9 @@ pub enum Problem {
     OutsideGroup {
         /// The group.
         group: GroupIndex,
-        /// What.
+        /// Name of the structure.
         what: &'static str,
-        /// Where.
+        /// Block of the structure.
         block: FsBlock,
     },
     /// Two pieces of fixed metadata lie on one block.
@@ -84,7 +96,7 @@ pub enum Problem {
     MetadataOverlap {
         /// The group.
         group: GroupIndex,
-        /// What.
+        /// Name of the structure.
         what: &'static str,
         /// First block that both have.
         block: FsBlock,
@@ -115,7 +127,7 @@ pub enum Problem {
         group: GroupIndex,
         /// First block whose bit is wrong.
         block: FsBlock,
-        /// Whether its bit is set.
+        /// Value of its bit.
         marked: bool,
         /// How many bits are wrong.
         differences: u32,
@@ -130,12 +142,12 @@ pub enum Problem {
         group: GroupIndex,
         /// First inode whose bit is wrong.
         ino: Ino,
-        /// Whether its bit is set.
+        /// Value of its bit.
         marked: bool,
         /// How many bits are wrong.
         differences: u32,
     },
-    /// A group whose bitmap or table is said to be uninitialised has something in use.
+    /// A group whose bitmap or table is marked as uninitialised has something in use.
     #[error("group {group} is marked {flag}, but {found} of it are in use")]
     UninitUsed {
         /// The group.
@@ -145,7 +157,7 @@ pub enum Problem {
         /// Clusters, or inodes.
         found: u32,
     },
-    /// An inode in use lies in the part of the table that is said to be unused.
+    /// An inode in use lies in the part of the table that is marked as unused.
     #[error("inode {ino} is in use, but the last {unused} of group {group} are marked unused")]
     TableUnused {
         /// The group.
@@ -160,12 +172,21 @@ pub enum Problem {
     GroupCount {
         /// The group.
         group: GroupIndex,
-        /// What is counted.
+        /// The quantity counted.
         what: &'static str,
         /// The field.
         stored: u32,
         /// The truth.
         counted: u32,
+    },
+
+    /// A group is marked as having no bitmap, or no table, on a file system without such marks.
+    #[error("group {group} has flags {flags:#x}, but no checksum")]
+    GroupFlags {
+        /// The group.
+        group: GroupIndex,
+        /// `bg_flags`.
+        flags: u16,
     },
 
     // Inodes.
@@ -174,7 +195,7 @@ pub enum Problem {
     Inode {
         /// The inode.
         ino: Ino,
-        /// What.
+        /// Error of the decoder.
         source: InodeError,
     },
     /// A type of file that does not exist, or not allowed for this inode.
@@ -192,7 +213,7 @@ pub enum Problem {
         ino: Ino,
         /// `i_flags`.
         flags: u32,
-        /// What they contradict.
+        /// The contradicting field.
         with: &'static str,
     },
     /// A deletion time in an inode in use, or none in a deleted one.
@@ -204,6 +225,30 @@ pub enum Problem {
         dtime: u32,
         /// `i_links_count`.
         links: u16,
+    },
+    /// A field that must be zero here.
+    #[error("inode {ino}: {field} is {found}, must be 0")]
+    Reserved {
+        /// The inode.
+        ino: Ino,
+        /// The field.
+        field: &'static str,
+        /// Value found.
+        found: u64,
+    },
+    /// Blocks of a directory are unwritten.
+    #[error("directory {ino}: some of its blocks are marked unwritten")]
+    Unwritten {
+        /// The directory.
+        ino: Ino,
+    },
+    /// An inode lacks data that encryption needs.
+    #[error("inode {ino} is marked encrypted, {why}")]
+    Encryption {
+        /// The inode.
+        ino: Ino,
+        /// Why that cannot be.
+        why: &'static str,
     },
     /// The size does not fit what is mapped, or the type of file.
     #[error("inode {ino}: size {size}, but {why}")]
@@ -230,7 +275,7 @@ pub enum Problem {
     Extent {
         /// The inode.
         ino: Ino,
-        /// What.
+        /// Fault found by the decoder.
         source: ExtentFault,
     },
     /// `eh_max` is not what a node has room for.
@@ -260,7 +305,19 @@ pub enum Problem {
         ino: Ino,
         /// The file block.
         file_block: FileBlock,
-        /// Where it is.
+        /// Block of the structure.
+        block: FsBlock,
+    },
+    /// The blocks of one cluster of a file lie in two clusters of the device.
+    #[error(
+        "inode {ino}: the cluster of file block {file_block} lies in two clusters, one at {block}"
+    )]
+    ClusterSplit {
+        /// The inode.
+        ino: Ino,
+        /// The file block.
+        file_block: FileBlock,
+        /// Block of the structure.
         block: FsBlock,
     },
     /// A block number outside of the file system.
@@ -294,10 +351,10 @@ pub enum Problem {
     Inline {
         /// The inode.
         ino: Ino,
-        /// What.
+        /// Fault found by the decoder.
         source: InlineFault,
     },
-    /// A symbolic link whose target is not as long as its size, or not where it belongs.
+    /// A symbolic link has a target of another length than its size, or in the wrong place.
     #[error("inode {ino}: symbolic link, {why}")]
     Symlink {
         /// The inode.
@@ -330,7 +387,7 @@ pub enum Problem {
     Xattr {
         /// The inode.
         ino: Ino,
-        /// What.
+        /// Fault found by the decoder.
         source: XattrFault,
     },
     /// The checksum of an attribute block.
@@ -348,9 +405,9 @@ pub enum Problem {
     XattrName {
         /// The inode.
         ino: Ino,
-        /// Where in the area.
+        /// Offset in the area.
         offset: u32,
-        /// Its prefix.
+        /// Index of its name's prefix.
         index: u8,
     },
     /// The hash of an entry.
@@ -360,7 +417,7 @@ pub enum Problem {
     XattrEntryHash {
         /// The inode.
         ino: Ino,
-        /// Where in the area.
+        /// Offset in the area.
         offset: u32,
         /// `e_hash`.
         stored: u32,
@@ -388,7 +445,7 @@ pub enum Problem {
     /// An inode that holds a value: missing, of the wrong kind or size, or wrongly counted.
     #[error("inode {ino}: the attribute value in inode {value}: {why}")]
     XattrInode {
-        /// Who refers to it, or the inode itself.
+        /// The inode that refers to it, or the inode itself.
         ino: Ino,
         /// The inode of the value.
         value: Ino,
@@ -404,7 +461,7 @@ pub enum Problem {
         dir: Ino,
         /// Which of its blocks.
         block: FileBlock,
-        /// What.
+        /// Fault found by the decoder.
         source: DirFault,
     },
     /// A directory without blocks, or with holes or unwritten blocks.
@@ -422,9 +479,9 @@ pub enum Problem {
         dir: Ino,
         /// "." or "..".
         name: &'static str,
-        /// Where it leads; 0 when it is missing.
+        /// Inode found; 0 when the entry is missing.
         found: Ino,
-        /// Where it should.
+        /// Correct inode.
         wanted: Ino,
     },
     /// No zero byte behind `.` or `..`.
@@ -494,7 +551,7 @@ pub enum Problem {
         dir: Ino,
         /// Which of its blocks.
         block: FileBlock,
-        /// What.
+        /// Fault found by the decoder.
         source: HtreeFault,
     },
     /// A block of an indexed directory that the index has not, or twice.
@@ -507,7 +564,7 @@ pub enum Problem {
         /// How often.
         times: u8,
     },
-    /// A name whose hash does not belong into its leaf.
+    /// A name has a hash that does not belong to its leaf.
     #[error(
         "directory {dir}, block {block}: a name with hash {hash:#x} outside {from:#x}..={to:#x}"
     )]
@@ -601,7 +658,7 @@ pub enum Problem {
     Quota {
         /// Which.
         kind: QuotaKind,
-        /// What.
+        /// Error of the decoder.
         source: QuotaError,
     },
     /// A quota file is not what its number says.

@@ -1,15 +1,15 @@
-//! What is asked of a check, and what it says.
+//! Options and results of a check.
 
 use extant_block::DeviceError;
 use extant_format::superblock::SuperblockError;
 
 use crate::problem::Problem;
 
-/// What counts as a problem.
+/// Options of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CheckOptions {
-    /// A journal that needs to be replayed is a problem. What the log holds is not looked at: the
-    /// image is checked as it lies there.
+    /// Whether a journal that needs a replay is a problem. Transactions in the log are ignored: the
+    /// image is checked as it is on the device.
     pub require_replayed: bool,
     /// Orphans on the list or in the file are a problem.
     pub require_no_orphans: bool,
@@ -53,7 +53,7 @@ pub enum CheckError {
     },
 }
 
-/// What there is.
+/// Counts of the objects of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Inodes in use, reserved ones included.
@@ -66,12 +66,12 @@ pub struct Counts {
     pub value_inodes: u32,
 }
 
-/// What the image says of itself.
+/// State recorded in the image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ImageState {
     /// The journal has transactions to replay.
     pub needs_recovery: bool,
-    /// It was unmounted cleanly.
+    /// Whether it was unmounted cleanly.
     pub is_clean: bool,
     /// Errors were seen while it was mounted.
     pub has_errors: bool,
@@ -86,9 +86,9 @@ pub struct Report {
     pub problems: Vec<Problem>,
     /// How many more there are than in `problems`.
     pub dropped: u64,
-    /// What there is.
+    /// Counts of its objects.
     pub counts: Counts,
-    /// What the image says of itself.
+    /// State recorded in the image.
     pub state: ImageState,
 }
 

@@ -3,17 +3,33 @@
 use std::collections::BTreeMap;
 
 use extant_base::{FsBlock, GroupIndex, Ino};
-use extant_format::features::{Compat, RoCompat};
+use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode};
 use extant_format::jbd2::JournalSuperblock;
+use extant_format::mmp::Mmp;
 use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaFile, QuotaKind};
 
-use crate::checker::{Checker, Info};
+use crate::checker::{Checker, Info, Run};
 use crate::heads::superblock_groups;
 use crate::inodes::field32;
 use crate::map::Map;
 use crate::{CheckError, Problem};
+
+/// Fewest blocks of a journal.
+const JOURNAL_BLOCKS_MIN: u32 = 1024;
+
+/// Returns whether runs in order of the file map its first `blocks` blocks without a hole.
+fn is_whole(runs: &[Run], blocks: u64) -> bool {
+    let mut next = 0;
+    for run in runs {
+        if u64::from(run.file_start) != next {
+            return false;
+        }
+        next += u64::from(run.len);
+    }
+    next >= blocks
+}
 
 /// Largest quota file that is read: 3 million ids.
 const QUOTA_MAX_BYTES: u64 = 256 << 20;
@@ -21,22 +37,47 @@ const QUOTA_MAX_BYTES: u64 = 256 << 20;
 impl Checker<'_> {
     /// The journal and the orphans.
     pub(crate) fn check_special(&mut self) -> Result<(), CheckError> {
-        if self.sb.features.has_compat(Compat::HAS_JOURNAL) && self.sb.journal_inode.0 != 0 {
+        let has_journal = self.sb.features.has_compat(Compat::HAS_JOURNAL);
+        if has_journal && self.sb.journal_inode.0 != 0 {
             self.check_journal()?;
+        }
+        if !has_journal && self.sb.journal_inode.0 != 0 {
+            self.problem(Problem::JournalState { why: "there is one, but the feature is off" });
         }
         let has_reserve =
             self.sb.features.has_compat(Compat::RESIZE_INODE) && self.sb.reserved_gdt_blocks != 0;
         if has_reserve && self.info(Ino::RESIZE).is_none() {
             self.problem(Problem::ResizeInode { what: "it is empty" });
         }
+        self.check_mmp()?;
         self.follow_orphan_list();
         if self.sb.features.has_compat(Compat::ORPHAN_FILE) {
             self.check_orphan_file()?;
+        }
+        for (ino, dtime, links) in std::mem::take(&mut self.low_dtimes) {
+            if !self.info(ino).is_some_and(|info| info.is_orphan) {
+                self.problem(Problem::Dtime { ino, dtime, links });
+            }
         }
         let count = self.infos.iter().filter(|info| info.is_orphan).count() as u32;
         self.state_mut().orphans = count;
         if count != 0 && self.options.require_no_orphans {
             self.problem(Problem::Orphans { count });
+        }
+        Ok(())
+    }
+
+    /// The block by which hosts tell each other that they have the file system.
+    fn check_mmp(&mut self) -> Result<(), CheckError> {
+        let block = self.sb.mmp_block.0;
+        if !self.sb.features.has_incompat(Incompat::MMP) || !self.in_range(block, 1) {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        self.read_block(block, &mut bytes)?;
+        let seed = self.dir_layout.checksum.then_some(self.seed);
+        if let Err(wrong) = Mmp::decode(seed, &bytes) {
+            self.problem(Problem::Mmp(wrong));
         }
         Ok(())
     }
@@ -82,6 +123,8 @@ impl Checker<'_> {
             (u64::from(journal.len) > mapped, "it is longer than its file"),
             (journal.is_dirty() && !recover, "it has transactions, but needs no recovery"),
             (journal.errno != 0, "it was aborted by an error"),
+            (journal.len < JOURNAL_BLOCKS_MIN, "it is shorter than a journal may be"),
+            (!is_whole(&runs, info.size / u64::from(self.sb.block_size.bytes())), "it has holes"),
         ] {
             if broken {
                 self.problem(Problem::JournalState { why });
@@ -210,7 +253,8 @@ impl Checker<'_> {
         }
     }
 
-    fn compare_quota(&mut self, kind: QuotaKind, owner: usize, file: &QuotaFile) {
+    /// Bytes and inodes in use by each user (0), group (1) or project (2).
+    pub(crate) fn usage(&self, owner: usize) -> BTreeMap<u32, (u64, u64)> {
         let mut usage = BTreeMap::<u32, (u64, u64)>::new();
         let hidden = [self.sb.project_quota_inode, self.sb.orphan_file_inode];
         for info in &self.infos {
@@ -224,6 +268,11 @@ impl Checker<'_> {
             sum.0 = sum.0.saturating_add(bytes);
             sum.1 = sum.1.saturating_add(1).saturating_add(u64::from(info.value_inodes));
         }
+        usage
+    }
+
+    fn compare_quota(&mut self, kind: QuotaKind, owner: usize, file: &QuotaFile) {
+        let mut usage = self.usage(owner);
         for entry in &file.entries {
             let (bytes, inodes) = usage.remove(&entry.id).unwrap_or_default();
             if (entry.space_bytes, entry.inodes) != (bytes, inodes) {

@@ -7,7 +7,7 @@ use extant_format::xattr::{self, NameIndex, Value, XattrArea};
 use crate::checker::{Checker, SharedBlock, ValueRef};
 use crate::{CheckError, Problem};
 
-/// What an inode's attributes add to it.
+/// Contributions of an inode's attributes.
 #[derive(Default)]
 pub(crate) struct Attributes {
     /// `system.data`.
@@ -17,6 +17,16 @@ pub(crate) struct Attributes {
     pub(crate) value_inodes: u32,
     /// A block is used.
     pub(crate) has_block: bool,
+    /// `encryption.c`.
+    pub(crate) context: Option<Vec<u8>>,
+}
+
+/// Returns how an inode is encrypted, if one of its attributes says so.
+fn context_of(area: &XattrArea<'_>) -> Option<Vec<u8>> {
+    match area.find(NameIndex::ENCRYPTION, b"c")?.value {
+        Value::Here(value) => Some(value.to_vec()),
+        Value::InInode { .. } => None,
+    }
 }
 
 impl Checker<'_> {
@@ -33,6 +43,7 @@ impl Checker<'_> {
             Ok(None) => {}
             Ok(Some(area)) => {
                 let (bytes, inodes) = self.check_area(ino, &area, true);
+                found.context = context_of(&area);
                 found.value_bytes = bytes;
                 found.value_inodes = inodes;
                 if keep_inline
@@ -56,6 +67,7 @@ impl Checker<'_> {
             shared.counted = shared.counted.saturating_add(1);
             found.value_bytes = found.value_bytes.saturating_add(shared.value_bytes);
             found.value_inodes = found.value_inodes.saturating_add(shared.value_inodes);
+            found.context = found.context.or_else(|| shared.context.clone());
             return Ok(found);
         }
         if !self.claim(ino, block.0, 1) {
@@ -64,6 +76,7 @@ impl Checker<'_> {
         let shared = self.read_xattr_block(ino, block)?;
         found.value_bytes = found.value_bytes.saturating_add(shared.value_bytes);
         found.value_inodes = found.value_inodes.saturating_add(shared.value_inodes);
+        found.context = found.context.or_else(|| shared.context.clone());
         self.xattr_blocks.insert(block.0, shared);
         Ok(found)
     }
@@ -71,7 +84,7 @@ impl Checker<'_> {
     fn read_xattr_block(&mut self, ino: Ino, block: FsBlock) -> Result<SharedBlock, CheckError> {
         let mut bytes = Vec::new();
         self.read_block(block.0, &mut bytes)?;
-        let mut shared = SharedBlock { stored: 1, counted: 1, value_bytes: 0, value_inodes: 0 };
+        let mut shared = SharedBlock { stored: 1, counted: 1, ..SharedBlock::default() };
         let (header, area) = match xattr::decode_block(&bytes) {
             Ok(decoded) => decoded,
             Err(source) => {
@@ -90,6 +103,7 @@ impl Checker<'_> {
             self.problem(Problem::XattrBlockHash { block, stored: header.hash, computed });
         }
         (shared.value_bytes, shared.value_inodes) = self.check_area(ino, &area, false);
+        shared.context = context_of(&area);
         shared.stored = header.references;
         Ok(shared)
     }
@@ -126,6 +140,7 @@ impl Checker<'_> {
                         offset: entry.offset,
                         stored_hash: entry.hash,
                         name_hash: xattr::entry_hash_for_inode(entry.name, 0),
+                        signed_hash: xattr::entry_hash_for_inode_signed(entry.name, 0),
                     });
                 }
             }
@@ -158,11 +173,13 @@ impl Checker<'_> {
             }
             *counted.entry(value.0).or_default() += 1;
             let hash = self.value_states.get(&value.0).map_or(0, |(_, hash)| *hash);
-            if reference.stored_hash != reference.name_hash ^ hash {
+            let hashes = [reference.name_hash ^ hash, reference.signed_hash ^ hash];
+            if !hashes.contains(&reference.stored_hash) {
                 let (offset, stored) = (reference.offset, reference.stored_hash);
                 self.problem(Problem::XattrEntryHash { ino, offset, stored });
             }
         }
+        self.value_counts = counted.clone();
         for (value, (stored, _)) in std::mem::take(&mut self.value_states) {
             let counted = counted.get(&value).copied().unwrap_or(0);
             let value = Ino(value);
