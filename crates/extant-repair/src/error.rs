@@ -1,0 +1,63 @@
+//! Why a repair ends early, and why one fix does.
+
+use extant_block::DeviceError;
+use extant_check::CheckError;
+use extant_format::superblock::SuperblockError;
+
+/// Why an image cannot be repaired at all. Nothing was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RepairError {
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// There is no superblock, and no backup of one where backups are.
+    #[error("no superblock of ext2, ext3 or ext4, and no backup of one was found")]
+    NoSuperblock,
+    /// The superblock cannot be, and no backup was found.
+    #[error("{0}; and no backup was found")]
+    BadSuperblock(SuperblockError),
+    /// Features that change structures in ways unknown here.
+    #[error("unknown features: {names}")]
+    Features {
+        /// Their names.
+        names: String,
+    },
+    /// The checker gave up.
+    #[error("{0}")]
+    Check(String),
+}
+
+impl From<CheckError> for RepairError {
+    fn from(error: CheckError) -> RepairError {
+        match error {
+            CheckError::Device(source) => RepairError::Device(source),
+            CheckError::Features { names } => RepairError::Features { names },
+            other => RepairError::Check(other.to_string()),
+        }
+    }
+}
+
+/// Why one fix was not made.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    Device(DeviceError),
+    /// No free block, or no free inode.
+    Full(&'static str),
+    /// The repair cannot be decided, or is not implemented.
+    Cannot(String),
+}
+
+impl From<DeviceError> for Trouble {
+    fn from(error: DeviceError) -> Trouble {
+        Trouble::Device(error)
+    }
+}
+
+impl Trouble {
+    pub(crate) fn cannot(why: impl Into<String>) -> Trouble {
+        Trouble::Cannot(why.into())
+    }
+}
+
+pub(crate) type Fixed<T = ()> = Result<T, Trouble>;

@@ -1,0 +1,376 @@
+//! Inode records: fields that cannot be, and maps that cannot be followed.
+
+use extant_base::{BlockCount, FileBlock, FsBlock, Ino};
+use extant_check::Problem;
+use extant_format::extent::{self, Extent, ExtentState};
+use extant_format::features::Feature;
+use extant_format::inode::{FileKind, InodeError, InodeFlags};
+
+use crate::error::{Fixed, Trouble};
+use crate::map::{end_of, is_extent_node};
+use crate::record::{self, Record, put, u16_at, u32_at};
+use crate::state::State;
+use crate::xattrs;
+
+/// Sets one inode right in all that `problems` say of it.
+pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
+    let mut record = state.load(ino)?;
+    let mut wants_map = false;
+    let is_directory =
+        |problem: &Problem| matches!(problem, Problem::Special { why: "it is a directory", .. });
+    if problems.iter().any(is_directory) {
+        let mode = record.mode() & 0o7777;
+        record.put16(record::MODE, mode | FileKind::Directory.mode_bits());
+        return state.store(&record);
+    }
+    if is_short_link(&record) {
+        // The target is in the inode, and the flag of a map is wrong.
+        record.set_flag(InodeFlags::EXTENTS, false);
+        return state.store(&record);
+    }
+    for problem in problems {
+        match problem {
+            Problem::Inode { source, .. } => fix_decoding(state, &mut record, source),
+            Problem::Mode { .. } => {
+                if looks_like_directory(state, &record)? {
+                    let mode = record.mode() & 0o7777;
+                    record.put16(record::MODE, mode | FileKind::Directory.mode_bits());
+                } else if state.is_special(ino) || ino == Ino::ROOT {
+                    record.put16(record::MODE, 0o100_600);
+                } else {
+                    return state.clear_inode(&mut record);
+                }
+            }
+            Problem::Flags { with, .. } => wants_map |= fix_flags(state, &mut record, with)?,
+            Problem::Dtime { links, .. } => {
+                let time = if *links == 0 { state.now.max(1) } else { 0 };
+                record.put32(record::DTIME, time);
+            }
+            Problem::Extent { .. }
+            | Problem::ExtentRoom { .. }
+            | Problem::Cluster { .. }
+            | Problem::FileBlock { .. }
+            | Problem::BlockChecksum { .. } => wants_map = true,
+            Problem::BlockRange { block, .. } => {
+                if record.file_acl(state.is_wide()) == *block {
+                    record.set_file_acl(0, true);
+                } else {
+                    wants_map = true;
+                }
+            }
+            Problem::Reserved { field, .. } => match *field {
+                "i_faddr" => record.put32(0x70, 0),
+                "i_blocks_hi" => record.put16(record::BLOCKS_HIGH, 0),
+                "i_file_acl_hi" => record.put16(record::FILE_ACL_HIGH, 0),
+                _ => record.set_file_acl(0, true),
+            },
+            Problem::Unwritten { .. } => wants_map = true,
+            Problem::Encryption { why, .. } => {
+                if why.starts_with("and") {
+                    return state.clear_inode(&mut record);
+                }
+                record.set_flag(InodeFlags::ENCRYPT, false);
+            }
+            Problem::Symlink { .. } if !wants_map => return fix_symlink(state, record),
+            Problem::Special { .. } => fix_special(&mut record),
+            Problem::Inline { .. } => return Err(Trouble::cannot("inline data is damaged")),
+            _ => {}
+        }
+    }
+    if wants_map {
+        rebuild_map(state, &mut record)?;
+    }
+    // Fields that follow from the map, and from its kind, are set once the map is right.
+    let is_settled = !wants_map
+        && !problems.iter().any(|one| matches!(one, Problem::Flags { .. } | Problem::Inode { .. }));
+    for problem in problems {
+        match problem {
+            Problem::Size { why, .. } if is_settled => fix_size(state, &mut record, why)?,
+            Problem::Sectors { counted, .. } if is_settled => {
+                state.set_sectors(&mut record, *counted);
+            }
+            _ => {}
+        }
+    }
+    state.store(&record)
+}
+
+/// Returns whether a symbolic link is marked as having an extent tree, and has its target in the
+/// place of the map.
+fn is_short_link(record: &Record) -> bool {
+    let area = record.block_area();
+    let size = record.size() as usize;
+    record.kind() == Some(FileKind::Symlink)
+        && record.has(InodeFlags::EXTENTS)
+        && !record.has(InodeFlags::ENCRYPT)
+        && (1..60).contains(&size)
+        && area.iter().position(|byte| *byte == 0) == Some(size)
+}
+
+fn fix_decoding(state: &State, record: &mut Record, source: &InodeError) {
+    match source {
+        InodeError::ExtraSize { .. } => {
+            let extra = state.sb.new_extra_isize();
+            record.put16(record::EXTRA, extra);
+        }
+        InodeError::Size { .. } => record.put32(record::SIZE_HIGH, 0),
+        _ => {}
+    }
+}
+
+/// Returns whether the first block of a file begins like a directory: `.` refers to the inode
+/// itself.
+fn looks_like_directory(state: &State, record: &Record) -> Fixed<bool> {
+    let area = record.block_area();
+    if record.has(InodeFlags::INLINE_DATA) {
+        return Ok(looks_like_inline_directory(state, record));
+    }
+    let first = if record.has(InodeFlags::EXTENTS) && is_extent_node(&area) {
+        let mut copy = record.clone();
+        copy.put16(record::MODE, FileKind::Directory.mode_bits());
+        state.read_map(&copy)?.extents.first().map(|extent| extent.device_start.0)
+    } else {
+        Some(u64::from(u32_at(&area, 0)))
+    };
+    let Some(first) = first.filter(|block| state.in_range(*block, 1)) else { return Ok(false) };
+    let bytes = state.read_block(first)?;
+    let is_dot = u32_at(&bytes, 0) == record.ino.0 && bytes.get(6) == Some(&1);
+    Ok(is_dot && bytes.get(8) == Some(&b'.') && u16_at(&bytes, 4) == 12)
+}
+
+/// Returns whether inline data begins like a directory: its parent is a directory, and entries
+/// follow.
+fn looks_like_inline_directory(state: &State, record: &Record) -> bool {
+    let (parent, entries) = crate::dirs::inline_entries(state, record);
+    let has_parent = state.view(parent).is_some_and(|view| view.is_dir());
+    has_parent && entries.iter().any(|entry| state.view(entry.ino).is_some())
+}
+
+/// Fixes flags; returns whether the map has to be read again.
+fn fix_flags(state: &mut State, record: &mut Record, with: &str) -> Fixed<bool> {
+    let area = record.block_area();
+    match with {
+        "a file system without extents" => {
+            if is_extent_node(&area) && u16_at(&area, 2) <= 4 {
+                state.sb.features.insert(Feature::EXTENTS);
+                state.write_superblock()?;
+            } else {
+                record.set_flag(InodeFlags::EXTENTS, false);
+                return Ok(true);
+            }
+        }
+        "a file system without inline_data" => {
+            if xattrs::has_inline_value(record) && record.bytes.len() > 128 {
+                state.sb.features.insert(Feature::INLINE_DATA);
+                state.write_superblock()?;
+            } else {
+                record.set_flag(InodeFlags::INLINE_DATA, false);
+                return Ok(true);
+            }
+        }
+        "a file system with bigalloc" => {
+            // The same blocks in a tree, as far as they fit clusters.
+            let map = state.read_map(record)?;
+            record.set_flag(InodeFlags::EXTENTS, true);
+            state.write_map(record, &map.extents)?;
+        }
+        "each other: both extents and inline data" => {
+            let is_tree = is_extent_node(&area);
+            let room = record.bytes.len().saturating_sub(record.xattr_at()) as u64;
+            // Too large to be inline: pointers, if they lead somewhere.
+            let is_map = !is_tree && record.size() >= room + 60 && is_block_map(state, record)?;
+            record.set_flag(InodeFlags::INLINE_DATA, !is_tree && !is_map);
+            record.set_flag(InodeFlags::EXTENTS, is_tree);
+        }
+        "a special file" => {
+            record.set_flag(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA, false);
+        }
+        "a special file or symbolic link" => {
+            record.set_flag(InodeFlags::IMMUTABLE | InodeFlags::APPEND, false);
+        }
+        "what an inode of a value may be" => record.set_flag(InodeFlags::EA_INODE, false),
+        "a file system without imagic_inodes" => record.set_flag(InodeFlags::IMAGIC, false),
+        "a file that is no directory" | "a file system without dir_index" => {
+            record.set_flag(InodeFlags::INDEX, false);
+        }
+        "a file system without huge_file" => record.set_flag(InodeFlags::HUGE_FILE, false),
+        "a file system without verity" => record.set_flag(InodeFlags::VERITY, false),
+        "a file system without casefold" => record.set_flag(InodeFlags::CASEFOLD, false),
+        "a file system without encrypt" => record.set_flag(InodeFlags::ENCRYPT, false),
+        other => return Err(Trouble::cannot(format!("flags contradict {other}"))),
+    }
+    Ok(false)
+}
+
+/// Returns whether `i_block` is a map of pointers that are all valid.
+fn is_block_map(state: &State, record: &Record) -> Fixed<bool> {
+    let mut plain = record.clone();
+    plain.set_flag(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA, false);
+    let map = state.read_map(&plain)?;
+    Ok(!map.is_damaged && !map.extents.is_empty())
+}
+
+fn fix_special(record: &mut Record) {
+    let is_device = matches!(record.kind(), Some(FileKind::BlockDevice | FileKind::CharDevice));
+    record.set_size(0);
+    let mut area = record.block_area();
+    let from = if is_device { 12 } else { 0 };
+    if let Some(rest) = area.get_mut(from..)
+        && is_device
+    {
+        rest.fill(0);
+    }
+    record.set_block_area(&area);
+}
+
+/// Reads what can be read of a map, and writes a map of that.
+fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
+    let area = record.block_area();
+    let is_file = matches!(record.kind(), Some(FileKind::Regular | FileKind::Directory));
+    // An extent tree whose flag is missing.
+    if is_file
+        && state.has_extents()
+        && !record.has(InodeFlags::EXTENTS)
+        && is_extent_node(&area)
+        && u16_at(&area, 4) == 4
+        && u16_at(&area, 2) <= 4
+    {
+        record.set_flag(InodeFlags::EXTENTS, true);
+    }
+    if record.has(InodeFlags::EXTENTS) && !is_extent_node(&area) {
+        // A block map with a wrong flag: each pointer must be valid.
+        let mut plain = record.clone();
+        plain.set_flag(InodeFlags::EXTENTS, false);
+        let map = state.read_map(&plain)?;
+        if !map.is_damaged && !map.extents.is_empty() {
+            *record = plain;
+            return Ok(());
+        }
+        record.set_block_area(&extent::empty_root());
+    }
+    let mut map = state.read_map(record)?;
+    if record.is_dir() {
+        for extent in &mut map.extents {
+            extent.state = ExtentState::Written;
+        }
+    }
+    state.write_map(record, &map.extents)
+}
+
+fn fix_size(state: &mut State, record: &mut Record, why: &str) -> Fixed {
+    let block = state.block_bytes() as u64;
+    match why {
+        "its high half has no meaning here" => record.put32(record::SIZE_HIGH, 0),
+        "the inline data has no value" => {
+            // 60 bytes are in the inode, whatever else there was.
+            let size = record.size().min(60);
+            record.set_size(size);
+            let is_old = record.bytes.len() > 128 && record.u16(record::EXTRA) == 0;
+            if is_old {
+                record.put16(record::EXTRA, state.sb.new_extra_isize());
+            }
+            if !xattrs::add_empty_inline_value(record) {
+                move_out(state, record)?;
+            }
+        }
+        "another amount of it is inline" => {
+            let stored = 60 + xattrs::inline_value_len(record).unwrap_or(0) as u64;
+            record.set_size(stored);
+        }
+        "the orphan file has other blocks" | "it is no quota file of this size" => {}
+        _ => {
+            let map = state.read_map(record)?;
+            let is_dir = record.is_dir();
+            let counts = |extent: &&Extent| is_dir || extent.state == ExtentState::Written;
+            let end = map.extents.iter().filter(counts).map(end_of).max().unwrap_or(0);
+            record.set_size(end.saturating_mul(block));
+        }
+    }
+    Ok(())
+}
+
+/// Contents that are in the inode, and may not stay there, get a block.
+fn move_out(state: &mut State, record: &mut Record) -> Fixed {
+    let area = record.block_area();
+    let size = record.size().min(60) as usize;
+    let is_link = record.kind() == Some(FileKind::Symlink);
+    record.set_flag(InodeFlags::INLINE_DATA, false);
+    if is_link && size < 60 {
+        return Ok(());
+    }
+    if record.is_dir() {
+        return Err(Trouble::cannot("no room for the value of an inline directory"));
+    }
+    record.set_flag(InodeFlags::EXTENTS, state.has_extents());
+    record.set_block_area(&[0; 60]);
+    let mut extents = Vec::new();
+    if size > 0 {
+        let block = state.take_block()?;
+        let mut bytes = vec![0; state.block_bytes()];
+        put(&mut bytes, 0, area.get(..size).unwrap_or(&[]));
+        state.write_block(block, &bytes)?;
+        extents.push(Extent {
+            file_start: FileBlock(0),
+            device_start: FsBlock(block),
+            len: BlockCount(1),
+            state: ExtentState::Written,
+        });
+    }
+    state.write_map(record, &extents)
+}
+
+/// Sets the size of a symbolic link to the length of a readable target; clears another link.
+fn fix_symlink(state: &mut State, mut record: Record) -> Fixed {
+    let until_nul = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    if record.has(InodeFlags::ENCRYPT) {
+        return state.clear_inode(&mut record);
+    }
+    let map = state.read_map(&record)?;
+    let area = record.block_area();
+    let block = state.block_bytes();
+    let first = map.extents.first().filter(|extent| extent.file_start.0 == 0);
+    let is_tree = record.has(InodeFlags::EXTENTS) && is_extent_node(&area);
+    match first {
+        Some(first) => {
+            let bytes = state.read_block(first.device_start.0)?;
+            let len = until_nul(&bytes);
+            if len == 0 || len >= block {
+                return state.clear_inode(&mut record);
+            }
+            record.set_size(len as u64);
+            if len < 60 {
+                // A target of this length is in the inode.
+                let mut area = [0; 60];
+                put(&mut area, 0, bytes.get(..len).unwrap_or(&[]));
+                record.set_flag(InodeFlags::EXTENTS, false);
+                record.set_block_area(&area);
+                let acl = record.file_acl(state.is_wide()).0 != 0;
+                let cluster =
+                    state.block_bytes() as u64 / 512 * u64::from(state.sb.cluster_ratio());
+                state.set_sectors(&mut record, if acl { cluster } else { 0 });
+                return state.store(&record);
+            }
+            let only = Extent {
+                file_start: FileBlock(0),
+                device_start: FsBlock(first.device_start.0),
+                len: BlockCount(1),
+                state: ExtentState::Written,
+            };
+            state.write_map(&mut record, &[only])?;
+        }
+        None => {
+            let len = until_nul(&area);
+            if is_tree || len == 0 || len >= 60 || record.size() >= block as u64 {
+                return state.clear_inode(&mut record);
+            }
+            record.set_flag(InodeFlags::EXTENTS, false);
+            record.set_size(len as u64);
+            let mut clean = area;
+            if let Some(rest) = clean.get_mut(len..) {
+                rest.fill(0);
+            }
+            put(&mut record.bytes, record::BLOCK, &clean);
+        }
+    }
+    state.store(&record)
+}

@@ -1,0 +1,347 @@
+//! The journal: brought in before anything else is looked at, and made anew when it is no journal.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use extant::MountOptions;
+use extant_base::Ino;
+use extant_block::{BlockDevice, SharedDevice};
+use extant_check::Problem;
+use extant_format::extent::ExtentState;
+use extant_format::features::{Compat, Feature, State as FsState};
+use extant_format::inode::{FileKind, InodeFlags};
+use extant_format::jbd2::{
+    JournalCompat, JournalIncompat, JournalRoCompat, JournalSuperblock, JournalVersion, Tid,
+};
+use extant_jbd2::{
+    DamagedBlocks, JournalRun, LogStore, MappedJournal, RecoveryError, RecoveryOptions, recover,
+    recover_to_device,
+};
+
+use crate::draft::{Draft, UNIT};
+use crate::error::{Fixed, Trouble};
+use crate::map::is_extent_node;
+use crate::record::{self, Record};
+use crate::state::State;
+
+/// Fewest blocks of a journal.
+const BLOCKS_MIN: u32 = 1024;
+
+/// Result of the replay.
+#[derive(Debug, Default)]
+pub(crate) struct Replayed {
+    pub(crate) transactions: u32,
+    /// Number of copies that were left out because of a wrong checksum.
+    pub(crate) damaged: usize,
+    pub(crate) fast_commits: u32,
+    /// Why fast commits were left out.
+    pub(crate) lost_fast_commits: Option<String>,
+    /// Why nothing, or not all, was brought in.
+    pub(crate) trouble: Option<String>,
+}
+
+/// Runs of a file that are written, as the journal's reader wants them.
+fn runs(state: &State, record: &Record) -> Fixed<Vec<JournalRun>> {
+    let map = state.read_map(record)?;
+    let written = map.extents.iter().filter(|extent| extent.state == ExtentState::Written);
+    Ok(written
+        .map(|extent| JournalRun {
+            journal_start: extent.file_start.0,
+            device_start: extent.device_start,
+            len: extent.len.0,
+        })
+        .collect())
+}
+
+/// Brings in what the log holds. The file system is marked as in need of a check.
+pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Replayed>> {
+    let has_journal = state.sb.features.has_compat(Compat::HAS_JOURNAL);
+    if !has_journal || state.sb.journal_inode.0 == 0 {
+        return Ok(None);
+    }
+    let needs = state.sb.features.has(Feature::RECOVER);
+    let mut done = Replayed::default();
+    match replay_log(draft, state) {
+        Ok(Some(replayed)) => done = replayed,
+        Ok(None) if !needs => return Ok(None),
+        Ok(None) => {}
+        Err(Trouble::Cannot(_)) if !needs => return Ok(None),
+        Err(Trouble::Cannot(why)) => {
+            done.trouble = Some(why);
+            reset_log(state)?;
+        }
+        Err(trouble) => return Err(trouble),
+    }
+    // The log may have held a later superblock.
+    if let Ok(sb) = crate::supers::reread(draft) {
+        state.sb = sb;
+    }
+    state.sb.features.remove(Feature::RECOVER);
+    state.sb.state.remove(FsState::VALID);
+    state.sb.state.insert(FsState::ERROR);
+    state.write_superblock()?;
+    Ok(Some(done))
+}
+
+/// The journal's inode, or the copy of its map in the superblock where that inode is none.
+fn journal_record(state: &State) -> Fixed<Record> {
+    let record = state.load(state.sb.journal_inode)?;
+    let is_file = record.kind() == Some(FileKind::Regular) && record.links() != 0;
+    if is_file && !state.read_map(&record)?.extents.is_empty() {
+        return Ok(record);
+    }
+    let words = state.sb.journal_backup;
+    let mut copy = Record { ino: record.ino, bytes: vec![0; record.bytes.len()] };
+    copy.put16(record::MODE, 0o100_600);
+    copy.put16(record::LINKS, 1);
+    let mut area = [0; 60];
+    for (slot, word) in words.iter().take(15).enumerate() {
+        record::put(&mut area, slot * 4, &word.to_le_bytes());
+    }
+    copy.set_block_area(&area);
+    copy.set_flag(InodeFlags::EXTENTS, is_extent_node(&area));
+    let [.., high, low] = words;
+    copy.set_size(u64::from(low) | (u64::from(high) << 32));
+    Ok(copy)
+}
+
+fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
+    let record = journal_record(state)?;
+    let runs = runs(state, &record)?;
+    if runs.is_empty() {
+        return Err(Trouble::cannot("the journal has no blocks"));
+    }
+    let home: SharedDevice = Arc::clone(draft) as SharedDevice;
+    let log = Arc::new(MappedJournal::new(Arc::clone(&home), state.sb.block_size, runs));
+    let not = |error: RecoveryError| Trouble::cannot(error.to_string());
+    let store = LogStore::internal(log).map_err(not)?;
+    if !store.superblock().is_dirty() {
+        return Ok(None);
+    }
+    let fs_blocks = state.sb.blocks_count;
+    let options = RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Skip };
+    let seen = recover(store.reader(), store.superblock(), &options).map_err(not)?;
+    let mut done = Replayed {
+        transactions: seen.transactions,
+        damaged: seen.damaged.len(),
+        ..Replayed::default()
+    };
+    if let Some(fast) = &seen.fast_commits {
+        done.fast_commits = fast.commits();
+        match bring_in(draft) {
+            Ok(()) => return Ok(Some(done)),
+            Err(why) => done.lost_fast_commits = Some(why),
+        }
+    }
+    let log = recover_to_device::<RecoveryError>(store, &home, &options, |_, _| Ok(()), &|_, _| {
+        ControlFlow::Continue(())
+    })
+    .map_err(not)?;
+    log.finish().map_err(not)?;
+    Ok(Some(done))
+}
+
+/// Lets the library apply a journal with fast commits, which describe files and not blocks. It
+/// refuses a file system that is too damaged for that; nothing has changed then.
+fn bring_in(draft: &Arc<Draft>) -> Result<(), String> {
+    let above = Arc::new(Draft::over(Arc::clone(draft) as SharedDevice));
+    let fs = MountOptions::new()
+        .read_only(false)
+        .open_shared(Arc::clone(&above) as SharedDevice)
+        .map_err(|error| error.to_string())?;
+    fs.unmount().map_err(|error| error.to_string())?;
+    for stage in above.stages() {
+        for (unit, bytes) in stage {
+            draft
+                .write_at(unit.saturating_mul(UNIT as u64), &bytes[..])
+                .map_err(|error| error.to_string())?;
+        }
+        draft.seal();
+    }
+    Ok(())
+}
+
+/// Makes the journal's superblock anew, with an empty log, where the file has blocks for one; else there is
+/// nothing to be done here.
+pub(crate) fn reset_log(state: &mut State) -> Fixed {
+    let record = state.load(state.sb.journal_inode)?;
+    let Some(len) = whole_len(state, &record)? else { return Ok(()) };
+    let map = state.read_map(&record)?;
+    let Some(first) = map.extents.first() else { return Ok(()) };
+    let old = state.read_block(first.device_start.0)?;
+    let bytes = new_superblock(state, len, &old)?;
+    state.write_block(first.device_start.0, &bytes)
+}
+
+/// A journal superblock with an empty log. Sequence and features are those of `old` where it decodes.
+fn new_superblock(state: &State, len: u32, old: &[u8]) -> Fixed<Vec<u8>> {
+    let old = JournalSuperblock::decode(old).ok();
+    let known = JournalIncompat::REVOKE | JournalIncompat::BLOCKS_64BIT;
+    let checksums = old.as_ref().map_or(JournalIncompat::empty(), |old| old.incompat);
+    let csum = JournalIncompat::CSUM_V2 | JournalIncompat::CSUM_V3;
+    let mut incompat = checksums & (known | csum);
+    if state.sb.features.metadata_csum() && (incompat & csum).is_empty() {
+        incompat |= JournalIncompat::CSUM_V3;
+    }
+    if state.is_wide() {
+        incompat |= JournalIncompat::BLOCKS_64BIT;
+    }
+    let new = JournalSuperblock {
+        version: JournalVersion::V2,
+        block_size: state.sb.block_size,
+        len,
+        first: 1,
+        sequence: old.as_ref().map_or(Tid(1), |old| Tid(old.sequence.0.wrapping_add(1000))),
+        start: 0,
+        errno: 0,
+        compat: JournalCompat::empty(),
+        incompat,
+        ro_compat: JournalRoCompat::empty(),
+        uuid: old.as_ref().map_or([0; 16], |old| old.uuid),
+        user_count: 1,
+        dynsuper: 0,
+        max_transaction: 0,
+        max_trans_data: 0,
+        checksum_type: if incompat.intersects(csum) { 4 } else { 0 },
+        fast_commit_blocks: old.as_ref().map_or(0, |old| old.fast_commit_blocks),
+        head: 0,
+        users: [[0; 16]; 48],
+    };
+    let mut bytes = vec![0; state.block_bytes()];
+    new.encode(&mut bytes).map_err(|error| Trouble::cannot(error.to_string()))?;
+    Ok(bytes)
+}
+
+/// Blocks of a new journal, by mke2fs's table.
+fn default_blocks(blocks: u64) -> Option<u32> {
+    const K: u64 = 1024;
+    Some(match blocks {
+        0..2048 => return None,
+        2048..32_768 => 1024,
+        32_768.. if blocks < 256 * K => 4096,
+        _ if blocks < 512 * K => 8192,
+        _ if blocks < 4096 * K => 16_384,
+        _ if blocks < 8192 * K => 32_768,
+        _ if blocks < 16_384 * K => 65_536,
+        _ if blocks < 32_768 * K => 131_072,
+        _ => 262_144,
+    })
+}
+
+/// Makes the journal anew. Without room for one, the feature is taken away.
+pub(crate) fn make(state: &mut State) -> Fixed {
+    let ino = Ino::JOURNAL;
+    let mut record = state.load(ino)?;
+    let blocks = default_blocks(state.sb.blocks_count);
+    state.fill_new(&mut record);
+    let taken = match blocks {
+        Some(blocks) => state.take_file(blocks),
+        None => Err(Trouble::Full("block")),
+    };
+    let extents = match taken {
+        Ok(extents) => extents,
+        Err(Trouble::Full(_)) => {
+            record.clear();
+            state.store(&record)?;
+            state.sb.features.remove(Feature::HAS_JOURNAL);
+            state.sb.features.remove(Feature::RECOVER);
+            state.sb.journal_inode = Ino(0);
+            state.sb.journal_backup = [0; 17];
+            return state.write_superblock();
+        }
+        Err(trouble) => return Err(trouble),
+    };
+    let len: u32 = extents.iter().map(|extent| extent.len.0).sum();
+    let bytes = new_superblock(state, len, &[])?;
+    if let Some(first) = extents.first() {
+        state.write_block(first.device_start.0, &bytes)?;
+    }
+    // The contents of the blocks are never taken for a transaction: their numbers differ.
+    record.put16(record::MODE, 0o100_600);
+    record.put16(record::LINKS, 1);
+    record.set_size(u64::from(len) * state.block_bytes() as u64);
+    if !state.has_extents() {
+        record.set_flag(InodeFlags::EXTENTS, false);
+        record.set_block_area(&[0; 60]);
+    }
+    state.write_map(&mut record, &extents)?;
+    state.store(&record)?;
+    state.mark_inode(ino, true)?;
+    state.sb.journal_inode = ino;
+    keep_backup(state, &record);
+    state.write_superblock()
+}
+
+/// The copy of the journal's map in the superblock.
+pub(crate) fn keep_backup(state: &mut State, record: &Record) {
+    let area = record.block_area();
+    let mut words = [0; 17];
+    for (slot, word) in words.iter_mut().take(15).enumerate() {
+        *word = record::u32_at(&area, slot * 4);
+    }
+    words[15] = record.u32(record::SIZE_HIGH);
+    words[16] = record.u32(record::SIZE_LO);
+    state.sb.journal_backup = words;
+}
+
+/// Fixes the journal's own file if it has all of its blocks; otherwise creates a new journal.
+pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
+    if !state.sb.features.has_compat(Compat::HAS_JOURNAL) {
+        return remove(state);
+    }
+    if !is_gone {
+        let record = state.load(state.sb.journal_inode)?;
+        if whole_len(state, &record)?.is_some() {
+            return reset_log(state);
+        }
+    }
+    state.sb.features.remove(Feature::RECOVER);
+    make(state)
+}
+
+/// Takes a journal away that no feature speaks of.
+pub(crate) fn remove(state: &mut State) -> Fixed {
+    state.sb.features.remove(Feature::HAS_JOURNAL);
+    if state.sb.journal_inode == Ino::JOURNAL {
+        let mut record = state.load(Ino::JOURNAL)?;
+        record.clear();
+        state.store(&record)?;
+    }
+    state.sb.journal_inode = Ino(0);
+    state.sb.journal_backup = [0; 17];
+    state.sb.features.remove(Feature::RECOVER);
+    state.write_superblock()
+}
+
+/// Returns the number of blocks of a journal whose file has all of them; `None` otherwise.
+fn whole_len(state: &State, record: &Record) -> Fixed<Option<u32>> {
+    let map = state.read_map(record)?;
+    let mut next = 0u64;
+    for extent in &map.extents {
+        if u64::from(extent.file_start.0) != next {
+            return Ok(None);
+        }
+        next += u64::from(extent.len.0);
+    }
+    let wanted = record.size() / state.block_bytes() as u64;
+    let is_whole = !map.is_damaged && next >= wanted && wanted >= u64::from(BLOCKS_MIN);
+    Ok(if is_whole { u32::try_from(wanted).ok() } else { None })
+}
+
+/// Returns whether a block that is claimed twice is one of the journal's.
+pub(crate) fn is_part_of(state: &State, problems: &[Problem]) -> Fixed<bool> {
+    let has_journal = state.sb.features.has_compat(Compat::HAS_JOURNAL);
+    if !has_journal || state.sb.journal_inode.0 == 0 {
+        return Ok(false);
+    }
+    let record = state.load(state.sb.journal_inode)?;
+    let map = state.read_map(&record)?;
+    let has = |block: u64| {
+        map.extents.iter().any(|extent| {
+            let start = extent.device_start.0;
+            start <= block && block < start + u64::from(extent.len.0)
+        })
+    };
+    let blocks = problems.iter().filter_map(|problem| problem.objects().block);
+    Ok(blocks.into_iter().any(|block| has(block.0)))
+}

@@ -1,0 +1,240 @@
+//! The superblock: found, if need be as a backup, and set right.
+
+use std::sync::Arc;
+
+use extant_base::{FsBlock, GroupIndex};
+use extant_block::BlockDevice;
+use extant_format::features::Features;
+use extant_format::superblock::{
+    MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+};
+use extant_layout::Heads;
+use extant_layout::support::CHECKABLE;
+
+use crate::draft::Draft;
+use crate::error::RepairError;
+use crate::record::{put, u16_at, u32_at};
+
+/// Bytes of the device that are searched for backups when none is where they usually are.
+const SEARCH_BYTES: u64 = 1 << 30;
+/// Bytes searched at once.
+const SEARCH_CHUNK: usize = 1 << 20;
+
+/// A superblock and what was done to have it.
+pub(crate) struct FoundSuper {
+    pub(crate) sb: Superblock,
+    /// Faults of the primary superblock.
+    pub(crate) notes: Vec<(&'static str, String)>,
+    /// Whether it is a backup, whose frequently changing fields are outdated.
+    pub(crate) is_backup: bool,
+}
+
+/// Finds the superblock and writes it, if it is not as it should be, into the draft.
+pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    if draft.size_bytes() < SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64 {
+        return Err(RepairError::NoSuperblock);
+    }
+    draft.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    let mut notes = Vec::new();
+    let primary = patched(&mut bytes, &mut notes);
+    if let Ok(sb) = &primary {
+        let unknown = sb.features.without(&CHECKABLE);
+        if sb.verify_checksum().is_ok() || (unknown.is_empty() && is_consistent(draft, sb)?) {
+            if !unknown.is_empty() {
+                return Err(RepairError::Features { names: unknown.names().join(", ") });
+            }
+            if let Err(wrong) = sb.verify_checksum() {
+                notes.push(("superblock-checksum", wrong.to_string()));
+            }
+            let sb = sb.clone();
+            if !notes.is_empty() {
+                draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
+            }
+            let sb = reread(draft)?;
+            return Ok(FoundSuper { sb, notes, is_backup: false });
+        }
+    }
+    let why = match &primary {
+        Ok(sb) => sb.verify_checksum().err().map_or_else(String::new, |wrong| wrong.to_string()),
+        Err(error) => error.to_string(),
+    };
+    if let Some(mut sb) = backup(draft)? {
+        sb.block_group = 0;
+        let text =
+            format!("{why}: the backup in group {} takes its place", sb.raw.s_block_group_nr);
+        notes.clear();
+        notes.push(("superblock", text));
+        draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
+        return Ok(FoundSuper { sb: reread(draft)?, notes, is_backup: true });
+    }
+    match primary {
+        // A wrong checksum, no backup, and nothing else that is wrong.
+        Ok(sb) if sb.features.without(&CHECKABLE).is_empty() => {
+            notes.push(("superblock-checksum", why));
+            draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
+            Ok(FoundSuper { sb: reread(draft)?, notes, is_backup: false })
+        }
+        Ok(sb) => {
+            let names = sb.features.without(&CHECKABLE).names().join(", ");
+            Err(RepairError::Features { names })
+        }
+        Err(error) => Err(RepairError::BadSuperblock(error)),
+    }
+}
+
+/// The superblock as the draft has it.
+pub(crate) fn reread(draft: &Draft) -> Result<Superblock, RepairError> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    draft.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    Superblock::decode_unverified(&bytes).map_err(|error| RepairError::Check(error.to_string()))
+}
+
+/// Decodes a superblock after correcting fields whose value follows from others.
+fn patched(
+    bytes: &mut [u8; SUPERBLOCK_BYTES],
+    notes: &mut Vec<(&'static str, String)>,
+) -> Result<Superblock, SuperblockError> {
+    for _attempt in 0..8 {
+        let error = match Superblock::decode_unverified(bytes) {
+            Ok(sb) => return Ok(sb),
+            Err(error) => error,
+        };
+        match &error {
+            SuperblockError::InodeCount { expected, .. } => {
+                let Ok(right) = u32::try_from(*expected) else { return Err(error) };
+                put(bytes, 0, &right.to_le_bytes());
+            }
+            SuperblockError::FirstDataBlock { expected, .. } => {
+                put(bytes, 0x14, &expected.to_le_bytes());
+            }
+            SuperblockError::TooLarge { field, .. } => {
+                let at = match *field {
+                    "s_r_blocks_count" => 0x8,
+                    "s_free_blocks_count" => 0xc,
+                    "s_free_inodes_count" => 0x10,
+                    "s_first_meta_bg" => 0x104,
+                    "s_reserved_gdt_blocks" => 0xce,
+                    "s_min_extra_isize" => 0x15c,
+                    "s_want_extra_isize" => 0x15e,
+                    _ => return Err(error),
+                };
+                let width = if matches!(at, 0xce | 0x15c | 0x15e) { 2 } else { 4 };
+                put(bytes, at, &[0; 4][..width]);
+                let high = match at {
+                    0x8 => 0x154,
+                    0xc => 0x158,
+                    _ => 0,
+                };
+                if high != 0 {
+                    put(bytes, high, &[0; 4]);
+                }
+            }
+            SuperblockError::ChecksumType { .. } => put(bytes, 0x175, &[1]),
+            SuperblockError::FeatureConflict { one, other } => {
+                // The one that others do not build on.
+                let (at, bit) = match (*one, *other) {
+                    ("resize_inode", _) | (_, "resize_inode") => (0x5c, 0x10u32),
+                    ("uninit_bg", _) | (_, "uninit_bg") => (0x64, 0x10),
+                    _ => return Err(error),
+                };
+                let word = u32_at(bytes, at) & !bit;
+                put(bytes, at, &word.to_le_bytes());
+                if at == 0x5c {
+                    put(bytes, 0xce, &[0; 2]);
+                }
+            }
+            _ => return Err(error),
+        }
+        notes.push(("superblock", error.to_string()));
+    }
+    Superblock::decode_unverified(bytes)
+}
+
+/// Returns whether a superblock with a wrong checksum is otherwise believable: its own backup says the same of what
+/// does not change, or it fits the device and its descriptors.
+fn is_consistent(draft: &Draft, sb: &Superblock) -> Result<bool, RepairError> {
+    let wanted = sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes()));
+    if wanted > draft.size_bytes() {
+        return Ok(false);
+    }
+    let Some(other) = backup(draft)? else { return Ok(false) };
+    Ok(same_shape(sb, &other))
+}
+
+fn same_shape(a: &Superblock, b: &Superblock) -> bool {
+    let shape = |sb: &Superblock| {
+        let numbers = [
+            u64::from(sb.inodes_count),
+            sb.blocks_count,
+            u64::from(sb.block_size.bytes()),
+            u64::from(sb.blocks_per_group),
+            u64::from(sb.inodes_per_group),
+            u64::from(sb.inode_size),
+            u64::from(sb.first_inode.0),
+            u64::from(sb.desc_size),
+            u64::from(sb.first_meta_bg),
+            u64::from(sb.reserved_gdt_blocks),
+        ];
+        // Bits that change while a file system is in use.
+        let often = Features::from_words(0, 0x4, 0x1_0000 | 0x2);
+        (numbers, sb.features.without(&often), sb.uuid, sb.hash_seed)
+    };
+    shape(a) == shape(b)
+}
+
+/// A backup: where they usually are for each block size, else wherever there is one.
+pub(crate) fn backup(draft: &Draft) -> Result<Option<Superblock>, RepairError> {
+    for log in 0..=6u32 {
+        let size = 1024u64 << log;
+        let first = u64::from(log == 0);
+        for group in [1u64, 3, 5, 7, 9, 25, 27, 49] {
+            let at = (first + group * size * 8).saturating_mul(size);
+            if let Some(sb) = candidate(draft, at)? {
+                return Ok(Some(sb));
+            }
+        }
+    }
+    let end = draft.size_bytes().min(SEARCH_BYTES);
+    let mut chunk = vec![0; SEARCH_CHUNK];
+    let mut at = 0;
+    while at < end {
+        let take = (end - at).min(SEARCH_CHUNK as u64) as usize;
+        let Some(bytes) = chunk.get_mut(..take) else { break };
+        draft.read_at(at, bytes)?;
+        for within in (0..take).step_by(1024) {
+            let place = at + within as u64;
+            if place > SUPERBLOCK_OFFSET
+                && u16_at(bytes, within + 0x38) == MAGIC
+                && let Some(sb) = candidate(draft, place)?
+            {
+                return Ok(Some(sb));
+            }
+        }
+        at += take as u64;
+    }
+    Ok(None)
+}
+
+/// The superblock at byte `at`, if it is a backup that belongs there.
+fn candidate(draft: &Draft, at: u64) -> Result<Option<Superblock>, RepairError> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    if at.saturating_add(SUPERBLOCK_BYTES as u64) > draft.size_bytes() {
+        return Ok(None);
+    }
+    draft.read_at(at, &mut bytes)?;
+    if u16_at(&bytes, 0x38) != MAGIC || u32_at(&bytes, 4) == 0 {
+        return Ok(None);
+    }
+    let Ok(sb) = Superblock::decode(&bytes) else { return Ok(None) };
+    let fits =
+        sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes())) <= draft.size_bytes();
+    // Old programs did not write the number of the group into copies.
+    let block = at / u64::from(sb.block_size.bytes());
+    let found = sb.group_of_block(FsBlock(block)).filter(|(_, within)| *within == 0);
+    let group = found.map_or(GroupIndex(0), |(group, _)| group);
+    let is_home =
+        at.is_multiple_of(u64::from(sb.block_size.bytes())) && Heads::of(&sb).has_superblock(group);
+    let known = sb.features.without(&CHECKABLE).is_empty();
+    Ok((group.0 != 0 && fits && known && is_home).then_some(sb))
+}

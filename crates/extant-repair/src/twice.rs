@@ -1,0 +1,176 @@
+//! Blocks that two things claim: what comes later gets a copy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use extant_base::{BlockCount, FsBlock, GroupIndex, Ino};
+use extant_format::extent::{Extent, ExtentState};
+use extant_format::features::Incompat;
+use extant_format::xattr;
+
+use crate::error::Fixed;
+use crate::map::FileMap;
+use crate::record::Record;
+use crate::space::Bits;
+use crate::state::State;
+
+/// Clusters of superblocks, descriptors, bitmaps and tables.
+fn fixed(state: &State) -> Bits {
+    let mut bits = Bits::new(state.sb.group_count, state.sb.clusters_per_group);
+    let mut add = |block: u64, len: u64| {
+        if len == 0 || block.saturating_add(len) > state.sb.blocks_count {
+            return;
+        }
+        for cluster in state.cluster(block)..=state.cluster(block + len - 1) {
+            bits.set(cluster);
+        }
+    };
+    for group in state.heads.groups() {
+        let blocks = state.heads.head(group).blocks();
+        add(blocks.start, blocks.end.saturating_sub(blocks.start));
+    }
+    let table = u64::from(state.sb.inode_table_blocks());
+    for number in 0..state.sb.group_count {
+        let Some(descriptor) = state.groups.get(GroupIndex(number).0 as usize) else { break };
+        add(descriptor.block_bitmap.0, 1);
+        add(descriptor.inode_bitmap.0, 1);
+        add(descriptor.inode_table.0, table);
+    }
+    if state.sb.features.has_incompat(Incompat::MMP) && state.sb.mmp_block.0 != 0 {
+        add(state.sb.mmp_block.0, 1);
+    }
+    bits
+}
+
+/// Gives each of `inodes` copies of the blocks that something before it has: fixed metadata, an inode of
+/// a lower number, or the file itself.
+pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
+    let mut claimed = fixed(state);
+    let mut attribute_blocks = BTreeSet::new();
+    let all: Vec<Ino> = state.exam.inodes().map(|view| view.ino).collect();
+    for ino in all {
+        let mut record = state.load(ino)?;
+        let acl = record.file_acl(state.is_wide()).0;
+        if ino == Ino::RESIZE {
+            // Its lists are in the reserve, which is fixed; the block that lists them is its own.
+            let double = u64::from(crate::record::u32_at(&record.block_area(), 13 * 4));
+            if state.in_range(double, 1) {
+                claimed.set(state.cluster(double));
+            }
+            continue;
+        }
+        let mut changed = false;
+        if acl != 0 && state.in_range(acl, 1) && attribute_blocks.insert(acl) {
+            let cluster = state.cluster(acl);
+            if claimed.get(cluster) && inodes.contains(&ino) {
+                copy_attributes(state, &mut record, acl)?;
+                changed = true;
+            }
+            claimed.set(cluster);
+        }
+        let map = state.read_map(&record)?;
+        let (extents, has_copies) = part(state, &map, &mut claimed, inodes.contains(&ino))?;
+        if has_copies {
+            state.write_map(&mut record, &extents)?;
+            changed = true;
+        }
+        if changed {
+            state.store(&record)?;
+        }
+    }
+    Ok(())
+}
+
+/// The extents of a map with copies in place of clusters that are claimed, if `may_copy`; what is not is
+/// claimed now.
+fn part(
+    state: &mut State,
+    map: &FileMap,
+    claimed: &mut Bits,
+    may_copy: bool,
+) -> Fixed<(Vec<Extent>, bool)> {
+    let bits = state.sb.cluster_bits();
+    let mut has_copies = false;
+    for node in &map.nodes {
+        let cluster = state.cluster(*node);
+        has_copies |= claimed.get(cluster);
+        claimed.set(cluster);
+    }
+    let mask = (1u64 << bits) - 1;
+    let first = u64::from(state.sb.first_data_block);
+    // Clusters of this file: the logical one, the physical one, the copy's first block.
+    let mut copies = BTreeMap::<(u64, u64), u64>::new();
+    let mut own = BTreeSet::<(u64, u64)>::new();
+    // Places of the file's clusters on the device.
+    let mut homes = BTreeMap::<u64, u64>::new();
+    let mut extents = Vec::with_capacity(map.extents.len());
+    for extent in &map.extents {
+        let mut at = 0u64;
+        while at < u64::from(extent.len.0) {
+            let device = extent.device_start.0 + at;
+            let logical = (u64::from(extent.file_start.0) + at) >> bits;
+            let cluster = state.cluster(device);
+            let take = (mask + 1 - (device.saturating_sub(first) & mask))
+                .min(u64::from(extent.len.0) - at);
+            let mut place = device;
+            let key = (logical, cluster);
+            let home = homes.get(&logical).copied();
+            if let Some(start) = home.filter(|start| bits != 0 && state.cluster(*start) != cluster)
+                && may_copy
+            {
+                // The other blocks of this cluster of the file are there.
+                place = start + (device.saturating_sub(first) & mask);
+                copy(state, extent.state, device, place, take)?;
+                has_copies = true;
+            } else if let Some(start) = copies.get(&key) {
+                place = start + (device.saturating_sub(first) & mask);
+                copy(state, extent.state, device, place, take)?;
+            } else if claimed.get(cluster) && !own.contains(&key) {
+                if may_copy {
+                    let start = state.take_block()?;
+                    copies.insert(key, start);
+                    place = start + (device.saturating_sub(first) & mask);
+                    copy(state, extent.state, device, place, take)?;
+                    has_copies = true;
+                }
+            } else {
+                if bits != 0 {
+                    own.insert(key);
+                }
+                claimed.set(cluster);
+            }
+            if bits != 0 {
+                homes.entry(logical).or_insert(place - (place.saturating_sub(first) & mask));
+            }
+            extents.push(Extent {
+                file_start: extant_base::FileBlock(extent.file_start.0 + at as u32),
+                device_start: FsBlock(place),
+                len: BlockCount(take as u32),
+                state: extent.state,
+            });
+            at += take;
+        }
+    }
+    Ok((extents, has_copies && may_copy))
+}
+
+fn copy(state: &State, kind: ExtentState, from: u64, to: u64, len: u64) -> Fixed {
+    if kind == ExtentState::Unwritten {
+        return Ok(());
+    }
+    for block in 0..len {
+        let bytes = state.read_block(from + block)?;
+        state.write_block(to + block, &bytes)?;
+    }
+    Ok(())
+}
+
+fn copy_attributes(state: &mut State, record: &mut Record, from: u64) -> Fixed {
+    let mut bytes = state.read_block(from)?;
+    let to = state.take_block()?;
+    if state.sb.features.metadata_csum() {
+        xattr::seal(state.seed, FsBlock(to), &mut bytes);
+    }
+    state.write_block(to, &bytes)?;
+    record.set_file_acl(to, state.is_wide());
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! The order in which a repair writes, where it puts what is new, and the way back.
+
+mod common;
+
+use std::io::Cursor;
+
+use common::{SETS, pieces, planned, problems, repaired, sample, seen};
+use extant_block::{BlockDevice, MemoryDevice};
+use extant_repair::{UndoError, undo};
+use extant_testkit::{oracle, require, tempdir};
+
+/// The offset of `s_state` in the device.
+const STATE: usize = 0x3a;
+
+/// An image with a directory whose index is damaged, and a block that two files claim: both need new blocks.
+fn needs_new_blocks() -> Result<MemoryDevice, String> {
+    let dir = tempdir().unwrap();
+    let good = sample(dir.path(), SETS[2])?;
+    let path = dir.path().join("damaged.img");
+    extant_testkit::image::save(&good, &path);
+    let text = oracle::debugfs(&path, false, "blocks /d/file5\nblocks /many\nstat /d/file7")?;
+    let lists: Vec<Vec<u64>> = text
+        .lines()
+        .map(|line| line.split_whitespace().map_while(|word| word.parse().ok()).collect())
+        .filter(|list: &Vec<u64>| list.len() > 1)
+        .collect();
+    let (file, many) = (&lists[0], &lists[1]);
+    // The root of the index: its limit.
+    let at = many[0] * 1024 + 32;
+    good.write_at(at, &[1, 0, 0, 0]).unwrap();
+    let commands = format!("set_inode_field /d/file7 block[2] {}\n", file[0]);
+    let commands = format!("{commands}set_inode_field /d/file7 block[5] {}\n", file[0] as u32);
+    let path = dir.path().join("claimed.img");
+    extant_testkit::image::save(&good, &path);
+    let _said = oracle::debugfs(&path, true, &commands)?;
+    Ok(extant_testkit::image::load(&path))
+}
+
+/// Clusters that are in use in `device`, by its block bitmaps; with blocks of 1 KiB.
+fn in_use(device: &MemoryDevice) -> Vec<bool> {
+    let mut sb = [0; 1024];
+    device.read_at(1024, &mut sb).unwrap();
+    let field = |at: usize| u32::from_le_bytes(sb[at..at + 4].try_into().unwrap());
+    let (blocks, per_group) = (field(4), field(0x20));
+    let mut used = vec![true; blocks as usize];
+    for group in 0..(blocks - 1).div_ceil(per_group) {
+        let mut descriptor = [0; 32];
+        device.read_at(2048 + u64::from(group) * 32, &mut descriptor).unwrap();
+        let bitmap = u32::from_le_bytes(descriptor[..4].try_into().unwrap());
+        let mut bits = vec![0; 1024];
+        device.read_at(u64::from(bitmap) * 1024, &mut bits).unwrap();
+        for bit in 0..per_group.min(blocks - 1 - group * per_group) {
+            let block = 1 + group * per_group + bit;
+            used[block as usize] = bits[bit as usize / 8] >> (bit % 8) & 1 == 1;
+        }
+    }
+    used
+}
+
+#[test]
+fn what_is_new_is_written_before_what_leads_there() {
+    let device = require!(needs_new_blocks());
+    let used = in_use(&device);
+    let outcome = planned(&device).unwrap();
+    let is_new = |offset: u64| !used[(offset / 1024) as usize];
+    let places: Vec<bool> = pieces(&outcome).iter().map(|(offset, _)| is_new(*offset)).collect();
+    let news = places.iter().filter(|new| **new).count();
+    assert!(news >= 2, "{:#?}", outcome.findings);
+    // The mark in the superblock, all that is new, and then the rest.
+    assert!(places[1..=news].iter().all(|new| *new), "{places:?}");
+}
+
+#[test]
+fn nothing_new_lies_where_something_was() {
+    let device = require!(needs_new_blocks());
+    let before = seen(&device);
+    let used = in_use(&device);
+    let outcome = planned(&device).unwrap();
+    let news = pieces(&outcome).iter().filter(|(at, _)| !used[(*at / 1024) as usize]).count();
+    // The first blocks alone change nothing that can be seen.
+    let cut = device.snapshot();
+    for (offset, bytes) in pieces(&outcome).into_iter().take(1 + news) {
+        cut.write_at(offset, bytes).unwrap();
+    }
+    assert!(news >= 2);
+    assert_eq!(seen(&cut), before);
+    // Contents of files are never written over, from the first write to the last.
+    let fixed: Vec<u64> = pieces(&outcome).iter().skip(1 + news).map(|(at, _)| at / 1024).collect();
+    let done = device.snapshot();
+    outcome.plan.apply(&done).unwrap();
+    assert_eq!(problems(&done), Vec::<String>::new());
+    assert!(fixed.len() < 40, "{fixed:?}");
+}
+
+#[test]
+fn the_first_write_says_that_a_check_is_needed() {
+    let device = require!(needs_new_blocks());
+    let outcome = planned(&device).unwrap();
+    let (offset, bytes) = outcome.plan.writes().next().unwrap();
+    assert_eq!((offset, bytes.len()), (1024, 1024));
+    assert_eq!(bytes[STATE] & 3, 2, "not clean, with errors");
+    let (offset, bytes) = outcome.plan.writes().last().unwrap();
+    assert_eq!((offset, bytes[STATE] & 3), (1024, 1), "the last one says that it is clean");
+}
+
+#[test]
+fn undo_puts_back_what_was_first() {
+    let device = require!(needs_new_blocks());
+    let before = device.snapshot();
+    let outcome = planned(&device).unwrap();
+    let mut file = Vec::new();
+    outcome.plan.save_undo(&device, &mut file).unwrap();
+    // What is written twice, as the superblock, has two records of the same bytes.
+    outcome.plan.apply(&device).unwrap();
+    assert!(undo(&device, &mut Cursor::new(&file)).unwrap() > 0);
+    let bytes = |device: &MemoryDevice| {
+        let mut bytes = vec![0; device.size_bytes() as usize];
+        device.read_at(0, &mut bytes).unwrap();
+        bytes
+    };
+    assert!(bytes(&device) == bytes(&before));
+    // A damaged file, and one of another device, change nothing.
+    let last = file.len() - 1;
+    file[last] ^= 1;
+    assert!(matches!(undo(&device, &mut Cursor::new(&file)), Err(UndoError::Damaged)));
+    file[last] ^= 1;
+    let other = MemoryDevice::new(device.size_bytes() + 1024);
+    assert!(undo(&other, &mut Cursor::new(&file)).is_err());
+    assert!(undo(&device, &mut Cursor::new(&file[..20])).is_err());
+}
+
+#[test]
+fn a_clean_image_is_not_written() {
+    for features in SETS {
+        let dir = tempdir().unwrap();
+        let good = require!(sample(dir.path(), features));
+        let outcome = repaired(&good).unwrap();
+        assert!(
+            outcome.plan.is_empty() && outcome.is_clean,
+            "{features:?}: {:#?}",
+            outcome.findings
+        );
+    }
+}
