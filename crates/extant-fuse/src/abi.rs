@@ -12,7 +12,8 @@ pub(crate) const MINOR: u32 = 41;
 /// The oldest kernel that is spoken to: 4.20's, the first with requests above 128 KiB.
 pub(crate) const OLDEST_MINOR: u32 = 28;
 
-/// In `InHeader::uid` and `gid`, with `ALLOW_IDMAP`: not told, for it makes nothing new.
+/// Value of `InHeader::uid` and `gid` with `ALLOW_IDMAP`, for requests that create nothing: the ids
+/// are not given.
 pub(crate) const ID_NOT_TOLD: u32 = u32::MAX;
 
 /// Operations, as numbered by the kernel.
@@ -65,7 +66,7 @@ pub(crate) mod op {
 }
 
 bitflags::bitflags! {
-    /// What kernel and server agree on when they meet.
+    /// Abilities that kernel and server agree on when they meet.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct InitFlags: u64 {
         const ASYNC_READ = 1 << 0;
@@ -114,6 +115,10 @@ pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// In `SetxattrIn::setxattr_flags`: setting the ACL takes the set-gid bit.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
+/// The `whence` of a search for data.
+pub(crate) const SEEK_DATA: u32 = 3;
+/// The `whence` of a search for a hole.
+pub(crate) const SEEK_HOLE: u32 = 4;
 /// In `FsyncIn::fsync_flags`: contents only.
 pub(crate) const FSYNC_DATA: u32 = 1 << 0;
 /// In `OpenOut::open_flags`: requests of this open file pass the kernel's cache.
@@ -122,9 +127,9 @@ pub(crate) const FOPEN_DIRECT_IO: u32 = 1 << 0;
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// In `OpenOut::open_flags`: the kernel may keep the listing of the directory.
 pub(crate) const FOPEN_CACHE_DIR: u32 = 1 << 3;
-/// In `GetattrIn::getattr_flags`: asked through an open file, whose handle is in the request.
+/// Flag of `GetattrIn::getattr_flags`: the request comes through an open file, whose handle it has.
 pub(crate) const GETATTR_FH: u32 = 1 << 0;
-/// In `OpenOut::open_flags`: nothing to be told about a close.
+/// Flag of `OpenOut::open_flags`: the kernel need not report closes.
 pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// In `OpenOut::open_flags`, with [`FOPEN_DIRECT_IO`]: writes below the size go side by side.
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
@@ -149,7 +154,7 @@ records! {
     /// In front of each reply; `error` is 0 or negative.
     OutHeader { len: u32, error: i32, unique: u64, } = 16
     InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, } = 16
-    /// What newer kernels add to `InitIn`.
+    /// Fields that newer kernels add to `InitIn`.
     InitInExt { flags2: u32, unused: [u32; 11], } = 48
     InitOut {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16,

@@ -15,9 +15,9 @@ use crate::pipe::Pipe;
 /// An open `/dev/fuse` that belongs to a mount.
 pub(crate) struct Connection {
     device: OwnedFd,
-    /// The number of the next question of ours.
+    /// The number of this server's next request to the kernel.
     next_question: AtomicU64,
-    /// What a test makes of answers.
+    /// Changes answers, for tests.
     #[cfg(test)]
     pub(crate) mangle: std::sync::OnceLock<Mangle>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Connection {
 #[cfg(test)]
 pub(crate) type Mangle = Box<dyn Fn(&mut Vec<u8>) + Send + Sync>;
 
-/// Codes of messages that nobody asked for.
+/// Codes of notifications, which are not answers.
 const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_RETRIEVE: i32 = 5;
 /// Numbers of questions that we have the kernel ask, from here on: far from those that it gives, and even as
@@ -48,7 +48,7 @@ impl Connection {
         self.device.try_clone()
     }
 
-    /// Whether a request waits. Never blocks.
+    /// Returns whether a request waits. Never blocks.
     pub(crate) fn has_request(&self) -> bool {
         let mut wanted = [PollFd::new(&self.device, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -75,11 +75,12 @@ impl Connection {
         }
     }
 
-    /// Answers a request with `parts`, one behind the other.
+    /// Answers a request with `parts`, one after the other.
     ///
     /// # Errors
     ///
-    /// The kernel did not take this answer; who waits for it gets `EIO`. That nobody waits any more is none.
+    /// The kernel refused the answer; its caller gets `EIO`. An answer for which no caller waits
+    /// any more is no error.
     pub(crate) fn reply(&self, unique: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let header = OutHeader { unique, ..OutHeader::default() };
         self.send(header, parts).inspect_err(|_| {
@@ -111,7 +112,7 @@ impl Connection {
             pipe.put(header.as_bytes())?;
             parts.iter().try_for_each(|part| pipe.put_part_of(file, *part))?;
             match pipe.send_to(&self.device, len as usize) {
-                // As in `send`: nobody waits any more.
+                // As in `send`: no caller waits any more.
                 Ok(()) | Err(Os::NOENT | Os::NODEV) => Ok(true),
                 Err(error) => Err(error),
             }
@@ -132,13 +133,13 @@ impl Connection {
         self.send(header, &[IoSlice::new(message.as_bytes())])
     }
 
-    /// Tells the kernel to ask for the attributes of a node before it uses them again. Waits for nobody.
+    /// Makes the kernel ask for the attributes of a node before it uses them again. Never waits.
     pub(crate) fn drop_attributes(&self, node: NodeId) -> io::Result<()> {
         self.drop_cached(node, -1)
     }
 
-    /// Has the kernel ask something on the processor where this is called: nothing of the contents of
-    /// `file`, a node that is a regular file. Whoever serves that processor gets a request of kind `NOTIFY_REPLY`.
+    /// Makes the kernel send a request of kind `NOTIFY_REPLY`, with no contents, for the regular
+    /// file `file`, to the queue of the processor on which this is called.
     pub(crate) fn ask_to_be_asked(&self, file: NodeId) -> io::Result<()> {
         // An answer is found by its number: two with the same one would be taken for each other.
         let notify_unique = self.next_question.fetch_add(2, Ordering::Relaxed);
@@ -214,8 +215,8 @@ impl<'a> Request<'a> {
         Some(Request { header, fixed: None, body: body.get(..end)? })
     }
 
-    /// The same of a request whose first fixed part lies in front of `fixed`, and the rest is `body`, of
-    /// `body_len` bytes. `None` when they are not as long as the header says.
+    /// Parses a request in two parts: `fixed`, its first fixed part, and `body`, the rest, of
+    /// `body_len` bytes. `None` when their lengths differ from the header's.
     pub(crate) fn of_parts(
         header: InHeader,
         fixed: &'a [u8],
@@ -234,7 +235,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Whether this sets an attribute with that name.
+    /// Returns whether this sets an attribute with that name.
     pub(crate) fn is_for_attribute(&self, name: &[u8]) -> bool {
         let before = if self.fixed.is_some() { 0 } else { size_of::<SetxattrIn>() };
         let text = self.body.get(before..).unwrap_or(&[]);

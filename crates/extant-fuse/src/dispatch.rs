@@ -6,12 +6,13 @@ use zerocopy::IntoBytes;
 use crate::abi::{self, SetattrValid, op};
 use crate::connection::Request;
 use crate::operations::{
-    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId, Opened,
-    Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Time, WriteHow,
+    Attributes, Bytes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId,
+    Opened, Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Sought, Time, WriteHow,
 };
 use crate::stats::Lane;
 
-/// Seconds that the kernel may trust what it was told: this server is the only way to the file system.
+/// Time in seconds for which the kernel may keep answers: this server is the only way to the file
+/// system.
 const FOR_EVER: u64 = 1 << 30;
 /// Seconds that the kernel may keep what there is none of.
 const NOT_AT_ALL: u64 = 0;
@@ -27,7 +28,7 @@ const TARGET_MAX: usize = 4095;
 /// The largest value or list of extended attributes: the kernel's own bound.
 const XATTR_MAX: usize = 64 << 10;
 
-/// What a thread needs to answer.
+/// The tools of a thread that answers requests.
 pub(crate) struct Desk<'a> {
     pub(crate) operations: &'a dyn Operations,
     pub(crate) lane: &'a Lane,
@@ -75,9 +76,9 @@ impl std::ops::Deref for Body {
     }
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 pub(crate) enum Outcome {
-    /// It has no answer.
+    /// The request has no answer.
     Silent,
     /// An answer without a body.
     Nothing,
@@ -87,7 +88,7 @@ pub(crate) enum Outcome {
     Failed(Errno),
 }
 
-/// Where the answer to a read goes.
+/// The taker of the answer to a read.
 pub(crate) trait Contents: ReadAnswer {
     /// The bytes that were sent, if any were.
     fn sent(&self) -> Option<u64>;
@@ -108,15 +109,15 @@ impl Desk<'_> {
                 self.forget_many(&mut request);
                 return Outcome::Silent;
             }
-            // What is under way is finished: no operation waits for anything but devices.
+            // Operations under way finish: they wait only for devices.
             op::INTERRUPT | op::NOTIFY_REPLY => return Outcome::Silent,
             _ => {}
         }
         self.run(&mut request, contents).unwrap_or_else(Outcome::Failed)
     }
 
-    /// What the kernel is told of a file that a program opened with `flags`. With `O_DIRECT` alone it
-    /// would hold the inode for itself during each write.
+    /// Returns the flags of the answer for a file opened with `flags`. With `O_DIRECT` alone the
+    /// kernel would hold the inode exclusively during each write.
     fn how_open(&self, flags: u32) -> u32 {
         let is_direct = flags & rustix::fs::OFlags::DIRECT.bits() != 0;
         let mut how = abi::FOPEN_KEEP_CACHE | abi::FOPEN_NOFLUSH;
@@ -222,8 +223,8 @@ impl Desk<'_> {
                     direct: wanted.flags & rustix::fs::OFlags::DIRECT.bits() != 0,
                     durable: DurableWrite::asked_by(wanted.flags),
                 };
-                let size =
-                    ops.write(caller, node, Handle(wanted.fh), wanted.offset, contents, how)?;
+                let to = Position { node, offset: wanted.offset };
+                let size = ops.write(caller, to, Handle(wanted.fh), contents, how)?;
                 self.lane.count_written(u64::from(size));
                 bytes(&abi::WriteOut { size, padding: 0 })
             }
@@ -273,11 +274,21 @@ impl Desk<'_> {
             op::IOCTL => ioctl(ops, caller, node, request),
             op::FALLOCATE => {
                 let wanted: abi::FallocateIn = request.take()?;
-                nothing(ops.fallocate(caller, node, wanted.mode, wanted.offset, wanted.length))
+                let end = wanted.offset.checked_add(wanted.length).ok_or(Errno::EFBIG)?;
+                nothing(ops.fallocate(
+                    caller,
+                    Bytes { node, range: wanted.offset..end },
+                    wanted.mode,
+                ))
             }
             op::LSEEK => {
                 let wanted: abi::LseekIn = request.take()?;
-                let offset = ops.seek(node, wanted.offset, wanted.whence)?;
+                let sought = match wanted.whence {
+                    abi::SEEK_DATA => Sought::Data,
+                    abi::SEEK_HOLE => Sought::Hole,
+                    _ => return Err(Errno::EINVAL),
+                };
+                let offset = ops.seek(Position { node, offset: wanted.offset }, sought)?;
                 bytes(&abi::LseekOut { offset })
             }
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
@@ -285,9 +296,10 @@ impl Desk<'_> {
                 // Of the older reply with 32 bits the caller takes all for a length; and none is to keep a thread
                 // for long. Less than was asked for is a good answer.
                 let most = wanted.len.min(COPY_MAX);
-                let from = Position { node, offset: wanted.off_in };
+                let end = wanted.off_in.saturating_add(most);
+                let from = Bytes { node, range: wanted.off_in..end };
                 let to = Position { node: NodeId(wanted.nodeid_out), offset: wanted.off_out };
-                let copied = ops.copy_range(caller, from, to, most)?;
+                let copied = ops.copy_range(caller, from, to)?;
                 match header.opcode {
                     op::COPY_FILE_RANGE => {
                         let size = u32::try_from(copied).unwrap_or(u32::MAX);
@@ -314,7 +326,9 @@ impl Desk<'_> {
     ) -> Reply<Outcome> {
         let mut wanted: abi::ReadIn = request.take()?;
         wanted.size = wanted.size.min(READ_MAX);
-        self.operations.read(node, Handle(wanted.fh), wanted.offset, wanted.size, contents)?;
+        let end = wanted.offset.saturating_add(u64::from(wanted.size));
+        let range = wanted.offset..end;
+        self.operations.read(Bytes { node, range }, Handle(wanted.fh), contents)?;
         match contents.sent() {
             Some(bytes) => {
                 debug_assert!(bytes <= u64::from(wanted.size), "what was asked for");
@@ -356,7 +370,7 @@ impl DirAnswer for Listing {
         }
         let end = self.out.len() + self.record_len(name);
         if self.plus {
-            // A node of 0 says that nothing is said about it.
+            // A node of 0 means that the entry has no attributes.
             let out = known.map_or_else(abi::EntryOut::default, entry_out);
             self.out.extend_from_slice(out.as_bytes());
         }
@@ -430,7 +444,7 @@ fn attributes(of: &Attributes) -> Reply<Outcome> {
     bytes(&abi::AttrOut { attr_valid, attr_valid_nsec, attr: attr(of), ..Default::default() })
 }
 
-/// How long the kernel may trust attributes, in seconds and nanoseconds.
+/// Returns how long the kernel may trust attributes, in seconds and nanoseconds.
 fn valid(of: &Attributes) -> (u64, u32) {
     of.valid_for.map_or((FOR_EVER, 0), |time| (time.as_secs(), time.subsec_nanos()))
 }
@@ -562,7 +576,7 @@ fn ioctl(
     Ok(Outcome::Bytes(Body::of(&[head.as_bytes(), &answer])))
 }
 
-/// What the kernel offers at the start, or why it cannot be spoken to.
+/// Returns what the kernel offers at the start, or why it cannot be spoken to.
 pub(crate) fn init_in(request: &mut Request<'_>) -> Result<(abi::InitIn, abi::InitFlags), Errno> {
     let init: abi::InitIn = request.take()?;
     let mut flags = u64::from(init.flags);

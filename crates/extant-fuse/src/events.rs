@@ -1,4 +1,4 @@
-//! Who owns a mount, and what the owner is told and may do while it lasts.
+//! The owner of a mount: the events that it receives and the requests that it serves.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use extant_sync::threads::{self, ThreadError};
 
 use crate::abi;
 
-/// What the owner of a mount is told while it lasts.
+/// The owner of a mount, which receives its events.
 pub trait Events: Send + Sync {
     /// The file system can be used.
     fn ready(&self);
@@ -19,7 +19,8 @@ pub trait Events: Send + Sync {
         let _ = brake;
     }
 
-    /// Whose thread `thread` of some program is, which waits for an answer. Asked when the kernel does not tell.
+    /// Returns the user of thread `thread`, which waits for an answer. Called when the kernel does
+    /// not give the user.
     fn user_of(&self, thread: u32) -> Option<u32> {
         let _ = thread;
         None
@@ -30,8 +31,8 @@ pub trait Events: Send + Sync {
         let _ = path;
     }
 
-    /// Has the kernel send what it holds back of all files, in large pieces, by a call of `syncfs` from another
-    /// process. Whether all of that was answered as well when this returns.
+    /// Makes the kernel send the dirty data of all files, in large pieces, by a call of `syncfs`
+    /// from another process. Returns whether all of it was answered when this returns.
     fn hand_over_writes(&self) -> bool {
         false
     }
@@ -50,7 +51,7 @@ pub trait Events: Send + Sync {
     /// Something for the log.
     fn log(&self, level: Level, text: &str);
 
-    /// What thread `thread` of some program, which is waiting in the control operation that shuts a file
+    /// Returns what thread `thread` of some program, which is waiting in the control operation that shuts a file
     /// system down, has given as its argument. Asked when the server may not look by itself.
     fn shutdown_argument(&self, thread: u32) -> Option<u32> {
         let _ = thread;
@@ -58,28 +59,29 @@ pub trait Events: Send + Sync {
     }
 }
 
-/// Why what was mounted for reading did not become writable.
+/// The reason why what was mounted for reading did not become writable.
 #[derive(Debug)]
 pub struct NotWritable {
-    /// In words, for whoever asked.
+    /// The reason, in words.
     pub why: String,
-    /// The file system, opened for reading once more: on the way something may have been written, the replayed
-    /// journal for one, over which the one that is served looks at the image. `None` when nothing was.
+    /// The file system, opened for reading again: the failed attempt may have written something,
+    /// such as the replayed journal, which the served file system reads through. `None` when
+    /// nothing was written.
     pub instead: Option<Fs>,
 }
 
-/// How much a message matters.
+/// The weight of a message.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
     /// Data may be at risk, or a request failed for a reason that is not the caller's.
     Error,
     /// Something is not as good as it could be.
     Warning,
-    /// What goes on.
+    /// Progress.
     Info,
 }
 
-/// Why a mount ended other than by unmounting.
+/// The reason why a mount ended other than by unmounting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -89,9 +91,9 @@ pub enum ServeError {
     /// The kernel speaks another protocol.
     #[error("the kernel speaks FUSE {major}.{minor}; this needs 7.{} or newer", abi::OLDEST_MINOR)]
     Protocol {
-        /// Its major version.
+        /// The major version of the protocol.
         major: u32,
-        /// Its minor version.
+        /// The minor version of the protocol.
         minor: u32,
     },
     /// Rings were asked for, and this mount gets none.
@@ -100,7 +102,7 @@ pub enum ServeError {
     /// Idmapped mounts were asked for.
     #[error("this kernel makes no idmapped mounts of FUSE: Linux 6.12 does")]
     NoIdmappedMounts,
-    /// A thread could not be started, or ended by a bug of ours.
+    /// A thread could not be started, or ended by a bug of this crate.
     #[error(transparent)]
     Thread(#[from] ThreadError),
     /// The file system could not be ended cleanly: the next mount replays the journal.
@@ -119,7 +121,7 @@ impl From<threads::WorkerPanic> for ServeError {
 #[derive(Clone)]
 pub struct Brake(Arc<dyn Halt>);
 
-/// How a mount is brought to rest: see [`Brake`].
+/// The way to bring a mount to rest: see [`Brake`].
 pub(crate) trait Halt: Send + Sync {
     /// As [`Brake::pull`].
     fn pull(&self);
@@ -133,22 +135,23 @@ impl Brake {
         Brake(Arc::new(halt))
     }
 
-    /// Has the kernel hand over what it holds back of files, then waits for the changes that are being
-    /// made, and lets no other one begin, for good. The threads of the server go on meanwhile and
-    /// answer what changes nothing.
+    /// Makes the kernel send the dirty data of files, then waits for the changes under way, and
+    /// lets no other one begin, for good. The threads of the server continue meanwhile and answer
+    /// requests that change nothing.
     ///
-    /// What a program writes into the kernel's cache after its file was handed over is lost with the
-    /// connection.
+    /// Data that a program writes into the kernel's cache after its file was handed over is lost
+    /// with the connection.
     pub fn pull(&self) {
         self.0.pull();
     }
 
-    /// Brings the mount to rest and ends its file system: everything is written and the image is clean. What
-    /// programs have open is of no use after that.
+    /// Brings the mount to rest and ends its file system: everything is written and the image is
+    /// clean. Open files of programs are unusable after that.
     ///
     /// # Errors
     ///
-    /// As [`Fs::unmount`](extant::Fs::unmount). If it was being ended already this waits for it, and whoever did that hears how it went.
+    /// As [`Fs::unmount`](extant::Fs::unmount). If the file system was being ended already, this
+    /// waits for the end, and the other caller gets the result.
     pub fn end(&self) -> extant::Result<()> {
         self.0.end()
     }

@@ -1,15 +1,15 @@
 //! Lets changes pass, or holds them back while the file system is frozen.
 //!
-//! A held-back request is kept as it came, here or by the one who received it, and takes no thread: the order
-//! to go on must find one.
-//! How many there are is bounded by the kernel: one for each thread of a program that waits, and the
-//! writes that it sends in the background.
+//! A request that is held back is kept as received, here or by its receiver, and occupies no
+//! thread: the order to thaw must find one. Their number is bounded by the kernel: one for each
+//! waiting thread of a program, and the writes that it sends in the background.
 //!
 //! # Invariants
 //!
-//! - G1. Who is inside keeps whoever freezes waiting (`extant_sync::Gate`).
-//! - G2. `held` is empty unless it is frozen, or somebody is about to answer what is in it. What is put off is so
-//!   while another thread waits, which says when it has done.
+//! - G1. A freeze waits for threads inside (`extant_sync::Gate`).
+//! - G2. `held` is empty unless the file system is frozen, or a thread is about to answer its
+//!   contents. A request is put off only while another thread waits, which reports when it has
+//!   done.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub struct Gate {
     gate: extant_sync::Gate,
     has_released: AtomicBool,
     held: Mutex<Held>,
-    /// What is let go before anybody passes again.
+    /// A value dropped before any change passes again.
     kept: Mutex<Option<Box<dyn Send>>>,
 }
 
@@ -41,21 +41,22 @@ impl Default for Gate {
 #[derive(Default)]
 struct Held {
     waiting: Vec<Vec<u8>>,
-    /// Not for a freeze: until a thread is free to wait for what they need.
+    /// Requests that wait, not for a thaw, but until a thread is free to wait for what they need.
     put_off: Vec<Vec<u8>>,
-    /// Of those who keep what they received.
+    /// Bells of the threads that keep requests.
     keepers: Vec<Arc<Bell>>,
     released: Vec<Vec<u8>>,
 }
 
 impl Gate {
-    /// This thread is about to do what `request` asks for; `None` when it must not, and the request
-    /// is kept for later. What is done is [left](Self::leave).
+    /// Enters to do what `request` asks for; `None` when that must not be done now, and the request
+    /// is kept for later. Each entry ends with [`leave`](Self::leave).
     pub(crate) fn enter(&self, request: &[u8]) -> Option<Lane> {
         self.enter_or(|held| held.waiting.push(request.to_vec()))
     }
 
-    /// As [`Gate::enter`], for who keeps the request itself and tries again when `bell` is rung.
+    /// Enters like [`Gate::enter`], for a thread that keeps the request itself and tries again when
+    /// `bell` rings.
     pub(crate) fn enter_or_keep(&self, bell: &Arc<Bell>) -> Option<Lane> {
         self.enter_or(|held| held.keepers.push(Arc::clone(bell)))
     }
@@ -74,7 +75,7 @@ impl Gate {
         }
     }
 
-    /// Who entered is done.
+    /// Leaves the gate by this lane.
     pub(crate) fn leave(&self, lane: Lane) {
         self.gate.leave(lane);
     }
@@ -113,7 +114,7 @@ impl Gate {
         self.held.lock().put_off.push(request.to_vec());
     }
 
-    /// What was put off is to be answered now.
+    /// Releases the requests that were put off.
     pub(crate) fn try_again(&self) {
         let mut held = self.held.lock();
         let put_off = std::mem::take(&mut held.put_off);
@@ -121,7 +122,7 @@ impl Gate {
         self.has_released.store(!held.released.is_empty(), Ordering::Release);
     }
 
-    /// Whether changes are held back.
+    /// Returns whether changes are held back.
     pub(crate) fn is_frozen(&self) -> bool {
         self.gate.is_shut()
     }

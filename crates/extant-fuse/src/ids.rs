@@ -1,8 +1,8 @@
-//! Whose inodes of the image are whose outside.
+//! Mapping of owners between the image and the host.
 
 use extant_base::sabotage;
 
-/// Shown for an id of the image that has no counterpart outside: `nobody`.
+/// The id shown for an id of the image without a counterpart outside: `nobody`.
 pub const UNMAPPED: u32 = 65534;
 
 /// One run of ids: `count` from `image` on are `host` and following outside.
@@ -13,7 +13,7 @@ struct Run {
     count: u32,
 }
 
-/// Users and groups of the image, and who they are outside. Without any run everybody is himself.
+/// Map of the image's users and groups to those outside. Without any run the ids are the same.
 ///
 /// ```
 /// use extant_fuse::IdMap;
@@ -44,14 +44,14 @@ impl IdMap {
         self
     }
 
-    /// The same for groups.
+    /// Groups `image..image + count` of the image are `host` and following outside. The first run that fits counts.
     #[must_use]
     pub fn map_groups(mut self, image: u32, host: u32, count: u32) -> IdMap {
         self.groups.push(Run { image, host, count });
         self
     }
 
-    /// Whether everybody is himself.
+    /// Returns whether all ids are the same inside and outside.
     pub fn is_identity(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty()
     }

@@ -2,26 +2,26 @@
 //!
 //! # Place
 //!
-//! A front end: it translates requests and decides nothing about ext4. Below: `extant`. Above: the
+//! A front end: it translates requests and does not implement ext4. Below: `extant`. Above: the
 //! command `extant mount`, and programs that mount by themselves.
 //!
 //! # Shape
 //!
 //! ```text
-//! mount        how the kernel comes to have a mount, and how it loses it
-//! session      the first request, threads, what both sides agree on
+//! mount        mounting and unmounting
+//! session      the first request, threads, negotiated features
 //! connection   bytes in, bytes out             abi        the records in them
 //! rings        the same over io_uring
-//! dispatch     from a request to a call        operations what can be called, whatever the transport
-//! ext4         the calls, answered; it knows no transport, only what `kernel` says of the other side
-//! serve        all of it together              events     what the owner is told
+//! dispatch     from a request to a call        operations the calls, for any transport
+//! ext4         the implementation of the calls, independent of the transport (`kernel`)
+//! serve        all of it together              events     events for the owner
 //! gate         freezing
-//! ids          owners here and there           stats      what was asked, and how long it took
-//! patience     looking for the next request before sleeping
+//! ids          mapping of owners               stats      counts and durations of requests
+//! patience     polling for the next request before sleeping
 //! ```
 //!
-//! The kernel is the only way to the file system while it is mounted, so it may keep names, attributes
-//! and contents for as long as it likes, and locks of programs stay with it.
+//! The kernel is the only way to the file system while it is mounted, so it may keep names,
+//! attributes and contents for as long as it likes, and locks of programs stay with it.
 //!
 //! # Example
 //!
@@ -72,10 +72,11 @@ pub use extant_ring::Obstacle;
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
 pub use operations::{
-    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId, Opened,
-    Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Time, Totals, WriteHow,
+    Attributes, Bytes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId,
+    Opened, Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Sought, Time, Totals,
+    WriteHow,
 };
-pub use orders::{CONTROL, INFO, ORDER, STATS};
+pub use orders::{CONTROL, DEFRAG, INFO, ORDER, PIECES, STATS};
 pub use rings::Rings;
 pub use serve::{serve, serve_over};
 pub use settings::{AccessTimes, Durable, RingUse, Settings};

@@ -31,7 +31,7 @@ const HEAD: usize = size_of::<OutHeader>();
 /// Bytes of an answer that has attributes and nothing else.
 const ATTR_OUT: usize = HEAD + 104;
 
-/// What is done to an answer.
+/// A falsification of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lie {
     /// Bytes behind the end, which the header counts.
@@ -64,7 +64,8 @@ fn put(answer: &mut [u8], at: usize, value: u32) {
     answer[at..at + 4].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// Whether `answer` shows the root: a root of another type is of no use to the kernel ever after.
+/// Returns whether `answer` shows the root: a root of another type is of no use to the kernel ever
+/// after.
 fn is_of_root(answer: &[u8]) -> bool {
     answer.len() == ATTR_OUT && answer[HEAD + 16..HEAD + 24] == 2u64.to_ne_bytes()
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
-/// What the kernel says of its memory, opened once: a sandbox may begin later.
+/// Returns what the kernel says of its memory, opened once: a sandbox may begin later.
 fn counters() -> Option<&'static File> {
     static COUNTERS: OnceLock<Option<File>> = OnceLock::new();
     COUNTERS.get_or_init(|| File::open("/proc/meminfo").ok()).as_ref()

@@ -2,16 +2,16 @@
 //!
 //! # Place
 //!
-//! Below: mount(2) for root, the set-user-ID program `fusermount3` for everybody else. Above: a
-//! process that is not the server, so that unmounting can wait for the server. Requests are the
-//! affair of `session`.
+//! Below: mount(2) for root, the set-user-ID program `fusermount3` for other users. Above: a
+//! process that is not the server, so that unmounting can wait for the server. Requests are served
+//! by `session`.
 //!
 //! # Invariants
 //!
 //! - M1. Every descriptor made here closes on exec.
 //! - M2. The kernel checks permissions (`default_permissions`), for every mount.
-//! - M3. A directory that was mounted by [`open_and_mount`] is known to [`unmount`] by its path only:
-//!   the path must be absolute and without symbolic links when the working directory changes.
+//! - M3. A directory that was mounted by [`open_and_mount`] is known to [`unmount`] by its path
+//!   only: the path must be absolute and without symbolic links when the working directory changes.
 
 mod block;
 mod helper;
@@ -33,20 +33,20 @@ pub use block::BlockMount;
 
 /// The kind of file system that the kernel shows: `fuse.` and the subtype.
 pub const FILE_SYSTEM_TYPE: &str = "fuse.extant";
-/// The same of a block device that the kernel holds for the mount.
+/// The type of a mount whose block device the kernel claims.
 pub const BLOCK_FILE_SYSTEM_TYPE: &str = "fuseblk.extant";
 const SUBTYPE: &str = "extant";
 
-/// What the kernel is told about a mount.
+/// The mount options that the kernel gets.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct KernelOptions {
-    /// What the list of mounts shows as the device.
+    /// The device as shown in the list of mounts.
     pub source: OsString,
     /// No changes through this mount.
     pub read_only: bool,
-    /// Other users than the one who mounts may use it. Without root only where `/etc/fuse.conf` has
-    /// `user_allow_other`.
+    /// Whether other users than the mounting one may use the mount. Without root only where
+    /// `/etc/fuse.conf` has `user_allow_other`.
     pub allow_other: bool,
     /// Set-user-ID and set-group-ID bits and file capabilities have no effect. Always so without root.
     pub nosuid: bool,
@@ -61,7 +61,7 @@ pub struct KernelOptions {
     pub dirsync: bool,
     /// Rule of access times, for the list of mounts only: the server keeps them.
     pub atime: AtimeFlag,
-    /// The same for directories alone.
+    /// Whether access times of directories are not kept, for the list of mounts only.
     pub nodiratime: bool,
     /// Most bytes in one read request; the kernel's own limit when `None`.
     pub max_read: Option<u32>,
@@ -120,7 +120,7 @@ impl KernelOptions {
     }
 }
 
-/// Why a directory could not be mounted on or unmounted.
+/// The reason why a directory could not be mounted on or unmounted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountError {
@@ -130,11 +130,11 @@ pub enum MountError {
     /// The kernel refuses.
     #[error("cannot {action} {}", dir.display())]
     System {
-        /// What was being done, as a verb.
+        /// The action that failed, as a verb.
         action: &'static str,
         /// The directory.
         dir: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -144,7 +144,7 @@ pub enum MountError {
     /// `fusermount3` refuses.
     #[error("{said}")]
     Helper {
-        /// What it said, on one line.
+        /// Its message, on one line.
         said: String,
     },
     /// `fusermount3` ended well and gave no descriptor.
@@ -152,14 +152,14 @@ pub enum MountError {
     NoDescriptor {
         /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
 }
 
 impl MountError {
-    /// Whether the directory cannot be unmounted because something in it is in use.
+    /// Returns whether the directory cannot be unmounted because something in it is in use.
     pub fn is_busy(&self) -> bool {
         match self {
             MountError::System { source, .. } => source.kind() == io::ErrorKind::ResourceBusy,
@@ -168,7 +168,7 @@ impl MountError {
         }
     }
 
-    /// Whether the directory is not there or not mounted.
+    /// Returns whether the directory is not there or not mounted.
     pub fn is_not_mounted(&self) -> bool {
         match self {
             MountError::System { source, .. } => {
@@ -182,8 +182,8 @@ impl MountError {
     }
 }
 
-/// Mounts on the directory `dir` and returns the connection, which the kernel has said nothing on
-/// yet. Dropping all of its copies leaves a dead mount, which [`unmount`] removes.
+/// Mounts on the directory `dir` and returns the connection, on which no request was received yet.
+/// Dropping all of its copies leaves a dead mount, which [`unmount`] removes.
 ///
 /// # Errors
 ///
@@ -207,8 +207,8 @@ pub fn open_and_mount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, Mo
     Ok(device)
 }
 
-/// Takes the mount at `dir` away. With `lazy`, also when something in it is in use: the mount goes on
-/// for whoever has it open, and ends with the last of them.
+/// Unmounts `dir`. With `lazy`, also when the mount is in use: it continues for the programs that
+/// use it, and ends with the last of them.
 ///
 /// # Errors
 ///
@@ -222,8 +222,8 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     rustix::mount::unmount(dir, flags).map_err(|errno| system("unmount", dir, errno))
 }
 
-/// Switches the kernel's side of the mount at `dir` to reading only or back, with what else `options`
-/// say. What programs wrote before is handed to the server first. Needs root.
+/// Switches the kernel's side of the mount at `dir` to read-only or back, with the other values of
+/// `options`. Earlier writes of programs are sent to the server first. Needs root.
 ///
 /// # Errors
 ///
@@ -260,12 +260,12 @@ pub fn hand_over_writes(dir: &Path) -> Result<(), MountError> {
     rustix::fs::syncfs(&file).map_err(|errno| failed(errno.into()))
 }
 
-/// Has the kernel cache as much of a mount as it does of its own file systems: `device` is the mount's as
-/// the list of mounts shows it, such as `0:42`. By default it lets programs write only a hundredth of what
-/// may be dirty before they wait for the server, and reads ahead less than what one request holds.
-/// Needs root; without, or where the kernel is too old, all stays as it is.
+/// Makes the kernel cache as much of a mount as of its own file systems: `device` is the mount's
+/// device number in the list of mounts, such as `0:42`. By default the kernel lets programs dirty
+/// only a hundredth of the limit before they wait for the server, and reads ahead less than one
+/// request holds. Needs root; without, or where the kernel is too old, nothing changes.
 pub fn cache_freely(device: &str) {
-    // Those of a block device have the device's number, with a word behind it.
+    // Entries of a block device have the device's number with a suffix.
     let all = Path::new("/sys/class/bdi");
     let settings = Some(all.join(format!("{device}-fuseblk"))).filter(|path| path.exists());
     let settings = settings.unwrap_or_else(|| all.join(device));

@@ -1,14 +1,16 @@
-//! What a file system answers, whatever carries the questions.
+//! The operations of a file system, for any transport.
 //!
 //! # Place
 //!
-//! Above: a transport (`connection`, `dispatch`) turns requests of the kernel into these calls and their
-//! results into replies. Below: `ext4` answers them. Nothing here knows of bytes on the wire.
+//! Above: a transport (`connection`, `dispatch`) turns requests of the kernel into these calls and
+//! their results into replies. Below: `ext4` answers them. This module does not know the wire
+//! format.
 //!
 //! Nodes are named by numbers: the root is 1, others have the number that the answer to a lookup
 //! gave them, and are known until as many lookups are forgotten as were answered.
 
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -42,20 +44,51 @@ impl Handle {
 pub struct Position {
     /// The file.
     pub node: NodeId,
-    /// Where in it, in bytes.
+    /// Offset in it, in bytes.
     pub offset: u64,
 }
 
-/// Why a request failed: an error number of Linux, positive.
+/// Bytes of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bytes {
+    /// The file.
+    pub node: NodeId,
+    /// Which bytes of it: from the first to the one behind the last.
+    pub range: Range<u64>,
+}
+
+impl Bytes {
+    /// Returns how many they are.
+    pub fn len(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+}
+
+/// The thing that is looked for in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sought {
+    /// The next byte that is not in a hole (`SEEK_DATA`).
+    Data,
+    /// The next byte that is in one; the end of the file counts as such (`SEEK_HOLE`).
+    Hole,
+}
+
+/// The reason why a request failed: an error number of Linux, positive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// No answer yet: too many wait for what only others can do. Of the server to itself; no kernel is told.
+    /// No answer yet: too many threads wait for work that only others can do. Internal to the
+    /// server, and never sent.
     pub(crate) const LATER: Errno = Errno(i32::MIN);
     /// No such operation: the kernel does not ask again, where it can do without.
     pub const ENOSYS: Errno = Errno(38);
-    /// Not permitted, whoever asks or for this caller.
+    /// The operation is not permitted, for any caller or for this one.
     pub const EPERM: Errno = Errno(1);
     /// Nothing has this name.
     pub const ENOENT: Errno = Errno(2);
@@ -69,6 +102,8 @@ impl Errno {
     pub const EUCLEAN: Errno = Errno(117);
     /// The permissions forbid it.
     pub const EACCES: Errno = Errno(13);
+    /// The file would become larger than files can be.
+    pub const EFBIG: Errno = Errno(27);
     /// Arguments make no sense.
     pub const EINVAL: Errno = Errno(22);
     /// No such control operation.
@@ -81,7 +116,7 @@ impl Errno {
     pub const EOVERFLOW: Errno = Errno(75);
     /// The operation is known and not for this.
     pub const EOPNOTSUPP: Errno = Errno(95);
-    /// Not now.
+    /// The operation is not possible now; a later try may succeed.
     pub const EAGAIN: Errno = Errno(11);
     /// No room.
     pub const ENOSPC: Errno = Errno(28);
@@ -100,7 +135,7 @@ impl From<&extant::FsError> for Errno {
 /// The result of a request.
 pub type Reply<T> = Result<T, Errno>;
 
-/// Who asks.
+/// The thread of a program that asks, or the kernel itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caller {
     /// The user for file-system access.
@@ -163,9 +198,10 @@ pub struct Entry {
     pub node: NodeId,
     /// Tells nodes apart that had the number one after the other.
     pub generation: u64,
-    /// Whether the kernel may keep the name: not where several spellings mean one name.
+    /// Whether the kernel may cache the name: not in directories where several spellings mean one
+    /// name.
     pub keep_name: bool,
-    /// Its attributes.
+    /// The attributes of the node.
     pub attributes: Attributes,
 }
 
@@ -210,18 +246,18 @@ pub struct SetAttr {
     pub take_set_id: bool,
 }
 
-/// What a new node is to be.
+/// The properties of a new node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct New {
     /// Type and permissions.
     pub mode: u32,
-    /// What the caller's umask takes away, unless an ACL says instead.
+    /// The caller's umask, which an ACL may override.
     pub umask: u32,
     /// Device numbers, of a device.
     pub rdev: (u32, u32),
 }
 
-/// How a write is to be done.
+/// The manner of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WriteHow {
     /// The kernel's cache brings what was written before.
@@ -230,12 +266,12 @@ pub struct WriteHow {
     pub take_set_id: bool,
     /// The program asked for no cache in between.
     pub direct: bool,
-    /// It is durable before it returns: the file was opened so. The kernel leaves that to us when the
+    /// The write is durable before it returns: the file was opened so. The kernel leaves that to us when the
     /// file is open past its cache.
     pub durable: Option<DurableWrite>,
 }
 
-/// How much of a write is to be durable.
+/// The part of a write that is to be durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DurableWrite {
     /// The bytes, and what is needed to read them (`O_DSYNC`).
@@ -245,7 +281,7 @@ pub enum DurableWrite {
 }
 
 impl DurableWrite {
-    /// What a file opened with these flags asks for.
+    /// Returns what a file opened with these flags asks for.
     pub(crate) fn asked_by(flags: u32) -> Option<DurableWrite> {
         const O_DSYNC: u32 = 0o1_0000;
         const O_SYNC: u32 = 0o401_0000;
@@ -259,11 +295,11 @@ impl DurableWrite {
 
 /// Takes the bytes of a read, once.
 pub trait ReadAnswer {
-    /// Sends them.
+    /// Sends the bytes.
     ///
     /// # Errors
     ///
-    /// The kernel did not take them; nobody waits for them any more.
+    /// The kernel refused them, because no caller waits any more.
     fn send(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<()>;
 
     /// Sends parts of an open file, places and lengths, without a copy in between. `false` when that is not
@@ -294,14 +330,15 @@ pub trait ReadAnswer {
 
 /// Takes the entries of a directory until it is full.
 pub trait DirAnswer {
-    /// Whether attributes are wanted with the names.
+    /// Returns whether attributes are wanted with the names.
     fn wants_attributes(&self) -> bool;
 
-    /// Adds an entry; `cookie` is where the listing goes on behind it, `kind` as `d_type`. With an
-    /// `entry` the kernel knows the node once more. `false`: full, and this one is not in it.
+    /// Adds an entry; `cookie` is the position behind it, `kind` as in `d_type`. With an `entry`
+    /// the kernel's lookup count of the node increases. Returns false if the buffer is full and the
+    /// entry was not added.
     fn add(&mut self, name: &[u8], ino: u64, kind: u8, cookie: u64, entry: Option<&Entry>) -> bool;
 
-    /// Whether an entry with such a name would fit.
+    /// Returns whether an entry with such a name would fit.
     fn has_room_for(&self, name: &[u8]) -> bool;
 }
 
@@ -327,11 +364,11 @@ pub struct Totals {
 /// A control operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Ioctl<'a> {
-    /// Its number.
+    /// The number of the operation.
     pub command: u32,
     /// The caller's argument, often an address in its memory.
     pub argument: u64,
-    /// What the kernel copied from there.
+    /// The bytes that the kernel copied from the caller.
     pub input: &'a [u8],
     /// Most bytes that it copies back.
     pub output_max: u32,
@@ -339,11 +376,11 @@ pub struct Ioctl<'a> {
     pub is_compat: bool,
 }
 
-/// What a file system does. Each method may be called by several threads at once.
+/// The operations of a file system. Each method may be called by several threads at once.
 ///
 /// The kernel has checked permissions before (`default_permissions`), except where noted.
 pub trait Operations: Send + Sync {
-    /// What is done for a request until the guard is dropped takes space on behalf of its caller.
+    /// Makes the work for a request allocate on behalf of its caller, until the guard is dropped.
     fn takes_space_for(&self, _caller: Caller) -> Option<SpaceFor> {
         None
     }
@@ -404,22 +441,15 @@ pub trait Operations: Send + Sync {
     ) -> Reply<(Entry, Opened)>;
     /// The last use of an open file ended.
     fn release(&self, node: NodeId, handle: Handle);
-    /// Reads up to `size` bytes; sends them and returns `Ok`, or returns an error without sending.
-    fn read(
-        &self,
-        node: NodeId,
-        handle: Handle,
-        offset: u64,
-        size: u32,
-        answer: &mut dyn ReadAnswer,
-    ) -> Reply<()>;
-    /// Writes; how many bytes.
+    /// Reads `wanted` as far as the file goes; sends the bytes and returns `Ok`, or returns an error without sending.
+    /// A transport asks for a few MiB at most.
+    fn read(&self, wanted: Bytes, handle: Handle, answer: &mut dyn ReadAnswer) -> Reply<()>;
+    /// Writes `bytes`, and returns how many were written.
     fn write(
         &self,
         caller: Caller,
-        node: NodeId,
+        to: Position,
         handle: Handle,
-        offset: u64,
         bytes: &[u8],
         how: WriteHow,
     ) -> Reply<u32>;
@@ -452,19 +482,12 @@ pub trait Operations: Send + Sync {
     fn open_dir(&self, caller: Caller, node: NodeId) -> Reply<Opened>;
     /// Lists a directory behind `cookie`, 0 for the start.
     fn read_dir(&self, node: NodeId, cookie: u64, answer: &mut dyn DirAnswer) -> Reply<()>;
-    /// Space for a range of a file; `mode` as `fallocate`.
-    fn fallocate(
-        &self,
-        caller: Caller,
-        node: NodeId,
-        mode: u32,
-        offset: u64,
-        length: u64,
-    ) -> Reply<()>;
-    /// The next data or hole; `whence` is `SEEK_DATA` (3) or `SEEK_HOLE` (4).
-    fn seek(&self, node: NodeId, offset: u64, whence: u32) -> Reply<u64>;
-    /// Copies inside the file system; how many bytes.
-    fn copy_range(&self, caller: Caller, from: Position, to: Position, length: u64) -> Reply<u64>;
+    /// Changes the space for `bytes`; `mode` as `fallocate`.
+    fn fallocate(&self, caller: Caller, bytes: Bytes, mode: u32) -> Reply<()>;
+    /// Looks for data or a hole, and returns its offset: `from` itself, or behind it.
+    fn seek(&self, from: Position, sought: Sought) -> Reply<u64>;
+    /// Copies inside the file system, and returns how many bytes were copied.
+    fn copy_range(&self, caller: Caller, from: Bytes, to: Position) -> Reply<u64>;
     /// A control operation: its output, and what the call returns.
     fn ioctl(&self, caller: Caller, node: NodeId, request: &Ioctl<'_>) -> Reply<Vec<u8>>;
     /// A regular file that the kernel knows, if one is found quickly: for a question that has no other purpose
@@ -472,11 +495,11 @@ pub trait Operations: Send + Sync {
     fn some_file(&self) -> Option<NodeId> {
         None
     }
-    /// Whether what was put off (`Errno::LATER`) can be tried again now.
+    /// Returns whether what was put off (`Errno::LATER`) can be tried again now.
     fn may_try_again(&self) -> bool {
         true
     }
-    /// Who lets changes pass, or holds them back for a while.
+    /// Returns the gate of changes.
     fn gate(&self) -> &Gate;
     /// Kept until a request is answered: what answers stays the same file system meanwhile. `None` where it
     /// always does.

@@ -1,9 +1,10 @@
-//! Whether to look for the next request for a moment before sleeping until it comes.
+//! Polling for the next request for a moment before sleeping.
 //!
-//! A program that does one call after the other sends its next request a few microseconds after it got
-//! its answer. To sleep meanwhile costs two turns of the scheduler and, on another processor, waking that
-//! up: more than most requests. One thread at a time looks; others sleep. Who looks in vain too often
-//! (nobody sends, or the program waits for this very processor) stops looking for a while.
+//! A program that makes one call after the other sends its next request a few microseconds after
+//! its answer. Sleeping meanwhile costs two context switches and, on another processor, waking that
+//! up: more than most requests. One thread at a time polls; others sleep. A thread that polls in
+//! vain too often (no requests come, or the program waits for this processor) stops polling for a
+//! while.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,21 +13,21 @@ use extant_sync::Clock;
 
 /// How long to look: about what sleeping and waking costs.
 const LOOK: Duration = Duration::from_micros(15);
-/// A thread that gave way and was away for so long shares its processor with somebody.
+/// Absence after a yield from which a thread's processor counts as shared with another.
 const CROWDED: Duration = Duration::from_micros(3);
 /// Credit at most; each look in vain takes [`VAIN`], each that finds something gives 1.
 const CREDIT_MAX: u32 = 16;
 const VAIN: u32 = 2;
-/// Without credit, one of so many waits looks all the same.
+/// Without credit, one of [`RETRY`] waits polls all the same.
 const RETRY: u32 = 64;
 
-/// What all threads of a mount share.
+/// The knowledge of waiting that all threads of a mount share.
 pub(crate) struct Patience {
     /// Somebody looks.
     looking: AtomicBool,
-    /// Requests that others got while somebody looked.
+    /// Number of requests that other threads got during a poll.
     passed: AtomicU64,
-    /// There is a processor to look with beside the one that a program runs on.
+    /// Whether there is a processor for polling besides the one that a program runs on.
     has_room: bool,
 }
 
@@ -46,7 +47,7 @@ impl Patience {
         }
     }
 
-    /// Whether this thread is the one that looks from now on.
+    /// Returns whether this thread polls from now on.
     fn begins(&self, own: &mut Experience) -> bool {
         self.has_room && own.wants() && !self.looking.swap(true, Ordering::Acquire)
     }
@@ -75,16 +76,17 @@ impl Patience {
         own.note(found);
     }
 
-    /// A request came to a thread that may not be the one that looks.
+    /// Counts a request that came to a thread which may not be the polling one.
     pub(crate) fn note_request(&self) {
         if self.looking.load(Ordering::Relaxed) {
             self.passed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// As [`look`](Patience::look), for a thread that stays on one processor and sees the requests of that one
-    /// only. It looks as long as requests come anywhere, and gives way to whoever wants the processor: while it
-    /// is not idle, the scheduler leaves the program that sends them where it is, beside its server.
+    /// Polls like [`look`](Patience::look), for a thread that stays on one processor and sees only
+    /// the requests of that one. It polls while requests come anywhere, and yields to other threads
+    /// on the processor: while the processor is not idle, the scheduler leaves the requesting
+    /// program there, beside its server.
     pub(crate) fn stay(
         &self,
         own: &mut Experience,

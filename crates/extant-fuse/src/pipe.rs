@@ -7,16 +7,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno as Os;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
-/// Bytes of a pipe: what the largest reply needs, and what anybody may ask for.
+/// Sizes of pipes to try, in bytes: that of the largest reply, and the largest for any user.
 const ROOMS: [usize; 2] = [2 << 20, 1 << 20];
-/// A pipe holds so many references to pages as its room has pages, however little of them is used.
+/// A pipe holds one reference to a page for each page of its size, however little of the page is
+/// used.
 const PAGE: u64 = 4096;
 
 thread_local! {
     static OWN: RefCell<Own> = const { RefCell::new(Own::Unused) };
 }
 
-/// What a thread has.
+/// The pipe of a thread.
 enum Own {
     Unused,
     Pipe(Pipe),
@@ -54,7 +55,8 @@ impl Pipe {
         })
     }
 
-    /// Whether these parts of a file fit, places and lengths, and a header in front of them.
+    /// Returns whether these parts of a file fit, places and lengths, and a header in front of
+    /// them.
     pub(crate) fn has_room_for(&self, parts: &[(u64, u64)]) -> bool {
         let pages = |(at, len): &(u64, u64)| (at % PAGE).saturating_add(*len).div_ceil(PAGE);
         let needed = parts.iter().map(pages).fold(1, u64::saturating_add);

@@ -1,23 +1,27 @@
-//! Requests over the kernel's rings: for each processor a queue, and threads that stay on that processor.
+//! Requests over the kernel's rings: for each processor a queue, and threads that stay on that
+//! processor.
 //!
 //! # Shape
 //!
-//! A program's request goes to the queue of the processor that it runs on. Each queue has a few threads
-//! there, each with a ring and one slot: a thread takes a request, answers it, and asks for the next in
-//! the same system call that gives the answer back. One that blocks, blocks its one slot. What the kernel sends
-//! to nobody's queue (what it forgets, interrupts) is still read from `/dev/fuse`, by two threads more.
+//! A program's request goes to the queue of the processor that it runs on. Each queue has a few
+//! threads there, each with a ring and one slot: a thread takes a request, answers it, and asks for
+//! the next in the same system call that gives the answer back. A thread that blocks occupies only
+//! its own slot. Requests without a queue (forgets, interrupts) are still read from `/dev/fuse`, by
+//! two further threads.
 //!
-//! While the file system is frozen, a request that changes something stays in its slot, and the thread
-//! takes another slot in its place (`gate`).
+//! While the file system is frozen, a request that changes something stays in its slot, and the
+//! thread takes another slot in its place (`gate`).
 //!
 //! # Invariants
 //!
 //! - Q1. Every queue has threads before the first request comes, or there is no mount.
-//! - Q2. A thread waits for the kernel to write back only while it has one slot (`may_wait_here`) and another
-//!   thread of the same queue is left: nothing that it waits for lies in a slot of its own.
-//! - Q3. Requests that came while all slots of a queue were taken are handed out when an answer is given,
-//!   and only then. Whoever keeps a slot without answering gives its queue others, and has the kernel ask a
-//!   question, where it knows a regular file to ask about (Linux asks about no other).
+//! - Q2. A thread waits for the kernel to write back only while it has one slot (`may_wait_here`)
+//!   and another thread of the same queue is free: no request that it waits for lies in a slot of
+//!   its own.
+//! - Q3. Requests that came while all slots of a queue were taken are handed out when an answer is
+//!   given, and only then. A thread that keeps a slot without answering adds others to its queue,
+//!   and makes the kernel send a request, if it knows a regular file for that (Linux accepts no
+//!   other).
 
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -48,7 +52,7 @@ const PER_QUEUE_MIN: usize = 2;
 const PER_QUEUE: usize = 4;
 /// Threads that read `/dev/fuse`.
 const READERS: usize = 2;
-/// Most slots of one thread: so many requests less one it can keep while the file system is frozen.
+/// Limit of the slots of one thread: all but one may hold requests while the file system is frozen.
 const SLOTS_MAX: usize = 256;
 /// Slots that a thread offers when it keeps a request, so that few requests find all of them taken.
 const SPARE: usize = 32;
@@ -61,7 +65,7 @@ thread_local! {
     static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Whether the calling thread may wait for what other threads answer (Q2).
+/// Returns whether the calling thread may wait for what other threads answer (Q2).
 pub(crate) fn may_wait_here() -> bool {
     MAY_WAIT.get()
 }
@@ -77,8 +81,8 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// Makes the rings of a mount. What is asked of the system later is nothing that makes something new, so a
-    /// sandbox may begin between this and [`serve_over`](crate::serve_over).
+    /// Creates the rings of a mount. Later system calls create no new kind of object, so a sandbox
+    /// may begin between this and [`serve_over`](crate::serve_over).
     ///
     /// # Errors
     ///
@@ -102,7 +106,7 @@ impl Rings {
         self.rings.len() + READERS
     }
 
-    /// How many of them serve the same queue.
+    /// Returns how many of them serve the same queue.
     pub(crate) fn per_queue(&self) -> usize {
         self.per_queue
     }
@@ -196,21 +200,21 @@ struct Worker<'a> {
     desk: Desk<'a>,
     gate: &'a Gate,
     events: &'a dyn Events,
-    /// Not all could begin, so all end.
+    /// Whether all threads end because not all could begin.
     gives_up: &'a AtomicBool,
     queue: u16,
     bell: Arc<Bell>,
     ring: Ring,
-    /// Slots whose requests wait for the file system to be thawed.
+    /// Slots whose requests wait for a thaw.
     kept: Vec<SlotId>,
     failures: u32,
 }
 
-/// What became of the request in a slot.
+/// The outcome of the request in a slot.
 enum Done {
     /// The answer lies in the slot, with so much payload.
     Answered(usize),
-    /// It waits for a thaw.
+    /// The request waits for a thaw.
     Kept,
 }
 
@@ -303,19 +307,19 @@ impl Worker<'_> {
         }
         self.ring.submit()?;
         if let Some(file) = self.desk.operations.some_file() {
-            // With its answer it goes on. The file may be forgotten by now.
+            // The answer makes the queue continue. The file may be forgotten by now.
             let _ = self.session.connection.ask_to_be_asked(file);
         }
         Ok(())
     }
 
-    /// `None` when the slot is not ours.
+    /// Answers the request in a slot; `None` when the kernel owns the slot.
     fn answer(&mut self, slot: SlotId) -> Option<Done> {
         let Message { header, op: fixed, payload, payload_len } = self.ring.message(slot)?;
         let (asked, _) = InHeader::read_from_prefix(&header[..]).ok()?;
         let began = self.session.clock.monotonic();
         let (outcome, sent) = {
-            // What a request brings lies where its answer goes, except that a read brings nothing.
+            // The request's data lies where its answer goes, except that a read has no data.
             let (body, room) = match asked.opcode {
                 op::READ => (&[][..], &mut *payload),
                 _ => (&payload[..payload_len], &mut [][..]),
@@ -370,7 +374,7 @@ impl Worker<'_> {
     }
 }
 
-/// Has a test change the answer in a slot; the length of its payload then.
+/// Lets a test change the answer in a slot; returns the length of its payload afterwards.
 #[cfg(test)]
 fn mangle_slot(
     mangle: &crate::connection::Mangle,
@@ -427,7 +431,7 @@ impl Contents for Filled<'_> {
     }
 }
 
-/// Whether a command failed because there is no mount any more.
+/// Returns whether a command failed because there is no mount any more.
 fn is_end(errno: i32) -> bool {
     use rustix::io::Errno as Os;
     [Os::NOTCONN, Os::CONNABORTED, Os::CANCELED, Os::NODEV].map(Os::raw_os_error).contains(&errno)

@@ -89,7 +89,7 @@ pub(crate) fn serve_session(
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
     let file_system = Served::new(fs, settings);
     let served = session.greet(settings, time_gran, rings.is_some()).and_then(|agreed| {
-        // Unmounted before anybody used it.
+        // The mount was unmounted before its first request.
         let Some(agreed) = agreed else { return Ok(()) };
         let rings = rings.filter(|_| agreed.flags.contains(InitFlags::OVER_IO_URING));
         let plain = settings.threads.clamp(1, 64);

@@ -32,10 +32,10 @@ const PAGE: u32 = 4096;
 /// How often reading a request is tried when the system says what it should not, and how long apart.
 const RECEIVE_TRIES: u32 = 100;
 const RECEIVE_PAUSE: Duration = Duration::from_millis(20);
-/// Of answers that the kernel does not take one in so many is logged.
+/// Of answers that the kernel refuses, one in this many is logged.
 const REFUSED_STEP: u64 = 1000;
 
-/// What both sides agreed on.
+/// The terms that both sides agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreed {
     pub(crate) flags: InitFlags,
@@ -69,7 +69,7 @@ impl Session {
         }
     }
 
-    /// Answers the first request, which says who the kernel is. `None`: unmounted before it came.
+    /// Answers the first request, which describes the kernel. `None`: unmounted before it came.
     pub(crate) fn greet(
         &self,
         settings: &Settings,
@@ -90,7 +90,7 @@ impl Session {
             }
             let (init, offered) = init_in(&mut request).map_err(|_| broken())?;
             if init.major > abi::MAJOR {
-                // It will ask again in the version that it is told.
+                // The kernel will ask again in the version of this answer.
                 let out = abi::InitOut {
                     major: abi::MAJOR,
                     minor: abi::MINOR,
@@ -232,7 +232,8 @@ impl Session {
         true
     }
 
-    /// The kernel did not take an answer, which is a bug of ours: its caller got an error, and nothing else ends.
+    /// Logs that the kernel refused an answer, which is a bug of this server: its caller got an
+    /// error, and the mount continues.
     pub(crate) fn tell_refused(&self, opcode: u32, why: &str, events: &dyn Events) {
         let before = self.refused.fetch_add(1, Ordering::Relaxed);
         if before.is_multiple_of(REFUSED_STEP) {
@@ -248,14 +249,14 @@ impl Session {
 /// Keeps a request that is to be tried again when a thread has done what it waits for.
 fn put_off(operations: &dyn Operations, request: &[u8]) {
     operations.gate().put_off(request);
-    // That may have been so before it was kept.
+    // The request may have become possible before it was kept.
     if operations.may_try_again() {
         operations.gate().try_again();
     }
 }
 
-/// Does what a request asks for. A bug of ours must not leave a caller waiting, nor take the other threads
-/// down.
+/// Does what a request asks for. A panic must not leave a caller waiting, nor end the other
+/// threads.
 pub(crate) fn attempt(
     desk: &Desk<'_>,
     request: Request<'_>,
@@ -275,8 +276,8 @@ pub(crate) fn attempt(
     })
 }
 
-/// Whether a request is about the file system as it is, and waits while that becomes another one. Orders to the server
-/// are among attributes, which see to it themselves; what ends something never waits.
+/// Returns whether a request is about the file system as it is, and waits while that becomes another one. Orders to the
+/// server are among attributes, which see to it themselves; what ends something never waits.
 fn waits_for_turn(opcode: u32) -> bool {
     !matches!(
         opcode,
@@ -323,8 +324,8 @@ impl Contents for Sent<'_> {
     }
 }
 
-/// Whether a request changes the file system, so that it waits while that is frozen. Orders to the
-/// server itself never wait: one of them ends the freeze.
+/// Returns whether a request changes the file system, so that it waits while that is frozen. Orders
+/// to the server itself never wait: one of them ends the freeze.
 pub(crate) fn changes(request: &Request<'_>) -> bool {
     match request.header.opcode {
         op::SETXATTR => !request.is_for_attribute(CONTROL),
@@ -349,11 +350,12 @@ pub(crate) fn changes(request: &Request<'_>) -> bool {
     }
 }
 
-/// What is wanted here of what the kernel can do.
+/// Returns the features of the kernel that this server uses.
 ///
-/// Not `ASYNC_DIO`: the kernel drops what it has cached of a range before an asynchronous direct write, and not when that
-/// has ended. What somebody reads between would be what he, and everybody after him, sees of the file from then on.
-/// Without it such calls return when they are done, after which the kernel drops it once more.
+/// Not `ASYNC_DIO`: the kernel drops what it has cached of a range before an asynchronous direct
+/// write, and not when that has ended. A read in between would fill the cache with old contents for
+/// all later readers. Without the flag such calls return when they are done, after which the kernel
+/// drops the range again.
 fn agree(
     settings: &Settings,
     time_gran: u32,
@@ -392,7 +394,7 @@ fn agree(
     }
     let flags = if sabotage("fuse.session.more-than-offered") { wanted } else { wanted & offered };
     let write_max = settings.write_bytes_max.clamp(PAGE, 1 << 20) / PAGE * PAGE;
-    // Without MAX_PAGES the kernel sends 32 pages at most, whatever it is told.
+    // Without MAX_PAGES the kernel sends at most 32 pages, regardless of other values.
     let out = abi::InitOut {
         major: abi::MAJOR,
         minor: abi::MINOR,

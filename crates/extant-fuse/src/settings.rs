@@ -1,8 +1,8 @@
-//! What a mount is asked to do, beyond what the file system itself decides.
+//! Settings of a mount beyond those of the file system.
 
 use crate::ids::IdMap;
 
-/// When reading changes the access time.
+/// The rule by which reading changes the access time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum AccessTimes {
     /// At each read that reaches the server.
@@ -14,10 +14,10 @@ pub enum AccessTimes {
     Never,
 }
 
-/// What is durable before a call returns, beside what programs ask for (`fsync`, `O_SYNC`).
+/// The changes that are durable before a call returns, beside what programs ask for (`fsync`, `O_SYNC`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Durable {
-    /// Nothing.
+    /// Nothing is durable earlier than a program asks.
     #[default]
     AsAsked,
     /// Changes of names: what makes, moves or removes them.
@@ -27,49 +27,51 @@ pub enum Durable {
     Everything,
 }
 
-/// Whether requests come over the kernel's rings (io_uring) or are read from `/dev/fuse`.
+/// The way of requests: over the kernel's rings (io_uring), or read from `/dev/fuse`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum RingUse {
     /// Never.
     #[default]
     Never,
-    /// Where the kernel offers it.
+    /// If the kernel offers it.
     WhenOffered,
     /// In any case; without it there is no mount.
     Always,
 }
 
-/// How the server answers.
+/// Settings of the server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Settings {
     /// Threads that answer requests, 1 to 64. With rings at least that many, two for each processor and more.
     pub threads: usize,
-    /// Whether the kernel collects writes before it sends them. Off, each write of a program is one request.
+    /// Whether the kernel collects writes before it sends them. Without, each write of a program is
+    /// one request.
     pub writeback_cache: bool,
-    /// What is durable before a call returns.
+    /// Changes that are durable before a call returns.
     pub durable: Durable,
     /// Access times.
     pub access_times: AccessTimes,
-    /// Whether directories have access times of their own rule: `false` is `nodiratime`.
+    /// Whether access times of directories are kept: `false` is `nodiratime`.
     pub directory_access_times: bool,
-    /// Whose inodes are whose outside.
+    /// Mapping of owners between the image and the host.
     pub ids: IdMap,
-    /// Who may see statistics and give orders beside root: the user that the server runs as.
+    /// The user that may see statistics and give orders besides root: the server's own.
     pub operator: u32,
-    /// What it was mounted with, in the words of whoever did: shown, and given back to who asks.
+    /// The mount options as the user gave them, for display.
     pub options: String,
     /// Most bytes in one write, 4 KiB to 1 MiB: the kernel gives no more.
     pub write_bytes_max: u32,
     /// How requests come.
     pub ring: RingUse,
-    /// Whether the kernel may make idmapped mounts of it (Linux 6.12). It then tells who asks only when
-    /// something new is made: elsewhere root is treated as any other user, and who gives an order is found by
-    /// [`Events::user_of`](crate::Events::user_of).
+    /// Whether the kernel may make idmapped mounts of it (Linux 6.12). The kernel then gives the
+    /// user of a request only when a file is created: elsewhere root is treated as any other user,
+    /// and the user of an order is determined by [`Events::user_of`](crate::Events::user_of).
     pub idmapped: bool,
-    /// What is mounted for reading may be asked to become writable (`remount,rw`), by
-    /// [`Events::open_for_writing`](crate::Events::open_for_writing). The kernel then asks at each opening
-    /// of a file, as on a mount for writing: what it was told not to ask it never asks again.
+    /// Whether a read-only mount may become writable (`remount,rw`), by
+    /// [`Events::open_for_writing`](crate::Events::open_for_writing). The kernel then sends a
+    /// request for each opening of a file, as on a writable mount: requests that it was told to
+    /// omit it never sends again.
     pub may_become_writable: bool,
 }
 

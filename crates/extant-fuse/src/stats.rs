@@ -1,6 +1,6 @@
-//! How many requests there were, and how long each took.
+//! Counts and durations of requests.
 //!
-//! Each thread counts on lines of its own; who asks adds them up.
+//! Each thread counts on cache lines of its own; a query adds them up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Lane {
         }
     }
 
-    /// One request of this kind was answered. Called by the thread that the lane belongs to.
+    /// Counts an answered request of this kind. Called by the thread that the lane belongs to.
     pub(crate) fn count(&self, opcode: u32, took: Duration, failed: bool) {
         let Some(counts) = self.ops.get(opcode as usize) else { return };
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);

@@ -81,7 +81,7 @@ fn lost(device: &Arc<MemoryDevice>, name: &str, taken: &[usize]) -> usize {
     let inode = fs.resolve(format!("/{name}")).unwrap();
     let is_there = |number: &&usize| {
         let mut bytes = vec![0; PIECE];
-        let read = inode.read_at((**number * PIECE) as u64, &mut bytes).unwrap();
+        let read = inode.read_at(&mut bytes, (**number * PIECE) as u64).unwrap();
         read == PIECE && bytes == piece(**number)
     };
     taken.len() - taken.iter().filter(is_there).count()

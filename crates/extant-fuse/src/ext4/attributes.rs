@@ -25,7 +25,7 @@ pub(super) fn timestamp(of: Time) -> Timestamp {
 }
 
 impl Ext4<'_> {
-    /// What the kernel is shown of an inode.
+    /// Returns what the kernel is shown of an inode.
     pub(super) fn attributes_of(&self, inode: &Inode) -> Attributes {
         let of = inode.metadata();
         let ids = &self.settings.ids;
@@ -77,7 +77,7 @@ impl Ext4<'_> {
         wanted.atime = changes.atime.map(time_change);
         wanted.mtime = changes.mtime.map(time_change);
         wanted.ctime = changes.ctime.map(timestamp);
-        // With a new owner that is asked for whoever gives the file away.
+        // With a new owner, privileges are removed as for the user who gives the file away.
         let takes = changes.take_set_id && (changes.size.is_some() || caller.uid != 0);
         wanted.by = self.on_behalf_of(caller, takes, &inode);
         self.reply(inode.set_attributes(&wanted))?;

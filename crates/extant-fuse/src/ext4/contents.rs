@@ -13,13 +13,13 @@ use extant_format::features::Incompat;
 use super::nodes::{Heard, Refusal};
 use super::room::Lease;
 use super::{Ext4, node_of};
-use crate::operations::{Caller, Errno, Handle, NodeId, Opened, ReadAnswer, Reply, WriteHow};
+use crate::operations::{
+    Bytes, Caller, Errno, Handle, NodeId, Opened, Position, ReadAnswer, Reply, Sought, WriteHow,
+};
 
 const O_ACCMODE: u32 = 0o3;
 const O_APPEND: u32 = 0o2000;
 const O_TRUNC: u32 = 0o1000;
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
 
 bitflags::bitflags! {
     /// Modes of `fallocate`.
@@ -35,7 +35,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What a mode asks for; `None` for what cannot be combined or is not known.
+/// Returns what a mode asks for; `None` for what cannot be combined or is not known.
 fn mode_of(bits: u32) -> Option<Fallocate> {
     let mode = Mode::from_bits(bits)?;
     let keep_size = mode.contains(Mode::KEEP_SIZE);
@@ -53,12 +53,12 @@ fn mode_of(bits: u32) -> Option<Fallocate> {
     })
 }
 
-/// From this length on, in bytes, a write goes past our cache.
+/// Length in bytes from which a write bypasses the library's cache.
 const DIRECT_MIN: usize = 128 << 10;
 
-/// So long after a write was refused for want of room others are refused at once while there is none.
+/// How long after a write was refused for want of room others are refused at once while there is none.
 const REFUSED_FOR: Duration = Duration::from_millis(200);
-/// How often and how long somebody waits for his turn to wait, over rings.
+/// Number and length of the sleeps while a ring's thread waits for its turn to wait.
 const TURNS: u32 = 25;
 const TURN: Duration = Duration::from_millis(2);
 /// Bytes that are room again.
@@ -94,8 +94,8 @@ impl Ext4<'_> {
         Ok(self.opened(&inode, node, flags))
     }
 
-    /// Whether opening a file can never fail or change anything: nobody can write, and everything
-    /// can be read.
+    /// Returns whether opening a file can never fail or change anything: no file can be written to,
+    /// and every file can be read.
     fn opens_for_nothing(&self) -> bool {
         let encrypts = self.fs().features().has_incompat(Incompat::ENCRYPT);
         !self.current.is_writable() && !self.current.may_change() && !encrypts
@@ -106,7 +106,8 @@ impl Ext4<'_> {
         let handle = if writes(flags) {
             let writers = self.nodes.add_writer(node, inode);
             if self.lease() != Lease::ForEver && writers == 1 {
-                // Those that the kernel has are for ever. At worst it finds out late that there is no room.
+                // Attributes that the kernel keeps have no time limit. At worst it learns late that
+                // there is no room.
                 let _ = self.kernel.drop_attributes(node);
             }
             let refusals = self.nodes.refused(node).count;
@@ -128,17 +129,12 @@ impl Ext4<'_> {
         }
     }
 
-    pub(super) fn read_file(
-        &self,
-        node: NodeId,
-        offset: u64,
-        size: u32,
-        answer: &mut dyn ReadAnswer,
-    ) -> Reply<()> {
-        let inode = self.inode(node)?;
-        let wanted = size as usize;
-        let range = offset..offset.saturating_add(u64::from(size));
-        // Before the answer: whoever has it may ask for the times at once, and the kernel keeps those.
+    pub(super) fn read_file(&self, bytes: Bytes, answer: &mut dyn ReadAnswer) -> Reply<()> {
+        let inode = self.inode(bytes.node)?;
+        let wanted = usize::try_from(bytes.len()).map_err(|_| Errno::EINVAL)?;
+        let (range, offset) = (bytes.range.clone(), bytes.range.start);
+        // This precedes the answer: its receiver may ask for the times at once, and the kernel
+        // keeps them.
         self.accessed(&inode);
         // Ours has what was written not long ago. The rest the kernel keeps, unless it was asked not to.
         let mut sent = None;
@@ -151,7 +147,7 @@ impl Ext4<'_> {
             return Ok(());
         }
         if let Some(buffer) = answer.buffer(wanted) {
-            let read = self.reply(inode.read_direct_at(offset, buffer))?;
+            let read = self.reply(inode.read_direct_at(buffer, offset))?;
             if read > 0 {
                 let _ = answer.send_filled(read);
             }
@@ -165,7 +161,7 @@ impl Ext4<'_> {
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(wanted), 0);
             let buffer = &mut buffer[..wanted];
-            let read = self.reply(inode.read_direct_at(offset, buffer))?;
+            let read = self.reply(inode.read_direct_at(buffer, offset))?;
             if read > 0 {
                 let _ = answer.send(&[IoSlice::new(&buffer[..read])]);
             }
@@ -176,11 +172,11 @@ impl Ext4<'_> {
     pub(super) fn write_file(
         &self,
         caller: Caller,
-        node: NodeId,
-        offset: u64,
+        to: Position,
         bytes: &[u8],
         how: WriteHow,
     ) -> Reply<u32> {
+        let node = to.node;
         let inode = self.inode(node)?;
         let by = match how.from_cache && !how.take_set_id {
             true => WriteBy::Cache,
@@ -193,26 +189,21 @@ impl Ext4<'_> {
         {
             return Err(Errno::EPERM);
         }
-        self.without_privileges(node, &inode, by, || self.write_by(by, node, offset, bytes, how))
+        self.without_privileges(node, &inode, by, || self.write_by(by, to, bytes, how))
     }
 
-    fn write_by(
-        &self,
-        by: WriteBy,
-        node: NodeId,
-        offset: u64,
-        bytes: &[u8],
-        how: WriteHow,
-    ) -> Reply<u32> {
+    fn write_by(&self, by: WriteBy, to: Position, bytes: &[u8], how: WriteHow) -> Reply<u32> {
+        let Position { node, offset } = to;
         let inode = self.inode(node)?;
-        // The kernel has collected what it sends in large pieces, so ours has nothing to add.
+        // The kernel has collected the data it sends in large pieces, so caching it again gains
+        // nothing.
         let direct = how.direct && !how.from_cache || bytes.len() >= DIRECT_MIN;
         let mut done = 0;
         while done < bytes.len() {
             let (at, rest) = (offset.saturating_add(done as u64), &bytes[done..]);
             let written = match direct {
-                true => inode.write_direct_by(by, at, rest),
-                false => inode.write_by(by, at, rest),
+                true => inode.write_direct_by(by, rest, at),
+                false => inode.write_by(by, rest, at),
             };
             match written {
                 Ok(0) => break,
@@ -248,8 +239,9 @@ impl Ext4<'_> {
         }
     }
 
-    /// Changes contents on behalf of `by`. If that takes bits of the mode, the kernel asks for it again before
-    /// anybody can use it: it expects no other mode in the answer, and what it knows lasts for ever.
+    /// Changes contents on behalf of `by`. If that removes mode bits, the kernel is made to ask for
+    /// the mode again before any program can use it: it expects no other mode in the answer, and
+    /// keeps what it knows without a time limit.
     pub(super) fn without_privileges<R>(
         &self,
         node: NodeId,
@@ -260,18 +252,19 @@ impl Ext4<'_> {
         let may_lose = inode.may_lose_privileges(by);
         let changed = change();
         if may_lose && !sabotage("fuse.contents.lost-rights-not-told") {
-            // Before the answer: it returns to the program that writes. Waits for nobody.
+            // This precedes the answer, which lets the writing program continue. It never waits.
             let _ = self.kernel.drop_attributes(node);
         }
         changed
     }
 
-    /// What a program was told it had written has no place. `fsync` and `close` say so; whoever goes
-    /// on writing would not hear of it, and fill the cache for ever. So its next write is to ask here.
+    /// Records that data which a program was told it had written has no place. `fsync` and `close`
+    /// report it; a program that only writes would not learn of it, and fill the cache for ever. So
+    /// its next write must ask here.
     fn refuse(&self, node: NodeId, why: Errno) {
         let (at, freed) = (self.clock.monotonic(), self.room.freed());
         self.nodes.refuse(node, Refusal { why, at, freed });
-        // Nobody to be told any more if this fails.
+        // There is no caller to report a failure to.
         let _ = self.kernel.drop_attributes(node);
     }
 
@@ -303,14 +296,16 @@ impl Ext4<'_> {
             return Ok(());
         }
         let mut brought = match is_news {
-            // What was written to others has a claim to what is left; who wrote it hears of it himself.
+            // Data written to other files has a claim to the remaining space; the writer of this
+            // file gets the error himself.
             true => self.hand_over(),
             false => self.bring_back(node),
         };
         if brought == Err(Errno::EAGAIN) && !self.over_rings {
             return Err(Errno::LATER);
         }
-        // The slot stays ours until there is an answer, so this ends in any case; he may hear of it later.
+        // The slot belongs to this thread until there is an answer, so this must end; the writer
+        // may get the error later.
         for _ in 0..TURNS {
             if brought != Err(Errno::EAGAIN) {
                 break;
@@ -321,12 +316,12 @@ impl Ext4<'_> {
         self.tell_refusal(node, handle)
     }
 
-    /// Whether one more thread may wait for the kernel to write.
+    /// Returns whether one more thread may wait for the kernel to write.
     pub(super) fn may_wait_more(&self) -> bool {
         self.drops.load(Ordering::Acquire) < self.may_wait
     }
 
-    /// How long the kernel may go on collecting writes unasked.
+    /// Returns how long the kernel may collect writes without asking.
     fn lease(&self) -> Lease {
         if !self.holds_writes_back || !self.current.is_writable() {
             return Lease::ForEver;
@@ -341,7 +336,7 @@ impl Ext4<'_> {
         lease
     }
 
-    /// How long the kernel may take attributes for good: the time in which it may go on collecting writes.
+    /// Returns how long the kernel may keep attributes: the time for which it may collect writes.
     pub(super) fn valid_for(&self, inode: &Inode) -> Option<Duration> {
         let is_lent = self.room.is_lent()
             && inode.kind() == FileKind::Regular
@@ -358,27 +353,20 @@ impl Ext4<'_> {
         };
         let failed_before = handle != Handle::NONE && self.opens.has_new_failures(handle, failures);
         self.reply(synced)?;
-        // The kernel asks only if nothing of the file was refused that nobody has heard of.
+        // The kernel asks only if no refusal of this file is unreported.
         self.nodes.settle_refusals(node);
-        // What failed once was written again, but its owner must hear that it was late.
+        // Data that failed once was written again, but the caller must learn that it was late.
         if failed_before { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    pub(super) fn fallocate_file(
-        &self,
-        caller: Caller,
-        node: NodeId,
-        bits: u32,
-        offset: u64,
-        length: u64,
-    ) -> Reply<()> {
+    pub(super) fn fallocate_file(&self, caller: Caller, bytes: Bytes, bits: u32) -> Reply<()> {
         let mode = mode_of(bits).ok_or(Errno::EOPNOTSUPP)?;
-        let end = offset.checked_add(length).ok_or(Errno(27))?; // EFBIG
+        let (node, length) = (bytes.node, bytes.len());
         let inode = self.inode(node)?;
         // The request does not say whether the caller may keep set-id bits, but root may.
         let by = self.on_behalf_of(caller, caller.uid != 0, &inode);
         self.without_privileges(node, &inode, by, || {
-            self.reply(inode.fallocate_by(by, mode, offset..end))
+            self.reply(inode.fallocate_by(by, mode, bytes.range))
         })?;
         match mode {
             Fallocate::PunchHole | Fallocate::ZeroRange { .. } => self.room.note_freed(),
@@ -388,7 +376,8 @@ impl Ext4<'_> {
         Ok(())
     }
 
-    pub(super) fn seek_file(&self, node: NodeId, offset: u64, whence: u32) -> Reply<u64> {
+    pub(super) fn seek_file(&self, from: Position, sought: Sought) -> Reply<u64> {
+        let Position { node, offset } = from;
         let inode = self.inode(node)?;
         if self.holds_writes_back && self.nodes.has_writers(node) {
             self.bring_back(node_of(inode.ino()))?;
@@ -397,14 +386,14 @@ impl Ext4<'_> {
         if offset >= size {
             return Err(Errno::ENXIO);
         }
-        match whence {
-            SEEK_DATA => self.reply(inode.seek_data(offset))?.ok_or(Errno::ENXIO),
-            SEEK_HOLE => self.reply(inode.seek_hole(offset))?.ok_or(Errno::ENXIO),
-            _ => Err(Errno::EINVAL),
-        }
+        let found = match sought {
+            Sought::Data => inode.seek_data(offset),
+            Sought::Hole => inode.seek_hole(offset),
+        };
+        self.reply(found)?.ok_or(Errno::ENXIO)
     }
 
-    /// Whether a caller may take blocks that the superblock reserves. Of his groups only one is known.
+    /// Returns whether a caller may take blocks that the superblock reserves. Of his groups only one is known.
     pub(super) fn may_use_reserve(&self, caller: Caller) -> bool {
         let ids = &self.settings.ids;
         let Some(uid) = ids.user_inside(caller.uid) else { return false };
@@ -413,8 +402,8 @@ impl Ext4<'_> {
         self.fs().may_use_reserve(&Credentials::new(uid, gid))
     }
 
-    /// Has the kernel write what it holds back of a file, so that its holes are where we see them. It
-    /// does that with writes that other threads take, so not all may wait here.
+    /// Makes the kernel write the dirty data of a file, so that this server sees its holes. Other
+    /// threads take these writes, so not all threads may wait here.
     fn bring_back(&self, node: NodeId) -> Reply<()> {
         // Asked to do without, the kernel takes everything for data, which is never wrong.
         self.while_others_write(|| self.kernel.drop_cached(node, 0).map_err(|_| Errno::EIO))
@@ -434,23 +423,24 @@ impl Ext4<'_> {
         result
     }
 
-    /// Has the kernel send everything that programs have written and it still holds back, and waits until all of
-    /// that was answered. A file can hold something back only while it is open for writing: its last
-    /// close sends the rest before we hear of it.
+    /// Makes the kernel send all dirty data of programs, and waits until all of it was answered.
+    /// The kernel has dirty data of a file only while it is open for writing: its last close sends
+    /// the rest before this server learns of it.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` when too many wait for the kernel already; why a write was refused meanwhile.
+    /// `EAGAIN` when too many threads wait for the kernel already; the reason why a write was
+    /// refused meanwhile.
     pub(super) fn hand_over(&self) -> Reply<()> {
         let nodes = self.nodes.written();
-        // What is written to a frozen file system waits until it is thawed.
+        // Writes to a frozen file system wait until it is thawed.
         if nodes.is_empty() || self.gate.is_frozen() {
             return Ok(());
         }
         let before = self.nodes.all_refused().count;
         self.while_others_write(|| {
-            // Most of it in large pieces. It may still be on its way when this returns; dropping what is
-            // cached waits for the file's own pages, so this comes after it.
+            // Most of it comes in large pieces. It may still be under way when this returns;
+            // dropping the cache of a file waits for its own pages, so it comes after this.
             if self.events.hand_over_writes() {
                 return Ok(());
             }

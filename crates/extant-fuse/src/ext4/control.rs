@@ -1,9 +1,10 @@
-//! Control operations of programs, orders to the server, and what it tells about itself.
+//! Control operations of programs, orders to the server, and its reports.
 //!
-//! Orders and questions are extended attributes with names of our own, on any inode of the mount: they
-//! need no special call and go through every tool that can get or set one.
+//! Orders and queries are extended attributes with reserved names, on any inode of the mount: they
+//! need no special call and work with every tool that can get or set an attribute.
 
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use extant::{FileKind, FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
@@ -15,11 +16,14 @@ use super::Ext4;
 use crate::abi::ID_NOT_TOLD;
 use crate::events::Level;
 use crate::operations::{Caller, Errno, Ioctl, NodeId, Reply};
-use crate::orders::{INFO, ORDER, STATS};
+use crate::orders::{DEFRAG, INFO, ORDER, PIECES, STATS};
 use crate::settings::Durable;
 
-/// In front of the name of a socket, an order: how the mount ended is said there.
+/// Prefix of the name of a socket, as an order: the result of the end of the mount is sent there.
 const TELL: &str = "tell=";
+
+/// Bytes of a file that one request moves, about: others wait for the thread that answers it.
+const DEFRAG_STEP: u64 = 64 << 20;
 
 /// Numbers of control operations, as Linux has them for 64-bit programs.
 mod number {
@@ -70,7 +74,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Reply<u64> {
     part.map(u64::from_ne_bytes).ok_or(Errno::EINVAL)
 }
 
-/// What is immutable and stays so takes no other flag.
+/// Fails if an inode is immutable and stays so while another flag changes.
 fn check_frozen(old: InodeFlags, new: InodeFlags) -> Reply<()> {
     let stays = (old & new).contains(InodeFlags::IMMUTABLE);
     match stays && old != new && !sabotage("fuse.control.immutable-takes-flags") {
@@ -80,12 +84,13 @@ fn check_frozen(old: InodeFlags, new: InodeFlags) -> Reply<()> {
 }
 
 impl Ext4<'_> {
-    /// Whether `caller` may do what needs `CAP_SYS_ADMIN` elsewhere: root, or who runs the server.
+    /// Returns whether `caller` may do what needs `CAP_SYS_ADMIN` elsewhere: root, and the user of
+    /// the server may.
     fn is_operator(&self, caller: Caller) -> bool {
         self.user_of(caller).is_some_and(|user| user == 0 || user == self.settings.operator)
     }
 
-    /// Who asks, as far as that can be found out.
+    /// Returns the user of the request, if it can be determined.
     pub(super) fn user_of(&self, caller: Caller) -> Option<u32> {
         match caller.uid {
             ID_NOT_TOLD if self.settings.idmapped => self.events.user_of(caller.pid),
@@ -150,7 +155,7 @@ impl Ext4<'_> {
                     return Err(Errno::EINVAL);
                 }
                 self.reply(self.fs().tune(&Tune::new().label(label)))?;
-                // Who lists disks by their labels looks at the device.
+                // Programs that list disks by label read the device.
                 self.reply(self.fs().bring_home())?;
                 *self.label.lock() = label.to_vec();
                 Ok(Vec::new())
@@ -262,10 +267,10 @@ impl Ext4<'_> {
             return Err(Errno::EROFS);
         }
         if how == Shutdown::Sync {
-            // It ends all the same.
+            // The shutdown proceeds all the same.
             let _ = self.hand_over();
         }
-        // What is lost is what was asked for.
+        // The requested kind of shutdown decides which changes are lost.
         let _ = self.fs().shutdown(how);
         Ok(())
     }
@@ -328,6 +333,8 @@ impl Ext4<'_> {
                 self.read_only.store(false, Ordering::Release);
                 Ok(())
             }
+            "mb_optimize_scan=0" => self.reply(self.fs().set_optimize_scan(false)),
+            "mb_optimize_scan=1" => self.reply(self.fs().set_optimize_scan(true)),
             _ if order.starts_with(TELL) => {
                 self.events.tell_at_end(&order[TELL.len()..]);
                 Ok(())
@@ -339,7 +346,7 @@ impl Ext4<'_> {
         }
     }
 
-    /// What was mounted for reading is opened for writing, and served in its place.
+    /// Opens a file system that is mounted for reading for writing, and serves it instead.
     fn become_writable(&self) -> Reply<()> {
         if self.current.is_writable() {
             return Ok(());
@@ -369,7 +376,7 @@ impl Ext4<'_> {
                 None => return refuse(&error.why),
             },
         };
-        // What the kernel knows is there still, or somebody else has changed it.
+        // Nodes that the kernel knows must still exist, unchanged by other programs.
         self.nodes.renew(|old| {
             let new = fs.inode(old.ino()).ok()?;
             let same = new.metadata().generation == old.metadata().generation;
@@ -399,6 +406,54 @@ impl Ext4<'_> {
         Some(self.check_operator(caller).map(|()| answer.to_string().into_bytes()))
     }
 
+    /// The answer to a question about where a file lies, or to the order to bring it together; `None` when it is
+    /// neither. Linux's `EXT4_IOC_MOVE_EXT` cannot be offered: it names a second file by a descriptor of its caller,
+    /// which means nothing here.
+    pub(super) fn place_query(
+        &self,
+        caller: Caller,
+        node: NodeId,
+        name: &[u8],
+    ) -> Option<Reply<Vec<u8>>> {
+        match name {
+            PIECES => Some(self.check_operator(caller).and_then(|()| self.pieces(node))),
+            DEFRAG => Some(self.check_operator(caller).and_then(|()| self.defragment(node))),
+            _ => None,
+        }
+    }
+
+    fn pieces(&self, node: NodeId) -> Reply<Vec<u8>> {
+        let pieces = self.reply(self.inode(node)?.pieces())?;
+        let answer = json!({
+            "pieces_before": pieces.count,
+            "pieces_after": pieces.count,
+            "blocks": pieces.blocks,
+            "block_bytes": self.fs().block_size().bytes(),
+        });
+        Ok(answer.to_string().into_bytes())
+    }
+
+    fn defragment(&self, node: NodeId) -> Reply<Vec<u8>> {
+        self.check_change()?;
+        let inode = self.inode(node)?;
+        let done = inode.defragment(&mut |moved| match moved >= DEFRAG_STEP {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
+        let done = self.reply(done)?;
+        let answer = json!({
+            "pieces_before": done.pieces_before,
+            "pieces_after": done.pieces_after,
+            "blocks": done.blocks,
+            "block_bytes": self.fs().block_size().bytes(),
+            "bytes_moved": done.bytes_moved,
+            "nodes_freed": done.nodes_freed,
+            "lacks_room": done.lacks_room,
+            "is_stopped": done.is_stopped,
+        });
+        Ok(answer.to_string().into_bytes())
+    }
+
     fn info(&self) -> Value {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -414,6 +469,7 @@ impl Ext4<'_> {
             "transport": if self.over_rings { "io_uring" } else { "/dev/fuse" },
             "threads": self.requests.threads(),
             "options": self.settings.options,
+            "mb_optimize_scan": self.fs().optimize_scan().map(u8::from),
             "writeback_cache": self.settings.writeback_cache,
             "durable": match self.settings.durable {
                 Durable::AsAsked => "as asked",

@@ -1,13 +1,13 @@
-//! The file system that is served, which is another one after a mount for reading has become writable.
+//! The file system that is served, which is replaced when a read-only mount becomes writable.
 //!
-//! Opening for writing replays the journal, over which a mount for reading looks at the image, so
-//! nothing may be under way in the old one meanwhile, and nobody may look at it afterwards.
+//! Opening for writing replays the journal, through which a read-only mount reads the image, so no
+//! request may be under way in the old one meanwhile, and none may use it afterwards.
 //!
 //! # Invariants
 //!
-//! - F1. While [`Current::take_turn`] is held, no request is being answered that did not say otherwise
-//!   ([`Current::use_it`]).
-//! - F2. What was served before stays in memory until the end: whoever borrowed it may go on.
+//! - F1. While [`Current::take_turn`] is held, no request is being answered, except those that do
+//!   not use the file system ([`Current::use_it`]).
+//! - F2. The earlier file system stays in memory until the end, for threads that borrowed it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,9 +25,9 @@ pub(super) struct Current {
     later: [OnceLock<Fs>; SERVED_MAX - 1],
     /// How many later ones there are.
     at: AtomicUsize,
-    /// It was opened for writing.
+    /// The file system was opened for writing.
     is_writable: AtomicBool,
-    /// It may become another one.
+    /// The file system may become another one.
     may_change: AtomicBool,
     turn: RwLock<()>,
 }
@@ -56,28 +56,28 @@ impl Current {
         self.is_writable.load(Ordering::Acquire)
     }
 
-    /// Whether it may become another one.
+    /// Returns whether it may become another one.
     pub(super) fn may_change(&self) -> bool {
         self.may_change.load(Ordering::Acquire)
     }
 
-    /// For whoever answers a request, until it is answered: it stays the same one. Nothing where it cannot
-    /// change.
+    /// Keeps the file system in place for a thread that answers a request, until the guard is
+    /// dropped. `None` where it cannot change.
     pub(super) fn use_it(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.may_change().then(|| self.turn.read())
     }
 
-    /// Waits for whoever uses it, and keeps others out.
+    /// Waits for the users of the file system, and keeps others out.
     pub(super) fn take_turn(&self) -> RwLockWriteGuard<'_, ()> {
         self.turn.write()
     }
 
-    /// Whether [`replace`](Self::replace) can be called once more.
+    /// Returns whether [`replace`](Self::replace) can be called once more.
     pub(super) fn has_room(&self) -> bool {
         self.at.load(Ordering::Acquire) < self.later.len()
     }
 
-    /// Serves `fs` from now on. For who has the turn.
+    /// Serves `fs` from now on. The caller has the turn.
     pub(super) fn replace(&self, fs: Fs) {
         let at = self.at.load(Ordering::Acquire);
         let is_writable = fs.writer_stats().is_some();

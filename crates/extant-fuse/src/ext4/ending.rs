@@ -1,9 +1,9 @@
-//! The end of a file system, which several may ask for: the kernel when the mount is gone, a signal, the
-//! end of the connection.
+//! The end of a file system, which may be requested several times: by the kernel when the mount is
+//! gone, by a signal, by the end of the connection.
 //!
 //! # Invariants
 //!
-//! - D1. It is ended once, by whoever comes first; the others wait until that is done.
+//! - D1. It is ended once, by the first request; the others wait until that is done.
 
 use extant_sync::{Condvar, Mutex, Rank};
 
@@ -16,7 +16,7 @@ pub(super) struct Ending {
 enum State {
     Open,
     Going,
-    /// With the result, until somebody takes it.
+    /// With the result, until it is taken.
     Over(Option<extant::Result<()>>),
 }
 
@@ -25,7 +25,7 @@ impl Ending {
         Ending { state: Mutex::new(Rank::Leaf, State::Open), changed: Condvar::new() }
     }
 
-    /// Runs `end` if nobody has, or waits until it has run.
+    /// Runs `end` if no thread has, or waits until it has run.
     pub(super) fn reach(&self, end: impl FnOnce() -> extant::Result<()>) {
         let mut state = self.state.lock();
         if !matches!(*state, State::Open) {
@@ -36,12 +36,12 @@ impl Ending {
         }
         *state = State::Going;
         drop(state);
-        // Also when `end` panics: nobody may wait for ever.
+        // This also runs when `end` panics: no thread may wait for ever.
         let mut over = Over { ending: self, result: None };
         over.result = Some(end());
     }
 
-    /// How it ended, for the first who asks after it has.
+    /// Returns the result of the end, to the first caller after it.
     pub(super) fn take(&self) -> Option<extant::Result<()>> {
         match &mut *self.state.lock() {
             State::Over(result) => result.take(),

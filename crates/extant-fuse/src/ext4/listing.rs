@@ -1,8 +1,8 @@
 //! Listings of directories.
 //!
-//! What is intact is listed, wherever the damage is; then comes the error, where the end would be. The kernel asks piece by
-//! piece and with nothing that is open, so who met damage in one piece may not be who asks for the end: which
-//! directories have any is kept for all.
+//! All intact entries are listed, wherever the damage is; the error comes at the end. The kernel
+//! asks for pieces without an open handle, so damage may be met for one caller and the end
+//! requested by another: the damaged directories are remembered for all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,13 +15,13 @@ use crate::operations::{DirAnswer, Errno, NodeId, Opened, Reply};
 
 /// Damaged blocks and entries of one directory that are passed over in one answer.
 const DAMAGE_MAX: u32 = 4096;
-/// Damaged directories that are told from others. With more of them, the end of every directory is looked at as if
-/// it were one.
+/// Limit of the damaged directories that are remembered. Beyond it, the end of every directory is
+/// treated as if the directory were damaged.
 const DIRECTORIES_MAX: usize = 16 << 10;
 
 /// Directories with damage that some listing has met.
 pub(super) struct Damaged {
-    /// There are any: usually all that is looked at.
+    /// Whether any damaged directory was met, which is usually all that is read.
     any: AtomicBool,
     nodes: Mutex<Noted>,
 }
@@ -53,7 +53,7 @@ impl Damaged {
         }
     }
 
-    /// It was found whole: removed and made anew, under the same number.
+    /// Forgets a directory that was found whole: removed and made anew, under the same number.
     fn forget(&self, node: NodeId) {
         self.nodes.lock().nodes.remove(&node);
     }
@@ -82,7 +82,7 @@ impl Ext4<'_> {
         for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
-                // What is intact is listed beside it.
+                // The intact entries are listed too.
                 Err(error) => {
                     let errno = self.errno(&error);
                     self.damaged.note(node);
@@ -132,7 +132,8 @@ impl Ext4<'_> {
         }
     }
 
-    /// What goes with the name; nothing where it cannot be had: who looks at it hears why.
+    /// Returns the attributes for the name; `None` where they cannot be read: the program's own
+    /// lookup gets the error.
     fn listed_entry(
         &self,
         dir: &Inode,

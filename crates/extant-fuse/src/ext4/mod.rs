@@ -3,21 +3,22 @@
 //! # Shape
 //!
 //! ```text
-//! nodes     which inodes the kernel knows      attributes  of nodes: shown and set
-//! names     looked up, made, moved, removed    contents    read, written, allocated
+//! nodes     inodes that the kernel knows      attributes  getting and setting attributes
+//! names     lookup, creation, renames, removal  contents    reads, writes, allocation
 //! listing   directories                        xattrs      attributes with names, ACLs
-//! room      for what the kernel holds back
+//! room      space for dirty data in the kernel
 //! control   ioctl, orders to the server, statistics    brake   ended by the server itself
-//! ending    once, whoever asks for it                  current the file system that is served
+//! ending    the end, once                              current the file system that is served
 //! ```
 //!
 //! # Invariants
 //!
-//! - E1. A node that the kernel knows and that lost its last name has a handle here, so its inode is not
-//!   deleted and its number is not used again until it is forgotten. Of others nothing is kept but a few words
-//!   (`nodes`): their inodes are in memory or are read again, and one of another generation is stale.
-//! - E2. Nothing is changed after a shutdown, or while it was made read-only; requests of other kinds
-//!   fail after a shutdown as well.
+//! - E1. A node that the kernel knows and that lost its last name has a handle here, so its inode
+//!   is not deleted and its number is not used again until it is forgotten. For other nodes only a
+//!   few words are kept (`nodes`): their inodes are in memory or are read again, and one of another
+//!   generation is stale.
+//! - E2. Nothing is changed after a shutdown, or while it was made read-only; requests of other
+//!   kinds fail after a shutdown as well.
 
 mod attributes;
 mod brake;
@@ -42,10 +43,10 @@ use crate::events::{Brake, Events, Level};
 use crate::gate::Gate;
 use crate::kernel::Kernel;
 use crate::operations::{
-    Attributes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId, Opened,
-    Operations, Position, ReadAnswer, Reply, SetAttr, Totals, WriteHow,
+    Attributes, Bytes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId,
+    Opened, Operations, Position, ReadAnswer, Reply, SetAttr, Sought, Totals, WriteHow,
 };
-use crate::orders::CONTROL;
+use crate::orders::{CONTROL, DEFRAG};
 use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
 use current::Current;
@@ -54,7 +55,7 @@ use listing::Damaged;
 use nodes::{Found, Nodes, Opens};
 use room::Room;
 
-/// After so many messages about damage only every so many is logged.
+/// Number of messages about damage after which only every [`LOG_ALL`]th one is logged.
 const LOG_ALL: u32 = 100;
 /// The fewest that are left out in a row then.
 const LOG_STEP: u32 = 1000;
@@ -64,11 +65,11 @@ fn end(fs: &Fs) -> extant::Result<()> {
     if fs.is_shut_down() { Ok(()) } else { fs.clone().unmount() }
 }
 
-/// What was agreed on with the kernel, as far as answers depend on it.
+/// The terms agreed on with the kernel, as far as answers depend on them.
 pub(crate) struct Terms {
     /// The kernel keeps what programs write, sizes and times included, until it writes back.
     pub(crate) holds_writes_back: bool,
-    /// So many of them may wait for the kernel to write back.
+    /// How many threads may wait for the kernel to write back.
     pub(crate) may_wait: u32,
     /// Requests come over the kernel's rings.
     pub(crate) over_rings: bool,
@@ -90,7 +91,8 @@ impl Served {
         }
     }
 
-    /// What answers requests; its brake is told to `events`.
+    /// Creates the operations that answer requests; `events` learns when they end the mount
+    /// themselves.
     pub(crate) fn operations<'a>(
         &self,
         kernel: Arc<dyn Kernel>,
@@ -133,7 +135,7 @@ impl Served {
         server
     }
 
-    /// Ends the file system, unless somebody else did. How it went, for who hears it first.
+    /// Ends the file system, unless another thread did. Returns the result to the first caller.
     pub(crate) fn end(&self) -> extant::Result<()> {
         self.ending.reach(|| {
             self.nodes.forget_all();
@@ -167,7 +169,7 @@ pub(crate) struct Ext4<'a> {
     room: Room,
     /// Threads that wait for the kernel to write back, which needs other threads.
     drops: AtomicU32,
-    /// So many may: one less than may be asked to do the writing.
+    /// How many threads may wait: one less than may be asked to do the writing.
     may_wait: u32,
     /// Requests come over the kernel's rings.
     over_rings: bool,
@@ -271,7 +273,8 @@ impl Ext4<'_> {
         }
     }
 
-    /// Notes that somebody read an inode, as far as the mount keeps access times. Never fails a read.
+    /// Updates the access time of an inode that was read, if the mount keeps access times. Never
+    /// fails a read.
     fn accessed(&self, inode: &Inode) {
         let rule = match self.settings.access_times {
             AccessTimes::Never => return,
@@ -285,7 +288,7 @@ impl Ext4<'_> {
             return;
         }
         if let Err(error) = inode.note_access(rule) {
-            // A full journal or a stopped one; who changes something hears of it.
+            // The journal is full or aborted; programs that change something get the error.
             let _ = self.errno(&error);
         }
     }
@@ -442,34 +445,28 @@ impl Operations for Ext4<'_> {
         self.release_file(node, handle);
     }
 
-    fn read(
-        &self,
-        node: NodeId,
-        _: Handle,
-        offset: u64,
-        size: u32,
-        answer: &mut dyn ReadAnswer,
-    ) -> Reply<()> {
+    fn read(&self, wanted: Bytes, _: Handle, answer: &mut dyn ReadAnswer) -> Reply<()> {
         self.check()?;
-        self.read_file(node, offset, size, answer)
+        self.read_file(wanted, answer)
     }
 
     fn write(
         &self,
         caller: Caller,
-        node: NodeId,
+        to: Position,
         handle: Handle,
-        offset: u64,
         bytes: &[u8],
         how: WriteHow,
     ) -> Reply<u32> {
         self.check_change()?;
-        // The kernel brings it in its own time and name: who opened the file counts.
+        // The kernel writes back at its own time and in its own name: the user who opened the file
+        // counts.
         let by_opener = || self.fs().take_space_for(self.opens.may_use_reserve(handle));
         let _space = how.from_cache.then(by_opener);
-        let written = self.write_file(caller, node, offset, bytes, how)?;
+        let node = to.node;
+        let written = self.write_file(caller, to, bytes, how)?;
         match how.durable {
-            // What is stored through maps, or was collected.
+            // Data stored through maps, or collected by the kernel.
             _ if how.from_cache => {}
             Some(DurableWrite::Data) if self.settings.durable < Durable::Everything => {
                 self.reply(self.inode(node)?.sync_data())?;
@@ -492,7 +489,7 @@ impl Operations for Ext4<'_> {
 
     fn end(&self) {
         self.ending.reach(|| {
-            // What was removed is deleted first. What the kernel forgets later is nobody's.
+            // Removed files are deleted first. Nodes that the kernel forgets later have no owner.
             self.nodes.forget_all();
             end(self.fs())
         });
@@ -500,7 +497,7 @@ impl Operations for Ext4<'_> {
 
     fn totals(&self) -> Reply<Totals> {
         self.check()?;
-        // Whoever removed files and asks what is free now has let go of them already.
+        // A program that removed files and asks for the free space has dropped them already.
         if !self.gate.is_frozen() {
             self.fs().finish_removals();
         }
@@ -534,12 +531,17 @@ impl Operations for Ext4<'_> {
     }
 
     fn xattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
-        // Orders wait for nobody.
-        if let Some(answer) = self.control_query(caller, name) {
+        // Orders never wait, but for the one that moves contents.
+        if name != DEFRAG
+            && let Some(answer) = self.control_query(caller, name)
+        {
             return answer;
         }
         let _same = self.current.use_it();
         self.check()?;
+        if let Some(answer) = self.place_query(caller, node, name) {
+            return answer;
+        }
         self.xattr_of(node, name)
     }
 
@@ -564,35 +566,35 @@ impl Operations for Ext4<'_> {
         self.read_dir_of(node, cookie, answer)
     }
 
-    fn fallocate(
-        &self,
-        caller: Caller,
-        node: NodeId,
-        mode: u32,
-        offset: u64,
-        length: u64,
-    ) -> Reply<()> {
+    fn fallocate(&self, caller: Caller, bytes: Bytes, mode: u32) -> Reply<()> {
         self.check_change()?;
-        self.fallocate_file(caller, node, mode, offset, length)?;
+        let node = bytes.node;
+        self.fallocate_file(caller, bytes, mode)?;
         self.changed(node)
     }
 
-    fn seek(&self, node: NodeId, offset: u64, whence: u32) -> Reply<u64> {
+    fn seek(&self, from: Position, sought: Sought) -> Reply<u64> {
         self.check()?;
-        self.seek_file(node, offset, whence)
+        self.seek_file(from, sought)
     }
 
-    fn copy_range(&self, caller: Caller, from: Position, to: Position, length: u64) -> Reply<u64> {
+    fn copy_range(&self, caller: Caller, from: Bytes, to: Position) -> Reply<u64> {
         self.check_change()?;
         let (source_inode, into) = (self.inode(from.node)?, self.inode(to.node)?);
         let source = self.nodes.refused(from.node);
         if let Some(lost) = source.last.filter(|_| source.has_lost) {
-            // There are holes in it that nobody put there.
+            // The file has holes that no program made.
             return Err(lost.why);
         }
         let by = self.on_behalf_of(caller, caller.uid != 0, &into);
         let copied = self.without_privileges(to.node, &into, by, || {
-            self.reply(source_inode.copy_range_by(by, from.offset, &into, to.offset, length))
+            self.reply(source_inode.copy_range_by(
+                by,
+                from.range.start,
+                &into,
+                to.offset,
+                from.len(),
+            ))
         })?;
         self.changed(to.node)?;
         Ok(copied)

@@ -1,4 +1,5 @@
-//! Names: looked up, made, moved. What the kernel is told of it counts as a lookup (E1).
+//! Names: lookups, creation, renames. Every answer with a node counts as a lookup by the kernel
+//! (E1).
 
 use extant::{AclKind, FileKind, FsError, Ino, Inode, InodeFlags, NewInode, RenameFlags, Special};
 
@@ -24,7 +25,8 @@ impl Ext4<'_> {
         }
     }
 
-    /// A node by its number: somebody kept a file handle, and the kernel has forgotten the node.
+    /// Looks up a node by its number, for a file handle that a program kept after the kernel forgot
+    /// the node.
     fn look_up_again(&self, node: NodeId) -> Reply<Entry> {
         if let Ok(inode) = self.inode(node) {
             return self.entry(&inode.clone(), inode);
@@ -162,7 +164,7 @@ impl Ext4<'_> {
         Ok(self.made(entry, &inode, flags))
     }
 
-    /// What was made, and is open; its attributes are those of an open file.
+    /// Returns what was made, and is open; its attributes are those of an open file.
     fn made(&self, mut entry: Entry, inode: &Inode, flags: u32) -> (Entry, Opened) {
         let opened = self.opened(inode, entry.node, flags);
         entry.attributes = self.attributes_of(inode);
@@ -209,7 +211,8 @@ impl Ext4<'_> {
     }
 }
 
-/// Whether a name in `dir` means itself only, so that the kernel may remember what it stands for.
+/// Returns whether a name in `dir` means itself only, so that the kernel may remember what it
+/// stands for.
 fn keeps_names(dir: &Inode) -> bool {
     !dir.metadata().flags.intersects(InodeFlags::CASEFOLD | InodeFlags::ENCRYPT)
 }

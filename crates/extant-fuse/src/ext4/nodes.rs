@@ -1,14 +1,15 @@
-//! Which inodes the kernel knows, and which files it has open for writing.
+//! The inodes that the kernel knows, and the files that it has open for writing.
 //!
-//! The kernel may know millions. Of each this keeps its number, its generation and how often the kernel was
-//! told of it; the inode itself is in memory as far as the library's budget for inodes goes, and read again
-//! when it is asked for.
+//! The kernel may know millions. For each node this module keeps its number, its generation and its
+//! lookup count; the inode itself is in memory within the library's budget for inodes, and read
+//! again when it is needed.
 //!
 //! # Invariants
 //!
-//! - N1. What has no name or is open for writing has a handle here, so that it is not deleted and its
-//!   number not given out again while the kernel knows it.
-//! - N2. Of anything else generation and kind say whether the inode of that number is still the same.
+//! - N1. A node without a name, or open for writing, has a handle here, so that its inode is not
+//!   deleted and its number not reused while the kernel knows it.
+//! - N2. For other nodes, generation and kind tell whether the inode of that number is still the
+//!   same.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::operations::{Errno, Handle, NodeId};
 
 /// Parts of each table, each with a lock of its own.
 const SHARDS: usize = 64;
-/// Room for so many nodes is kept by a part of which nodes were forgotten.
+/// Smallest number of nodes for which a shard keeps memory after nodes were forgotten.
 const ROOM_MIN: usize = 64;
 
 /// A node that the kernel knows; one of millions.
@@ -33,7 +34,7 @@ struct Known {
     kind: FileKind,
 }
 
-/// What few of them have.
+/// The properties that few nodes have.
 #[derive(Default)]
 struct More {
     /// See N1.
@@ -51,7 +52,8 @@ struct Shard {
 }
 
 impl Shard {
-    /// Room that nobody needs any more. Each entry moves at most once for each two that left.
+    /// Releases memory that is not needed any more. Each entry moves at most once for each two that
+    /// left.
     fn give_room_back(&mut self) {
         let len = self.known.len().max(ROOM_MIN);
         if self.known.capacity() >= 4 * len {
@@ -63,7 +65,8 @@ impl Shard {
         }
     }
 
-    /// Takes the handle of what nobody has open for writing; the caller drops it when the lock is let go.
+    /// Takes the handle of a node that is not open for writing; the caller drops it after releasing
+    /// the lock.
     fn take_held(&mut self, node: NodeId) -> Option<Inode> {
         let more = self.more.get_mut(&node).filter(|more| more.writers == 0)?;
         let held = more.held.take();
@@ -74,12 +77,12 @@ impl Shard {
     }
 }
 
-/// Writes out of the kernel's cache that were refused: what a program wrote, and was told it had.
+/// Refused writes out of the kernel's cache, whose data programs were told they had written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Refusals {
     pub(super) count: u64,
     pub(super) last: Option<Refusal>,
-    /// Some of what was written is missing, and nobody has made durable or given up what there is since.
+    /// Whether some written data is missing, and the file was neither synced nor truncated since.
     pub(super) has_lost: bool,
 }
 
@@ -99,7 +102,7 @@ impl Refusals {
     }
 }
 
-/// Where the inode of a node that is known is.
+/// The place of the inode of a node that is known.
 pub(super) enum Found {
     /// Here.
     Held(Inode),
@@ -107,13 +110,13 @@ pub(super) enum Found {
     Stored { generation: u32, kind: FileKind },
 }
 
-/// How much there is.
+/// Counts of nodes, and the memory that they take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct NodeCount {
     pub(super) known: usize,
-    /// Those of them that have a handle.
+    /// The nodes that have a handle.
     pub(super) held: usize,
-    /// What the tables take.
+    /// Size of the tables in bytes.
     pub(super) bytes: usize,
 }
 
@@ -133,7 +136,7 @@ impl Nodes {
         &self.shards[node.0 as usize % SHARDS]
     }
 
-    /// Where the inode of a node is, if it is known.
+    /// Returns where the inode of a node is, if it is known.
     pub(super) fn get(&self, node: NodeId) -> Option<Found> {
         let shard = self.shard(node).lock();
         let known = shard.known.get(&node)?;
@@ -151,7 +154,7 @@ impl Nodes {
             let mut shard = self.shard(node).lock();
             let known = shard.known.entry(node).or_insert(Known { lookups: 0, generation, kind });
             known.lookups = known.lookups.saturating_add(1);
-            // What was told last is what the kernel goes by.
+            // The kernel uses the latest answer.
             (known.generation, known.kind) = (generation, kind);
         }
         // Whoever takes the last name from now on finds that it is known.
@@ -180,7 +183,7 @@ impl Nodes {
         drop(inode);
     }
 
-    /// The kernel knows `node` so many times less.
+    /// Lowers the kernel's lookup count of `node` by `count`.
     pub(super) fn forget(&self, node: NodeId, count: u64) {
         let mut shard = self.shard(node).lock();
         let Some(known) = shard.known.get_mut(&node) else { return };
@@ -205,8 +208,9 @@ impl Nodes {
         }
     }
 
-    /// Has every node that is held be held by another handle of its inode, as `anew` gives it; without one
-    /// nobody can use the node until it is forgotten. All others are looked for where they are asked for.
+    /// Replaces the handle of every node that has one by the handle that `anew` returns; without
+    /// one the node is unusable until it is forgotten. The inodes of other nodes are looked up when
+    /// they are needed.
     pub(super) fn renew(&self, anew: impl Fn(&Inode) -> Option<Inode>) {
         for shard in &self.shards {
             let held: Vec<(NodeId, Inode)> = {
@@ -234,7 +238,7 @@ impl Nodes {
         }
     }
 
-    /// It is open for writing once more; how often then.
+    /// Counts that a node is open for writing once more, and returns how often it is then.
     pub(super) fn add_writer(&self, node: NodeId, inode: &Inode) -> u32 {
         self.hold(node, inode);
         let mut shard = self.shard(node).lock();
@@ -243,7 +247,7 @@ impl Nodes {
         more.writers
     }
 
-    /// It is open for writing once less.
+    /// Counts that a node is open for writing once less.
     pub(super) fn remove_writer(&self, node: NodeId) {
         let held = {
             let mut shard = self.shard(node).lock();
@@ -251,18 +255,18 @@ impl Nodes {
             more.writers = more.writers.saturating_sub(1);
             shard.take_held(node)
         };
-        // It may have lost its name just now, and whoever took that found it held here.
+        // It may have lost its name just now, and the thread that removed it found the handle here.
         if let Some(inode) = held {
             self.keep_nameless(node, &inode);
         }
     }
 
-    /// Whether somebody has it open for writing, so that the kernel may hold contents back.
+    /// Returns whether the node is open for writing, so that the kernel may have dirty data of it.
     pub(super) fn has_writers(&self, node: NodeId) -> bool {
         self.shard(node).lock().more.get(&node).is_some_and(|more| more.writers > 0)
     }
 
-    /// Those that somebody has open for writing.
+    /// Returns the nodes that are open for writing.
     pub(super) fn written(&self) -> Vec<NodeId> {
         let written = |shard: &Mutex<Shard>| -> Vec<NodeId> {
             let shard = shard.lock();
@@ -285,26 +289,26 @@ impl Nodes {
         }
     }
 
-    /// Nobody who reads a node from now on takes it for something else than what is there.
+    /// Settles refusals: readers of the node from now on see its actual contents.
     pub(super) fn settle_refusals(&self, node: NodeId) {
         if let Some(more) = self.shard(node).lock().more.get_mut(&node) {
             more.refused.has_lost = false;
         }
     }
 
-    /// Nothing is wanted any more of what was written to a node.
+    /// Forgets the refusals of a node whose written data is not needed any more.
     pub(super) fn give_up_refusals(&self, node: NodeId) {
         if let Some(more) = self.shard(node).lock().more.get_mut(&node) {
             (more.refused.last, more.refused.has_lost) = (None, false);
         }
     }
 
-    /// What was refused of a node so far.
+    /// Returns what was refused of a node so far.
     pub(super) fn refused(&self, node: NodeId) -> Refusals {
         self.shard(node).lock().more.get(&node).map(|more| more.refused).unwrap_or_default()
     }
 
-    /// What was refused of all nodes so far.
+    /// Returns what was refused of all nodes so far.
     pub(super) fn all_refused(&self) -> Refusals {
         *self.refused.lock()
     }
@@ -318,7 +322,7 @@ impl Nodes {
         })
     }
 
-    /// How many nodes are known, and what they take here. Costs a lock for each part.
+    /// Returns how many nodes are known, and what they take here. Costs a lock for each part.
     pub(super) fn count(&self) -> NodeCount {
         let mut count = NodeCount::default();
         for shard in &self.shards {
@@ -332,8 +336,8 @@ impl Nodes {
     }
 }
 
-/// Bytes of a table of nodes with room for so many: at most seven eighths of its places are taken, and each
-/// has a byte beside it.
+/// Returns the size in bytes of a table with room for `capacity` nodes: at most seven eighths of
+/// its places are taken, and each has a byte beside it.
 fn table_bytes<V>(capacity: usize) -> usize {
     match capacity {
         0 => 0,
@@ -341,12 +345,12 @@ fn table_bytes<V>(capacity: usize) -> usize {
     }
 }
 
-/// What an open file has heard of: passes of writeback that failed, writes that were refused.
+/// The failures that an open file has heard of: passes of writeback that failed, writes that were refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Heard {
     pub(super) failures: u64,
     pub(super) refusals: u64,
-    /// Not of what was heard, but who hears: whoever opened it may take reserved blocks.
+    /// Whether the user who opened the file may take reserved blocks.
     pub(super) may_use_reserve: bool,
 }
 
@@ -372,7 +376,7 @@ impl Opens {
         self.shards[handle.0 as usize % SHARDS].lock().remove(&handle);
     }
 
-    /// Whether passes of writeback failed since this open file last asked.
+    /// Returns whether passes of writeback failed since this open file last asked.
     pub(super) fn has_new_failures(&self, handle: Handle, failures: u64) -> bool {
         if sabotage("fuse.nodes.failure-told-again") {
             return self.hears(handle, |heard| heard.failures != failures);
@@ -380,12 +384,12 @@ impl Opens {
         self.hears(handle, |heard| std::mem::replace(&mut heard.failures, failures) != failures)
     }
 
-    /// Whether writes were refused since this open file last asked.
+    /// Returns whether writes were refused since this open file last asked.
     pub(super) fn has_new_refusals(&self, handle: Handle, refusals: u64) -> bool {
         self.hears(handle, |heard| std::mem::replace(&mut heard.refusals, refusals) != refusals)
     }
 
-    /// Whether the open file is somebody's who may take reserved blocks.
+    /// Returns whether the open file belongs to a user who may take reserved blocks.
     pub(super) fn may_use_reserve(&self, handle: Handle) -> bool {
         self.hears(handle, |heard| heard.may_use_reserve)
     }
@@ -394,7 +398,7 @@ impl Opens {
         self.shards[handle.0 as usize % SHARDS].lock().get_mut(&handle).is_some_and(news)
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }

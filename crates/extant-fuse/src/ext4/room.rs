@@ -1,12 +1,13 @@
-//! Room for what the kernel holds back.
+//! Space for dirty data in the kernel's cache.
 //!
-//! The kernel collects what programs write without asking whether there is room for it, and they are told that it is
-//! written. It asks here before a write only when its attributes of the file are not good any more. So they are good for
-//! as long as what can be written meanwhile has room: for ever while there is more room than memory; for a
-//! time that follows the room that is left; and not at all, when little is. With too little, what the kernel holds
-//! of a file is taken in before each write, which then hears of what found no room.
+//! The kernel accepts writes of programs without asking whether there is space. It asks here before
+//! a write only when its attributes of the file have expired. So attributes are valid for as long
+//! as all data written meanwhile has space: without limit while there is more space than memory;
+//! for a time that follows the remaining space; and not at all when little remains. With too
+//! little, the kernel's dirty data of a file is taken before each write, which then gets the error
+//! for data without space.
 //!
-//! What is held is not known, but it is part of what is dirty in the whole system.
+//! The amount of dirty data is not known, but it is part of the dirty memory of the whole system.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,7 +28,7 @@ const FRESH: Duration = Duration::from_millis(1);
 /// At least so much is written between two looks while there is plenty of room.
 const LOOK_MIN: u64 = 64 << 20;
 
-/// How long the kernel may take attributes of a file for good, and with them go on collecting.
+/// The time for which the kernel may keep attributes of a file, and with them collect writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lease {
     ForEver,
@@ -49,8 +50,8 @@ impl Lease {
     }
 }
 
-/// How long writes may go on unasked, with `room` bytes left, of which `held` at most are spoken for, in a system
-/// with so much memory.
+/// Returns how long writes may continue without asking, with `room` bytes free, of which at most
+/// `held` are claimed, in a system with `memory` bytes.
 fn lease(room: u64, held: u64, memory: u64) -> Lease {
     if room >= memory {
         return Lease::ForEver;
@@ -66,16 +67,16 @@ fn lease(room: u64, held: u64, memory: u64) -> Lease {
     }
 }
 
-/// The counters, and whether anybody has to ask.
+/// Counters of the space and of the writes.
 pub(super) struct Room {
-    /// Nothing is collected, or for other reasons nobody need ask.
+    /// Whether the kernel collects no writes, or need not ask for other reasons.
     is_off: bool,
     memory: u64,
     /// Some attributes are not for ever.
     is_lent: AtomicBool,
     /// Little was left at the last look.
     is_scarce: AtomicBool,
-    /// Bytes that may be written until somebody looks again, while attributes are for ever.
+    /// Number of bytes that may be written until the next check, while attributes do not expire.
     until_look: AtomicI64,
     seen: Mutex<Seen>,
     /// How often something was freed.
@@ -103,7 +104,7 @@ impl Room {
         }
     }
 
-    /// Whether attributes of files that are open for writing may be for less than ever.
+    /// Returns whether attributes of files that are open for writing may be for less than ever.
     pub(super) fn is_lent(&self) -> bool {
         self.is_lent.load(Ordering::Acquire)
     }
@@ -117,8 +118,8 @@ impl Room {
         seen.held
     }
 
-    /// How long writes may go on unasked now. `true` with it when attributes that are for ever must not be so
-    /// any more.
+    /// Returns how long writes may continue without asking, and whether attributes without a time
+    /// limit must be dropped now.
     pub(super) fn lease(&self, room: u64, now: Duration) -> (Lease, bool) {
         if self.is_off {
             return (Lease::ForEver, false);
@@ -131,14 +132,14 @@ impl Room {
         let spare = (room - self.memory) / 2;
         let until = i64::try_from(spare.max(LOOK_MIN)).unwrap_or(i64::MAX);
         self.until_look.store(until, Ordering::Relaxed);
-        // What is lent stays so until there is room to spare, or each write would change it.
+        // Leases stay limited until there is spare space, or each write would switch.
         if spare > self.memory / 8 {
             self.is_lent.store(false, Ordering::Release);
         }
         (lease, false)
     }
 
-    /// So many bytes found room. Whether it is time to look how much is left.
+    /// Counts bytes that found room, and returns whether it is time to look how much is left.
     pub(super) fn used(&self, bytes: u64) -> bool {
         if self.is_off || self.is_lent() {
             return false;

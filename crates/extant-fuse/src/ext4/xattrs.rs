@@ -78,8 +78,8 @@ impl Ext4<'_> {
         }
     }
 
-    /// The kernel asks again for attributes of a file whose attribute block came or went: it does not
-    /// expect that.
+    /// Makes the kernel ask again for attributes of a file whose attribute block was added or
+    /// removed, which the kernel does not expect.
     fn tell_blocks(&self, inode: &Inode, node: NodeId, before: u64) {
         if inode.metadata().blocks != before {
             // Nobody waits for it; at worst the old number is shown for longer.
@@ -94,7 +94,7 @@ impl Ext4<'_> {
         let is_root =
             |user: &mut Option<_>| *user.get_or_insert_with(|| self.user_of(caller)) == Some(0);
         for name in self.reply(inode.xattr_names())? {
-            // Only who could read them sees that they are there.
+            // Only users who could read them see these names.
             if name.starts_with(b"trusted.") && !is_root(&mut user) {
                 continue;
             }

@@ -1,14 +1,14 @@
-//! Mounts of block devices that the kernel holds for the mount (`fuseblk`).
+//! Mounts of block devices that the kernel claims for the mount (`fuseblk`).
 //!
-//! With these the kernel tells the server of `sync(2)` and `syncfs(2)` and of the unmount itself, and waits
-//! for the answers. In turn it claims the device: nobody else can open it exclusively, so the server must
-//! not either.
+//! With these the kernel sends `sync(2)`, `syncfs(2)` and the unmount to the server, and waits for
+//! the answers. In turn it claims the device: no program can open it exclusively, so the server
+//! must not either.
 //!
 //! # Invariants
 //!
-//! - B1. The device is claimed before anybody looks at it, and until the mount is gone: there is no moment
-//!   at which somebody else could take it.
-//! - B2. The mount is nowhere to be seen before [`BlockMount::attach`].
+//! - B1. The device is claimed before it is read, and until the mount is gone: no other program can
+//!   take it in between.
+//! - B2. The mount is not visible before [`BlockMount::attach`].
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -26,7 +26,8 @@ use super::{AtimeFlag, KernelOptions, MountError, SUBTYPE};
 /// A mount that holds its block device and is not in any directory yet. Dropped, it is gone.
 #[derive(Debug)]
 pub struct BlockMount {
-    /// First, so that it is closed before the mount: then nobody is asked for a last word.
+    /// The connection, first, so that it is closed before the mount: then the kernel sends no last
+    /// request.
     connection: Option<OwnedFd>,
     mount: OwnedFd,
 }
@@ -36,8 +37,7 @@ impl BlockMount {
     ///
     /// # Errors
     ///
-    /// [`MountError::System`]: `EBUSY` when somebody else holds the device; other numbers where the
-    /// kernel has no such mounts or takes no such device.
+    /// [`MountError::System`]: `EBUSY` when another program holds the device; other numbers where the kernel has no such mounts or takes no such device.
     pub fn claim(options: &KernelOptions) -> Result<BlockMount, MountError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let connection = rustix::fs::open("/dev/fuse", flags, Mode::empty())
@@ -94,7 +94,7 @@ fn configured(options: &KernelOptions, connection: &OwnedFd) -> Result<OwnedFd, 
     fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes(options))
 }
 
-/// What holds for the mount, and not for the file system.
+/// Returns what holds for the mount, and not for the file system.
 fn attributes(options: &KernelOptions) -> MountAttrFlags {
     let mut flags = match options.atime {
         AtimeFlag::Relative => MountAttrFlags::MOUNT_ATTR_RELATIME,

@@ -1,7 +1,7 @@
-//! `fusermount3`: mounts for users who may not.
+//! `fusermount3`: mounts for users without the right to mount.
 //!
-//! It gets one end of a socket as its standard input, told so by `_FUSE_COMMFD`, mounts, and sends
-//! the opened `/dev/fuse` back over it as an `SCM_RIGHTS` message.
+//! The program gets one end of a socket, whose number is in `_FUSE_COMMFD`, mounts, and sends the
+//! opened `/dev/fuse` back over it as an `SCM_RIGHTS` message.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut, Read as _};
@@ -52,7 +52,7 @@ pub(super) fn unmount(dir: &Path, lazy: bool) -> Result<(), MountError> {
     run(command)
 }
 
-/// Runs the program to its end. What it complains about is the error.
+/// Runs the program to its end. Its standard error is the error's text.
 fn run(mut command: Command) -> Result<(), MountError> {
     command.env("LC_ALL", "C").stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(MountError::NoHelper)?;
