@@ -155,7 +155,10 @@
 // Frozen
 #define EXTANT_E_FROZEN 48
 
-// What was given as a handle is none, or was closed: EBADF.
+// OperationCancelled
+#define EXTANT_E_OPERATION_CANCELLED 49
+
+// The handle is invalid, or was closed: EBADF.
 #define EXTANT_E_BAD_HANDLE 1000
 
 // A pointer is NULL that must not be: EFAULT.
@@ -197,7 +200,7 @@
 // The target of a build cannot be used: EIO.
 #define EXTANT_E_BUILD_TARGET 1013
 
-// The target of a build holds somebody's data: EEXIST.
+// The target of a build holds data of another kind: EEXIST.
 #define EXTANT_E_BUILD_TARGET_IN_USE 1014
 
 // The image cannot be checked: EIO.
@@ -348,13 +351,13 @@
 // In `flags` of a completion: the thread that submitted it has done it.
 #define EXTANT_DONE_INLINE 1
 
-// A target that looks like somebody's data is overwritten.
+// Overwrite a target that seems to hold data.
 #define EXTANT_BUILD_OVERWRITE 1
 
 // The source is a tar archive (plain, gzip, zstd) and not a directory.
 #define EXTANT_BUILD_TAR 2
 
-// What cannot be read is left out and counted.
+// Leave out and count files that cannot be read.
 #define EXTANT_BUILD_IGNORE_UNREADABLE 4
 
 // Other file systems that are mounted inside the source are left out.
@@ -437,7 +440,7 @@ typedef struct extant_stat {
 typedef struct extant_dirent {
   // Inode number.
   uint64_t ino;
-  // Where the listing goes on after this entry.
+  // Position behind this entry, at which a listing can continue.
   uint64_t cookie;
   // Kind, as in st_mode (S_IFREG, …); 0 where the directory does not say.
   uint32_t kind;
@@ -483,14 +486,16 @@ typedef struct extant_build_options {
   uint32_t block_bytes;
   // 0
   uint32_t reserved;
-  // Called on the calling thread, at the beginning, some times a second, and at the end: `done` bytes of about `total` are
-  // written; `total` is 0 until it is known. What is not 0 cancels, unless all is written by then. Must not throw, longjmp, or call extant. May be NULL.
+  // Called on the calling thread, at the beginning, some times a second, and at the end: `done`
+  // bytes of about `total` are written; `total` is 0 until it is known. A result other than 0
+  // cancels, unless all is written by then. Must not throw, longjmp, or call extant. May be
+  // NULL.
   int (*progress)(void *context, uint64_t done, uint64_t total);
   // Given to `progress`.
   void *context;
 } extant_build_options;
 
-// What was built.
+// Result of a build.
 typedef struct extant_build_result {
   // sizeof(extant_build_result)
   size_t size;
@@ -502,7 +507,7 @@ typedef struct extant_build_result {
   uint64_t data_bytes;
   // Free blocks.
   uint64_t blocks_free;
-  // What EXTANT_BUILD_IGNORE_UNREADABLE left out.
+  // Number of files left out with EXTANT_BUILD_IGNORE_UNREADABLE.
   uint64_t skipped;
   // Bytes of a block.
   uint32_t block_bytes;
@@ -512,7 +517,7 @@ typedef struct extant_build_result {
   uint8_t uuid[16];
 } extant_build_result;
 
-// What to check. 0 everywhere, but for `size`, is the default.
+// Options of a check. 0 everywhere, but for `size`, is the default.
 typedef struct extant_check_options {
   // sizeof(extant_check_options)
   size_t size;
@@ -524,7 +529,7 @@ typedef struct extant_check_options {
   uint32_t partition;
   // 0
   uint32_t reserved;
-  // Problems that `problem` is told at most; 0 for 100.
+  // Limit of the problems passed to `problem`; 0 for 100.
   uint64_t max_problems;
   // Called on the calling thread for each problem: its code, such as "block-bitmap", and what is wrong, in English. Must
   // not throw, longjmp, or call extant. May be NULL.
@@ -533,7 +538,7 @@ typedef struct extant_check_options {
   void *context;
 } extant_check_options;
 
-// What a check found.
+// Result of a check.
 typedef struct extant_check_report {
   // sizeof(extant_check_report)
   size_t size;
@@ -549,7 +554,7 @@ typedef struct extant_check_report {
   uint64_t replayed;
 } extant_check_report;
 
-// What went wrong last on the calling thread.
+// The last error of the calling thread.
 typedef struct extant_error {
   // sizeof(extant_error)
   size_t size;
@@ -561,9 +566,10 @@ typedef struct extant_error {
   uint64_t ino;
   // Name of the code, such as "NotFound". Lives as long as the program.
   const char *name;
-  // What went wrong, with its causes, in English. Lives until the next call on this thread fails.
+  // The error with its causes, in English. Valid until the next call on this thread fails.
   const char *message;
-  // What it is about: a path, a device, an inode; "" if unknown. Lives until the next call on this thread fails.
+  // The object of the error: a path, a device, an inode; "" if unknown. Valid until the next
+  // call on this thread fails.
   const char *object;
 } extant_error;
 
@@ -595,9 +601,11 @@ typedef struct extant_mount_options {
   const char *journal_device;
 } extant_mount_options;
 
-// A device of callbacks. The structure is copied; `context` and the functions are used until `release` was called.
+// A device of callbacks. The structure is copied; `context` and the functions are used until
+// `release` is called.
 //
-// Each function may be called from any thread, and from several at once. It must not throw, longjmp, or call extant.
+// Each function may be called from any thread, and from several at once. It must not throw,
+// longjmp, or call extant.
 typedef struct extant_device {
   // sizeof(extant_device)
   size_t size;
@@ -672,9 +680,9 @@ typedef struct extant_op {
   void *data;
 } extant_op;
 
-// What became of an operation.
+// Outcome of an operation.
 typedef struct extant_completion {
-  // What the operation was submitted with.
+  // The tag given at submission.
   uint64_t tag;
   // As the kind of the operation says, or a negative errno.
   int64_t result;
@@ -749,13 +757,11 @@ int extant_removexattr(struct extant_fs *fs, const char *path, const char *name,
 // Opens a directory, links followed. Returns 0 and sets `*dir`, or a negative errno.
 int extant_opendir(struct extant_fs *fs, const char *path, struct extant_dir **dir);
 
-// Stores up to `count` entries, without `.` and `..`: those after the one that had `cookie`; 0 is the start. Returns how many,
-// 0 at the end, or a negative errno. What is there all the time is listed once, whatever else comes and goes meanwhile. Entries
+// Stores up to `count` entries, without `.` and `..`: those after the one that had `cookie`; 0 is
+// the start. Returns the number of entries, 0 at the end, or a negative errno. An entry that
+// exists all the time is listed once, whatever else is created and removed meanwhile. Entries
 // before damage are returned first.
-int64_t extant_readdir(struct extant_dir *dir,
-                       uint64_t cookie,
-                       struct extant_dirent *entries,
-                       size_t count);
+int64_t extant_readdir(struct extant_dir *dir, uint64_t cookie, struct extant_dirent *entries, size_t count);
 
 // Closes a directory. Returns 0 or a negative errno.
 int extant_closedir(struct extant_dir *dir);
@@ -768,7 +774,8 @@ int extant_open(struct extant_fs *fs,
                 uint32_t mode,
                 struct extant_file **file);
 
-// Closes a file. What was written is stored in time; extant_fsync() says whether it was. Returns 0 or a negative errno.
+// Closes a file. Written data is stored later; extant_fsync() tells whether it was. Returns 0 or a
+// negative errno.
 int extant_close(struct extant_file *file);
 
 // Reads up to `length` bytes from byte `offset`. Returns how many: fewer only at the end of the file; or a negative errno.
@@ -777,12 +784,9 @@ int64_t extant_pread(struct extant_file *file,
                      size_t length,
                      uint64_t offset);
 
-// Writes `length` bytes at byte `offset`; with EXTANT_O_APPEND at the end. Returns how many were written: fewer only when
-// an error came in the way, which the next call meets; or a negative errno.
-int64_t extant_pwrite(struct extant_file *file,
-                      const void *buffer,
-                      size_t length,
-                      uint64_t offset);
+// Writes `length` bytes at byte `offset`; with EXTANT_O_APPEND at the end. Returns the number of
+// bytes written: fewer only before an error, which the next call returns; or a negative errno.
+int64_t extant_pwrite(struct extant_file *file, const void *buffer, size_t length, uint64_t offset);
 
 // extant_pread() into `count` pieces of memory, 0 to 1024, which must not overlap.
 int64_t extant_preadv(struct extant_file *file, const struct extant_iovec *vector, int count, uint64_t offset);
@@ -819,25 +823,27 @@ int extant_fallocate(struct extant_file *file,
 // Makes `bytes` the size of an open file; growth reads as zeros. Returns 0 or a negative errno.
 int extant_ftruncate(struct extant_file *file, uint64_t bytes);
 
-// Lends up to `length` bytes of a file from byte `offset` on, as they lie in the cache: nothing is copied. `look` is called
-// once, before this returns, with the pieces of memory in their order, as far as the file has them; at most a quarter of
-// the cache at once. The memory is for reading, until `look` returns; nobody writes to the file meanwhile. `look` must not
-// throw, longjmp, or call extant. Only on mounts for writing.
+// Lends up to `length` bytes of a file from byte `offset` on, as they lie in the cache: nothing is
+// copied. `look` is called once, before this returns, with the pieces of memory in their order, up
+// to the end of the file; at most a quarter of the cache at once. The memory is for reading, until
+// `look` returns; no write changes the file meanwhile. `look` must not throw, longjmp, or call
+// extant. Only on writable mounts.
 //
-// Returns what `look` returns, if that is not negative, or a negative errno.
+// Returns the result of `look`, if that is not negative, or a negative errno.
 int extant_with_cached(struct extant_file *file,
                        uint64_t offset,
                        uint64_t length,
                        int (*look)(void *context, const struct extant_iovec *pieces, size_t count),
                        void *context);
 
-// What memory, offsets and lengths of direct I/O have to be multiples of, in bytes; 0 where the file cannot have direct
-// I/O. Returns 0 or a negative errno.
+// Returns what memory, offsets and lengths of direct I/O have to be multiples of, in bytes; 0 where the file cannot
+// have direct I/O. Returns 0 or a negative errno.
 int extant_direct_alignment(struct extant_file *file, uint32_t *memory, uint32_t *offset);
 
-// Builds an image in the file or on the disk `target` of the host, from the directory or archive `source`. `options` and
-// `result` may be NULL. A file appears under its name when it is complete and durable; whatever goes wrong before leaves what
-// was there. Returns 0, or a negative errno: -ECANCELED when `progress` said so.
+// Builds an image in the file or on the disk `target` of the host, from the directory or archive
+// `source`. `options` and `result` may be NULL. A file appears under its name when it is complete
+// and durable; after an error, an earlier file is unchanged. Returns 0, or a negative errno:
+// -ECANCELED when `progress` cancelled.
 int extant_build(const char *source,
                  const char *target,
                  const struct extant_build_options *options,
@@ -862,8 +868,8 @@ uint32_t extant_api_version(void);
 // Version of the library, such as "0.1.0". Lives as long as the program.
 const char *extant_version(void);
 
-// Says what went wrong last on this thread. A call that succeeds changes nothing about it. Returns 0, or -EINVAL if the
-// structure makes no sense, which is not remembered.
+// Copies the last error of this thread. A call that succeeds does not change it. Returns 0, or
+// -EINVAL if the structure is invalid, which is not recorded.
 int extant_last_error(struct extant_error *error);
 
 // Name of an error code (EXTANT_E_*), such as "NotFound"; NULL for a number that is none. Lives as long as the program.
@@ -886,14 +892,14 @@ int extant_mount_device(const struct extant_device *device,
                         const struct extant_mount_options *options,
                         struct extant_fs **fs);
 
-// Ends a mount: everything is stored and the image is marked clean. With files, directories or rings open it is refused
-// (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their handles can be closed and nothing else. `flags` is
-// 0 or EXTANT_UNMOUNT_FORCE.
+// Ends a mount: everything is stored and the image is marked clean. With files, directories or
+// rings open it is refused (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their
+// handles can be closed and nothing else. `flags` is 0 or EXTANT_UNMOUNT_FORCE.
 //
-// Returns 0 or a negative errno: then, but for EXTANT_E_BUSY and bad arguments, the handle is closed all the same. What was synced is
-// stored; what could not be stored is lost. Whoever wants to try again calls extant_sync() first, which keeps everything.
-int extant_unmount(struct extant_fs *fs,
-                   uint32_t flags);
+// Returns 0 or a negative errno: then, except for EXTANT_E_BUSY and bad arguments, the handle is
+// closed all the same. Synced data is stored; data that could not be stored is lost. To be able to
+// try again, call extant_sync() first, which keeps everything.
+int extant_unmount(struct extant_fs *fs, uint32_t flags);
 
 // Makes every change so far durable. Returns 0 or a negative errno: what could not be stored is kept.
 int extant_sync(struct extant_fs *fs);
@@ -955,8 +961,8 @@ int64_t extant_ring_reap(struct extant_ring *ring,
                          size_t most,
                          size_t least);
 
-// Closes a ring: waits until everything that was accepted is done. Results that nobody took are lost with it; memory to read
-// into is not written any more. Returns 0 or a negative errno.
+// Closes a ring: waits until all accepted operations are done. Results that were not taken are
+// lost; memory to read into is not written any more. Returns 0 or a negative errno.
 int extant_ring_close(struct extant_ring *ring);
 
 #ifdef __cplusplus

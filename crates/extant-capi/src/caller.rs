@@ -1,15 +1,17 @@
-//! The way in: what pointers of a caller say, panics, the last error of a thread.
+//! Entry from C: the caller's pointers, panics, the last error of a thread.
 //!
 //! # Place
 //!
-//! Every exported function runs its body through [`enter`]. The body gets a [`Caller`], which is the only way to what
-//! pointers point to. Its existence says that the caller has promised what the header asks for: pointers are NULL, or
-//! point to as much memory of the type as the call says, which nobody else changes until the call returns.
+//! Every exported function runs its body through [`enter`]. The body gets a [`Caller`], the only
+//! way to access memory behind pointers. Its existence stands for the caller's promise of the
+//! header: pointers are NULL, or point to as much memory of the type as the call says, which no
+//! other thread changes until the call returns.
 //!
 //! # Invariants
 //!
-//! - Everything that can be checked is: NULL, alignment, lengths past `isize::MAX`, sizes of structures, flags.
-//! - What a `Caller` lends does not outlive it, so not the call.
+//! - Everything that can be checked is: NULL, alignment, lengths past `isize::MAX`, sizes of
+//!   structures, flags.
+//! - References lent by a `Caller` do not outlive it, nor the call.
 #![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
 
 use std::any::Any;
@@ -58,7 +60,7 @@ thread_local! {
 ///
 /// The type is `repr(C)`, its first field is a `usize` with its size, and every byte pattern that C can give it is a value.
 pub(crate) unsafe trait Sized0: Copy {
-    /// Its size in the first version that had it.
+    /// The size of the structure in the first version that had it.
     const FIRST: usize;
 }
 
@@ -73,7 +75,7 @@ macro_rules! sized {
     )*};
 }
 
-// What version 1 had. When a structure grows these stay, and the assertion becomes `>=`.
+// Sizes in version 1. When a structure grows these stay, and the assertion becomes `>=`.
 sized! {
     extant_mount_options, 88;
     extant_device, 80;
@@ -87,7 +89,7 @@ sized! {
     extant_check_report, 48;
 }
 
-/// What an exported function may do with the pointers that it was given.
+/// Access to the pointers passed to an exported function.
 pub(crate) struct Caller {
     /// The path, if one was given: what an error is about.
     path: RefCell<Option<String>>,
@@ -107,7 +109,7 @@ pub(crate) unsafe fn enter(body: impl FnOnce(&Caller) -> Result<u64>) -> i64 {
         return fail(Error::new(EXTANT_E_REENTERED, message));
     }
     let caller = Caller { path: RefCell::new(None), fs: RefCell::new(None) };
-    // What a panic left half done is the file system's, which is not used any more.
+    // State that a panic left half done belongs to the file system, which is not used any more.
     let done = catch_unwind(AssertUnwindSafe(|| body(&caller)));
     let error = match done {
         Ok(Ok(value)) => return i64::try_from(value).unwrap_or(i64::MAX),
@@ -150,7 +152,8 @@ fn fail(error: Error) -> i64 {
     answer
 }
 
-/// What `extant_last_error` says; the texts are those of this thread until its next failure.
+/// Returns what `extant_last_error` says; the texts are those of this thread until its next
+/// failure.
 pub(crate) fn last_error() -> extant_error {
     let none = extant_error {
         size: 0,
@@ -177,7 +180,7 @@ pub(crate) fn last_error() -> extant_error {
     told.unwrap_or(none)
 }
 
-/// Runs a function of the caller's program. It must not call extant: whatever it is called from may hold locks.
+/// Runs a callback of the caller's program. It must not call extant, because locks may be held.
 pub(crate) fn call_back<R>(function: impl FnOnce() -> R) -> R {
     struct Outside(bool);
     impl Drop for Outside {
@@ -316,7 +319,7 @@ impl Caller {
         Ok(unsafe { CStr::from_ptr(at) }.to_bytes())
     }
 
-    /// The same, where NULL is "none".
+    /// The text at a pointer, where NULL is "none".
     pub(crate) fn text_or_none(&self, at: *const c_char, what: &str) -> Result<Option<&[u8]>> {
         if at.is_null() { Ok(None) } else { self.text(at, what).map(Some) }
     }
@@ -374,7 +377,7 @@ impl Caller {
         }
     }
 
-    /// The same, where NULL is "all 0".
+    /// The options at a pointer, where NULL is "all 0".
     pub(crate) fn options_or_none<T: Sized0>(&self, at: *const T, what: &str) -> Result<T> {
         if !at.is_null() {
             return self.options(at, what);

@@ -1,7 +1,7 @@
 //! A device of callbacks.
 //!
-//! A callback may fail, return less than it was asked for, more, or nonsense: each of these is an error of the device, and
-//! what it said it read is not believed.
+//! A callback may fail, return less than it was asked for, more, or nonsense: each of these is an
+//! error of the device, and the bytes are not used.
 #![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
 
 use std::ffi::c_int;
@@ -78,7 +78,7 @@ impl CallbackDevice {
         }
     }
 
-    /// What a callback that moves bytes said.
+    /// Checks the result of a callback that transfers bytes.
     fn judge(
         &self,
         kind: OperationKind,

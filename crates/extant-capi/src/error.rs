@@ -109,7 +109,9 @@ pub const EXTANT_E_OTHER_FILE_SYSTEM: c_int = 46;
 pub const EXTANT_E_NO_THREAD: c_int = 47;
 /// Frozen
 pub const EXTANT_E_FROZEN: c_int = 48;
-/// What was given as a handle is none, or was closed: EBADF.
+/// OperationCancelled
+pub const EXTANT_E_OPERATION_CANCELLED: c_int = 49;
+/// The handle is invalid, or was closed: EBADF.
 pub const EXTANT_E_BAD_HANDLE: c_int = 1000;
 /// A pointer is NULL that must not be: EFAULT.
 pub const EXTANT_E_NULL: c_int = 1001;
@@ -137,7 +139,7 @@ pub const EXTANT_E_BUILD_OPTIONS: c_int = 1011;
 pub const EXTANT_E_BUILD_NO_FIT: c_int = 1012;
 /// The target of a build cannot be used: EIO.
 pub const EXTANT_E_BUILD_TARGET: c_int = 1013;
-/// The target of a build holds somebody's data: EEXIST.
+/// The target of a build holds data of another kind: EEXIST.
 pub const EXTANT_E_BUILD_TARGET_IN_USE: c_int = 1014;
 /// The image cannot be checked: EIO.
 pub const EXTANT_E_CHECK: c_int = 1015;
@@ -147,7 +149,7 @@ pub const EXTANT_E_RANGE: c_int = 1016;
 pub const EXTANT_E_TOO_MANY_HANDLES: c_int = 1017;
 
 /// Every code with its name.
-const NAMES: [(c_int, &CStr); 66] = [
+const NAMES: [(c_int, &CStr); 67] = [
     (EXTANT_E_NOT_FOUND, c"NotFound"),
     (EXTANT_E_NOT_A_DIRECTORY, c"NotADirectory"),
     (EXTANT_E_IS_A_DIRECTORY, c"IsADirectory"),
@@ -196,6 +198,7 @@ const NAMES: [(c_int, &CStr); 66] = [
     (EXTANT_E_OTHER_FILE_SYSTEM, c"OtherFileSystem"),
     (EXTANT_E_NO_THREAD, c"NoThread"),
     (EXTANT_E_FROZEN, c"Frozen"),
+    (EXTANT_E_OPERATION_CANCELLED, c"OperationCancelled"),
     (EXTANT_E_BAD_HANDLE, c"BadHandle"),
     (EXTANT_E_NULL, c"Null"),
     (EXTANT_E_BAD_STRUCT, c"BadStruct"),
@@ -265,6 +268,7 @@ const _: () = {
     assert!(EXTANT_E_OTHER_FILE_SYSTEM == ErrorCode::OtherFileSystem as c_int);
     assert!(EXTANT_E_NO_THREAD == ErrorCode::NoThread as c_int);
     assert!(EXTANT_E_FROZEN == ErrorCode::Frozen as c_int);
+    assert!(EXTANT_E_OPERATION_CANCELLED == ErrorCode::OperationCancelled as c_int);
 };
 
 /// Numbers of the generic Linux table.
@@ -284,7 +288,7 @@ pub(crate) mod errno {
     pub(crate) const ECANCELED: i32 = 125;
 }
 
-/// What a call did not do, and why.
+/// The error of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Error {
     pub(crate) code: c_int,
@@ -331,7 +335,7 @@ impl Error {
         Error { errno, ..self }
     }
 
-    /// Says what it is about, if that is not known yet.
+    /// Sets the object of the error, if it has none yet.
     pub(crate) fn about(mut self, object: impl Into<String>) -> Error {
         if self.object.is_empty() {
             self.object = object.into();

@@ -1,14 +1,15 @@
-//! Handles: numbers that look like pointers, and what they stand for.
+//! Handles: numbers that look like pointers, and their objects.
 //!
-//! A program in C closes a handle twice, uses it after that, or passes one for another. If handles were addresses, each
-//! of these would be memory of somebody else. So a handle is a place in a table and the number of times that the place was
-//! used: looking it up says whether it is one, and nothing is ever read at its "address". Handles are odd, and so no
-//! address of anything that has an alignment.
+//! A program in C may close a handle twice, use it after that, or pass one for another. If handles
+//! were addresses, each of these mistakes would access foreign memory. So a handle is a place in a
+//! table and the number of times that the place was used: a lookup tells whether it is valid, and
+//! its "address" is never read. Handles are odd, so they differ from the address of every aligned
+//! object.
 //!
 //! # Invariants
 //!
 //! - H1. A place has an object exactly while a handle of its present generation is open.
-//! - H2. Its lock is held for the time of a copy of an `Arc`, never while anything is done with the object.
+//! - H2. Its lock is held while an `Arc` is copied, never during an operation on the object.
 
 use std::sync::OnceLock;
 
@@ -21,7 +22,7 @@ use crate::object::Object;
 const CHUNK: usize = 256;
 /// Chunks there are at most: 262,144 handles.
 const CHUNKS: usize = 1024;
-/// Bits of a generation. A place is used no more after so many handles, which nobody will see.
+/// Number of bits of a generation. A place is retired after 2^31 handles.
 const GENERATION_BITS: u32 = 31;
 
 struct Place {
@@ -92,7 +93,7 @@ impl Table {
         Ok(place)
     }
 
-    /// What a handle stands for.
+    /// Returns what a handle stands for.
     pub(crate) fn get(&self, handle: usize, what: &str) -> Result<Object> {
         let found = parts(handle).and_then(|(place, generation)| {
             let found = self.place(place)?.read();

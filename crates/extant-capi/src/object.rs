@@ -1,4 +1,4 @@
-//! What handles stand for.
+//! The objects of handles.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use extant_sync::{Mutex, Rank};
 
 use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_POISONED, Error, Result};
 
-/// What a handle stands for.
+/// The object of a handle.
 #[derive(Clone)]
 pub(crate) enum Object {
     Fs(Arc<FsObject>),
@@ -58,7 +58,8 @@ impl FsObject {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// Ends it for everybody, unless `force` is not given and something is open: then how much.
+    /// Ends the mount for all handles, unless `force` is false and something is open: then returns
+    /// the number of open handles.
     pub(crate) fn end(&self, force: bool) -> std::result::Result<(), usize> {
         self.ended.store(true, Ordering::SeqCst);
         let open = self.open.load(Ordering::SeqCst);
@@ -104,15 +105,16 @@ pub(crate) struct FileObject {
     pub(crate) opened: Opened,
 }
 
-/// An open directory, and a listing of it that may go on.
+/// An open directory, and the listing that may continue.
 pub(crate) struct DirObject {
     pub(crate) inode: Inode,
-    /// Where the last listing stopped, and itself.
+    /// The position of the last listing, and the listing itself.
     pub(crate) listing: Mutex<Option<(u64, ReadDir)>>,
     pub(crate) opened: Opened,
 }
 
-/// Where a read goes that a worker does. The address is the caller's, who promised that the memory stays.
+/// The buffer of a read done by a worker. The address is the caller's, who promised that the memory
+/// stays valid.
 #[derive(Clone, Copy)]
 pub(crate) struct Destination {
     pub(crate) address: usize,

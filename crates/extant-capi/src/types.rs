@@ -1,7 +1,7 @@
 //! Structures and constants of the header.
 //!
-//! Structures that begin with `size` may grow at their end: whoever compiled against an older header gives a smaller one.
-//! Those without never change.
+//! Structures that begin with `size` may grow at their end: programs compiled against an older
+//! header pass a smaller one. Others never change.
 #![allow(non_camel_case_types, reason = "these are names of C")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -68,9 +68,11 @@ pub struct extant_mount_options {
 /// The device cannot be written.
 pub const EXTANT_DEVICE_READ_ONLY: u32 = 1;
 
-/// A device of callbacks. The structure is copied; `context` and the functions are used until `release` was called.
+/// A device of callbacks. The structure is copied; `context` and the functions are used until
+/// `release` is called.
 ///
-/// Each function may be called from any thread, and from several at once. It must not throw, longjmp, or call extant.
+/// Each function may be called from any thread, and from several at once. It must not throw,
+/// longjmp, or call extant.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct extant_device {
@@ -117,7 +119,7 @@ pub struct extant_device {
     pub release: Option<unsafe extern "C" fn(context: *mut c_void)>,
 }
 
-/// What went wrong last on the calling thread.
+/// The last error of the calling thread.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct extant_error {
@@ -131,9 +133,10 @@ pub struct extant_error {
     pub ino: u64,
     /// Name of the code, such as "NotFound". Lives as long as the program.
     pub name: *const c_char,
-    /// What went wrong, with its causes, in English. Lives until the next call on this thread fails.
+    /// The error with its causes, in English. Valid until the next call on this thread fails.
     pub message: *const c_char,
-    /// What it is about: a path, a device, an inode; "" if unknown. Lives until the next call on this thread fails.
+    /// The object of the error: a path, a device, an inode; "" if unknown. Valid until the next
+    /// call on this thread fails.
     pub object: *const c_char,
 }
 
@@ -293,7 +296,7 @@ pub struct extant_statfs {
 pub struct extant_dirent {
     /// Inode number.
     pub ino: u64,
-    /// Where the listing goes on after this entry.
+    /// Position behind this entry, at which a listing can continue.
     pub cookie: u64,
     /// Kind, as in st_mode (S_IFREG, …); 0 where the directory does not say.
     pub kind: u32,
@@ -354,11 +357,11 @@ pub struct extant_op {
 /// In `flags` of a completion: the thread that submitted it has done it.
 pub const EXTANT_DONE_INLINE: u32 = 1;
 
-/// What became of an operation.
+/// Outcome of an operation.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct extant_completion {
-    /// What the operation was submitted with.
+    /// The tag given at submission.
     pub tag: u64,
     /// As the kind of the operation says, or a negative errno.
     pub result: i64,
@@ -368,11 +371,11 @@ pub struct extant_completion {
     pub flags: u32,
 }
 
-/// A target that looks like somebody's data is overwritten.
+/// Overwrite a target that seems to hold data.
 pub const EXTANT_BUILD_OVERWRITE: u64 = 1;
 /// The source is a tar archive (plain, gzip, zstd) and not a directory.
 pub const EXTANT_BUILD_TAR: u64 = 2;
-/// What cannot be read is left out and counted.
+/// Leave out and count files that cannot be read.
 pub const EXTANT_BUILD_IGNORE_UNREADABLE: u64 = 4;
 /// Other file systems that are mounted inside the source are left out.
 pub const EXTANT_BUILD_ONE_FILE_SYSTEM: u64 = 8;
@@ -411,15 +414,17 @@ pub struct extant_build_options {
     pub block_bytes: u32,
     /// 0
     pub reserved: u32,
-    /// Called on the calling thread, at the beginning, some times a second, and at the end: `done` bytes of about `total` are
-    /// written; `total` is 0 until it is known. What is not 0 cancels, unless all is written by then. Must not throw, longjmp, or call extant. May be NULL.
+    /// Called on the calling thread, at the beginning, some times a second, and at the end: `done`
+    /// bytes of about `total` are written; `total` is 0 until it is known. A result other than 0
+    /// cancels, unless all is written by then. Must not throw, longjmp, or call extant. May be
+    /// NULL.
     pub progress:
         Option<unsafe extern "C" fn(context: *mut c_void, done: u64, total: u64) -> c_int>,
     /// Given to `progress`.
     pub context: *mut c_void,
 }
 
-/// What was built.
+/// Result of a build.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct extant_build_result {
@@ -433,7 +438,7 @@ pub struct extant_build_result {
     pub data_bytes: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// What EXTANT_BUILD_IGNORE_UNREADABLE left out.
+    /// Number of files left out with EXTANT_BUILD_IGNORE_UNREADABLE.
     pub skipped: u64,
     /// Bytes of a block.
     pub block_bytes: u32,
@@ -446,7 +451,7 @@ pub struct extant_build_result {
 /// Check the image as it lies there, without looking through its journal.
 pub const EXTANT_CHECK_NO_REPLAY: u64 = 1;
 
-/// What to check. 0 everywhere, but for `size`, is the default.
+/// Options of a check. 0 everywhere, but for `size`, is the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct extant_check_options {
@@ -460,7 +465,7 @@ pub struct extant_check_options {
     pub partition: u32,
     /// 0
     pub reserved: u32,
-    /// Problems that `problem` is told at most; 0 for 100.
+    /// Limit of the problems passed to `problem`; 0 for 100.
     pub max_problems: u64,
     /// Called on the calling thread for each problem: its code, such as "block-bitmap", and what is wrong, in English. Must
     /// not throw, longjmp, or call extant. May be NULL.
@@ -471,7 +476,7 @@ pub struct extant_check_options {
     pub context: *mut c_void,
 }
 
-/// What a check found.
+/// Result of a check.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct extant_check_report {

@@ -9,10 +9,11 @@ use extant_block::{
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// A file of Python, for reading. Its position is shared, so one reads at a time.
+/// A Python file as a device, for reading. Its position is shared, so one thread reads at a time.
 pub(crate) struct PythonDevice {
     file: Py<PyAny>,
-    /// Python's own: the file may be one of another image, and a lock of ours would have a rank.
+    /// A lock of Python: the file may be one of another image, and a lock of this crate would have
+    /// a rank.
     turn: Py<PyAny>,
     name: Arc<str>,
     bytes: u64,

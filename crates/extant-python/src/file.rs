@@ -1,4 +1,4 @@
-//! An open file. Its position, buffering and text are the package's.
+//! An open file. Position, buffering and text are implemented by the Python package.
 
 use std::sync::Arc;
 

@@ -135,7 +135,7 @@ impl NativeFs {
         let fs = py.detach(|| {
             let device = window(device, offset, partition)?;
             let name = device.describe();
-            let opened = options.open_shared(device);
+            let opened = options.open_shared(device).map_err(extant::FsError::from);
             opened.map_err(|error| failed(&error, Some(path.as_deref().unwrap_or(name.as_bytes()))))
         })?;
         Ok(NativeFs { fs: Mutex::new(Rank::Leaf, Some(fs)), writable })

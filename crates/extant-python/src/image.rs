@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 
 use crate::error::{build_failed, failed, told};
 
-/// How often progress is told, and Python asked whether it was interrupted.
+/// Period of progress reports and of checks for interruption by Python.
 const TOLD_EVERY: Duration = Duration::from_millis(50);
 
 struct Watched {
@@ -39,7 +39,7 @@ impl Progress for Watched {
     }
 }
 
-/// Says that a build has ended, also when it panicked.
+/// Reports the end of a build, also after a panic.
 struct Ending<'w>(&'w Watched);
 
 impl Drop for Ending<'_> {
@@ -130,7 +130,8 @@ pub(crate) fn build(
     if let Some(threads) = threads {
         build = build.threads(threads);
     }
-    // Told on this thread, which also hears of signals. What Python raises cancels, and is raised when the build has ended.
+    // Reported on this thread, which also handles signals. An exception of Python cancels, and is
+    // raised when the build has ended.
     let tell = || -> PyResult<()> {
         Python::attach(|py| {
             py.check_signals()?;
@@ -189,14 +190,13 @@ pub(crate) fn check(py: Python<'_>, path: Vec<u8>, max_problems: usize) -> PyRes
         let device =
             FileDevice::open_read_only(host(path)).map_err(|found| error(&found.into()))?;
         let device: SharedDevice = Arc::new(device);
-        let (shown, is_pending, unopened) = match MountOptions::new()
-            .open_shared(Arc::clone(&device))
-        {
+        let opened = MountOptions::new().open_shared(Arc::clone(&device));
+        let (shown, is_pending, unopened) = match opened.map_err(FsError::from) {
             Ok(fs) => (Arc::clone(fs.device()), fs.replayed().is_some(), None),
             Err(
                 found @ (FsError::NotExt { .. } | FsError::Unsupported { .. } | FsError::Device(_)),
             ) => return Err(error(&found)),
-            // The first of its problems. What else there is, the image as it lies there says.
+            // The first of its problems; a check of the image shows the others.
             Err(found) => (device, false, Some(told(&found))),
         };
         let how = CheckOptions {

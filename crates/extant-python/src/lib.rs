@@ -1,8 +1,10 @@
-//! extant for Python: the module `extant._extant`, over which the package `extant` (in `python/`) is what programs see.
+//! extant for Python: the module `extant._extant`, on which the package `extant` (in `python/`) is
+//! built.
 //!
 //! # Place
 //!
-//! Above `extant`, `extant-image` and `extant-check`: it translates and decides nothing. Nothing in the workspace uses it.
+//! Above `extant`, `extant-image` and `extant-check`: it only translates. No other crate of the
+//! workspace uses it.
 //!
 //! # Floors
 //!
@@ -15,9 +17,10 @@
 //!
 //! # Rules
 //!
-//! - P1. The interpreter's lock is released around every call of `extant`: who waits in one holds nothing that Python, or a
-//!   device in Python, may need.
-//! - P2. A device in Python is read-only: a mount of it has no threads that would wait for the interpreter while it ends.
+//! - P1. The interpreter's lock is released around every call of `extant`: a thread that waits in
+//!   one holds nothing that Python, or a device in Python, may need.
+//! - P2. A device in Python is read-only: a mount of it has no threads that would wait for the
+//!   interpreter while it ends.
 #![deny(unsafe_code)]
 
 mod device;

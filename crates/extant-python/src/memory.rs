@@ -1,7 +1,8 @@
 //! Memory of Python while the interpreter's lock is released.
 //!
-//! A buffer that is held is neither freed nor moved nor resized by Python. Its bytes may be written by other threads of the
-//! program meanwhile, as when `readinto` of a file of the host waits in read(2): who does that gets torn bytes.
+//! A buffer that is held is neither freed nor moved nor resized by Python. Its bytes may be written
+//! by other threads of the program meanwhile, as when `readinto` of a file of the host waits in
+//! read(2): such bytes may be torn.
 #![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
 
 use pyo3::buffer::PyBuffer;
@@ -29,10 +30,10 @@ impl Held {
     }
 }
 
-/// Memory while nobody holds the interpreter's lock.
+/// Memory of Python, used without the interpreter's lock.
 struct Pointer(*mut u8, usize);
 
-// SAFETY: an address and a length; what may be done with them is said where it is.
+// SAFETY: an address and a length; their uses state their own conditions.
 unsafe impl Send for Pointer {}
 
 impl Pointer {

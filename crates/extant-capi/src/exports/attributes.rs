@@ -14,7 +14,7 @@ use crate::types::{
     EXTANT_XATTR_REPLACE, extant_file, extant_fs, extant_stat, extant_time,
 };
 
-/// What a path means; `flags` is 0 or EXTANT_NOFOLLOW.
+/// Returns what a path means; `flags` is 0 or EXTANT_NOFOLLOW.
 fn resolve(caller: &Caller, fs: &Fs, path: *const c_char, flags: u32) -> Result<Inode> {
     let path = caller.path(path)?;
     match flags {
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn extant_truncate(
     })
 }
 
-/// Copies a value whose length the caller may ask for with a buffer of 0 bytes.
+/// Copies a value; a buffer of 0 bytes only asks for its length.
 fn copy_out(value: &[u8], out: &mut [u8], what: &str) -> Result<u64> {
     if out.is_empty() {
         return Ok(value.len() as u64);

@@ -36,8 +36,9 @@ pub unsafe extern "C" fn extant_opendir(
     })
 }
 
-/// Stores up to `count` entries, without `.` and `..`: those after the one that had `cookie`; 0 is the start. Returns how many,
-/// 0 at the end, or a negative errno. What is there all the time is listed once, whatever else comes and goes meanwhile. Entries
+/// Stores up to `count` entries, without `.` and `..`: those after the one that had `cookie`; 0 is
+/// the start. Returns the number of entries, 0 at the end, or a negative errno. An entry that
+/// exists all the time is listed once, whatever else is created and removed meanwhile. Entries
 /// before damage are returned first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_readdir(

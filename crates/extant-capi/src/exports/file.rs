@@ -102,7 +102,8 @@ pub(super) fn permissions(mode: u32) -> Result<u16> {
     }
 }
 
-/// Closes a file. What was written is stored in time; extant_fsync() says whether it was. Returns 0 or a negative errno.
+/// Closes a file. Written data is stored later; extant_fsync() tells whether it was. Returns 0 or a
+/// negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_close(file: *mut extant_file) -> c_int {
     // SAFETY: the header asks of the caller what `enter` does.
@@ -138,7 +139,7 @@ impl FileObject {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.check_reads()?;
         Ok(match &self.direct {
-            Some(direct) => direct.read_at(offset, out)?,
+            Some(direct) => direct.read_at(out, offset)?,
             None => self.file.read_at(out, offset)?,
         })
     }
@@ -146,9 +147,9 @@ impl FileObject {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
         self.check_writes()?;
         Ok(match (&self.direct, self.sync) {
-            (Some(direct), SyncMode::Later) => direct.write_at(offset, bytes)?,
+            (Some(direct), SyncMode::Later) => direct.write_at(bytes, offset)?,
             (Some(direct), _) => {
-                let written = direct.write_synced_at(offset, bytes)?;
+                let written = direct.write_synced_at(bytes, offset)?;
                 if self.sync == SyncMode::Full {
                     self.file.sync()?;
                 }
@@ -176,8 +177,8 @@ pub unsafe extern "C" fn extant_pread(
     }
 }
 
-/// Writes `length` bytes at byte `offset`; with EXTANT_O_APPEND at the end. Returns how many were written: fewer only when
-/// an error came in the way, which the next call meets; or a negative errno.
+/// Writes `length` bytes at byte `offset`; with EXTANT_O_APPEND at the end. Returns the number of
+/// bytes written: fewer only before an error, which the next call returns; or a negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_pwrite(
     file: *mut extant_file,
@@ -249,7 +250,7 @@ pub unsafe extern "C" fn extant_pwritev(
             let inode = file.file.inode();
             let is_plain = file.direct.is_none() && !file.appends && file.sync == SyncMode::Later;
             if is_plain && !inode.metadata().flags.contains(extant::InodeFlags::SYNC) {
-                return Ok(inode.write_vectored_at(offset, &pieces)? as u64);
+                return Ok(inode.write_vectored_at(&pieces, offset)? as u64);
             }
             if file.direct.is_some() {
                 // Direct I/O has rules about memory: each piece by itself.
@@ -365,7 +366,7 @@ pub unsafe extern "C" fn extant_fdatasync(file: *mut extant_file) -> c_int {
     })
 }
 
-/// What a mode of the header is.
+/// Returns what a mode of the header is.
 pub(super) fn fallocate_mode(mode: u32) -> Result<Fallocate> {
     let keep_size = mode & EXTANT_FALLOCATE_KEEP_SIZE != 0;
     let plain = mode & !EXTANT_FALLOCATE_KEEP_SIZE;
@@ -422,12 +423,13 @@ pub unsafe extern "C" fn extant_ftruncate(file: *mut extant_file, bytes: u64) ->
     })
 }
 
-/// Lends up to `length` bytes of a file from byte `offset` on, as they lie in the cache: nothing is copied. `look` is called
-/// once, before this returns, with the pieces of memory in their order, as far as the file has them; at most a quarter of
-/// the cache at once. The memory is for reading, until `look` returns; nobody writes to the file meanwhile. `look` must not
-/// throw, longjmp, or call extant. Only on mounts for writing.
+/// Lends up to `length` bytes of a file from byte `offset` on, as they lie in the cache: nothing is
+/// copied. `look` is called once, before this returns, with the pieces of memory in their order, up
+/// to the end of the file; at most a quarter of the cache at once. The memory is for reading, until
+/// `look` returns; no write changes the file meanwhile. `look` must not throw, longjmp, or call
+/// extant. Only on writable mounts.
 ///
-/// Returns what `look` returns, if that is not negative, or a negative errno.
+/// Returns the result of `look`, if that is not negative, or a negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_with_cached(
     file: *mut extant_file,
@@ -463,7 +465,7 @@ pub unsafe extern "C" fn extant_with_cached(
     })
 }
 
-/// What a callback said that may refuse.
+/// Converts the result of a callback that may refuse.
 fn said_by_callback(said: c_int) -> Result<u64> {
     u64::try_from(said).map_err(|_| {
         let errno = said.checked_neg().filter(|errno| *errno < 4096).unwrap_or(5);
@@ -472,8 +474,8 @@ fn said_by_callback(said: c_int) -> Result<u64> {
     })
 }
 
-/// What memory, offsets and lengths of direct I/O have to be multiples of, in bytes; 0 where the file cannot have direct
-/// I/O. Returns 0 or a negative errno.
+/// Returns what memory, offsets and lengths of direct I/O have to be multiples of, in bytes; 0 where the file cannot
+/// have direct I/O. Returns 0 or a negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_direct_alignment(
     file: *mut extant_file,

@@ -33,7 +33,7 @@ const BUILD_FLAGS: u64 = EXTANT_BUILD_OVERWRITE
     | EXTANT_BUILD_OWNER
     | EXTANT_BUILD_REPRODUCIBLE;
 
-/// How often progress is told.
+/// Period of progress reports.
 const TOLD_EVERY: Duration = Duration::from_millis(50);
 
 /// How far a build is, and whether it has ended.
@@ -70,7 +70,7 @@ impl Watched {
     }
 }
 
-/// Says that a build has ended, also when it panicked.
+/// Reports the end of a build, also after a panic.
 struct Ending<'w>(&'w Watched);
 
 impl Drop for Ending<'_> {
@@ -95,7 +95,7 @@ fn mkfs_options(caller: &Caller, options: &extant_build_options) -> Result<MkfsO
     Ok(mkfs)
 }
 
-/// Runs a build on a thread of its own, so that progress is told on this one.
+/// Runs a build on a thread of its own, so that progress is reported on this one.
 fn run(
     caller: &Caller,
     build: Build<'_>,
@@ -183,9 +183,10 @@ fn told(built: &Built) -> extant_build_result {
     }
 }
 
-/// Builds an image in the file or on the disk `target` of the host, from the directory or archive `source`. `options` and
-/// `result` may be NULL. A file appears under its name when it is complete and durable; whatever goes wrong before leaves what
-/// was there. Returns 0, or a negative errno: -ECANCELED when `progress` said so.
+/// Builds an image in the file or on the disk `target` of the host, from the directory or archive
+/// `source`. `options` and `result` may be NULL. A file appears under its name when it is complete
+/// and durable; after an error, an earlier file is unchanged. Returns 0, or a negative errno:
+/// -ECANCELED when `progress` cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_build(
     source: *const c_char,
@@ -254,7 +255,8 @@ fn replayed(
     options: &extant_check_options,
 ) -> Result<(SharedDevice, u64, bool)> {
     let no_replay = options.flags & EXTANT_CHECK_NO_REPLAY != 0;
-    match MountOptions::new().ignore_journal(no_replay).open_shared(Arc::clone(device)) {
+    let opened = MountOptions::new().ignore_journal(no_replay).open_shared(Arc::clone(device));
+    match opened.map_err(FsError::from) {
         Ok(fs) => {
             let count = fs.replayed().map_or(0, |seen| u64::from(seen.transactions));
             let is_pending = no_replay || fs.replayed().is_some();

@@ -1,7 +1,7 @@
 //! The functions of the header, by subject.
 //!
-//! Each runs its body through [`enter`](crate::caller::enter), whose contract is that of the header; that call is the one
-//! unsafe operation in it.
+//! Each function runs its body through [`enter`](crate::caller::enter), whose contract is that of
+//! the header; that call is its only unsafe operation.
 
 mod attributes;
 mod directory;

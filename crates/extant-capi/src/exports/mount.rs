@@ -42,8 +42,8 @@ pub extern "C" fn extant_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Says what went wrong last on this thread. A call that succeeds changes nothing about it. Returns 0, or -EINVAL if the
-/// structure makes no sense, which is not remembered.
+/// Copies the last error of this thread. A call that succeeds does not change it. Returns 0, or
+/// -EINVAL if the structure is invalid, which is not recorded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_last_error(error: *mut extant_error) -> c_int {
     let said = last_error();
@@ -138,7 +138,8 @@ fn mount(
 ) -> Result<u64> {
     let name = device.describe();
     let device = window(device, options.offset, options.partition)?;
-    let opened = mount.open_shared(device).map_err(|error| Error::from(error).about(&*name));
+    let opened = mount.open_shared(device);
+    let opened = opened.map_err(|error| Error::from(error.into_fs_error()).about(&*name));
     let handle = caller.open(Object::Fs(FsObject::new(opened?)))?;
     place.put(handle);
     Ok(0)
@@ -221,12 +222,13 @@ pub unsafe extern "C" fn extant_mount_device(
     })
 }
 
-/// Ends a mount: everything is stored and the image is marked clean. With files, directories or rings open it is refused
-/// (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their handles can be closed and nothing else. `flags` is
-/// 0 or EXTANT_UNMOUNT_FORCE.
+/// Ends a mount: everything is stored and the image is marked clean. With files, directories or
+/// rings open it is refused (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their
+/// handles can be closed and nothing else. `flags` is 0 or EXTANT_UNMOUNT_FORCE.
 ///
-/// Returns 0 or a negative errno: then, but for EXTANT_E_BUSY and bad arguments, the handle is closed all the same. What was synced is
-/// stored; what could not be stored is lost. Whoever wants to try again calls extant_sync() first, which keeps everything.
+/// Returns 0 or a negative errno: then, except for EXTANT_E_BUSY and bad arguments, the handle is
+/// closed all the same. Synced data is stored; data that could not be stored is lost. To be able to
+/// try again, call extant_sync() first, which keeps everything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int {
     // SAFETY: the header asks of the caller what `enter` does.

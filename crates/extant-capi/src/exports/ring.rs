@@ -58,11 +58,11 @@ fn submit(caller: &Caller, ring: &RingObject, op: &extant_op) -> Result<Option<e
     let done = match op.kind {
         EXTANT_OP_READ => {
             let out = caller.buffer(op.data, length, "data");
-            out.map(|out| ring.ring.submit_read(number, inode, op.offset, out))
+            out.map(|out| ring.ring.submit_read(number, inode, out, op.offset))
         }
         EXTANT_OP_WRITE => {
             let bytes = caller.bytes(op.data, length, "data");
-            bytes.map(|bytes| ring.ring.submit_write(number, inode, op.offset, bytes))
+            bytes.map(|bytes| ring.ring.submit_write(number, inode, bytes, op.offset))
         }
         _ => other(caller, op, length).map(|op| {
             let done = ring.ring.submit(number, inode, op);
@@ -94,7 +94,7 @@ fn other(caller: &Caller, op: &extant_op, length: usize) -> Result<Op> {
     })
 }
 
-/// What a worker has done, for who submitted it.
+/// Converts the completion of an operation done by a worker, for its submitter.
 fn settle(caller: &Caller, ring: &RingObject, done: Completion) -> extant_completion {
     let waiting = ring.waiting.lock().remove(&done.tag);
     let waiting = waiting.unwrap_or(Waiting { tag: done.tag, to: None });
@@ -179,8 +179,8 @@ pub unsafe extern "C" fn extant_ring_reap(
     }
 }
 
-/// Closes a ring: waits until everything that was accepted is done. Results that nobody took are lost with it; memory to read
-/// into is not written any more. Returns 0 or a negative errno.
+/// Closes a ring: waits until all accepted operations are done. Results that were not taken are
+/// lost; memory to read into is not written any more. Returns 0 or a negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_ring_close(ring: *mut extant_ring) -> c_int {
     // SAFETY: the header asks of the caller what `enter` does.
