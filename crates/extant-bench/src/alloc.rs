@@ -20,6 +20,8 @@ use crate::io::side::{Dir, Handle, Volume};
 use crate::report::{Series, add, report};
 use crate::stop;
 
+/// The contender that asks one group after the other (`mb_optimize_scan=0`).
+const LINEAR: &str = "extant, linear";
 /// Bytes of one call.
 const STEP: u64 = 8 << 10;
 /// Where a file is cut off.
@@ -28,6 +30,10 @@ const FILE_BYTES: u64 = 1 << 20;
 const CACHE_BYTES: u64 = 64 << 20;
 /// Times the kernel's ext4, with any number of workers.
 const TIMES_EXT4: f64 = 4.0;
+/// How far the search without an index of groups may be from the one with it.
+const MODES_APART: f64 = 0.05;
+/// Of 1000 calls, how many may find a group that somebody else is at.
+const BUSY_MOST: f64 = 10.0;
 /// Times its own rate with one worker.
 const TIMES_ONE: f64 = 1.8;
 
@@ -118,11 +124,19 @@ fn make(dir: &Path, target: Target, bytes: u64) -> Result<PathBuf> {
 }
 
 /// One turn of a contender.
-fn cell(dir: &Path, target: Target, workers: usize, settings: &Settings) -> Result<f64> {
+fn cell(
+    dir: &Path,
+    target: Target,
+    workers: usize,
+    settings: &Settings,
+    by_index: bool,
+) -> Result<(f64, f64)> {
+    let mut busy = 0.0;
     let image = make(dir, target, settings.image_bytes)?;
     let rate = match target {
         Target::Extant => {
             let library = Library::mount_by_default(&image, CACHE_BYTES)?;
+            library.fs().set_optimize_scan(by_index)?;
             let rate = measure(&library, workers, settings)?;
             if let Some(stats) = library.fs().writer_stats() {
                 let stats = stats.allocator;
@@ -130,7 +144,8 @@ fn cell(dir: &Path, target: Target, workers: usize, settings: &Settings) -> Resu
                     stats.found_ahead + stats.found_whole + stats.found_least + stats.found_any;
                 let calls = (stats.extended + searches).max(1) as f64;
                 let each = |count: u64| count as f64 / calls * 1000.0;
-                let (busy, searches) = (each(stats.groups_busy), each(searches));
+                busy = each(stats.groups_busy);
+                let searches = each(searches);
                 print!("  [of 1000: {searches:.1} searches, {busy:.2} groups busy]");
             }
             library.close()?;
@@ -147,7 +162,7 @@ fn cell(dir: &Path, target: Target, workers: usize, settings: &Settings) -> Resu
         kernel::check_ext4(&image)?;
     }
     std::fs::remove_file(&image)?;
-    Ok(rate)
+    Ok((rate, busy))
 }
 
 /// Runs the table, prints it and how the bars were met, and writes `target/bench/alloc.json`.
@@ -173,10 +188,13 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
             let turn: Vec<Target> = crate::io::turn(&targets, round).collect();
             for target in turn {
                 stop::check()?;
-                match cell(dir, target, *workers, settings) {
-                    Ok(rate) => {
+                match cell(dir, target, *workers, settings, true) {
+                    Ok((rate, busy)) => {
                         print!("  {} {rate:.0}", target.name());
                         add(&mut all, &row, target.name(), "calls/s", rate);
+                        if target == Target::Extant {
+                            add(&mut all, &format!("{row}, busy"), target.name(), "of 1000", busy);
+                        }
                     }
                     Err(why) if target == Target::Extant => return Err(why),
                     Err(why) => {
@@ -184,6 +202,11 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
                         targets.retain(|other| *other != target);
                     }
                 }
+            }
+            if settings.has(Target::Extant) {
+                let (rate, _) = cell(dir, Target::Extant, *workers, settings, false)?;
+                print!("  without the index {rate:.0}");
+                add(&mut all, &row, LINEAR, "calls/s", rate);
             }
             println!();
         }
@@ -194,11 +217,12 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
 }
 
 fn print_bars(all: &[Series], settings: &Settings) {
-    let median = |target: Target, workers: usize| {
-        let row = format!("fallocate2, {workers}");
-        let found = all.iter().find(|series| series.row == row && series.target == target.name());
+    let of = |row: &str, target: &str| {
+        let found = all.iter().find(|series| series.row == row && series.target == target);
         found.map(Series::median)
     };
+    let median =
+        |target: Target, workers: usize| of(&format!("fallocate2, {workers}"), target.name());
     let verdict = |ratio: f64, bar: f64| if ratio >= bar { "met" } else { "MISSED" };
     for workers in &settings.workers {
         let Some(own) = median(Target::Extant, *workers) else { continue };
@@ -214,6 +238,22 @@ fn print_bars(all: &[Series], settings: &Settings) {
             println!(
                 "{workers:>3} workers: one x {ratio:.2} (bar {TIMES_ONE}): {}",
                 verdict(ratio, TIMES_ONE)
+            );
+        }
+        let row = format!("fallocate2, {workers}");
+        if let Some(linear) = of(&row, LINEAR) {
+            let apart = (linear / own - 1.0).abs();
+            println!(
+                "{workers:>3} workers: modes {:.1} % apart (bar {:.0} %): {}",
+                apart * 100.0,
+                MODES_APART * 100.0,
+                verdict(MODES_APART, apart)
+            );
+        }
+        if let Some(busy) = of(&format!("{row}, busy"), Target::Extant.name()) {
+            println!(
+                "{workers:>3} workers: {busy:.2} busy groups of 1000 calls (bar {BUSY_MOST}): {}",
+                verdict(BUSY_MOST, busy)
             );
         }
     }

@@ -49,7 +49,7 @@ pub fn run(row: &str, turns: u64) -> Result<()> {
     let root = fs.root()?;
     let file = root.create("file", &NEW)?;
     for at in 0..BLOCKS {
-        file.write_at(at * BLOCK as u64, &block)?;
+        file.write_at(&block, at * BLOCK as u64)?;
     }
     for name in 0..NAMES {
         root.create(format!("name-{name}"), &NEW)?;
@@ -60,19 +60,19 @@ pub fn run(row: &str, turns: u64) -> Result<()> {
     match row {
         "read-4k" => {
             for _ in 0..turns {
-                ensure!(file.read_at(place(), &mut block)? == BLOCK, "a short read");
+                ensure!(file.read_at(&mut block, place())? == BLOCK, "a short read");
             }
         }
         "write-4k" => {
             for _ in 0..turns {
-                ensure!(file.write_at(place(), &block)? == BLOCK, "a short write");
+                ensure!(file.write_at(&block, place())? == BLOCK, "a short write");
             }
         }
         "ring-write-4k" => {
             let ring = fs.ring(1)?;
             for tag in 0..turns {
                 let done =
-                    ring.submit_write(tag, &file, place(), &block).context("the ring is full")?;
+                    ring.submit_write(tag, &file, &block, place()).context("the ring is full")?;
                 ensure!(done.context("a worker has it")?? == BLOCK as u64, "a short write");
             }
         }

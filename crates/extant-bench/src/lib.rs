@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+pub mod build;
 pub mod counts;
 pub mod direct;
 pub mod io;

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use extant_bench::direct::Below;
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
-use extant_bench::{alloc, counts, direct, io, mount, namespace, read, ring, stop};
+use extant_bench::{alloc, build, counts, direct, io, mount, namespace, read, ring, stop};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -65,69 +66,20 @@ fn memory_dir() -> Result<tempfile::TempDir> {
     tempfile::tempdir_in(&base).with_context(|| format!("cannot make a directory in {base}"))
 }
 
-/// Question: how long does an image of a real tree take, against mke2fs and against a plain copy?
+/// Question: how long does an image of a real tree take, against other tools, and against what nobody can do without?
 ///
-/// Sketch: copying moves each byte twice and creates 55,000 files one by one; an image needs the
-/// reads and large writes, so it should be near the copy's time. Goals: a twentieth of
-/// `mke2fs -d`, 1.3 times `cp -a`. The source is read once before, so all find it in memory.
+/// Sketch: copying moves each byte twice and creates files one by one; an image needs the reads and large
+/// writes. So it lies between the time of the reads alone and of both alone one after the other, and a layout
+/// at the time of unpacking. The source is read once before, so all find it in memory.
 fn build() -> Result<()> {
-    let source = variable("SOURCE", "/usr/share");
     let dir = memory_dir()?;
-    let at = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
-    let (image, old_image, gen_image, copy) = (at("extant"), at("mke2fs"), at("gen"), at("copy"));
-    let extant = extant()?;
-    let summary = std::process::Command::new(&extant)
-        .args(["build", &image, "--from", &source, "--plan", "--json"])
-        .output()?;
-    let plan: serde_json::Value = serde_json::from_slice(&summary.stdout)
-        .with_context(|| String::from_utf8_lossy(&summary.stderr).into_owned())?;
-    let number = |key: &str| plan.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0);
-    let (bytes, files) = (number("size_bytes"), number("files"));
-    println!("{source}: {files} files, {} MiB of data", number("data_bytes") >> 20);
-    // mke2fs does not compute a size: give it room, also for its own inode count.
-    let old_mib = (bytes + bytes / 2) >> 20;
-    let inodes = (files + files / 10 + 1000).to_string();
-    let (old_size, gen_blocks) = (format!("{}M", old_mib + 64), (bytes / 1024 * 2).to_string());
-
-    let mke2fs = find("mke2fs");
-    let genext2fs = find("genext2fs");
-    let mut contenders: Vec<(&str, String, Vec<&str>, &str)> = vec![
-        ("extant", extant, vec!["build", &image, "--from", &source, "-q"], &image),
-        ("cp", "cp".into(), vec!["-a", &source, &copy], &copy),
-    ];
-    match mke2fs {
-        Some(path) => contenders.push((
-            "mke2fs",
-            path,
-            vec!["-q", "-F", "-t", "ext4", "-N", &inodes, "-d", &source, &old_image, &old_size],
-            &old_image,
-        )),
-        None => println!("mke2fs is not installed: left out"),
-    }
-    if let Some(path) = genext2fs {
-        let args = vec!["-d", &source, "-b", &gen_blocks, "-N", &inodes, &gen_image];
-        contenders.push(("genext2fs", path, args, &gen_image));
-    }
-    run("sh", &["-c", "find \"$0\" -type f -exec cat {} +", &source])?;
-
-    let mut all: Vec<Series> = contenders
-        .iter()
-        .map(|(target, ..)| Series {
-            row: "build".into(),
-            target: (*target).into(),
-            unit: "s",
-            values: Vec::new(),
-        })
-        .collect();
-    for round in 1..=runs()? {
-        for ((target, program, args, made), series) in contenders.iter().zip(&mut all) {
-            let measured = run(program, args)?;
-            println!("run {round}: {target:<10} {:>9.3} s", measured.seconds);
-            series.values.push(measured.seconds);
-            remove(Path::new(made))?;
-        }
-    }
-    report("build", "extant", &all)
+    let plan = build::Plan {
+        extant: extant()?,
+        source: variable("SOURCE", "/usr/share"),
+        dir: dir.path().to_owned(),
+        rounds: runs()?,
+    };
+    report("build", "extant", &build::measure(&plan)?)
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -391,11 +343,20 @@ fn direct() -> Result<()> {
     stop::listen()?;
     let memory = variable("BENCH_DIR", "/dev/shm");
     let disk = variable("BENCH_DISK", "/var/tmp");
+    let seconds = variable("SECONDS_EACH", "1").parse().context("SECONDS_EACH is a number")?;
     direct::direct(&direct::Settings {
-        rounds: variable("ROUNDS", "5").parse().context("ROUNDS is a number")?,
-        file_bytes: bytes(&variable("SIZE", "512M"))?.next_multiple_of(1 << 20),
-        requests: variable("REQUESTS", "40000").parse().context("REQUESTS is a number")?,
-        places: vec![("memory".to_owned(), memory.into()), ("disk".to_owned(), disk.into())],
+        rounds: variable("ROUNDS", "3").parse().context("ROUNDS is a number")?,
+        file_bytes: bytes(&variable("SIZE", "2G"))?.next_multiple_of(1 << 20),
+        time: Duration::try_from_secs_f64(seconds).context("SECONDS_EACH is too much")?,
+        places: vec![
+            ("memory".to_owned(), memory.into(), Below::Loop),
+            ("disk".to_owned(), disk.into(), Below::File),
+        ],
+        rows: variable("ROWS", "")
+            .split(';')
+            .filter(|row| !row.is_empty())
+            .map(str::to_owned)
+            .collect(),
     })
 }
 

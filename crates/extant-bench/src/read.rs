@@ -98,7 +98,7 @@ pub fn measure(image: &Path, entries: u64) -> Result<Vec<Row>> {
         Ok(())
     };
     let library = |offset: u64, out: &mut [u8]| -> Result<()> {
-        let read = inode.read_at(offset, out)?;
+        let read = inode.read_at(out, offset)?;
         ensure!(read == out.len(), "{read} bytes at {offset}");
         Ok(())
     };

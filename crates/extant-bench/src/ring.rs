@@ -198,7 +198,7 @@ fn with_file<T>(
     let root = library.fs().root()?;
     let file = root.create("written", &NewInode::root(0o644))?;
     let count = settings.file_bytes / WRITE as u64;
-    order.prepare(count, |at, bytes| Ok(file.write_at(at, bytes)?), || Ok(file.truncate(0)?))?;
+    order.prepare(count, |at, bytes| Ok(file.write_at(bytes, at)?), || Ok(file.truncate(0)?))?;
     let result = work(&library, &file);
     drop(file);
     root.unlink("written")?;
@@ -211,7 +211,7 @@ fn on_library(image: &Path, order: Order, count: u64, settings: &Settings) -> Re
     with_file(image, order, settings, |_, file| {
         let bytes = vec![0x5A; WRITE];
         order.run(count, |at| {
-            ensure!(file.write_at(at, &bytes)? == WRITE, "a short write at {at}");
+            ensure!(file.write_at(&bytes, at)? == WRITE, "a short write at {at}");
             Ok(())
         })
     })

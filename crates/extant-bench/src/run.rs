@@ -54,7 +54,7 @@ pub fn run_with_memory(program: &str, args: &[&str]) -> Result<Measured> {
     Ok(Measured { peak_mib: Some(kib / 1024.0), ..measured })
 }
 
-/// Whether a program is there: by path, or in `PATH` and where tools of root live.
+/// Returns whether a program is there: by path, or in `PATH` and where tools of root live.
 pub fn has(program: &str) -> bool {
     find(program).is_some()
 }

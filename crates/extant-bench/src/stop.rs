@@ -21,7 +21,7 @@ pub fn listen() -> Result<()> {
     Ok(())
 }
 
-/// Whether a signal has asked to stop.
+/// Returns whether a signal has asked to stop.
 pub fn requested() -> bool {
     REQUESTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }

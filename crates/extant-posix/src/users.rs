@@ -41,7 +41,7 @@ pub fn be_alice() {
     OWN.get_or_init(|| own);
 }
 
-/// Whether a word of a step names somebody but alice, or a group beside her own.
+/// Returns whether a word of a step names somebody but alice, or a group beside her own.
 pub(crate) fn names_others(word: &str) -> bool {
     let names = USERS.iter().map(|user| user.name).chain(GROUPS.iter().map(|group| group.0));
     let mut parts = word.split(|c: char| !c.is_ascii_alphanumeric());

@@ -111,7 +111,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Where it is mounted.
+    /// Returns where it is mounted.
     ///
     /// # Errors
     ///

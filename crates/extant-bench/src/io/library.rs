@@ -115,15 +115,15 @@ pub struct LibraryFile(Inode);
 
 impl Handle for LibraryFile {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<usize> {
-        Ok(self.0.read_at(at, out)?)
+        Ok(self.0.read_at(out, at)?)
     }
 
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
-        Ok(self.0.write_at(at, bytes)?)
+        Ok(self.0.write_at(bytes, at)?)
     }
 
     fn write_direct(&mut self, at: u64, bytes: &[u8]) -> Result<usize> {
-        Ok(self.0.write_direct_at(at, bytes)?)
+        Ok(self.0.write_direct_at(bytes, at)?)
     }
 
     fn set_len(&mut self, len: u64) -> Result<()> {

@@ -67,7 +67,7 @@ impl Load {
         }
     }
 
-    /// What the row must reach.
+    /// Returns what the row must reach.
     pub fn bars(self) -> Vec<Bar> {
         match self {
             Load::Random { block_bytes: 4096 } => {

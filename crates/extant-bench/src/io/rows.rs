@@ -67,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// Whether a new file is written, an old one, or (`None`) none.
+    /// Returns whether a new file is written, an old one, or (`None`) none.
     pub fn appends(self) -> Option<bool> {
         match self {
             Kind::ReadHole | Kind::ReadMemory | Kind::ReadDisk | Kind::ReadWarm => None,
@@ -76,7 +76,7 @@ impl Kind {
         }
     }
 
-    /// What becomes of the data written.
+    /// Returns what becomes of the data written.
     pub fn writeback(self) -> Writeback {
         match self {
             Kind::AppendWriteback | Kind::OverwriteWriteback => Writeback::On,
@@ -115,7 +115,7 @@ impl Row {
         file_bytes.min(most)
     }
 
-    /// What the row must reach: at least so many times the rate of another contender.
+    /// Returns what the row must reach: at least so many times the rate of another contender.
     pub fn bars(self) -> Vec<Bar> {
         let small = self.block_bytes == 4 << 10;
         match self.kind {

@@ -99,13 +99,13 @@ impl Session {
         }
     }
 
-    /// Whether it needs the file that is read.
+    /// Returns whether it needs the file that is read.
     pub fn reads(self) -> bool {
         matches!(self, Session::Read { .. } | Session::Direct { .. })
     }
 }
 
-/// What a row must reach: at least so many times the rate of another contender.
+/// Returns what a row must reach: at least so many times the rate of another contender.
 pub fn bars(row: &str) -> Vec<Bar> {
     let starts = |word: &str| row.starts_with(word);
     match row {

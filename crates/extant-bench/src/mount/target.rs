@@ -124,7 +124,7 @@ impl Mounted {
         self.at.as_ref().expect("mounted until closed").path().join(name)
     }
 
-    /// What `extant stats` says of waits for locks; nothing where it cannot be asked.
+    /// Returns what `extant stats` says of waits for locks; nothing where it cannot be asked.
     pub fn lock_waits(&self) -> Option<String> {
         let own = std::env::var("EXTANT").unwrap_or("target/release/extant".into());
         let output = Command::new(find(&own)?).arg("stats").arg(self.path("")).output().ok()?;
