@@ -62,7 +62,7 @@ fn parse_list(text: &str, with_perm: bool) -> Result<Vec<EntrySpec>, String> {
     words.filter(|word| !word.is_empty()).map(|word| parse_entry(word, with_perm)).collect()
 }
 
-/// Whether `word` is `long` or a beginning of it, of one letter at least.
+/// Returns whether `word` is `long` or a beginning of it, of one letter at least.
 fn means(word: &str, long: &str) -> bool {
     !word.is_empty() && long.starts_with(word)
 }
@@ -130,7 +130,7 @@ fn parse_perm(text: &str) -> Option<Perm> {
 }
 
 impl EntrySpec {
-    /// Whether names must be looked up.
+    /// Returns whether names must be looked up.
     pub(crate) fn needs_names(&self) -> bool {
         matches!(self.subject, Subject::User(Account::Name(_)) | Subject::Group(Account::Name(_)))
     }

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, chattr, check, chmod, chown, completions, cp, diff, edit, extents, extract,
+    build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, extents, extract,
     fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs,
-    mknod, mount, mv, replay, rm, rmdir, setfacl, setfattr, stat, stats, tar, touch, tree,
-    truncate, tune, umount, write,
+    mknod, mount, mv, overlay, repair, replay, rm, rmdir, serve, setfacl, setfattr, stat, stats,
+    tar, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -34,6 +34,7 @@ enum Command {
     Find(find::FindArgs),
     Extents(extents::ExtentsArgs),
     Frag(frag::FragArgs),
+    Defrag(defrag::DefragArgs),
     Extract(extract::ExtractArgs),
     Tar(tar::TarArgs),
     Diff(diff::DiffArgs),
@@ -59,10 +60,14 @@ enum Command {
     Chattr(chattr::ChattrArgs),
     Lsattr(lsattr::LsattrArgs),
     Tune(Box<tune::TuneArgs>),
+    Repair(repair::RepairArgs),
+    Undo(repair::UndoArgs),
     Replay(replay::ReplayArgs),
+    Overlay(overlay::OverlayArgs),
     Mount(Box<mount::MountArgs>),
     Umount(umount::UmountArgs),
     Stats(stats::StatsArgs),
+    Serve(Box<serve::ServeArgs>),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
 }
@@ -100,6 +105,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "find" => find::EXAMPLES,
         "extents" => extents::EXAMPLES,
         "frag" => frag::EXAMPLES,
+        "defrag" => defrag::EXAMPLES,
         "extract" => extract::EXAMPLES,
         "tar" => tar::EXAMPLES,
         "diff" => diff::EXAMPLES,
@@ -125,10 +131,14 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "chattr" => chattr::EXAMPLES,
         "lsattr" => lsattr::EXAMPLES,
         "tune" => tune::EXAMPLES,
+        "repair" => repair::EXAMPLES,
+        "undo" => repair::UNDO_EXAMPLES,
         "replay" => replay::EXAMPLES,
+        "overlay" => overlay::EXAMPLES,
         "mount" => mount::EXAMPLES,
         "umount" => umount::EXAMPLES,
         "stats" => stats::EXAMPLES,
+        "serve" => serve::EXAMPLES,
         _ => return None,
     })
 }
@@ -165,6 +175,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Find(args) => find::run(&args),
         Command::Extents(args) => extents::run(&args),
         Command::Frag(args) => frag::run(&args),
+        Command::Defrag(args) => defrag::run(&args),
         Command::Extract(args) => extract::run(&args),
         Command::Tar(args) => tar::run(&args),
         Command::Diff(args) => diff::run(&args),
@@ -190,10 +201,14 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Chattr(args) => chattr::run(&args),
         Command::Lsattr(args) => lsattr::run(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Repair(args) => repair::run(&args),
+        Command::Undo(args) => repair::run_undo(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Overlay(args) => overlay::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Stats(args) => stats::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Completions(args) => completions::run(&args, definition()),
         Command::Man(args) => man::run(&args, bare_definition(), examples),
     }

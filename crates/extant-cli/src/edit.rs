@@ -19,6 +19,7 @@ use crate::in_use::{loop_device_of, mounted_on};
 use crate::interrupt;
 use crate::output::{complain, report};
 use crate::size::parse_bytes;
+use crate::source::{SourceArgs, SourceError};
 use crate::target::epoch;
 use crate::text::escape;
 
@@ -34,22 +35,27 @@ pub(crate) struct EditArgs {
     /// Device or file with the journal, for an image whose journal is not inside it.
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
 }
 
 impl EditArgs {
     /// Opens the image in `file` for changes. What its journal holds is brought in first.
     pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
         let name = escape(file.as_os_str().as_bytes());
-        if let Some(holder) = loop_device_of(file) {
+        if let Some(holder) = loop_device_of(self.source.written(file)) {
             let message = format!("{name} is in use: the kernel has it as {holder}");
             return Err(Failure::new(Exit::Refused, message).hint(format!(
                 "unmount it and detach it (losetup -d {holder}), or give {holder} itself"
             )));
         }
-        let device = FileDevice::open_read_write(file).map_err(|error| {
-            let is_locked = matches!(error, OpenError::Locked { .. });
+        let device = self.source.open_read_write(file).map_err(|error| {
+            let is_locked = matches!(error, SourceError::Open(OpenError::Locked { .. }));
             let failure = image::opening(error, file);
-            if is_locked && let Some(dir) = mounted_on(file, self.partition, self.offset) {
+            if is_locked
+                && let Some(dir) =
+                    mounted_on(self.source.written(file), self.partition, self.offset)
+            {
                 let dir = escape(dir.as_os_str().as_bytes());
                 return failure.hint(format!(
                     "it is mounted on {dir}: change its files there, or extant umount {dir} first"
@@ -71,7 +77,8 @@ impl EditArgs {
             options = options.journal_device(FileDevice::open_read_write(journal)?);
         }
         let at_start = self.offset.is_none() && self.partition.is_none();
-        let fs = options.open(Arc::clone(&device)).map_err(|error| match error {
+        let opened = options.open(Arc::clone(&device)).map_err(FsError::from);
+        let fs = opened.map_err(|error| match error {
             FsError::JournalDeviceMissing { .. } => mount_failure(error, &name, &device, at_start)
                 .hint("pass the device or file with --journal-device"),
             _ => mount_failure(error, &name, &device, at_start),
@@ -95,6 +102,7 @@ impl EditArgs {
             offset: self.offset,
             partition: self.partition,
             journal_device: self.journal_device.clone(),
+            source: self.source.clone(),
             ..ReadArgs::default()
         };
         how.open(file)
@@ -179,6 +187,11 @@ impl Tally {
     /// Something that failed has left a change behind.
     pub(crate) fn changed(&mut self) {
         self.changed = true;
+    }
+
+    /// Returns how many were named.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failed
     }
 
     /// Names one thing that could not be done.

@@ -94,7 +94,7 @@ impl Exit {
         }
     }
 
-    /// What it means, as the help text says it.
+    /// Returns what it means, as the help text says it.
     pub(crate) fn meaning(self) -> &'static str {
         match self {
             Exit::Success => "all that was asked for was done",

@@ -56,6 +56,7 @@ impl From<FsError> for Failure {
                 | FsError::OtherProject { .. }
                 | FsError::OtherFileSystem { .. }
                 | FsError::Frozen
+                | FsError::OperationCancelled { .. }
                 | FsError::InUse { .. }
                 | FsError::ReadOnly,
                 _,

@@ -34,7 +34,7 @@ pub(crate) fn changeable() -> InodeFlags {
     flags.fold(InodeFlags::empty(), |all, (_, flag, ..)| all | *flag)
 }
 
-/// Whether lsattr has such a letter.
+/// Returns whether lsattr has such a letter.
 pub(crate) fn is_letter(letter: char) -> bool {
     LETTERS.iter().any(|(known, ..)| *known == letter)
 }
@@ -87,7 +87,7 @@ impl FlagChange {
         Ok(())
     }
 
-    /// What becomes of `flags`; an error if that needs more than flags.
+    /// Returns what becomes of `flags`; an error if that needs more than flags.
     pub(crate) fn apply(self, flags: InodeFlags) -> Result<InodeFlags, &'static str> {
         let changeable = LETTERS.iter().filter(|(.., can)| *can);
         let changeable = changeable.fold(InodeFlags::empty(), |all, (_, flag, ..)| all | *flag);

@@ -17,7 +17,8 @@ fn with_file(command: &str, file: &str) -> String {
     command.replace("FILE", file)
 }
 
-/// What makes a source for `build` of `file`, which holds `found`; `out` is what is to be built.
+/// Returns what makes a source for `build` of `file`, which holds `found`; `out` is what is to be
+/// built.
 fn as_source(found: Found, file: &str, out: &str) -> String {
     match found.class {
         Class::Ext => format!(
@@ -91,7 +92,7 @@ pub(crate) fn no_source(error: SourceError, from: &std::ffi::OsStr, out: &str) -
     }
 }
 
-/// What to do with `file`, which holds `found` and no ext2, ext3 or ext4 file system.
+/// Returns what to do with `file`, which holds `found` and no ext2, ext3 or ext4 file system.
 pub(crate) fn as_image(found: Found, file: &str) -> String {
     match found.class {
         Class::Tar => format!("extant build OUT --from {file} makes an image of it"),

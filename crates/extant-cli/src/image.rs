@@ -15,6 +15,7 @@ use crate::foreign;
 use crate::output::{complain, report, report_one};
 pub(crate) use crate::place::{split, split_place};
 use crate::size::parse_bytes;
+use crate::source::{SourceArgs, SourceError};
 use crate::text::{escape, human_bytes};
 
 /// Block sizes a backup superblock is looked for with, the most frequent first.
@@ -81,6 +82,8 @@ pub(crate) struct ReadArgs {
     /// Device or file with the journal, for an image whose journal is not inside it.
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     pub(crate) journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
 }
 
 /// An opened image and the path asked for.
@@ -166,14 +169,14 @@ impl ImagesArgs {
 
 /// Puts the part of the file where the file system is in place of the file.
 pub(crate) fn window(
-    device: FileDevice,
+    device: SharedDevice,
     offset: Option<u64>,
     partition: Option<u32>,
 ) -> Result<SharedDevice> {
     Ok(match (offset, partition) {
         (Some(offset), _) => Arc::new(WindowDevice::from_offset(device, offset)?),
         (None, Some(number)) => Arc::new(partition::open(device, number)?),
-        (None, None) => Arc::new(device),
+        (None, None) => device,
     })
 }
 
@@ -241,7 +244,11 @@ pub(crate) fn mount_failure(
 }
 
 /// Why an image cannot be opened: with how a path in it is written, if one seems to be meant.
-pub(crate) fn opening(error: OpenError, file: &Path) -> Failure {
+pub(crate) fn opening(error: SourceError, file: &Path) -> Failure {
+    let error = match error {
+        SourceError::Open(error) => error,
+        SourceError::Other(failure) => return failure,
+    };
     let missing = match &error {
         OpenError::Io { source, .. } => matches!(
             source.kind(),
@@ -278,7 +285,7 @@ impl ReadArgs {
     /// Opens the image in `file`; its name for messages comes along.
     pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
         let name = escape(file.as_os_str().as_bytes());
-        let device = FileDevice::open_read_only(file).map_err(|error| opening(error, file))?;
+        let device = self.source.open_read_only(file).map_err(|error| opening(error, file))?;
         let device = window(device, self.offset, self.partition)?;
         let mut options =
             MountOptions::new().ignore_journal(self.no_replay).verify_checksums(!self.no_checksums);
@@ -294,7 +301,7 @@ impl ReadArgs {
     }
 
     fn mount(&self, options: &MountOptions, device: &SharedDevice) -> Result<Fs, FsError> {
-        let Some(block) = self.superblock else { return options.open(Arc::clone(device)) };
+        let Some(block) = self.superblock else { return Ok(options.open(Arc::clone(device))?) };
         let given = self.block_size.map(|bytes| vec![bytes]);
         let mut failed = None;
         for bytes in given.unwrap_or_else(|| BLOCK_BYTES.to_vec()) {
@@ -303,7 +310,8 @@ impl ReadArgs {
                     what: "-B: a block size is a power of two from 1024 to 65536",
                 });
             };
-            match options.clone().superblock(block, size).open(Arc::clone(device)) {
+            let options = options.clone().superblock(block, size);
+            match options.open(Arc::clone(device)).map_err(FsError::from) {
                 Ok(fs) => return Ok(fs),
                 // The most telling answer is that of a size at which there was something.
                 Err(error) => match (&failed, &error) {

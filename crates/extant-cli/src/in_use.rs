@@ -22,7 +22,7 @@ pub(crate) fn loop_device_of(file: &Path) -> Option<String> {
     None
 }
 
-/// Where extant has mounted the file system in `file`, or in a part of it.
+/// Returns where extant has mounted the file system in `file`, or in a part of it.
 pub(crate) fn mounted_on(
     file: &Path,
     partition: Option<u32>,

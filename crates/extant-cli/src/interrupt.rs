@@ -28,7 +28,7 @@ pub(crate) fn flag() -> Arc<AtomicBool> {
     Arc::clone(REQUESTED.get_or_init(Arc::default))
 }
 
-/// Whether a signal has asked to stop.
+/// Returns whether a signal has asked to stop.
 pub(crate) fn requested() -> bool {
     REQUESTED.get().is_some_and(|requested| requested.load(Ordering::Relaxed))
 }

@@ -164,7 +164,7 @@ impl MkfsSet {
         Ok(options)
     }
 
-    /// Whether the UUID is to be drawn even in a reproducible build.
+    /// Returns whether the UUID is to be drawn even in a reproducible build.
     pub(crate) fn wants_random_uuid(&self) -> bool {
         self.uuid == Some(UuidChoice::Random)
     }

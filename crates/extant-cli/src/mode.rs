@@ -58,7 +58,7 @@ impl ModeChange {
         Ok(ModeChange { steps })
     }
 
-    /// What becomes of `permissions`, `0..=0o7777`.
+    /// Returns what becomes of `permissions`, `0..=0o7777`.
     pub(crate) fn apply(&self, permissions: u16, is_dir: bool) -> u16 {
         self.steps.iter().fold(permissions, |mode, step| step.apply(mode, is_dir))
     }

@@ -27,12 +27,12 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether extant serves it.
+    /// Returns whether extant serves it.
     pub(crate) fn is_ours(&self) -> bool {
         self.kind == FILE_SYSTEM_TYPE || self.holds_device()
     }
 
-    /// Whether the kernel holds a block device for it, and tells the server when to store everything.
+    /// Returns whether the kernel holds a block device for it, and tells the server when to store everything.
     pub(crate) fn holds_device(&self) -> bool {
         self.kind == BLOCK_FILE_SYSTEM_TYPE
     }
@@ -110,7 +110,7 @@ fn plain(word: &[u8]) -> OsString {
     OsString::from_vec(out)
 }
 
-/// Where an image is mounted by extant now.
+/// Returns where an image is mounted by extant now.
 pub(crate) fn mounts_of(source: &OsStr) -> Vec<PathBuf> {
     let entries = all().unwrap_or_default();
     let ours = entries.into_iter().filter(|entry| entry.is_ours());

@@ -82,8 +82,8 @@ impl Write for Out {
     }
 }
 
-/// Whether colours may be shown on a terminal: not with `NO_COLOR` set to anything, nor on one
-/// that has none.
+/// Returns whether colours may be shown on a terminal: not with `NO_COLOR` set to anything, nor on
+/// one that has none.
 pub(crate) fn colours_wanted() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
@@ -97,7 +97,7 @@ pub(crate) fn errors_as_json() {
     ERRORS_AS_JSON.store(true, Ordering::Relaxed);
 }
 
-/// Whether they are.
+/// Returns whether they are.
 pub(crate) fn is_json() -> bool {
     ERRORS_AS_JSON.load(Ordering::Relaxed)
 }

@@ -21,8 +21,35 @@ pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (P
     }
 }
 
+/// What addresses begin with.
+const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
+
+/// Whether a name is the address of an image elsewhere, and no file.
+pub(crate) fn is_address(name: &Path) -> bool {
+    let name = name.as_os_str().as_bytes();
+    SCHEMES.iter().any(|scheme| name.starts_with(scheme))
+}
+
+/// Splits an address and the path behind it: at the first `:/` after the `://`.
+fn split_address(target: &OsStr) -> Option<(PathBuf, Vec<u8>)> {
+    let bytes = target.as_bytes();
+    let scheme = SCHEMES.iter().find(|scheme| bytes.starts_with(scheme))?;
+    let rest = bytes.get(scheme.len()..)?;
+    Some(match rest.windows(2).position(|pair| pair == b":/") {
+        None => (PathBuf::from(target), b"/".to_vec()),
+        Some(at) => {
+            let (address, path) = bytes.split_at(scheme.len() + at);
+            let path = path.get(1..).unwrap_or(b"/").to_vec();
+            (PathBuf::from(OsString::from_vec(address.to_vec())), path)
+        }
+    })
+}
+
 /// The image and the path in it that `IMG[:/PATH]` means.
 pub(crate) fn split(target: &OsStr) -> (PathBuf, Vec<u8>) {
+    if let Some(found) = split_address(target) {
+        return found;
+    }
     split_target(target, |path| path.exists())
 }
 
@@ -41,6 +68,22 @@ pub(crate) fn absolute(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_path_behind_an_address_begins_after_it() {
+        let split = |target: &str| {
+            let (image, path) = split(OsStr::new(target));
+            (image.display().to_string(), String::from_utf8(path).unwrap())
+        };
+        let pair = |image: &str, path: &str| (image.to_owned(), path.to_owned());
+        assert_eq!(split("nbd://a/b"), pair("nbd://a/b", "/"));
+        assert_eq!(split("nbd://a:1/b:/etc"), pair("nbd://a:1/b", "/etc"));
+        assert_eq!(split("nbd://a:/etc"), pair("nbd://a", "/etc"));
+        assert_eq!(
+            split("nbd+unix:///x?socket=/s:/e:/f"),
+            pair("nbd+unix:///x?socket=/s", "/e:/f")
+        );
+    }
 
     #[test]
     fn the_longest_name_that_exists_is_the_image() {

@@ -58,12 +58,12 @@ impl Bar {
         bar
     }
 
-    /// Whether there is anybody to show something to.
+    /// Returns whether there is anybody to show something to.
     pub(crate) fn is_wanted(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether it is on the terminal.
+    /// Returns whether it is on the terminal.
     pub(crate) fn is_visible(&self) -> bool {
         self.0.as_ref().is_some_and(|shown| shown.is_visible.load(Ordering::Relaxed))
     }

@@ -86,7 +86,7 @@ pub(crate) fn fill(session: &Session<'_>, path: &[u8], from: &Content, to: &Sink
     copied.map_err(|fault| failure(session, path, fault))
 }
 
-/// What went wrong between the host and the file at `path`.
+/// Returns what went wrong between the host and the file at `path`.
 pub(crate) fn failure(session: &Session<'_>, path: &[u8], fault: Fault) -> Failure {
     match fault {
         Fault::From(trouble) => trouble.about(None, b"the new contents"),

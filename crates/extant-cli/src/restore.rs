@@ -79,7 +79,7 @@ impl Large {
         }
     }
 
-    /// Whether it has failed already; from now on, it has.
+    /// Returns whether it has failed already; from now on, it has.
     pub(crate) fn fail(&self) -> bool {
         self.failed.swap(true, Ordering::Relaxed)
     }
@@ -229,7 +229,7 @@ impl<'a> Worker<'a> {
         self.failures.add(&other.failures);
     }
 
-    /// Whether to leave the rest.
+    /// Returns whether to leave the rest.
     pub(crate) fn stops(&self) -> bool {
         interrupt::requested() || self.shared.stop.load(Ordering::Relaxed)
     }

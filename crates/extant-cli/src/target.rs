@@ -17,6 +17,7 @@ use extant_image::write::{WriteOptions, write_bytes, write_image};
 use extant_sync::{Clock, SystemClock, threads};
 use serde_json::{Map, Value, json};
 
+use crate::disk::{Disk, Made};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::interrupt;
@@ -57,6 +58,7 @@ pub(crate) struct Target {
     pub(crate) kind: Kind,
     set: TargetSet,
     verity: Option<Verity>,
+    disk: Option<Disk>,
 }
 
 /// Where the hash tree of dm-verity goes.
@@ -75,6 +77,13 @@ struct Sealed {
     file: PathBuf,
     /// Where it begins there.
     offset: u64,
+}
+
+/// What was made besides the image.
+#[derive(Default)]
+struct Done {
+    sealed: Option<Sealed>,
+    disk: Option<Made>,
 }
 
 /// What the output is.
@@ -143,7 +152,7 @@ impl TargetSet {
         if plain && !self.force && !self.plan {
             refuse_if_in_use(&path)?;
         }
-        Ok(Target { path, kind, set: self.clone(), verity: None })
+        Ok(Target { path, kind, set: self.clone(), verity: None, disk: None })
     }
 
     fn window(&self, path: &Path) -> Result<WindowDevice<FileDevice>> {
@@ -175,9 +184,10 @@ impl Target {
         Some((found.dev(), found.ino()))
     }
 
-    /// Makes a hash tree too, or says why that cannot be.
-    pub(crate) fn seal(&mut self, verity: Option<Verity>) -> Result<()> {
-        let appends = matches!(verity, Some(Verity::Appended));
+    /// Makes a hash tree too, or says why that cannot be. With `in_partition` it gets a partition instead of the end of the
+    /// file.
+    pub(crate) fn seal(&mut self, verity: Option<Verity>, in_partition: bool) -> Result<()> {
+        let appends = matches!(verity, Some(Verity::Appended)) && !in_partition;
         if appends && !matches!(self.kind, Kind::New | Kind::File(_)) {
             let name = escape(self.path.as_os_str().as_bytes());
             return Err(Failure::usage(format!(
@@ -204,7 +214,13 @@ impl Target {
         Ok(())
     }
 
-    /// Where a packed archive may be spread out: beside the image, where there must be room.
+    /// Makes a whole disk.
+    pub(crate) fn put_on(&mut self, disk: Option<Disk>) {
+        self.disk = disk;
+    }
+
+    /// Returns where a packed archive may be spread out: beside the image, where there must be
+    /// room.
     pub(crate) fn spool_dir(&self) -> PathBuf {
         let beside = || match self.path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
@@ -217,7 +233,7 @@ impl Target {
         }
     }
 
-    /// How many bytes there are for an image that has to fit what exists.
+    /// Returns how many bytes there are for an image that has to fit what exists.
     pub(crate) fn room(&self) -> Result<Option<u64>> {
         Ok(match &self.kind {
             Kind::Stdout | Kind::New => None,
@@ -225,6 +241,15 @@ impl Target {
             Kind::Device => Some(FileDevice::open_read_only(&self.path)?.size_bytes()),
             Kind::Window(window) => Some(window.size_bytes()),
         })
+    }
+
+    /// Bytes of a sector, if the output is a disk: 512 or 4096.
+    pub(crate) fn sector_bytes(&self) -> Result<u64> {
+        let bytes = match &self.kind {
+            Kind::Device => FileDevice::open_read_only(&self.path)?.logical_sector_bytes(),
+            _ => 512,
+        };
+        Ok(if bytes == 4096 { 4096 } else { 512 })
     }
 
     /// Prints the plan, or writes the image and reports.
@@ -239,8 +264,11 @@ impl Target {
         replaces: bool,
     ) -> Result<()> {
         let summary = plan.summary();
+        if let Some(disk) = &self.disk {
+            return self.write_disk(disk, plan, tree, contents);
+        }
         if self.set.plan {
-            return self.print(plan, &summary, None, None);
+            return self.print(plan, &summary, None, &Done::default());
         }
         let bytes = plan.image_bytes();
         let layout = Layout::of(bytes);
@@ -312,7 +340,88 @@ impl Target {
             }
         }
         let took = clock.monotonic().saturating_sub(started);
-        self.print(plan, &summary, Some(took.as_secs_f64()), sealed.as_ref())
+        self.print(plan, &summary, Some(took.as_secs_f64()), &Done { sealed, disk: None })
+    }
+
+    /// As [`write`](Self::write), with the image in a partition of a disk.
+    fn write_disk(
+        &self,
+        disk: &Disk,
+        plan: &Plan,
+        tree: &Tree,
+        contents: &dyn Contents,
+    ) -> Result<()> {
+        let summary = plan.summary();
+        let bytes = plan.image_bytes();
+        let hashes = Layout::of(bytes);
+        let beside = matches!(self.verity, Some(Verity::Beside(_)));
+        let verity = self.verity.is_some().then(|| hashes.bytes()).filter(|_| !beside);
+        let sector = self.sector_bytes()?;
+        let room = match &self.kind {
+            Kind::Device => self.room()?,
+            _ => None,
+        };
+        let mut made = disk.layout(hashes.data_bytes(), verity, room, sector)?;
+        if self.set.plan {
+            return self.print(plan, &summary, None, &Done { sealed: None, disk: Some(made) });
+        }
+        let clock = SystemClock;
+        let started = clock.monotonic();
+        if !matches!(self.kind, Kind::Stdout) {
+            interrupt::listen()?;
+        }
+        let total = made.layout.bytes;
+        let output = match &self.kind {
+            Kind::Stdout => Output::stdout(&std::env::temp_dir(), total)?,
+            Kind::Device => Output::in_place(&self.path, total)?,
+            _ => Output::create(&self.path, total)?,
+        };
+        let (device, zeroed) = (output.device(), output.is_zeroed());
+        let place = made.layout.root;
+        let mut fill = || -> Result<(Option<Sealed>, Option<Output>)> {
+            if !zeroed {
+                // An older table is none before the first byte of what it pointed to changes.
+                let table = extant_image::disk::ALIGNMENT;
+                device.write_zeroes(0, table)?;
+                device.write_zeroes(total - (128 * 128 + sector), 128 * 128 + sector)?;
+                device.write_zeroes(
+                    place.offset + place.len - hashes_tail(bytes),
+                    hashes_tail(bytes),
+                )?;
+                device.flush()?;
+            }
+            let window = WindowDevice::new(device, place.offset, place.len)
+                .map_err(|error| Failure::caused(Exit::Io, "", &error))?;
+            self.fill(plan, tree, contents, &window, zeroed)?;
+            if interrupt::requested() {
+                return Err(Failure::new(Exit::Interrupted, "interrupted"));
+            }
+            let (uuid, threads) = (&plan.ids().uuid, self.set.threads());
+            let done = match made.layout.verity {
+                Some(at) => {
+                    let tree =
+                        verity::write_tree(&window, bytes, device, at.offset, uuid, threads)?;
+                    (Some(Sealed { tree, file: self.path.clone(), offset: at.offset }), None)
+                }
+                None => match self.hashes(plan, &window)? {
+                    Some((sealed, output)) => (Some(sealed), output),
+                    None => (None, None),
+                },
+            };
+            let root = done.0.as_ref().map(|sealed| &sealed.tree.root);
+            disk.finish(&mut made, device, uuid, root, zeroed)?;
+            Ok(done)
+        };
+        let (sealed, hashes) = match self.kind {
+            Kind::Device => {
+                fill().map_err(|failure| unfinished(failure, &self.path.to_string_lossy()))?
+            }
+            _ => fill()?,
+        };
+        output.commit()?;
+        hashes.map(Output::commit).transpose()?;
+        let took = clock.monotonic().saturating_sub(started);
+        self.print(plan, &summary, Some(took.as_secs_f64()), &Done { sealed, disk: Some(made) })
     }
 
     /// Makes the hash tree of the image on `device`, if one is wanted; with the file of its own that it is in, which has no
@@ -370,8 +479,9 @@ impl Target {
         plan: &Plan,
         summary: &PlanSummary,
         seconds: Option<f64>,
-        sealed: Option<&Sealed>,
+        done: &Done,
     ) -> Result<()> {
+        let sealed = done.sealed.as_ref();
         let name = escape(self.path.as_os_str().as_bytes());
         let to_stdout = matches!(self.kind, Kind::Stdout) && seconds.is_some();
         if self.set.json && !to_stdout {
@@ -405,12 +515,18 @@ impl Target {
             if self.verity.is_some() {
                 object.insert("verity".into(), self.verity_json(summary, sealed));
             }
+            if let Some(disk) = &done.disk {
+                object.insert("disk".into(), disk.json());
+            }
             return Ok(Out::new().json_pretty(&Value::Object(object))?);
         }
         let mut text = summary_text(plan, summary);
         if self.verity.is_some() {
             let hashes = Layout::of(summary.size_bytes).bytes();
             text += &format!("   Verity: {} ({hashes} bytes)\n", human_bytes(hashes));
+        }
+        if let Some(disk) = &done.disk {
+            text += &disk.text();
         }
         match seconds {
             None => std::io::Write::write_all(&mut Out::new(), text.as_bytes())?,
@@ -450,6 +566,11 @@ impl Target {
         }
         Value::Object(object)
     }
+}
+
+/// Bytes behind an image up to whole blocks of hashes.
+fn hashes_tail(bytes: u64) -> u64 {
+    Layout::of(bytes).data_bytes() - bytes
 }
 
 /// Says what a failure leaves of a target that is written in place: there is no way back.

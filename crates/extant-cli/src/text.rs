@@ -183,8 +183,8 @@ pub(crate) fn seconds_text(seconds: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// Whether a name matches a shell pattern: `*`, `?`, `[a-z]`, `[!a-z]`, `\` before a character.
-/// Works on bytes, except that `?` and a class take a whole UTF-8 character.
+/// Returns whether a name matches a shell pattern: `*`, `?`, `[a-z]`, `[!a-z]`, `\` before a
+/// character. Works on bytes, except that `?` and a class take a whole UTF-8 character.
 ///
 /// Cost: at most length of the pattern times length of the name.
 pub(crate) fn glob(pattern: &str, name: &[u8], ignore_case: bool) -> bool {

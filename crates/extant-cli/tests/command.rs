@@ -398,9 +398,10 @@ fn pages_and_completions_name_every_command_and_exit_code() {
     std::fs::create_dir(place.path("man")).unwrap();
     place.run(&["man", "man"]).succeeds();
     let commands = [
-        "build", "mkfs", "info", "ls", "tree", "stat", "cat", "find", "extents", "frag", "extract",
-        "mkdir", "rmdir", "mknod", "rm", "mv", "ln", "chmod", "chown", "touch", "setfattr",
-        "getfattr", "setfacl", "getfacl", "chattr", "lsattr", "tune", "replay", "check",
+        "build", "mkfs", "info", "ls", "tree", "stat", "cat", "find", "extents", "frag", "defrag",
+        "extract", "mkdir", "rmdir", "mknod", "rm", "mv", "ln", "chmod", "chown", "touch",
+        "setfattr", "getfattr", "setfacl", "getfacl", "chattr", "lsattr", "tune", "replay",
+        "check", "repair", "undo",
     ];
     let bash = place.run(&["completions", "bash"]).succeeds().out();
     let help = place.run(&["--help"]).succeeds().out();

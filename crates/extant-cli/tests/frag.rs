@@ -96,3 +96,40 @@ fn a_damaged_bitmap_is_named_and_the_rest_is_counted() {
     assert_eq!(ran.json()["pieces"], 41);
     assert!(ran.json()["free"]["bytes"].as_u64().unwrap() > 8 << 20);
 }
+
+#[test]
+fn a_page_shows_the_groups_and_the_worst_files_and_replaces_nothing() {
+    let place = crumbled(&["-b", "1024"]);
+    place.run(&["mv", "c.img:/crumbs", "c.img:/<b>crumbs & co"]).succeeds();
+    let said = place.run(&["frag", "--html", "c.html", "c.img", "a.img"]).succeeds().out();
+    assert!(said.contains("Score: 100 of 100;"), "{said}");
+    let page = std::fs::read_to_string(place.path("c.html")).unwrap();
+    // 32 MiB are four groups of blocks of 1 KiB.
+    let section = page.split("<section>").nth(1).unwrap();
+    assert_eq!(section.matches("<rect ").count(), 4, "{section}");
+    assert!(section.contains("<td>40</td><td>640 KiB</td>"), "{section}");
+    assert!(section.contains("/&lt;b&gt;crumbs &amp; co</bdi>"), "{section}");
+    assert_eq!(page.matches("<section>").count(), 2, "{page}");
+    for outside in ["<b>crumbs", "<script", "src=", "href=", "http:", "https:", "url("] {
+        assert!(!page.contains(outside), "{outside}: {page}");
+    }
+    for element in
+        ["html", "head", "body", "main", "section", "table", "svg", "rect", "title", "bdi"]
+    {
+        let opened = page.matches(&format!("<{element}>")).count();
+        let opened = opened + page.matches(&format!("<{element} ")).count();
+        assert_eq!(opened, page.matches(&format!("</{element}>")).count(), "{element}");
+    }
+    assert!(page.contains("prefers-color-scheme: dark"), "{page}");
+    // An image, or a page, that is there stays as it is.
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    place
+        .run(&["frag", "--html", "a.img", "c.img"])
+        .ends_with(2)
+        .complains(&["a.img"])
+        .hints("--html");
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+    // What has no page leaves no file.
+    place.run(&["frag", "--html", "n.html", "c.img:/none"]).ends_with(9);
+    assert!(!place.path("n.html").exists());
+}

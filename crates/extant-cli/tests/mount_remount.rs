@@ -192,3 +192,24 @@ fn a_write_protected_device_stays_read_only_and_another_becomes_writable() {
     mounts.clean();
     assert_eq!(mounts.place.run(&["cat", "a.img:/two"]).succeeds().output.stdout, b"over");
 }
+
+#[test]
+fn the_search_for_blocks_is_switched_while_it_is_mounted() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&["-o", "mb_optimize_scan=0"]).succeeds();
+    let info =
+        || -> serde_json::Value { serde_json::from_slice(&mounts.asked("extant.info")).unwrap() };
+    let write = |name: &str| fs::write(mounts.inside(name), vec![7; 100_000]).unwrap();
+    assert_eq!(info()["mb_optimize_scan"], 0);
+    for (turn, mode) in [1, 0, 1, 1].into_iter().enumerate() {
+        write(&format!("file{turn}"));
+        remount(&mounts, &format!("remount,mb_optimize_scan={mode}")).succeeds();
+        assert_eq!(info()["mb_optimize_scan"], mode, "turn {turn}");
+    }
+    // What else is asked for changes it not, and what makes no sense is refused.
+    remount(&mounts, "remount,rw").succeeds();
+    assert_eq!(info()["mb_optimize_scan"], 1);
+    remount(&mounts, "remount,mb_optimize_scan=2").ends_with(2);
+    write("last");
+    mounts.umount();
+}

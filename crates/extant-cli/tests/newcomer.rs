@@ -98,7 +98,7 @@ fn files_of_other_kinds() {
         ("x.gz", start(b"\x1f\x8b\x08", 0), "a file packed with gzip", "gzip -dc x.gz > IMG"),
         ("x.zst", start(b"\x28\xb5\x2f\xfd", 0), "a file packed with zstd", "zstd -dc x.zst > IMG"),
         ("x.zip", start(b"PK\x03\x04", 0), "a zip archive", "unzip -d DIR x.zip"),
-        ("x.qcow2", start(b"QFI\xfb\0\0\0\x03", 0), "a QCOW2 image", "qemu-img convert -f qcow2"),
+        ("x.qcow", start(b"QFI\xfb\0\0\0\x01", 0), "a QCOW image", "qemu-img convert -f qcow -O"),
         ("x.vhd", start(b"conectix", 0), "a VHD image", "qemu-img convert -f vpc -O raw x.vhd"),
         ("x.vhdx", start(b"vhdxfile", 0), "a VHDX image", "qemu-img convert -f vhdx"),
         ("x.vmdk", start(b"KDMV", 0), "a VMDK image", "qemu-img convert -f vmdk"),

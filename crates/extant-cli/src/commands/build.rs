@@ -10,8 +10,9 @@ use clap::Args;
 use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
 use extant_image::source::dir::ScanOptions;
 use extant_image::source::{Addition, Layered, Origin, Platform, Skipped, Sources};
-use extant_image::transform::{IdMap, OptionError, Owner, Transform};
+use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 
+use crate::disk::DiskSet;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::{io_exit, size_option};
 use crate::foreign;
@@ -22,7 +23,7 @@ use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  skopeo copy docker://debian:12 oci:debian && extant build root.img --from oci:debian --size 4G\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  skopeo copy docker://debian:12 oci:debian && extant build root.img --from oci:debian --size 4G\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
 
 /// Build an image from directories, tar archives and container images
 ///
@@ -70,6 +71,8 @@ pub(crate) struct BuildArgs {
     verity: Option<Option<PathBuf>>,
     #[command(flatten)]
     target: TargetSet,
+    #[command(flatten)]
+    disk: DiskSet,
     /// Owner of every file
     #[arg(long, value_name = "UID:GID", value_parser = parse_owner, help_heading = "Source")]
     owner: Option<Owner>,
@@ -114,7 +117,8 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         mkfs.uuid = Some(random_uuid()?);
     }
     let mut target = args.target.look_at(&args.out)?;
-    target.seal(args.verity.clone().map(|file| file.map_or(Verity::Appended, Verity::Beside)))?;
+    let verity = args.verity.clone().map(|file| file.map_or(Verity::Appended, Verity::Beside));
+    target.seal(verity, args.disk.gpt)?;
     let size = match (args.size, &target.kind) {
         // A part of a disk is filled, like a whole one by mkfs.
         (SizeSpec::Auto(_), crate::target::Kind::Window(_)) => {
@@ -132,10 +136,16 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         uid_map: args.uid_map.clone().unwrap_or_default(),
         gid_map: args.gid_map.clone().unwrap_or_default(),
         epoch,
+        rootless: true,
     };
     transform.apply(&mut scanned.tree).map_err(|error| {
-        Failure::caused(Exit::Input, "", &error)
-            .hint("add a range for it, or give every file one owner with --owner")
+        let hint = match error {
+            TransformError::BadOwner { .. } => {
+                "setfattr -x user.rootlesscontainers FILE takes it away"
+            }
+            _ => "add a range for it, or give every file one owner with --owner",
+        };
+        Failure::caused(Exit::Input, "", &error).hint(hint)
     })?;
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let plan = plan(&mut scanned.tree, &options).map_err(|error| {
@@ -156,6 +166,9 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         }
     })?;
     let writes = !args.target.plan;
+    let platform = platform(args, config.as_deref());
+    let how = (args.target.threads(), target.sector_bytes()?);
+    target.put_on(args.disk.look_at(&platform, epoch, how, &mut scanned.skipped)?);
     target.write(&plan, &scanned.tree, &*scanned.contents, true)?;
     if let (Some(path), Some(config), true) = (&args.config_out, config, writes) {
         std::fs::write(path, config).map_err(|error| {
@@ -164,6 +177,15 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         })?;
     }
     Ok(report_skipped(&scanned.skipped))
+}
+
+/// Returns what the root is for: as it was asked for, as the container image says, or this machine.
+fn platform(args: &BuildArgs, config: Option<&[u8]>) -> Platform {
+    let said = || {
+        let config: serde_json::Value = serde_json::from_slice(config?).ok()?;
+        config.get("architecture")?.as_str()?.parse().ok()
+    };
+    args.platform.clone().or_else(said).unwrap_or_else(Platform::host)
 }
 
 /// The sources that were given.

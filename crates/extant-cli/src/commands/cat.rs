@@ -65,7 +65,7 @@ fn read_chunk(
 ) -> Result<()> {
     chunk.resize((range.end - range.start).min(CHUNK_BYTES) as usize, 0); // At most CHUNK_BYTES.
     let read =
-        inode.read_at(range.start, chunk).map_err(|error| image.failure(&image.path, error))?;
+        inode.read_at(chunk, range.start).map_err(|error| image.failure(&image.path, error))?;
     chunk.truncate(read);
     range.start = range.start.saturating_add(read as u64);
     Ok(())

@@ -9,7 +9,7 @@ use clap::Args;
 use extant::{FsError, MountOptions};
 use extant_base::sabotage;
 use extant_block::{FileDevice, SharedDevice};
-use extant_check::{CheckError, CheckOptions, Report};
+use extant_check::{CheckError, CheckOptions, Problem, Report};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result};
@@ -17,6 +17,7 @@ use crate::image::{mount_failure, note_journal_error, opening, split, window};
 use crate::in_use;
 use crate::output::{Out, complain, report};
 use crate::size::parse_bytes;
+use crate::source::SourceArgs;
 use crate::text::{counted, escape};
 
 /// The end of `--help`, before the exit codes.
@@ -44,6 +45,8 @@ pub(crate) struct CheckArgs {
     /// Device or file with the journal, for an image whose journal is not inside it
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Name at most N problems of an image; the others are counted
     #[arg(long, value_name = "N", default_value_t = 100)]
     max_problems: usize,
@@ -97,7 +100,7 @@ impl CheckArgs {
             return Err(Failure::usage("check is for whole images: leave the path out"));
         }
         let name = escape(file.as_os_str().as_encoded_bytes());
-        let device = FileDevice::open_read_only(&file).map_err(|error| opening(error, &file))?;
+        let device = self.source.open_read_only(&file).map_err(|error| opening(error, &file))?;
         let device = window(device, self.offset, self.partition)?;
         self.note_use(&file, &name);
         let mut found = Found { name, unopened: None, report: Report::default(), replayed: None };
@@ -124,7 +127,7 @@ impl CheckArgs {
         if let Some(journal) = &self.journal_device {
             options = options.journal_device(FileDevice::open_read_only(journal)?);
         }
-        match options.open(Arc::clone(device)) {
+        match options.open(Arc::clone(device)).map_err(FsError::from) {
             Ok(fs) => {
                 note_journal_error(&fs, &found.name);
                 let replayed = fs.replayed();
@@ -207,7 +210,7 @@ impl Found {
         let (name, state) = (&self.name, &self.report.state);
         if state.has_errors {
             complain(&format!(
-                "{name}: note: whoever wrote it recorded errors; e2fsck -f takes the mark away"
+                "{name}: note: whoever wrote it recorded errors; extant repair takes the mark away"
             ));
         } else if !state.is_clean && !is_pending {
             complain(&format!("{name}: note: it was not unmounted, and has no journal to replay"));
@@ -245,20 +248,16 @@ impl Found {
         if self.report.dropped > 0 && !args.quiet {
             text += &format!(", {} of them not shown (--max-problems)", self.report.dropped);
         }
-        text + "; e2fsck -f repairs images"
+        text + "; extant repair sets them right"
     }
 
     fn to_json(&self) -> Value {
-        let problems: Vec<Value> =
-            self.unopened
-                .iter()
-                .map(|text| json!({"code": "not-openable", "message": text}))
-                .chain(
-                    self.report.problems.iter().map(
-                        |problem| json!({"code": problem.code(), "message": problem.to_string()}),
-                    ),
-                )
-                .collect();
+        let problems: Vec<Value> = self
+            .unopened
+            .iter()
+            .map(|text| json!({"code": "not-openable", "message": text, "severity": "file-system"}))
+            .chain(self.report.problems.iter().map(problem_json))
+            .collect();
         let counts = &self.report.counts;
         json!({
             "image": self.name,
@@ -276,4 +275,18 @@ impl Found {
             })),
         })
     }
+}
+
+fn problem_json(problem: &Problem) -> Value {
+    let objects = problem.objects();
+    json!({
+        "code": problem.code(),
+        "message": problem.to_string(),
+        "severity": problem.severity().name(),
+        "fix": problem.fix(),
+        "inode": objects.ino.map(|ino| ino.0),
+        "target": objects.target.map(|ino| ino.0),
+        "block": objects.block.map(|block| block.0),
+        "group": objects.group.map(|group| group.0),
+    })
 }

@@ -389,7 +389,7 @@ fn survey(
     bar.set_total(bytes);
 }
 
-/// What was probably meant by a path of the host in a copy that has no image.
+/// Returns what was probably meant by a path of the host in a copy that has no image.
 fn meant(path: &OsStr) -> Option<String> {
     let shown = escape(path.as_bytes());
     let is_image = || {

@@ -128,7 +128,7 @@ fn show(args: &DiffArgs, out: &mut Out, found: &Found<'_>) -> io::Result<()> {
     writeln!(out)
 }
 
-/// What differs, with the values where they are short.
+/// Returns what differs, with the values where they are short.
 fn detail(what: &str, old: &Inode, new: &Inode) -> String {
     let (a, b) = (old.metadata(), new.metadata());
     match what {
@@ -238,7 +238,7 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// Whether the two names are names of the same file as their others are.
+    /// Returns whether the two names are names of the same file as their others are.
     fn fit(&mut self, old: &Inode, new: &Inode) -> bool {
         let several = |inode: &Inode| !inode.is_dir() && inode.metadata().links > 1;
         let (is_old, is_new) = (several(old), several(new));
@@ -304,7 +304,7 @@ fn differences(
     Ok(what)
 }
 
-/// Whether the bytes of two files of one size differ. What is a hole in both is not read.
+/// Returns whether the bytes of two files of one size differ. What is a hole in both is not read.
 fn contents_differ(
     a: &Inode,
     b: &Inode,
@@ -324,8 +324,8 @@ fn contents_differ(
         }
         ours.resize(count, 0);
         theirs.resize(count, 0);
-        let x = a.read_at(at, &mut ours).map_err(&in_a)?;
-        let y = b.read_at(at, &mut theirs).map_err(&in_b)?;
+        let x = a.read_at(&mut ours, at).map_err(&in_a)?;
+        let y = b.read_at(&mut theirs, at).map_err(&in_b)?;
         if x != y || ours != theirs || x == 0 {
             return Ok(true);
         }

@@ -210,7 +210,7 @@ fn run_editor(draft: &Draft) -> Result<()> {
     }
 }
 
-/// What the editor saved; `None` when that is what was there.
+/// Returns what the editor saved; `None` when that is what was there.
 fn changed(
     args: &EditorArgs,
     file: &Path,
@@ -241,7 +241,7 @@ fn changed(
         let mut theirs = vec![0; content::CHUNK_BYTES];
         let mut at = 0;
         loop {
-            let old = session.at(path, inode.read_at(at, &mut ours))?;
+            let old = session.at(path, inode.read_at(&mut ours, at))?;
             let new = saved.read_at(at, &mut theirs);
             let new =
                 new.map_err(|trouble| trouble.about(None, draft.file.as_os_str().as_bytes()))?;

@@ -340,7 +340,7 @@ fn survey(image: &Image, bar: &Bar, done: &AtomicBool) {
     bar.set_total(bytes);
 }
 
-/// What a signal leaves behind.
+/// Returns what a signal leaves behind.
 fn interrupted(dest: &Path) -> Failure {
     let dest = dest.display();
     Failure::new(Exit::Interrupted, format!("interrupted; {dest} holds what was restored so far"))

@@ -150,7 +150,7 @@ fn dig(session: &Session<'_>, path: &[u8], inode: &Inode, range: Range<u64>) -> 
             // In whole blocks, from the next boundary on.
             let into = (at % block as u64) as usize; // Less than a block.
             let want = (to - at).min((buffer.len() - into) as u64) as usize; // At most the buffer.
-            let read = session.at(path, inode.read_at(at, &mut buffer[..want]))?;
+            let read = session.at(path, inode.read_at(&mut buffer[..want], at))?;
             if read == 0 {
                 return Ok(dug);
             }

@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io::Write;
+use std::path::PathBuf;
 
 use clap::Args;
-use extant::{FileKind, GroupIndex, Inode, MappingKind};
+use extant::{FileKind, GroupIndex};
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value, json};
 
@@ -13,10 +14,12 @@ use crate::exit::{Exit, Result};
 use crate::image::{Failures, Image, ImagesArgs};
 use crate::output::{Out, put_bytes};
 use crate::text::{counted, human_bytes};
+use page::{Groups, Page};
+
+mod page;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str =
-    "Examples:\n  extant frag root.img\n  extant frag --worst 50 --json root.img:/var\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant frag root.img\n  extant frag --worst 50 --json root.img:/var\n  extant frag --html root.html root.img\n";
 
 /// A jump for each of so many bytes is the worst score.
 const WORST_PIECE: u64 = 64 << 10;
@@ -37,11 +40,19 @@ pub(crate) struct FragArgs {
     /// One JSON object
     #[arg(long)]
     json: bool,
+    /// Write a page for browsers, too, with a map of the block groups
+    ///
+    /// One file that needs no others and no scripts. A file of that name is not replaced.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &FragArgs) -> Result<Exit> {
-    args.images.each(|image| frag(args, image))
+    let mut page = args.html.as_deref().map(Page::create).transpose()?;
+    let exit = args.images.each(|image| frag(args, image, page.as_mut()))?;
+    page.map_or(Ok(()), Page::finish)?;
+    Ok(exit)
 }
 
 /// How many things there are of each size, by powers of two.
@@ -84,10 +95,10 @@ type Broken = (u64, Reverse<Vec<u8>>, u64);
 
 /// The files below a directory.
 #[derive(Default)]
-struct Files {
-    count: u64,
-    pieces: u64,
-    bytes: u64,
+pub(crate) struct Files {
+    pub(crate) count: u64,
+    pub(crate) pieces: u64,
+    pub(crate) bytes: u64,
     /// Files of more than one piece.
     broken: u64,
     sizes: Histogram,
@@ -96,7 +107,8 @@ struct Files {
 }
 
 impl Files {
-    fn add(&mut self, path: &[u8], pieces: u64, bytes: u64, worst: usize) {
+    /// Counts a file; without blocks, not at all. At most so many of the `worst` are remembered.
+    pub(crate) fn add(&mut self, path: &[u8], pieces: u64, bytes: u64, worst: usize) {
         if pieces == 0 {
             return;
         }
@@ -115,7 +127,7 @@ impl Files {
     }
 
     /// From 0 to 100.
-    fn score(&self) -> u64 {
+    pub(crate) fn score(&self) -> u64 {
         let jumps = self.pieces - self.count;
         let most = self.bytes.div_ceil(WORST_PIECE).max(1);
         jumps.saturating_mul(100).div_ceil(most).min(100)
@@ -126,13 +138,18 @@ impl Files {
     }
 }
 
-fn frag(args: &FragArgs, image: &Image) -> Result<Exit> {
+fn frag(args: &FragArgs, image: &Image, page: Option<&mut Page>) -> Result<Exit> {
     let mut failures = Failures::default();
     let is_whole = image.path == b"/";
-    let free = is_whole.then(|| free_space(image, &mut failures));
+    let mut groups = Groups::new(image.fs.superblock().group_count);
+    let free = is_whole.then(|| free_space(image, &mut groups, &mut failures));
     let files = look_at_files(args, image, &mut failures)?;
     let mut out = Out::new();
     let block_bytes = u64::from(image.fs.block_size().bytes());
+    if let Some(page) = page {
+        let free = free.as_ref().map(|free| (free, &groups));
+        page.add(image.label(&image.path).as_bytes(), &files, free, block_bytes);
+    }
     if args.json {
         let mut object = files_json(&files);
         if let Some(free) = &free {
@@ -157,7 +174,7 @@ fn frag(args: &FragArgs, image: &Image) -> Result<Exit> {
 }
 
 /// Free space of all groups; runs that go on in the next group are one.
-fn free_space(image: &Image, failures: &mut Failures) -> Free {
+fn free_space(image: &Image, groups: &mut Groups, failures: &mut Failures) -> Free {
     let mut free = Free::default();
     let mut last = 0..0;
     let mut end = |run: std::ops::Range<u64>| {
@@ -170,13 +187,16 @@ fn free_space(image: &Image, failures: &mut Failures) -> Free {
         }
     };
     for group in (0..image.fs.superblock().group_count).map(GroupIndex) {
+        let blocks = image.fs.superblock().group_blocks(group);
         let runs = match image.fs.free_runs(group) {
             Ok(runs) => runs,
             Err(error) => {
+                groups.add(group.0, blocks, None);
                 failures.report(&image.failure(b"/", error));
                 continue;
             }
         };
+        groups.add(group.0, blocks, Some(&runs));
         for run in runs {
             if run.start == last.end {
                 last.end = run.end;
@@ -209,32 +229,15 @@ fn look_at_files(args: &FragArgs, image: &Image, failures: &mut Failures) -> Res
         if !is_file || (inode.metadata().links > 1 && !met.insert(inode.ino().0)) {
             continue;
         }
-        match pieces(inode) {
-            Ok((pieces, blocks)) => {
-                let bytes = blocks.saturating_mul(u64::from(image.fs.block_size().bytes()));
-                files.add(entry.path(), pieces, bytes, usize::from(args.worst));
+        match inode.pieces() {
+            Ok(found) => {
+                let bytes = found.blocks.saturating_mul(u64::from(image.fs.block_size().bytes()));
+                files.add(entry.path(), found.count, bytes, usize::from(args.worst));
             }
             Err(error) => failures.report(&image.failure(entry.path(), error)),
         }
     }
     Ok(files)
-}
-
-/// Pieces and blocks of a file.
-fn pieces(inode: &Inode) -> Result<(u64, u64), extant::FsError> {
-    // Blocks past the end of the file can be reserved only by extents.
-    let end = if inode.uses_extents() { 1 << 32 } else { inode.block_len().max(1) };
-    let (mut pieces, mut blocks, mut next) = (0, 0u64, None);
-    for run in inode.map(0..end) {
-        let run = run?;
-        let (MappingKind::Mapped(start) | MappingKind::Unwritten(start)) = run.kind else {
-            continue;
-        };
-        pieces += u64::from(next != Some(start.0));
-        blocks = blocks.saturating_add(run.len);
-        next = Some(start.0.saturating_add(run.len));
-    }
-    Ok((pieces, blocks))
 }
 
 fn print_files(out: &mut Out, files: &Files) -> Result<()> {

@@ -50,7 +50,7 @@ fn generation(fs: &Fs) -> &'static str {
     }
 }
 
-/// What the journal is and does, in words.
+/// Returns what the journal is and does, in words.
 fn journal_state(fs: &Fs, ignored: bool) -> String {
     let superblock = fs.superblock();
     if !fs.features().has_compat(Compat::HAS_JOURNAL) {

@@ -120,7 +120,7 @@ fn ls(args: &LsArgs, image: &Image, names: Rc<Names>, is_first: bool) -> Result<
 }
 
 impl Lister<'_> {
-    /// Whether a line needs more than the directory has: loading inodes costs reads.
+    /// Returns whether a line needs more than the directory has: loading inodes costs reads.
     fn needs_inode(&self) -> bool {
         self.args.long || self.args.json
     }
@@ -253,7 +253,7 @@ impl Lister<'_> {
     }
 }
 
-/// Whether a name on the way from `start` down to `path` begins with a dot.
+/// Returns whether a name on the way from `start` down to `path` begins with a dot.
 fn hidden(path: &[u8], start: &[u8]) -> bool {
     path.get(start.len()..).unwrap_or(&[]).split(|byte| *byte == b'/').any(|n| n.starts_with(b"."))
 }

@@ -1,5 +1,7 @@
 //! `extant man`: manual pages.
 
+mod helper;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +19,7 @@ const MANUAL: &str = "User Commands";
 /// Print the manual page, or write one for each command into a directory
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// Directory for extant.1, extant-build.1 and so on; must exist
+    /// Directory for extant.1, extant-build.1, mount.fuse.extant.8 and so on; must exist
     directory: Option<PathBuf>,
     /// Where the documents are installed that pages point to
     #[arg(long, value_name = "DIR")]
@@ -37,17 +39,19 @@ pub(crate) fn run(args: &ManArgs, definition: clap::Command, examples: Examples)
         return Ok(Exit::Success);
     };
     let write = |name: &str, page: Vec<u8>| {
-        let path = directory.join(format!("{name}.1"));
+        let path = directory.join(name);
         std::fs::write(&path, page).map_err(|error| {
             let what = format!("cannot write {}", path.display());
             Failure::caused(io_exit(&error), &what, &error)
         })
     };
-    write("extant", page(&command, None, None, documents)?)?;
+    write("extant.1", page(&command, None, None, documents)?)?;
     for sub in command.get_subcommands() {
         let name = sub.get_name();
-        write(&format!("extant-{name}"), page(sub, Some(name), examples(name), documents)?)?;
+        write(&format!("extant-{name}.1"), page(sub, Some(name), examples(name), documents)?)?;
     }
+    write("mount.fuse.extant.8", helper::page(documents)?)?;
+    write("umount.fuse.extant.8", b".so man8/mount.fuse.extant.8\n".to_vec())?;
     Ok(Exit::Success)
 }
 

@@ -129,7 +129,7 @@ impl Done {
     }
 }
 
-/// Whether there is a journal to be brought in, or files that a crash left without a name.
+/// Returns whether there is a journal to be brought in, or files that a crash left without a name.
 fn is_unclean(fs: &Fs) -> bool {
     fs.features().has_incompat(Incompat::RECOVER)
         || fs.features().has_ro_compat(RoCompat::ORPHAN_PRESENT)

@@ -8,9 +8,9 @@ use clap::{ArgGroup, Args};
 use extant_sync::{Clock, SystemClock};
 use serde_json::Value;
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Result};
 use crate::interrupt;
-use crate::mounting::{asked, figures, table};
+use crate::mounting::{asked, figures};
 use crate::output::Out;
 use crate::place::absolute;
 use crate::text::escape;
@@ -40,9 +40,9 @@ pub(crate) struct StatsArgs {
 }
 
 pub(crate) fn run(args: &StatsArgs) -> Result<Exit> {
-    let info = asked::info(&args.dir).map_err(|error| no_answer(args, &error))?;
+    let info = asked::info(&args.dir).map_err(|error| asked::no_answer(&args.dir, &error))?;
     let clock = SystemClock;
-    let ask = || asked::stats(&args.dir).map_err(|error| no_answer(args, &error));
+    let ask = || asked::stats(&args.dir).map_err(|error| asked::no_answer(&args.dir, &error));
     let stats = ask()?;
     let mut out = Out::new();
     if args.json {
@@ -78,28 +78,5 @@ pub(crate) fn run(args: &StatsArgs) -> Result<Exit> {
         out.write_all(figures::text(&now, Some((&before, took)), &info).as_bytes())?;
         out.flush()?;
         before = now;
-    }
-}
-
-/// Why a directory does not answer.
-fn no_answer(args: &StatsArgs, error: &std::io::Error) -> Failure {
-    use std::io::ErrorKind as Kind;
-    let name = escape(std::os::unix::ffi::OsStrExt::as_bytes(args.dir.as_os_str()));
-    match error.kind() {
-        Kind::PermissionDenied => {
-            Failure::new(Exit::Refused, format!("{name}: only root and who mounted it may ask"))
-        }
-        Kind::NotConnected => Failure::new(Exit::Io, format!("{name}: the server is gone"))
-            .hint(format!("extant umount {name} takes the dead mount away")),
-        Kind::NotFound => Failure::caused(Exit::Io, &name, error),
-        _ => {
-            let ours = table::all().unwrap_or_default().into_iter().filter(|entry| entry.is_ours());
-            let mounts: Vec<String> = ours.map(|entry| entry.point.display().to_string()).collect();
-            let failure = Failure::new(Exit::Refused, format!("{name} is not mounted by extant"));
-            match mounts.is_empty() {
-                true => failure,
-                false => failure.hint(format!("mounted by extant: {}", mounts.join(", "))),
-            }
-        }
     }
 }

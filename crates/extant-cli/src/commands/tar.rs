@@ -227,7 +227,7 @@ impl<W: Write> Writer<W> {
             while at < end {
                 let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
                 let chunk = buffer.get_mut(..count).unwrap_or_default();
-                let read = inode.read_at(at, chunk)?;
+                let read = inode.read_at(chunk, at)?;
                 if read == 0 {
                     return Err(Stop::Short(at));
                 }

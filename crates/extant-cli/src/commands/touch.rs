@@ -109,7 +109,7 @@ fn touch(
     })
 }
 
-/// Where a dangling symbolic link leads: that is what gets made.
+/// Returns where a dangling symbolic link leads: that is what gets made.
 pub(crate) fn end_of_links(session: &Session<'_>, path: &[u8]) -> Result<Vec<u8>> {
     let mut path = path.to_vec();
     for _ in 0..=extant::SYMLINKS_MAX {

@@ -116,7 +116,7 @@ impl Content {
                 out[..read].copy_from_slice(&rest[..read]);
                 Ok(read)
             }
-            Content::Image { inode, .. } => Ok(inode.read_at(at, out)?),
+            Content::Image { inode, .. } => Ok(inode.read_at(out, at)?),
             Content::Host { file, is_stream, .. } => {
                 let mut done = 0;
                 while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -166,7 +166,7 @@ impl Sink {
     pub(crate) fn write_at(&self, mut at: u64, mut bytes: &[u8]) -> Result<(), Trouble> {
         while !bytes.is_empty() {
             let wrote = match self {
-                Sink::Image(inode) => inode.write_at(at, bytes)?,
+                Sink::Image(inode) => inode.write_at(bytes, at)?,
                 Sink::Host(file) => match rustix::io::pwrite(file, bytes, at) {
                     Err(Errno::INTR) => {
                         check_interrupt()?;

@@ -66,7 +66,7 @@ const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 impl Dir {
-    /// What has the name, links not followed.
+    /// Returns what has the name, links not followed.
     pub(crate) fn look(&self, name: &[u8]) -> Result<Option<About>, Trouble> {
         match self {
             Dir::Host(dir) => {

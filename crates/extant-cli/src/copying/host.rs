@@ -160,7 +160,7 @@ fn in_open_dir(dir: &OwnedFd, name: &[u8]) -> OsString {
     path
 }
 
-/// Whether everybody may set the extended attribute `name` of their own files.
+/// Returns whether everybody may set the extended attribute `name` of their own files.
 pub(crate) fn is_open_to_all(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"system.posix_acl")
 }

@@ -155,7 +155,7 @@ impl Node {
         (names, troubles)
     }
 
-    /// What has a name in this directory.
+    /// Returns what has a name in this directory.
     pub(crate) fn child(&self, name: &[u8], follow: bool) -> Result<Node, Trouble> {
         let path = join(&self.path, name);
         match &self.what {

@@ -126,7 +126,7 @@ impl<'a> Copier<'a> {
         label(self.image_name(image_of(from.about.id)), &from.path)
     }
 
-    /// What went wrong with the copy of `from` to `to`.
+    /// Returns what went wrong with the copy of `from` to `to`.
     fn failure(&self, fault: Fault, from: &Node, to: &[u8]) -> Failure {
         match fault {
             Fault::From(trouble) => {
@@ -324,7 +324,7 @@ impl<'a> Copier<'a> {
         Ok(None)
     }
 
-    /// What is at the destination, if it does not forbid the copy.
+    /// Returns what is at the destination, if it does not forbid the copy.
     fn look(
         &self,
         from: &Node,
@@ -375,7 +375,7 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// Whether the copy will be a further name of an earlier one.
+    /// Returns whether the copy will be a further name of an earlier one.
     fn links_again(&self, from: &Node) -> bool {
         self.options.preserve.links && self.links.contains_key(&from.about.id)
     }

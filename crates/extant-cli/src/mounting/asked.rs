@@ -10,6 +10,10 @@ use rustix::fs::getxattr;
 use rustix::io::Errno;
 use serde_json::Value;
 
+use crate::exit::{Exit, Failure};
+use crate::mounting::table;
+use crate::text::escape;
+
 /// Longest answer.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
@@ -17,12 +21,12 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 const TRIES_MAX: u32 = 200;
 const TRY_STEP: Duration = Duration::from_millis(50);
 
-/// Who serves the mount at `dir`, and what it is.
+/// Returns who serves the mount at `dir`, and what it is.
 pub(crate) fn info(dir: &Path) -> io::Result<Value> {
     answer(dir, extant_fuse::INFO)
 }
 
-/// What the server of the mount at `dir` has counted.
+/// Returns what the server of the mount at `dir` has counted.
 pub(crate) fn stats(dir: &Path) -> io::Result<Value> {
     answer(dir, extant_fuse::STATS)
 }
@@ -43,7 +47,8 @@ pub(crate) fn order(dir: &Path, order: &str) -> io::Result<()> {
     Err(Errno::AGAIN.into())
 }
 
-fn answer(dir: &Path, name: &[u8]) -> io::Result<Value> {
+/// Asks for the attribute with that name, which is JSON.
+pub(crate) fn answer(dir: &Path, name: &[u8]) -> io::Result<Value> {
     let mut bytes = vec![0; 1 << 16];
     let count = loop {
         match getxattr(dir, name, bytes.as_mut_slice()) {
@@ -59,4 +64,27 @@ fn answer(dir: &Path, name: &[u8]) -> io::Result<Value> {
     let answer = bytes.get(..count).unwrap_or(&[]);
     serde_json::from_slice(answer)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Why a directory does not answer.
+pub(crate) fn no_answer(dir: &Path, error: &io::Error) -> Failure {
+    use io::ErrorKind as Kind;
+    let name = escape(std::os::unix::ffi::OsStrExt::as_bytes(dir.as_os_str()));
+    match error.kind() {
+        Kind::PermissionDenied => {
+            Failure::new(Exit::Refused, format!("{name}: only root and who mounted it may ask"))
+        }
+        Kind::NotConnected => Failure::new(Exit::Io, format!("{name}: the server is gone"))
+            .hint(format!("extant umount {name} takes the dead mount away")),
+        Kind::NotFound => Failure::caused(Exit::Io, &name, error),
+        _ => {
+            let ours = table::all().unwrap_or_default().into_iter().filter(|entry| entry.is_ours());
+            let mounts: Vec<String> = ours.map(|entry| entry.point.display().to_string()).collect();
+            let failure = Failure::new(Exit::Refused, format!("{name} is not mounted by extant"));
+            match mounts.is_empty() {
+                true => failure,
+                false => failure.hint(format!("mounted by extant: {}", mounts.join(", "))),
+            }
+        }
+    }
 }

@@ -45,7 +45,7 @@ pub(crate) fn users_text(mount: &Entry) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// What one process has of a mount.
+/// Returns what one process has of a mount.
 fn uses(process: &Path, mount: &Entry) -> Option<String> {
     for (link, what) in
         [("cwd", "working directory"), ("root", "root directory"), ("exe", "program")]

@@ -43,7 +43,7 @@ impl Hearer {
         self.dir.join("end")
     }
 
-    /// What was said, if something is said in time.
+    /// Returns what was said, if something is said in time.
     pub(crate) fn hear(&self, within: Duration) -> Option<Word> {
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         self.socket.set_read_timeout(Some(within)).ok()?;

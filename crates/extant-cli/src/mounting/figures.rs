@@ -30,7 +30,7 @@ impl Op {
         }
     }
 
-    /// What was counted after `before`.
+    /// Returns what was counted after `before`.
     fn since(&self, before: Option<&Op>) -> Op {
         let Some(before) = before else { return self.clone() };
         let old = |bound: &u64| before.latency.get(bound).copied().unwrap_or(0);
@@ -180,6 +180,33 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
             since("writer", "handles"),
             since("writer", "waits"),
         );
+    }
+    if stats.get("writer").is_some() {
+        let of = |key: &str| since("writer", key);
+        let criteria = ["extended", "found_ahead", "found_whole", "found_least", "found_any"];
+        let counts = criteria.map(|name| of(&format!("space_{name}")));
+        let found: u64 = counts.iter().sum();
+        if found > 0 {
+            let each: Vec<String> = criteria
+                .iter()
+                .zip(counts)
+                .map(|(name, count)| format!("{count} {}", name.trim_start_matches("found_")))
+                .collect();
+            let _ = writeln!(
+                out,
+                "   Blocks: {found} times: {}; {:.1} clusters each, {} at their goal",
+                each.join(", "),
+                of("space_clusters") as f64 / found as f64,
+                of("space_goal_hits"),
+            );
+            let _ = writeln!(
+                out,
+                "           groups: {} visited, {} searched, {} busy",
+                of("space_groups_visited"),
+                of("space_groups_searched"),
+                of("space_groups_busy"),
+            );
+        }
     }
     if let Some(space) = stats.get("space") {
         let block = number(space, "block_bytes");
@@ -410,6 +437,25 @@ mod tests {
         once.sort_unstable();
         once.dedup();
         assert_eq!(once.len(), families.len(), "each family once");
+    }
+
+    #[test]
+    fn how_blocks_were_found_is_said_by_criterion() {
+        let writer = |extended: u64| {
+            json!({"writer": {
+                "space_extended": extended, "space_found_ahead": 3, "space_found_whole": 2,
+                "space_found_least": 1, "space_found_any": 0, "space_clusters": 4 * (extended + 6),
+                "space_goal_hits": 5, "space_groups_visited": 9, "space_groups_searched": 8,
+                "space_groups_busy": 7,
+            }})
+        };
+        let all = text(&writer(4), None, &json!({}));
+        let said =
+            "10 times: 4 extended, 3 ahead, 2 whole, 1 least, 0 any; 4.0 clusters each, 5 at";
+        assert!(all.contains(said), "{all}");
+        assert!(all.contains("groups: 9 visited, 8 searched, 7 busy"), "{all}");
+        let none = text(&json!({"writer": {}}), None, &json!({}));
+        assert!(!none.contains("Blocks"), "{none}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) struct Holders {
 }
 
 impl Holders {
-    /// Who has the file system of `mount` mounted now.
+    /// Returns who has the file system of `mount` mounted now.
     pub(crate) fn of(mount: &Entry) -> Holders {
         let same = |entry: &Entry| entry.device == mount.device && entry.is_ours();
         let here = table::all().unwrap_or_default().into_iter().filter(same);
@@ -56,7 +56,7 @@ impl Holders {
         holders
     }
 
-    /// Whether nobody has it mounted.
+    /// Returns whether nobody has it mounted.
     pub(crate) fn are_none(&self) -> bool {
         self.here.is_empty() && self.elsewhere.is_empty()
     }

@@ -533,7 +533,7 @@ fn end_for_all(entry: Option<&Entry>, link: &Link) {
     }
 }
 
-/// How a process ended, in words.
+/// Returns how a process ended, in words.
 fn ending(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

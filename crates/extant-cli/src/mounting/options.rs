@@ -13,8 +13,9 @@ use rustix::process::{getegid, geteuid};
 
 use crate::exit::{Failure, Result};
 use crate::mounting::words;
-use crate::place::absolute;
+use crate::place::{absolute, is_address};
 use crate::size::parse_bytes;
+use crate::source::SourceArgs;
 
 const IMAGE: &str = "Image";
 const PROCESS: &str = "Process";
@@ -55,6 +56,8 @@ pub(crate) struct MountSet {
     /// Device or file with the journal, for an image whose journal is not inside it
     #[arg(long, value_name = "FILE", help_heading = IMAGE)]
     pub(crate) journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
     /// Do not verify checksums of metadata; needs --read-only
     #[arg(long, help_heading = IMAGE)]
     pub(crate) no_checksums: bool,
@@ -153,6 +156,7 @@ pub(crate) struct MountChoices {
     pub(crate) offset: Option<u64>,
     pub(crate) partition: Option<u32>,
     pub(crate) journal_device: Option<PathBuf>,
+    pub(crate) source: SourceArgs,
     pub(crate) threads: Option<usize>,
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) inodes_max: Option<usize>,
@@ -206,6 +210,7 @@ impl Default for MountChoices {
             offset: None,
             partition: None,
             journal_device: None,
+            source: SourceArgs::default(),
             threads: None,
             cache_bytes: None,
             inodes_max: None,
@@ -251,6 +256,7 @@ impl MountSet {
             (choices.offset, choices.partition) = (self.offset, self.partition);
         }
         choices.journal_device = self.journal_device.clone().or(choices.journal_device);
+        choices.source = self.source.clone();
         choices.log = self.log.clone().or(choices.log);
         choices.sandbox = self.sandbox.unwrap_or(choices.sandbox);
         choices.threads = self.threads.map(|count| count as usize).or(choices.threads);
@@ -404,7 +410,11 @@ fn root_map(id: u32) -> Vec<(u32, u32, u32)> {
 
 /// The name of the image in the list of mounts: absolute; with the part of it that is mounted.
 pub(crate) fn source_name(image: &Path, choices: &MountChoices) -> OsString {
-    let real = image.canonicalize().unwrap_or_else(|_| absolute(image));
+    let image = choices.source.written(image);
+    let real = match is_address(image) {
+        true => image.to_owned(),
+        false => image.canonicalize().unwrap_or_else(|_| absolute(image)),
+    };
     let mut name = real.into_os_string();
     if let Some(number) = choices.partition {
         name.push(format!("#{number}"));

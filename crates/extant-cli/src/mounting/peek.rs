@@ -20,7 +20,7 @@ pub(super) fn user_of(thread: u32) -> Option<u32> {
     line.split_ascii_whitespace().nth(3)?.parse().ok()
 }
 
-/// What a thread that waits in the operation has given it; `None` when it is not in it, or this process
+/// Returns what a thread that waits in the operation has given it; `None` when it is not in it, or this process
 /// may not look.
 pub(crate) fn shutdown_argument(thread: u32) -> Option<u32> {
     let line = fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;

@@ -64,6 +64,10 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
             }
         })
     };
+    // Whatever it was mounted with, it may have been switched since.
+    let words = lists.iter().flat_map(|list| list.split(','));
+    let is_asked = words.into_iter().any(|word| word.starts_with("mb_optimize_scan="));
+    let scan = if choices.optimize_scan { "mb_optimize_scan=1" } else { "mb_optimize_scan=0" };
     let is_root = geteuid().is_root();
     if !choices.read_only {
         if before.read_only && !is_root {
@@ -75,6 +79,9 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
         if is_root {
             remount(point, &kernel)?;
         }
+        if is_asked {
+            order(scan)?;
+        }
         return Ok(Exit::Success);
     }
     if is_root {
@@ -82,6 +89,9 @@ pub(crate) fn run(dir: &Path, lists: &[String]) -> Result<Exit> {
     } else {
         // Without root, only the server refuses; what the kernel keeps must be there before.
         hand_over_writes(point)?;
+    }
+    if is_asked {
+        order(scan)?;
     }
     order("remount,ro")?;
     Ok(Exit::Success)
@@ -103,7 +113,7 @@ fn why_read_only(point: &Path, name: &str, failure: Failure) -> Failure {
     }
 }
 
-/// Only what the kernel keeps, and read-only, can change while it is mounted.
+/// Only what the kernel keeps, read-only, and how groups are searched can change while it is mounted.
 fn refuse_the_rest(before: &MountChoices, after: &MountChoices) -> Result<()> {
     let same = MountChoices {
         remount: after.remount,
@@ -113,13 +123,14 @@ fn refuse_the_rest(before: &MountChoices, after: &MountChoices) -> Result<()> {
         noexec: after.noexec,
         allow_other: after.allow_other,
         verbose: after.verbose,
+        optimize_scan: after.optimize_scan,
         ..before.clone()
     };
     match same == *after {
         true => Ok(()),
         false => Err(Failure::new(
             Exit::Unsupported,
-            "a remount changes ro, rw, suid, dev and exec; for other options mount again",
+            "a remount changes ro, rw, suid, dev, exec and mb_optimize_scan; for other options mount again",
         )),
     }
 }
@@ -134,6 +145,7 @@ mod tests {
         for (list, can) in [
             ("remount,ro,nosuid", true),
             ("remount,rw,relatime,user_id=0,group_id=0,default_permissions,allow_other", true),
+            ("remount,mb_optimize_scan=0", true),
             ("remount,noatime", false),
             ("remount,errors=continue", false),
             ("remount,commit=9", false),

@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use extant::Fs;
 use extant_block::{FileDevice, OpenError};
@@ -33,6 +34,7 @@ pub(crate) fn may_become_writable(path: &Path, choices: &MountChoices) -> bool {
     };
     choices.read_only
         && is_whole
+        && !choices.source.is_special(path)
         && is_open(path)
         && choices.journal_device.as_deref().is_none_or(is_open)
 }
@@ -156,12 +158,13 @@ impl Reopen {
 fn file_system(devices: Vec<FileDevice>, choices: &MountChoices) -> Result<Fs> {
     let mut devices = devices.into_iter();
     let missing = || Failure::new(Exit::Io, "there is no image");
-    let image = window(devices.next().ok_or_else(missing)?, choices.offset, choices.partition)?;
+    let image = Arc::new(devices.next().ok_or_else(missing)?);
+    let image = window(image, choices.offset, choices.partition)?;
     let mut options = choices.file_system();
     if let Some(journal) = devices.next() {
         options = options.journal_device(journal);
     }
-    let fs = options.open_shared(image)?;
+    let fs = options.open_shared(image).map_err(extant::FsError::from)?;
     fs.check_root()?;
     Ok(fs)
 }

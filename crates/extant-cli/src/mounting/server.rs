@@ -29,6 +29,7 @@ use crate::mounting::options::{MountChoices, SandboxMode, source_name};
 use crate::mounting::reopen::{Reopen, may_become_writable};
 use crate::mounting::{sandbox, table};
 use crate::output::complain;
+use crate::source::SourceError;
 use crate::text::escape;
 
 /// Said when image and directory may have been mixed up.
@@ -139,7 +140,9 @@ fn signals() -> io::Result<UnixStream> {
 /// The files of an image, open and locked, and not yet looked at.
 struct Devices {
     name: String,
-    image: FileDevice,
+    image: SharedDevice,
+    /// The image once more, where it is a plain file or disk.
+    plain: Option<Arc<FileDevice>>,
     journal: Option<FileDevice>,
 }
 
@@ -148,7 +151,7 @@ impl Devices {
     fn open(request: &Request, choices: &mut MountChoices, is_claimed: bool) -> Result<Devices> {
         let path = request.image.as_path();
         let name = escape(path.as_os_str().as_bytes());
-        if let Some(holder) = loop_device_of(path)
+        if let Some(holder) = loop_device_of(choices.source.written(path))
             && !(choices.read_only && is_read_only_device(&holder))
         {
             let message = format!("{name} is in use: the kernel has it as {holder}");
@@ -161,7 +164,30 @@ impl Devices {
             (false, true) => Opening::Claimed,
             (false, false) => Opening::ToWrite,
         };
-        let image = match open_patiently(path, how, choices)? {
+        let special = open_special(path, choices)?;
+        let plain = match special {
+            Some(_) => None,
+            None => Some(Arc::new(Devices::open_plain(path, how, &name, choices)?)),
+        };
+        let image = match (special, &plain) {
+            (Some(image), _) => image,
+            (None, Some(plain)) => Arc::clone(plain) as SharedDevice,
+            (None, None) => return Err(Failure::new(Exit::Internal, name)),
+        };
+        let how = if choices.read_only { Opening::ToRead } else { Opening::ToWrite };
+        let journal = choices.journal_device.as_deref().map(|path| open(path, how));
+        let journal = journal.transpose()?;
+        Ok(Devices { name, image, plain, journal })
+    }
+
+    /// A plain file or disk, open and locked.
+    fn open_plain(
+        path: &Path,
+        how: Opening,
+        name: &str,
+        choices: &mut MountChoices,
+    ) -> Result<FileDevice> {
+        Ok(match open_patiently(path, how, choices)? {
             Opened::Device(image) => image,
             Opened::WriteProtected => {
                 complain(&format!("{name} is write-protected, mounting read-only"));
@@ -171,18 +197,14 @@ impl Devices {
                     Opened::WriteProtected => return Err(Failure::new(Exit::Io, name)),
                 }
             }
-        };
-        let how = if choices.read_only { Opening::ToRead } else { Opening::ToWrite };
-        let journal = choices.journal_device.as_deref().map(|path| open(path, how));
-        let journal = journal.transpose()?;
-        Ok(Devices { name, image, journal })
+        })
     }
 
     /// What becoming writable later needs of them.
     fn reopen(&self, request: &Request, choices: &MountChoices) -> Result<Reopen> {
-        let files = [Some((&request.image, &self.image))];
+        let image = self.plain.as_deref().map(|image| (&request.image, image));
         let journal = choices.journal_device.as_ref().zip(self.journal.as_ref());
-        let files = files.into_iter().chain([journal]).flatten();
+        let files = [image, journal].into_iter().flatten();
         let files = files.map(|(path, device)| Ok((path.clone(), device.file().try_clone()?)));
         let files = files.collect::<io::Result<_>>();
         Ok(Reopen::of(files.map_err(internal("cannot keep the image"))?, choices))
@@ -190,7 +212,7 @@ impl Devices {
 
     /// Opens the file system. From here on, bytes of the image are looked at.
     fn mount(self, choices: &MountChoices) -> Result<Fs> {
-        let Devices { name, image, journal } = self;
+        let Devices { name, image, journal, .. } = self;
         let device = window(image, choices.offset, choices.partition)?;
         let mut options = choices.file_system();
         if let Some(journal) = journal {
@@ -250,7 +272,7 @@ fn opening_failed(error: FsError, name: &str, device: &SharedDevice, at_start: b
 /// Opens with the superblock at `kib` KiB, if one is given: its block number follows from the size of
 /// blocks, which is found by trying.
 fn open_at(options: &MountOptions, kib: Option<u64>, device: &SharedDevice) -> Result<Fs, FsError> {
-    let Some(kib) = kib else { return options.open_shared(Arc::clone(device)) };
+    let Some(kib) = kib else { return Ok(options.open_shared(Arc::clone(device))?) };
     let bytes = kib.saturating_mul(1024);
     let mut failed = None;
     for size in [4096, 1024, 2048, 65_536, 8192, 16_384, 32_768] {
@@ -258,7 +280,8 @@ fn open_at(options: &MountOptions, kib: Option<u64>, device: &SharedDevice) -> R
         if bytes % size != 0 {
             continue;
         }
-        match options.clone().superblock(bytes / size, block_size).open_shared(Arc::clone(device)) {
+        let options = options.clone().superblock(bytes / size, block_size);
+        match options.open_shared(Arc::clone(device)).map_err(FsError::from) {
             Ok(fs) => return Ok(fs),
             // The most telling answer is that of a size at which there was something.
             Err(error) => match (&failed, &error) {
@@ -342,6 +365,30 @@ enum Opened {
 /// A device or file system that is read-only, or a file that this user may only read.
 fn is_write_protection(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
+}
+
+/// Opens what is no plain file or disk. What is write-protected is opened for reading, unless writing
+/// was insisted on.
+fn open_special(path: &Path, choices: &mut MountChoices) -> Result<Option<SharedDevice>> {
+    let opened = choices.source.open_special(path, !choices.read_only);
+    let opened = match opened {
+        Err(SourceError::Open(OpenError::Io { source, .. }))
+            if !choices.read_only
+                && !choices.insists_on_writing
+                && choices.source.overlay.is_none()
+                && is_write_protection(&source) =>
+        {
+            let name = escape(path.as_os_str().as_bytes());
+            complain(&format!("{name} is write-protected, mounting read-only"));
+            choices.read_only = true;
+            choices.source.open_special(path, false)
+        }
+        other => other,
+    };
+    opened.map_err(|error| match error {
+        SourceError::Open(error) => opening(error, path),
+        SourceError::Other(failure) => failure,
+    })
 }
 
 /// What a file is opened for.

@@ -358,12 +358,12 @@ fn number(value: &str, least: u64, most: u64) -> Result<u64, String> {
     found.ok_or_else(|| format!("a whole number from {least} to {most}"))
 }
 
-/// What a table says of a word.
+/// Returns what a table says of a word.
 fn is_in(table: &[(&str, &'static str)], name: &str, value: Option<&str>) -> Option<&'static str> {
     table.iter().find(|(entry, _)| same(entry, name, value)).map(|(_, why)| *why)
 }
 
-/// Whether an entry of a table is this word: with a value when it ends in `=`.
+/// Returns whether an entry of a table is this word: with a value when it ends in `=`.
 fn same(entry: &str, name: &str, value: Option<&str>) -> bool {
     match entry.strip_suffix('=') {
         Some(entry) => entry == name && value.is_some(),

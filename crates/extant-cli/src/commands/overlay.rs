@@ -1,0 +1,175 @@
+//! `extant overlay`: images that hold what differs from another image.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use extant_qcow2::{Facts, Format, How, Opened, overlay};
+use serde_json::json;
+
+use crate::exit::{Exit, Failure, Result};
+use crate::image::opening;
+use crate::output::Out;
+use crate::text::{escape, human_bytes};
+
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:
+  extant overlay create my.qcow2 --base debian.qcow2
+  extant cp notes my.qcow2:/srv/
+  extant overlay info my.qcow2
+  extant overlay commit my.qcow2";
+
+/// Make, describe, commit and rebase overlays: images that hold what differs from another one
+///
+/// An overlay is a qcow2 image with a backing image, as qemu has it. Any number of them lie over one base,
+/// which none of them writes. The option --overlay of other commands makes one when it is first needed.
+#[derive(Args, Debug)]
+pub(crate) struct OverlayArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Make an empty overlay over an image
+    Create(CreateArgs),
+    /// What a qcow2 image is, what it lies over, and the snapshots in it
+    Info(InfoArgs),
+    /// Write what an overlay has into the image below it, and empty the overlay
+    ///
+    /// Other overlays over that image are of no use afterwards. Stopped in the middle, it can be done again.
+    Commit(CommitArgs),
+    /// Let an overlay lie over another image, and show the same: what differs is copied into it
+    Rebase(CreateArgs),
+}
+
+#[derive(Args, Debug)]
+struct CreateArgs {
+    /// The overlay
+    #[arg(value_name = "FILE")]
+    overlay: PathBuf,
+    /// The image that it lies over
+    #[arg(long, value_name = "IMG")]
+    base: PathBuf,
+    /// Format of the base, raw or qcow2; found out where that is safe
+    #[arg(long, value_name = "FORMAT", value_parser = crate::source::format)]
+    format: Option<Format>,
+    /// Images that the base or the overlay lies over may be in DIR, too
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    backing_dirs: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct InfoArgs {
+    /// The image
+    #[arg(value_name = "FILE")]
+    image: PathBuf,
+    /// Images that it lies over may be in DIR, too
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    backing_dirs: Vec<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct CommitArgs {
+    /// The overlay
+    #[arg(value_name = "FILE")]
+    overlay: PathBuf,
+    /// Images that the base lies over may be in DIR, too
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    backing_dirs: Vec<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
+    let failed = |file: &Path| {
+        let file = file.to_owned();
+        move |error: extant_qcow2::Qcow2Error| opening(error.into(), &file)
+    };
+    let shown = |path: &Path| escape(path.as_os_str().as_encoded_bytes());
+    match &args.what {
+        What::Create(args) => {
+            overlay::make(&args.overlay, &args.base, &args.how()).map_err(failed(&args.base))?;
+        }
+        What::Info(args) => info(args)?,
+        What::Commit(args) => {
+            let how = How { backing_dirs: args.backing_dirs.clone(), ..How::default() };
+            let moved = overlay::commit(&args.overlay, &how).map_err(failed(&args.overlay))?;
+            let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
+            writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
+        }
+        What::Rebase(args) => {
+            let moved = overlay::rebase(&args.overlay, &args.base, &args.how());
+            let moved = moved.map_err(failed(&args.overlay))?;
+            let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
+            let base = shown(&args.base);
+            writeln!(std::io::stdout(), "{name}: over {base}; {bytes} copied into it")?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+impl CreateArgs {
+    fn how(&self) -> How {
+        How { format: self.format, backing_dirs: self.backing_dirs.clone(), ..How::default() }
+    }
+}
+
+fn info(args: &InfoArgs) -> Result<()> {
+    let how = How { backing_dirs: args.backing_dirs.clone(), ..How::default() };
+    let opened = extant_qcow2::open(&args.image, &how);
+    let name = escape(args.image.as_os_str().as_encoded_bytes());
+    let image = match opened.map_err(|error| opening(error.into(), &args.image))? {
+        Opened::Qcow2(image) => image,
+        Opened::Raw(_) => {
+            return Err(Failure::new(Exit::Refused, format!("{name} is no qcow2 image")));
+        }
+    };
+    let facts = facts(&image, &name)?;
+    let mut out = Out::new();
+    let Facts { version, cluster_bytes, size_bytes, file_bytes, own_clusters, clusters, .. } =
+        facts;
+    if args.json {
+        let snapshots = image.snapshots().iter().map(|one| {
+            json!({ "id": one.id, "name": one.name, "seconds": one.seconds, "size_bytes": one.size_bytes })
+        });
+        let snapshots: Vec<_> = snapshots.collect();
+        out.json_pretty(&json!({
+            "image": name,
+            "version": version,
+            "cluster_bytes": cluster_bytes,
+            "size_bytes": size_bytes,
+            "file_bytes": file_bytes,
+            "own_clusters": own_clusters,
+            "clusters": clusters,
+            "base": facts.backing,
+            "base_format": facts.backing_format,
+            "snapshots": snapshots,
+        }))?;
+        return Ok(out.flush()?);
+    }
+    let own = human_bytes(own_clusters * cluster_bytes);
+    let (size, file, cluster) =
+        (human_bytes(size_bytes), human_bytes(file_bytes), human_bytes(cluster_bytes));
+    writeln!(out, "{name}: qcow2 version {version}, a disk of {size} in a file of {file}")?;
+    writeln!(out, "  its own: {own}, {own_clusters} of {clusters} clusters of {cluster}")?;
+    match (&facts.backing, &facts.backing_format) {
+        (Some(base), format) => {
+            let format = format.as_deref().unwrap_or("no recorded format");
+            writeln!(out, "  over: {} ({})", escape(base.as_bytes()), escape(format.as_bytes()))?;
+        }
+        (None, _) => writeln!(out, "  over: nothing")?,
+    }
+    for one in image.snapshots() {
+        let (id, label) = (escape(one.id.as_bytes()), escape(one.name.as_bytes()));
+        writeln!(out, "  snapshot {id}: {label}, {}", human_bytes(one.size_bytes))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn facts(image: &Arc<extant_qcow2::Qcow2>, name: &str) -> Result<Facts> {
+    image.facts().map_err(|error| Failure::caused(crate::fault::io_exit(&error), name, &error))
+}

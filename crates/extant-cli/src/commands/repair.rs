@@ -1,0 +1,318 @@
+//! `extant repair` and `extant undo`: what is wrong with an image is set right, and put back.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use extant_block::SharedDevice;
+use extant_repair::{
+    Ask, Decision, Fix, Outcome, Preen, RepairError, RepairOptions, UndoError, Yes,
+};
+use extant_sync::{Clock, SystemClock};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::image::{opening, split, window};
+use crate::in_use;
+use crate::output::{Out, complain};
+use crate::size::parse_bytes;
+use crate::source::SourceArgs;
+use crate::target::epoch;
+use crate::text::{counted, escape};
+
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant repair disk.img\n  extant repair -n disk.img\n  extant repair -y --undo before.undo disk.img\n\nEnds with the codes of fsck(8): 0 nothing was wrong, 1 everything was set right, 4 something is left, 8 it could not be done.\n";
+
+/// The end of `--help` of `undo`.
+pub(crate) const UNDO_EXAMPLES: &str = "Examples:\n  extant repair -y --undo before.undo disk.img\n  extant undo before.undo disk.img\n";
+
+/// Repair an image
+///
+/// Finds what extant check finds, and sets it right: superblock and descriptors from their backups, maps,
+/// directories, attributes, blocks that two files claim, files without a name, counts and bitmaps. The
+/// journal is replayed first. Nothing is written before all of it is known; the image says that it
+/// needs a check until the last write, so that a repair that was cut off can be run again.
+///
+/// On a terminal each finding is asked about. Ends with the codes of fsck(8): 0, 1 when something was set
+/// right, 4 when something is left.
+#[derive(Args, Debug)]
+pub(crate) struct RepairArgs {
+    /// Image file or block device
+    #[arg(value_name = "IMG")]
+    image: OsString,
+    /// Say yes to everything
+    #[arg(short = 'y', long, conflicts_with_all = ["preen", "dry_run"])]
+    yes: bool,
+    /// Set right what loses nothing; stop, and change nothing, at anything else
+    #[arg(short = 'p', long, conflicts_with = "dry_run")]
+    preen: bool,
+    /// Show what would be done, and change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Keep what is overwritten in a new file, for extant undo
+    #[arg(long, value_name = "FILE")]
+    undo: Option<PathBuf>,
+    /// The file system begins that many bytes into the file
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
+    offset: Option<u64>,
+    /// The file system is in partition N of the file (GPT or MBR)
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
+    partition: Option<u32>,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Put back what a repair overwrote
+///
+/// Takes the file that extant repair --undo made. All of it is checked before anything is written.
+#[derive(Args, Debug)]
+pub(crate) struct UndoArgs {
+    /// What extant repair --undo wrote
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Image file or block device
+    #[arg(value_name = "IMG")]
+    image: OsString,
+    /// The file system begins that many bytes into the file
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
+    offset: Option<u64>,
+    /// The file system is in partition N of the file (GPT or MBR)
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
+    partition: Option<u32>,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// Asks on the terminal.
+struct Terminal {
+    /// The answer to everything from now on.
+    always: Option<Decision>,
+}
+
+impl Ask for Terminal {
+    fn ask(&mut self, finding: &Fix) -> Decision {
+        if let Some(answer) = self.always {
+            return answer;
+        }
+        let mut err = io::stderr().lock();
+        loop {
+            let message = escape(finding.message.as_bytes());
+            // Without a terminal that can be written to, the answer below is an end.
+            let _ = write!(err, "{message}\n  {}? [y]es, [n]o, [a]ll, [q]uit: ", finding.fix);
+            let _ = err.flush();
+            let mut line = String::new();
+            match io::stdin().lock().read_line(&mut line) {
+                Ok(0) | Err(_) => return Decision::Stop,
+                Ok(_) => {}
+            }
+            match line.trim() {
+                "y" | "yes" => return Decision::Fix,
+                "n" | "no" => return Decision::Leave,
+                "a" | "all" => {
+                    self.always = Some(Decision::Fix);
+                    return Decision::Fix;
+                }
+                "q" | "quit" => return Decision::Stop,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
+    let (file, path) = split(&args.image);
+    if path != b"/" {
+        return Err(Failure::usage("repair is for a whole image: leave the path out"));
+    }
+    let name = escape(file.as_os_str().as_encoded_bytes());
+    let may_ask = io::stdin().is_terminal() && io::stderr().is_terminal();
+    let decides = args.yes || args.preen || args.dry_run;
+    if !decides && (!may_ask || args.json) {
+        return Err(Failure::usage("nobody can be asked here")
+            .hint("pass -y (yes to everything), -p (what loses nothing) or -n (change nothing)"));
+    }
+    let device = args.open(&file, &name)?;
+    let now = match epoch(None)? {
+        Some(epoch) => epoch,
+        None => SystemClock.now().0,
+    };
+    let mut terminal = Terminal { always: None };
+    let ask: &mut dyn Ask = match () {
+        () if args.preen => &mut Preen,
+        () if args.yes || args.dry_run => &mut Yes,
+        () => &mut terminal,
+    };
+    let options = RepairOptions { now };
+    let outcome = extant_repair::repair(SharedDevice::clone(&device), &options, ask)
+        .map_err(|error| cannot(&error, &name))?;
+    let writes = !args.dry_run && !outcome.plan.is_empty();
+    if writes {
+        if let Some(undo) = &args.undo {
+            save_undo(&outcome, &device, undo)?;
+        }
+        outcome.plan.apply(&*device).map_err(|error| {
+            Failure::from(error)
+                .about(&name)
+                .hint("the image is marked as in need of a check: repair it again")
+        })?;
+    }
+    args.show(&outcome, &name, writes)?;
+    Ok(args.exit(&outcome))
+}
+
+impl RepairArgs {
+    fn open(&self, file: &Path, name: &str) -> Result<SharedDevice> {
+        if let Some(holder) =
+            in_use::loop_device_of(self.source.written(file)).filter(|_| !self.dry_run)
+        {
+            let message = format!("{name} is in use: the kernel has it as {holder}");
+            return Err(Failure::new(Exit::Refused, message).hint(format!(
+                "unmount it and detach it (losetup -d {holder}), or give {holder} itself"
+            )));
+        }
+        let opened = match self.dry_run {
+            true => self.source.open_read_only(file),
+            false => self.source.open_read_write(file),
+        };
+        let device = opened.map_err(|error| opening(error, file))?;
+        window(device, self.offset, self.partition)
+    }
+
+    fn exit(&self, outcome: &Outcome) -> Exit {
+        let is_left = !outcome.is_clean || outcome.findings.iter().any(|one| one.left.is_some());
+        match () {
+            () if is_left => Exit::Image,
+            () if outcome.plan.is_empty() => Exit::Success,
+            // Nothing was set right yet.
+            () if self.dry_run => Exit::Image,
+            () => Exit::Partial,
+        }
+    }
+
+    fn show(&self, outcome: &Outcome, name: &str, written: bool) -> Result<()> {
+        let mut out = Out::new();
+        let left = outcome.findings.iter().filter(|one| one.left.is_some()).count();
+        if self.json {
+            let findings: Vec<Value> = outcome.findings.iter().map(finding_json).collect();
+            out.json_pretty(&json!({
+                "image": name,
+                "clean": outcome.is_clean,
+                "written": written,
+                "stopped": outcome.is_stopped,
+                "findings": findings,
+                "left": left,
+                "transactions": outcome.transactions,
+                "fast_commits": outcome.fast_commits,
+                "writes": outcome.plan.write_count(),
+                "bytes": outcome.plan.byte_count(),
+                "rounds": outcome.rounds,
+            }))?;
+            out.flush()?;
+            return Ok(());
+        }
+        for one in &outcome.findings {
+            let message = escape(one.message.as_bytes());
+            match &one.left {
+                Some(why) => writeln!(out, "{name}: {message}: left: {}", escape(why.as_bytes()))?,
+                None if written => writeln!(out, "{name}: {message}: done: {}", one.fix)?,
+                None => writeln!(out, "{name}: {message}: would be done: {}", one.fix)?,
+            }
+        }
+        let found = counted(outcome.findings.len() as u64, "problem");
+        if outcome.transactions > 0 {
+            let log = counted(outcome.transactions.into(), "transaction");
+            writeln!(out, "{name}: {log} of the journal brought in")?;
+        }
+        match () {
+            () if outcome.is_stopped => writeln!(
+                out,
+                "{name}: {found} so far: not all of it loses nothing, so none was set right; \
+                 extant repair asks, -y says yes"
+            )?,
+            () if outcome.plan.is_empty() && left == 0 => writeln!(out, "{name}: clean")?,
+            () if left > 0 => writeln!(out, "{name}: {found}, {left} left")?,
+            () if written => writeln!(out, "{name}: {found}, all set right")?,
+            () => writeln!(out, "{name}: {found}; nothing was changed")?,
+        }
+        out.flush()?;
+        Ok(())
+    }
+}
+
+fn finding_json(one: &Fix) -> Value {
+    json!({
+        "code": one.code,
+        "message": one.message,
+        "severity": one.severity.name(),
+        "fix": one.fix,
+        "inode": one.objects.ino.map(|ino| ino.0),
+        "target": one.objects.target.map(|ino| ino.0),
+        "block": one.objects.block.map(|block| block.0),
+        "group": one.objects.group.map(|group| group.0),
+        "done": one.left.is_none(),
+        "left": one.left,
+    })
+}
+
+fn cannot(error: &RepairError, name: &str) -> Failure {
+    let exit = match error {
+        RepairError::Features { .. } => Exit::Unsupported,
+        _ => Exit::Io,
+    };
+    Failure::new(exit, error.to_string()).about(name)
+}
+
+/// Writes the undo file and makes it durable.
+fn save_undo(outcome: &Outcome, device: &SharedDevice, path: &Path) -> Result<()> {
+    let shown = escape(path.as_os_str().as_encoded_bytes());
+    let failed =
+        |error: io::Error| Failure::caused(Exit::Io, &format!("{shown} cannot be written"), &error);
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error
+            .kind()
+        {
+            io::ErrorKind::AlreadyExists => Failure::new(Exit::Refused, format!("{shown} exists"))
+                .hint("an undo file is never overwritten: give another name"),
+            _ => failed(error),
+        })?;
+    match outcome.plan.save_undo(&**device, &mut file) {
+        Ok(()) => {}
+        Err(UndoError::File(error)) => return Err(failed(error)),
+        Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),
+    }
+    file.sync_all().map_err(failed)
+}
+
+/// Runs `undo`.
+pub(crate) fn run_undo(args: &UndoArgs) -> Result<Exit> {
+    let (file, path) = split(&args.image);
+    if path != b"/" {
+        return Err(Failure::usage("undo is for a whole image: leave the path out"));
+    }
+    let name = escape(file.as_os_str().as_encoded_bytes());
+    let shown = escape(args.file.as_os_str().as_encoded_bytes());
+    if let Some(holder) = in_use::loop_device_of(&file) {
+        let message = format!("{name} is in use: the kernel has it as {holder}");
+        return Err(Failure::new(Exit::Refused, message)
+            .hint("unmount it and detach it, or give the device itself"));
+    }
+    let mut undo = File::open(&args.file)
+        .map_err(|error| Failure::caused(Exit::Io, &format!("{shown} cannot be opened"), &error))?;
+    let device = args.source.open_read_write(&file).map_err(|error| opening(error, &file))?;
+    let device = window(device, args.offset, args.partition)?;
+    let bytes = extant_repair::undo(&*device, &mut undo).map_err(|error| {
+        let exit = match &error {
+            UndoError::Device(_) | UndoError::File(_) => Exit::Io,
+            _ => Exit::Refused,
+        };
+        Failure::new(exit, error.to_string()).about(&shown)
+    })?;
+    complain(&format!("{name}: {} put back", counted(bytes, "byte")));
+    Ok(Exit::Success)
+}

@@ -1,0 +1,151 @@
+//! `extant serve`: an image for other programs and hosts.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, Subcommand};
+use extant_nbd::{Listening, serve};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::fault::io_exit;
+use crate::image::{opening, split, window};
+use crate::in_use::loop_device_of;
+use crate::size::parse_bytes;
+use crate::source::SourceArgs;
+use crate::text::escape;
+
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:
+  extant serve nbd debian.qcow2 --socket /run/user/1000/nbd
+  extant serve nbd base.img --overlay vm7.qcow2 --socket s --export root
+  extant ls 'nbd+unix:///?socket=s:/etc'";
+
+/// Serve an image to other programs and hosts
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// As a network block device, until SIGINT or SIGTERM
+    ///
+    /// Whoever can connect can read, and write unless --read-only: there is neither a password nor
+    /// encryption. The socket is made for its owner alone; addresses other than those of this host are
+    /// refused.
+    Nbd(NbdArgs),
+}
+
+#[derive(Args, Debug)]
+struct NbdArgs {
+    /// Image file, block device or address
+    #[arg(value_name = "IMG")]
+    image: OsString,
+    /// A new socket in the file system
+    #[arg(
+        long,
+        value_name = "PATH",
+        required_unless_present = "listen",
+        conflicts_with = "listen"
+    )]
+    socket: Option<PathBuf>,
+    /// An address of this host, such as 127.0.0.1:10809; port 0 is any that is free
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Name of the export; clients that ask for none get it as well
+    #[arg(long, value_name = "NAME", default_value = "")]
+    export: String,
+    /// Clients cannot write
+    #[arg(short = 'r', long)]
+    read_only: bool,
+    /// Serve what begins that many bytes into the image
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
+    offset: Option<u64>,
+    /// Serve partition N of the image (GPT or MBR)
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
+    partition: Option<u32>,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// A socket in the file system, which is removed at the end.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
+    let What::Nbd(args) = &args.what;
+    let (file, path) = split(&args.image);
+    if path != b"/" {
+        return Err(Failure::usage("serve is for a whole image: leave the path out"));
+    }
+    let written = args.source.written(&file);
+    if let Some(holder) = loop_device_of(written).filter(|_| !args.read_only) {
+        let name = escape(written.as_os_str().as_bytes());
+        let message = format!("{name} is in use: the kernel has it as {holder}");
+        return Err(Failure::new(Exit::Refused, message));
+    }
+    let device = match args.read_only {
+        true => args.source.open_read_only(&file),
+        false => args.source.open_read_write(&file),
+    };
+    let device = device.map_err(|error| opening(error, &file))?;
+    let device = window(device, args.offset, args.partition)?;
+    let end = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&end))
+            .map_err(|error| Failure::caused(Exit::Internal, "cannot handle signals", &error))?;
+    }
+    let (listening, address, _socket) = listen(args)?;
+    writeln!(std::io::stdout(), "{address}")?;
+    std::io::stdout().flush()?;
+    let name = escape(file.as_os_str().as_bytes());
+    serve(&device, &args.export, &listening, &end)
+        .map_err(|error| Failure::caused(io_exit(&error), &name, &error))?;
+    Ok(Exit::Success)
+}
+
+/// Where clients come in, its address, and the socket to remove.
+fn listen(args: &NbdArgs) -> Result<(Listening, String, Option<Removed>)> {
+    let export = &args.export;
+    if let Some(path) = &args.socket {
+        let failed = |error| {
+            let name = escape(path.as_os_str().as_bytes());
+            Failure::caused(io_exit(&error), &format!("cannot make the socket {name}"), &error)
+        };
+        let listener = bind_private(path).map_err(failed)?;
+        let address = format!("nbd+unix:///{export}?socket={}", path.display());
+        return Ok((Listening::Unix(listener), address, Some(Removed(path.clone()))));
+    }
+    let Some(address) = args.listen else { return Err(Failure::usage("--socket or --listen")) };
+    if !address.ip().is_loopback() {
+        let message = format!("{address} is no address of this host alone");
+        return Err(Failure::new(Exit::Refused, message)
+            .hint("nothing protects what is served: 127.0.0.1:PORT, with ssh -L for others"));
+    }
+    let failed =
+        |error| Failure::caused(io_exit(&error), &format!("cannot listen at {address}"), &error);
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let shown = format!("nbd://{}/{export}", listener.local_addr().map_err(failed)?);
+    Ok((Listening::Tcp(listener), shown, None))
+}
+
+/// A socket that nobody but its owner can use, from its first moment.
+fn bind_private(path: &Path) -> std::io::Result<UnixListener> {
+    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(old);
+    bound
+}

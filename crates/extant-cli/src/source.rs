@@ -1,0 +1,231 @@
+//! Where an image is, and how its bytes lie there: a raw file or disk, a qcow2 image, an overlay.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use extant_block::{FileDevice, OpenError, SharedDevice};
+use extant_nbd::{Address, NbdDevice, NbdError, Settings};
+use extant_qcow2::{Format, How, Opened, Qcow2Error, overlay};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::output::complain;
+use crate::place::is_address;
+use crate::text::escape;
+
+const SOURCE: &str = "Image";
+
+/// How the bytes of an image lie in its file.
+#[derive(Args, Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SourceArgs {
+    /// How the disk lies in the file: raw or qcow2.
+    ///
+    /// Found out when left out, by the contents; but what is qcow2 by its contents and not by its name
+    /// (.qcow2) is not written, and not read if it lies over another image: in a raw image, whoever uses it
+    /// could have written such a header.
+    #[arg(long, value_name = "FORMAT", value_parser = format, help_heading = SOURCE)]
+    pub(crate) format: Option<Format>,
+    /// The disk as it was when this snapshot inside the qcow2 image was taken; for reading.
+    #[arg(long, value_name = "NAME", conflicts_with = "overlay", help_heading = SOURCE)]
+    pub(crate) snapshot: Option<String>,
+    /// Changes go to FILE, a qcow2 image over the image, which itself is not written.
+    ///
+    /// FILE is made when it is first needed, and qemu reads it. Any number of overlays share one image.
+    #[arg(long, value_name = "FILE", help_heading = SOURCE)]
+    pub(crate) overlay: Option<PathBuf>,
+    /// Images that a qcow2 image lies over may be in DIR, besides the image's own directory.
+    #[arg(long = "backing-dir", value_name = "DIR", help_heading = SOURCE)]
+    pub(crate) backing_dirs: Vec<PathBuf>,
+}
+
+pub(crate) fn format(word: &str) -> Result<Format, String> {
+    Format::of_name(word).ok_or_else(|| "raw or qcow2".to_owned())
+}
+
+/// Why an image could not be opened as what it is.
+#[derive(Debug)]
+pub(crate) enum SourceError {
+    /// The file could not.
+    Open(OpenError),
+    /// The rest.
+    Other(Failure),
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        match error {
+            SourceError::Open(error) => error.into(),
+            SourceError::Other(failure) => failure,
+        }
+    }
+}
+
+impl From<Qcow2Error> for SourceError {
+    fn from(error: Qcow2Error) -> SourceError {
+        match error {
+            Qcow2Error::Open(error) => SourceError::Open(error),
+            other => SourceError::Other(other.into()),
+        }
+    }
+}
+
+impl From<Qcow2Error> for Failure {
+    fn from(error: Qcow2Error) -> Failure {
+        let exit = match &error {
+            Qcow2Error::Open(_) | Qcow2Error::Device(_) => Exit::Io,
+            Qcow2Error::Io { source, .. } => match source.kind() {
+                std::io::ErrorKind::InvalidData => Exit::Image,
+                _ => crate::fault::io_exit(source),
+            },
+            Qcow2Error::NotQcow2 { .. } | Qcow2Error::Damaged { .. } => Exit::Image,
+            Qcow2Error::Unsupported { .. } => Exit::Unsupported,
+            Qcow2Error::NoSnapshot { .. } => Exit::NotFound,
+            _ => Exit::Refused,
+        };
+        let hint = match &error {
+            Qcow2Error::NotQcow2 { .. } => Some("--format raw says that it is none"),
+            Qcow2Error::Damaged { .. } => Some("qemu-img check tells more"),
+            Qcow2Error::Doubtful { .. } => {
+                Some("--format qcow2 says that it is one, --format raw that it is none")
+            }
+            Qcow2Error::NotWritable { what: "dirty", .. } => Some(
+                "qemu-img check -r all repairs its reference counts; an overlay over it can be written",
+            ),
+            Qcow2Error::NotWritable { .. } => Some("an overlay over it can be written (--overlay)"),
+            Qcow2Error::OtherBase { .. } => {
+                Some("extant overlay rebase moves an overlay to another image")
+            }
+            _ => None,
+        };
+        if let Qcow2Error::Open(error) = error {
+            return error.into();
+        }
+        let mut failure = Failure::caused(exit, "", &error);
+        failure.hint = hint.map(str::to_owned);
+        failure
+    }
+}
+
+impl From<NbdError> for Failure {
+    fn from(error: NbdError) -> Failure {
+        let exit = match &error {
+            NbdError::Address { .. } => Exit::Usage,
+            NbdError::Refused { .. } => Exit::NotFound,
+            NbdError::ReadOnly { .. } => Exit::Refused,
+            _ => Exit::Io,
+        };
+        let failure = Failure::caused(exit, "", &error);
+        match &error {
+            NbdError::Refused { .. } => {
+                failure.hint("nbdinfo --list shows the exports of a server")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl SourceArgs {
+    fn how(&self, write: bool) -> How {
+        How {
+            write,
+            format: self.format,
+            snapshot: self.snapshot.clone(),
+            backing_dirs: self.backing_dirs.clone(),
+        }
+    }
+
+    /// Opens what an address leads to.
+    fn remote(&self, file: &Path, write: bool) -> Result<Arc<NbdDevice>, SourceError> {
+        let other = |failure: Failure| SourceError::Other(failure);
+        let name = escape(file.as_os_str().as_bytes());
+        let is_more = self.overlay.is_some() || self.snapshot.is_some();
+        if is_more || self.format == Some(Format::Qcow2) {
+            let message = format!("{name}: what is behind an address is taken as a raw disk");
+            return Err(other(
+                Failure::new(Exit::Unsupported, message)
+                    .hint("extant serve nbd IMG serves qcow2 images and overlays as raw disks"),
+            ));
+        }
+        let text = file.to_str().ok_or_else(|| {
+            other(Failure::usage(format!("{name}: an address is made of characters")))
+        })?;
+        let device = Address::parse(text)
+            .and_then(|address| NbdDevice::open(&address, !write, Settings::default()));
+        Ok(Arc::new(device.map_err(|error| other(error.into()))?))
+    }
+
+    /// Opens the image.
+    fn opened(&self, file: &Path, write: bool) -> Result<Opened, SourceError> {
+        let how = self.how(write);
+        let opened = match &self.overlay {
+            Some(over) if write || over.exists() => overlay::open_over(over, file, &how)?,
+            // Nothing was changed yet, so the image itself is what the overlay would show.
+            _ => extant_qcow2::open(file, &how)?,
+        };
+        let is_told = self.overlay.is_some() || self.format.is_some();
+        if matches!(opened, Opened::Qcow2(_)) && !is_told && !extant_qcow2::is_named_so(file) {
+            let name = escape(file.as_os_str().as_bytes());
+            complain(&format!("{name}: note: read as a qcow2 image, as its contents say"));
+        }
+        Ok(opened)
+    }
+
+    /// Opens the image for reading.
+    pub(crate) fn open_read_only(&self, file: &Path) -> Result<SharedDevice, SourceError> {
+        if is_address(file) {
+            return Ok(self.remote(file, false)?);
+        }
+        Ok(self.opened(file, false)?.into_device())
+    }
+
+    /// Opens the image, or the overlay over it, for changes.
+    pub(crate) fn open_read_write(&self, file: &Path) -> Result<SharedDevice, SourceError> {
+        if is_address(file) {
+            return Ok(self.remote(file, true)?);
+        }
+        Ok(self.opened(file, true)?.into_device())
+    }
+
+    /// Opens the image for a mount; `None` if it is a plain file or disk, whose opening is the mount's own.
+    pub(crate) fn open_special(
+        &self,
+        file: &Path,
+        write: bool,
+    ) -> Result<Option<SharedDevice>, SourceError> {
+        if is_address(file) {
+            let device = self.remote(file, write)?;
+            // From its sandbox a mount makes none.
+            device.connect_all();
+            return Ok(Some(device));
+        }
+        if !self.is_special(file) {
+            return Ok(None);
+        }
+        match self.opened(file, write)? {
+            Opened::Qcow2(image) => Ok(Some(image)),
+            Opened::Raw(device) => {
+                device.exclude_writers().map_err(SourceError::Open)?;
+                Ok(Some(Arc::new(device)))
+            }
+        }
+    }
+
+    /// Whether it is anything but a plain file or disk. What cannot be read is none.
+    pub(crate) fn is_special(&self, file: &Path) -> bool {
+        if self.overlay.is_some() || self.snapshot.is_some() || is_address(file) {
+            return true;
+        }
+        match self.format {
+            Some(format) => format == Format::Qcow2,
+            None => FileDevice::open_read_only(file).is_ok_and(|device| {
+                extant_qcow2::probe(&device).is_ok_and(|found| found == Format::Qcow2)
+            }),
+        }
+    }
+
+    /// The file that is written when the image in `file` is changed.
+    pub(crate) fn written<'a>(&'a self, file: &'a Path) -> &'a Path {
+        self.overlay.as_deref().unwrap_or(file)
+    }
+}
