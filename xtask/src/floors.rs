@@ -80,7 +80,7 @@ impl Graph {
         graph
     }
 
-    /// How many modules there are, and how many pairs of user and used.
+    /// Returns how many modules there are, and how many pairs of user and used.
     pub(crate) fn size(&self) -> (usize, usize) {
         (self.modules.len(), self.edges.len())
     }
@@ -193,7 +193,8 @@ impl Graph {
         }
     }
 
-    /// What contradicts a table of floors, the highest first, given as the modules of each line.
+    /// Returns what contradicts a table of floors, the highest first, given as the modules of each
+    /// line.
     pub(crate) fn contradictions(&self, table: &[Vec<&str>]) -> Vec<String> {
         let mut faults = Vec::new();
         let mut line_of = BTreeMap::new();
@@ -483,7 +484,7 @@ pub(crate) fn attribute(tokens: &[&str]) -> usize {
     end.map_or(tokens.len(), |end| end + 1)
 }
 
-/// Whether an attribute begins here by which an item is compiled only for tests.
+/// Returns whether an attribute begins here by which an item is compiled only for tests.
 pub(crate) fn is_for_tests(tokens: &[&str]) -> bool {
     let attribute = &tokens[..attribute(tokens)];
     match attribute {

@@ -8,6 +8,7 @@ mod floors;
 mod names;
 mod sentences;
 mod tidy;
+mod words;
 
 use std::process::ExitCode;
 

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::files::Text;
 use crate::floors::{attribute, is_for_tests, item_len, tokens, tree};
 
-/// What the interface of the crate below `source` (which ends in `/`) shows and its root does not name:
+/// Returns what the interface of the crate below `source` (which ends in `/`) shows and its root does not name:
 /// the name, its path, and a file that shows it.
 pub(crate) fn unnamed(files: &[Text], source: &str) -> Vec<(String, String, String)> {
     let sources = files.iter().filter(|file| {

@@ -37,7 +37,7 @@ pub(crate) fn one_per_line(text: &str) -> String {
     out.join("\n")
 }
 
-/// Whether a line is no part of a paragraph.
+/// Returns whether a line is no part of a paragraph.
 fn is_apart(line: &str) -> bool {
     let line = line.trim();
     line.is_empty()
@@ -50,7 +50,7 @@ fn is_apart(line: &str) -> bool {
             .is_some_and(|(name, _)| !name.contains(']'))
 }
 
-/// How long the marker of a list item at the start of `line` is, blanks included.
+/// Returns how long the marker of a list item at the start of `line` is, blanks included.
 fn marker(line: &str) -> Option<usize> {
     let rest = line.trim_start();
     let number = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -103,7 +103,7 @@ fn sentences(paragraph: &str) -> Vec<&str> {
     found
 }
 
-/// Whether a sentence, and nothing that a line must not begin with, may start here.
+/// Returns whether a sentence, and nothing that a line must not begin with, may start here.
 fn starts_sentence(rest: &str) -> bool {
     let starts = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || "`[*_\"(".contains(c);
     rest.starts_with(starts) && marker(rest).is_none()

@@ -15,6 +15,9 @@
 //! - T10. Documents have one sentence per line ([`sentences`](crate::sentences)).
 //! - T11. Every crate is in the picture of `ARCHITECTURE.md`.
 //! - T12. Every design note is listed in `docs/README.md`.
+//! - T13. A type that three crates import from others of the project is in the glossary ([`words`]).
+//! - T14. The comment of a function begins neither with a clause without a verb ("Whether it is dirty.") nor with a word for
+//!   the item above it ("It is not any more."), in the crates that [`words`] lists.
 
 use std::fs;
 use std::path::Path;
@@ -25,6 +28,7 @@ use crate::files::{Text, all_files};
 use crate::floors::{Graph, table};
 use crate::names::unnamed;
 use crate::sentences::one_per_line;
+use crate::words;
 
 /// Longest source file, in lines.
 const LINES_MAX: usize = 1000;
@@ -68,6 +72,8 @@ fn check(root: &Path) -> Vec<String> {
     documents::wrapping(&files, &mut faults);
     documents::picture(&crates(root), &files, &mut faults);
     documents::design_notes(&files, &mut faults);
+    words::glossary(&files, &mut faults);
+    words::comments(&files, &mut faults);
     faults
 }
 
@@ -117,7 +123,7 @@ pub(crate) fn print_floors(only: Option<&str>) {
     }
 }
 
-/// Where the crates of the workspace have their sources.
+/// Returns where the crates of the workspace have their sources.
 fn sources(files: &[Text]) -> Vec<String> {
     let root_of = |file: &Text| {
         let root = ["lib.rs", "main.rs"].iter().find_map(|root| file.path.strip_suffix(root))?;
@@ -307,7 +313,7 @@ fn switches(contents: &str) -> Vec<&str> {
     named.filter(|name| !name.starts_with("base.")).collect()
 }
 
-/// Whether a crate has a function or a case of a macro of that name.
+/// Returns whether a crate has a function or a case of a macro of that name.
 fn has_test(files: &[Text], package: &str, test: &str) -> bool {
     let below = format!("crates/{package}/");
     let mut sources = files.iter().filter(|file| file.path.starts_with(&below));
