@@ -73,7 +73,7 @@ fn walk(fs: &Fs) -> usize {
             FileKind::Symlink => drop(inode.read_link()),
             _ => {
                 for offset in [0, inode.size() / 2, inode.size().saturating_sub(9)] {
-                    let _ = inode.read_at(offset, &mut buffer);
+                    let _ = inode.read_at(&mut buffer, offset);
                 }
             }
         }
