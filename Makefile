@@ -18,8 +18,10 @@ DIST_MUSL := $(shell uname -m)-unknown-linux-musl
 DIST_TARGET ?= $(if $(and $(shell rustup target list --installed 2>/dev/null | grep -x $(DIST_MUSL)),$(shell command -v musl-gcc)),$(DIST_MUSL),$(shell uname -m)-unknown-linux-gnu)
 DIST_PROFILE ?= dist
 DIST_FLAGS ?= -C target-feature=+crt-static
+# A test program that hangs is ended after a quarter of an hour.
+ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,8 +40,8 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps python3 fuse3 git umoci skopeo cryptsetup-bin || true
-	$(CARGO) test --workspace --no-fail-fast
+	@scripts/deps python3 fuse3 git umoci skopeo cryptsetup-bin dosfstools mtools gdisk fdisk || true
+	$(CARGO) $(ENDED) test --workspace --no-fail-fast
 	@$(MAKE) --no-print-directory embed
 
 embed: ## a program that embeds the library, from outside of the workspace
@@ -48,6 +50,7 @@ embed: ## a program that embeds the library, from outside of the workspace
 
 test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
+	@scripts/deps umoci skopeo cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static || true
 	$(CARGO) test --workspace --release --no-fail-fast -- --include-ignored
 	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
 	EXTANT=$(EXTANT) scripts/real-programs
@@ -67,8 +70,9 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 
 bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-alloc bench-direct bench-mount ## all benchmarks
 
-bench-build: build-whole ## build against mke2fs -d and cp -a (SOURCE=/usr/share RUNS=5)
+bench-build: build-whole ## build against mke2fs -d, mkfs.erofs, tar -x, umoci and floors (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
+	@scripts/deps erofs-utils genext2fs umoci || true
 	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- build
 
 bench-mkfs: build-whole ## time and memory of making a file system of 16 TiB
@@ -100,7 +104,7 @@ bench-alloc: ## space for files that grow, 1 to 64 workers, in process against t
 	@scripts/deps xfsprogs || true
 	$(CARGO) run --profile dist -q -p extant-bench -- alloc
 
-bench-direct: ## direct I/O, one request and 64 at once, against a raw file and the kernel's ext4 (root; SIZE= REQUESTS= BENCH_DISK=)
+bench-direct: ## direct I/O, one request and 64 at once, against fio on the raw target and on the kernel's ext4 (root; SIZE= ROUNDS= SECONDS_EACH= ROWS="disk write;4K" BENCH_DISK=)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --profile dist -q -p extant-bench -- direct
 
@@ -125,11 +129,17 @@ dist: ## a static command as .deb and .tar.gz, with all that belongs to it: targ
 	RUSTFLAGS="$(DIST_FLAGS)" $(CARGO) build --profile $(DIST_PROFILE) --target $(DIST_TARGET) -p extant-cli
 	@scripts/dist $(TARGET)/$(DIST_TARGET)/$(DIST_PROFILE)/extant $(TARGET)/dist
 
+package: ## the crates as they would be published: target/package
+	@scripts/deps cargo
+	@# Without lock files: those name the crates among each other, which no registry has yet.
+	$(CARGO) package --workspace --no-verify --exclude-lockfile --exclude xtask --exclude extant-bench --exclude extant-posix \
+	  --exclude extant-testkit --exclude extant-python
+
 install: build-whole ## command, mount helpers, manual pages, completions, documents (PREFIX, DESTDIR)
 	@$(MAKE) --no-print-directory install-files EXTANT=$(WHOLE)
 
 install-files:
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 \
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man8 \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 	  $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d \
@@ -142,6 +152,7 @@ install-files:
 	install -m 644 CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/*.md $(DESTDIR)$(DOCUMENTS)
 	install -m 644 docs/design/*.md $(DESTDIR)$(DOCUMENTS)/design
 	$(EXTANT) man --documents $(DOCUMENTS) $(DESTDIR)$(PREFIX)/share/man/man1
+	mv $(DESTDIR)$(PREFIX)/share/man/man1/*.8 $(DESTDIR)$(PREFIX)/share/man/man8
 	$(EXTANT) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/extant
 	$(EXTANT) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_extant
 	$(EXTANT) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/extant.fish
