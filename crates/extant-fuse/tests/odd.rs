@@ -206,7 +206,8 @@ fn damaged_directories(settings: &Settings, options: &[&str], source: &Path) {
         served.unwrap();
         assert_eq!(heard.bugs.load(Ordering::SeqCst), 0);
     }
-    assert!(errors >= 4, "{options:?}: little was damaged");
+    // Without checksums nothing tells of a changed letter, nor of an index that is not read.
+    assert!(errors >= 3, "{options:?}: little was damaged");
 }
 
 fn rewound(mut dir: rustix::fs::Dir) -> rustix::fs::Dir {

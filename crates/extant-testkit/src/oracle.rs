@@ -131,14 +131,37 @@ pub fn e2fsck_as(image: &Path, mode: &str, arguments: &[&str]) -> Result<FsckRep
 
 /// Makes a file system with mke2fs on an existing file, or on a new one of `size` such as `64M`.
 /// Panics if mke2fs fails.
+///
+/// Where the arguments name no UUID and no seed of the directories' hashes, those of
+/// `EXTANT_TEST_UUID` are used, or else fixed ones: mke2fs draws them, and what a damaged index
+/// or a checksum shows depends on them, so that a test would fail once in a hundred runs and not
+/// again.
 pub fn mke2fs(image: &Path, size: &str, arguments: &[&str]) -> Result<(), String> {
     let tool = Tool::find("mke2fs")?;
-    let mut all: Vec<&OsStr> = vec!["-q".as_ref(), "-F".as_ref()];
-    all.extend(arguments.iter().map(|a| OsStr::new(*a)));
+    let uuid = std::env::var("EXTANT_TEST_UUID").unwrap_or_else(|_| TEST_UUID.to_owned());
+    let mut all: Vec<String> = vec!["-q".into(), "-F".into()];
+    all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    if !arguments.contains(&"-U") {
+        all.extend(["-U".into(), uuid.clone()]);
+    }
+    let seed = format!("hash_seed={uuid}");
+    match arguments.iter().position(|argument| *argument == "-E") {
+        // Of several `-E`, mke2fs takes the last.
+        Some(_) if arguments.iter().any(|argument| argument.contains("hash_seed=")) => {}
+        Some(_) => {
+            let last = all.iter().rposition(|argument| argument == "-E").expect("one was found");
+            all[last + 1] = format!("{},{seed}", all[last + 1]);
+        }
+        None => all.extend(["-E".into(), seed]),
+    }
+    let mut all: Vec<&OsStr> = all.iter().map(OsStr::new).collect();
     all.extend([image.as_os_str(), size.as_ref()]);
     tool.run(all);
     Ok(())
 }
+
+/// UUID and hash seed of the images that [`mke2fs`] makes.
+const TEST_UUID: &str = "5a17e9c4-0d3b-4c86-9f21-7be0a4d8c613";
 
 /// Runs debugfs commands, one per line, on an image. `write` opens it for writing. Returns what
 /// debugfs printed, errors included: its exit status does not tell.
