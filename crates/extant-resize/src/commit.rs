@@ -1,0 +1,240 @@
+//! Changes reach the device: as one transaction of the image's own journal, or in an order that a check
+//! sets right.
+//!
+//! # Invariants
+//!
+//! - C1. What nothing refers to yet is durable before the changes that refer to it.
+//! - C2. With a journal, either all changes of a step are on the device after recovery, or none.
+//! - C3. Without a journal, or with changes that do not fit into it, the superblock says that a check is
+//!   needed from before the first change until after the last, and the superblock's numbers change last.
+//! - C4. The log is empty after each step: no copy in it is ever older than its block.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use extant_base::{FsBlock, Ino, sabotage};
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::extent::ExtentState;
+use extant_format::features::{Compat, Feature, Incompat, State};
+use extant_format::jbd2::JournalIncompat;
+use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
+use extant_jbd2::{
+    AbortReason, Client, EncodeError, EncodeSink, Image as BlockImage, Journal, JournalBlock,
+    JournalOptions, JournalRun, LogStore, MappedJournal, Tid,
+};
+
+use crate::draft::Blocks;
+use crate::error::{ResizeError, Result};
+use crate::image::Image;
+
+/// The client of the journal: blocks are complete when they are claimed.
+struct Quiet;
+
+impl Client for Quiet {
+    fn encode(&self, _tid: Tid, _sink: &mut EncodeSink<'_>) -> std::result::Result<(), EncodeError> {
+        Ok(())
+    }
+
+    fn committed(&self, _tid: Tid) {}
+
+    fn aborted(&self, _why: &AbortReason) {}
+}
+
+struct Bytes(Box<[u8]>);
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A block of a transaction.
+struct Changed {
+    number: FsBlock,
+    image: BlockImage,
+    claimed: AtomicU32,
+}
+
+impl JournalBlock for Changed {
+    fn number(&self) -> FsBlock {
+        self.number
+    }
+
+    fn image(&self) -> BlockImage {
+        Arc::clone(&self.image)
+    }
+
+    fn claimed(&self) -> &AtomicU32 {
+        &self.claimed
+    }
+}
+
+fn journal_error(error: impl ToString) -> ResizeError {
+    ResizeError::Journal(error.to_string())
+}
+
+/// Where changes go.
+pub(crate) struct Committer {
+    device: SharedDevice,
+    /// Where the log lies; `None`: no journal in the image.
+    log: Option<Vec<JournalRun>>,
+    /// The superblock as it is on the device, without marks.
+    stored: Superblock,
+    is_marked: bool,
+}
+
+impl Committer {
+    pub(crate) fn of(image: &Image) -> Result<Committer> {
+        let mut committer = Committer {
+            device: Arc::clone(&image.device),
+            log: None,
+            stored: image.sb.clone(),
+            is_marked: false,
+        };
+        committer.find_log(image)?;
+        Ok(committer)
+    }
+
+    /// Looks where the journal is.
+    pub(crate) fn find_log(&mut self, image: &Image) -> Result {
+        let sb = &image.sb;
+        self.log = None;
+        if !sb.features.has_compat(Compat::HAS_JOURNAL) || sb.journal_inode == Ino(0) {
+            return Ok(());
+        }
+        let map = image.read_map(&image.load(sb.journal_inode)?)?;
+        let written = map.extents.iter().filter(|extent| extent.state == ExtentState::Written);
+        let runs = written.map(|extent| JournalRun {
+            journal_start: extent.file_start.0,
+            device_start: extent.device_start,
+            len: extent.len.0,
+        });
+        self.log = Some(runs.collect());
+        Ok(())
+    }
+
+    fn journal(&self, runs: Vec<JournalRun>) -> Result<Arc<Journal>> {
+        let home = Arc::clone(&self.device);
+        let log = Arc::new(MappedJournal::new(Arc::clone(&home), self.stored.block_size, runs));
+        let store = LogStore::internal(log).map_err(journal_error)?;
+        let mut features = JournalIncompat::empty();
+        if self.stored.features.has_incompat(Incompat::SIXTY_FOUR_BIT) {
+            features |= JournalIncompat::BLOCKS_64BIT;
+        }
+        if self.stored.features.metadata_csum() {
+            features |= JournalIncompat::CSUM_V3;
+        }
+        let options =
+            JournalOptions { pinned_blocks_max: 1 << 20, features, ..JournalOptions::default() };
+        Journal::open(store, home, Arc::new(Quiet), options).map_err(journal_error)
+    }
+
+    /// Returns whether there is a journal for the changes.
+    pub(crate) fn is_journaled(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// How many blocks one transaction takes; `None` without a journal.
+    pub(crate) fn limit(&self) -> Result<Option<u32>> {
+        let Some(runs) = self.log.clone() else { return Ok(None) };
+        Ok(Some(self.journal(runs)?.credits_max()))
+    }
+
+    /// Makes the draft of `image` true on the device. `alone`: not through the journal.
+    pub(crate) fn commit(&mut self, image: &Image, alone: bool) -> Result {
+        let mut changed = image.draft.take()?;
+        // What lies behind the end so far is referred to by the new superblock only.
+        let fresh = changed.split_off(&self.stored.blocks_count);
+        self.write(&fresh)?;
+        self.device.flush()?;
+        if !changed.is_empty() {
+            self.change(image, changed, alone)?;
+        }
+        self.stored = image.sb.clone();
+        for (offset, bytes) in image.backups()? {
+            let mut old = vec![0; bytes.len()];
+            if offset + bytes.len() as u64 <= self.device.size_bytes() {
+                self.device.read_at(offset, &mut old)?;
+                if old != bytes {
+                    self.device.write_at(offset, &bytes)?;
+                }
+            }
+        }
+        Ok(self.device.flush()?)
+    }
+
+    fn change(&mut self, image: &Image, mut changed: Blocks, alone: bool) -> Result {
+        let journal = match self.log.clone() {
+            Some(runs) if !alone => Some(self.journal(runs)?),
+            _ => None,
+        };
+        let fits =
+            journal.filter(|journal| changed.len() as u64 <= u64::from(journal.credits_max()));
+        let Some(journal) = fits else {
+            self.mark()?;
+            let block = SUPERBLOCK_OFFSET / u64::from(self.stored.block_size.bytes());
+            changed.remove(&block);
+            self.write(&changed)?;
+            self.device.flush()?;
+            return self.unmark(image);
+        };
+        self.recover_flag(&self.stored, true)?;
+        // The copy in the log says so as well.
+        let mut sb = image.sb.clone();
+        sb.features.insert(Feature::RECOVER);
+        let size = self.stored.block_size.len();
+        let at = SUPERBLOCK_OFFSET as usize;
+        let home = (at / size) as u64;
+        let mut whole = vec![0; size];
+        self.device.read_at(home * size as u64, &mut whole)?;
+        whole[at % size..at % size + 1024].copy_from_slice(&sb.encode());
+        changed.insert(home, whole.into_boxed_slice());
+        let count = u32::try_from(changed.len()).unwrap_or(u32::MAX);
+        let mut handle = journal.start(count).map_err(journal_error)?;
+        for (number, bytes) in changed {
+            let image: BlockImage = Arc::new(Bytes(bytes));
+            let claimed = AtomicU32::new(0);
+            let block = Arc::new(Changed { number: FsBlock(number), image, claimed });
+            handle.claim(&block).map_err(journal_error)?;
+        }
+        drop(handle);
+        journal.close().map_err(journal_error)?;
+        self.recover_flag(&image.sb, false)
+    }
+
+    /// Writes the superblock with or without the mark that the journal must be replayed.
+    fn recover_flag(&self, sb: &Superblock, on: bool) -> Result {
+        let mut sb = sb.clone();
+        sb.features.set(Feature::RECOVER, on);
+        self.device.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
+        Ok(self.device.flush()?)
+    }
+
+    /// Says that a check is needed.
+    fn mark(&mut self) -> Result {
+        let mut sb = self.stored.clone();
+        sb.state.remove(State::VALID);
+        sb.state.insert(State::ERROR);
+        self.is_marked = true;
+        if sabotage("resize.commit.not-marked") {
+            return Ok(());
+        }
+        self.device.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
+        Ok(self.device.flush()?)
+    }
+
+    fn unmark(&mut self, image: &Image) -> Result {
+        self.device.write_at(SUPERBLOCK_OFFSET, &image.sb.encode())?;
+        self.device.flush()?;
+        self.is_marked = false;
+        Ok(())
+    }
+
+    fn write(&self, blocks: &Blocks) -> Result {
+        let size = u64::from(self.stored.block_size.bytes());
+        for (block, bytes) in blocks {
+            self.device.write_at(block * size, bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! A device over another, whose changes stay in memory: whole blocks, which a transaction takes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use extant_block::{
+    BlockDevice, DeviceError, Operation, OperationKind, Pending, SharedDevice, check_range,
+    run_in_place,
+};
+use extant_sync::{Rank, RwLock};
+
+/// Changed blocks by number.
+pub(crate) type Blocks = BTreeMap<u64, Box<[u8]>>;
+
+/// A device of any size over another. What lies past the end of that one reads as zeros.
+pub(crate) struct Draft {
+    base: SharedDevice,
+    size_bytes: u64,
+    block_bytes: usize,
+    changed: RwLock<Blocks>,
+}
+
+impl Draft {
+    pub(crate) fn over(base: SharedDevice, size_bytes: u64, block_bytes: usize) -> Draft {
+        let changed = RwLock::new(Rank::Device, Blocks::new());
+        Draft { base, size_bytes, block_bytes, changed }
+    }
+
+    /// Reads from the device below.
+    pub(crate) fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let there = self.base.size_bytes().saturating_sub(offset).min(out.len() as u64) as usize;
+        let (inside, outside) = out.split_at_mut(there);
+        outside.fill(0);
+        if inside.is_empty() {
+            return Ok(());
+        }
+        self.base.read_at(offset, inside)
+    }
+
+    /// Takes the blocks that are not as they are on the device below; the draft is empty then.
+    pub(crate) fn take(&self) -> Result<Blocks, DeviceError> {
+        let mut changed = std::mem::take(&mut *self.changed.write());
+        let mut old = vec![0; self.block_bytes];
+        let mut same = Vec::new();
+        for (block, bytes) in &changed {
+            self.read_base(block * self.block_bytes as u64, &mut old)?;
+            if *old == **bytes {
+                same.push(*block);
+            }
+        }
+        for block in same {
+            changed.remove(&block);
+        }
+        Ok(changed)
+    }
+}
+
+impl BlockDevice for Draft {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        run_in_place(self, batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> Arc<str> {
+        self.base.describe()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        check_range(self, OperationKind::Read, offset, out.len() as u64)?;
+        self.read_base(offset, out)?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let size = self.block_bytes as u64;
+        let end = offset + out.len() as u64;
+        let changed = self.changed.read();
+        for (block, bytes) in changed.range(offset / size..end.div_ceil(size)) {
+            let start = block * size;
+            let (from, to) = (start.max(offset), (start + size).min(end));
+            let source = &bytes[(from - start) as usize..(to - start) as usize];
+            out[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_range(self, OperationKind::Write, offset, bytes.len() as u64)?;
+        let size = self.block_bytes as u64;
+        let (mut at, end) = (offset, offset + bytes.len() as u64);
+        while at < end {
+            let block = at / size;
+            let (start, to) = (block * size, ((block + 1) * size).min(end));
+            let mut whole = vec![0; self.block_bytes].into_boxed_slice();
+            if at != start || to != start + size {
+                let there = (self.size_bytes - start).min(size) as usize;
+                self.read_at(start, &mut whole[..there])?;
+            }
+            let part = &bytes[(at - offset) as usize..(to - offset) as usize];
+            whole[(at - start) as usize..(to - start) as usize].copy_from_slice(part);
+            self.changed.write().insert(block, whole);
+            at = to;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let zeros = vec![0; self.block_bytes];
+        let (mut at, end) = (offset, offset.saturating_add(len));
+        while at < end {
+            let take = (end - at).min(zeros.len() as u64);
+            self.write_at(at, &zeros[..take as usize])?;
+            at += take;
+        }
+        Ok(())
+    }
+}

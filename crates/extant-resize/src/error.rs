@@ -1,0 +1,66 @@
+//! The reasons why a file system does not get another size.
+
+use extant_block::DeviceError;
+use extant_format::superblock::SuperblockError;
+
+/// The reason why a file system does not get another size.
+///
+/// Unless the device failed, nothing was written, except that a journal may have been replayed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResizeError {
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// There is no usable superblock.
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    /// Features that change structures in ways unknown here, or that forbid it.
+    #[error("a file system with {names} cannot be resized")]
+    Features {
+        /// Their names.
+        names: String,
+    },
+    /// The file system is not in order.
+    #[error("the file system is not in order: {why}")]
+    Damaged {
+        /// What is wrong.
+        why: String,
+    },
+    /// Another host uses the file system, or did not end its use.
+    #[error("multi-mount protection says that it is in use: {why}")]
+    InUse {
+        /// The state found.
+        why: String,
+    },
+    /// The journal could not be replayed.
+    #[error("the journal cannot be replayed: {0}")]
+    Replay(String),
+    /// The journal failed.
+    #[error("the journal failed: {0}")]
+    Journal(String),
+    /// The size asked for is more than this layout, or the device, can have.
+    #[error("{why}; the largest size is {largest} bytes")]
+    TooLarge {
+        /// What is in the way.
+        why: String,
+        /// The largest size, in bytes.
+        largest: u64,
+    },
+    /// The size asked for is less than what is in use needs.
+    #[error("{why}; the smallest size is {smallest} bytes")]
+    TooSmall {
+        /// What is in the way.
+        why: String,
+        /// The smallest size that can be reached, in bytes.
+        smallest: u64,
+    },
+}
+
+impl ResizeError {
+    pub(crate) fn damaged(why: impl Into<String>) -> ResizeError {
+        ResizeError::Damaged { why: why.into() }
+    }
+}
+
+pub(crate) type Result<T = ()> = std::result::Result<T, ResizeError>;

@@ -1,0 +1,336 @@
+//! The file system on the device: superblock, descriptors, bitmaps and inode records, changed in a draft.
+
+use std::sync::Arc;
+
+use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::bitmap::{Bitmap, BitmapRef};
+use extant_format::checksum::inode_seed;
+use extant_format::features::{Feature, Incompat, State};
+use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
+use extant_format::inode::{Inode, InodeLayout};
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use extant_layout::Heads;
+use extant_layout::support::WRITABLE;
+
+use crate::draft::Draft;
+use crate::error::{ResizeError, Result};
+use crate::record::Record;
+
+/// A file system and the changes to it that are not on the device yet.
+pub(crate) struct Image {
+    pub(crate) device: SharedDevice,
+    pub(crate) draft: Arc<Draft>,
+    pub(crate) sb: Superblock,
+    pub(crate) groups: Vec<GroupDescriptor>,
+}
+
+impl Image {
+    /// Opens the image on `device`. Its journal must be empty. `room`: the bytes that it may grow to.
+    pub(crate) fn open(device: SharedDevice, room: u64) -> Result<Image> {
+        let sb = superblock(&*device)?;
+        let size = room.max(device.size_bytes());
+        let draft = Arc::new(Draft::over(Arc::clone(&device), size, sb.block_size.len()));
+        let mut image = Image { device, draft, sb, groups: Vec::new() };
+        image.read_descriptors()?;
+        Ok(image)
+    }
+
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.sb.block_size.len()
+    }
+
+    pub(crate) fn heads(&self) -> Heads {
+        Heads::of(&self.sb)
+    }
+
+    pub(crate) fn has(&self, feature: Feature) -> bool {
+        self.sb.features.has(feature)
+    }
+
+    pub(crate) fn is_wide(&self) -> bool {
+        self.sb.features.has_incompat(Incompat::SIXTY_FOUR_BIT)
+    }
+
+    pub(crate) fn read_block(&self, block: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.block_bytes()];
+        self.draft.read_at(block.saturating_mul(bytes.len() as u64), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn write_block(&self, block: u64, bytes: &[u8]) -> Result {
+        Ok(self.draft.write_at(block.saturating_mul(self.block_bytes() as u64), bytes)?)
+    }
+
+    pub(crate) fn write_superblock(&self) -> Result {
+        Ok(self.draft.write_at(SUPERBLOCK_OFFSET, &self.sb.encode())?)
+    }
+
+    fn read_descriptors(&mut self) -> Result {
+        let size = usize::from(self.sb.desc_size).max(32);
+        let (heads, kind) = (self.heads(), GroupChecksum::of(&self.sb));
+        for index in 0..self.sb.descriptor_blocks() {
+            let place = heads.descriptor_block(index);
+            let Some(block) = place.filter(|block| block.0 < self.sb.blocks_count) else {
+                return Err(ResizeError::damaged("descriptors lie behind the end"));
+            };
+            let bytes = self.read_block(block.0)?;
+            for raw in bytes.chunks_exact(size) {
+                if self.groups.len() >= self.sb.group_count as usize {
+                    break;
+                }
+                let group = GroupIndex(self.groups.len() as u32);
+                let wrong = |error: String| ResizeError::Damaged { why: error };
+                GroupDescriptor::verify_checksum(group, &kind, raw)
+                    .map_err(|error| wrong(error.to_string()))?;
+                let descriptor =
+                    GroupDescriptor::decode(raw).map_err(|error| wrong(error.to_string()))?;
+                descriptor.check(group, &self.sb).map_err(|error| wrong(error.to_string()))?;
+                self.groups.push(descriptor);
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes the descriptors of groups into the blocks of the table.
+    pub(crate) fn write_descriptors(&self, groups: std::ops::Range<u32>) -> Result {
+        let per_block = self.sb.descriptors_per_block();
+        let mut from = groups.start;
+        while from < groups.end {
+            let index = from / per_block;
+            let block = self.heads().descriptor_block(index);
+            let block = block.ok_or_else(|| ResizeError::damaged("a group has no descriptor"))?;
+            self.write_block(block.0, &self.descriptor_block(index)?)?;
+            from = (index + 1).saturating_mul(per_block);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a block of the descriptor table.
+    pub(crate) fn descriptor_block(&self, index: u32) -> Result<Vec<u8>> {
+        let size = usize::from(self.sb.desc_size).max(32);
+        let per_block = self.sb.descriptors_per_block();
+        let kind = GroupChecksum::of(&self.sb);
+        let mut bytes = vec![0; self.block_bytes()];
+        let first = index.saturating_mul(per_block);
+        for (raw, group) in bytes.chunks_exact_mut(size).zip(first..self.sb.group_count) {
+            let Some(descriptor) = self.groups.get(group as usize) else { break };
+            descriptor
+                .encode(GroupIndex(group), &kind, raw)
+                .map_err(|error| ResizeError::damaged(error.to_string()))?;
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn group(&self, group: u32) -> Result<GroupDescriptor> {
+        let found = self.groups.get(group as usize).copied();
+        found.ok_or_else(|| ResizeError::damaged(format!("there is no group {group}")))
+    }
+
+    /// Returns whether flags say that parts of groups were never written.
+    pub(crate) fn has_flags(&self) -> bool {
+        GroupChecksum::of(&self.sb) != GroupChecksum::None
+    }
+
+    pub(crate) fn is_uninit(&self, group: u32, flag: GroupFlags) -> Result<bool> {
+        Ok(self.has_flags() && self.group(group)?.flags.contains(flag))
+    }
+
+    /// The block bitmap of a group, with `clusters` of them.
+    pub(crate) fn block_bitmap(&self, group: u32) -> Result<Bitmap> {
+        let clusters = self.sb.group_clusters(GroupIndex(group));
+        if self.is_uninit(group, GroupFlags::BLOCK_UNINIT)? {
+            return Ok(Bitmap::of_uninit_group(
+                self.block_bytes(),
+                clusters,
+                self.own_metadata(group)?,
+            ));
+        }
+        let bytes = self.read_block(self.group(group)?.block_bitmap.0)?;
+        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ResizeError::damaged(error.to_string()))
+    }
+
+    /// Stores the block bitmap of a group, with its count and checksum in the descriptor, which is not
+    /// encoded yet.
+    pub(crate) fn set_block_bitmap(&mut self, group: u32, mut bitmap: Bitmap) -> Result {
+        let clusters = self.sb.group_clusters(GroupIndex(group));
+        bitmap.pad(clusters);
+        let mut descriptor = self.group(group)?;
+        descriptor.free_clusters = bitmap.view().count_clear(0..clusters);
+        if self.has_flags() {
+            descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
+        }
+        if self.sb.features.metadata_csum() {
+            descriptor.block_bitmap_checksum =
+                bitmap.view().checksum(self.sb.checksum_seed(), self.sb.clusters_per_group);
+        }
+        self.write_block(descriptor.block_bitmap.0, bitmap.as_bytes())?;
+        self.groups[group as usize] = descriptor;
+        Ok(())
+    }
+
+    /// The inode bitmap of a group.
+    pub(crate) fn inode_bitmap(&self, group: u32) -> Result<Bitmap> {
+        if self.is_uninit(group, GroupFlags::INODE_UNINIT)? {
+            let bits = self.sb.inodes_per_group;
+            return Ok(Bitmap::of_uninit_group(self.block_bytes(), bits, []));
+        }
+        let bytes = self.read_block(self.group(group)?.inode_bitmap.0)?;
+        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ResizeError::damaged(error.to_string()))
+    }
+
+    /// Stores the inode bitmap of a group, with its counts and checksum in the descriptor, which is not
+    /// encoded yet.
+    pub(crate) fn set_inode_bitmap(&mut self, group: u32, bitmap: &Bitmap) -> Result {
+        let bits = self.sb.inodes_per_group;
+        let mut descriptor = self.group(group)?;
+        descriptor.free_inodes = bitmap.view().count_clear(0..bits);
+        if self.has_flags() {
+            descriptor.flags.remove(GroupFlags::INODE_UNINIT);
+            let used = (0..bits).rev().find(|bit| bitmap.view().get(*bit));
+            let unused = bits - used.map_or(0, |bit| bit + 1);
+            // What lies before it may never have been cleared.
+            descriptor.itable_unused = descriptor.itable_unused.min(unused);
+        }
+        if self.sb.features.metadata_csum() {
+            descriptor.inode_bitmap_checksum =
+                BitmapRef::new(bitmap.as_bytes()).checksum(self.sb.checksum_seed(), bits);
+        }
+        self.write_block(descriptor.inode_bitmap.0, bitmap.as_bytes())?;
+        self.groups[group as usize] = descriptor;
+        Ok(())
+    }
+
+    /// The clusters of a group that its own fixed metadata takes, as far as it lies inside the group.
+    pub(crate) fn own_metadata(&self, group: u32) -> Result<Vec<std::ops::Range<u32>>> {
+        let descriptor = self.group(group)?;
+        let table = descriptor.inode_table.0;
+        let pieces = [
+            self.heads().head(GroupIndex(group)).blocks(),
+            descriptor.block_bitmap.0..descriptor.block_bitmap.0 + 1,
+            descriptor.inode_bitmap.0..descriptor.inode_bitmap.0 + 1,
+            table..table + u64::from(self.sb.inode_table_blocks()),
+        ];
+        Ok(pieces.into_iter().filter_map(|piece| self.clusters_in(group, piece)).collect())
+    }
+
+    /// The part of a run of blocks that lies in a group, in clusters from its start.
+    pub(crate) fn clusters_in(
+        &self,
+        group: u32,
+        run: std::ops::Range<u64>,
+    ) -> Option<std::ops::Range<u32>> {
+        let first = self.sb.group_first_block(GroupIndex(group))?.0;
+        let end = first + u64::from(self.sb.group_blocks(GroupIndex(group)));
+        let (from, to) = (run.start.max(first), run.end.min(end));
+        let bits = self.sb.cluster_bits();
+        (from < to).then(|| {
+            let ratio = u64::from(self.sb.cluster_ratio());
+            ((from - first) >> bits) as u32..(to - first).div_ceil(ratio) as u32
+        })
+    }
+
+    /// Sets the counts of the superblock by those of the groups.
+    pub(crate) fn count(&mut self) {
+        let clusters: u64 = self.groups.iter().map(|group| u64::from(group.free_clusters)).sum();
+        self.sb.free_blocks_count = clusters << self.sb.cluster_bits();
+        let inodes: u64 = self.groups.iter().map(|group| u64::from(group.free_inodes)).sum();
+        self.sb.free_inodes_count = u32::try_from(inodes).unwrap_or(u32::MAX);
+    }
+
+    // Inodes.
+
+    fn record_offset(&self, ino: Ino) -> Result<u64> {
+        let none = || ResizeError::damaged(format!("there is no inode {ino}"));
+        let (group, at) = self.sb.group_of_inode(ino).ok_or_else(none)?;
+        let table = self.group(group.0)?.inode_table.0;
+        let size = u64::from(self.sb.inode_size).max(128);
+        Ok(table * self.block_bytes() as u64 + u64::from(at) * size)
+    }
+
+    pub(crate) fn load(&self, ino: Ino) -> Result<Record> {
+        let mut bytes = vec![0; usize::from(self.sb.inode_size).max(128)];
+        self.draft.read_at(self.record_offset(ino)?, &mut bytes)?;
+        Ok(Record { ino, bytes })
+    }
+
+    /// Stores a record, with its checksum.
+    pub(crate) fn store(&self, record: &Record) -> Result {
+        let mut bytes = record.bytes.clone();
+        Inode::seal(&InodeLayout::of(&self.sb), record.ino, &mut bytes)
+            .map_err(|error| ResizeError::damaged(error.to_string()))?;
+        Ok(self.draft.write_at(self.record_offset(record.ino)?, &bytes)?)
+    }
+
+    /// The seed of what belongs to an inode, with `metadata_csum`.
+    pub(crate) fn seed_of(&self, record: &Record) -> Option<u32> {
+        let has = self.sb.features.metadata_csum();
+        has.then(|| inode_seed(self.sb.checksum_seed(), record.ino, record.generation()))
+    }
+
+    /// Returns whether blocks belong to groups.
+    pub(crate) fn in_range(&self, block: u64, len: u64) -> bool {
+        block != 0
+            && block >= u64::from(self.sb.first_data_block)
+            && block.checked_add(len).is_some_and(|end| end <= self.sb.blocks_count)
+    }
+
+    /// All copies of the superblock but the first, and of the descriptors, as writes of bytes.
+    pub(crate) fn backups(&self) -> Result<Vec<(u64, Vec<u8>)>> {
+        let heads = self.heads();
+        let size = self.block_bytes() as u64;
+        let mut writes = Vec::new();
+        for group in heads.superblock_groups().skip(1) {
+            if let Some(block) = heads.head(group).super_block {
+                writes.push((block * size, self.sb.encode_backup(group).to_vec()));
+            }
+        }
+        let per_block = self.sb.descriptors_per_block();
+        for index in 0..self.sb.descriptor_blocks() {
+            let bytes = self.descriptor_block(index)?;
+            let is_spread = self.has(Feature::META_BG) && index >= self.sb.first_meta_bg;
+            let mut places: Vec<FsBlock> = Vec::new();
+            if is_spread {
+                places.extend(heads.descriptor_block_copy(index, GroupIndex(1)));
+                let last = u64::from(index) * u64::from(per_block) + u64::from(per_block) - 1;
+                if let Ok(last) = u32::try_from(last)
+                    && per_block > 2
+                    && last < self.sb.group_count
+                {
+                    let gdt = heads.head(GroupIndex(last)).gdt;
+                    places.extend((!gdt.is_empty()).then_some(FsBlock(gdt.start)));
+                }
+            } else {
+                let groups = heads.superblock_groups().skip(1);
+                places.extend(groups.filter_map(|group| heads.descriptor_block_copy(index, group)));
+            }
+            writes.extend(places.into_iter().map(|place| (place.0 * size, bytes.clone())));
+        }
+        Ok(writes)
+    }
+}
+
+/// Reads the superblock, and refuses what cannot be resized.
+pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    let sb = Superblock::decode(&bytes)?;
+    let mut unknown = sb.features.without(&WRITABLE);
+    if sb.features.has(Feature::SHARED_BLOCKS) {
+        unknown.insert(Feature::SHARED_BLOCKS);
+    }
+    if !unknown.is_empty() {
+        return Err(ResizeError::Features { names: unknown.names().join(", ") });
+    }
+    if !sb.state.contains(State::VALID) || sb.state.contains(State::ERROR) {
+        return Err(ResizeError::damaged("it was not unmounted cleanly, or errors were seen"));
+    }
+    let bytes = sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes()));
+    if bytes > device.size_bytes() {
+        return Err(ResizeError::damaged(format!(
+            "it has {bytes} bytes, and the device only {}",
+            device.size_bytes()
+        )));
+    }
+    Ok(sb)
+}

@@ -1,0 +1,237 @@
+//! What is asked for, what it comes to, and the steps of it.
+
+use std::sync::Arc;
+
+use extant::MountOptions;
+use extant_block::SharedDevice;
+use extant_format::features::Feature;
+use extant_format::mmp::{MMP_BYTES, Mmp, MmpState};
+use extant_format::superblock::Superblock;
+
+use crate::commit::Committer;
+use crate::error::{ResizeError, Result};
+use crate::grow::{self, bytes_of};
+use crate::image::{self, Image};
+
+/// The size asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Goal {
+    /// So many bytes, or the next smaller size that a file system can have.
+    Bytes(u64),
+    /// As much as there is room for.
+    Max,
+}
+
+/// Numbers that a size comes with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Sizes {
+    /// Size of the file system in bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Groups.
+    pub groups: u32,
+    /// Inodes.
+    pub inodes: u32,
+}
+
+impl Sizes {
+    fn of(sb: &Superblock) -> Sizes {
+        Sizes {
+            bytes: bytes_of(sb.block_size, sb.blocks_count),
+            blocks: sb.blocks_count,
+            groups: sb.group_count,
+            inodes: sb.inodes_count,
+        }
+    }
+}
+
+/// What a change of size comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// The sizes before.
+    pub before: Sizes,
+    /// The sizes afterwards.
+    pub after: Sizes,
+    /// Blocks reserved for descriptors that are used up.
+    pub reserved_used: u32,
+    /// The reserve is not enough: descriptors are spread over the groups from now on (`meta_bg`).
+    pub turns_meta_bg: bool,
+    /// The steps go through the journal of the image, so that each is done or not at all.
+    pub journaled: bool,
+}
+
+impl Plan {
+    /// Returns whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.before.blocks == self.after.blocks
+    }
+}
+
+fn replay(error: impl ToString) -> ResizeError {
+    ResizeError::Replay(error.to_string())
+}
+
+/// Returns whether the image must be opened and closed before anything else: the journal is not empty, or
+/// files were deleted while they were open.
+fn is_unsettled(sb: &Superblock) -> bool {
+    sb.features.has(Feature::RECOVER)
+        || sb.features.has(Feature::ORPHAN_PRESENT)
+        || sb.last_orphan != 0
+}
+
+/// The image as it is after its journal was replayed; nothing is written.
+fn settled_view(device: &SharedDevice) -> Result<SharedDevice> {
+    let sb = image::superblock(&**device)?;
+    if !sb.features.has(Feature::RECOVER) {
+        return Ok(Arc::clone(device));
+    }
+    let fs = MountOptions::new().open_shared(Arc::clone(device)).map_err(replay)?;
+    Ok(Arc::clone(fs.device()))
+}
+
+/// Replays the journal and deletes orphans.
+fn settle(device: &SharedDevice) -> Result {
+    let sb = image::superblock(&**device)?;
+    if !is_unsettled(&sb) {
+        return Ok(());
+    }
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open_shared(Arc::clone(device)).map_err(replay)?;
+    fs.unmount().map_err(replay)
+}
+
+/// Multi-mount protection for the time of a change.
+struct Guard {
+    device: SharedDevice,
+    place: Option<(u64, Option<u32>)>,
+}
+
+impl Guard {
+    fn take(device: &SharedDevice, sb: &Superblock) -> Result<Guard> {
+        let mut guard = Guard { device: Arc::clone(device), place: None };
+        if !sb.features.has(Feature::MMP) || sb.mmp_block.0 == 0 {
+            return Ok(guard);
+        }
+        let seed = sb.features.metadata_csum().then(|| sb.checksum_seed());
+        let offset = bytes_of(sb.block_size, sb.mmp_block.0);
+        let mmp = guard.read(offset, seed)?;
+        if mmp.state != MmpState::Clean {
+            let node = String::from_utf8_lossy(mmp.node()).into_owned();
+            return Err(ResizeError::InUse { why: format!("{:?} by {node:?}", mmp.state) });
+        }
+        guard.write(offset, seed, mmp, MmpState::Fsck)?;
+        guard.place = Some((offset, seed));
+        Ok(guard)
+    }
+
+    fn read(&self, offset: u64, seed: Option<u32>) -> Result<Mmp> {
+        let mut bytes = [0; MMP_BYTES];
+        self.device.read_at(offset, &mut bytes)?;
+        Mmp::decode(seed, &bytes).map_err(|error| ResizeError::damaged(error.to_string()))
+    }
+
+    fn write(&self, offset: u64, seed: Option<u32>, mut mmp: Mmp, state: MmpState) -> Result {
+        mmp.state = state;
+        self.device.write_at(offset, &mmp.encode(seed))?;
+        Ok(self.device.flush()?)
+    }
+
+    fn end(self) -> Result {
+        let Some((offset, seed)) = self.place else { return Ok(()) };
+        let mmp = self.read(offset, seed)?;
+        self.write(offset, seed, mmp, MmpState::Clean)
+    }
+}
+
+/// The number of blocks that `goal` asks for. `room`: how many bytes the device has or can get.
+fn wanted(sb: &Superblock, goal: Goal, room: u64) -> Result<u64> {
+    let most = room / u64::from(sb.block_size.bytes());
+    match goal {
+        Goal::Bytes(bytes) => {
+            let blocks = bytes / u64::from(sb.block_size.bytes());
+            if blocks > most {
+                return Err(ResizeError::TooLarge {
+                    why: format!("the device has only {room} bytes"),
+                    largest: grow::shape(sb, most.max(sb.blocks_count))
+                        .map_or(0, |shape| bytes_of(sb.block_size, shape.sb.blocks_count)),
+                });
+            }
+            Ok(blocks)
+        }
+        Goal::Max => Ok(most.min(grow::blocks_max(sb))),
+    }
+}
+
+/// Says what a change of size comes to. Nothing is written. `room`: how many bytes the device has, or
+/// can get.
+///
+/// # Errors
+///
+/// [`ResizeError`], with the size that can be reached.
+pub fn plan(device: &SharedDevice, goal: Goal, room: u64) -> std::result::Result<Plan, ResizeError> {
+    let view = settled_view(device)?;
+    let sb = image::superblock(&*view)?;
+    let blocks = wanted(&sb, goal, room)?;
+    let image = Image::open(view, room)?;
+    let committer = Committer::of(&image)?;
+    let shape = shape(&image, blocks)?;
+    Ok(Plan {
+        block_bytes: sb.block_size.bytes(),
+        before: Sizes::of(&sb),
+        after: Sizes::of(&shape.sb),
+        reserved_used: u32::from(sb.reserved_gdt_blocks)
+            .saturating_sub(u32::from(shape.sb.reserved_gdt_blocks)),
+        turns_meta_bg: shape.turns_meta_bg,
+        journaled: committer.is_journaled(),
+    })
+}
+
+/// The shape for a number of blocks.
+fn shape(image: &Image, blocks: u64) -> Result<grow::Shape> {
+    let sb = &image.sb;
+    if blocks >= sb.blocks_count {
+        let mut shape = grow::shape(sb, blocks)?;
+        if shape.sb.blocks_count <= sb.blocks_count {
+            // What is more is too little for another group.
+            shape = grow::Shape { sb: sb.clone(), turns_meta_bg: false };
+        }
+        return Ok(shape);
+    }
+    let why = "it cannot be made smaller".to_owned();
+    let smallest = bytes_of(sb.block_size, sb.blocks_count);
+    Err(ResizeError::TooSmall { why, smallest })
+}
+
+/// Gives the file system on `device` another size. The device must be as large as the larger of both.
+///
+/// # Errors
+///
+/// [`ResizeError`]. If the device failed, recovery of the journal or a check leads to the old size or
+/// to the new one.
+pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, ResizeError> {
+    let room = device.size_bytes();
+    // What cannot be done is known before anything is written.
+    plan(device, goal, room)?;
+    settle(device)?;
+    let done = plan(device, goal, room)?;
+    if done.is_empty() {
+        return Ok(done);
+    }
+    let guard = Guard::take(device, &image::superblock(&**device)?)?;
+    let mut image = Image::open(Arc::clone(device), room)?;
+    let mut committer = Committer::of(&image)?;
+    let shape = shape(&image, done.after.blocks)?;
+    let grown = grow::grow(&mut image, &shape)?;
+    for run in grown.zeroes {
+        device.write_zeroes(run.start, run.end - run.start)?;
+    }
+    committer.commit(&image, false)?;
+    guard.end()?;
+    Ok(done)
+}

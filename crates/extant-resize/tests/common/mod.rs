@@ -1,0 +1,179 @@
+//! What the tests of resizes share: images of many layouts, and what must be the same afterwards.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+
+use extant::{Fs, MountOptions};
+use extant_block::{BlockDevice, DeviceError, MemoryDevice, SharedDevice};
+use extant_check::{CheckOptions, check};
+use extant_format::inode::FileKind;
+use extant_resize::{Goal, Plan, ResizeError, resize};
+use extant_testkit::{image, oracle};
+
+/// A layout: what mke2fs is told, and its size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) words: &'static [&'static str],
+    pub(crate) size: &'static str,
+}
+
+const fn layout(words: &'static [&'static str], size: &'static str) -> Layout {
+    Layout { words, size }
+}
+
+/// Layouts in which everything differs that a resize must know.
+pub(crate) const LAYOUTS: &[Layout] = &[
+    layout(&["-text2", "-b1024"], "12M"),
+    layout(&["-text3", "-b1024", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-g1024", "-Jsize=1"], "9M"),
+    layout(&["-text4", "-b1024", "-O^metadata_csum,uninit_bg", "-g2048", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^flex_bg", "-g2048", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-O^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "9M"),
+    layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode,^64bit", "-g256", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-g1024", "-Osparse_super2,mmp", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-Osparse_super2,^has_journal", "-E", "resize=30000"], "7M"),
+    layout(&["-text4", "-b4096", "-O64bit,metadata_csum_seed,orphan_file", "-Jsize=4"], "16M"),
+    layout(&["-text4", "-b2048", "-O^64bit", "-g2048", "-Jsize=2"], "12M"),
+    layout(&["-text4", "-b65536", "-Jsize=64"], "96M"),
+    layout(&["-text4", "-b1024", "-Obigalloc", "-C4096", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-Obigalloc,^resize_inode", "-C16384", "-g4096", "-Jsize=1"], "24M"),
+    layout(&["-text4", "-b1024", "-Oquota,project,inline_data,ea_inode", "-Jsize=1"], "12M"),
+    layout(&["-text4", "-b1024", "-G4", "-g1024", "-N4096", "-Jsize=1"], "10M"),
+    layout(&["-text4", "-b1024", "-Ofast_commit", "-g1024", "-Jsize=1,fast_commit_size=64"], "12M"),
+];
+
+/// A tree with every kind of file that is small.
+fn source(dir: &Path) -> std::path::PathBuf {
+    use std::os::unix::fs::{FileExt, symlink};
+    let source = dir.join("source");
+    if source.exists() {
+        return source;
+    }
+    fs::create_dir_all(source.join("d/e/f")).unwrap();
+    fs::create_dir(source.join("many")).unwrap();
+    for number in 0..60 {
+        let name = format!("many/a long name so that there are many blocks {number:040}");
+        fs::write(source.join(name), []).unwrap();
+    }
+    for number in 0..20usize {
+        let bytes: Vec<u8> = (0..number * 3000).map(|at| (at * 7 + number) as u8).collect();
+        fs::write(source.join(format!("d/file{number}")), bytes).unwrap();
+    }
+    fs::hard_link(source.join("d/file3"), source.join("d/e/again")).unwrap();
+    symlink("x".repeat(40), source.join("d/fast")).unwrap();
+    symlink("x".repeat(140), source.join("d/slow")).unwrap();
+    let sparse = fs::File::create(source.join("sparse")).unwrap();
+    for hole in 0..20 {
+        sparse.write_all_at(&[1; 512], hole * 9000).unwrap();
+    }
+    source
+}
+
+/// An image of a layout with a tree in it.
+pub(crate) fn made(dir: &Path, layout: Layout) -> Result<MemoryDevice, String> {
+    let from = source(dir).display().to_string();
+    let path = dir.join("made.img");
+    let _removed = fs::remove_file(&path);
+    let mut words: Vec<&str> = layout.words.to_vec();
+    if !words.iter().any(|word| word.starts_with("-N")) {
+        words.push("-N512");
+    }
+    words.extend(["-d", &from]);
+    oracle::mke2fs(&path, layout.size, &words)?;
+    // What mke2fs copies it does not count for quota.
+    oracle::e2fsck_as(&path, "-fy", &[])?;
+    Ok(image::load(&path))
+}
+
+/// The same bytes on a device of another size.
+pub(crate) fn with_size(device: &MemoryDevice, size: u64) -> MemoryDevice {
+    let other = MemoryDevice::new(size);
+    device
+        .for_each_page(|offset, bytes| {
+            if offset >= size {
+                return Ok::<(), DeviceError>(());
+            }
+            let len = (size - offset).min(bytes.len() as u64) as usize;
+            other.write_at(offset, &bytes[..len])
+        })
+        .unwrap();
+    other
+}
+
+/// Resizes to `bytes`; the image afterwards is on a device that is just as large.
+pub(crate) fn to_size(
+    device: &MemoryDevice,
+    bytes: u64,
+) -> Result<(MemoryDevice, Plan), ResizeError> {
+    let large = Arc::new(with_size(device, bytes.max(device.size_bytes())));
+    let shared: SharedDevice = Arc::clone(&large) as SharedDevice;
+    let plan = resize(&shared, Goal::Bytes(bytes))?;
+    Ok((with_size(&large, bytes), plan))
+}
+
+/// What is wrong with `device` by our checker, as text.
+pub(crate) fn problems(device: &MemoryDevice) -> Vec<String> {
+    match check(device, &CheckOptions::default()) {
+        Ok(report) => report.problems.iter().map(ToString::to_string).collect(),
+        Err(error) => vec![error.to_string()],
+    }
+}
+
+/// What e2fsck -fn finds wrong with `device`; empty: nothing.
+pub(crate) fn e2fsck(device: &MemoryDevice, dir: &Path) -> Result<String, String> {
+    let path = dir.join("fsck.img");
+    let _removed = fs::remove_file(&path);
+    image::save(device, &path);
+    let report = oracle::e2fsck(&path)?;
+    let is_clean = report.is_clean();
+    Ok(if is_clean { String::new() } else { report.text })
+}
+
+/// A file that can be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Seen {
+    kind: FileKind,
+    size: u64,
+    links: u32,
+    hash: u64,
+}
+
+/// Everything that has a name, with its contents.
+pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<Vec<u8>, Seen> {
+    let fs: Fs = MountOptions::new().open(device.snapshot()).expect("it can be opened");
+    let mut all = BTreeMap::new();
+    for entry in fs.walk("/").expect("it can be walked") {
+        let entry = entry.unwrap_or_else(|error| panic!("{}", error.error));
+        let inode = entry.inode();
+        let mut hasher = DefaultHasher::new();
+        match inode.kind() {
+            FileKind::Regular => {
+                let mut bytes = vec![0; inode.size() as usize];
+                let mut at = 0;
+                while at < bytes.len() {
+                    let read = inode.read_at(&mut bytes[at..], at as u64).unwrap();
+                    assert!(read > 0, "{:?}", entry.path());
+                    at += read;
+                }
+                bytes.hash(&mut hasher);
+            }
+            FileKind::Symlink => inode.read_link().unwrap().hash(&mut hasher),
+            _ => {}
+        }
+        let metadata = inode.metadata();
+        let seen = Seen {
+            kind: inode.kind(),
+            size: inode.size(),
+            links: u32::from(metadata.links),
+            hash: hasher.finish(),
+        };
+        all.insert(entry.path().to_vec(), seen);
+    }
+    all
+}

@@ -1,0 +1,196 @@
+//! File systems of every layout become larger, and every cut of that leaves one of the two.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{LAYOUTS, Layout, e2fsck, made, problems, seen, to_size, with_size};
+use extant::MountOptions;
+use extant_block::{MemoryDevice, RecordingDevice, SharedDevice, Survival};
+use extant_format::features::Feature;
+use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
+use extant_resize::{Goal, ResizeError, plan, resize};
+use extant_testkit::oracle::{self, LoopMount};
+use extant_testkit::{image, require, tempdir};
+
+const MIB: u64 = 1 << 20;
+
+fn superblock(device: &MemoryDevice) -> Superblock {
+    use extant_block::BlockDevice;
+    let mut bytes = [0; 1024];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    Superblock::decode(&bytes).unwrap()
+}
+
+/// Sizes to which a layout of `from` bytes is brought, one after the other.
+fn sizes(from: u64) -> Vec<u64> {
+    vec![from + 100 * 1024, from + 3 * MIB + 5 * 1024, from * 2 + MIB, from * 5 + 77 * 1024]
+}
+
+#[test]
+fn every_layout_grows_step_by_step() {
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let before = seen(&first);
+        let from = {
+            let sb = superblock(&first);
+            sb.blocks_count * u64::from(sb.block_size.bytes())
+        };
+        let mut device = first;
+        for size in sizes(from) {
+            let (next, plan) = to_size(&device, size)
+                .unwrap_or_else(|error| panic!("{layout:?} to {size}: {error}"));
+            let sb = superblock(&next);
+            let bytes = sb.blocks_count * u64::from(sb.block_size.bytes());
+            assert_eq!(bytes, plan.after.bytes, "{layout:?} {size}");
+            assert!(bytes <= size && plan.after.groups == sb.group_count);
+            let text = require!(e2fsck(&next, dir.path()));
+            assert_eq!(text, "", "{layout:?} to {size}, {plan:?}");
+            assert_eq!(problems(&next), [""; 0], "{layout:?} to {size}, {plan:?}");
+            assert_eq!(seen(&next), before, "{layout:?} to {size}");
+            device = next;
+        }
+        let sb = superblock(&device);
+        let bytes = sb.blocks_count * u64::from(sb.block_size.bytes());
+        assert!(bytes > from * 4, "{layout:?}: {bytes}");
+    }
+}
+
+#[test]
+fn the_kernel_mounts_what_has_grown_and_fills_it() {
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let size = superblock(&first).blocks_count * u64::from(superblock(&first).block_size.bytes());
+        // The kernel has pages of 4 KiB.
+        if superblock(&first).block_size.bytes() > 4096 {
+            continue;
+        }
+        let (grown, _) = to_size(&first, size * 3).unwrap();
+        let path = dir.path().join("grown.img");
+        image::save(&grown, &path);
+        {
+            let mount = require!(LoopMount::read_write(&path));
+            for number in 0..40 {
+                let bytes = vec![number as u8; 300_000];
+                std::fs::write(mount.path().join(format!("new{number}")), bytes).unwrap();
+            }
+        }
+        require!(oracle::e2fsck(&path)).assert_clean();
+        let (again, _) = to_size(&image::load(&path), size * 4).unwrap();
+        assert_eq!(require!(e2fsck(&again, dir.path())), "", "{layout:?}");
+        assert!(seen(&again).len() >= seen(&first).len() + 40);
+    }
+}
+
+/// Grows over a device that records, and returns it.
+fn recorded(device: &MemoryDevice, size: u64) -> RecordingDevice {
+    let recording = Arc::new(RecordingDevice::over(with_size(device, size)));
+    let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
+    resize(&shared, Goal::Bytes(size)).unwrap();
+    drop(shared);
+    Arc::into_inner(recording).unwrap()
+}
+
+/// After each write, with everything written so far or only with what was flushed.
+fn cuts(layout: Layout, factor: u64) -> Result<(), String> {
+    let dir = tempdir().unwrap();
+    let first = made(dir.path(), layout)?;
+    let before = seen(&first);
+    let old = superblock(&first);
+    let size = old.blocks_count * u64::from(old.block_size.bytes());
+    let recording = recorded(&first, size * factor);
+    let journaled = old.features.has(Feature::HAS_JOURNAL);
+    let mut sizes = std::collections::BTreeSet::new();
+    for position in 0..=recording.len() {
+        for survival in [Survival::Kept, Survival::Lost] {
+            let cut = recording.image_at(position, |_, _| survival);
+            let path = dir.path().join("cut.img");
+            let _removed = std::fs::remove_file(&path);
+            let what = format!("{layout:?} cut at {position}, {survival:?}");
+            if journaled {
+                let shared = Arc::new(cut.snapshot());
+                let clone = Arc::clone(&shared) as SharedDevice;
+                let options = MountOptions::new().read_only(false).background(false);
+                let fs = options.open_shared(clone).unwrap_or_else(|e| panic!("{what}: {e}"));
+                fs.unmount().unwrap();
+                assert_eq!(problems(&shared), [""; 0], "{what}");
+                assert_eq!(seen(&shared), before, "{what}");
+                sizes.insert(superblock(&shared).blocks_count);
+                image::save(&cut, &path);
+                // The journal is replayed, and nothing else is to be done.
+                let done = oracle::e2fsck_as(&path, "-p", &[])?;
+                assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
+                oracle::e2fsck(&path)?.assert_clean();
+            } else {
+                image::save(&cut, &path);
+                let done = oracle::e2fsck_as(&path, "-fy", &[])?;
+                assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
+                oracle::e2fsck(&path)?.assert_clean();
+                let cut = image::load(&path);
+                assert_eq!(seen(&cut), before, "{what}");
+                sizes.insert(superblock(&cut).blocks_count);
+            }
+        }
+    }
+    assert_eq!(sizes.len(), 2, "{layout:?}: the old size and the new one: {sizes:?}");
+    assert_eq!(sizes.first(), Some(&old.blocks_count));
+    Ok(())
+}
+
+#[test]
+fn a_cut_leaves_the_old_size_or_the_new() {
+    for number in [2, 3, 6, 7, 14] {
+        require!(cuts(LAYOUTS[number], 2));
+    }
+}
+
+#[test]
+fn a_cut_without_a_journal_leaves_what_a_check_sets_right() {
+    for number in [0, 10] {
+        require!(cuts(LAYOUTS[number], 3));
+    }
+}
+
+#[test]
+fn what_is_too_large_is_refused_with_the_largest_size() {
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[2]));
+    let copy = first.snapshot();
+    let shared: SharedDevice = Arc::new(first);
+    // More than the device has.
+    match plan(&shared, Goal::Bytes(64 * MIB), 20 * MIB) {
+        Err(ResizeError::TooLarge { largest, .. }) => assert_eq!(largest, 20 * MIB),
+        other => panic!("{other:?}"),
+    }
+    // More than numbers of 32 bits count, in blocks and in inodes.
+    let layout = Layout { words: &["-text4", "-b1024", "-O^64bit", "-Jsize=1"], size: "12M" };
+    let small: SharedDevice = Arc::new(require!(made(dir.path(), layout)));
+    match plan(&small, Goal::Bytes(8 << 40), 16 << 40) {
+        Err(ResizeError::TooLarge { largest, why }) => {
+            assert!(largest < 4 << 40 && largest > (4 << 40) - (16 << 20), "{largest}");
+            assert!(why.contains("64bit"));
+            let largest = plan(&small, Goal::Bytes(largest), 16 << 40).unwrap();
+            let more = largest.after.bytes;
+            assert_eq!(plan(&small, Goal::Max, 16 << 40).unwrap().after.bytes, more);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(problems(&copy), [""; 0]);
+}
+
+#[test]
+fn what_is_not_in_order_is_left_alone() {
+    use extant_block::BlockDevice;
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[2]));
+    let mut sb = superblock(&first);
+    sb.state.insert(extant_format::features::State::ERROR);
+    let large = Arc::new(with_size(&first, 30 * MIB));
+    large.write_at(SUPERBLOCK_OFFSET, &sb.encode()).unwrap();
+    let shared: SharedDevice = Arc::clone(&large) as SharedDevice;
+    let refused = resize(&shared, Goal::Max);
+    assert!(matches!(refused, Err(ResizeError::Damaged { .. })), "{refused:?}");
+    assert_eq!(superblock(&large).blocks_count, superblock(&first).blocks_count);
+}
