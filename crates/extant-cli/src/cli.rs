@@ -7,8 +7,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::commands::{
     build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, extents, extract,
     fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs,
-    mknod, mount, mv, overlay, repair, replay, rm, rmdir, serve, setfacl, setfattr, stat, stats,
-    tar, touch, tree, truncate, tune, umount, write,
+    mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, serve, setfacl, setfattr, stat,
+    stats, tar, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -60,6 +60,7 @@ enum Command {
     Chattr(chattr::ChattrArgs),
     Lsattr(lsattr::LsattrArgs),
     Tune(Box<tune::TuneArgs>),
+    Resize(resize::ResizeArgs),
     Repair(repair::RepairArgs),
     Undo(repair::UndoArgs),
     Replay(replay::ReplayArgs),
@@ -131,6 +132,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "chattr" => chattr::EXAMPLES,
         "lsattr" => lsattr::EXAMPLES,
         "tune" => tune::EXAMPLES,
+        "resize" => resize::EXAMPLES,
         "repair" => repair::EXAMPLES,
         "undo" => repair::UNDO_EXAMPLES,
         "replay" => replay::EXAMPLES,
@@ -201,6 +203,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Chattr(args) => chattr::run(&args),
         Command::Lsattr(args) => lsattr::run(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Resize(args) => resize::run(&args),
         Command::Repair(args) => repair::run(&args),
         Command::Undo(args) => repair::run_undo(&args),
         Command::Replay(args) => replay::run(&args),

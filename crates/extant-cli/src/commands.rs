@@ -32,6 +32,7 @@ pub(crate) mod mv;
 pub(crate) mod overlay;
 pub(crate) mod repair;
 pub(crate) mod replay;
+pub(crate) mod resize;
 pub(crate) mod rm;
 pub(crate) mod rmdir;
 pub(crate) mod serve;

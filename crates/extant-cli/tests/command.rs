@@ -401,7 +401,7 @@ fn pages_and_completions_name_every_command_and_exit_code() {
         "build", "mkfs", "info", "ls", "tree", "stat", "cat", "find", "extents", "frag", "defrag",
         "extract", "mkdir", "rmdir", "mknod", "rm", "mv", "ln", "chmod", "chown", "touch",
         "setfattr", "getfattr", "setfacl", "getfacl", "chattr", "lsattr", "tune", "replay",
-        "check", "repair", "undo",
+        "check", "repair", "undo", "resize",
     ];
     let bash = place.run(&["completions", "bash"]).succeeds().out();
     let help = place.run(&["--help"]).succeeds().out();

@@ -31,7 +31,11 @@ use crate::image::Image;
 struct Quiet;
 
 impl Client for Quiet {
-    fn encode(&self, _tid: Tid, _sink: &mut EncodeSink<'_>) -> std::result::Result<(), EncodeError> {
+    fn encode(
+        &self,
+        _tid: Tid,
+        _sink: &mut EncodeSink<'_>,
+    ) -> std::result::Result<(), EncodeError> {
         Ok(())
     }
 
@@ -80,17 +84,12 @@ pub(crate) struct Committer {
     log: Option<Vec<JournalRun>>,
     /// The superblock as it is on the device, without marks.
     stored: Superblock,
-    is_marked: bool,
 }
 
 impl Committer {
     pub(crate) fn of(image: &Image) -> Result<Committer> {
-        let mut committer = Committer {
-            device: Arc::clone(&image.device),
-            log: None,
-            stored: image.sb.clone(),
-            is_marked: false,
-        };
+        let mut committer =
+            Committer { device: Arc::clone(&image.device), log: None, stored: image.sb.clone() };
         committer.find_log(image)?;
         Ok(committer)
     }
@@ -134,21 +133,15 @@ impl Committer {
         self.log.is_some()
     }
 
-    /// How many blocks one transaction takes; `None` without a journal.
-    pub(crate) fn limit(&self) -> Result<Option<u32>> {
-        let Some(runs) = self.log.clone() else { return Ok(None) };
-        Ok(Some(self.journal(runs)?.credits_max()))
-    }
-
-    /// Makes the draft of `image` true on the device. `alone`: not through the journal.
-    pub(crate) fn commit(&mut self, image: &Image, alone: bool) -> Result {
+    /// Makes the draft of `image` true on the device.
+    pub(crate) fn commit(&mut self, image: &Image) -> Result {
         let mut changed = image.draft.take()?;
         // What lies behind the end so far is referred to by the new superblock only.
         let fresh = changed.split_off(&self.stored.blocks_count);
         self.write(&fresh)?;
         self.device.flush()?;
         if !changed.is_empty() {
-            self.change(image, changed, alone)?;
+            self.change(image, changed)?;
         }
         self.stored = image.sb.clone();
         for (offset, bytes) in image.backups()? {
@@ -163,10 +156,10 @@ impl Committer {
         Ok(self.device.flush()?)
     }
 
-    fn change(&mut self, image: &Image, mut changed: Blocks, alone: bool) -> Result {
+    fn change(&self, image: &Image, mut changed: Blocks) -> Result {
         let journal = match self.log.clone() {
-            Some(runs) if !alone => Some(self.journal(runs)?),
-            _ => None,
+            Some(runs) => Some(self.journal(runs)?),
+            None => None,
         };
         let fits =
             journal.filter(|journal| changed.len() as u64 <= u64::from(journal.credits_max()));
@@ -211,11 +204,10 @@ impl Committer {
     }
 
     /// Says that a check is needed.
-    fn mark(&mut self) -> Result {
+    fn mark(&self) -> Result {
         let mut sb = self.stored.clone();
         sb.state.remove(State::VALID);
         sb.state.insert(State::ERROR);
-        self.is_marked = true;
         if sabotage("resize.commit.not-marked") {
             return Ok(());
         }
@@ -223,11 +215,9 @@ impl Committer {
         Ok(self.device.flush()?)
     }
 
-    fn unmark(&mut self, image: &Image) -> Result {
+    fn unmark(&self, image: &Image) -> Result {
         self.device.write_at(SUPERBLOCK_OFFSET, &image.sb.encode())?;
-        self.device.flush()?;
-        self.is_marked = false;
-        Ok(())
+        Ok(self.device.flush()?)
     }
 
     fn write(&self, blocks: &Blocks) -> Result {

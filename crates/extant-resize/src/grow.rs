@@ -44,8 +44,8 @@ fn rounded(sb: &Superblock, blocks: u64) -> Shape {
         let shape = shape_of(sb, blocks);
         let new = &shape.sb;
         let last = GroupIndex(new.group_count.saturating_sub(1));
-        let start = u64::from(new.first_data_block)
-            + u64::from(last.0) * u64::from(new.blocks_per_group);
+        let start =
+            u64::from(new.first_data_block) + u64::from(last.0) * u64::from(new.blocks_per_group);
         let head = Heads::of(new).head(last).blocks();
         let needs = (head.end - head.start) + 2 + u64::from(new.inode_table_blocks());
         let has = blocks.saturating_sub(start);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, SharedDevice};
 use extant_format::bitmap::{Bitmap, BitmapRef};
-use extant_format::checksum::inode_seed;
 use extant_format::features::{Feature, Incompat, State};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{Inode, InodeLayout};
@@ -169,16 +168,6 @@ impl Image {
         Ok(())
     }
 
-    /// The inode bitmap of a group.
-    pub(crate) fn inode_bitmap(&self, group: u32) -> Result<Bitmap> {
-        if self.is_uninit(group, GroupFlags::INODE_UNINIT)? {
-            let bits = self.sb.inodes_per_group;
-            return Ok(Bitmap::of_uninit_group(self.block_bytes(), bits, []));
-        }
-        let bytes = self.read_block(self.group(group)?.inode_bitmap.0)?;
-        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ResizeError::damaged(error.to_string()))
-    }
-
     /// Stores the inode bitmap of a group, with its counts and checksum in the descriptor, which is not
     /// encoded yet.
     pub(crate) fn set_inode_bitmap(&mut self, group: u32, bitmap: &Bitmap) -> Result {
@@ -260,12 +249,6 @@ impl Image {
         Inode::seal(&InodeLayout::of(&self.sb), record.ino, &mut bytes)
             .map_err(|error| ResizeError::damaged(error.to_string()))?;
         Ok(self.draft.write_at(self.record_offset(record.ino)?, &bytes)?)
-    }
-
-    /// The seed of what belongs to an inode, with `metadata_csum`.
-    pub(crate) fn seed_of(&self, record: &Record) -> Option<u32> {
-        let has = self.sb.features.metadata_csum();
-        has.then(|| inode_seed(self.sb.checksum_seed(), record.ino, record.generation()))
     }
 
     /// Returns whether blocks belong to groups.

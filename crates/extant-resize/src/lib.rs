@@ -36,4 +36,4 @@ mod record;
 mod resize;
 
 pub use error::ResizeError;
-pub use resize::{Goal, Plan, Sizes, plan, resize};
+pub use resize::{Goal, Plan, Sizes, plan, resize, sizes};

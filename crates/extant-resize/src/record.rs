@@ -5,18 +5,13 @@ use extant_format::inode::{FileKind, InodeFlags};
 
 pub(crate) const MODE: usize = 0;
 pub(crate) const SIZE_LO: usize = 4;
-pub(crate) const CTIME: usize = 0xc;
-pub(crate) const DTIME: usize = 0x14;
-pub(crate) const LINKS: usize = 0x1a;
 pub(crate) const BLOCKS_LO: usize = 0x1c;
 pub(crate) const FLAGS: usize = 0x20;
 pub(crate) const BLOCK: usize = 0x28;
-pub(crate) const GENERATION: usize = 0x64;
 pub(crate) const FILE_ACL_LO: usize = 0x68;
 pub(crate) const SIZE_HIGH: usize = 0x6c;
 pub(crate) const BLOCKS_HIGH: usize = 0x74;
 pub(crate) const FILE_ACL_HIGH: usize = 0x76;
-pub(crate) const EXTRA: usize = 0x80;
 
 /// A little-endian field; 0 past the end.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -67,14 +62,6 @@ impl Record {
         FileKind::from_mode(self.mode())
     }
 
-    pub(crate) fn is_dir(&self) -> bool {
-        self.kind() == Some(FileKind::Directory)
-    }
-
-    pub(crate) fn links(&self) -> u16 {
-        self.u16(LINKS)
-    }
-
     pub(crate) fn flags(&self) -> InodeFlags {
         InodeFlags::from_bits_retain(self.u32(FLAGS))
     }
@@ -93,11 +80,6 @@ impl Record {
         u64::from(self.u32(SIZE_LO)) | (u64::from(self.u32(SIZE_HIGH)) << 32)
     }
 
-    pub(crate) fn set_size(&mut self, size: u64) {
-        self.put32(SIZE_LO, size as u32);
-        self.put32(SIZE_HIGH, (size >> 32) as u32);
-    }
-
     pub(crate) fn block_area(&self) -> [u8; 60] {
         let mut area = [0; 60];
         if let Some(bytes) = self.bytes.get(BLOCK..BLOCK + 60) {
@@ -106,33 +88,10 @@ impl Record {
         area
     }
 
-    pub(crate) fn set_block_area(&mut self, area: &[u8; 60]) {
-        put(&mut self.bytes, BLOCK, area);
-    }
-
-    pub(crate) fn generation(&self) -> u32 {
-        self.u32(GENERATION)
-    }
-
     /// The attribute block; `wide`: the file system has `64bit`.
     pub(crate) fn file_acl(&self, wide: bool) -> FsBlock {
         let high = if wide { u64::from(self.u16(FILE_ACL_HIGH)) << 32 } else { 0 };
         FsBlock(u64::from(self.u32(FILE_ACL_LO)) | high)
-    }
-
-    pub(crate) fn set_file_acl(&mut self, block: u64, wide: bool) {
-        self.put32(FILE_ACL_LO, block as u32);
-        if wide {
-            self.put16(FILE_ACL_HIGH, (block >> 32) as u16);
-        }
-    }
-
-    /// Returns where the attribute space begins; the record's end when there is none.
-    pub(crate) fn xattr_at(&self) -> usize {
-        match self.bytes.len() {
-            ..=128 => self.bytes.len(),
-            len => (128 + usize::from(self.u16(EXTRA))).min(len),
-        }
     }
 
     pub(crate) fn clear(&mut self) {

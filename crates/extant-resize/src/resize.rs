@@ -149,6 +149,16 @@ impl Guard {
     }
 }
 
+/// Returns the size of the file system on `device`.
+///
+/// # Errors
+///
+/// [`ResizeError`], also for a file system that cannot be resized.
+pub fn sizes(device: &SharedDevice) -> std::result::Result<Sizes, ResizeError> {
+    let view = settled_view(device)?;
+    Ok(Sizes::of(&image::superblock(&*view)?))
+}
+
 /// The number of blocks that `goal` asks for. `room`: how many bytes the device has or can get.
 fn wanted(sb: &Superblock, goal: Goal, room: u64) -> Result<u64> {
     let most = room / u64::from(sb.block_size.bytes());
@@ -174,7 +184,11 @@ fn wanted(sb: &Superblock, goal: Goal, room: u64) -> Result<u64> {
 /// # Errors
 ///
 /// [`ResizeError`], with the size that can be reached.
-pub fn plan(device: &SharedDevice, goal: Goal, room: u64) -> std::result::Result<Plan, ResizeError> {
+pub fn plan(
+    device: &SharedDevice,
+    goal: Goal,
+    room: u64,
+) -> std::result::Result<Plan, ResizeError> {
     let view = settled_view(device)?;
     let sb = image::superblock(&*view)?;
     let blocks = wanted(&sb, goal, room)?;
@@ -231,7 +245,7 @@ pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, Re
     for run in grown.zeroes {
         device.write_zeroes(run.start, run.end - run.start)?;
     }
-    committer.commit(&image, false)?;
+    committer.commit(&image)?;
     guard.end()?;
     Ok(done)
 }

@@ -12,6 +12,7 @@ use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_resize::{Goal, ResizeError, plan, resize};
 use extant_testkit::oracle::{self, LoopMount};
 use extant_testkit::{image, require, tempdir};
+use rustix::mount::MountFlags;
 
 const MIB: u64 = 1 << 20;
 
@@ -62,14 +63,23 @@ fn the_kernel_mounts_what_has_grown_and_fills_it() {
     for layout in LAYOUTS {
         let dir = tempdir().unwrap();
         let first = require!(made(dir.path(), *layout));
-        let size = superblock(&first).blocks_count * u64::from(superblock(&first).block_size.bytes());
+        let size =
+            superblock(&first).blocks_count * u64::from(superblock(&first).block_size.bytes());
         // The kernel has pages of 4 KiB.
         if superblock(&first).block_size.bytes() > 4096 {
             continue;
         }
         let (grown, _) = to_size(&first, size * 3).unwrap();
         let path = dir.path().join("grown.img");
+        image::save(&first, &path);
+        // Some layouts are not for every kernel, whatever their size.
+        if require!(LoopMount::attempt(&path, MountFlags::empty(), "")).is_err() {
+            println!("{layout:?}: not for this kernel");
+            continue;
+        }
+        std::fs::remove_file(&path).unwrap();
         image::save(&grown, &path);
+        println!("{layout:?}");
         {
             let mount = require!(LoopMount::read_write(&path));
             for number in 0..40 {

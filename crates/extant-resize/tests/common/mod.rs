@@ -32,7 +32,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     layout(&["-text4", "-b1024", "-Jsize=1"], "12M"),
     layout(&["-text4", "-b1024", "-g1024", "-Jsize=1"], "9M"),
     layout(&["-text4", "-b1024", "-O^metadata_csum,uninit_bg", "-g2048", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^flex_bg", "-g2048", "-Jsize=1"], "12M"),
+    layout(
+        &["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^flex_bg", "-g2048", "-Jsize=1"],
+        "12M",
+    ),
     layout(&["-text4", "-b1024", "-O^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "9M"),
     layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "12M"),
     layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode,^64bit", "-g256", "-Jsize=1"], "12M"),
@@ -42,7 +45,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     layout(&["-text4", "-b2048", "-O^64bit", "-g2048", "-Jsize=2"], "12M"),
     layout(&["-text4", "-b65536", "-Jsize=64"], "96M"),
     layout(&["-text4", "-b1024", "-Obigalloc", "-C4096", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-Obigalloc,^resize_inode", "-C16384", "-g4096", "-Jsize=1"], "24M"),
+    layout(
+        &["-text4", "-b1024", "-Obigalloc,^resize_inode", "-C16384", "-g4096", "-Jsize=1"],
+        "24M",
+    ),
     layout(&["-text4", "-b1024", "-Oquota,project,inline_data,ea_inode", "-Jsize=1"], "12M"),
     layout(&["-text4", "-b1024", "-G4", "-g1024", "-N4096", "-Jsize=1"], "10M"),
     layout(&["-text4", "-b1024", "-Ofast_commit", "-g1024", "-Jsize=1,fast_commit_size=64"], "12M"),
@@ -170,7 +176,7 @@ pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<Vec<u8>, Seen> {
         let seen = Seen {
             kind: inode.kind(),
             size: inode.size(),
-            links: u32::from(metadata.links),
+            links: metadata.links,
             hash: hasher.finish(),
         };
         all.insert(entry.path().to_vec(), seen);

@@ -1,0 +1,283 @@
+//! `extant resize`: give an image another size.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use extant_block::{FileDevice, SharedDevice};
+use extant_resize::{Goal, Plan, ResizeError, Sizes};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure, Result};
+use crate::image::{opening, split, window};
+use crate::in_use;
+use crate::output::Out;
+use crate::place::is_address;
+use crate::size::{Amount, parse_amount, parse_bytes};
+use crate::source::SourceArgs;
+use crate::text::{counted, escape, human_bytes};
+
+/// The end of `--help`, before the exit codes.
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  extant resize disk.img +512M\n  extant resize --plan disk.img 20G\n  extant resize --partition 2 disk.img max\n";
+
+/// Give an image another size
+///
+/// The file system grows to SIZE, or to the next smaller size that it can have; an image file gets the size with it. The
+/// journal is replayed first. What changes goes through the image's own journal, so that a cut leaves the old
+/// size or the new one; without a journal, the image says that it needs a check until the last write.
+///
+/// For images that nobody has mounted.
+#[derive(Args, Debug)]
+pub(crate) struct ResizeArgs {
+    /// Image file or block device
+    #[arg(value_name = "IMG")]
+    image: OsString,
+    /// The size: with a unit (20G, 512M), +N for so much more, or max for all of the device, partition or file
+    #[arg(value_name = "SIZE", value_parser = parse_wish)]
+    size: Wish,
+    /// Show what would be done, and change nothing
+    #[arg(long)]
+    plan: bool,
+    /// The file system begins that many bytes into the file, whose size stays
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
+    offset: Option<u64>,
+    /// The file system is in partition N of the file (GPT or MBR), whose size stays
+    #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
+    partition: Option<u32>,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The size that is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wish {
+    Bytes(u64),
+    More(u64),
+    Max,
+}
+
+fn parse_wish(text: &str) -> Result<Wish, String> {
+    let amount = |text: &str| match parse_amount(text)? {
+        Amount::Bytes(bytes) => Ok(bytes),
+        Amount::Plain(number) => {
+            Err(format!("{number} of what? Give a unit: {number}K, {number}M, {number}B"))
+        }
+    };
+    match text.strip_prefix('+') {
+        Some(more) => amount(more).map(Wish::More),
+        None if text == "max" => Ok(Wish::Max),
+        None => amount(text).map(Wish::Bytes),
+    }
+}
+
+/// The device of an image, and the file of which it is all.
+struct Target {
+    device: SharedDevice,
+    /// The image file itself, whose size changes with the file system.
+    file: Option<FileDevice>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
+    let (file, path) = split(&args.image);
+    if path != b"/" {
+        return Err(Failure::usage("resize is for a whole image: leave the path out"));
+    }
+    let name = escape(file.as_os_str().as_encoded_bytes());
+    let Target { device, file } = args.open(&file, &name)?;
+    let cannot = |error: ResizeError| failure(&error, &name);
+    let old_bytes = device.size_bytes();
+    let now = extant_resize::sizes(&device).map_err(cannot)?;
+    let goal = match args.size {
+        Wish::Bytes(bytes) => Goal::Bytes(bytes),
+        Wish::More(more) => Goal::Bytes(now.bytes.saturating_add(more)),
+        Wish::Max => Goal::Max,
+    };
+    let room = match (&file, goal) {
+        (Some(_), Goal::Bytes(bytes)) => bytes.max(old_bytes).min(i64::MAX as u64),
+        _ => old_bytes,
+    };
+    let plan = extant_resize::plan(&device, goal, room).map_err(cannot)?;
+    if args.plan || plan.is_empty() {
+        return show(args, &plan, &name, false);
+    }
+    let Some(file) = file else {
+        let done = extant_resize::resize(&device, goal).map_err(cannot)?;
+        return show(args, &done, &name, true);
+    };
+    drop(device);
+    let done = in_file(&file, &name, goal, &plan, old_bytes)?;
+    show(args, &done, &name, true)
+}
+
+/// Resizes an image file and what is in it.
+fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> Result<Plan> {
+    let failed = |error: std::io::Error| {
+        Failure::caused(Exit::Io, &format!("{name}: its size cannot be set"), &error)
+    };
+    let set_len = |bytes: u64| file.file().set_len(bytes).map_err(failed);
+    let wanted = match goal {
+        Goal::Bytes(bytes) => bytes.max(plan.after.bytes),
+        _ => old,
+    };
+    if wanted > old {
+        set_len(wanted)?;
+    }
+    let device = file.file().try_clone().map_err(failed).and_then(|same| {
+        Ok(Arc::new(FileDevice::with_file(same, Path::new(name), false)?) as SharedDevice)
+    });
+    let done = device.and_then(|device| {
+        extant_resize::resize(&device, goal).map_err(|error| failure(&error, name))
+    });
+    // Of what may be half done, nothing is cut off.
+    let is_refused = matches!(&done, Err(failure) if failure.exit != Exit::Io);
+    if is_refused && wanted > old {
+        set_len(old)?;
+    }
+    let done = done?;
+    file.file().sync_all().map_err(failed)?;
+    Ok(done)
+}
+
+impl ResizeArgs {
+    fn open(&self, file: &Path, name: &str) -> Result<Target> {
+        let holder = in_use::loop_device_of(self.source.written(file)).filter(|_| !self.plan);
+        if let Some(holder) = holder {
+            let message = format!("{name} is in use: the kernel has it as {holder}");
+            return Err(Failure::new(Exit::Refused, message).hint(format!(
+                "unmount it and detach it (losetup -d {holder}), or give {holder} itself"
+            )));
+        }
+        let is_part = self.offset.is_some() || self.partition.is_some();
+        let is_whole = !is_part && !is_address(file) && !self.source.is_special(file);
+        if is_whole {
+            let opened = match self.plan {
+                true => FileDevice::open_read_only(file),
+                false => FileDevice::open_read_write(file),
+            };
+            let opened = opened.map_err(|error| opening(error.into(), file))?;
+            let is_file = !opened.is_block_device();
+            if is_file {
+                let same = opened.file().try_clone().map_err(|error| {
+                    Failure::caused(Exit::Io, &format!("{name} cannot be opened"), &error)
+                })?;
+                let device = FileDevice::with_file(same, file, self.plan)?;
+                return Ok(Target { device: Arc::new(device), file: Some(opened) });
+            }
+            return Ok(Target { device: Arc::new(opened), file: None });
+        }
+        let opened = match self.plan {
+            true => self.source.open_read_only(file),
+            false => self.source.open_read_write(file),
+        };
+        let device = opened.map_err(|error| opening(error, file))?;
+        Ok(Target { device: window(device, self.offset, self.partition)?, file: None })
+    }
+}
+
+fn sizes_json(sizes: &Sizes) -> Value {
+    json!({
+        "bytes": sizes.bytes,
+        "blocks": sizes.blocks,
+        "groups": sizes.groups,
+        "inodes": sizes.inodes,
+    })
+}
+
+fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exit> {
+    let mut out = Out::new();
+    if args.json {
+        out.json_pretty(&json!({
+            "image": name,
+            "written": written,
+            "block_bytes": plan.block_bytes,
+            "before": sizes_json(&plan.before),
+            "after": sizes_json(&plan.after),
+            "reserved_blocks_used": plan.reserved_used,
+            "turns_meta_bg": plan.turns_meta_bg,
+            "journaled": plan.journaled,
+        }))?;
+        out.flush()?;
+        return Ok(Exit::Success);
+    }
+    let (before, after) = (&plan.before, &plan.after);
+    if plan.is_empty() {
+        writeln!(
+            out,
+            "{name}: {} already, {}",
+            human_bytes(after.bytes),
+            counted(after.blocks, "block")
+        )?;
+        out.flush()?;
+        return Ok(Exit::Success);
+    }
+    let verb = if written { "has" } else { "would have" };
+    writeln!(
+        out,
+        "{name}: {verb} {} in {} and {}; before {} in {} and {}",
+        human_bytes(after.bytes),
+        counted(after.blocks, "block"),
+        counted(after.groups.into(), "group"),
+        human_bytes(before.bytes),
+        counted(before.blocks, "block"),
+        counted(before.groups.into(), "group")
+    )?;
+    if plan.turns_meta_bg {
+        writeln!(
+            out,
+            "{name}: the blocks reserved for descriptors are used up: descriptors of more groups lie \
+             in the groups (meta_bg)"
+        )?;
+    }
+    if !plan.journaled && !written {
+        writeln!(out, "{name}: without a journal, a cut would leave an image that needs a repair")?;
+    }
+    out.flush()?;
+    Ok(Exit::Success)
+}
+
+fn failure(error: &ResizeError, name: &str) -> Failure {
+    let (exit, hint) = match error {
+        ResizeError::Features { .. } => (Exit::Unsupported, None),
+        ResizeError::Superblock(_) => (Exit::Image, None),
+        ResizeError::Damaged { .. } => {
+            (Exit::Image, Some(format!("extant repair {name} sets it right")))
+        }
+        ResizeError::Replay(_) => {
+            (Exit::Image, Some(format!("extant repair {name} sets it right")))
+        }
+        ResizeError::InUse { .. } => (Exit::Refused, None),
+        ResizeError::TooLarge { largest, .. } => {
+            (Exit::NoSpace, Some(format!("extant resize {name} {largest}B makes it that large")))
+        }
+        ResizeError::TooSmall { smallest, .. } => {
+            (Exit::NoSpace, Some(format!("its size stays {smallest} bytes")))
+        }
+        _ => (Exit::Io, None),
+    };
+    let failure = Failure::new(exit, error.to_string()).about(name);
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(parse_wish("20G"), Ok(Wish::Bytes(20 << 30)));
+        assert_eq!(parse_wish("+512M"), Ok(Wish::More(512 << 20)));
+        assert_eq!(parse_wish("max"), Ok(Wish::Max));
+        for text in ["", "20", "+", "+7", "maximum", "+max", "1.5G"] {
+            assert!(parse_wish(text).is_err(), "{text}");
+        }
+    }
+}

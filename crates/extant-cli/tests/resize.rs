@@ -1,0 +1,66 @@
+//! `extant resize`: what it tells, changes and refuses.
+
+mod support;
+
+use support::{Place, tool};
+
+fn image(place: &Place) {
+    std::fs::create_dir(place.path("source")).unwrap();
+    std::fs::write(place.path("source/file"), "contents").unwrap();
+    place.run(&["build", "a.img", "--from", "source", "--size", "64M"]).succeeds();
+}
+
+fn is_clean(place: &Place) {
+    place.run(&["check", "a.img"]).succeeds();
+    assert_eq!(place.run(&["cat", "a.img:/file"]).succeeds().out(), "contents");
+    if let Some(fsck) = tool("e2fsck", &["-fn", "a.img"], place.0.path()) {
+        assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
+    }
+}
+
+fn length(place: &Place) -> u64 {
+    std::fs::metadata(place.path("a.img")).unwrap().len()
+}
+
+#[test]
+fn an_image_file_grows_with_its_file_system() {
+    let place = Place::new();
+    image(&place);
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    let told = place.run(&["resize", "--plan", "--json", "a.img", "1G"]).succeeds().json();
+    assert_eq!(told["written"].as_bool(), Some(false));
+    assert_eq!(told["after"]["bytes"].as_u64(), Some(1 << 30));
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "--plan changes nothing");
+
+    let told = place.run(&["resize", "a.img", "+64M"]).succeeds().out();
+    assert!(told.contains("has 128.0 MiB") || told.contains("128"), "{told}");
+    assert_eq!(length(&place), 128 << 20);
+    is_clean(&place);
+    let told = place.run(&["resize", "--json", "a.img", "1G"]).succeeds().json();
+    assert_eq!((length(&place), told["written"].as_bool()), (1 << 30, Some(true)));
+    assert_eq!(told["before"]["bytes"].as_u64(), Some(128 << 20));
+    is_clean(&place);
+
+    // A file that is longer already.
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    file.set_len(2 << 30).unwrap();
+    place.run(&["resize", "a.img", "max"]).succeeds();
+    assert_eq!(length(&place), 2 << 30);
+    is_clean(&place);
+    let told = place.run(&["resize", "a.img", "max"]).succeeds().out();
+    assert!(told.contains("already"), "{told}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let place = Place::new();
+    image(&place);
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    place.run(&["resize", "a.img", "20"]).ends_with(2).complains(&["of what"]);
+    place.run(&["resize", "a.img:/file", "20G"]).ends_with(2);
+    place.run(&["resize", "none.img", "20G"]).ends_with(8);
+    place.run(&["resize", "source/file", "20G"]).ends_with(8);
+    place.run(&["resize", "--offset", "0", "a.img", "1G"]).ends_with(6).complains(&["device has"]);
+    place.run(&["resize", "a.img", "7E"]).ends_with(2);
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+}
