@@ -204,3 +204,31 @@ fn what_is_not_in_order_is_left_alone() {
     assert!(matches!(refused, Err(ResizeError::Damaged { .. })), "{refused:?}");
     assert_eq!(superblock(&large).blocks_count, superblock(&first).blocks_count);
 }
+
+/// Without a journal nothing but the superblock's state is changed first.
+#[test]
+fn the_first_write_without_a_journal_says_that_a_check_is_needed() {
+    use extant_block::Record;
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[0]));
+    let recording = recorded(&first, 40 * MIB);
+    let end = superblock(&first).blocks_count * 1024;
+    let inside: Vec<u64> = recording
+        .records()
+        .iter()
+        .filter_map(|record| match record {
+            Record::Write { offset, .. } if *offset < end => Some(*offset),
+            _ => None,
+        })
+        .collect();
+    assert!(inside.len() > 3, "{inside:?}");
+    assert_eq!(inside.first(), Some(&SUPERBLOCK_OFFSET), "{inside:?}");
+    let position = recording
+        .records()
+        .iter()
+        .position(|record| matches!(record, Record::Write { offset, .. } if *offset == 1024))
+        .unwrap();
+    let cut = recording.image_with_all(position + 1);
+    let state = superblock(&cut).state;
+    assert!(!state.contains(extant_format::features::State::VALID), "{state:?}");
+}

@@ -16,7 +16,7 @@ use crate::in_use;
 use crate::output::Out;
 use crate::place::is_address;
 use crate::size::{Amount, parse_amount, parse_bytes};
-use crate::source::SourceArgs;
+use crate::source::{SourceArgs, SourceError};
 use crate::text::{counted, escape, human_bytes};
 
 /// The end of `--help`, before the exit codes.
@@ -160,7 +160,7 @@ impl ResizeArgs {
                 true => FileDevice::open_read_only(file),
                 false => FileDevice::open_read_write(file),
             };
-            let opened = opened.map_err(|error| opening(error.into(), file))?;
+            let opened = opened.map_err(|error| opening(SourceError::Open(error), file))?;
             let is_file = !opened.is_block_device();
             if is_file {
                 let same = opened.file().try_clone().map_err(|error| {
