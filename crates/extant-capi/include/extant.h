@@ -213,7 +213,7 @@
 #define EXTANT_E_TOO_MANY_HANDLES 1017
 
 // Version of the interface: what was added raises it by one.
-#define EXTANT_API_VERSION 1
+#define EXTANT_API_VERSION 2
 
 // Mount for writing: the journal is replayed, and the mount has to be ended by extant_unmount(). Without it nothing is
 // ever written.
@@ -233,6 +233,15 @@
 
 // Count what quotas limit, and enforce no limit.
 #define EXTANT_MOUNT_NO_QUOTA_LIMITS 32
+
+// Stage of mounting: another host may use the image, which takes seconds to find out. Counted in seconds.
+#define EXTANT_STAGE_WAITING 1
+
+// Stage of mounting: the journal is replayed. Counted in blocks.
+#define EXTANT_STAGE_REPLAYING 2
+
+// Stage of mounting: files that a crash left without a name are deleted. Counted in files.
+#define EXTANT_STAGE_ORPHANS 3
 
 // The device cannot be written.
 #define EXTANT_DEVICE_READ_ONLY 1
@@ -599,6 +608,12 @@ typedef struct extant_mount_options {
   uint64_t write_back_after_ms;
   // File or device with the journal, if it is not inside the image; or NULL.
   const char *journal_device;
+  // Called on the calling thread before and after steps of mounting for writing that may take long: `done` of about
+  // `total` of the stage EXTANT_STAGE_*. A result other than 0 cancels: the image is as after a crash, and the next
+  // mount continues. Must not throw, longjmp, or call extant. May be NULL. Since version 2.
+  int (*progress)(void *context, uint32_t stage, uint64_t done, uint64_t total);
+  // Given to `progress`. Since version 2.
+  void *context;
 } extant_mount_options;
 
 // A device of callbacks. The structure is copied; `context` and the functions are used until
@@ -904,6 +919,16 @@ int extant_unmount(struct extant_fs *fs, uint32_t flags);
 // Makes every change so far durable. Returns 0 or a negative errno: what could not be stored is kept.
 int extant_sync(struct extant_fs *fs);
 
+// Freezes a mount, so that its image can be copied: waits for changes under way, makes everything durable, empties the
+// journal and marks the image clean. Until extant_thaw() nothing is written to the device; reads go on, and changes wait in
+// any thread. A change by the only thread waits for ever. A mount for reading is always as if frozen. Returns 0, or a
+// negative errno: then the mount goes on, and if it is frozen already it is -EBUSY (EXTANT_E_FROZEN).
+int extant_freeze(struct extant_fs *fs);
+
+// Ends what extant_freeze() began: changes that wait go on. extant_unmount() does it too. Returns 0, or a negative errno:
+// -EINVAL for a mount that is not frozen.
+int extant_thaw(struct extant_fs *fs);
+
 // Does what is due, on mounts with EXTANT_MOUNT_NO_BACKGROUND: call it every second. Returns 0 or a negative errno.
 int extant_tick(struct extant_fs *fs);
 
@@ -960,6 +985,11 @@ int64_t extant_ring_reap(struct extant_ring *ring,
                          struct extant_completion *done,
                          size_t most,
                          size_t least);
+
+// Descriptor for poll(2), epoll(7) and their like: it is readable when there may be results to take, until
+// extant_ring_reap() with `least` 0 returned fewer than `most`. Take the results that exist already before waiting for it
+// the first time. It is the ring's: it must not be read or closed, and ends with the ring. Returns it, or a negative errno.
+int extant_ring_event_fd(struct extant_ring *ring);
 
 // Closes a ring: waits until all accepted operations are done. Results that were not taken are
 // lost; memory to read into is not written any more. Returns 0 or a negative errno.

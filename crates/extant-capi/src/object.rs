@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use extant::ring::Ring;
-use extant::{DirectFile, File, Fs, Inode, ReadDir, SyncMode};
+use extant::{DirectFile, File, Frozen, Fs, Inode, ReadDir, SyncMode};
 use extant_sync::{Mutex, Rank};
 
 use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_POISONED, Error, Result};
@@ -30,12 +30,30 @@ pub(crate) struct FsObject {
     poisoned: AtomicBool,
     /// Open files, directories and rings.
     open: AtomicUsize,
+    /// Held while the mount is frozen.
+    frozen: Mutex<Option<Frozen>>,
 }
 
 impl FsObject {
     pub(crate) fn new(fs: Fs) -> Arc<FsObject> {
         let (ended, poisoned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(FsObject { fs, ended, poisoned, open: AtomicUsize::new(0) })
+        let frozen = Mutex::new(Rank::Leaf, None);
+        Arc::new(FsObject { fs, ended, poisoned, open: AtomicUsize::new(0), frozen })
+    }
+
+    /// Freezes the mount until [`thaw`](Self::thaw).
+    pub(crate) fn freeze(&self) -> Result<()> {
+        let frozen = self.fs.freeze()?;
+        // A read-only mount can be frozen as often as one likes.
+        let _before = self.frozen.lock().replace(frozen);
+        Ok(())
+    }
+
+    /// Thaws the mount. Returns whether it was frozen.
+    pub(crate) fn thaw(&self) -> bool {
+        let frozen = self.frozen.lock().take();
+        // Dropped without the lock: it wakes what waits.
+        frozen.is_some()
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -19,7 +19,7 @@ pub struct extant_dir;
 pub struct extant_ring;
 
 /// Version of the interface: what was added raises it by one.
-pub const EXTANT_API_VERSION: u32 = 1;
+pub const EXTANT_API_VERSION: u32 = 2;
 
 /// Mount for writing: the journal is replayed, and the mount has to be ended by extant_unmount(). Without it nothing is
 /// ever written.
@@ -34,6 +34,13 @@ pub const EXTANT_MOUNT_DISCARD: u64 = 8;
 pub const EXTANT_MOUNT_NO_BACKGROUND: u64 = 16;
 /// Count what quotas limit, and enforce no limit.
 pub const EXTANT_MOUNT_NO_QUOTA_LIMITS: u64 = 32;
+
+/// Stage of mounting: another host may use the image, which takes seconds to find out. Counted in seconds.
+pub const EXTANT_STAGE_WAITING: u32 = 1;
+/// Stage of mounting: the journal is replayed. Counted in blocks.
+pub const EXTANT_STAGE_REPLAYING: u32 = 2;
+/// Stage of mounting: files that a crash left without a name are deleted. Counted in files.
+pub const EXTANT_STAGE_ORPHANS: u32 = 3;
 
 /// How to mount. 0 everywhere, but for `size`, is the default.
 #[repr(C)]
@@ -63,6 +70,14 @@ pub struct extant_mount_options {
     pub write_back_after_ms: u64,
     /// File or device with the journal, if it is not inside the image; or NULL.
     pub journal_device: *const c_char,
+    /// Called on the calling thread before and after steps of mounting for writing that may take long: `done` of about
+    /// `total` of the stage EXTANT_STAGE_*. A result other than 0 cancels: the image is as after a crash, and the next
+    /// mount continues. Must not throw, longjmp, or call extant. May be NULL. Since version 2.
+    pub progress: Option<
+        unsafe extern "C" fn(context: *mut c_void, stage: u32, done: u64, total: u64) -> c_int,
+    >,
+    /// Given to `progress`. Since version 2.
+    pub context: *mut c_void,
 }
 
 /// The device cannot be written.

@@ -1,25 +1,27 @@
 //! Versions, errors, mounting, what concerns a whole file system.
 #![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use extant::{BlockDevice, MountOptions, SharedDevice};
+use extant::{BlockDevice, MountOptions, MountProgress, MountStage, SharedDevice};
 use extant_block::{FileDevice, WindowDevice, partition};
 
 use super::int;
-use crate::caller::{Caller, enter, last_error, wrong};
+use crate::caller::{Caller, call_back, enter, last_error, wrong};
 use crate::device::CallbackDevice;
 use crate::error::{EXTANT_E_BUSY, EXTANT_E_POISONED, Error, Result};
 use crate::object::{FsObject, Object};
 use crate::types::{
     EXTANT_API_VERSION, EXTANT_MOUNT_DISCARD, EXTANT_MOUNT_IGNORE_JOURNAL,
     EXTANT_MOUNT_NO_BACKGROUND, EXTANT_MOUNT_NO_CHECKSUMS, EXTANT_MOUNT_NO_QUOTA_LIMITS,
-    EXTANT_MOUNT_WRITE, EXTANT_UNMOUNT_FORCE, extant_device, extant_error, extant_fs,
-    extant_mount_options, extant_statfs,
+    EXTANT_MOUNT_WRITE, EXTANT_STAGE_ORPHANS, EXTANT_STAGE_REPLAYING, EXTANT_STAGE_WAITING,
+    EXTANT_UNMOUNT_FORCE, extant_device, extant_error, extant_fs, extant_mount_options,
+    extant_statfs,
 };
 
 const MOUNT_FLAGS: u64 = EXTANT_MOUNT_WRITE
@@ -62,6 +64,35 @@ pub extern "C" fn extant_error_name(code: c_int) -> *const c_char {
     crate::error::name(code).map_or(std::ptr::null(), std::ffi::CStr::as_ptr)
 }
 
+/// The function of the caller's program that observes a mount.
+struct Observer {
+    tell: unsafe extern "C" fn(*mut c_void, u32, u64, u64) -> c_int,
+    context: *mut c_void,
+}
+
+// SAFETY: the library calls an observer on the thread that mounts, which is the one that called
+// and returns only afterwards; only the value moves, inside of the options.
+unsafe impl Send for Observer {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Observer {}
+
+impl Observer {
+    fn tell(&self, at: MountProgress) -> ControlFlow<()> {
+        let stage = match at.stage {
+            MountStage::Waiting => EXTANT_STAGE_WAITING,
+            MountStage::Replaying => EXTANT_STAGE_REPLAYING,
+            MountStage::Orphans => EXTANT_STAGE_ORPHANS,
+            // A stage that this header has no number for yet.
+            _ => return ControlFlow::Continue(()),
+        };
+        // SAFETY: the header asks that it can be called with the context until the call returns.
+        match call_back(|| unsafe { (self.tell)(self.context, stage, at.done, at.total) }) {
+            0 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    }
+}
+
 /// Options of a mount, as the library has them.
 fn mount_options(caller: &Caller, options: &extant_mount_options) -> Result<MountOptions> {
     let flags = options.flags;
@@ -97,6 +128,10 @@ fn mount_options(caller: &Caller, options: &extant_mount_options) -> Result<Moun
     }
     if options.write_back_after_ms > 0 {
         mount = mount.write_back_after(Duration::from_millis(options.write_back_after_ms));
+    }
+    if let Some(tell) = options.progress {
+        let observer = Observer { tell, context: options.context };
+        mount = mount.progress(move |at| observer.tell(at));
     }
     if !options.journal_device.is_null() {
         let path = caller.host_path(options.journal_device, "journal_device")?;
@@ -247,6 +282,8 @@ pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int
                 })
             })?;
             let Object::Fs(fs) = closed else { return Err(wrong("a file system")) };
+            // What waits in other threads goes on, and finds the mount ended.
+            fs.thaw();
             if fs.is_poisoned() {
                 let message = "a fault in extant happened to it: nothing was stored since; the next mount \
                                replays the journal";
@@ -266,6 +303,34 @@ pub unsafe extern "C" fn extant_sync(fs: *mut extant_fs) -> c_int {
         enter(|caller| {
             caller.fs(fs)?.fs.sync()?;
             Ok(0)
+        })
+    })
+}
+
+/// Freezes a mount, so that its image can be copied: waits for changes under way, makes everything durable, empties the
+/// journal and marks the image clean. Until extant_thaw() nothing is written to the device; reads go on, and changes wait in
+/// any thread. A change by the only thread waits for ever. A mount for reading is always as if frozen. Returns 0, or a
+/// negative errno: then the mount goes on, and if it is frozen already it is -EBUSY (EXTANT_E_FROZEN).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_freeze(fs: *mut extant_fs) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            caller.fs(fs)?.freeze()?;
+            Ok(0)
+        })
+    })
+}
+
+/// Ends what extant_freeze() began: changes that wait go on. extant_unmount() does it too. Returns 0, or a negative errno:
+/// -EINVAL for a mount that is not frozen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_thaw(fs: *mut extant_fs) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| match caller.fs(fs)?.thaw() {
+            true => Ok(0),
+            false => Err(Error::argument("thaw: the mount is not frozen")),
         })
     })
 }

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
 
 use std::ffi::c_int;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,6 +18,9 @@ use crate::types::{
     EXTANT_OP_SYNC, EXTANT_OP_TRUNCATE, EXTANT_OP_WRITE, extant_completion, extant_fs, extant_op,
     extant_ring,
 };
+
+/// Linux's errno for a process that has no more descriptors.
+const EMFILE: c_int = 24;
 
 fn full() -> Error {
     Error::new(EXTANT_E_RING_FULL, "the ring is full: take a result, then submit again")
@@ -177,6 +181,24 @@ pub unsafe extern "C" fn extant_ring_reap(
             Ok(taken as u64)
         })
     }
+}
+
+/// Descriptor for poll(2), epoll(7) and their like: it is readable when there may be results to take, until
+/// extant_ring_reap() with `least` 0 returned fewer than `most`. Take the results that exist already before waiting for it
+/// the first time. It is the ring's: it must not be read or closed, and ends with the ring. Returns it, or a negative errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn extant_ring_event_fd(ring: *mut extant_ring) -> c_int {
+    // SAFETY: the header asks of the caller what `enter` does.
+    int(unsafe {
+        enter(|caller| {
+            let ring = caller.ring(ring)?;
+            let descriptor = ring.ring.event_fd().map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(EMFILE);
+                Error::argument(format!("ring: a descriptor: {error}")).with_errno(errno)
+            })?;
+            Ok(u64::from(descriptor.as_raw_fd().unsigned_abs()))
+        })
+    })
 }
 
 /// Closes a ring: waits until all accepted operations are done. Results that were not taken are

@@ -3,12 +3,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static extant_error last;
@@ -199,6 +202,134 @@ static void mounting(void)
     extant_stat stat = {.size = sizeof stat};
     OK(extant_get_stat(fs, "/kept", 0, &stat));
     IS(stat.bytes, 5);
+    OK(extant_unmount(fs, 0));
+}
+
+static unsigned stages[4];
+
+static int mount_progress(void *context, uint32_t stage, uint64_t done, uint64_t total)
+{
+    IS(extant_sync(NULL), -EDEADLK); /* a callback cannot call in */
+    IS(stage >= 1 && stage <= 3 && done <= total, 1);
+    stages[stage]++;
+    return stage == *(uint32_t *)context;
+}
+
+/* Another process changes the image, and is killed. */
+static void crash(void)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        extant_fs *fs = mounted(EXTANT_MOUNT_WRITE);
+        extant_file *file = opened(fs, "/crashed", RW | EXTANT_O_CREATE);
+        extant_file *gone = opened(fs, "/gone", RW | EXTANT_O_CREATE);
+        IS(extant_write(file, "synced", 6), 6);
+        OK(extant_unlink(fs, "/gone"));
+        OK(extant_sync(fs));
+        IS(gone != NULL, 1);
+        kill(getpid(), SIGKILL);
+    }
+    int status = 0;
+    IS(waitpid(child, &status, 0), child);
+    IS(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, 1);
+}
+
+static void observing(void)
+{
+    extant_fs *fs = NULL;
+    uint32_t cancel = EXTANT_STAGE_REPLAYING;
+    extant_mount_options options = {.size = sizeof options, .flags = EXTANT_MOUNT_WRITE};
+    options.progress = mount_progress;
+    options.context = &cancel;
+    crash();
+    FAILS(extant_mount(image, &options, &fs), ECANCELED, EXTANT_E_OPERATION_CANCELLED);
+    IS(stages[EXTANT_STAGE_REPLAYING], 1);
+    IS(stages[EXTANT_STAGE_ORPHANS], 0);
+    cancel = EXTANT_STAGE_ORPHANS; /* later: the journal is replayed, what has no name is left */
+    FAILS(extant_mount(image, &options, &fs), ECANCELED, EXTANT_E_OPERATION_CANCELLED);
+    IS(stages[EXTANT_STAGE_REPLAYING] > 1, 1);
+    IS(stages[EXTANT_STAGE_ORPHANS], 1);
+    cancel = 0;
+    OK(extant_mount(image, &options, &fs));
+    IS(stages[EXTANT_STAGE_ORPHANS] > 1, 1);
+    extant_stat stat = {.size = sizeof stat};
+    OK(extant_get_stat(fs, "/crashed", 0, &stat));
+    IS(stat.bytes, 6);
+    OK(extant_unmount(fs, 0));
+    OK(extant_check(image, NULL, NULL));
+    /* Who was compiled before there was progress passes a structure that ends before it. */
+    options.size = offsetof(extant_mount_options, progress);
+    unsigned before = stages[1] + stages[2] + stages[3];
+    crash();
+    OK(extant_mount(image, &options, &fs));
+    OK(extant_unmount(fs, 0));
+    IS(stages[1] + stages[2] + stages[3], before);
+}
+
+static extant_file *frozen_file;
+static _Atomic int has_written;
+
+static void *writer(void *argument)
+{
+    (void)argument;
+    IS(extant_pwrite(frozen_file, "later", 5, 0), 5);
+    has_written = 1;
+    return NULL;
+}
+
+static void snapshot(const char *name)
+{
+    static char block[1 << 16];
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", place, name);
+    int from = open(image, O_RDONLY), to = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ssize_t count;
+    while ((count = read(from, block, sizeof block)) > 0)
+        IS(write(to, block, (size_t)count), count);
+    IS(count, 0);
+    close(from);
+    close(to);
+    extant_check_options options = {.size = sizeof options, .flags = EXTANT_CHECK_NO_REPLAY};
+    OK(extant_check(path, &options, NULL)); /* clean, and with nothing to replay */
+    extant_fs *fs = NULL;
+    OK(extant_mount(path, NULL, &fs));
+    extant_file *file = opened(fs, "/frozen", EXTANT_O_READ);
+    char text[8];
+    IS(extant_read(file, text, sizeof text), 7);
+    IS(memcmp(text, "earlier", 7), 0);
+    OK(extant_close(file));
+    OK(extant_unmount(fs, 0));
+}
+
+static void freezing(void)
+{
+    extant_fs *fs = mounted(EXTANT_MOUNT_WRITE);
+    FAILS(extant_thaw(fs), EINVAL, EXTANT_E_BAD_ARGUMENT);
+    frozen_file = opened(fs, "/frozen", RW | EXTANT_O_CREATE);
+    IS(extant_write(frozen_file, "earlier", 7), 7);
+    OK(extant_freeze(fs));
+    FAILS(extant_freeze(fs), EBUSY, EXTANT_E_FROZEN);
+    pthread_t id;
+    OK(pthread_create(&id, NULL, writer, NULL));
+    snapshot("first");
+    usleep(50000);
+    IS(has_written, 0);
+    char text[8];
+    IS(extant_pread(frozen_file, text, 7, 0), 7); /* reading goes on */
+    IS(memcmp(text, "earlier", 7), 0);
+    OK(extant_thaw(fs));
+    OK(pthread_join(id, NULL));
+    IS(has_written, 1);
+    FAILS(extant_thaw(fs), EINVAL, EXTANT_E_BAD_ARGUMENT);
+    IS(extant_pwrite(frozen_file, "earlier", 7, 0), 7);
+    OK(extant_close(frozen_file));
+    OK(extant_freeze(fs));
+    snapshot("second");
+    OK(extant_unmount(fs, 0)); /* thaws it */
+    FAILS(extant_thaw(fs), EBADF, EXTANT_E_BAD_HANDLE);
+    fs = mounted(0);
+    OK(extant_freeze(fs));
+    OK(extant_thaw(fs));
     OK(extant_unmount(fs, 0));
 }
 
@@ -455,13 +586,26 @@ static void rings(void)
     memset(blocks, 0, sizeof blocks);
     op = (extant_op){.size = sizeof op, .file = file, .kind = EXTANT_OP_READ, .length = 4096};
     unsigned inlined = 0;
+    FAILS(extant_ring_event_fd((extant_ring *)fs), EBADF, EXTANT_E_BAD_HANDLE);
+    struct pollfd event = {.fd = extant_ring_event_fd(ring), .events = POLLIN};
+    IS(event.fd >= 0, 1);
+    IS(extant_ring_event_fd(ring), event.fd);
+    IS(extant_ring_reap(ring, done, 16, 0), 0);
+    IS(poll(&event, 1, 0), 0); /* there is nothing */
     for (unsigned n = 0; n < 7; n++) {
         op.tag = 100 + n;
         op.offset = n * 4096;
         op.data = blocks[n];
         inlined += (unsigned)extant_ring_submit(ring, &op, done);
     }
-    IS(extant_ring_reap(ring, done, 16, 16), 7 - inlined);
+    for (unsigned reaped = inlined; reaped < 7;) {
+        IS(poll(&event, 1, 20000), 1);
+        int64_t got = extant_ring_reap(ring, done, 16, 0);
+        IS(got >= 0, 1);
+        reaped += (unsigned)got;
+    }
+    IS(extant_ring_reap(ring, done, 16, 0), 0);
+    IS(poll(&event, 1, 0), 0);
     for (unsigned n = 0; n < 7; n++)
         IS(blocks[n][0] == 'A' + (char)n && blocks[n][4095] == 'A' + (char)n, 1);
     op.kind = 99;
@@ -679,6 +823,8 @@ int main(int count, char **arguments)
     FAILS(extant_last_error(NULL), EFAULT, EXTANT_E_NULL);
     building();
     mounting();
+    observing();
+    freezing();
     contents();
     names();
     rings();
