@@ -1,13 +1,14 @@
 //! A mounted file system. Paths come as bytes, which the package made of what it was given.
 
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use extant::{
-    Fs, FsError, Inode, Metadata, MountOptions, NewInode, RenameFlags, SetAttributes, SharedDevice,
-    TimeChange, Timestamp, XattrMode,
+    Frozen, Fs, FsError, Inode, Metadata, MountOptions, MountProgress, MountStage, NewInode,
+    RenameFlags, SetAttributes, SharedDevice, TimeChange, Timestamp, XattrMode,
 };
 use extant_block::{BlockDevice as _, FileDevice, WindowDevice, partition};
 use extant_sync::{Mutex, Rank};
@@ -29,6 +30,8 @@ type Stat = (u32, u64, u32, u32, u32, u64, i128, i128, i128, u64, u32, (u32, u32
 pub(crate) struct NativeFs {
     /// None when it was unmounted.
     fs: Mutex<Option<Fs>>,
+    /// Held while it is frozen.
+    frozen: Mutex<Option<Frozen>>,
     #[pyo3(get)]
     writable: bool,
 }
@@ -100,11 +103,38 @@ fn window(device: SharedDevice, offset: u64, number: u32) -> PyResult<SharedDevi
     })
 }
 
+/// Tells `progress` of the steps of a mount. What it raises is kept in `raised`, and cancels.
+fn observer(
+    progress: Py<PyAny>,
+    raised: Arc<Mutex<Option<PyErr>>>,
+) -> impl Fn(MountProgress) -> ControlFlow<()> + Send + Sync + 'static {
+    move |at| {
+        let stage = match at.stage {
+            MountStage::Waiting => "waiting",
+            MountStage::Replaying => "replaying",
+            MountStage::Orphans => "orphans",
+            // A stage that this package has no name for yet.
+            _ => return ControlFlow::Continue(()),
+        };
+        let told = Python::attach(|py| {
+            py.check_signals()?;
+            progress.call1(py, (stage, at.done, at.total)).map(drop)
+        });
+        match told {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                *raised.lock() = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    }
+}
+
 #[pymethods]
 impl NativeFs {
     /// Mounts the image at a path of the host (bytes), or in a file object, which is read-only.
     #[new]
-    #[pyo3(signature = (image, *, writable, offset, partition, cache_bytes))]
+    #[pyo3(signature = (image, *, writable, offset, partition, cache_bytes, progress))]
     fn new(
         py: Python<'_>,
         image: &Bound<'_, PyAny>,
@@ -112,8 +142,13 @@ impl NativeFs {
         offset: u64,
         partition: u32,
         cache_bytes: u64,
+        progress: Option<Py<PyAny>>,
     ) -> PyResult<NativeFs> {
         let mut options = MountOptions::new().read_only(!writable);
+        let raised = Arc::new(Mutex::new(Rank::Leaf, None));
+        if let Some(progress) = progress {
+            options = options.progress(observer(progress, Arc::clone(&raised)));
+        }
         if cache_bytes > 0 {
             options = options.data_cache_bytes(cache_bytes);
         }
@@ -136,15 +171,35 @@ impl NativeFs {
             let device = window(device, offset, partition)?;
             let name = device.describe();
             let opened = options.open_shared(device).map_err(extant::FsError::from);
-            opened.map_err(|error| failed(&error, Some(path.as_deref().unwrap_or(name.as_bytes()))))
+            opened.map_err(|error| {
+                let raised = raised.lock().take();
+                let about = path.as_deref().unwrap_or(name.as_bytes());
+                raised.unwrap_or_else(|| failed(&error, Some(about)))
+            })
         })?;
-        Ok(NativeFs { fs: Mutex::new(Rank::Leaf, Some(fs)), writable })
+        let (fs, frozen) = (Mutex::new(Rank::Leaf, Some(fs)), Mutex::new(Rank::Leaf, None));
+        Ok(NativeFs { fs, frozen, writable })
     }
 
     /// Ends the mount: everything is stored. A second time does nothing.
     fn unmount(&self, py: Python<'_>) -> PyResult<()> {
         let Some(fs) = self.fs.lock().take() else { return Ok(()) };
+        self.thaw(py);
         py.detach(move || fs.unmount()).map_err(|error| failed(&error, None))
+    }
+
+    /// Holds changes back until `thaw`.
+    fn freeze(&self, py: Python<'_>) -> PyResult<()> {
+        let frozen = self.run(py, b"", Fs::freeze)?;
+        let before = self.frozen.lock().replace(frozen);
+        py.detach(move || drop(before));
+        Ok(())
+    }
+
+    /// Ends what `freeze` began, if it did.
+    fn thaw(&self, py: Python<'_>) {
+        let frozen = self.frozen.lock().take();
+        py.detach(move || drop(frozen));
     }
 
     fn sync(&self, py: Python<'_>) -> PyResult<()> {

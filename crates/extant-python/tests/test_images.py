@@ -2,7 +2,12 @@
 
 import errno
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import tarfile
+import threading
 
 import pytest
 
@@ -86,3 +91,66 @@ def test_damage_is_named(tmp_path):
         file.write(bytes(4096))
     report = extant.check(image)
     assert not report.clean and all(problem.code and problem.message for problem in report.problems)
+
+
+def test_a_frozen_mount_can_be_copied_and_goes_on_afterwards(tmp_path):
+    image, copy = tmp_path / "a.img", tmp_path / "copy.img"
+    extant.mkfs(image, 16 * MIB)
+    with extant.open(image, "r+") as fs:
+        fs.write_text("/a", "before")
+        done = threading.Event()
+
+        def change():
+            fs.write_text("/a", "after")
+            done.set()
+
+        with fs.frozen() as still:
+            assert still is fs and fs.read_text("/a") == "before"
+            with pytest.raises(OSError) as caught, fs.frozen():
+                pass
+            assert caught.value.errno == errno.EBUSY
+            writer = threading.Thread(target=change)
+            writer.start()
+            shutil.copyfile(image, copy)
+            assert not done.wait(0.1)
+        writer.join(20)
+        assert done.is_set() and fs.read_text("/a") == "after"
+        with pytest.raises(ZeroDivisionError), fs.frozen():
+            1 // 0
+        fs.write_text("/a", "it goes on")
+        freezing = fs.frozen()
+        freezing.__enter__()
+    assert fs.closed  # closing ends it
+    assert extant.check(copy).clean
+    with extant.open(copy) as fs:
+        assert fs.read_text("/a") == "before"
+    with extant.open(image) as fs, fs.frozen():
+        assert fs.read_text("/a") == "it goes on"
+
+
+CRASH = """
+import extant, os, signal, sys
+fs = extant.open(sys.argv[1], "r+")
+fs.write_text("/a", "synced")
+file = fs.open("/gone", "wb", 0)
+fs.unlink("/gone")
+fs.sync()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_mounting_waits_for_is_told_and_can_be_cancelled(tmp_path):
+    image = tmp_path / "a.img"
+    extant.mkfs(image, 16 * MIB)
+    told = []
+    extant.open(image, "r+", progress=lambda *seen: told.append(seen)).close()
+    assert told == []
+    crashed = subprocess.run([sys.executable, "-c", CRASH, image])
+    assert crashed.returncode == -signal.SIGKILL
+    with pytest.raises(ZeroDivisionError):
+        extant.open(image, "r+", progress=lambda stage, done, total: 1 // 0)
+    with extant.open(image, "r+", progress=lambda *seen: told.append(seen)) as fs:
+        assert fs.read_text("/a") == "synced"
+    assert {"replaying", "orphans"} <= {stage for stage, _, _ in told}
+    assert all(0 <= done <= total for _, done, total in told)
+    assert extant.check(image).clean

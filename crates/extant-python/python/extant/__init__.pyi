@@ -3,6 +3,7 @@ import os
 import pathlib
 import uuid as _uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import IO, Any, BinaryIO, NamedTuple, Self, TypeAlias
 
@@ -72,6 +73,7 @@ class FileSystem:
         offset: int = 0,
         partition: int = 0,
         cache_bytes: int = 0,
+        progress: Callable[[str, int, int], object] | None = None,
     ) -> None: ...
     def close(self) -> None: ...
     @property
@@ -81,6 +83,7 @@ class FileSystem:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     def sync(self) -> None: ...
+    def frozen(self) -> AbstractContextManager[FileSystem]: ...
     def statvfs(self, path: _StrOrBytesPath = "/") -> StatVfs: ...
     @property
     def label(self) -> str: ...
@@ -262,6 +265,7 @@ def open(
     offset: int = 0,
     partition: int = 0,
     cache_bytes: int = 0,
+    progress: Callable[[str, int, int], object] | None = None,
 ) -> FileSystem: ...
 def build(
     source: _StrOrBytesPath,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno as _errno
 import os
 import stat as _stat
@@ -99,13 +100,18 @@ class FileSystem:
     Paths are ``str``, ``bytes`` or ``os.PathLike`` and begin at the image's root. Errors are ``OSError`` with their errno.
     """
 
-    def __init__(self, image, mode="r", *, offset=0, partition=0, cache_bytes=0):
+    def __init__(self, image, mode="r", *, offset=0, partition=0, cache_bytes=0, progress=None):
         if mode not in ("r", "r+"):
             raise ValueError(f"invalid mode: {mode!r}: an image is opened with 'r' or 'r+'")
         if not hasattr(image, "read"):
             image = os.fsencode(os.fspath(image))
         self._native = NativeFs(
-            image, writable=mode == "r+", offset=offset, partition=partition, cache_bytes=cache_bytes
+            image,
+            writable=mode == "r+",
+            offset=offset,
+            partition=partition,
+            cache_bytes=cache_bytes,
+            progress=progress,
         )
         self.mode = mode
         # Also at the end of Python: a mount for writing that is not ended stores nothing more.
@@ -136,6 +142,20 @@ class FileSystem:
     def sync(self):
         """Makes every change so far durable."""
         self._native.sync()
+
+    @contextlib.contextmanager
+    def frozen(self):
+        """Holds the mount still, so that the image can be copied: ``with fs.frozen(): shutil.copy(...)``.
+
+        Everything is durable, the image is marked clean and nothing is written to it meanwhile. Reading goes on; changes
+        by other threads wait. Changes by the thread inside the ``with`` would wait for ever. A mount that is frozen
+        already is an ``OSError`` (``EBUSY``).
+        """
+        self._native.freeze()
+        try:
+            yield self
+        finally:
+            self._native.thaw()
 
     def statvfs(self, path="/"):
         """Space of the file system."""
@@ -378,10 +398,16 @@ class FileSystem:
         return f"<extant.FileSystem mode={self.mode!r}{state}>"
 
 
-def open(image, mode="r", *, offset=0, partition=0, cache_bytes=0):
+def open(image, mode="r", *, offset=0, partition=0, cache_bytes=0, progress=None):
     """Mounts an image: a path, or a binary file object that can seek (which is read-only).
 
     `mode` is ``"r"`` or ``"r+"``; `offset` is where the file system begins in the file, in bytes, or `partition` the number of
     the partition that holds it; `cache_bytes` is for contents of files (256 MiB unless given).
+
+    `progress(stage, done, total)` is told of what mounting for writing may wait for: the stage is ``"waiting"`` for another
+    host (in seconds), ``"replaying"`` the journal (in blocks) or deleting ``"orphans"`` (files without a name). What it
+    raises cancels and is raised here; the image is as after a crash, and the next mount continues.
     """
-    return FileSystem(image, mode, offset=offset, partition=partition, cache_bytes=cache_bytes)
+    return FileSystem(
+        image, mode, offset=offset, partition=partition, cache_bytes=cache_bytes, progress=progress
+    )
