@@ -4,6 +4,7 @@ A writer commits steps 1, 2, 3... of its own, each with rows that are full or em
 between accounts, and writes the number to the ledger after the commit has returned.
 """
 
+import os
 import sqlite3
 import sys
 import time
@@ -39,12 +40,20 @@ def make(connection):
     connection.execute("COMMIT")
 
 
+def sync_directory(path):
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 def last(connection, client):
     row = connection.execute("SELECT max(number) FROM step WHERE client=?", (client,)).fetchone()
     return row[0] or 0
 
 
-def write(connection, client, ledger):
+def write(connection, database, client, ledger):
     number = last(connection, client)
     with open(ledger, "a", encoding="ascii") as log:
         while True:
@@ -61,6 +70,10 @@ def write(connection, client, ledger):
                     "UPDATE step SET text = '' WHERE client=? AND number<?", (client, number - 50)
                 )
             connection.execute("COMMIT")
+            # SQLite takes a directory that cannot be opened for one that needs no sync: when the
+            # server ends between the removal of a journal and that, the commit is said to be
+            # durable and is not.
+            sync_directory(os.path.dirname(database))
             log.write(f"{number}\n")
             log.flush()
             # The others have their turn, which nobody promises.
@@ -97,7 +110,7 @@ def main():
     if work == "make":
         make(connection)
     elif work == "write":
-        write(connection, int(number), ledger)
+        write(connection, database, int(number), ledger)
     elif work == "read":
         read(connection)
     else:
