@@ -88,7 +88,7 @@ impl EditArgs {
         if orphans.is_some_and(|orphans| orphans.list_ignored || orphans.damaged > 0) {
             complain(&format!(
                 "{name}: note: what a crash left without a name could not all be removed; \
-                 e2fsck -f does that"
+                 extant repair does that"
             ));
         }
         Ok((fs, name))

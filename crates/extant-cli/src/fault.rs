@@ -81,15 +81,14 @@ impl From<FsError> for Failure {
             FsError::Corrupt { structure: "superblock" | "group descriptor", .. } => Some(
                 "a backup may be intact: try -b 32768 (8193 for blocks of 1 KiB), or --no-checksums",
             ),
-            FsError::Corrupt { .. } => {
-                Some("other files may be intact; e2fsck -fn IMAGE shows the extent of the damage")
-            }
+            FsError::Corrupt { .. } => Some(
+                "other files may be intact; extant check IMAGE shows the extent of the damage, extant repair puts it right",
+            ),
             FsError::Unsupported { features, .. } if &**features == "read-only" => {
                 Some("the image is marked as read-only: tune2fs -O ^read-only lifts that")
             }
             FsError::NoSpace { .. } => Some(
-                "extant rm makes room; a larger image: truncate -s SIZE IMG && resize2fs IMG, or build it again with \
-                 --size auto+512M",
+                "extant rm makes room; a larger image: extant resize IMG SIZE, or build it again with --size auto+512M",
             ),
             FsError::DeviceFull(_) => {
                 Some("make room there and try again; what was stored before is kept")

@@ -487,7 +487,7 @@ fn a_replay_that_left_something_to_e2fsck_says_so_by_its_exit_code() {
     let done = tool("debugfs", &["-w", "-f", "commands", "a.img"], &directory);
     assert!(done.is_some_and(|done| done.status.success()), "debugfs");
     let ran = place.run(&["replay", "a.img"]).ends_with(1);
-    assert!(ran.out().contains("run e2fsck"), "{}", ran.out());
+    assert!(ran.out().contains("run extant repair"), "{}", ran.out());
 }
 
 #[test]

@@ -68,8 +68,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<Exit> {
     } else {
         let what = done.as_ref().map_or_else(|| "nothing to replay".to_owned(), Done::to_text);
         let state = match () {
-            () if state.contains(State::ERROR) => "errors are recorded: run e2fsck",
-            () if broken => "it was not unmounted and may be damaged: run e2fsck",
+            () if state.contains(State::ERROR) => "errors are recorded: run extant repair",
+            () if broken => "it was not unmounted and may be damaged: run extant repair",
             () => "clean",
         };
         writeln!(out, "{name}: {what}; {state}")?;

@@ -236,7 +236,7 @@ impl Devices {
         {
             complain(&format!(
                 "{name}: note: what a crash left without a name could not all be removed; \
-                 e2fsck -f does that"
+                 after unmounting, extant repair does that"
             ));
         }
         let wanted = [

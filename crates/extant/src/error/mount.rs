@@ -106,10 +106,10 @@ impl MountErrorKind {
             }
             Self::Unsupported => Some("a newer version of extant may know what it needs"),
             Self::DamagedJournal => Some(
-                "repair the image (`e2fsck`), or read it without its journal: `MountOptions::ignore_journal`",
+                "repair the image (`extant repair`, `e2fsck`), or read it without its journal: `MountOptions::ignore_journal`",
             ),
             Self::Damaged => Some(
-                "repair the image (`e2fsck`), or try a backup of its superblock: `MountOptions::superblock`",
+                "repair the image (`extant repair`, `e2fsck`), or try a backup of its superblock: `MountOptions::superblock`",
             ),
             Self::CutShort => Some("the image was not copied whole: copy it again"),
             Self::ReadOnlyDevice => Some("open it read-only: `MountOptions::read_only`"),

@@ -74,7 +74,7 @@ impl Fs {
         if let Some(error) = orphans.errors.first() {
             let count = orphans.damaged;
             log::warn!(
-                "{device}: {count} damaged files without names are left for e2fsck: {error}"
+                "{device}: {count} damaged files without names are left for repair: {error}"
             );
         }
     }
