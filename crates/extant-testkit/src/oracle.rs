@@ -141,7 +141,9 @@ pub fn mke2fs(image: &Path, size: &str, arguments: &[&str]) -> Result<(), String
     let uuid = std::env::var("EXTANT_TEST_UUID").unwrap_or_else(|_| TEST_UUID.to_owned());
     let mut all: Vec<String> = vec!["-q".into(), "-F".into()];
     all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-    if !arguments.contains(&"-U") {
+    // Programs find an external journal by its UUID, and would find that of another test.
+    let is_journal = arguments.iter().any(|argument| argument.contains("journal_dev"));
+    if !is_journal && !arguments.contains(&"-U") {
         all.extend(["-U".into(), uuid.clone()]);
     }
     let seed = format!("hash_seed={uuid}");
