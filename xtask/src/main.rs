@@ -2,6 +2,7 @@
 //! modules of a crate lie on which of its floors; `sentences` gives each sentence of a document its line.
 #![forbid(unsafe_code)]
 
+mod commits;
 mod documents;
 mod files;
 mod floors;

@@ -18,11 +18,14 @@
 //! - T13. A type that three crates import from others of the project is in the glossary ([`words`]).
 //! - T14. The comment of a function begins neither with a clause without a verb ("Whether it is dirty.") nor with a word for
 //!   the item above it ("It is not any more."), in the crates that [`words`] lists.
+//! - T15. The subject of a commit that is not pushed yet is its area and what it does
+//!   ([`commits`](crate::commits)).
 
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::commits;
 use crate::documents;
 use crate::files::{Text, all_files};
 use crate::floors::{Graph, table};
@@ -74,6 +77,7 @@ fn check(root: &Path) -> Vec<String> {
     documents::design_notes(&files, &mut faults);
     words::glossary(&files, &mut faults);
     words::comments(&files, &mut faults);
+    commits::subjects(root, &mut faults);
     faults
 }
 
