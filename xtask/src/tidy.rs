@@ -17,7 +17,7 @@
 //! - T12. Every design note is listed in `docs/README.md`.
 //! - T13. A type that three crates import from others of the project is in the glossary ([`words`]).
 //! - T14. The comment of a function begins neither with a clause without a verb ("Whether it is dirty.") nor with a word for
-//!   the item above it ("It is not any more."), in the crates that [`words`] lists.
+//!   the item above it ("It is not any more."), in every crate but those for development.
 //! - T15. The subject of a commit that is not pushed yet is its area and what it does
 //!   ([`commits`](crate::commits)).
 

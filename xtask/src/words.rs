@@ -11,21 +11,6 @@ const CRATES: usize = 3;
 const DEVELOPMENT: [&str; 4] = ["extant-bench", "extant-posix", "extant-testkit", "xtask"];
 /// What a glossary need not repeat: the name says it.
 const PLAIN: [&str; 3] = ["Error", "Fault", "Flags"];
-/// Crates whose comments of functions keep T14.
-const TENDED: [&str; 12] = [
-    "extant-base",
-    "extant-capi",
-    "extant-fio",
-    "extant-format",
-    "extant-fuse",
-    "extant-iomap",
-    "extant-jbd2",
-    "extant-layout",
-    "extant-oci",
-    "extant-python",
-    "extant-ring",
-    "extant-sync",
-];
 /// What no comment of a function begins with: a clause without a verb, or a word for the item above it.
 const BARE: [&str; 11] = [
     "Whether", "If", "It", "Its", "They", "Their", "Those", "These", "The same", "More", "So many",
@@ -92,7 +77,7 @@ fn is_type(name: &str) -> bool {
 /// T14.
 pub(crate) fn comments(files: &[Text], faults: &mut Vec<String>) {
     for file in files {
-        if !crate_of(file).is_some_and(|name| TENDED.contains(&name)) {
+        if crate_of(file).is_none_or(|name| DEVELOPMENT.contains(&name)) {
             continue;
         }
         for (line, begins) in bare_comments(&file.contents) {

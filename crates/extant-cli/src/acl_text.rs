@@ -135,7 +135,7 @@ impl EntrySpec {
         matches!(self.subject, Subject::User(Account::Name(_)) | Subject::Group(Account::Name(_)))
     }
 
-    /// The same with numbers.
+    /// Returns this entry with the number of whom it names.
     pub(crate) fn resolve(&self, names: &Names) -> Result<Entry> {
         let who = match &self.subject {
             Subject::Owner => Who::Owner,

@@ -217,8 +217,8 @@ pub(crate) fn run() -> Result<Exit> {
     }
 }
 
-/// Whether the command was asked for JSON: its errors are objects then, also those about the command
-/// line itself. What follows `--` is no option.
+/// Returns whether the command was asked for JSON: its errors are objects then, also those about the
+/// command line itself. What follows `--` is no option.
 fn wants_json(args: &[OsString]) -> bool {
     let has_option = args.get(1).and_then(|name| name.to_str()).is_some_and(|name| {
         let known = bare_definition();

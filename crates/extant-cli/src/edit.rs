@@ -202,7 +202,7 @@ impl Tally {
         self.broken |= matches!(failure.exit, Exit::Io | Exit::BrokenPipe);
     }
 
-    /// The same for what says nothing about the others, even if reading failed.
+    /// Counts a failure that says nothing about the paths after it, even if reading failed.
     pub(crate) fn failed_alone(&mut self, failure: &Failure) {
         let broken = self.broken;
         self.failed(failure);
@@ -217,7 +217,7 @@ impl Tally {
         }
     }
 
-    /// Whether to leave the rest undone. To be asked only while something is left.
+    /// Returns whether to leave the rest undone. It is asked only while something is left.
     pub(crate) fn stops(&mut self) -> bool {
         if interrupt::requested() && !self.interrupted {
             self.interrupted = true;
@@ -239,7 +239,7 @@ impl Tally {
         self.interrupted || self.broken
     }
 
-    /// Whether a signal has asked to stop, which [`stops`](Self::stops) will say.
+    /// Returns whether a signal has asked to stop, which [`stops`](Self::stops) will say.
     pub(crate) fn is_interrupted(&self) -> bool {
         interrupt::requested()
     }
@@ -301,7 +301,7 @@ impl Session<'_> {
         }
     }
 
-    /// Whether there is a directory to put something into. What cannot be followed is none.
+    /// Returns whether `path` is a directory to put something into. A link that cannot be followed is none.
     pub(crate) fn is_directory(&self, path: &[u8], follow: bool) -> Result<bool> {
         let found = if follow { self.fs.resolve(path) } else { self.fs.resolve_link(path) };
         match found {
@@ -488,7 +488,7 @@ impl NewArgs {
         Ok(Some((uid.unwrap_or(0), gid.unwrap_or(0))))
     }
 
-    /// Whether an owner was asked for.
+    /// Returns whether an owner was asked for.
     pub(crate) fn is_given(&self) -> bool {
         self.owner.is_some()
     }
@@ -525,8 +525,8 @@ impl NewArgs {
     }
 }
 
-/// Whether the directory that `path` is in gives ACLs to what is made in it. One that cannot be
-/// read is not asked; making something in it will say why.
+/// Returns whether the directory that `path` is in gives ACLs to what is made in it. One that cannot
+/// be read is not asked; making something in it will say why.
 fn has_default_acl(fs: &Fs, path: &[u8]) -> bool {
     let dir = fs.resolve(parent(path)).ok();
     dir.and_then(|dir| dir.acl(AclKind::Default).ok()).flatten().is_some()

@@ -114,7 +114,7 @@ impl ImagesArgs {
         self.each_in_order(|_| 0, each)
     }
 
-    /// The same, those paths first for which `rank` gives the lower number.
+    /// Runs `each` on every image and its paths, those paths first for which `rank` gives the lower number.
     pub(crate) fn each_in_order(
         &self,
         rank: impl Fn(&Image) -> u8,

@@ -13,7 +13,8 @@ pub(crate) fn place(name: &str) -> String {
     installed.unwrap_or_else(|| in_source(name))
 }
 
-/// The same for pages that are made before anything is installed: in `directory`, if that is given.
+/// Returns the place of a document for pages that are made before anything is installed: in
+/// `directory`, if that is given.
 pub(crate) fn place_in(directory: Option<&Path>, name: &str) -> String {
     match directory {
         Some(directory) => directory.join(name).display().to_string(),

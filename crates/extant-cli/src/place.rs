@@ -24,7 +24,7 @@ pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (P
 /// What addresses begin with.
 const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
 
-/// Whether a name is the address of an image elsewhere, and no file.
+/// Returns whether a name is the address of an image elsewhere, and no file.
 pub(crate) fn is_address(name: &Path) -> bool {
     let name = name.as_os_str().as_bytes();
     SCHEMES.iter().any(|scheme| name.starts_with(scheme))

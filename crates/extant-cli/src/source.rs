@@ -211,7 +211,7 @@ impl SourceArgs {
         }
     }
 
-    /// Whether it is anything but a plain file or disk. What cannot be read is none.
+    /// Returns whether `file` is anything but a plain file or disk. A file that cannot be read is none.
     pub(crate) fn is_special(&self, file: &Path) -> bool {
         if self.overlay.is_some() || self.snapshot.is_some() || is_address(file) {
             return true;

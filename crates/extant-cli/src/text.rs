@@ -231,7 +231,7 @@ fn same(a: char, b: char, ignore_case: bool) -> bool {
     a == b || (ignore_case && a.to_lowercase().eq(b.to_lowercase()))
 }
 
-/// Whether the first element of `pattern` takes `glyph`; its length in the pattern if so.
+/// Returns the length of the first element of `pattern` if it takes `glyph`.
 fn one(pattern: &[char], glyph: Glyph, ignore_case: bool) -> Option<usize> {
     let Glyph::Char(c) = glyph else { return (pattern.first() == Some(&'?')).then_some(1) };
     match *pattern.first()? {

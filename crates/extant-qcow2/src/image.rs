@@ -168,7 +168,7 @@ impl Qcow2 {
         })
     }
 
-    /// The same image as it was when a snapshot was taken, read only, over `backing`.
+    /// Opens this image as it was when a snapshot was taken, read only, over `backing`.
     pub(crate) fn at_snapshot(
         mut self,
         snapshot: &Snapshot,

@@ -65,7 +65,7 @@ impl Kept {
         self.name.iter().any(|byte| matches!(byte, 0 | b'/'))
     }
 
-    /// The same under a name of the same length that may be stored.
+    /// Returns this entry under a name of the same length that may be stored.
     fn masked(&self) -> Kept {
         let mask = |byte: &u8| if matches!(byte, 0 | b'/') { b'x' } else { *byte };
         Kept { name: self.name.iter().map(mask).collect(), ..self.clone() }

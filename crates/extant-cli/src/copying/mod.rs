@@ -55,7 +55,7 @@ pub(crate) fn host(doing: &'static str) -> impl Fn(Errno) -> Trouble {
     move |errno| Trouble::Host(doing, errno)
 }
 
-/// The same for an error of the standard library.
+/// Converts an error of the standard library, met while `doing` something, into a [`Trouble`].
 pub(crate) fn io(doing: &'static str) -> impl Fn(std::io::Error) -> Trouble {
     move |error| Trouble::Host(doing, Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

@@ -33,7 +33,7 @@ pub(crate) fn users(mount: &Entry) -> Vec<String> {
     pids.iter().filter_map(used).collect()
 }
 
-/// The same as a part of a message.
+/// Returns who uses a mount as a part of a message.
 pub(crate) fn users_text(mount: &Entry) -> String {
     let users = users(mount);
     let more = match users.len() {

@@ -38,7 +38,7 @@ impl Hearer {
         Ok(hearer)
     }
 
-    /// Its name.
+    /// Returns the path of the socket.
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.join("end")
     }

@@ -114,7 +114,7 @@ impl Link {
         Ok(link)
     }
 
-    /// The same end once more.
+    /// Returns another handle of this end of the link.
     pub(crate) fn try_clone(&self) -> io::Result<Link> {
         self.0.try_clone().map(Link)
     }
@@ -181,7 +181,7 @@ pub(crate) fn packet(word: &Word) -> Vec<u8> {
     encode(word).to_string().into_bytes()
 }
 
-/// The same, heard.
+/// Reads a word out of a packet; `None` if it is none.
 pub(crate) fn of_packet(packet: &[u8]) -> Option<Word> {
     decode(&serde_json::from_slice(packet).ok()?, None)
 }

@@ -391,7 +391,7 @@ impl MountChoices {
         ids
     }
 
-    /// Whether the image is read in a part of the file only.
+    /// Returns whether the image is a part of its file only.
     pub(crate) fn is_windowed(&self) -> bool {
         self.offset.is_some() || self.partition.is_some()
     }

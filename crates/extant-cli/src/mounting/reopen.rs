@@ -26,7 +26,7 @@ use crate::in_use::loop_device_of;
 use crate::mounting::options::MountChoices;
 use crate::mounting::server::is_protected_device;
 
-/// Whether what is mounted for reading as `choices` say could be mounted for writing later.
+/// Returns whether what is mounted for reading as `choices` say could be mounted for writing later.
 pub(crate) fn may_become_writable(path: &Path, choices: &MountChoices) -> bool {
     let is_whole = !choices.no_replay && choices.superblock_kib.is_none() && !choices.no_checksums;
     let is_open = |path: &Path| {

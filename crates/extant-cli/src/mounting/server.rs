@@ -293,13 +293,13 @@ fn open_at(options: &MountOptions, kib: Option<u64>, device: &SharedDevice) -> R
     Err(failed.unwrap_or(FsError::NotExt { offset: bytes, magic: None }))
 }
 
-/// Whether nothing can be written through a loop device.
+/// Returns whether a loop device takes no writes.
 fn is_read_only_device(device: &str) -> bool {
     let name = device.trim_start_matches("/dev/");
     std::fs::read(format!("/sys/block/{name}/ro")).is_ok_and(|text| text.starts_with(b"1"))
 }
 
-/// Whether a file is a block device that takes no writes.
+/// Returns whether a file is a block device that takes no writes.
 pub(crate) fn is_protected_device(path: &Path) -> bool {
     let number = std::fs::metadata(path).ok().filter(|file| file.file_type().is_block_device());
     number.map(|file| file.rdev()).is_some_and(|number| {

@@ -267,7 +267,7 @@ fn derive_ids(tree: &Tree, label: &[u8]) -> [u8; 32] {
     out
 }
 
-/// The same request to the geometry from both ways of sizing.
+/// Makes the request to the geometry that both ways of sizing end with.
 pub(crate) fn exact(blocks: u64, inodes: Option<u64>) -> SizeRequest {
     SizeRequest::Exact { blocks, inodes }
 }
