@@ -6,7 +6,8 @@
 //! - C1. What nothing refers to yet is durable before the changes that refer to it.
 //! - C2. With a journal, either all changes of a step are on the device after recovery, or none.
 //! - C3. Without a journal, or with changes that do not fit into it, the superblock says that a check is
-//!   needed from before the first change until after the last, and the superblock's numbers change last.
+//!   needed from before the first change until after the last; its numbers change last when the file
+//!   system grows, and first when it becomes smaller.
 //! - C4. The log is empty after each step: no copy in it is ever older than its block.
 
 use std::sync::Arc;
@@ -133,6 +134,12 @@ impl Committer {
         self.log.is_some()
     }
 
+    /// How many blocks one transaction takes; `None` without a journal.
+    pub(crate) fn limit(&self) -> Result<Option<u32>> {
+        let Some(runs) = self.log.clone() else { return Ok(None) };
+        Ok(Some(self.journal(runs)?.credits_max()))
+    }
+
     /// Makes the draft of `image` true on the device.
     pub(crate) fn commit(&mut self, image: &Image) -> Result {
         let mut changed = image.draft.take()?;
@@ -164,7 +171,9 @@ impl Committer {
         let fits =
             journal.filter(|journal| changed.len() as u64 <= u64::from(journal.credits_max()));
         let Some(journal) = fits else {
-            self.mark()?;
+            // What is behind a new end is never believed again; what is in front of one is not believed yet.
+            let is_smaller = image.sb.blocks_count < self.stored.blocks_count;
+            self.mark(if is_smaller { &image.sb } else { &self.stored })?;
             let block = SUPERBLOCK_OFFSET / u64::from(self.stored.block_size.bytes());
             changed.remove(&block);
             self.write(&changed)?;
@@ -204,8 +213,8 @@ impl Committer {
     }
 
     /// Says that a check is needed.
-    fn mark(&self) -> Result {
-        let mut sb = self.stored.clone();
+    fn mark(&self, sb: &Superblock) -> Result {
+        let mut sb = sb.clone();
         sb.state.remove(State::VALID);
         sb.state.insert(State::ERROR);
         if sabotage("resize.commit.not-marked") {

@@ -37,6 +37,11 @@ impl Draft {
         self.base.read_at(offset, inside)
     }
 
+    /// Returns how many blocks were written.
+    pub(crate) fn len(&self) -> usize {
+        self.changed.read().len()
+    }
+
     /// Takes the blocks that are not as they are on the device below; the draft is empty then.
     pub(crate) fn take(&self) -> Result<Blocks, DeviceError> {
         let mut changed = std::mem::take(&mut *self.changed.write());

@@ -38,7 +38,7 @@ pub(crate) fn blocks_max(sb: &Superblock) -> u64 {
 }
 
 /// Whole clusters, and no last group that is too small for anything.
-fn rounded(sb: &Superblock, blocks: u64) -> Shape {
+pub(crate) fn rounded(sb: &Superblock, blocks: u64) -> Shape {
     let mut blocks = blocks >> sb.cluster_bits() << sb.cluster_bits();
     loop {
         let shape = shape_of(sb, blocks);
@@ -51,7 +51,8 @@ fn rounded(sb: &Superblock, blocks: u64) -> Shape {
         let has = blocks.saturating_sub(start);
         let is_whole = has == u64::from(new.blocks_per_group);
         // A group that exists already needs nothing more.
-        if last.0 == 0 || is_whole || last.0 < sb.group_count || has >= needs + LAST_GROUP_MIN {
+        let is_old = blocks >= sb.blocks_count && last.0 < sb.group_count;
+        if last.0 == 0 || is_whole || is_old || has >= needs + LAST_GROUP_MIN {
             return shape;
         }
         blocks = start;
@@ -68,7 +69,9 @@ fn shape_of(sb: &Superblock, blocks: u64) -> Shape {
         .div_ceil(u64::from(sb.blocks_per_group).max(1));
     new.group_count = u32::try_from(groups).unwrap_or(u32::MAX);
     new.inodes_count = new.group_count.saturating_mul(sb.inodes_per_group);
-    if !sb.features.has(Feature::META_BG) {
+    if new.group_count < sb.group_count {
+        give_back(sb, &mut new);
+    } else if !sb.features.has(Feature::META_BG) {
         let more = new.descriptor_blocks().saturating_sub(sb.descriptor_blocks());
         let reserved = u32::from(sb.reserved_gdt_blocks);
         if more <= reserved {
@@ -96,6 +99,25 @@ fn shape_of(sb: &Superblock, blocks: u64) -> Shape {
     let share = share / u128::from(sb.blocks_count.max(1));
     new.reserved_blocks_count = u64::try_from(share).unwrap_or(0).min(blocks / 2);
     Shape { sb: new, turns_meta_bg }
+}
+
+/// Sets what follows from fewer groups than `sb` has: blocks of descriptors go back to the reserve, and
+/// backups go with their groups.
+fn give_back(sb: &Superblock, new: &mut Superblock) {
+    let left = new.descriptor_blocks();
+    if sb.features.has(Feature::META_BG) {
+        new.first_meta_bg = sb.first_meta_bg.min(left);
+    } else if sb.features.has(Feature::RESIZE_INODE) {
+        let reserve = u32::from(sb.reserved_gdt_blocks) + (sb.descriptor_blocks() - left);
+        new.reserved_gdt_blocks = reserve.min(sb.block_size.bytes() / 4) as u16;
+    }
+    if sb.features.has(Feature::SPARSE_SUPER2) {
+        for group in &mut new.backup_groups {
+            if *group >= new.group_count {
+                *group = 0;
+            }
+        }
+    }
 }
 
 /// The shape of the file system with at most `blocks` blocks.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, SharedDevice};
 use extant_format::bitmap::{Bitmap, BitmapRef};
+use extant_format::checksum::inode_seed;
 use extant_format::features::{Feature, Incompat, State};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{Inode, InodeLayout};
@@ -59,6 +60,11 @@ impl Image {
 
     pub(crate) fn write_block(&self, block: u64, bytes: &[u8]) -> Result {
         Ok(self.draft.write_at(block.saturating_mul(self.block_bytes() as u64), bytes)?)
+    }
+
+    /// Writes a block that nothing refers to yet, past the draft.
+    pub(crate) fn write_fresh(&self, block: u64, bytes: &[u8]) -> Result {
+        Ok(self.device.write_at(block.saturating_mul(self.block_bytes() as u64), bytes)?)
     }
 
     pub(crate) fn write_superblock(&self) -> Result {
@@ -249,6 +255,12 @@ impl Image {
         Inode::seal(&InodeLayout::of(&self.sb), record.ino, &mut bytes)
             .map_err(|error| ResizeError::damaged(error.to_string()))?;
         Ok(self.draft.write_at(self.record_offset(record.ino)?, &bytes)?)
+    }
+
+    /// The seed of what belongs to an inode, with `metadata_csum`.
+    pub(crate) fn seed_of(&self, record: &Record) -> Option<u32> {
+        let has = self.sb.features.metadata_csum();
+        has.then(|| inode_seed(self.sb.checksum_seed(), record.ino, record.generation()))
     }
 
     /// Returns whether blocks belong to groups.

@@ -10,6 +10,7 @@
 //! ```text
 //! resize     what is asked for, what it comes to, and the steps of it
 //!   grow       shape of the larger file system, places of new metadata
+//!   shrink     obstacles, what moves in front of the new end, the new end
 //!   commit     a step reaches the device: one transaction, or marked as in need of a check
 //!   image map  superblock, descriptors, bitmaps, inodes and maps, changed in a draft
 //!   draft      changed blocks in memory over a device
@@ -34,6 +35,7 @@ mod image;
 mod map;
 mod record;
 mod resize;
+mod shrink;
 
 pub use error::ResizeError;
 pub use resize::{Goal, Plan, Sizes, plan, resize, sizes};

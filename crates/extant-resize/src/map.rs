@@ -1,4 +1,4 @@
-//! Maps of files, read whole.
+//! Maps of files: read whole, and built anew.
 
 use extant_base::{BlockCount, FileBlock, FsBlock};
 use extant_format::extent::{self, Extent, ExtentState};
@@ -165,6 +165,50 @@ impl Image {
         }
     }
 
+    /// Builds the map of an inode anew, its nodes on unused blocks that `take` gives, which are written at
+    /// once. The record is not stored.
+    pub(crate) fn build_map(
+        &self,
+        record: &mut Record,
+        extents: &[Extent],
+        mut take: impl FnMut() -> Result<u64>,
+    ) -> Result<Vec<u64>> {
+        let size = self.sb.block_size;
+        let extents = joined(extents);
+        let (root, blocks) = if record.has(InodeFlags::EXTENTS) {
+            let seed = self.seed_of(record);
+            let built = extent::build::<Fault>(&extents, size, seed, || Ok(FsBlock(take()?)))?;
+            (built.root, built.blocks)
+        } else {
+            let built = indirect::build::<Fault>(&extents, size, || Ok(FsBlock(take()?)))?;
+            (built.root, built.blocks)
+        };
+        let nodes = blocks.iter().map(|(block, _)| block.0).collect();
+        for (block, bytes) in &blocks {
+            self.write_fresh(block.0, bytes)?;
+        }
+        record.set_block_area(&root);
+        Ok(nodes)
+    }
+
+    /// Adds clusters to `i_blocks`, or takes them away.
+    pub(crate) fn add_clusters(&self, record: &mut Record, more: i64) {
+        let has_huge = self.sb.features.has_ro_compat(RoCompat::HUGE_FILE);
+        let per_block = self.block_bytes() as u64 / 512;
+        let mut stored = u64::from(record.u32(record::BLOCKS_LO));
+        if has_huge {
+            stored |= u64::from(record.u16(record::BLOCKS_HIGH)) << 32;
+        }
+        let is_huge = has_huge && record.has(InodeFlags::HUGE_FILE);
+        let sectors = if is_huge { stored.saturating_mul(per_block) } else { stored };
+        let change = self.sectors_of(more.unsigned_abs());
+        let sectors = match more {
+            ..0 => sectors.saturating_sub(change),
+            0.. => sectors.saturating_add(change),
+        };
+        self.set_sectors(record, sectors);
+    }
+
     /// Sets `i_blocks` in clusters.
     pub(crate) fn set_clusters(&self, record: &mut Record, clusters: u64) {
         self.set_sectors(record, self.sectors_of(clusters));
@@ -183,7 +227,52 @@ impl Image {
     }
 }
 
+/// Why a map cannot be built.
+struct Fault(ResizeError);
+
+impl From<ResizeError> for Fault {
+    fn from(error: ResizeError) -> Fault {
+        Fault(error)
+    }
+}
+
+impl From<Fault> for ResizeError {
+    fn from(fault: Fault) -> ResizeError {
+        fault.0
+    }
+}
+
+impl From<extent::ExtentFault> for Fault {
+    fn from(fault: extent::ExtentFault) -> Fault {
+        Fault(ResizeError::damaged(fault.to_string()))
+    }
+}
+
+impl From<indirect::IndirectFault> for Fault {
+    fn from(fault: indirect::IndirectFault) -> Fault {
+        Fault(ResizeError::damaged(fault.to_string()))
+    }
+}
+
 /// One past the last file block.
 pub(crate) fn end_of(extent: &Extent) -> u64 {
     u64::from(extent.file_start.0) + u64::from(extent.len.0)
+}
+
+/// Neighbours that can be one record are.
+pub(crate) fn joined(extents: &[Extent]) -> Vec<Extent> {
+    let mut list: Vec<Extent> = Vec::with_capacity(extents.len());
+    for extent in extents {
+        if let Some(last) = list.last_mut()
+            && last.state == extent.state
+            && end_of(last) == u64::from(extent.file_start.0)
+            && last.device_start.0 + u64::from(last.len.0) == extent.device_start.0
+            && last.len.0 + extent.len.0 <= extent::UNWRITTEN_LEN_MAX
+        {
+            last.len.0 += extent.len.0;
+            continue;
+        }
+        list.push(*extent);
+    }
+    list
 }

@@ -8,6 +8,7 @@ pub(crate) const SIZE_LO: usize = 4;
 pub(crate) const BLOCKS_LO: usize = 0x1c;
 pub(crate) const FLAGS: usize = 0x20;
 pub(crate) const BLOCK: usize = 0x28;
+pub(crate) const GENERATION: usize = 0x64;
 pub(crate) const FILE_ACL_LO: usize = 0x68;
 pub(crate) const SIZE_HIGH: usize = 0x6c;
 pub(crate) const BLOCKS_HIGH: usize = 0x74;
@@ -88,10 +89,25 @@ impl Record {
         area
     }
 
+    pub(crate) fn set_block_area(&mut self, area: &[u8; 60]) {
+        put(&mut self.bytes, BLOCK, area);
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.u32(GENERATION)
+    }
+
     /// The attribute block; `wide`: the file system has `64bit`.
     pub(crate) fn file_acl(&self, wide: bool) -> FsBlock {
         let high = if wide { u64::from(self.u16(FILE_ACL_HIGH)) << 32 } else { 0 };
         FsBlock(u64::from(self.u32(FILE_ACL_LO)) | high)
+    }
+
+    pub(crate) fn set_file_acl(&mut self, block: u64, wide: bool) {
+        self.put32(FILE_ACL_LO, block as u32);
+        if wide {
+            self.put16(FILE_ACL_HIGH, (block >> 32) as u16);
+        }
     }
 
     pub(crate) fn clear(&mut self) {

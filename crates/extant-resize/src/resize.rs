@@ -10,14 +10,17 @@ use extant_format::superblock::Superblock;
 
 use crate::commit::Committer;
 use crate::error::{ResizeError, Result};
-use crate::grow::{self, bytes_of};
+use crate::grow::{self, Shape, bytes_of};
 use crate::image::{self, Image};
+use crate::shrink::{self, Moves, Obstacle, Survey};
 
 /// The size asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Goal {
     /// So many bytes, or the next smaller size that a file system can have.
     Bytes(u64),
+    /// As little as what is in use allows.
+    Min,
     /// As much as there is room for.
     Max,
 }
@@ -61,6 +64,10 @@ pub struct Plan {
     pub reserved_used: u32,
     /// The reserve is not enough: descriptors are spread over the groups from now on (`meta_bg`).
     pub turns_meta_bg: bool,
+    /// Files of which blocks move.
+    pub moved_files: u64,
+    /// Blocks of files that move.
+    pub moved_blocks: u64,
     /// The steps go through the journal of the image, so that each is done or not at all.
     pub journaled: bool,
 }
@@ -174,6 +181,7 @@ fn wanted(sb: &Superblock, goal: Goal, room: u64) -> Result<u64> {
             }
             Ok(blocks)
         }
+        Goal::Min => Ok(0),
         Goal::Max => Ok(most.min(grow::blocks_max(sb))),
     }
 }
@@ -190,36 +198,68 @@ pub fn plan(
     room: u64,
 ) -> std::result::Result<Plan, ResizeError> {
     let view = settled_view(device)?;
-    let sb = image::superblock(&*view)?;
-    let blocks = wanted(&sb, goal, room)?;
     let image = Image::open(view, room)?;
     let committer = Committer::of(&image)?;
-    let shape = shape(&image, blocks)?;
-    Ok(Plan {
-        block_bytes: sb.block_size.bytes(),
-        before: Sizes::of(&sb),
-        after: Sizes::of(&shape.sb),
-        reserved_used: u32::from(sb.reserved_gdt_blocks)
-            .saturating_sub(u32::from(shape.sb.reserved_gdt_blocks)),
-        turns_meta_bg: shape.turns_meta_bg,
-        journaled: committer.is_journaled(),
-    })
+    let decision = decide(&image, goal, room)?;
+    Ok(decision.plan(&image, &committer))
 }
 
-/// The shape for a number of blocks.
-fn shape(image: &Image, blocks: u64) -> Result<grow::Shape> {
+/// The shape that a goal comes to, and how it is reached.
+struct Decision {
+    shape: Shape,
+    /// What is known of a file system that becomes smaller, and what has to be moved.
+    moves: Option<(Survey, Moves)>,
+}
+
+impl Decision {
+    fn plan(&self, image: &Image, committer: &Committer) -> Plan {
+        let (sb, new) = (&image.sb, &self.shape.sb);
+        let moves = self.moves.as_ref().map(|(_, moves)| moves);
+        Plan {
+            block_bytes: sb.block_size.bytes(),
+            before: Sizes::of(sb),
+            after: Sizes::of(new),
+            reserved_used: u32::from(sb.reserved_gdt_blocks)
+                .saturating_sub(u32::from(new.reserved_gdt_blocks)),
+            turns_meta_bg: self.shape.turns_meta_bg,
+            moved_files: moves.map_or(0, |moves| moves.files),
+            moved_blocks: moves.map_or(0, |moves| moves.blocks(sb)),
+            journaled: committer.is_journaled(),
+        }
+    }
+}
+
+fn decide(image: &Image, goal: Goal, room: u64) -> Result<Decision> {
     let sb = &image.sb;
+    let survey = match goal {
+        Goal::Min => Some(Survey::of(image)?),
+        _ => None,
+    };
+    let blocks = match &survey {
+        Some(survey) => survey.smallest(image)?.0,
+        None => wanted(sb, goal, room)?,
+    };
     if blocks >= sb.blocks_count {
         let mut shape = grow::shape(sb, blocks)?;
         if shape.sb.blocks_count <= sb.blocks_count {
             // What is more is too little for another group.
-            shape = grow::Shape { sb: sb.clone(), turns_meta_bg: false };
+            shape = Shape { sb: sb.clone(), turns_meta_bg: false };
         }
-        return Ok(shape);
+        return Ok(Decision { shape, moves: None });
     }
-    let why = "it cannot be made smaller".to_owned();
-    let smallest = bytes_of(sb.block_size, sb.blocks_count);
-    Err(ResizeError::TooSmall { why, smallest })
+    let survey = survey.map_or_else(|| Survey::of(image), Ok)?;
+    let shape = grow::rounded(sb, blocks);
+    let found = match shape.sb.group_count {
+        0 => Err(Obstacle("there is no group left".to_owned())),
+        _ => survey.moves(image, &shape)?,
+    };
+    match found {
+        Ok(moves) => Ok(Decision { shape, moves: Some((survey, moves)) }),
+        Err(Obstacle(why)) => {
+            let smallest = bytes_of(sb.block_size, survey.smallest(image)?.0);
+            Err(ResizeError::TooSmall { why, smallest })
+        }
+    }
 }
 
 /// Gives the file system on `device` another size. The device must be as large as the larger of both.
@@ -230,20 +270,31 @@ fn shape(image: &Image, blocks: u64) -> Result<grow::Shape> {
 /// to the new one.
 pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, ResizeError> {
     let room = device.size_bytes();
-    // What cannot be done is known before anything is written.
-    plan(device, goal, room)?;
-    settle(device)?;
-    let done = plan(device, goal, room)?;
+    if is_unsettled(&image::superblock(&**device)?) {
+        // What cannot be done is known before anything is written.
+        plan(device, goal, room)?;
+        settle(device)?;
+    }
+    let mut image = Image::open(Arc::clone(device), room)?;
+    let mut committer = Committer::of(&image)?;
+    let decision = decide(&image, goal, room)?;
+    let done = decision.plan(&image, &committer);
     if done.is_empty() {
         return Ok(done);
     }
-    let guard = Guard::take(device, &image::superblock(&**device)?)?;
-    let mut image = Image::open(Arc::clone(device), room)?;
-    let mut committer = Committer::of(&image)?;
-    let shape = shape(&image, done.after.blocks)?;
-    let grown = grow::grow(&mut image, &shape)?;
-    for run in grown.zeroes {
-        device.write_zeroes(run.start, run.end - run.start)?;
+    let guard = Guard::take(device, &image.sb)?;
+    match &decision.moves {
+        None => {
+            let grown = grow::grow(&mut image, &decision.shape)?;
+            for run in grown.zeroes {
+                device.write_zeroes(run.start, run.end - run.start)?;
+            }
+        }
+        Some((survey, moves)) => {
+            let end = decision.shape.sb.blocks_count;
+            shrink::evacuate(&mut image, &mut committer, survey, moves, end)?;
+            shrink::cut(&mut image, &decision.shape)?;
+        }
     }
     committer.commit(&image)?;
     guard.end()?;

@@ -183,3 +183,43 @@ pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<Vec<u8>, Seen> {
     }
     all
 }
+
+/// Puts files, directories, a link and attributes at the end of the file system, with room in front of them.
+pub(crate) fn with_files_at_the_end(device: &MemoryDevice) -> MemoryDevice {
+    let shared = Arc::new(device.snapshot());
+    let options = MountOptions::new().read_only(false).background(false).seed(7);
+    let fs = options.open_shared(Arc::clone(&shared) as SharedDevice).expect("it can be opened");
+    let new = extant::NewInode::root(0o755);
+    let filler = fs.open_options().write(true).create(true).open("/filler").unwrap();
+    let bytes = vec![0xee; 64 << 10];
+    let mut at = 0;
+    while let Ok(written) = filler.write_at(&bytes, at) {
+        at += written as u64;
+        if written == 0 || filler.sync().is_err() {
+            break;
+        }
+    }
+    let _full = filler.sync();
+    let block = u64::from(fs.block_size().bytes());
+    let room = (3 << 20).max(24 * block);
+    filler.set_len(at.saturating_sub(room)).unwrap();
+    fs.sync().unwrap();
+    fs.create_dir("/end", &new).unwrap();
+    for number in 0..14u64 {
+        let bytes: Vec<u8> = (0..number * 5000).map(|at| (at * 11 + number) as u8).collect();
+        fs.write(format!("/end/{number:050}"), bytes).unwrap();
+        fs.sync().unwrap();
+    }
+    let holes = fs.open_options().write(true).create(true).open("/end/holes").unwrap();
+    for hole in 0..9 {
+        holes.write_at(&[hole as u8 + 1; 700], hole * 3 * block).unwrap();
+    }
+    drop(holes);
+    fs.symlink("y".repeat(200), "/end/slow", &new).unwrap();
+    fs.set_xattr("/end/holes", "user.large", vec![7; 600], extant::XattrMode::Any).unwrap();
+    fs.sync().unwrap();
+    drop(filler);
+    fs.remove_file("/filler").unwrap();
+    fs.unmount().unwrap();
+    shared.snapshot()
+}

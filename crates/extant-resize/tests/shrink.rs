@@ -1,0 +1,145 @@
+//! File systems become smaller, files move in front of the new end, and no cut loses one.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{
+    LAYOUTS, Layout, e2fsck, made, problems, seen, to_size, with_files_at_the_end, with_size,
+};
+use extant::MountOptions;
+use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival};
+use extant_format::features::Feature;
+use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
+use extant_resize::{Goal, ResizeError, plan, resize};
+use extant_testkit::{image, oracle, require, tempdir};
+
+fn superblock(device: &MemoryDevice) -> Superblock {
+    let mut bytes = [0; 1024];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    Superblock::decode(&bytes).unwrap()
+}
+
+fn bytes(device: &MemoryDevice) -> u64 {
+    let sb = superblock(device);
+    sb.blocks_count * u64::from(sb.block_size.bytes())
+}
+
+fn smallest(device: &MemoryDevice) -> u64 {
+    let shared: SharedDevice = Arc::new(device.snapshot());
+    plan(&shared, Goal::Min, device.size_bytes()).unwrap().after.bytes
+}
+
+/// An image with files at its end, on a device of its size; `None` when its tools are missing.
+fn full_at_the_end(dir: &std::path::Path, layout: Layout) -> Result<MemoryDevice, String> {
+    let first = made(dir, layout)?;
+    let (grown, _) = to_size(&first, bytes(&first) * 2).unwrap();
+    let full = with_files_at_the_end(&grown);
+    let text = e2fsck(&full, dir)?;
+    assert_eq!(text, "", "{layout:?}: before anything");
+    Ok(full)
+}
+
+#[test]
+fn every_layout_becomes_as_small_as_it_can_and_grows_again() {
+    let mut moved = 0;
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let full = require!(full_at_the_end(dir.path(), *layout));
+        let before = seen(&full);
+        let size = bytes(&full);
+        let least = smallest(&full);
+        assert!(least < size, "{layout:?}: {least} of {size}");
+        let middle = (size + least) / 2;
+        let mut device = full;
+        for wanted in [middle, least] {
+            let (next, plan) = to_size(&device, wanted)
+                .unwrap_or_else(|error| panic!("{layout:?} to {wanted}: {error}"));
+            moved += plan.moved_files;
+            let what = format!("{layout:?} to {wanted}, {plan:?}");
+            assert_eq!(bytes(&next), plan.after.bytes, "{what}");
+            assert!(plan.after.bytes <= wanted, "{what}");
+            assert_eq!(require!(e2fsck(&next, dir.path())), "", "{what}");
+            assert_eq!(problems(&next), [""; 0], "{what}");
+            assert_eq!(seen(&next), before, "{what}");
+            device = next;
+        }
+        assert_eq!(bytes(&device), least, "{layout:?}: the smallest size can be reached");
+        let (again, _) = to_size(&device, size).unwrap();
+        assert_eq!(require!(e2fsck(&again, dir.path())), "", "{layout:?}");
+        assert_eq!(seen(&again), before, "{layout:?}");
+    }
+    assert!(moved > 50, "{moved}");
+}
+
+#[test]
+fn less_than_the_smallest_size_is_refused_with_it() {
+    let dir = tempdir().unwrap();
+    let full = require!(full_at_the_end(dir.path(), LAYOUTS[3]));
+    let least = smallest(&full);
+    let shared: SharedDevice = Arc::new(full.snapshot());
+    match resize(&shared, Goal::Bytes(least - 4096)) {
+        Err(ResizeError::TooSmall { smallest, why }) => {
+            assert_eq!(smallest, least);
+            assert!(!why.is_empty());
+        }
+        other => panic!("{other:?}"),
+    }
+    // Nothing at all, too.
+    assert!(matches!(resize(&shared, Goal::Bytes(0)), Err(ResizeError::TooSmall { .. })));
+    assert_eq!(bytes(&full), full.size_bytes() / 1024 * 1024);
+}
+
+/// After each write, with everything written so far or only with what was flushed.
+fn cuts(layout: Layout) -> Result<(), String> {
+    let dir = tempdir().unwrap();
+    let full = full_at_the_end(dir.path(), layout)?;
+    let before = seen(&full);
+    let size = (bytes(&full) + smallest(&full) * 3) / 4;
+    let recording = Arc::new(RecordingDevice::over(with_size(&full, bytes(&full))));
+    let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
+    let plan = resize(&shared, Goal::Bytes(size)).unwrap();
+    assert!(plan.moved_files > 3, "{layout:?}: {plan:?}");
+    let journaled = superblock(&full).features.has(Feature::HAS_JOURNAL);
+    for position in 0..=recording.len() {
+        for survival in [Survival::Kept, Survival::Lost] {
+            let cut = recording.image_at(position, |_, _| survival);
+            let what = format!("{layout:?} cut at {position}, {survival:?}");
+            let path = dir.path().join("cut.img");
+            if journaled {
+                let device = Arc::new(cut.snapshot());
+                let options = MountOptions::new().read_only(false).background(false);
+                let opened = options.open_shared(Arc::clone(&device) as SharedDevice);
+                let fs = opened.unwrap_or_else(|error| panic!("{what}: {error}"));
+                fs.unmount().unwrap();
+                assert_eq!(problems(&device), [""; 0], "{what}");
+                assert_eq!(seen(&device), before, "{what}");
+                if position % 4 != 0 {
+                    continue;
+                }
+            }
+            let _removed = std::fs::remove_file(&path);
+            image::save(&cut, &path);
+            let mode = if journaled { "-p" } else { "-fy" };
+            let done = oracle::e2fsck_as(&path, mode, &[])?;
+            assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
+            oracle::e2fsck(&path)?.assert_clean();
+            assert_eq!(seen(&image::load(&path)), before, "{what}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cut_while_files_move_loses_nothing() {
+    for number in [3, 9] {
+        require!(cuts(LAYOUTS[number]));
+    }
+}
+
+#[test]
+fn a_cut_while_files_move_without_a_journal_loses_nothing() {
+    for number in [0, 10] {
+        require!(cuts(LAYOUTS[number]));
+    }
+}
