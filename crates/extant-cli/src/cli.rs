@@ -154,6 +154,9 @@ pub(crate) fn run() -> Result<Exit> {
     if args.get(1).is_some_and(|name| name == "chattr") {
         args = args.into_iter().map(chattr::named_removal).collect();
     }
+    if args.get(1).is_some_and(|name| name == "resize") {
+        args = args.into_iter().map(resize::named_minus).collect();
+    }
     if wants_json(&args) {
         output::errors_as_json();
     }

@@ -64,3 +64,23 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     place.run(&["resize", "a.img", "7E"]).ends_with(2);
     assert!(std::fs::read(place.path("a.img")).unwrap() == before);
 }
+
+#[test]
+fn an_image_file_becomes_shorter_with_its_file_system() {
+    let place = Place::new();
+    image(&place);
+    place.run(&["resize", "a.img", "-16M"]).succeeds();
+    assert_eq!(length(&place), 48 << 20);
+    is_clean(&place);
+    let told = place.run(&["resize", "--plan", "--json", "a.img", "min"]).succeeds().json();
+    let least = told["after"]["bytes"].as_u64().unwrap();
+    assert_eq!((length(&place), told["written"].as_bool()), (48 << 20, Some(false)));
+    let small = format!("{}B", least - 4096);
+    place.run(&["resize", "a.img", &small]).ends_with(6).complains(&["smallest"]);
+    assert_eq!(length(&place), 48 << 20);
+    place.run(&["resize", "a.img", "min"]).succeeds();
+    assert_eq!(length(&place), least);
+    is_clean(&place);
+    place.run(&["resize", "a.img", "80M"]).succeeds();
+    is_clean(&place);
+}

@@ -20,13 +20,14 @@ use crate::source::{SourceArgs, SourceError};
 use crate::text::{counted, escape, human_bytes};
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  extant resize disk.img +512M\n  extant resize --plan disk.img 20G\n  extant resize --partition 2 disk.img max\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  extant resize disk.img +512M\n  extant resize disk.img min\n  extant resize --plan disk.img 20G\n  extant resize --partition 2 disk.img max\n";
 
 /// Give an image another size
 ///
-/// The file system grows to SIZE, or to the next smaller size that it can have; an image file gets the size with it. The
-/// journal is replayed first. What changes goes through the image's own journal, so that a cut leaves the old
-/// size or the new one; without a journal, the image says that it needs a check until the last write.
+/// The file system gets SIZE, or the next smaller size that it can have; an image file gets it as well. The
+/// journal is replayed first. Before it becomes smaller, all of it is checked, and blocks of files move in front
+/// of the new end; inodes do not move. What changes goes through the image's own journal, so that a cut leaves the old
+/// size or the new one, and every file whole; without a journal, the image says that it needs a check until the last write.
 ///
 /// For images that nobody has mounted.
 #[derive(Args, Debug)]
@@ -34,7 +35,8 @@ pub(crate) struct ResizeArgs {
     /// Image file or block device
     #[arg(value_name = "IMG")]
     image: OsString,
-    /// The size: with a unit (20G, 512M), +N for so much more, or max for all of the device, partition or file
+    /// The size: with a unit (20G, 512M), +N or -N for so much more or less, min for as little as possible,
+    /// max for all of the device, partition or file
     #[arg(value_name = "SIZE", value_parser = parse_wish)]
     size: Wish,
     /// Show what would be done, and change nothing
@@ -53,11 +55,25 @@ pub(crate) struct ResizeArgs {
     json: bool,
 }
 
+/// What stands in front of a size instead of a minus, which would begin an option.
+const LESS: &str = "minus:";
+
+/// `-512M` as a word that is no option.
+pub(crate) fn named_minus(arg: OsString) -> OsString {
+    let less = arg.to_str().and_then(|text| text.strip_prefix('-'));
+    match less.filter(|text| text.starts_with(|first: char| first.is_ascii_digit())) {
+        Some(less) => format!("{LESS}{less}").into(),
+        None => arg,
+    }
+}
+
 /// The size that is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wish {
     Bytes(u64),
     More(u64),
+    Less(u64),
+    Min,
     Max,
 }
 
@@ -71,7 +87,11 @@ fn parse_wish(text: &str) -> Result<Wish, String> {
     match text.strip_prefix('+') {
         Some(more) => amount(more).map(Wish::More),
         None if text == "max" => Ok(Wish::Max),
-        None => amount(text).map(Wish::Bytes),
+        None if text == "min" => Ok(Wish::Min),
+        None => match text.strip_prefix(LESS) {
+            Some(less) => amount(less).map(Wish::Less),
+            None => amount(text).map(Wish::Bytes),
+        },
     }
 }
 
@@ -96,6 +116,8 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
     let goal = match args.size {
         Wish::Bytes(bytes) => Goal::Bytes(bytes),
         Wish::More(more) => Goal::Bytes(now.bytes.saturating_add(more)),
+        Wish::Less(less) => Goal::Bytes(now.bytes.saturating_sub(less)),
+        Wish::Min => Goal::Min,
         Wish::Max => Goal::Max,
     };
     let room = match (&file, goal) {
@@ -123,7 +145,8 @@ fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> 
     let set_len = |bytes: u64| file.file().set_len(bytes).map_err(failed);
     let wanted = match goal {
         Goal::Bytes(bytes) => bytes.max(plan.after.bytes),
-        _ => old,
+        Goal::Min => plan.after.bytes,
+        Goal::Max => old,
     };
     if wanted > old {
         set_len(wanted)?;
@@ -140,6 +163,9 @@ fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> 
         set_len(old)?;
     }
     let done = done?;
+    if done.after.bytes < done.before.bytes && wanted < old {
+        set_len(wanted.max(done.after.bytes))?;
+    }
     file.file().sync_all().map_err(failed)?;
     Ok(done)
 }
@@ -200,6 +226,8 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
             "after": sizes_json(&plan.after),
             "reserved_blocks_used": plan.reserved_used,
             "turns_meta_bg": plan.turns_meta_bg,
+            "moved_files": plan.moved_files,
+            "moved_blocks": plan.moved_blocks,
             "journaled": plan.journaled,
         }))?;
         out.flush()?;
@@ -234,6 +262,15 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
              in the groups (meta_bg)"
         )?;
     }
+    if plan.moved_files > 0 {
+        let verb = if written { "moved" } else { "would move" };
+        writeln!(
+            out,
+            "{name}: {} of {} {verb} in front of the new end",
+            counted(plan.moved_blocks, "block"),
+            counted(plan.moved_files, "file")
+        )?;
+    }
     if !plan.journaled && !written {
         writeln!(out, "{name}: without a journal, a cut would leave an image that needs a repair")?;
     }
@@ -256,7 +293,7 @@ fn failure(error: &ResizeError, name: &str) -> Failure {
             (Exit::NoSpace, Some(format!("extant resize {name} {largest}B makes it that large")))
         }
         ResizeError::TooSmall { smallest, .. } => {
-            (Exit::NoSpace, Some(format!("its size stays {smallest} bytes")))
+            (Exit::NoSpace, Some(format!("extant resize {name} {smallest}B makes it that small")))
         }
         _ => (Exit::Io, None),
     };
@@ -276,6 +313,10 @@ mod tests {
         assert_eq!(parse_wish("20G"), Ok(Wish::Bytes(20 << 30)));
         assert_eq!(parse_wish("+512M"), Ok(Wish::More(512 << 20)));
         assert_eq!(parse_wish("max"), Ok(Wish::Max));
+        assert_eq!(parse_wish("min"), Ok(Wish::Min));
+        let less = named_minus("-512M".into());
+        assert_eq!(parse_wish(less.to_str().unwrap()), Ok(Wish::Less(512 << 20)));
+        assert_eq!(named_minus("--plan".into()), "--plan");
         for text in ["", "20", "+", "+7", "maximum", "+max", "1.5G"] {
             assert!(parse_wish(text).is_err(), "{text}");
         }
