@@ -84,3 +84,19 @@ fn an_image_file_becomes_shorter_with_its_file_system() {
     place.run(&["resize", "a.img", "80M"]).succeeds();
     is_clean(&place);
 }
+
+/// Hashes of dm-verity, for example.
+#[test]
+fn what_lies_behind_the_file_system_stays() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    image(&place);
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    file.write_all_at(b"hashes", 65 << 20).unwrap();
+    let ran = place.run(&["resize", "a.img", "32M"]).succeeds();
+    assert!(ran.err().contains("keeps its length"), "{}", ran.err());
+    assert_eq!(length(&place), (65 << 20) + 6);
+    let bytes = std::fs::read(place.path("a.img")).unwrap();
+    assert_eq!(&bytes[65 << 20..], b"hashes");
+    is_clean(&place);
+}

@@ -2,18 +2,19 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use extant_block::{FileDevice, SharedDevice};
+use extant_block::{BlockDevice, FileDevice, SharedDevice};
 use extant_resize::{Goal, Plan, ResizeError, Sizes};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{opening, split, window};
 use crate::in_use;
-use crate::output::Out;
+use crate::output::{Out, complain};
 use crate::place::is_address;
 use crate::size::{Amount, parse_amount, parse_bytes};
 use crate::source::{SourceArgs, SourceError};
@@ -164,10 +165,31 @@ fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> 
     }
     let done = done?;
     if done.after.bytes < done.before.bytes && wanted < old {
-        set_len(wanted.max(done.after.bytes))?;
+        match is_zero(file, done.before.bytes..old)? {
+            true => set_len(wanted.max(done.after.bytes))?,
+            false => complain(&format!(
+                "{name}: note: the file keeps its length, since something lies behind the file system"
+            )),
+        }
     }
     file.file().sync_all().map_err(failed)?;
     Ok(done)
+}
+
+/// Whether a part of the file is zeros.
+fn is_zero(file: &FileDevice, range: Range<u64>) -> Result<bool> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = range.start;
+    while at < range.end {
+        let take = (range.end - at).min(buffer.len() as u64) as usize;
+        let Some(bytes) = buffer.get_mut(..take) else { break };
+        file.read_at(at, bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += take as u64;
+    }
+    Ok(true)
 }
 
 impl ResizeArgs {
