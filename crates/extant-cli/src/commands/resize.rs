@@ -176,7 +176,7 @@ fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> 
     Ok(done)
 }
 
-/// Whether a part of the file is zeros.
+/// Returns whether a part of the file is zeros.
 fn is_zero(file: &FileDevice, range: Range<u64>) -> Result<bool> {
     let mut buffer = vec![0; 1 << 20];
     let mut at = range.start;
