@@ -1,5 +1,7 @@
 //! Maps of files: read whole, and built anew.
 
+use std::collections::BTreeSet;
+
 use extant_base::{BlockCount, FileBlock, FsBlock};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::features::RoCompat;
@@ -17,6 +19,8 @@ pub(crate) struct FileMap {
     pub(crate) extents: Vec<Extent>,
     /// Blocks of the map itself.
     pub(crate) nodes: Vec<u64>,
+    /// The same in order: a node that comes again would be walked for ever.
+    seen: BTreeSet<u64>,
 }
 
 fn broken(record: &Record) -> ResizeError {
@@ -104,7 +108,7 @@ impl Image {
                 continue;
             }
             let child = u64::from(u32_at(raw, 4)) | (u64::from(u16_at(raw, 8)) << 32);
-            if !self.in_range(child, 1) {
+            if !self.in_range(child, 1) || !map.seen.insert(child) {
                 return Err(broken(record));
             }
             let node = self.read_block(child)?;
@@ -125,7 +129,7 @@ impl Image {
         depth: u8,
         start: u64,
     ) -> Result {
-        if !self.in_range(block, 1) {
+        if !self.in_range(block, 1) || !map.seen.insert(block) {
             return Err(broken(record));
         }
         map.nodes.push(block);
