@@ -21,7 +21,7 @@ DIST_FLAGS ?= -C target-feature=+crt-static
 # A test program that hangs is ended after a quarter of an hour.
 ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,7 +68,7 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-alloc bench-direct bench-mount ## all benchmarks
+bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-alloc bench-pieces bench-direct bench-mount ## all benchmarks
 
 bench-build: build-whole ## build against mke2fs -d, mkfs.erofs, tar -x, umoci and floors (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs
@@ -103,6 +103,11 @@ bench-alloc: ## space for files that grow, 1 to 64 workers, in process against t
 	@scripts/deps e2fsprogs
 	@scripts/deps xfsprogs || true
 	$(CARGO) run --profile dist -q -p extant-bench -- alloc
+
+bench-pieces: ## pieces of 64 files that grow side by side, in process against the kernel's ext4 and XFS (root; ROUNDS= WORKERS= ROWS=appends,synced APPEND_BYTES= SYNCED_BYTES= SIZE= TARGETS=)
+	@scripts/deps e2fsprogs
+	@scripts/deps xfsprogs || true
+	$(CARGO) run --profile dist -q -p extant-bench -- pieces
 
 bench-direct: ## direct I/O, one request and 64 at once, against fio on the raw target and on the kernel's ext4 (root; SIZE= ROUNDS= SECONDS_EACH= ROWS="disk write;4K" BENCH_DISK=)
 	@scripts/deps e2fsprogs

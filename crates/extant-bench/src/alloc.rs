@@ -105,7 +105,7 @@ where
 }
 
 /// The image of a contender in `dir`, made anew.
-fn make(dir: &Path, target: Target, bytes: u64) -> Result<PathBuf> {
+pub(crate) fn make(dir: &Path, target: Target, bytes: u64) -> Result<PathBuf> {
     let path = dir.join(format!("{}.img", target.name()));
     let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
     file.set_len(bytes)?;

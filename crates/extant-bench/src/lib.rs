@@ -12,6 +12,7 @@ pub mod direct;
 pub mod io;
 pub mod mount;
 pub mod namespace;
+pub mod pieces;
 pub mod read;
 pub mod report;
 pub mod ring;

@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | direct | mount`: see
+//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | direct | mount`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use extant_bench::direct::Below;
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
-use extant_bench::{alloc, build, counts, direct, io, mount, namespace, read, ring, stop};
+use extant_bench::{alloc, build, counts, direct, io, mount, namespace, pieces, read, ring, stop};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -25,6 +25,7 @@ fn main() -> Result<()> {
         Some("async") => rings(),
         Some("alloc") => alloc(),
         Some("alloc-one") => alloc_one(),
+        Some("pieces") => grow(),
         Some("direct") => direct(),
         Some("counts") => {
             println!("{}", counts::ROWS.join("\n"));
@@ -34,7 +35,7 @@ fn main() -> Result<()> {
         Some("mount") => mount(),
         Some("mount-one") => mount_one(),
         _ => bail!(
-            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | direct | mount"
+            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | direct | mount"
         ),
     }
 }
@@ -331,6 +332,30 @@ fn alloc_one() -> Result<()> {
         settings.targets.push("extant".into());
     }
     alloc::run(memory_dir()?.path(), &settings)
+}
+
+/// Question: in how many pieces do files lie that grow side by side, and what does keeping them apart cost?
+///
+/// Sketch: room that is left behind the end of each file grows with it, up to 16 MiB, so a file has as many
+/// pieces as it doubles three times, and then 64 per GiB. Goals: 600 per GiB by space alone, with both ways to search,
+/// and 200 with an fsync for each 256 KiB, where the kernel's ext4 has twice as many.
+fn grow() -> Result<()> {
+    stop::listen()?;
+    let rows = list("ROWS");
+    let is_wanted =
+        |row: &pieces::Row| rows.is_empty() || rows.iter().any(|name| name == row.name());
+    pieces::run(
+        memory_dir()?.path(),
+        &pieces::Settings {
+            rounds: variable("ROUNDS", "3").parse().context("ROUNDS is a number")?,
+            rows: pieces::Row::ALL.into_iter().filter(is_wanted).collect(),
+            workers: variable("WORKERS", "64").parse().context("WORKERS is a number")?,
+            append_bytes: bytes(&variable("APPEND_BYTES", "128M"))?,
+            synced_bytes: bytes(&variable("SYNCED_BYTES", "16M"))?,
+            image_bytes: bytes(&variable("SIZE", "200G"))?,
+            targets: list("TARGETS"),
+        },
+    )
 }
 
 /// Question: what does a file system cost over the device, one request at a time and 64 at once?
