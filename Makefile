@@ -21,7 +21,7 @@ DIST_FLAGS ?= -C target-feature=+crt-static
 # A test program that hangs is ended after a quarter of an hour.
 ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -108,6 +108,10 @@ bench-pieces: ## pieces of 64 files that grow side by side, in process against t
 	@scripts/deps e2fsprogs
 	@scripts/deps xfsprogs || true
 	$(CARGO) run --profile dist -q -p extant-bench -- pieces
+
+bench-age: ## a file system filled and churned, in process and by the kernel's ext4: pieces, free runs, speed (root; ROUNDS= FULL=90 TIMES= SIZE=2G SEED= TARGETS=)
+	@scripts/deps e2fsprogs
+	$(CARGO) run --profile dist -q -p extant-bench -- age
 
 bench-direct: ## direct I/O, one request and 64 at once, against fio on the raw target and on the kernel's ext4 (root; SIZE= ROUNDS= SECONDS_EACH= ROWS="disk write;4K" BENCH_DISK=)
 	@scripts/deps e2fsprogs

@@ -5,6 +5,7 @@
 //! `{"row", "target", "unit", "median", "min", "max", "runs"}`.
 #![forbid(unsafe_code)]
 
+pub mod age;
 pub mod alloc;
 pub mod build;
 pub mod counts;

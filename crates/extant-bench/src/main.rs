@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | direct | mount`: see
+//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail};
 use extant_bench::direct::Below;
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
-use extant_bench::{alloc, build, counts, direct, io, mount, namespace, pieces, read, ring, stop};
+use extant_bench::{
+    age, alloc, build, counts, direct, io, mount, namespace, pieces, read, ring, stop,
+};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
@@ -26,6 +28,7 @@ fn main() -> Result<()> {
         Some("alloc") => alloc(),
         Some("alloc-one") => alloc_one(),
         Some("pieces") => grow(),
+        Some("age") => age(),
         Some("direct") => direct(),
         Some("counts") => {
             println!("{}", counts::ROWS.join("\n"));
@@ -35,7 +38,7 @@ fn main() -> Result<()> {
         Some("mount") => mount(),
         Some("mount-one") => mount_one(),
         _ => bail!(
-            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | direct | mount"
+            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount"
         ),
     }
 }
@@ -353,6 +356,29 @@ fn grow() -> Result<()> {
             append_bytes: bytes(&variable("APPEND_BYTES", "128M"))?,
             synced_bytes: bytes(&variable("SYNCED_BYTES", "16M"))?,
             image_bytes: bytes(&variable("SIZE", "200G"))?,
+            targets: list("TARGETS"),
+        },
+    )
+}
+
+/// Question: how do a file system and its files look after a long time at nearly full, and what does writing
+/// cost then?
+///
+/// Sketch: what is removed at random leaves holes of the sizes of files; whoever writes next fits into them or is
+/// cut in pieces. Goal: no more pieces than the kernel's ext4 after the same operations, and no slower.
+fn age() -> Result<()> {
+    stop::listen()?;
+    let number = |name: &str, default: &str| -> Result<u64> {
+        variable(name, default).parse().with_context(|| format!("{name} is a number"))
+    };
+    age::run(
+        memory_dir()?.path(),
+        &age::Settings {
+            rounds: u32::try_from(number("ROUNDS", "3")?)?,
+            full: number("FULL", "90")?,
+            times: number("TIMES", "3")?,
+            image_bytes: bytes(&variable("SIZE", "2G"))?,
+            seed: number("SEED", "1")?,
             targets: list("TARGETS"),
         },
     )

@@ -144,7 +144,7 @@ where
 }
 
 /// Pieces of a file of extant.
-fn pieces(file: &Inode) -> Result<usize> {
+pub(crate) fn pieces(file: &Inode) -> Result<usize> {
     let extents = file.fiemap(0..u64::MAX, usize::MAX, true)?;
     let joined = |pair: &&[extant::FiemapExtent]| {
         pair[0].physical + pair[0].len == pair[1].physical
