@@ -13,8 +13,18 @@ use extant_bench::{
     age, alloc, build, counts, direct, io, mount, namespace, pieces, read, ring, stop,
 };
 
+/// What takes arguments; the others take variables of the environment, which `make help` lists.
+const WITH_ARGUMENTS: [&str; 2] = ["io-memory", "counts-one"];
+
 fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
+    let command = std::env::args().nth(1);
+    if let Some(command) = command.as_deref().filter(|command| !WITH_ARGUMENTS.contains(command))
+        && let Some(argument) = std::env::args().nth(2)
+    {
+        // It would run for minutes otherwise.
+        bail!("extant-bench {command} takes no arguments ({argument}): see make help");
+    }
+    match command.as_deref() {
         Some("build") => build(),
         Some("mkfs") => mkfs(),
         Some("read") => read(),
