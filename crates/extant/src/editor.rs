@@ -224,7 +224,16 @@ impl<'v> Editor<'v> {
 
     /// Creates the node of a newly allocated inode: `data` is its first state.
     pub(crate) fn create_node(&mut self, ino: Ino, data: InodeData) -> Result<Arc<Node>> {
-        let node = self.volume.install_node(ino, data);
+        let (node, earlier) = self.volume.install_node(ino, data);
+        let tid = self.tid();
+        // A number that is given out again many times in one transaction has one record to be
+        // written, and keeps the memory of one node.
+        if let Some(earlier) = earlier
+            && earlier.dirty_tid.load(Ordering::Acquire) == tid
+            && self.log.dirty_nodes().replace(&earlier, &node)
+        {
+            node.dirty_tid.store(tid, Ordering::Release);
+        }
         self.update(&node, |_| ())?;
         Ok(node)
     }

@@ -43,8 +43,29 @@ impl DirtyNodes {
     }
 
     pub(crate) fn push(&self, dirty: DirtyNode) {
-        let shard = dirty.node.ino().0 as usize % SHARDS;
-        self.shards[shard].lock().push(dirty);
+        let mut shard = self.shard(dirty.node.ino()).lock();
+        // Each entry has some memory of its own, so that so many are never reached.
+        let at = u32::try_from(shard.len()).unwrap_or(u32::MAX);
+        dirty.node.dirty_at.store(at, Ordering::Release);
+        shard.push(dirty);
+    }
+
+    /// Puts `node` into the place of `earlier`, a node of a deleted inode that had the same number
+    /// and was changed by the running transaction. Returns whether `earlier` was on the list.
+    pub(crate) fn replace(&self, earlier: &Arc<Node>, node: &Arc<Node>) -> bool {
+        let mut shard = self.shard(node.ino()).lock();
+        let at = earlier.dirty_at.load(Ordering::Acquire);
+        let dirty = shard.get_mut(at as usize);
+        let Some(dirty) = dirty.filter(|dirty| Arc::ptr_eq(&dirty.node, earlier)) else {
+            return false;
+        };
+        node.dirty_at.store(at, Ordering::Release);
+        dirty.node = Arc::clone(node);
+        true
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Vec<DirtyNode>> {
+        &self.shards[ino.0 as usize % SHARDS]
     }
 
     /// Takes all nodes off the list.

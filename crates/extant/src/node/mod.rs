@@ -109,6 +109,8 @@ pub(crate) struct Node {
     pub(crate) is_shortened: AtomicBool,
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
+    /// Place of this node on the list of what that transaction changed.
+    pub(crate) dirty_at: AtomicU32,
     unsynced: Unsynced,
     leave: Leave,
     /// The [`Gist`], readable without a lock.
@@ -131,6 +133,7 @@ impl Node {
             life: Life::new(if has_links { Stage::Named } else { Stage::Orphan }),
             is_shortened: AtomicBool::new(false),
             dirty_tid: AtomicU32::new(0),
+            dirty_at: AtomicU32::new(0),
             unsynced: Unsynced::default(),
             leave: Leave::new(),
             file: FileSlot::new(),

@@ -348,13 +348,15 @@ impl Volume {
         self.page_cache.get()
     }
 
-    /// Creates the node of a newly allocated inode number. Holders of a dead node of an earlier
-    /// inode of that number keep it; it can no longer be found.
-    pub(crate) fn install_node(&self, ino: Ino, data: InodeData) -> Arc<Node> {
+    /// Creates the node of a newly allocated inode number, and returns it with the dead node of an
+    /// earlier inode of that number, if there is one. Its holders keep that; it can no longer be
+    /// found.
+    pub(crate) fn install_node(&self, ino: Ino, data: InodeData) -> (Arc<Node>, Option<Arc<Node>>) {
         let node = Arc::new(Node::new(data));
         let earlier = self.nodes.replace(ino, Arc::clone(&node));
-        debug_assert!(earlier.is_none_or(|earlier| earlier.life().is_gone()), "in use: {ino}");
-        node
+        let is_dead = |earlier: &Arc<Node>| earlier.life().is_gone();
+        debug_assert!(earlier.as_ref().is_none_or(is_dead), "in use: {ino}");
+        (node, earlier)
     }
 
     /// Returns the goal for blocks of an inode with this number.
