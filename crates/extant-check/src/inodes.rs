@@ -23,7 +23,7 @@ pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u32::from_le_bytes(*raw))
 }
 
-fn field16(record: &[u8], at: usize) -> u16 {
+pub(crate) fn field16(record: &[u8], at: usize) -> u16 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u16::from_le_bytes(*raw))
 }
 
@@ -202,7 +202,9 @@ impl Checker<'_> {
         }
         // Mode, owner, group, links, attributes.
         let fields = [0, 2, 0x18, 0x1a, 0x68, 0x6a];
-        if ino == BAD_BLOCKS && fields.iter().any(|at| field16(record, *at) != 0) {
+        let is_inline = field32(record, 0x20) & InodeFlags::INLINE_DATA.bits() != 0;
+        let is_more = is_inline || fields.iter().any(|at| field16(record, *at) != 0);
+        if ino == BAD_BLOCKS && is_more {
             let why = "which is more than a list of blocks";
             self.problem(Problem::SpecialInode { field: "the list of bad blocks", ino, why });
         }
@@ -393,6 +395,11 @@ impl Checker<'_> {
             (
                 flags.contains(InodeFlags::INDEX) && kind != Some(FileKind::Directory),
                 "a file that is no directory",
+            ),
+            (
+                flags.contains(InodeFlags::INDEX | InodeFlags::INLINE_DATA)
+                    && kind == Some(FileKind::Directory),
+                "a directory in its inode",
             ),
             (
                 flags.contains(InodeFlags::HUGE_FILE)

@@ -170,7 +170,8 @@ impl Checker<'_> {
         let may_hold = self.sb.features.has_ro_compat(RoCompat::ORPHAN_PRESENT);
         let mut bytes = Vec::new();
         let mut blocks = 0u64;
-        for run in self.runs_of(&info) {
+        let runs = self.runs_of(&info);
+        for run in &runs {
             for at in 0..u64::from(run.len) {
                 blocks += 1;
                 self.read_block(run.start + at, &mut bytes)?;
@@ -188,7 +189,8 @@ impl Checker<'_> {
                 }
             }
         }
-        if blocks.checked_mul(u64::from(size.bytes())) != Some(info.size) || blocks == 0 {
+        let is_whole = blocks != 0 && is_whole(&runs, blocks);
+        if blocks.checked_mul(u64::from(size.bytes())) != Some(info.size) || !is_whole {
             let (ino, size) = (info.ino, info.size);
             self.problem(Problem::Size { ino, size, why: "the orphan file has other blocks" });
         }
@@ -240,7 +242,8 @@ impl Checker<'_> {
             }
         }
         bytes.truncate(size as usize);
-        match QuotaFile::decode(&bytes) {
+        let decoded = QuotaFile::check_free_lists(&bytes).and_then(|()| QuotaFile::decode(&bytes));
+        match decoded {
             Ok(file) if file.kind == kind => Ok(Some(file)),
             Ok(file) => {
                 self.problem(Problem::QuotaKind { kind, found: file.kind });

@@ -2,9 +2,10 @@
 
 use extant_base::{FsBlock, Ino};
 use extant_format::features::Incompat;
-use extant_format::xattr::{self, NameIndex, Value, XattrArea};
+use extant_format::xattr::{self, NameIndex, Value, XattrArea, XattrFault};
 
 use crate::checker::{Checker, SharedBlock, ValueRef};
+use crate::inodes::field16;
 use crate::{CheckError, Problem};
 
 /// Contributions of an inode's attributes.
@@ -43,6 +44,9 @@ impl Checker<'_> {
             Ok(None) => {}
             Ok(Some(area)) => {
                 let (bytes, inodes) = self.check_area(ino, &area, true);
+                if keep_inline {
+                    self.check_empty_values(ino, space, &area);
+                }
                 found.context = context_of(&area);
                 found.value_bytes = bytes;
                 found.value_inodes = inodes;
@@ -79,6 +83,19 @@ impl Checker<'_> {
         found.context = found.context.or_else(|| shared.context.clone());
         self.xattr_blocks.insert(block.0, shared);
         Ok(found)
+    }
+
+    /// Values of no bytes lie in the area, too: where data is in the inode, e2fsprogs reads no attribute of it else.
+    fn check_empty_values(&mut self, ino: Ino, space: &[u8], area: &XattrArea<'_>) {
+        let base = space.get(xattr::INODE_HEADER_BYTES..).unwrap_or(&[]);
+        for entry in area.entries() {
+            let offset = entry.offset;
+            let at = field16(base, offset as usize + 2);
+            if entry.value == Value::Here(&[]) && usize::from(at) > base.len() {
+                let source = XattrFault::Value { offset, at: u32::from(at), len: 0 };
+                self.problem(Problem::Xattr { ino, source });
+            }
+        }
     }
 
     fn read_xattr_block(&mut self, ino: Ino, block: FsBlock) -> Result<SharedBlock, CheckError> {

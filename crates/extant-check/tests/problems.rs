@@ -98,6 +98,9 @@ const BY_DEBUGFS: &[(&[&str], &str, Is)] = &[
     (EXT4, "set_super_value last_orphan 3", |p| matches!(p, Problem::Orphan { .. })),
     (EXT4, "ssv last_orphan 14\nsif <14> dtime 0", |p| matches!(p, Problem::Orphans { count: 1 })),
     (QUOTA, "sif /file uid 77", |p| matches!(p, Problem::QuotaUsage { id: 77, .. })),
+    (EXT4, "sif <1> flags 0x10000000", |p| {
+        matches!(p, Problem::SpecialInode { field: "the list of bad blocks", .. })
+    }),
     (QUOTA, "clri <3>", |p| matches!(p, Problem::SpecialInode { field: "s_usr_quota_inum", .. })),
 ];
 
@@ -149,6 +152,8 @@ const BY_POKING: &[Poke] = &[
     (QUOTA, b"\x11\x1f\xc0\xd9", 0, b"\x27\x19\xc0\xd9", |p| {
         matches!(p, Problem::QuotaKind { .. })
     }),
+    // Quota: the list of leaves with room, behind the file.
+    (QUOTA, b"\x11\x1f\xc0\xd9", 0x1c, b"\x37", |p| matches!(p, Problem::Quota { .. })),
     // An extent node of the sparse file: magic, then a length.
     (EXT4, b"\x0a\xf3\x0c\x00\x54", 0, b"\0", |p| matches!(p, Problem::Extent { .. })),
     (EXT4, b"\x0a\xf3\x0c\x00\x54", 8, b"\x09", |p| matches!(p, Problem::BlockChecksum { .. })),

@@ -112,11 +112,9 @@ const ONLY_OURS: [&str; 13] = [
 
 fn is_excepted(ours: &[String], fsck: &str) -> bool {
     if ours.is_empty() {
-        // We do not know the time, nor which years are likely. And we do not look at where a value of no bytes is said to be, nor does the
-        // kernel: such an inline directory is whole.
+        // We do not know the time, nor which years are likely.
         let is_time = ["is in the future", "are likely pre-1970"].iter().any(|t| fsck.contains(t));
-        return (is_time && fsck.matches("? no").count() == 1)
-            || fsck.contains("has INLINE_DATA_FL flag but extended attribute not found");
+        return is_time && fsck.matches("? no").count() == 1;
     }
     let follows = ["holds an attribute's value", "nothing leads to it", "has no value"];
     let known = |text: &String| ONLY_OURS.iter().chain(&follows).any(|part| text.contains(part));

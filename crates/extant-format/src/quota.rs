@@ -245,6 +245,16 @@ pub enum QuotaError {
         /// Blocks of the file.
         blocks: u32,
     },
+    /// A list of free blocks or leaves begins outside the file.
+    #[error("quota file: the list of free {what} begins at block {head}, the file has {blocks}")]
+    FreeList {
+        /// Blocks or leaves.
+        what: &'static str,
+        /// Where the list begins.
+        head: u32,
+        /// Blocks of the file.
+        blocks: u32,
+    },
     /// A tree block is reached twice.
     #[error("quota file: tree block {block} is reached twice")]
     Loop {

@@ -12,6 +12,9 @@ use crate::record::{self, Record, put, u16_at, u32_at};
 use crate::state::State;
 use crate::xattrs;
 
+/// What the checker says of a size with a high half where only the low one counts.
+const HIGH_HALF: &str = "its high half has no meaning here";
+
 /// Sets one inode right in all that `problems` say of it.
 pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
     let mut record = state.load(ino)?;
@@ -73,6 +76,7 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
             }
             Problem::Symlink { .. } if !wants_map => return fix_symlink(state, record),
             Problem::Special { .. } => fix_special(&mut record),
+            Problem::Size { why: HIGH_HALF, .. } => record.put32(record::SIZE_HIGH, 0),
             Problem::Inline { .. } => return Err(Trouble::cannot("inline data is damaged")),
             _ => {}
         }
@@ -190,7 +194,9 @@ fn fix_flags(state: &mut State, record: &mut Record, with: &str) -> Fixed<bool> 
         }
         "what an inode of a value may be" => record.set_flag(InodeFlags::EA_INODE, false),
         "a file system without imagic_inodes" => record.set_flag(InodeFlags::IMAGIC, false),
-        "a file that is no directory" | "a file system without dir_index" => {
+        "a file that is no directory"
+        | "a directory in its inode"
+        | "a file system without dir_index" => {
             record.set_flag(InodeFlags::INDEX, false);
         }
         "a file system without huge_file" => record.set_flag(InodeFlags::HUGE_FILE, false),
@@ -260,7 +266,15 @@ fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
 fn fix_size(state: &mut State, record: &mut Record, why: &str) -> Fixed {
     let block = state.block_bytes() as u64;
     match why {
-        "its high half has no meaning here" => record.put32(record::SIZE_HIGH, 0),
+        // It was cleared before.
+        HIGH_HALF => {}
+        "the inline data has no value"
+            if state.has_extents() && is_extent_node(&record.block_area()) =>
+        {
+            // The flag is wrong: this is the root of a tree, which leads to the contents.
+            record.set_flag(InodeFlags::INLINE_DATA, false);
+            record.set_flag(InodeFlags::EXTENTS, true);
+        }
         "the inline data has no value" => {
             // 60 bytes are in the inode, whatever else there was.
             let size = record.size().min(60);
@@ -277,7 +291,6 @@ fn fix_size(state: &mut State, record: &mut Record, why: &str) -> Fixed {
             let stored = 60 + xattrs::inline_value_len(record).unwrap_or(0) as u64;
             record.set_size(stored);
         }
-        "the orphan file has other blocks" | "it is no quota file of this size" => {}
         _ => {
             let map = state.read_map(record)?;
             let is_dir = record.is_dir();

@@ -277,6 +277,8 @@ fn phase(problem: &Problem) -> Phase {
         P::SpecialInode { field: "the list of bad blocks" | "a reserved inode", .. } => {
             Phase::Inodes
         }
+        P::Size { why: special::ORPHAN_SIZE, .. } => Phase::Orphans,
+        P::Size { why: special::QUOTA_SIZE, .. } => Phase::Quota,
         P::BlockChecksum { source, .. } if !is_node(source.structure) => Phase::Dirs,
         P::Inode { .. }
         | P::Mode { .. }
@@ -604,7 +606,7 @@ impl Session<'_> {
             }
             Phase::Counts => self.fix_counts(state, batch),
             Phase::Quota => {
-                for kind in special::quota_kinds(batch) {
+                for kind in special::quota_kinds(&state.sb, batch) {
                     let result = special::write_quota(state, kind, false);
                     self.note(batch, result)?;
                 }
@@ -755,7 +757,9 @@ impl Session<'_> {
         if in_general.is_empty() {
             return Ok(());
         }
-        let is_file = in_general.iter().any(|problem| matches!(problem, Problem::OrphanFile(..)));
+        let is_file = in_general
+            .iter()
+            .any(|problem| matches!(problem, Problem::OrphanFile(..) | Problem::Size { .. }));
         let result = special::finish_orphans(state)
             .and_then(|()| if is_file { special::fix_orphan_file(state) } else { Ok(()) });
         self.note(&in_general, result)

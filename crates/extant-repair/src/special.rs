@@ -7,6 +7,7 @@ use extant_format::features::Feature;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaEntry, QuotaFile, QuotaKind};
+use extant_format::superblock::Superblock;
 
 use crate::error::{Fixed, Trouble};
 use crate::map::end_of;
@@ -14,6 +15,10 @@ use crate::record::{self, put};
 use crate::state::State;
 use crate::{journal, lost};
 
+/// What the checker says of an orphan file whose blocks are not those of its size.
+pub(crate) const ORPHAN_SIZE: &str = "the orphan file has other blocks";
+/// What the checker says of a quota file that is longer than its blocks.
+pub(crate) const QUOTA_SIZE: &str = "it is no quota file of this size";
 /// Largest quota file that is read.
 const QUOTA_MAX_BYTES: u64 = 256 << 20;
 /// Blocks of a new orphan file.
@@ -147,6 +152,7 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
             for at in [0, 2, 0x18, 0x1a, 0x68, 0x6a] {
                 record.put16(at, 0);
             }
+            record.set_flag(InodeFlags::INLINE_DATA, false);
             state.store(&record)
         }
         "a reserved inode" => {
@@ -173,6 +179,8 @@ pub(crate) fn fix_orphan_file(state: &mut State) -> Fixed {
     let map = state.read_map(&record)?;
     let is_whole = !map.is_damaged
         && map.extents.iter().all(|extent| extent.state == ExtentState::Written)
+        && map.extents.iter().map(|extent| u64::from(extent.len.0)).sum::<u64>()
+            == map.extents.last().map_or(0, end_of)
         && map.extents.last().map(end_of).unwrap_or(0) * state.block_bytes() as u64
             == record.size()
         && record.size() > 0;
@@ -213,7 +221,7 @@ pub(crate) fn write_quota(state: &mut State, kind: QuotaKind, is_gone: bool) -> 
     let bytes = file.encode().map_err(|error| Trouble::cannot(error.to_string()))?;
 
     let mut record = state.load(ino)?;
-    if is_gone {
+    if is_gone || record.has(InodeFlags::INLINE_DATA) {
         state.fill_new(&mut record);
         record.put16(record::MODE, 0o100_600);
         record.put16(record::LINKS, 1);
@@ -268,15 +276,23 @@ fn read_quota(state: &State, ino: Ino) -> Fixed<Option<QuotaFile>> {
 }
 
 /// Which kinds of quota problems are about.
-pub(crate) fn quota_kinds(problems: &[Problem]) -> Vec<QuotaKind> {
+pub(crate) fn quota_kinds(sb: &Superblock, problems: &[Problem]) -> Vec<QuotaKind> {
+    let kind_of = |ino: Ino| match ino {
+        _ if ino == sb.user_quota_inode => Some(QuotaKind::User),
+        _ if ino == sb.group_quota_inode => Some(QuotaKind::Group),
+        _ if ino == sb.project_quota_inode => Some(QuotaKind::Project),
+        _ => None,
+    };
     let mut kinds = Vec::new();
     for problem in problems {
         let kind = match problem {
             Problem::Quota { kind, .. }
             | Problem::QuotaKind { kind, .. }
-            | Problem::QuotaUsage { kind, .. } => *kind,
-            _ => continue,
+            | Problem::QuotaUsage { kind, .. } => Some(*kind),
+            Problem::Size { ino, .. } => kind_of(*ino),
+            _ => None,
         };
+        let Some(kind) = kind else { continue };
         if !kinds.contains(&kind) {
             kinds.push(kind);
         }

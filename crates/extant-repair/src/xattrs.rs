@@ -79,6 +79,14 @@ fn clean(bytes: &mut [u8], rules: &Rules<'_>) -> bool {
             }
             break;
         };
+        // A value of no bytes may be said to lie anywhere in the area.
+        if one.value_inode == 0
+            && one.value_len == 0
+            && rules.base.saturating_add(one.value_at) > bytes.len()
+        {
+            put(bytes, one.at + 2, &[0; 2]);
+            changed = true;
+        }
         if is_right(bytes, &one, rules, &taken, &names) {
             if one.value_inode == 0 && one.value_len > 0 {
                 let from = rules.base + one.value_at;

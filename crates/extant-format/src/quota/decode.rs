@@ -105,7 +105,8 @@ impl<'a> Walk<'a> {
 impl QuotaFile {
     /// Decodes a whole quota file.
     ///
-    /// Free lists are not looked at: they only matter to whoever adds records in place.
+    /// Free lists are not looked at: they only matter to whoever adds records in place, and to
+    /// [`check_free_lists`](QuotaFile::check_free_lists).
     ///
     /// # Errors
     ///
@@ -135,5 +136,24 @@ impl QuotaFile {
             flags: header.dqi_flags.get(),
             entries: walk.entries,
         })
+    }
+
+    /// Checks that the lists of free blocks and of leaves with room begin within the file.
+    ///
+    /// # Errors
+    ///
+    /// [`QuotaError::Short`] and [`QuotaError::FreeList`].
+    pub fn check_free_lists(bytes: &[u8]) -> Result<(), QuotaError> {
+        let found = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let header = RawHeader::read_from_prefix(bytes);
+        let (header, _) = header.map_err(|_| QuotaError::Short { wanted: 2048, found })?;
+        let blocks = header.dqi_blocks.get();
+        for (what, head) in [("blocks", header.dqi_free_blk), ("leaves", header.dqi_free_entry)] {
+            let head = head.get();
+            if head != 0 && (head <= ROOT || head >= blocks) {
+                return Err(QuotaError::FreeList { what, head, blocks });
+            }
+        }
+        Ok(())
     }
 }
