@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use extant::{Fs, MountOptions};
+use extant_base::{Ino, Prng};
 use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
 use extant_check::{CheckOptions, check};
 use extant_format::inode::FileKind;
@@ -134,15 +135,28 @@ fn open(device: &MemoryDevice) -> Option<Fs> {
     MountOptions::new().ignore_journal(true).open(device.snapshot()).ok()
 }
 
-/// Everything that has a name and can be read, by inode number.
+/// Returns whether the image can be mounted, without its journal.
+pub(crate) fn opens(device: &MemoryDevice) -> bool {
+    open(device).is_some()
+}
+
+/// Everything that has a name and can be read, by inode number; without lost+found.
 pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<u32, Seen> {
+    seen_with(device, false)
+}
+
+fn seen_with(device: &MemoryDevice, with_lost: bool) -> BTreeMap<u32, Seen> {
     let mut all = BTreeMap::new();
     let Some(fs) = open(device) else { return all };
     let Ok(walk) = fs.walk("/") else { return all };
     for entry in walk.flatten() {
         let inode = entry.inode();
         // Which inode it has is for who makes it.
-        if entry.path() == b"/lost+found" {
+        if entry.path() == b"/lost+found" && !with_lost {
+            continue;
+        }
+        // Reserved inodes have no names: one that leads there is damage.
+        if inode.ino().0 < 11 && inode.ino() != Ino::ROOT {
             continue;
         }
         let (kind, size) = (inode.kind(), inode.size());
@@ -159,7 +173,8 @@ pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<u32, Seen> {
 
 /// What of `before` is not in `device`, or is shorter, or has other contents.
 pub(crate) fn losses(before: &BTreeMap<u32, Seen>, device: &MemoryDevice) -> Vec<String> {
-    let after = seen(device);
+    // A second name of lost+found may have been all that was seen of it.
+    let after = seen_with(device, true);
     let fs = open(device);
     let mut losses = Vec::new();
     for (ino, old) in before {
@@ -177,7 +192,7 @@ pub(crate) fn losses(before: &BTreeMap<u32, Seen>, device: &MemoryDevice) -> Vec
                 losses.push(format!("inode {ino} had {} bytes, has {}", old.size, new.size));
             } else if new.hash != old.hash {
                 let same = fs.as_ref().and_then(|fs| {
-                    let inode = fs.inode(extant_base::Ino(*ino)).ok()?;
+                    let inode = fs.inode(Ino(*ino)).ok()?;
                     Some(hash_of(&inode, old.size)? == old.hash)
                 });
                 if same != Some(true) {
@@ -209,4 +224,54 @@ pub(crate) fn cut_at(device: &MemoryDevice, outcome: &Outcome, cut: usize) {
     for (offset, bytes) in pieces(outcome).into_iter().take(cut) {
         device.write_at(offset, bytes).unwrap();
     }
+}
+
+/// Blocks that hold metadata: all that are not zero and not contents of a file.
+pub(crate) fn metadata(device: &MemoryDevice) -> Vec<u64> {
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    let mut list = Vec::new();
+    for (number, block) in bytes.chunks(1024).enumerate() {
+        let first = block[0];
+        let is_filled = block.iter().take(512).all(|byte| *byte == first);
+        // Block 1 is the superblock: a test of its own is on that.
+        if number >= 2 && !(is_filled && first < 64) {
+            list.push(number as u64);
+        }
+    }
+    list
+}
+
+/// One damage: some bytes of one kilobyte.
+pub(crate) fn damage(device: &MemoryDevice, blocks: &[u64], random: &mut Prng) {
+    let block = blocks[random.below(blocks.len() as u64) as usize];
+    let mut bytes = [0; 1024];
+    device.read_at(block * 1024, &mut bytes).unwrap();
+    match random.below(8) {
+        // The whole of it: zeros, noise, or what lies somewhere else.
+        0 => bytes.fill(0),
+        1 => random.fill(&mut bytes),
+        2 => {
+            let other = blocks[random.below(blocks.len() as u64) as usize];
+            device.read_at(other * 1024, &mut bytes).unwrap();
+        }
+        // A field: of one, two or four bytes, small numbers more often.
+        _ => {
+            for _field in 0..=random.below(3) {
+                let len = 1 << random.below(3);
+                let used: Vec<usize> =
+                    (0..1024 / len).map(|at| at * len).filter(|at| bytes[*at] != 0).collect();
+                let Some(at) = used.get(random.below(used.len().max(1) as u64) as usize) else {
+                    continue;
+                };
+                let value = match random.below(3) {
+                    0 => random.below(64) as u32,
+                    1 => random.below(12_288) as u32,
+                    _ => random.next_u64() as u32,
+                };
+                bytes[*at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+            }
+        }
+    }
+    device.write_at(block * 1024, &bytes).unwrap();
 }

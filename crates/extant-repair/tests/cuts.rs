@@ -1,0 +1,130 @@
+//! The power fails at each write of a repair, with the writes since the last flush kept, lost, torn or
+//! in another order: the image is no worse than before, and the next repair ends clean.
+
+mod common;
+
+use common::{SETS, damage, losses, metadata, opens, planned, problems, repaired, sample, seen};
+use extant_base::Prng;
+use extant_block::{MemoryDevice, RecordingDevice, Survival};
+use extant_format::inode::FileKind;
+use extant_testkit::{require, tempdir};
+
+/// How the writes that no flush protects yet fare.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// All are there.
+    Kept,
+    /// None is there.
+    Lost,
+    /// Some are there, some are not, some in part: as a device does that writes in an order of its own.
+    Mixed,
+}
+
+/// What a power failure behind the first `position` records leaves.
+fn crashed(
+    device: &RecordingDevice,
+    position: usize,
+    fate: Fate,
+    random: &mut Prng,
+) -> MemoryDevice {
+    device.image_at(position, |_, _| match (fate, random.below(3)) {
+        (Fate::Kept, _) | (Fate::Mixed, 0) => Survival::Kept,
+        (Fate::Lost, _) | (Fate::Mixed, 1) => Survival::Lost,
+        _ => Survival::Torn { bytes: 512 * random.below(16) },
+    })
+}
+
+#[derive(Default)]
+struct Tally {
+    images: u32,
+    cuts: u32,
+    /// Cuts after which a file cannot be read until the next repair.
+    hidden: u32,
+    wrong: Vec<String>,
+}
+
+fn run(
+    features: &[&str],
+    rounds: u64,
+    cuts: u64,
+    seed: u64,
+    tally: &mut Tally,
+) -> Result<(), String> {
+    let dir = tempdir().unwrap();
+    let good = sample(dir.path(), features)?;
+    let blocks = metadata(&good);
+    for round in 0..rounds {
+        let mut random = Prng::new(seed * 1_000_000 + round);
+        let original = good.snapshot();
+        for _damage in 0..=random.below(3) {
+            damage(&original, &blocks, &mut random);
+        }
+        let mut before = seen(&original);
+        // A link with a damaged target is cut, or cleared.
+        before.retain(|_, file| file.kind != FileKind::Symlink);
+        let what = format!("{features:?}, seed {seed}, round {round}");
+        let outcome = planned(&original).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let done = original.snapshot();
+        outcome.plan.apply(&done).unwrap();
+        // What cannot be repaired, or differs on purpose, is for the test of that.
+        if !outcome.is_clean || !losses(&before, &done).is_empty() || outcome.plan.is_empty() {
+            continue;
+        }
+        tally.images += 1;
+        let device = RecordingDevice::over(original.snapshot());
+        outcome.plan.apply(&device).unwrap();
+        assert_eq!(device.races(), Vec::new(), "{what}");
+        let count = device.len() as u64;
+        let positions: Vec<usize> = match cuts >= count {
+            true => (1..device.len()).collect(),
+            false => (0..cuts).map(|_| 1 + random.below(count - 1) as usize).collect(),
+        };
+        for position in positions {
+            for fate in [Fate::Kept, Fate::Lost, Fate::Mixed] {
+                let what = format!("{what}, cut at {position} of {count}, {fate:?}");
+                let image = crashed(&device, position, fate, &mut random);
+                tally.cuts += 1;
+                if opens(&original) && !opens(&image) {
+                    tally.wrong.push(format!("{what}: it does not open any more"));
+                }
+                tally.hidden += u32::from(!losses(&before, &image).is_empty());
+                let second = repaired(&image).unwrap_or_else(|error| panic!("{what}: {error}"));
+                let mut wrong = problems(&image);
+                wrong.extend(losses(&before, &image));
+                if !second.is_clean || !wrong.is_empty() {
+                    tally.wrong.push(format!("{what}: {wrong:#?}"));
+                    continue;
+                }
+                let third = planned(&image).unwrap();
+                if !third.plan.is_empty() {
+                    tally.wrong.push(format!("{what}: the third finds {:?}", third.findings));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn all(rounds: u64, cuts: u64, seed: u64) {
+    let mut tally = Tally::default();
+    for (number, features) in SETS.iter().enumerate() {
+        require!(run(features, rounds, cuts, seed + number as u64, &mut tally));
+    }
+    let Tally { images, cuts, hidden, mut wrong } = tally;
+    println!("{images} images, {cuts} cuts, {hidden} with something hidden, {} wrong", wrong.len());
+    let count = wrong.len();
+    wrong.truncate(30);
+    assert!(count == 0, "{count} of {cuts} cuts:\n{}", wrong.join("\n"));
+    assert!(u64::from(images) * 2 >= rounds * SETS.len() as u64, "{images} images are too few");
+}
+
+#[test]
+fn a_cut_at_any_write_loses_nothing() {
+    all(2, 12, 50);
+}
+
+#[test]
+#[ignore = "minutes"]
+fn a_cut_at_any_write_loses_nothing_long() {
+    all(40, 1000, 5000);
+}
