@@ -19,7 +19,7 @@
 //! - T14. The comment of a function begins neither with a clause without a verb ("Whether it is dirty.") nor with a word for
 //!   the item above it ("It is not any more."), in every crate but those for development.
 //! - T15. The subject of a commit that is not pushed yet is its area and what it does
-//!   ([`commits`](crate::commits)).
+//!   ([`commits`]).
 
 use std::fs;
 use std::path::Path;
