@@ -3,11 +3,16 @@
 
 mod common;
 
+use std::ops::Range;
+
 use common::{SETS, damage, losses, metadata, opens, planned, problems, repaired, sample, seen};
 use extant_base::Prng;
-use extant_block::{MemoryDevice, RecordingDevice, Survival};
+use extant_block::{MemoryDevice, Record, RecordingDevice, Survival};
 use extant_format::inode::FileKind;
 use extant_testkit::{require, tempdir};
+
+/// Bytes of the primary superblock.
+const SUPERBLOCK: Range<u64> = 1024..2048;
 
 /// How the writes that no flush protects yet fare.
 #[derive(Clone, Copy, Debug)]
@@ -27,11 +32,20 @@ fn crashed(
     fate: Fate,
     random: &mut Prng,
 ) -> MemoryDevice {
-    device.image_at(position, |_, _| match (fate, random.below(3)) {
+    device.image_at(position, |_, record| match (fate, random.below(3)) {
         (Fate::Kept, _) | (Fate::Mixed, 0) => Survival::Kept,
         (Fate::Lost, _) | (Fate::Mixed, 1) => Survival::Lost,
-        _ => Survival::Torn { bytes: 512 * random.below(16) },
+        _ => Survival::Torn { bytes: torn_at(record, 512 * random.below(16)) },
     })
+}
+
+/// Where a write is torn: not inside of the primary superblock, as `docs/crash-model.md` has it.
+fn torn_at(record: &Record, bytes: u64) -> u64 {
+    let Record::Write { offset, .. } = record else { return bytes };
+    match (SUPERBLOCK.start + 1..SUPERBLOCK.end).contains(&offset.saturating_add(bytes)) {
+        true => SUPERBLOCK.end - offset,
+        false => bytes,
+    }
 }
 
 #[derive(Default)]
