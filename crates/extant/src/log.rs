@@ -44,7 +44,7 @@ impl DirtyNodes {
 
     pub(crate) fn push(&self, dirty: DirtyNode) {
         let mut shard = self.shard(dirty.node.ino()).lock();
-        // Each entry has some memory of its own, so that so many are never reached.
+        // More entries than that do not fit into memory; `replace` finds none there.
         let at = u32::try_from(shard.len()).unwrap_or(u32::MAX);
         dirty.node.dirty_at.store(at, Ordering::Release);
         shard.push(dirty);
