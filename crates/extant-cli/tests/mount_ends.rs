@@ -217,11 +217,20 @@ fn what_is_freed_is_given_back_by_a_block_device() {
         fs::remove_file(mounts.inside("big")).unwrap();
         sync();
         let freed = |now: u64| before.saturating_sub(now) >= 11 << 20;
-        assert_eq!(freed(stored(&mounts)), by_itself, "{words}");
-        if let Some(trim) = tool("fstrim", &["-v", "m"], mounts.place.0.path()) {
-            assert!(trim.status.success(), "{}", String::from_utf8_lossy(&trim.stderr));
-            assert!(freed(stored(&mounts)), "{words}: {}", text(&trim));
+        // Without fuseblk, the kernel tells of the last close when it likes, and the blocks are the file's until then.
+        match by_itself {
+            true => until(words, || {
+                sync();
+                freed(stored(&mounts))
+            }),
+            false => assert!(!freed(stored(&mounts)), "{words}"),
         }
+        until(words, || {
+            let Some(trim) = tool("fstrim", &["-v", "m"], mounts.place.0.path()) else { return true };
+            assert!(trim.status.success(), "{}", String::from_utf8_lossy(&trim.stderr));
+            sync();
+            freed(stored(&mounts))
+        });
         mounts.place.run(&["umount", "m"]).succeeds();
         kernel::clean(&mounts.place, "a.img");
         drop(device);
