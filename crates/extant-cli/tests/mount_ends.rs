@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use support::kernel::{self, Loop};
 use support::mounts::{Mounts, is_alive, mounts, signal, until};
-use support::{text, tool};
+use support::tool;
 
 /// A process in a mount name space of its own, which has a copy of the mount.
 struct Elsewhere(Child);
@@ -226,7 +226,9 @@ fn what_is_freed_is_given_back_by_a_block_device() {
             false => assert!(!freed(stored(&mounts)), "{words}"),
         }
         until(words, || {
-            let Some(trim) = tool("fstrim", &["-v", "m"], mounts.place.0.path()) else { return true };
+            let Some(trim) = tool("fstrim", &["-v", "m"], mounts.place.0.path()) else {
+                return true;
+            };
             assert!(trim.status.success(), "{}", String::from_utf8_lossy(&trim.stderr));
             sync();
             freed(stored(&mounts))
