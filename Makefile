@@ -21,7 +21,7 @@ DIST_FLAGS ?= -C target-feature=+crt-static
 # A test program that hangs is ended after a quarter of an hour.
 ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-fio bench-mount counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-fio bench-mount bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,7 +68,18 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-alloc bench-pieces bench-direct bench-mount ## all benchmarks
+bench: bench-build bench-mkfs bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-mount bench-page ## all benchmarks, and the page of them
+
+# Small files and one or two rounds: to see that everything runs and where things stand, not to quote.
+bench-quick: build-whole ## all benchmarks, small, in less than five minutes, and the page of them
+	@scripts/deps e2fsprogs fio python3 || true
+	@scripts/deps xfsprogs erofs-utils genext2fs umoci fuse2fs fuse3 tar || true
+	$(CARGO) build --profile dist -p extant-bench -p extant-fio
+	EXTANT=$(WHOLE) ENGINE=$(abspath $(TARGET))/dist/libextant_fio.so BENCH=$(TARGET)/dist/extant-bench scripts/bench-quick
+	$(TARGET)/dist/extant-bench page
+
+bench-page: ## the page of what the benchmarks have measured: bench/report/index.html (PAGE_DIR=)
+	$(CARGO) run --profile dist -q -p extant-bench -- page
 
 bench-build: build-whole ## build against mke2fs -d, mkfs.erofs, tar -x, umoci and floors (SOURCE=/usr/share RUNS=5)
 	@scripts/deps e2fsprogs

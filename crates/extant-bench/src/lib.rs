@@ -13,6 +13,7 @@ pub mod direct;
 pub mod io;
 pub mod mount;
 pub mod namespace;
+pub mod page;
 pub mod pieces;
 pub mod read;
 pub mod report;

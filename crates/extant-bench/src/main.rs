@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount`: see
+//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | page`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -47,8 +47,12 @@ fn main() -> Result<()> {
         Some("counts-one") => counts_one(),
         Some("mount") => mount(),
         Some("mount-one") => mount_one(),
+        Some("page") => {
+            let to = variable("PAGE_DIR", "bench/report");
+            extant_bench::page::write(&extant_bench::report::directory(), Path::new(&to))
+        }
         _ => bail!(
-            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount"
+            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | page"
         ),
     }
 }

@@ -106,14 +106,20 @@ pub fn report(name: &str, base: &str, all: &[Series]) -> Result<()> {
     write(name, all)
 }
 
+/// Returns where results are written: `target/bench`.
+#[must_use]
+pub fn directory() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+    target.join("bench")
+}
+
 /// Writes `target/bench/NAME.json`.
 ///
 /// # Errors
 ///
 /// When the file cannot be written.
 pub fn write(name: &str, all: &[Series]) -> Result<()> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
-    let dir = target.join("bench");
+    let dir = directory();
     let path = dir.join(format!("{name}.json"));
     let lines: Vec<Line<'_>> = all.iter().map(Series::line).collect();
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
