@@ -12,6 +12,7 @@ use extant_image::signature::{Class, Found, PROBE_BYTES, recognise, recognise_de
 
 use crate::exit::{Exit, Failure, Result};
 use crate::foreign;
+use crate::mount_table;
 use crate::output::{complain, report, report_one};
 pub(crate) use crate::place::{split, split_place};
 use crate::size::parse_bytes;
@@ -256,9 +257,16 @@ pub(crate) fn opening(error: SourceError, file: &Path) -> Failure {
         ),
         _ => false,
     };
-    let is_dir = matches!(&error, OpenError::NotADevice { .. }) && file.is_dir();
+    let is_dir = file.is_dir();
+    let mounted = is_dir.then(|| mount_table::at(file).ok().flatten()).flatten();
     let failure = Failure::from(error);
     let name = escape(file.as_os_str().as_bytes());
+    if let Some(mounted) = mounted {
+        let source = escape(mounted.source.as_bytes());
+        return failure.hint(format!(
+            "{name} is where a file system is mounted: unmount it, and give its image or device ({source})"
+        ));
+    }
     match foreign::meant_path(file.as_os_str()) {
         Some(hint) if missing => failure.hint(hint),
         _ if missing => failure.hint(format!(
@@ -268,6 +276,14 @@ pub(crate) fn opening(error: SourceError, file: &Path) -> Failure {
             .hint(format!("extant works on image files; extant build IMG --from {name} makes one")),
         _ => failure,
     }
+}
+
+/// Returns what to do about an image that ends before its file system does.
+pub(crate) fn cut_off(name: &str, wanted: u64) -> String {
+    format!(
+        "get all of it again; or make it {wanted} bytes long (truncate -s {wanted} {name}, where it is a file), \
+         which reads zeros for what is missing, and repair it then"
+    )
 }
 
 /// Says that the kernel had given up on this journal, if it had.

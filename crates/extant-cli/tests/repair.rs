@@ -72,3 +72,48 @@ fn nobody_is_asked_where_nobody_is() {
     place.run(&["repair", "-y", "source/file"]).ends_with(8).complains(&["no backup"]);
     place.run(&["repair", "-y", "a.img:/file"]).ends_with(2);
 }
+
+#[test]
+fn an_image_that_was_cut_off_is_said_to_be_by_everybody() {
+    let place = Place::new();
+    write(&place, "source/kept", "kept");
+    place.run(&["build", "a.img", "--from", "source"]).succeeds();
+    let whole = std::fs::metadata(place.path("a.img")).unwrap().len();
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    file.set_len(3 << 20).unwrap();
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    let said =
+        [format!("has {whole} bytes, its device 3145728"), format!("truncate -s {whole} a.img")];
+
+    let told = place.run(&["check", "a.img"]).ends_with(4).out();
+    assert!(told.contains(&said[0]) && told.contains(&said[1]), "{told}");
+    assert!(!told.contains("extant repair sets"), "{told}");
+    for words in [&["repair", "-y", "a.img"][..], &["repair", "-n", "a.img"]] {
+        place.run(words).ends_with(8).complains(&[&said[0]]).hints(&said[1]);
+        assert_eq!(place.run(words).out(), "", "nobody says that it is clean");
+    }
+    place.run(&["resize", "a.img", "1G"]).ends_with(4).complains(&[&said[0]]).hints(&said[1]);
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was changed");
+
+    // As the hint says: what is missing is given up.
+    file.set_len(whole).unwrap();
+    place.run(&["repair", "-y", "a.img"]);
+    place.run(&["check", "a.img"]).succeeds();
+    // Its contents were behind the end.
+    assert_eq!(place.run(&["cat", "a.img:/kept"]).succeeds().out(), "\0\0\0\0");
+}
+
+#[test]
+fn a_number_of_blocks_that_a_backup_denies_is_not_believed() {
+    let place = Place::new();
+    let make = ["-q", "-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^64bit", "a.img", "40M"];
+    let Some(made) = tool("mke2fs", &make, place.0.path()) else { return };
+    assert!(made.status.success());
+    let ran = tool("debugfs", &["-w", "-R", "ssv blocks_count 4000000", "a.img"], place.0.path());
+    assert!(ran.unwrap().status.success());
+    let told = place.run(&["repair", "-y", "a.img"]).ends_with(1).out();
+    assert!(told.contains("takes its place"), "{told}");
+    let fsck = tool("e2fsck", &["-fn", "a.img"], place.0.path()).unwrap();
+    assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
+    place.run(&["check", "a.img"]).succeeds();
+}

@@ -100,3 +100,37 @@ fn what_lies_behind_the_file_system_stays() {
     assert_eq!(&bytes[65 << 20..], b"hashes");
     is_clean(&place);
 }
+
+#[test]
+fn a_directory_where_something_is_mounted_is_said_to_be_one() {
+    let place = Place::new();
+    let ran = place.run(&["resize", "/proc", "+1M"]).ends_with(8);
+    ran.complains(&["/proc"]).hints("unmount it");
+}
+
+#[test]
+fn a_full_disk_is_named_and_the_image_is_as_it_was() {
+    let place = Place::new();
+    let disk = place.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mut tmpfs = std::process::Command::new("mount");
+    tmpfs.args(["-t", "tmpfs", "-o", "size=4M", "none"]).arg(&disk);
+    if !tmpfs.status().is_ok_and(|status| status.success()) {
+        return println!("skipped: no tmpfs");
+    }
+    place.run(&["mkfs", "disk/a.img", "200M", "-q"]).succeeds();
+    let filled = std::fs::write(place.path("disk/filler"), vec![1; 4 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    let ran = place.run(&["resize", "disk/a.img", "4G"]).ends_with(8);
+    ran.complains(&["No space left"]).hints("extant check disk/a.img");
+    let checked = place.run(&["check", "disk/a.img"]);
+    // With room again it is done.
+    std::fs::remove_file(place.path("disk/filler")).unwrap();
+    let again = place.run(&["resize", "disk/a.img", "4G"]);
+    let clean = tool("e2fsck", &["-fn", "disk/a.img"], place.0.path());
+    let unmounted = std::process::Command::new("umount").arg(&disk).status().unwrap();
+    assert!(unmounted.success());
+    checked.succeeds();
+    again.succeeds();
+    assert!(clean.is_none_or(|clean| clean.status.success()));
+}

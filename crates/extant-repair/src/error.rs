@@ -17,6 +17,14 @@ pub enum RepairError {
     /// The superblock cannot be, and no backup was found.
     #[error("{0}; and no backup was found")]
     BadSuperblock(SuperblockError),
+    /// The device ends before the file system does: what is missing cannot be told from what is damaged.
+    #[error("the file system has {wanted} bytes, its device {found}")]
+    DeviceTooSmall {
+        /// Bytes of the file system.
+        wanted: u64,
+        /// Bytes of the device.
+        found: u64,
+    },
     /// Features that change structures in ways unknown here.
     #[error("unknown features: {names}")]
     Features {

@@ -38,7 +38,11 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
     draft.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
     let mut notes = Vec::new();
     let primary = patched(&mut bytes, &mut notes);
-    if let Ok(sb) = &primary {
+    // The device was cut off, unless a backup says that the number of blocks is wrong.
+    let too_large = primary.as_ref().ok().and_then(|sb| fits(draft, sb).err());
+    if let Ok(sb) = &primary
+        && too_large.is_none()
+    {
         let unknown = sb.features.without(&CHECKABLE);
         if sb.verify_checksum().is_ok() || (unknown.is_empty() && is_consistent(draft, sb)?) {
             if !unknown.is_empty() {
@@ -55,11 +59,15 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
             return Ok(FoundSuper { sb, notes, is_backup: false });
         }
     }
-    let why = match &primary {
-        Ok(sb) => sb.verify_checksum().err().map_or_else(String::new, |wrong| wrong.to_string()),
-        Err(error) => error.to_string(),
+    let why = match (&primary, &too_large) {
+        (_, Some(error)) => error.to_string(),
+        (Ok(sb), None) => {
+            sb.verify_checksum().err().map_or_else(String::new, |wrong| wrong.to_string())
+        }
+        (Err(error), None) => error.to_string(),
     };
     if let Some(mut sb) = backup(draft)? {
+        fits(draft, &sb)?;
         sb.block_group = 0;
         let text =
             format!("{why}: the backup in group {} takes its place", sb.raw.s_block_group_nr);
@@ -67,6 +75,9 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
         notes.push(("superblock", text));
         draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
         return Ok(FoundSuper { sb: reread(draft)?, notes, is_backup: true });
+    }
+    if let Some(error) = too_large {
+        return Err(error);
     }
     match primary {
         // A wrong checksum, no backup, and nothing else that is wrong.
@@ -149,6 +160,16 @@ fn patched(
         notes.push(("superblock", error.to_string()));
     }
     Superblock::decode_unverified(bytes)
+}
+
+/// Refuses a file system that is larger than its device.
+fn fits(draft: &Draft, sb: &Superblock) -> Result<(), RepairError> {
+    let wanted = sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes()));
+    let found = draft.size_bytes();
+    if wanted > found {
+        return Err(RepairError::DeviceTooSmall { wanted, found });
+    }
+    Ok(())
 }
 
 /// Returns whether a superblock with a wrong checksum is otherwise believable: its own backup says the same of what

@@ -74,8 +74,18 @@ impl JournalBlock for Changed {
     }
 }
 
-fn journal_error(error: impl ToString) -> ResizeError {
-    ResizeError::Journal(error.to_string())
+/// Keeps the causes of an error of the journal, which say what the device met.
+fn journal_error(error: impl std::error::Error + 'static) -> ResizeError {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let said = next.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = next.source();
+    }
+    ResizeError::Journal(text)
 }
 
 /// Where changes go.

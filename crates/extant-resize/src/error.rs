@@ -27,6 +27,14 @@ pub enum ResizeError {
         /// What is wrong.
         why: String,
     },
+    /// The device ends before the file system does.
+    #[error("the file system has {wanted} bytes, its device {found}")]
+    DeviceTooSmall {
+        /// Bytes of the file system.
+        wanted: u64,
+        /// Bytes of the device.
+        found: u64,
+    },
     /// Another host uses the file system, or did not end its use.
     #[error("multi-mount protection says that it is in use: {why}")]
     InUse {

@@ -320,12 +320,10 @@ pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
     if !sb.state.contains(State::VALID) || sb.state.contains(State::ERROR) {
         return Err(ResizeError::damaged("it was not unmounted cleanly, or errors were seen"));
     }
-    let bytes = sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes()));
-    if bytes > device.size_bytes() {
-        return Err(ResizeError::damaged(format!(
-            "it has {bytes} bytes, and the device only {}",
-            device.size_bytes()
-        )));
+    let wanted = sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes()));
+    let found = device.size_bytes();
+    if wanted > found {
+        return Err(ResizeError::DeviceTooSmall { wanted, found });
     }
     Ok(sb)
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use extant::{Fallocate, Fs, Inode, MountOptions, NewInode};
+use extant::{Fallocate, Fs, Inode, MappingKind, MountOptions, NewInode};
 use extant_base::Prng;
 use extant_block::{
     BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending,
@@ -18,11 +18,17 @@ use extant_testkit::{Ends, image, require, tempdir};
 
 const LEN: usize = 8 << 20;
 
+/// What a reader of [`World::hanging`] reads, in bytes.
+const BEGINNING: usize = 256 << 10;
+
 /// Memory in which reads of the thread can be stopped or fail.
 struct Device {
     memory: MemoryDevice,
     /// Reads of the thread wait.
     is_shut: AtomicBool,
+    /// Where on the device the beginning of the file is: reads there do not wait, whoever makes
+    /// them, because the reader needs what they bring.
+    beginning: AtomicU64,
     /// How many wait.
     waiting: AtomicU64,
     fails: AtomicBool,
@@ -48,9 +54,11 @@ impl BlockDevice for Device {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         if std::thread::current().name() == Some("extant-ahead") {
-            self.waiting.fetch_add(1, Ordering::SeqCst);
-            until("the device goes on", || !self.is_shut.load(Ordering::SeqCst));
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            let beginning = self.beginning.load(Ordering::SeqCst);
+            if !(beginning..beginning + BEGINNING as u64).contains(&offset) {
+                let _waits = Waits::begin(&self.waiting);
+                until("the device goes on", || !self.is_shut.load(Ordering::SeqCst));
+            }
             if self.fails.load(Ordering::SeqCst) {
                 self.failed.fetch_add(1, Ordering::SeqCst);
                 out.fill(0xEE);
@@ -60,6 +68,22 @@ impl BlockDevice for Device {
             }
         }
         self.memory.read_at(offset, out)
+    }
+}
+
+/// Counts a read that waits, until it ends or gives up.
+struct Waits<'a>(&'a AtomicU64);
+
+impl Waits<'_> {
+    fn begin(waiting: &AtomicU64) -> Waits<'_> {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Waits(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -87,6 +111,7 @@ impl World {
         let device = Device {
             memory: image::load(&path),
             is_shut: AtomicBool::new(false),
+            beginning: AtomicU64::new(u64::MAX - BEGINNING as u64),
             waiting: AtomicU64::new(0),
             fails: AtomicBool::new(false),
             failed: AtomicU64::new(0),
@@ -117,9 +142,13 @@ impl World {
 
     /// A reader has begun, and the thread hangs in the device.
     fn hanging(&self, fs: &Fs) -> Inode {
-        self.device.is_shut.store(true, Ordering::SeqCst);
         let file = fs.resolve("/f").unwrap();
-        self.read(&file, 0..256 << 10);
+        let run = file.map(0..BEGINNING as u64 / 4096).next().unwrap().unwrap();
+        let MappingKind::Mapped(start) = run.kind else { panic!("{run:?}") };
+        assert!(run.len * 4096 >= BEGINNING as u64, "one piece: {run:?}");
+        self.device.beginning.store(start.0 * 4096, Ordering::SeqCst);
+        self.device.is_shut.store(true, Ordering::SeqCst);
+        self.read(&file, 0..BEGINNING);
         until("the thread reads", || self.device.waiting.load(Ordering::SeqCst) == 1);
         file
     }

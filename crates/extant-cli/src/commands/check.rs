@@ -13,7 +13,7 @@ use extant_check::{CheckError, CheckOptions, Problem, Report};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::image::{mount_failure, note_journal_error, opening, split, window};
+use crate::image::{cut_off, mount_failure, note_journal_error, opening, split, window};
 use crate::in_use;
 use crate::output::{Out, complain, report};
 use crate::size::parse_bytes;
@@ -208,6 +208,9 @@ impl Found {
     /// Tells what the image says of itself, if that is worth knowing.
     fn note_state(&self, is_pending: bool) {
         let (name, state) = (&self.name, &self.report.state);
+        if let [Problem::DeviceTooSmall { .. }] = self.report.problems.as_slice() {
+            return; // Nothing else was looked at.
+        }
         if state.has_errors {
             complain(&format!(
                 "{name}: note: whoever wrote it recorded errors; extant repair takes the mark away"
@@ -248,7 +251,10 @@ impl Found {
         if self.report.dropped > 0 && !args.quiet {
             text += &format!(", {} of them not shown (--max-problems)", self.report.dropped);
         }
-        text + "; extant repair sets them right"
+        match self.report.problems.as_slice() {
+            [Problem::DeviceTooSmall { wanted, .. }] => text + "; " + &cut_off(&self.name, *wanted),
+            _ => text + "; extant repair sets them right",
+        }
     }
 
     fn to_json(&self) -> Value {

@@ -13,8 +13,8 @@ use extant_repair::{
 use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::exit::{Exit, Failure, Result};
-use crate::image::{opening, split, window};
+use crate::exit::{Exit, Failure, Result, chain};
+use crate::image::{cut_off, opening, split, window};
 use crate::in_use;
 use crate::output::{Out, complain};
 use crate::size::parse_bytes;
@@ -235,7 +235,13 @@ impl RepairArgs {
                 "{name}: {found} so far: not all of it loses nothing, so none was set right; \
                  extant repair asks, -y says yes"
             )?,
-            () if outcome.plan.is_empty() && left == 0 => writeln!(out, "{name}: clean")?,
+            () if outcome.plan.is_empty() && left == 0 && outcome.is_clean => {
+                writeln!(out, "{name}: clean")?;
+            }
+            () if !outcome.is_clean && left == 0 => writeln!(
+                out,
+                "{name}: {found}; it is not in order, and the rest is not repaired here: extant check names it"
+            )?,
             () if left > 0 => writeln!(out, "{name}: {found}, {left} left")?,
             () if written => writeln!(out, "{name}: {found}, all set right")?,
             () => writeln!(out, "{name}: {found}; nothing was changed")?,
@@ -265,7 +271,11 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
         RepairError::Features { .. } => Exit::Unsupported,
         _ => Exit::Io,
     };
-    Failure::new(exit, error.to_string()).about(name)
+    let failure = Failure::new(exit, chain(error)).about(name);
+    match error {
+        RepairError::DeviceTooSmall { wanted, .. } => failure.hint(cut_off(name, *wanted)),
+        _ => failure,
+    }
 }
 
 /// Writes the undo file and makes it durable.

@@ -11,8 +11,8 @@ use extant_block::{BlockDevice, FileDevice, SharedDevice};
 use extant_resize::{Goal, Plan, ResizeError, Sizes};
 use serde_json::{Value, json};
 
-use crate::exit::{Exit, Failure, Result};
-use crate::image::{opening, split, window};
+use crate::exit::{Exit, Failure, Result, chain};
+use crate::image::{cut_off, opening, split, window};
 use crate::in_use;
 use crate::output::{Out, complain};
 use crate::place::is_address;
@@ -310,6 +310,7 @@ fn failure(error: &ResizeError, name: &str) -> Failure {
         ResizeError::Replay(_) => {
             (Exit::Image, Some(format!("extant repair {name} sets it right")))
         }
+        ResizeError::DeviceTooSmall { wanted, .. } => (Exit::Image, Some(cut_off(name, *wanted))),
         ResizeError::InUse { .. } => (Exit::Refused, None),
         ResizeError::TooLarge { largest, .. } => {
             (Exit::NoSpace, Some(format!("extant resize {name} {largest}B makes it that large")))
@@ -317,9 +318,15 @@ fn failure(error: &ResizeError, name: &str) -> Failure {
         ResizeError::TooSmall { smallest, .. } => {
             (Exit::NoSpace, Some(format!("extant resize {name} {smallest}B makes it that small")))
         }
-        _ => (Exit::Io, None),
+        _ => (
+            Exit::Io,
+            Some(format!(
+                "the image is as it was, or as it was to be: when what failed works again, the next \
+                 mount brings in what its journal has; extant check {name} looks at it"
+            )),
+        ),
     };
-    let failure = Failure::new(exit, error.to_string()).about(name);
+    let failure = Failure::new(exit, chain(error)).about(name);
     match hint {
         Some(hint) => failure.hint(hint),
         None => failure,

@@ -415,11 +415,16 @@ impl<'a> Copier<'a> {
                 self.made.remove(&found.id);
                 there = None;
             } else if !regular {
-                let what = match found.kind {
-                    FileKind::Symlink => "it is a symbolic link, which is not followed",
-                    _ => "it is no regular file",
+                let (what, hint) = match found.kind {
+                    FileKind::Symlink => {
+                        ("it is a symbolic link, which is not followed", "-f replaces it")
+                    }
+                    _ => (
+                        "it is no regular file",
+                        "-f removes it and puts a file in its place; extant cat IMG:/PATH > it writes into it",
+                    ),
                 };
-                return Err(Fault::To(refused(what, Some("-f replaces it"))));
+                return Err(Fault::To(refused(what, Some(hint))));
             }
         }
         if reads {
