@@ -197,6 +197,21 @@ impl Slot {
         Ok(loaded)
     }
 
+    /// Returns the current version like [`get`](Self::get), or `None` if another thread is loading or
+    /// changing it.
+    pub(crate) fn try_get(
+        &self,
+        load: impl FnOnce() -> Result<Box<[u8]>>,
+    ) -> Result<Option<Arc<MetaBlock>>> {
+        let Some(mut state) = self.state.try_lock() else { return Ok(None) };
+        if let Some(current) = &state.current {
+            return Ok(Some(Arc::clone(current)));
+        }
+        let loaded = Arc::new(MetaBlock::new(self.number, load()?));
+        state.current = Some(Arc::clone(&loaded));
+        Ok(Some(loaded))
+    }
+
     /// Returns the current version, if there is one and no thread is loading or changing it.
     pub(crate) fn get_now(&self) -> Option<Arc<MetaBlock>> {
         self.state.try_lock()?.current.clone()
@@ -241,6 +256,15 @@ impl Slot {
         let mut state = self.state.lock();
         state.current = Some(Arc::new(MetaBlock::new(self.number, vec![0; bytes].into())));
         self.change_loaded(&mut state, kind, fill)
+    }
+
+    /// Gives the block zeros like [`replace`](Self::replace), unless another thread is loading or
+    /// changing it. Returns whether it did.
+    pub(crate) fn try_blank(&self, kind: BlockKind, bytes: usize) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        state.current = Some(Arc::new(MetaBlock::new(self.number, vec![0; bytes].into())));
+        self.change_loaded(&mut state, kind, |_| ());
+        true
     }
 }
 

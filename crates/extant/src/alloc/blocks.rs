@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 
+use super::entry::{Locked, Needs};
 use super::group::{Blocks, Found, GroupState, NotFreed, damaged};
 use super::index::Visits;
 use super::promise::Claimant;
 use super::window::{Growth, Look};
-use super::{Allocator, BLOCKS, BlockAsk, Counter, Half, Locked, Purpose, Right, Run};
+use super::{Allocator, BLOCKS, BlockAsk, Counter, Half, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::run::Window;
@@ -335,53 +336,82 @@ impl Allocator {
             search.consider(group, longest);
             return Ok(None);
         }
-        let locked = match pass {
-            Pass::Ahead | Pass::Whole if !goes_on => self.try_lock(volume, group),
-            _ => self.lock(volume, group).map(Some),
-        };
-        let mut locked = match locked {
-            Ok(Some(locked)) => locked,
-            Ok(None) => return Ok(None),
-            Err(error) => {
-                search.obstacle.get_or_insert(error);
-                return Ok(None);
+        let waits = goes_on || !matches!(pass, Pass::Ahead | Pass::Whole);
+        let mut needs = Needs::BLOCKS.with_room(needed);
+        let mut is_first = true;
+        loop {
+            let mut locked = match self.enter_if(volume, group, needs, waits) {
+                Ok(Some(locked)) => locked,
+                Ok(None) => return Ok(None),
+                Err(error) => {
+                    search.obstacle.get_or_insert(error);
+                    return Ok(None);
+                }
+            };
+            let found = self.look(group, &mut locked, search, pass, taker, is_first)?;
+            let Some(range) = found else { return Ok(None) };
+            let (place, state) = locked.parts()?;
+            let is_ready = match taker {
+                Taker::Handle(..) => {
+                    state.is_claimed(Half::Blocks) || state.ready.has(Half::Blocks)
+                }
+                Taker::Pin(_) => place.0.has_room.load(Ordering::Acquire),
+            };
+            if is_ready {
+                return self.take_found(volume, locked, search, taker, range);
             }
-        };
-        let (place, state) = locked.parts()?;
+            // What taking it changes is brought without the lock; then the group is looked at again.
+            is_first = false;
+            needs = match taker {
+                Taker::Handle(..) => Needs::CHANGED_BLOCKS,
+                Taker::Pin(_) => Needs::PINNED_BLOCKS,
+            };
+            needs = needs.with_room(needed);
+        }
+    }
+
+    /// Finds the run to take from a locked group. `is_first` says that this search looks at it for
+    /// the first time.
+    fn look(
+        &self,
+        group: GroupIndex,
+        locked: &mut Locked<'_>,
+        search: &mut Search,
+        pass: Pass,
+        taker: &mut Taker<'_, '_>,
+        is_first: bool,
+    ) -> Result<Option<Range<u32>>> {
+        let (look, needed) = (pass.look(), search.needed(pass, group));
+        let ((cell, _), state) = locked.parts()?;
         if state.room() < needed {
             return Ok(None);
         }
-        search.looks += 1;
-        self.tally.add(Counter::Searched, 1);
+        if is_first {
+            search.looks += 1;
+            self.tally.add(Counter::Searched, 1);
+        }
         let start = if group == search.goal { search.goal_bit } else { 0 };
-        let (found, has_windows) = match self.blocks_of(volume, place.0, state) {
-            Ok(blocks) => {
-                if let Taker::Pin(pinning) = taker
-                    && let Some(own) = pinning.own.take_if(|own| own.group == group)
-                {
-                    blocks.close_window(pinning.ino, &own.clusters);
-                    cell.longest_open.store(u32::MAX, Ordering::Release);
-                }
-                let has_windows = blocks.in_windows() > 0;
-                let bound = blocks.longest_bound(look);
-                if bound < needed {
-                    cell.note_longest(look, has_windows, bound);
-                    search.consider(group, bound);
-                    return Ok(None);
-                }
-                let start = match taker {
-                    Taker::Pin(Pinning { ino, growth, .. }) if group == search.goal => {
-                        blocks.start_of((*ino, growth.grows), start, search.len)
-                    }
-                    _ => start,
-                };
-                (search.find(blocks, pass, group, start), has_windows)
+        let blocks = state.blocks_mut()?;
+        if let Taker::Pin(pinning) = taker
+            && let Some(own) = pinning.own.take_if(|own| own.group == group)
+        {
+            blocks.close_window(pinning.ino, &own.clusters);
+            cell.longest_open.store(u32::MAX, Ordering::Release);
+        }
+        let has_windows = blocks.in_windows() > 0;
+        let bound = blocks.longest_bound(look);
+        if bound < needed {
+            cell.note_longest(look, has_windows, bound);
+            search.consider(group, bound);
+            return Ok(None);
+        }
+        let start = match taker {
+            Taker::Pin(Pinning { ino, growth, .. }) if group == search.goal => {
+                blocks.start_of((*ino, growth.grows), start, search.len)
             }
-            Err(error) => {
-                search.obstacle.get_or_insert(error);
-                return Ok(None);
-            }
+            _ => start,
         };
+        let found = search.find(blocks, pass, group, start);
         let size = found.size();
         if size < search.len && found.is_complete {
             // Runs shorter than the minimum were not measured.
@@ -389,39 +419,27 @@ impl Allocator {
             let longest = size.max(least.saturating_sub(1));
             cell.note_longest(look, has_windows, longest);
         }
-        let Some(range) = found.run.filter(|_| size >= needed.min(search.len)) else {
+        let run = found.run.filter(|_| size >= needed.min(search.len));
+        if run.is_none() {
             search.consider(group, size);
-            return Ok(None);
-        };
-        if let Err(error) = state.allocate_bitmap(volume) {
-            // Groups taken from earlier in this handle may have been changed already.
-            search.obstacle.get_or_insert(error);
-            return Ok(None);
         }
+        Ok(run)
+    }
+
+    /// Takes as much of a free run as the taker may have. The errors are those of the journal, and
+    /// of the device for metadata.
+    fn take_found(
+        &self,
+        volume: &Volume,
+        mut locked: Locked<'_>,
+        search: &mut Search,
+        taker: &mut Taker<'_, '_>,
+        range: Range<u32>,
+    ) -> Result<Option<Range<u32>>> {
+        let (place, state) = locked.parts()?;
+        let (group, size) = (state.index, range.end - range.start);
         let count = match taker {
-            Taker::Handle(txn, claimant) => {
-                let count = self.space.claim(*claimant, search.min, size);
-                if let Some(count) = count {
-                    let range = range.start..range.start + count;
-                    let room = match claimant.is_metadata() {
-                        true => run_of(volume, group, range).and_then(|run| {
-                            // Another owner's discard may have released the space of these blocks
-                            // on a sparse device.
-                            volume.allocate_on_device(run.start, u64::from(run.len))?;
-                            for block in run.start.0..run.start.0 + u64::from(run.len) {
-                                volume.slot(FsBlock(block)).note_room();
-                            }
-                            Ok(())
-                        }),
-                        false => Ok(()),
-                    };
-                    if let Err(error) = room.and_then(|()| self.touch(txn, state, Half::Blocks)) {
-                        self.space.unclaim(count);
-                        return Err(error);
-                    }
-                }
-                count
-            }
+            Taker::Handle(_, claimant) => self.space.claim(*claimant, search.min, size),
             Taker::Pin(_) => self.space.pin(search.min, size),
         };
         let Some(count) = count else {
@@ -429,21 +447,49 @@ impl Allocator {
             return Ok(None);
         };
         let range = range.start..range.start + count;
-        let blocks = self.blocks_of(volume, place.0, state)?;
-        if let Taker::Pin(pinning) = taker {
-            blocks.pin(range.clone());
-            let clusters = blocks.open_window(pinning.ino, range.end, search.ahead);
-            pinning.window = clusters.map(|clusters| Window { group, clusters });
-            return Ok(Some(range));
+        let (txn, claimant) = match taker {
+            Taker::Pin(pinning) => {
+                let blocks = state.blocks_mut()?;
+                blocks.pin(range.clone());
+                let clusters = blocks.open_window(pinning.ino, range.end, search.ahead);
+                pinning.window = clusters.map(|clusters| Window { group, clusters });
+                return Ok(Some(range));
+            }
+            Taker::Handle(txn, claimant) => (txn, claimant),
+        };
+        if let Err(error) = self.touch(txn, state, Half::Blocks) {
+            self.space.unclaim(count);
+            return Err(error);
         }
-        blocks.take(range.clone());
+        state.blocks_mut()?.take(range.clone());
         self.space.take(count);
         state.descriptor.free_clusters = state.descriptor.free_clusters.saturating_sub(count);
         if !sabotage("extant.alloc.uninit-flag-kept") {
             state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
         }
         place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
+        drop(locked);
+        if claimant.is_metadata()
+            && let Err(error) = self.keep_on_device(volume, group, range.clone())
+        {
+            // Nobody has seen the blocks; they are free again after the commit.
+            self.with_freed(volume, group, &range, NotFreed::lost, |locked, range| {
+                self.free_locked(txn, locked, range)
+            })?;
+            return Err(error);
+        }
         Ok(Some(range))
+    }
+
+    /// Allocates space on the device for clusters that were taken for metadata: on a sparse device,
+    /// another owner's discard may have released it.
+    fn keep_on_device(&self, volume: &Volume, group: GroupIndex, range: Range<u32>) -> Result<()> {
+        let run = run_of(volume, group, range)?;
+        volume.allocate_on_device(run.start, u64::from(run.len))?;
+        for block in run.start.0..run.start.0 + u64::from(run.len) {
+            volume.slot(FsBlock(block)).note_room();
+        }
+        Ok(())
     }
 
     /// Frees blocks. Metadata blocks also leave the transaction and the log.
@@ -509,7 +555,10 @@ impl Allocator {
             Family::Damage => Ok(()),
             _ => Err(error),
         };
-        let mut locked = match self.lock(volume, group) {
+        if self.cell(group)?.is_bad(Half::Blocks) {
+            return Ok(());
+        }
+        let mut locked = match self.enter(volume, group, Needs::CHANGED_BLOCKS) {
             Ok(locked) => locked,
             Err(error) => return lost(error),
         };
@@ -518,10 +567,7 @@ impl Allocator {
         }
         let (place, state) = locked.parts()?;
         let at = state.descriptor.block_bitmap;
-        let checked = match self.blocks_of(volume, place.0, state) {
-            Ok(blocks) => blocks.check_free(range.clone()),
-            Err(error) => return lost(error),
-        };
+        let checked = state.blocks_mut()?.check_free(range.clone());
         let broken = |rule| {
             let (value, limit) = (u64::from(range.start), u64::from(range.end));
             FsError::corrupt("block bitmap", None, at, Fault::Field { rule, value, limit })
@@ -543,10 +589,10 @@ impl Allocator {
         locked: &mut Locked<'_>,
         range: &Range<u32>,
     ) -> Result<()> {
-        let (volume, tid) = (txn.volume(), txn.tid());
+        let tid = txn.tid();
         let (place, state) = locked.parts()?;
         self.touch(txn, state, Half::Blocks)?;
-        self.blocks_of(volume, place.0, state)?.free(range.clone(), tid);
+        state.blocks_mut()?.free(range.clone(), tid);
         let count = range.end - range.start;
         let GroupState { descriptor, waits_for, index, .. } = state;
         descriptor.free_clusters += count;

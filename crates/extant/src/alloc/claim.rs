@@ -6,6 +6,8 @@ use extant_base::Ino;
 use extant_format::group::GroupFlags;
 
 use super::blocks::each_group;
+use super::entry::Needs;
+use super::inodes::Tables;
 use super::{Allocator, Half, Run};
 use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
@@ -21,9 +23,9 @@ impl Allocator {
         let volume = txn.volume();
         volume.check_blocks("blocks of a fast commit", None, run.start, u64::from(run.len))?;
         each_group(volume, run, |group, range| {
-            let mut locked = self.lock(volume, group)?;
+            let mut locked = self.enter(volume, group, Needs::CHANGED_BLOCKS)?;
             let (place, state) = locked.parts()?;
-            let blocks = self.blocks_of(volume, place.0, state)?;
+            let blocks = state.blocks_mut()?;
             if blocks.holds_own(range.clone()) {
                 let rule = "a fast commit claims the file system's own structures";
                 let fault = Fault::Rule(rule);
@@ -36,7 +38,7 @@ impl Allocator {
             let free = blocks.count_free(range.clone());
             if free > 0 {
                 self.touch(txn, state, Half::Blocks)?;
-                let blocks = self.blocks_of(volume, place.0, state)?;
+                let blocks = state.blocks_mut()?;
                 // A later commit would otherwise release these clusters as free.
                 let waiting = blocks.unfree(&range);
                 blocks.take(range);
@@ -61,20 +63,24 @@ impl Allocator {
         let fail = |rule| FsError::corrupt("inode bitmap", ino, None, Fault::Rule(rule));
         let place = superblock.group_of_inode(ino).filter(|_| ino >= superblock.first_inode);
         let (group, bit) = place.ok_or_else(|| fail("a fast commit makes a reserved inode"))?;
-        let mut locked = self.lock(volume, group)?;
-        let (place, state) = locked.parts()?;
-        if self.inodes_of(volume, place.0, state)?.is_used(bit) {
+        if self.has_inode(txn, ino)? {
             return Ok(());
         }
-        self.take_inode(txn, &mut locked, bit, is_dir)
+        let mut tables = Tables::default();
+        loop {
+            let mut locked = self.enter(volume, group, Needs::NEW_INODE)?;
+            let wanted = self.take_inode(txn, &mut locked, bit, is_dir, &tables)?;
+            drop(locked);
+            let Some(wanted) = wanted else { return Ok(()) };
+            tables = Tables::bring(volume, wanted)?;
+        }
     }
 
     /// Returns whether an inode number is in use.
     pub(crate) fn has_inode(&self, txn: &Editor<'_>, ino: Ino) -> Result<bool> {
         let volume = txn.volume();
         let Some((group, bit)) = volume.superblock().group_of_inode(ino) else { return Ok(false) };
-        let mut locked = self.lock(volume, group)?;
-        let (place, state) = locked.parts()?;
-        Ok(self.inodes_of(volume, place.0, state)?.is_used(bit))
+        let mut locked = self.enter(volume, group, Needs::INODES)?;
+        Ok(locked.state()?.inodes_mut()?.is_used(bit))
     }
 }

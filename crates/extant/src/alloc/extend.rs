@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use extant_base::sabotage;
 use extant_format::group::GroupFlags;
 
+use super::group::Dirty;
 use super::promise::Claimant;
 use super::{Allocator, Counter, Half, Purpose, Right, Run};
 use crate::editor::Editor;
@@ -52,26 +53,42 @@ impl Allocator {
         }
         // Only groups in memory are extended into; a search loads the others.
         let flex = self.flex(volume, group)?;
-        let guard = match cell.state.try_lock() {
-            Some(guard) => guard,
-            None => {
-                self.tally.add(Counter::Busy, 1);
-                if !waits {
-                    return Ok(Extended::Busy);
+        let mut ready = Dirty::default();
+        let (mut locked, here) = loop {
+            let guard = match cell.try_lock() {
+                Some(guard) => guard,
+                None => {
+                    self.tally.add(Counter::Busy, 1);
+                    if !waits {
+                        return Ok(Extended::Busy);
+                    }
+                    cell.lock()
                 }
-                cell.state.lock()
+            };
+            let mut locked = self.locked(cell, flex, guard);
+            let Some(state) = locked.guard.as_deref_mut() else { return Ok(Extended::No) };
+            let Some(blocks) = &state.blocks else { return Ok(Extended::No) };
+            let mut here = blocks.open_run(first, count);
+            if sabotage("extant.alloc.extends-into-others") {
+                here = first..first.saturating_add(count).min(blocks.len());
+            }
+            if here.end - here.start < count {
+                return Ok(Extended::No);
+            }
+            if state.is_claimed(Half::Blocks) || ready.has(Half::Blocks) {
+                state.ready = ready;
+                break (locked, here);
+            }
+            // The first change of the group in this transaction.
+            let bitmap = state.descriptor.block_bitmap;
+            drop(locked);
+            match self.ready_blocks(volume, group, bitmap) {
+                Ok(brought) => ready = brought,
+                // The search that follows meets the error, and looks elsewhere.
+                Err(_) => return Ok(Extended::No),
             }
         };
-        let mut locked = self.locked(cell, flex, guard);
-        let Some(state) = locked.guard.as_deref_mut() else { return Ok(Extended::No) };
-        let Some(blocks) = &state.blocks else { return Ok(Extended::No) };
-        let mut here = blocks.open_run(first, count);
-        if sabotage("extant.alloc.extends-into-others") {
-            here = first..first.saturating_add(count).min(blocks.len());
-        }
-        if here.end - here.start < count || state.allocate_bitmap(volume).is_err() {
-            return Ok(Extended::No);
-        }
+        let state = locked.state()?;
         let claimant = Claimant::Purpose(Purpose::Data, right);
         if self.space.claim(claimant, count, count).is_none() {
             return Ok(Extended::No);

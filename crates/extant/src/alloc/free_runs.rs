@@ -5,7 +5,8 @@ use std::ops::Range;
 use extant_base::GroupIndex;
 
 use super::blocks::run_of;
-use super::group::{Blocks, GroupState};
+use super::entry::Needs;
+use super::group::{Blocks, GroupState, damaged};
 use super::{Allocator, flex};
 use crate::error::Result;
 use crate::volume::Volume;
@@ -17,17 +18,18 @@ use crate::volume::Volume;
 /// Damage of the descriptor or the bitmap, device errors.
 pub(crate) fn free_runs(volume: &Volume, group: GroupIndex) -> Result<Vec<Range<u64>>> {
     let state = GroupState::load(volume, group)?;
-    let blocks = state.load_blocks(volume, flex::own_clusters(volume, group))?;
-    in_blocks(volume, group, &blocks)
+    match state.load_blocks(volume, flex::own_clusters(volume, group), true)? {
+        Some(blocks) => in_blocks(volume, group, &blocks),
+        None => Err(damaged(group, "its bitmap is busy")),
+    }
 }
 
 impl Allocator {
     /// Returns the free runs of a group on a writable mount, as they would be after a commit of the
     /// running transaction.
     pub(crate) fn free_runs(&self, volume: &Volume, group: GroupIndex) -> Result<Vec<Range<u64>>> {
-        let mut locked = self.lock(volume, group)?;
-        let (place, state) = locked.parts()?;
-        in_blocks(volume, group, self.blocks_of(volume, place.0, state)?)
+        let mut locked = self.enter(volume, group, Needs::BLOCKS)?;
+        in_blocks(volume, group, locked.state()?.blocks_mut()?)
     }
 }
 

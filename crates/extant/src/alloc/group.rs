@@ -18,6 +18,7 @@ use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_jbd2::Tid;
 
+use super::Half;
 use super::window::{Look, Windows};
 use crate::error::{Fault, FsError, Result};
 use crate::slot::{BlockKind, Slot};
@@ -38,11 +39,10 @@ pub(super) struct GroupState {
     pub(super) inodes: Option<Inodes>,
     /// The blocks that the running transaction will encode.
     pub(super) dirty: Dirty,
+    /// Blocks that the thread with the lock may claim.
+    pub(super) ready: Dirty,
     /// The last transaction that freed something here.
     pub(super) waits_for: Option<Tid>,
-    /// Whether the device has space for the descriptor and the block bitmap, however full a sparse
-    /// host file system gets.
-    has_room: bool,
 }
 
 /// The clusters of a group.
@@ -76,7 +76,7 @@ pub(super) struct Inodes {
     len: u32,
 }
 
-/// The metadata blocks of this group that the running transaction has claimed.
+/// Metadata blocks of a group: those that the running transaction has claimed, or may claim.
 #[derive(Default)]
 pub(super) struct Dirty {
     pub(super) descriptor: Option<Arc<Slot>>,
@@ -86,21 +86,31 @@ pub(super) struct Dirty {
 
 impl GroupState {
     pub(super) fn load(volume: &Volume, index: GroupIndex) -> Result<GroupState> {
-        let descriptor = volume.believed_group(index)?;
-        let (blocks, inodes, dirty) = (None, None, Dirty::default());
-        let (waits_for, has_room) = (None, false);
-        Ok(GroupState { index, descriptor, blocks, inodes, dirty, waits_for, has_room })
+        Ok(GroupState::of(index, volume.believed_group(index)?))
     }
 
-    /// Reserves device space for the descriptor and the block bitmap before the first cluster is
-    /// taken. A failure later, when the transaction is written, would abort the journal.
-    pub(super) fn allocate_bitmap(&mut self, volume: &Volume) -> Result<()> {
-        if !self.has_room {
-            volume.allocate_on_device(volume.descriptor_place(self.index)?, 1)?;
-            volume.allocate_on_device(self.descriptor.block_bitmap, 1)?;
-            self.has_room = true;
-        }
-        Ok(())
+    /// The state of a group without bitmaps.
+    pub(super) fn of(index: GroupIndex, descriptor: GroupDescriptor) -> GroupState {
+        let (blocks, inodes, waits_for) = (None, None, None);
+        let (dirty, ready) = (Dirty::default(), Dirty::default());
+        GroupState { index, descriptor, blocks, inodes, dirty, ready, waits_for }
+    }
+
+    /// Returns the clusters of a group that was entered for them.
+    pub(super) fn blocks_mut(&mut self) -> Result<&mut Blocks> {
+        let index = self.index;
+        self.blocks.as_mut().ok_or_else(|| damaged(index, "the block bitmap is not loaded"))
+    }
+
+    /// Returns the inodes of a group that was entered for them.
+    pub(super) fn inodes_mut(&mut self) -> Result<&mut Inodes> {
+        let index = self.index;
+        self.inodes.as_mut().ok_or_else(|| damaged(index, "the inode bitmap is not loaded"))
+    }
+
+    /// Returns whether the running transaction has claimed what a change of `half` changes.
+    pub(super) fn is_claimed(&self, half: Half) -> bool {
+        self.dirty.has(half)
     }
 
     /// Returns whether the state may leave memory: loading the group again would give the same
@@ -130,8 +140,14 @@ impl GroupState {
     }
 
     /// Loads and checks the block bitmap of this group (G3). `own` are the clusters of
-    /// [`Blocks::own`].
-    pub(super) fn load_blocks(&self, volume: &Volume, own: Vec<Range<u32>>) -> Result<Blocks> {
+    /// [`Blocks::own`]. Without `waits`, returns `None` if another thread reads or changes the
+    /// bitmap's block.
+    pub(super) fn load_blocks(
+        &self,
+        volume: &Volume,
+        own: Vec<Range<u32>>,
+        waits: bool,
+    ) -> Result<Option<Blocks>> {
         let superblock = volume.superblock();
         let len = superblock.group_clusters(self.index);
         let bytes = volume.block_size().len();
@@ -140,7 +156,11 @@ impl GroupState {
         let stored = if self.has(volume, GroupFlags::BLOCK_UNINIT) {
             Bitmap::of_uninit_group(bytes, len, own.iter().cloned())
         } else {
-            let block = volume.read_block(at)?;
+            let block = match waits {
+                true => Some(volume.read_block(at)?),
+                false => volume.try_read_block(at)?,
+            };
+            let Some(block) = block else { return Ok(None) };
             if volume.verifies_metadata() {
                 let (seed, bits) = (volume.checksum_seed(), superblock.clusters_per_group);
                 let stored = self.descriptor.block_bitmap_checksum;
@@ -157,7 +177,7 @@ impl GroupState {
             }
         }
         check_count(stored.view(), len, self.descriptor.free_clusters).map_err(fail)?;
-        Ok(Blocks::new(stored, own, len))
+        Ok(Some(Blocks::new(stored, own, len)))
     }
 
     /// Loads and checks the inode bitmap of this group (G3).
@@ -198,40 +218,68 @@ impl GroupState {
         }
     }
 
-    /// Encodes the state into the blocks that were claimed for it.
-    pub(super) fn encode(&mut self, volume: &Volume) -> Result<()> {
-        let dirty = std::mem::take(&mut self.dirty);
+    /// Encodes the state for the blocks that were claimed for it; they stay claimed.
+    pub(super) fn encode(&mut self, volume: &Volume) -> Result<Encoded> {
         let seed = volume.has_metadata_csum().then(|| volume.checksum_seed());
         let superblock = volume.superblock();
-        let store = |slot: &Slot, bitmap: &Bitmap| {
-            slot.replace(BlockKind::Plain, volume.block_size().len(), |block| {
-                block.copy_from_slice(bitmap.as_bytes());
-            });
-        };
-        if let (Some(slot), Some(blocks)) = (&dirty.blocks, &self.blocks) {
+        let mut encoded = Encoded { index: self.index, bitmaps: Vec::new(), descriptor: None };
+        if let (Some(slot), Some(blocks)) = (&self.dirty.blocks, &self.blocks) {
             if let Some(seed) = seed {
                 let bits = superblock.clusters_per_group;
                 self.descriptor.block_bitmap_checksum = blocks.stored.view().checksum(seed, bits);
             }
-            store(slot, &blocks.stored);
+            encoded.bitmaps.push((Arc::clone(slot), blocks.stored.clone()));
         }
-        if let (Some(slot), Some(inodes)) = (&dirty.inodes, &self.inodes) {
+        if let (Some(slot), Some(inodes)) = (&self.dirty.inodes, &self.inodes) {
             if let Some(seed) = seed {
                 let bits = superblock.inodes_per_group;
                 self.descriptor.inode_bitmap_checksum = inodes.stored.view().checksum(seed, bits);
             }
-            store(slot, &inodes.stored);
+            encoded.bitmaps.push((Arc::clone(slot), inodes.stored.clone()));
         }
-        let Some(slot) = &dirty.descriptor else { return Ok(()) };
+        let slot = self.dirty.descriptor.as_ref();
+        encoded.descriptor = slot.map(|slot| (Arc::clone(slot), self.descriptor));
+        Ok(encoded)
+    }
+}
+
+/// What the blocks of a group will hold.
+pub(super) struct Encoded {
+    index: GroupIndex,
+    bitmaps: Vec<(Arc<Slot>, Bitmap)>,
+    descriptor: Option<(Arc<Slot>, GroupDescriptor)>,
+}
+
+impl Encoded {
+    /// Fills the blocks.
+    pub(super) fn store(self, volume: &Volume) -> Result<()> {
+        for (slot, bitmap) in &self.bitmaps {
+            slot.replace(BlockKind::Plain, volume.block_size().len(), |block| {
+                block.copy_from_slice(bitmap.as_bytes());
+            });
+        }
+        let Some((slot, descriptor)) = &self.descriptor else { return Ok(()) };
+        let superblock = volume.superblock();
         let desc_bytes = usize::from(superblock.desc_size);
         let at = (self.index.0 % superblock.descriptors_per_block()) as usize * desc_bytes;
         let checksum = GroupChecksum::of(superblock);
         let load = || volume.load_block(slot.number());
         slot.change(BlockKind::Plain, load, |block| {
             let place = block.get_mut(at..at + desc_bytes)?;
-            self.descriptor.encode(self.index, &checksum, place).ok()
+            descriptor.encode(self.index, &checksum, place).ok()
         })?
         .ok_or_else(|| damaged(self.index, "the descriptor ends after its block"))
+    }
+}
+
+impl Dirty {
+    /// Returns whether the blocks that a change of `half` changes are here.
+    pub(super) fn has(&self, half: Half) -> bool {
+        let bitmap = match half {
+            Half::Blocks => &self.blocks,
+            Half::Inodes => &self.inodes,
+        };
+        self.descriptor.is_some() && bitmap.is_some()
     }
 }
 

@@ -1,17 +1,20 @@
 //! Taking and freeing inodes.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 use extant_format::inode::FileKind;
 
+use super::entry::{Locked, Needs, with_space};
 use super::group::GroupState;
-use super::{Allocator, Half, Locked};
+use super::{Allocator, Half};
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
 use crate::node::InodeData;
-use crate::slot::BlockKind;
+use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 
 impl Allocator {
@@ -69,96 +72,86 @@ impl Allocator {
             0 => superblock.first_inode.0.saturating_sub(1),
             _ => 0,
         };
-        let mut locked = match self.lock(volume, group) {
-            Ok(locked) => locked,
-            Err(error) => {
-                obstacle.get_or_insert(error);
+        let mut tables = Tables::default();
+        // A repetition means that the table blocks of the free inode were not in memory, or that
+        // another thread took it meanwhile.
+        loop {
+            let mut locked = match self.enter(volume, group, Needs::NEW_INODE) {
+                Ok(locked) => locked,
+                Err(error) => {
+                    obstacle.get_or_insert(error);
+                    return Ok(None);
+                }
+            };
+            let (place, state) = locked.parts()?;
+            if state.descriptor.free_inodes == 0 {
                 return Ok(None);
             }
-        };
-        let Some(bit) = self.find_inode(volume, &mut locked, reserved, obstacle)? else {
-            return Ok(None);
-        };
-        // The value is at most the number of inodes, which fits.
-        let ino = Ino(group.0 * superblock.inodes_per_group + bit + 1);
-        let earlier = volume.nodes().get(&ino);
-        if earlier.is_some_and(|earlier| !earlier.life().is_gone()) {
-            let (place, state) = locked.parts()?;
-            let fault = Fault::Rule("an inode that is in use is free there");
-            let error = FsError::corrupt("inode bitmap", ino, state.descriptor.inode_bitmap, fault);
-            obstacle.get_or_insert(self.report(place.0, Half::Inodes as u8, error));
-            return Ok(None);
+            let Some(bit) = state.inodes_mut()?.find(reserved) else { return Ok(None) };
+            // The value is at most the number of inodes, which fits.
+            let ino = Ino(group.0 * superblock.inodes_per_group + bit + 1);
+            let earlier = volume.nodes().get(&ino);
+            if earlier.is_some_and(|earlier| !earlier.life().is_gone()) {
+                let fault = Fault::Rule("an inode that is in use is free there");
+                let at = state.descriptor.inode_bitmap;
+                let error = FsError::corrupt("inode bitmap", ino, at, fault);
+                obstacle.get_or_insert(self.report(place.0, Half::Inodes as u8, error));
+                return Ok(None);
+            }
+            let wanted = self.take_inode(txn, &mut locked, bit, is_dir, &tables)?;
+            drop(locked);
+            let Some(wanted) = wanted else { return Ok(Some(ino)) };
+            tables = Tables::bring(volume, wanted)?;
         }
-        self.take_inode(txn, &mut locked, bit, is_dir)?;
-        Ok(Some(ino))
     }
 
-    /// Takes inode `bit` of a locked group; the inode is free.
+    /// Takes inode `bit` of a group that was entered for a new inode; the inode is free. If
+    /// `tables` are not the blocks of the inode table that it needs, nothing is changed, and those
+    /// are returned.
     pub(super) fn take_inode(
         &self,
         txn: &mut Editor<'_>,
         locked: &mut Locked<'_>,
         bit: u32,
         is_dir: bool,
-    ) -> Result<()> {
+        tables: &Tables,
+    ) -> Result<Option<TableBlocks>> {
         let volume = txn.volume();
         let per_group = volume.superblock().inodes_per_group;
-        let (place, state) = locked.parts()?;
-        self.touch(txn, state, Half::Inodes)?;
-        if volume.has_uninit_groups() && state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT) {
-            // A group with inodes in use must not have the flag BLOCK_UNINIT.
-            self.blocks_of(volume, place.0, state)?;
-            self.touch(txn, state, Half::Blocks)?;
-            state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
-        }
+        let (_, state) = locked.parts()?;
         let used = state.inodes_ever_used(volume, per_group);
-        for block in new_table_blocks(volume, state, used, bit) {
-            txn.create_block(block, BlockKind::Plain, |_| ())?;
+        let wanted = TableBlocks::of(volume, state, used, bit);
+        if tables.of.as_ref() != Some(&wanted) {
+            return Ok(Some(wanted));
         }
-        // The caller changes the inode next and must not fail then, so its block is loaded and
-        // claimed here.
-        let at = table_block(volume, state, bit);
-        let slot = volume.slot(at);
-        slot.get(|| volume.load_block(at))?;
-        txn.claim_slot(&slot)?;
-        self.inodes_of(volume, place.0, state)?.take(bit);
+        self.touch(txn, state, Half::Inodes)?;
+        let is_new = state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT);
+        if volume.has_uninit_groups() && is_new {
+            // A group with inodes in use must not have the flag BLOCK_UNINIT.
+            self.touch(txn, state, Half::Blocks)?;
+        }
+        for slot in &tables.new {
+            txn.claim_slot(slot)?;
+            // Somebody who looks at the block is waited for without the group's lock.
+            if !slot.try_blank(BlockKind::Plain, volume.block_size().len()) {
+                return Ok(Some(wanted));
+            }
+        }
+        // The caller changes the inode next and must not fail then, so its block is claimed here.
+        if let Some(slot) = &tables.table {
+            txn.claim_slot(slot)?;
+        }
+        state.inodes_mut()?.take(bit);
         let descriptor = &mut state.descriptor;
         descriptor.free_inodes = descriptor.free_inodes.saturating_sub(1);
         descriptor.directories += u32::from(is_dir);
         if volume.has_uninit_groups() {
-            descriptor.flags.remove(GroupFlags::INODE_UNINIT);
+            descriptor.flags.remove(GroupFlags::BLOCK_UNINIT | GroupFlags::INODE_UNINIT);
             let end = bit + u32::from(!sabotage("extant.alloc.last-inode-unused"));
             descriptor.itable_unused = per_group.saturating_sub(used.max(end));
         }
         self.count_inode(locked, -1, i64::from(is_dir));
-        Ok(())
-    }
-
-    /// Returns a free inode of a locked group, from bit `from` on, with everything loaded that
-    /// taking it needs.
-    fn find_inode(
-        &self,
-        volume: &Volume,
-        locked: &mut Locked<'_>,
-        from: u32,
-        obstacle: &mut Option<FsError>,
-    ) -> Result<Option<u32>> {
-        let (place, state) = locked.parts()?;
-        if state.descriptor.free_inodes == 0 {
-            return Ok(None);
-        }
-        let found = self.inodes_of(volume, place.0, state).map(|inodes| inodes.find(from));
-        let found = found.and_then(|bit| {
-            let flags = state.descriptor.flags;
-            if volume.has_uninit_groups() && flags.contains(GroupFlags::BLOCK_UNINIT) {
-                self.blocks_of(volume, place.0, state)?;
-            }
-            Ok(bit)
-        });
-        Ok(found.unwrap_or_else(|error| {
-            obstacle.get_or_insert(error);
-            None
-        }))
+        Ok(None)
     }
 
     /// Frees an inode number. The caller has changed the inode's record to "deleted" before.
@@ -177,7 +170,10 @@ impl Allocator {
             Family::Damage => Ok(()), // B5
             _ => Err(error),
         };
-        let mut locked = match self.lock(volume, group) {
+        if self.cell(group)?.is_bad(Half::Inodes) {
+            return Ok(());
+        }
+        let mut locked = match self.enter(volume, group, Needs::CHANGED_INODES) {
             Ok(locked) => locked,
             Err(error) => return lost(error),
         };
@@ -185,17 +181,13 @@ impl Allocator {
             return Ok(());
         }
         let (place, state) = locked.parts()?;
-        match self.inodes_of(volume, place.0, state) {
-            Ok(inodes) if inodes.is_used(bit) => {}
-            Ok(_) => {
-                let error = fail("an inode is freed that is free");
-                self.report(place.0, Half::Inodes as u8, error);
-                return Ok(());
-            }
-            Err(error) => return lost(error),
+        if !state.inodes_mut()?.is_used(bit) {
+            let error = fail("an inode is freed that is free");
+            self.report(place.0, Half::Inodes as u8, error);
+            return Ok(());
         }
         self.touch(txn, state, Half::Inodes)?;
-        self.inodes_of(volume, place.0, state)?.free(bit);
+        state.inodes_mut()?.free(bit);
         let descriptor = &mut state.descriptor;
         descriptor.free_inodes += 1;
         let gone = u32::from(is_dir && !sabotage("extant.alloc.directories-not-counted-down"));
@@ -214,26 +206,55 @@ impl Allocator {
     }
 }
 
-/// Returns the block of the inode table that holds inode `bit`.
-fn table_block(volume: &Volume, state: &GroupState, bit: u32) -> FsBlock {
-    let inode_bytes = u32::from(volume.superblock().inode_size).max(1);
-    let per_block = (volume.block_size().bytes() / inode_bytes).max(1);
-    FsBlock(state.descriptor.inode_table.0.saturating_add(u64::from(bit / per_block)))
+/// The blocks of the inode table that are needed to take one inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct TableBlocks {
+    /// The block that holds the inode.
+    table: FsBlock,
+    /// The blocks that have not held an inode yet; `table` is one of them if it has not either.
+    new: Range<u64>,
 }
 
-/// Returns the blocks of the inode table that have not held an inode yet and will when inode `bit`
-/// is in use; the first `used` inodes of the table were used before. Blocks that lazy
-/// initialisation zeroed meanwhile are included.
-pub(super) fn new_table_blocks(
-    volume: &Volume,
-    state: &GroupState,
-    used: u32,
-    bit: u32,
-) -> impl Iterator<Item = FsBlock> + use<> {
-    let inode_bytes = u32::from(volume.superblock().inode_size).max(1);
-    let per_block = (volume.block_size().bytes() / inode_bytes).max(1);
-    let table = state.descriptor.inode_table;
-    // Inodes of a group are used in order, so this is one block at most.
-    let blocks = used.div_ceil(per_block)..bit / per_block + 1;
-    blocks.filter_map(move |at| table.checked_add(u64::from(at)))
+impl TableBlocks {
+    /// Returns those for inode `bit`; the first `used` inodes of the table were used before. Blocks that
+    /// lazy initialisation zeroed meanwhile count as new.
+    pub(super) fn of(volume: &Volume, state: &GroupState, used: u32, bit: u32) -> TableBlocks {
+        let inode_bytes = u32::from(volume.superblock().inode_size).max(1);
+        let per_block = (volume.block_size().bytes() / inode_bytes).max(1);
+        let table = state.descriptor.inode_table.0;
+        let at = |block: u32| table.saturating_add(u64::from(block));
+        // Inodes of a group are used in order, so this is one block at most.
+        let new = at(used.div_ceil(per_block))..at(bit / per_block + 1);
+        TableBlocks { table: FsBlock(at(bit / per_block)), new: new.start..new.end.max(new.start) }
+    }
+}
+
+/// The slots of [`TableBlocks`], in memory and with space on the device.
+#[derive(Default)]
+pub(super) struct Tables {
+    of: Option<TableBlocks>,
+    new: Vec<Arc<Slot>>,
+    /// The block with the inode, unless it is new.
+    table: Option<Arc<Slot>>,
+}
+
+impl Tables {
+    /// Brings the blocks into memory. A new block that is not there appears as zeros, which is what
+    /// it will be: nobody else can have filled it and lost it again, because the caller has held a
+    /// handle since it found out that the block is new.
+    pub(super) fn bring(volume: &Volume, wanted: TableBlocks) -> Result<Tables> {
+        let mut tables = Tables::default();
+        for block in wanted.new.clone().map(FsBlock) {
+            let slot = with_space(volume, block)?;
+            slot.get(|| Ok(vec![0; volume.block_size().len()].into()))?;
+            tables.new.push(slot);
+        }
+        if !wanted.new.contains(&wanted.table.0) {
+            let slot = with_space(volume, wanted.table)?;
+            slot.get(|| volume.load_block(wanted.table))?;
+            tables.table = Some(slot);
+        }
+        tables.of = Some(wanted);
+        Ok(tables)
+    }
 }

@@ -11,6 +11,7 @@
 //! Allocator   totals; one cell per group, loaded when first needed
 //! flex        sums over the groups of a flexible group
 //! group       bitmaps and counters of one group; encoding them
+//! entry       locking a group with what is needed of it in memory
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
 //! promise     totals; space for data that has no place yet     trim  discarding free blocks
 //! extend      the clusters behind a file's last      spent  freed clusters to be discarded
@@ -32,12 +33,13 @@
 //! - B4. Units are clusters here and blocks outside; [`blocks`] converts.
 //! - B5. A group whose bitmap or descriptor is damaged is not allocated from and not freed to:
 //!   clusters freed there stay lost until a repair. The other groups remain in use (P56).
-//! - B6. A transaction claims the metadata blocks of a group before it changes the group: two
-//!   blocks for a change of blocks in one group, three (and the block of the inode table) for a new
+//! - B6. A transaction claims the metadata blocks of a group before it changes the group; they are
+//!   in memory and have space on the device before the group is locked ([`entry`], L3): two blocks for a change of blocks in one group, three (and the block of the inode table) for a new
 //!   inode.
 
 mod blocks;
 mod claim;
+mod entry;
 mod extend;
 mod flex;
 mod free_runs;
@@ -64,19 +66,19 @@ use extant_base::{FsBlock, GroupIndex};
 use extant_format::group::GroupDescriptor;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_jbd2::Tid;
-use extant_sync::{Mutex, MutexGuard, Rank};
+use extant_sync::{Mutex, Rank};
 
-use crate::editor::Editor;
-use crate::error::{Family, Fault, FsError, Result};
+use crate::error::{Family, FsError, Result};
 use crate::node::{InodeData, Node};
 use crate::sparse::Sparse;
 use crate::volume::Volume;
 
 pub(crate) use crate::run::Run;
+use entry::Needs;
 pub(crate) use extend::Extended;
 use flex::Flex;
 pub(crate) use free_runs::free_runs;
-use group::{Blocks, GroupState, Inodes};
+use group::{Dirty, GroupState};
 use index::Index;
 use promise::Space;
 pub(crate) use promise::kept_of;
@@ -156,6 +158,11 @@ struct Cell {
     longest_open: AtomicU32,
     /// The halves that are damaged (B5), a bit set of [`Half`].
     bad: AtomicU8,
+    /// Whether the device has space for the descriptor and the block bitmap, however full a sparse
+    /// host file system gets.
+    has_room: AtomicBool,
+    /// Number of times the group left memory; changes under its lock.
+    departures: AtomicU32,
 }
 
 impl Cell {
@@ -168,6 +175,8 @@ impl Cell {
             free_open: AtomicU32::new(u32::MAX),
             longest_open: AtomicU32::new(u32::MAX),
             bad: AtomicU8::new(0),
+            has_room: AtomicBool::new(false),
+            departures: AtomicU32::new(0),
         }
     }
 
@@ -386,7 +395,7 @@ impl Allocator {
 
     /// Returns the current descriptor of a group; its checksums are those of the last encoding.
     pub(crate) fn group(&self, volume: &Volume, group: GroupIndex) -> Result<GroupDescriptor> {
-        Ok(self.lock(volume, group)?.state()?.descriptor)
+        Ok(self.enter(volume, group, Needs::DESCRIPTOR)?.state()?.descriptor)
     }
 
     /// Encodes every changed group into its metadata blocks. No handle is open.
@@ -398,7 +407,12 @@ impl Allocator {
         let dirty = std::mem::take(&mut *self.dirty.lock());
         for group in dirty {
             self.encoded.fetch_add(1, Ordering::Relaxed);
-            self.lock(volume, group)?.state()?.encode(volume)?;
+            let encoded = self.enter(volume, group, Needs::DESCRIPTOR)?.state()?.encode(volume)?;
+            // The blocks are filled without the group's lock, whose holder may not wait for theirs.
+            // No handle is open, so nobody changes the group meanwhile; it stays in memory, because
+            // it counts as changed until its blocks are what it is.
+            encoded.store(volume)?;
+            self.enter(volume, group, Needs::DESCRIPTOR)?.state()?.dirty = Dirty::default();
         }
         Ok(())
     }
@@ -417,7 +431,7 @@ impl Allocator {
         due.dedup();
         for group in due {
             // The group is loaded, because it is not clean; otherwise it has nothing to release.
-            let Ok(mut locked) = self.lock(volume, group) else { continue };
+            let Ok(mut locked) = self.enter(volume, group, Needs::DESCRIPTOR) else { continue };
             let Ok(state) = locked.state() else { continue };
             let Some(blocks) = &mut state.blocks else { continue };
             let ranges = blocks.release(is_due);
@@ -427,238 +441,6 @@ impl Allocator {
             self.spent.add(group, ranges);
             self.returns.fetch_add(1, Ordering::AcqRel); // S4
             self.space.released(freed);
-        }
-    }
-}
-
-/// Groups in memory.
-impl Allocator {
-    fn cell(&self, group: GroupIndex) -> Result<&Cell> {
-        self.cells.get(group.0).ok_or_else(no_group)
-    }
-
-    /// Returns the flexible group with number `at`.
-    fn flex_at(&self, volume: &Volume, at: u32) -> Result<&Flex> {
-        let cell = self.flexes.get(at).ok_or_else(no_group)?;
-        let (first, len) = (at.saturating_mul(self.groups_per_flex), self.groups_per_flex);
-        Ok(cell.get_or_init(|| Flex::load(volume, first, len)))
-    }
-
-    /// Returns the flexible group of `group`.
-    fn flex(&self, volume: &Volume, group: GroupIndex) -> Result<&Flex> {
-        self.flex_at(volume, group.0 / self.groups_per_flex)
-    }
-
-    /// Locks and loads a group.
-    fn lock<'a>(&'a self, volume: &Volume, group: GroupIndex) -> Result<Locked<'a>> {
-        let cell = self.cell(group)?;
-        // This comes before the lock, because it looks at other groups.
-        self.make_room();
-        self.load_locked(volume, group, cell, cell.state.lock())
-    }
-
-    /// Locks and loads a group, unless another thread holds its lock.
-    fn try_lock<'a>(&'a self, volume: &Volume, group: GroupIndex) -> Result<Option<Locked<'a>>> {
-        let cell = self.cell(group)?;
-        self.make_room();
-        match cell.state.try_lock() {
-            Some(guard) => self.load_locked(volume, group, cell, guard).map(Some),
-            None => {
-                self.tally.add(Counter::Busy, 1);
-                Ok(None)
-            }
-        }
-    }
-
-    fn load_locked<'a>(
-        &'a self,
-        volume: &Volume,
-        group: GroupIndex,
-        cell: &'a Cell,
-        mut guard: MutexGuard<'a, Option<Box<GroupState>>>,
-    ) -> Result<Locked<'a>> {
-        let flex = self.flex(volume, group)?; // F1
-        if guard.is_none() {
-            let both = Half::Blocks as u8 | Half::Inodes as u8;
-            let loaded = GroupState::load(volume, group);
-            let state = loaded.map_err(|error| self.report(cell, both, error))?;
-            cell.note(&state);
-            *guard = Some(Box::new(state));
-            self.loaded.lock().push_back(group);
-            self.loaded_count.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(self.locked(cell, flex, guard))
-    }
-
-    fn locked<'a>(
-        &'a self,
-        cell: &'a Cell,
-        flex: &'a Flex,
-        guard: MutexGuard<'a, Option<Box<GroupState>>>,
-    ) -> Locked<'a> {
-        let before = guard.as_ref().map_or(0, |state| state.in_windows());
-        Locked { cell, flex, index: &self.index, in_windows: (&self.in_windows, before), guard }
-    }
-
-    /// Drops up to eight clean groups while too many are loaded, oldest first. Never waits for a
-    /// lock.
-    fn make_room(&self) {
-        for _ in 0..8 {
-            if self.loaded_count.load(Ordering::Relaxed) <= self.loaded_max {
-                return;
-            }
-            let Some(group) = self.loaded.lock().pop_front() else { return };
-            let Ok(cell) = self.cell(group) else { return };
-            if let Some(mut guard) = cell.state.try_lock()
-                && guard.as_ref().is_none_or(|state| state.is_clean())
-            {
-                let in_windows = guard.as_ref().map_or(0, |state| state.in_windows());
-                *guard = None;
-                if in_windows > 0 {
-                    cell.forget_windows();
-                    self.index.record(group.0, cell.longest_known());
-                    self.in_windows.fetch_sub(i64::from(in_windows), Ordering::Relaxed);
-                }
-                self.loaded_count.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            self.loaded.lock().push_back(group);
-        }
-    }
-
-    /// Returns the clusters of a locked group, loading them if needed.
-    fn blocks_of<'s>(
-        &self,
-        volume: &Volume,
-        cell: &Cell,
-        state: &'s mut GroupState,
-    ) -> Result<&'s mut Blocks> {
-        if state.blocks.is_none() {
-            let own = flex::own_clusters(volume, state.index);
-            let loaded = state.load_blocks(volume, own);
-            state.blocks =
-                Some(loaded.map_err(|error| self.report(cell, Half::Blocks as u8, error))?);
-        }
-        let missing = || group::damaged(state.index, "the block bitmap is not loaded");
-        state.blocks.as_mut().ok_or_else(missing)
-    }
-
-    /// Returns the inodes of a locked group, loading them if needed.
-    fn inodes_of<'s>(
-        &self,
-        volume: &Volume,
-        cell: &Cell,
-        state: &'s mut GroupState,
-    ) -> Result<&'s mut Inodes> {
-        if state.inodes.is_none() {
-            let loaded = state.load_inodes(volume);
-            state.inodes =
-                Some(loaded.map_err(|error| self.report(cell, Half::Inodes as u8, error))?);
-        }
-        let missing = || group::damaged(state.index, "the inode bitmap is not loaded");
-        state.inodes.as_mut().ok_or_else(missing)
-    }
-
-    /// Marks `halves` of a group as bad if `error`, met in loading them, is damage; returns
-    /// `error`.
-    fn report(&self, cell: &Cell, halves: u8, error: FsError) -> FsError {
-        if error.family() == Family::Damage {
-            let before = cell.bad.fetch_or(halves, Ordering::Relaxed);
-            if halves & !before & Half::Blocks as u8 != 0 {
-                let lost = cell.free_clusters.load(Ordering::Relaxed);
-                self.space.lose(if lost == u32::MAX { 0 } else { lost });
-            }
-            let mut reports = self.reports.lock();
-            if before & halves == 0 && reports.len() < REPORTS_MAX {
-                reports.push(copy_of(&error));
-            }
-        }
-        error
-    }
-
-    /// Notes that the transaction will change half of a locked group: claims the blocks that
-    /// encoding it will fill, once per transaction (B6).
-    fn touch(&self, txn: &mut Editor<'_>, state: &mut GroupState, half: Half) -> Result<()> {
-        let volume = txn.volume();
-        if state.dirty.descriptor.is_none() {
-            let at = volume.descriptor_place(state.index)?;
-            let slot = volume.slot(at);
-            slot.get(|| volume.load_block(at))?;
-            txn.claim_slot(&slot)?;
-            state.dirty.descriptor = Some(slot);
-            self.dirty.lock().push(state.index);
-        }
-        let (place, at) = match half {
-            Half::Blocks => (&mut state.dirty.blocks, state.descriptor.block_bitmap),
-            Half::Inodes => (&mut state.dirty.inodes, state.descriptor.inode_bitmap),
-        };
-        if place.is_none() {
-            let slot = volume.slot(at);
-            txn.claim_slot(&slot)?;
-            *place = Some(slot);
-        }
-        Ok(())
-    }
-}
-
-fn no_group() -> FsError {
-    FsError::InvalidArgument { what: "group: past the last group" }
-}
-
-/// Copies a damage error: one for the caller, one for the record.
-fn copy_of(error: &FsError) -> FsError {
-    let FsError::Corrupt { structure, ino, block, fault } = error else {
-        return FsError::corrupt(
-            "block group",
-            None,
-            None,
-            Fault::Decode(error.to_string().into()),
-        );
-    };
-    let fault = match fault {
-        Fault::Checksum { stored, computed } => {
-            Fault::Checksum { stored: *stored, computed: *computed }
-        }
-        Fault::Field { rule, value, limit } => Fault::Field { rule, value: *value, limit: *limit },
-        Fault::Rule(rule) => Fault::Rule(rule),
-        Fault::Zone { file_block, zone } => Fault::Zone { file_block: *file_block, zone: *zone },
-        Fault::Decode(source) => Fault::Decode(source.to_string().into()),
-    };
-    FsError::corrupt(structure, *ino, *block, fault)
-}
-
-/// A locked group that is loaded.
-struct Locked<'a> {
-    cell: &'a Cell,
-    flex: &'a Flex,
-    index: &'a Index,
-    /// Total of the clusters in windows, and this group's share when it was locked.
-    in_windows: (&'a AtomicI64, u32),
-    guard: MutexGuard<'a, Option<Box<GroupState>>>,
-}
-
-impl<'a> Locked<'a> {
-    fn state(&mut self) -> Result<&mut GroupState> {
-        Ok(self.parts()?.1)
-    }
-
-    /// Returns the group's cell and flexible group, and its state.
-    fn parts(&mut self) -> Result<((&'a Cell, &'a Flex), &mut GroupState)> {
-        let gone = || FsError::InvalidArgument { what: "group: not loaded" };
-        Ok(((self.cell, self.flex), self.guard.as_deref_mut().ok_or_else(gone)?))
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        if let Some(state) = self.guard.as_deref() {
-            self.cell.note(state);
-            self.index.record(state.index.0, self.cell.longest_known());
-            let (all, before) = self.in_windows;
-            let change = i64::from(state.in_windows()) - i64::from(before);
-            if change != 0 {
-                all.fetch_add(change, Ordering::Relaxed);
-            }
         }
     }
 }

@@ -20,6 +20,7 @@ use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::group::GroupFlags;
 
 use super::blocks::{Pinning, Taker, check_clusters, each_group};
+use super::entry::Needs;
 use super::{Allocator, BlockAsk, Growth, Half, Run};
 use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
@@ -73,9 +74,9 @@ impl Allocator {
         // Groups with pins are loaded, so loading cannot fail.
         let done = check_clusters(volume, run).and_then(|()| {
             each_group(volume, run, |group, range| {
-                let mut locked = self.lock(volume, group)?;
+                let mut locked = self.enter(volume, group, Needs::BLOCKS)?;
                 let (place, state) = locked.parts()?;
-                let blocks = self.blocks_of(volume, place.0, state)?;
+                let blocks = state.blocks_mut()?;
                 blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))?;
                 blocks.unpin(range.clone());
                 place.0.forget_longest();
@@ -134,9 +135,8 @@ impl Allocator {
     pub(crate) fn check_pinned(&self, volume: &Volume, run: Run) -> Result<()> {
         check_clusters(volume, run)?;
         each_group(volume, run, |group, range| {
-            let mut locked = self.lock(volume, group)?;
-            let (place, state) = locked.parts()?;
-            let blocks = self.blocks_of(volume, place.0, state)?;
+            let mut locked = self.enter(volume, group, Needs::BLOCKS)?;
+            let blocks = locked.state()?.blocks_mut()?;
             blocks.check_pinned(&range).map_err(|rule| not_pinned(rule, run))
         })
     }
@@ -157,10 +157,10 @@ impl Allocator {
         txn.publishes();
         let mut taken = 0;
         each_group(volume, run, |group, range| {
-            let mut locked = self.lock(volume, group)?;
+            let mut locked = self.enter(volume, group, Needs::CHANGED_BLOCKS)?;
             let (place, state) = locked.parts()?;
             self.touch(txn, state, Half::Blocks)?;
-            self.blocks_of(volume, place.0, state)?.take_pinned(range.clone());
+            state.blocks_mut()?.take_pinned(range.clone());
             let count = range.end - range.start;
             let descriptor = &mut state.descriptor;
             descriptor.free_clusters = descriptor.free_clusters.saturating_sub(count);

@@ -3,6 +3,7 @@
 mod delayed;
 mod extend;
 mod index;
+mod stalled;
 mod trim;
 mod windows;
 
@@ -99,11 +100,11 @@ impl Mount {
         let (mut clusters, mut inodes, mut waiting) = (0, 0, 0);
         let (mut pinned, mut room, mut in_windows) = (0, 0, 0);
         for group in self.groups() {
-            let mut locked = alloc.lock(volume, group).unwrap();
-            let (place, state) = locked.parts().unwrap();
+            let mut locked = alloc.enter(volume, group, Needs::ALL).unwrap();
+            let state = locked.state().unwrap();
             let (free_clusters, free_inodes) =
                 (state.descriptor.free_clusters, state.descriptor.free_inodes);
-            let blocks = alloc.blocks_of(volume, place.0, state).unwrap();
+            let blocks = state.blocks_mut().unwrap();
             let (stored, taken, len) = blocks.parts();
             assert_eq!(stored.count_clear(0..len), free_clusters, "clusters of {group}");
             assert!(stored.is_padded(len));
@@ -113,7 +114,7 @@ impl Mount {
             pinned += u64::from(here);
             room += i64::from(taken.count_clear(0..len));
             in_windows += u64::from(blocks.in_windows());
-            let (stored, len) = alloc.inodes_of(volume, place.0, state).unwrap().parts();
+            let (stored, len) = state.inodes_mut().unwrap().parts();
             assert_eq!(stored.count_clear(0..len), free_inodes, "inodes of {group}");
             assert!(stored.is_padded(len));
             clusters += u64::from(free_clusters);
@@ -592,9 +593,9 @@ fn groups_leave_memory_and_come_back_as_they_were() {
             // As if there were less memory.
             for group in mount.groups() {
                 let cell = alloc.cell(group).unwrap();
-                let mut guard = cell.state.lock();
+                let mut guard = cell.lock();
                 if guard.as_ref().is_some_and(|state| state.is_clean()) {
-                    *guard = None;
+                    cell.unload(&mut guard);
                 }
             }
         }
@@ -612,9 +613,9 @@ fn memory_for_bitmaps_is_bounded() {
     let count = volume.superblock().group_count;
     assert!(count >= 1000);
     for group in (0..count).chain(0..count).map(GroupIndex) {
-        let mut locked = alloc.lock(volume, group).unwrap();
-        let (place, state) = locked.parts().unwrap();
-        alloc.blocks_of(volume, place.0, state).unwrap();
+        let mut locked = alloc.enter(volume, group, Needs::BLOCKS).unwrap();
+        let state = locked.state().unwrap();
+        state.blocks_mut().unwrap();
         drop(locked);
         assert!(alloc.loaded_count.load(Ordering::Relaxed) <= 65);
     }

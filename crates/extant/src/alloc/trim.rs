@@ -16,6 +16,7 @@ use extant_base::{FsBlock, GroupIndex};
 use extant_sync::{Condvar, Mutex, Rank};
 
 use super::blocks::run_of;
+use super::entry::Needs;
 use super::{Allocator, Half};
 use crate::error::{Family, Result};
 use crate::volume::Volume;
@@ -149,9 +150,8 @@ impl Allocator {
         clusters: &mut Range<u32>,
         min_len: u32,
     ) -> Result<Vec<Range<u32>>> {
-        let mut locked = self.lock(volume, group)?;
-        let (place, state) = locked.parts()?;
-        let blocks = self.blocks_of(volume, place.0, state)?;
+        let mut locked = self.enter(volume, group, Needs::BLOCKS)?;
+        let blocks = locked.state()?.blocks_mut()?;
         let runs = blocks.clear_runs(clusters.clone());
         let held: Vec<_> = runs.filter(|run| run.end - run.start >= min_len).take(BATCH).collect();
         clusters.start = held.last().map_or(clusters.end, |run| run.end);
@@ -168,9 +168,9 @@ impl Allocator {
     /// Returns the runs that [`hold`](Self::hold) took.
     fn let_go(&self, volume: &Volume, group: GroupIndex, held: Vec<Range<u32>>) {
         // The group is loaded, so locking it cannot fail.
-        let done = self.lock(volume, group).and_then(|mut locked| {
+        let done = self.enter(volume, group, Needs::BLOCKS).and_then(|mut locked| {
             let (place, state) = locked.parts()?;
-            let blocks = self.blocks_of(volume, place.0, state)?;
+            let blocks = state.blocks_mut()?;
             for run in held {
                 blocks.held = blocks.held.saturating_sub(run.end - run.start);
                 blocks.show(run);

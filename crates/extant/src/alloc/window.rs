@@ -211,7 +211,7 @@ impl Allocator {
 
     pub(super) fn close_window(&self, owner: Ino, window: &Window) {
         let Ok(cell) = self.cell(window.group) else { return };
-        let mut guard = cell.state.lock();
+        let mut guard = cell.lock();
         // The group has left memory, and its windows with it.
         let Some(state) = guard.as_deref_mut() else { return };
         let Some(blocks) = state.blocks.as_mut() else { return };

@@ -456,6 +456,12 @@ impl Volume {
         self.slot(block).get(|| self.load_block(block))
     }
 
+    /// Returns the current version of a metadata block, or `None` if another thread is reading or
+    /// changing it.
+    pub(crate) fn try_read_block(&self, block: FsBlock) -> Result<Option<Arc<MetaBlock>>> {
+        self.slot(block).try_get(|| self.load_block(block))
+    }
+
     /// Returns the slot of a metadata block; nothing is read yet.
     pub(crate) fn slot(&self, block: FsBlock) -> Arc<Slot> {
         self.blocks.get_or_insert_with(block, || Arc::new(Slot::empty(block)))

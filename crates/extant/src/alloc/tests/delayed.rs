@@ -244,15 +244,15 @@ fn a_group_with_pins_stays_in_memory() {
     }
     let count = volume.superblock().group_count;
     for group in (0..count).map(GroupIndex) {
-        let mut locked = alloc.lock(volume, group).unwrap();
-        let (place, state) = locked.parts().unwrap();
-        alloc.blocks_of(volume, place.0, state).unwrap();
+        let mut locked = alloc.enter(volume, group, Needs::BLOCKS).unwrap();
+        let state = locked.state().unwrap();
+        state.blocks_mut().unwrap();
     }
     for run in &runs {
         let (group, bit) = volume.superblock().group_of_block(run.start).unwrap();
-        let mut locked = alloc.lock(volume, group).unwrap();
-        let (place, state) = locked.parts().unwrap();
-        let blocks = alloc.blocks_of(volume, place.0, state).unwrap();
+        let mut locked = alloc.enter(volume, group, Needs::BLOCKS).unwrap();
+        let state = locked.state().unwrap();
+        let blocks = state.blocks_mut().unwrap();
         assert_eq!(blocks.count_pinned(bit..bit + run.len), run.len);
     }
     for run in runs {

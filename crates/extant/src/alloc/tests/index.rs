@@ -79,9 +79,9 @@ fn p50_the_index_is_switched_while_threads_allocate() {
     assert_eq!(mount.verify(), before);
     // The index has every group with a run where a search for it looks (O1).
     for group in mount.groups() {
-        let mut locked = mount.alloc().lock(mount.volume(), group).unwrap();
-        let (place, state) = locked.parts().unwrap();
-        let blocks = mount.alloc().blocks_of(mount.volume(), place.0, state).unwrap();
+        let mut locked = mount.alloc().enter(mount.volume(), group, Needs::BLOCKS).unwrap();
+        let state = locked.state().unwrap();
+        let blocks = state.blocks_mut().unwrap();
         let longest = blocks.clear_runs(0..u32::MAX).map(|run| run.end - run.start).max();
         let Some(longest) = longest else { continue };
         drop(locked);

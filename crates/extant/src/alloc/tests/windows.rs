@@ -124,9 +124,9 @@ fn windows_keep_no_group_in_memory_and_go_with_it() {
     }
     assert!(alloc.in_windows() > 1000, "{} in windows", alloc.in_windows());
     for group in (0..volume.superblock().group_count).map(GroupIndex) {
-        let mut locked = alloc.lock(volume, group).unwrap();
-        let (place, state) = locked.parts().unwrap();
-        alloc.blocks_of(volume, place.0, state).unwrap();
+        let mut locked = alloc.enter(volume, group, Needs::BLOCKS).unwrap();
+        let state = locked.state().unwrap();
+        state.blocks_mut().unwrap();
     }
     assert!(alloc.loaded_count.load(Ordering::Relaxed) <= 65);
     // In the groups that were loaded last, if anywhere.
@@ -238,9 +238,9 @@ fn a_random_history_of_windows_matches_a_set() {
     let fs = image.open();
     let volume = fs.volume();
     let alloc = Allocator::open(volume, true).unwrap();
-    let mut locked = alloc.lock(volume, GroupIndex(1)).unwrap();
-    let (place, state) = locked.parts().unwrap();
-    let blocks = alloc.blocks_of(volume, place.0, state).unwrap();
+    let mut locked = alloc.enter(volume, GroupIndex(1), Needs::BLOCKS).unwrap();
+    let state = locked.state().unwrap();
+    let blocks = state.blocks_mut().unwrap();
     let mut random = Prng::new(11);
     let len = blocks.len();
     let free: BTreeSet<u32> = (0..len).filter(|bit| blocks.is_open(*bit)).collect();
