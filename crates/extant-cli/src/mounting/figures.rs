@@ -183,20 +183,21 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
     }
     if stats.get("writer").is_some() {
         let of = |key: &str| since("writer", key);
-        let criteria = ["extended", "found_ahead", "found_whole", "found_least", "found_any"];
-        let counts = criteria.map(|name| of(&format!("space_{name}")));
+        let criteria = ["extended", "ahead", "whole", "least", "any"];
+        let counts = criteria.map(|name| of(&format!("space_criterion_{name}")));
         let found: u64 = counts.iter().sum();
         if found > 0 {
             let each: Vec<String> = criteria
                 .iter()
                 .zip(counts)
-                .map(|(name, count)| format!("{count} {}", name.trim_start_matches("found_")))
+                .map(|(name, count)| format!("{count} {name}"))
                 .collect();
             let _ = writeln!(
                 out,
-                "   Blocks: {found} times: {}; {:.1} clusters each, {} at their goal",
+                "   Blocks: {found} times: {}; {:.1} clusters each of {:.1}, {} at their goal",
                 each.join(", "),
                 of("space_clusters") as f64 / found as f64,
+                of("space_clusters_asked") as f64 / found as f64,
                 of("space_goal_hits"),
             );
             let _ = writeln!(
@@ -443,15 +444,15 @@ mod tests {
     fn how_blocks_were_found_is_said_by_criterion() {
         let writer = |extended: u64| {
             json!({"writer": {
-                "space_extended": extended, "space_found_ahead": 3, "space_found_whole": 2,
-                "space_found_least": 1, "space_found_any": 0, "space_clusters": 4 * (extended + 6),
+                "space_criterion_extended": extended, "space_criterion_ahead": 3,
+                "space_criterion_whole": 2, "space_criterion_least": 1, "space_criterion_any": 0,
+                "space_clusters": 4 * (extended + 6), "space_clusters_asked": 5 * (extended + 6),
                 "space_goal_hits": 5, "space_groups_visited": 9, "space_groups_searched": 8,
                 "space_groups_busy": 7,
             }})
         };
         let all = text(&writer(4), None, &json!({}));
-        let said =
-            "10 times: 4 extended, 3 ahead, 2 whole, 1 least, 0 any; 4.0 clusters each, 5 at";
+        let said = "10 times: 4 extended, 3 ahead, 2 whole, 1 least, 0 any; 4.0 clusters each of 5.0, 5 at";
         assert!(all.contains(said), "{all}");
         assert!(all.contains("groups: 9 visited, 8 searched, 7 busy"), "{all}");
         let none = text(&json!({"writer": {}}), None, &json!({}));

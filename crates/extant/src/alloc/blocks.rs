@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_format::group::GroupFlags;
 
+use super::criteria::{Class, Criterion, Stripes, Terms, Wish, first_on_stripe};
 use super::entry::{Locked, Needs};
 use super::group::{Blocks, Found, GroupState, NotFreed, damaged};
 use super::index::Visits;
@@ -17,55 +18,13 @@ use crate::error::{Family, Fault, FsError, Result};
 use crate::run::Window;
 use crate::volume::Volume;
 
-/// Number of groups whose bitmaps a pass searches for the full length before shorter runs will do.
-const WHOLE_LOOKS: u32 = 64;
-
 /// Number of times a search is repeated because clusters were returned while it ran.
 const RETRIES_MAX: u32 = 64;
 
-/// Number of groups whose bitmaps a pass searches for the full length plus a window.
-const AHEAD_LOOKS: u32 = 16;
-
-/// How thorough a pass over the groups is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    /// The full length and a window behind it, or a continuation of the file at the goal; only
-    /// groups whose lock is free (B2), except the group where the file continues.
-    Ahead,
-    /// The full length, from groups whose lock is free.
-    Whole,
-    /// At least the minimum length, from any group.
-    Least,
-    /// Any free clusters, those in windows included (W2).
-    Any,
-}
-
-impl Pass {
-    fn look(self) -> Look {
-        if self == Pass::Any { Look::All } else { Look::Open }
-    }
-
-    /// Limit of the groups whose bitmaps this pass searches.
-    fn looks_max(self) -> u32 {
-        match self {
-            Pass::Ahead => AHEAD_LOOKS,
-            Pass::Whole => WHOLE_LOOKS,
-            Pass::Least | Pass::Any => u32::MAX,
-        }
-    }
-}
-
-/// The request of one search, in clusters, and what the search has met so far.
+/// The request of one search, and what the search has met so far.
 struct Search {
-    goal: GroupIndex,
-    goal_bit: u32,
-    len: u32,
-    min: u32,
-    /// Length of the window wanted behind the run.
-    ahead: u32,
-    /// Whether the search continues a file at the goal.
-    continues: bool,
-    /// Number of groups whose bitmaps were searched.
+    wish: Wish,
+    /// Number of groups whose bitmaps were searched by the present criterion.
     looks: u32,
     /// Length and group of the best run that was too short.
     best: Option<(u32, GroupIndex)>,
@@ -76,39 +35,42 @@ struct Search {
 }
 
 impl Search {
-    /// Shortest run of clusters that a group must have for this pass.
-    fn needed(&self, pass: Pass, group: GroupIndex) -> u32 {
-        if self.goes_on(pass, group) { self.len } else { self.elsewhere(pass) }
-    }
-
-    /// Shortest run that a pass takes from groups other than the one where the file continues.
-    fn elsewhere(&self, pass: Pass) -> u32 {
-        match pass {
-            Pass::Ahead => self.len.saturating_add(self.ahead),
-            Pass::Whole => self.len,
-            Pass::Least | Pass::Any => self.min,
-        }
-    }
-
-    /// Returns whether the growing file continues in this group.
-    fn goes_on(&self, pass: Pass, group: GroupIndex) -> bool {
-        pass == Pass::Ahead && self.continues && group == self.goal
-    }
-
-    /// Returns the run to take from a group.
-    fn find(&self, blocks: &Blocks, pass: Pass, group: GroupIndex, start: u32) -> Found {
-        if pass != Pass::Ahead {
-            return blocks.find(pass.look(), start, self.len, self.min);
-        }
-        let whole = self.len.saturating_add(self.ahead);
-        if self.goes_on(pass, group) {
-            let here = blocks.open_run(self.goal_bit, self.len);
-            if here.end - here.start >= self.len {
+    /// Returns the run to take from a group whose first block is `first`.
+    fn find(
+        &self,
+        blocks: &Blocks,
+        criterion: Criterion,
+        terms: &Terms,
+        start: u32,
+        stripes: Option<Stripes>,
+    ) -> Found {
+        let wish = &self.wish;
+        let ahead = match criterion {
+            Criterion::Ahead => wish.ahead,
+            _ => 0,
+        };
+        let whole = wish.len.saturating_add(ahead);
+        if terms.is_home {
+            let here = blocks.open_run(wish.goal_bit, wish.len);
+            if here.end - here.start >= wish.len {
                 return Found { run: Some(here), is_complete: true };
             }
         }
+        if let Some(stripes) = stripes {
+            // Behind the file's last block, one piece is better than two on stripes.
+            let stays = wish.follows && start == wish.goal_bit && {
+                let here = blocks.open_run(start, whole);
+                here.end - here.start >= whole
+            };
+            if !stays && let Some(run) = blocks.find_on_stripe(terms.look, start, whole, stripes) {
+                return Found { run: Some(run.start..run.start + wish.len), is_complete: true };
+            }
+        }
+        if criterion != Criterion::Ahead {
+            return blocks.find(terms.look, start, wish.len, wish.min);
+        }
         let found = blocks.find(Look::Open, start, whole, whole);
-        let run = found.run.map(|run| run.start..run.start + self.len);
+        let run = found.run.map(|run| run.start..run.start + wish.len);
         Found { run, ..found }
     }
 
@@ -116,7 +78,7 @@ impl Search {
     /// come first, and a group farther away must have a run twice as long.
     fn consider(&mut self, group: GroupIndex, longest: u32) {
         let best = self.best.map_or(0, |(longest, _)| longest.saturating_mul(2));
-        if longest >= self.min && longest > best {
+        if longest >= self.wish.min && longest > best {
             self.best = Some((longest, group));
         }
     }
@@ -194,6 +156,10 @@ impl Allocator {
             Taker::Handle(..) => Growth::default(),
             Taker::Pin(pinning) => pinning.growth,
         };
+        let class = match ask.purpose {
+            Purpose::Data => Class::Data,
+            Purpose::Metadata => Class::Metadata,
+        };
         let mut retries = 0;
         loop {
             let returned = self.returns.load(Ordering::Acquire);
@@ -212,18 +178,19 @@ impl Allocator {
                 0 => 0,
                 ahead => self.window_for(to_clusters(ahead)).min(most - len.min(most)),
             };
-            let mut search = Search {
-                goal,
-                goal_bit,
+            let wish = Wish {
+                class,
                 len,
                 min,
+                goal: goal.0,
+                goal_bit,
+                with_window: growth.ahead > 0,
                 ahead,
                 continues: growth.continues,
-                looks: 0,
-                best: None,
-                obstacle: None,
-                is_out: false,
+                follows: growth.continues || ask.continues,
+                stripe: self.stripe,
             };
+            let mut search = Search { wish, looks: 0, best: None, obstacle: None, is_out: false };
             if let Some(run) = self.search(volume, groups, &mut search, taker)? {
                 return Ok(run);
             }
@@ -244,29 +211,25 @@ impl Allocator {
         search: &mut Search,
         taker: &mut Taker<'_, '_>,
     ) -> Result<Option<Run>> {
-        let passes = [Pass::Ahead, Pass::Whole, Pass::Least, Pass::Any];
-        let with_window = matches!(taker, Taker::Pin(pinning) if pinning.growth.ahead > 0);
-        for pass in passes.into_iter().skip(usize::from(!with_window)) {
-            if pass == Pass::Any && sabotage("extant.alloc.room-of-others-refused") {
+        for criterion in search.wish.criteria() {
+            if criterion == Criterion::Any && sabotage("extant.alloc.room-of-others-refused") {
                 break;
             }
-            let first = match (pass, search.best) {
-                (Pass::Least | Pass::Any, Some((_, group))) => group,
-                _ => search.goal,
+            let first = match search.best {
+                Some((_, group)) if criterion.begins_with_best() => group.0,
+                _ => search.wish.goal,
             };
             search.looks = 0;
-            // The later passes look at every group: the index is a hint.
-            let by_index =
-                self.optimized.load(Ordering::Relaxed) && matches!(pass, Pass::Ahead | Pass::Whole);
+            let by_index = criterion.by_index() && self.optimized.load(Ordering::Relaxed);
             let index = by_index.then_some(&self.index);
             let (mut visited, mut found) = (0, None);
-            for group in Visits::new(index, first.0, groups, search.elsewhere(pass)) {
-                if search.looks >= pass.looks_max() {
+            for group in Visits::new(index, first, groups, search.wish.elsewhere(criterion)) {
+                if search.looks >= criterion.looks_max() {
                     break;
                 }
                 visited += 1;
                 let group = GroupIndex(group);
-                if let Some(range) = self.try_group(volume, group, search, pass, taker)? {
+                if let Some(range) = self.try_group(volume, group, search, criterion, taker)? {
                     found = Some((group, range));
                     break;
                 }
@@ -276,23 +239,23 @@ impl Allocator {
             }
             self.tally.add(Counter::Visited, visited);
             if let Some((group, range)) = found {
-                self.count_found(pass, group, search, &range);
+                self.count_found(volume, criterion, group, &search.wish, &range);
                 return run_of(volume, group, range).map(Some);
             }
             if search.is_out {
                 return Ok(None);
             }
-            if by_index && pass == Pass::Whole {
+            if by_index && criterion == Criterion::Whole {
                 self.consider_longest(groups, search)?;
             }
         }
         Ok(None)
     }
 
-    /// Chooses where the next pass begins from the index: groups that no pass visited have less
+    /// Chooses where the next criterion begins from the index: groups that were not visited have less
     /// than the full length.
     fn consider_longest(&self, groups: u32, search: &mut Search) -> Result<()> {
-        let (goal, len, min) = (search.goal.0, search.len, search.min);
+        let Wish { goal, len, min, .. } = search.wish;
         if let Some(group) = self.index.longest_below(goal, groups, len, min).map(GroupIndex) {
             let (free, longest) = self.cell(group)?.hints(Look::Open);
             search.consider(group, free.min(longest));
@@ -300,17 +263,25 @@ impl Allocator {
         Ok(())
     }
 
-    fn count_found(&self, pass: Pass, group: GroupIndex, search: &Search, range: &Range<u32>) {
-        let counter = match pass {
-            Pass::Ahead => Counter::Ahead,
-            Pass::Whole => Counter::Whole,
-            Pass::Least => Counter::Least,
-            Pass::Any => Counter::Any,
-        };
-        self.tally.add(counter, 1);
+    fn count_found(
+        &self,
+        volume: &Volume,
+        criterion: Criterion,
+        group: GroupIndex,
+        wish: &Wish,
+        range: &Range<u32>,
+    ) {
+        self.tally.add(Counter::of(criterion), 1);
+        self.tally.add(Counter::Asked, u64::from(wish.len));
         self.tally.add(Counter::Clusters, u64::from(range.end - range.start));
-        if (group, range.start) == (search.goal, search.goal_bit) {
+        if (group.0, range.start) == (wish.goal, wish.goal_bit) {
             self.tally.add(Counter::GoalHits, 1);
+        }
+        if wish.stripe(criterion).is_some()
+            && let Some(stripes) = stripes_of(volume, group, wish.stripe)
+            && stripes.has(range.start)
+        {
+            self.tally.add(Counter::OnStripe, 1);
         }
     }
 
@@ -321,26 +292,25 @@ impl Allocator {
         volume: &Volume,
         group: GroupIndex,
         search: &mut Search,
-        pass: Pass,
+        criterion: Criterion,
         taker: &mut Taker<'_, '_>,
     ) -> Result<Option<Range<u32>>> {
         let cell = self.cell(group)?;
-        let (look, needed) = (pass.look(), search.needed(pass, group));
-        let goes_on = search.goes_on(pass, group);
-        let (free, longest) = cell.hints(look);
+        let terms = search.wish.terms(criterion, group.0);
+        let needed = terms.needed;
+        let (free, longest) = cell.hints(terms.look);
         // The group may have more once the file's own window is closed.
-        if cell.is_bad(Half::Blocks) || (free < needed && !goes_on) {
+        if cell.is_bad(Half::Blocks) || (free < needed && !terms.is_home) {
             return Ok(None);
         }
-        if longest < needed && !goes_on {
+        if longest < needed && !terms.is_home {
             search.consider(group, longest);
             return Ok(None);
         }
-        let waits = goes_on || !matches!(pass, Pass::Ahead | Pass::Whole);
         let mut needs = Needs::BLOCKS.with_room(needed);
         let mut is_first = true;
         loop {
-            let mut locked = match self.enter_if(volume, group, needs, waits) {
+            let mut locked = match self.enter_if(volume, group, needs, terms.waits) {
                 Ok(Some(locked)) => locked,
                 Ok(None) => return Ok(None),
                 Err(error) => {
@@ -348,7 +318,7 @@ impl Allocator {
                     return Ok(None);
                 }
             };
-            let found = self.look(group, &mut locked, search, pass, taker, is_first)?;
+            let found = self.look(volume, &mut locked, search, criterion, taker, is_first)?;
             let Some(range) = found else { return Ok(None) };
             let (place, state) = locked.parts()?;
             let is_ready = match taker {
@@ -374,15 +344,17 @@ impl Allocator {
     /// the first time.
     fn look(
         &self,
-        group: GroupIndex,
+        volume: &Volume,
         locked: &mut Locked<'_>,
         search: &mut Search,
-        pass: Pass,
+        criterion: Criterion,
         taker: &mut Taker<'_, '_>,
         is_first: bool,
     ) -> Result<Option<Range<u32>>> {
-        let (look, needed) = (pass.look(), search.needed(pass, group));
         let ((cell, _), state) = locked.parts()?;
+        let group = state.index;
+        let (wish, terms) = (search.wish, search.wish.terms(criterion, group.0));
+        let (look, needed) = (terms.look, terms.needed);
         if state.room() < needed {
             return Ok(None);
         }
@@ -390,7 +362,8 @@ impl Allocator {
             search.looks += 1;
             self.tally.add(Counter::Searched, 1);
         }
-        let start = if group == search.goal { search.goal_bit } else { 0 };
+        let is_goal = group.0 == wish.goal;
+        let start = if is_goal { wish.goal_bit } else { 0 };
         let blocks = state.blocks_mut()?;
         if let Taker::Pin(pinning) = taker
             && let Some(own) = pinning.own.take_if(|own| own.group == group)
@@ -406,20 +379,25 @@ impl Allocator {
             return Ok(None);
         }
         let start = match taker {
-            Taker::Pin(Pinning { ino, growth, .. }) if group == search.goal => {
-                blocks.start_of((*ino, growth.grows), start, search.len)
+            Taker::Pin(Pinning { ino, growth, .. }) if is_goal => {
+                blocks.start_of((*ino, growth.grows), start, wish.len)
             }
             _ => start,
         };
-        let found = search.find(blocks, pass, group, start);
+        let stripes = wish.stripe(criterion);
+        let stripes = stripes.and_then(|stripe| stripes_of(volume, group, stripe));
+        let found = search.find(blocks, criterion, &terms, start, stripes);
         let size = found.size();
-        if size < search.len && found.is_complete {
+        if size < wish.len && found.is_complete {
             // Runs shorter than the minimum were not measured.
-            let least = if pass == Pass::Ahead { search.len + search.ahead } else { search.min };
+            let least = match criterion {
+                Criterion::Ahead => wish.len + wish.ahead,
+                _ => wish.min,
+            };
             let longest = size.max(least.saturating_sub(1));
             cell.note_longest(look, has_windows, longest);
         }
-        let run = found.run.filter(|_| size >= needed.min(search.len));
+        let run = found.run.filter(|_| size >= needed.min(wish.len));
         if run.is_none() {
             search.consider(group, size);
         }
@@ -439,8 +417,8 @@ impl Allocator {
         let (place, state) = locked.parts()?;
         let (group, size) = (state.index, range.end - range.start);
         let count = match taker {
-            Taker::Handle(_, claimant) => self.space.claim(*claimant, search.min, size),
-            Taker::Pin(_) => self.space.pin(search.min, size),
+            Taker::Handle(_, claimant) => self.space.claim(*claimant, search.wish.min, size),
+            Taker::Pin(_) => self.space.pin(search.wish.min, size),
         };
         let Some(count) = count else {
             search.is_out = true;
@@ -451,7 +429,7 @@ impl Allocator {
             Taker::Pin(pinning) => {
                 let blocks = state.blocks_mut()?;
                 blocks.pin(range.clone());
-                let clusters = blocks.open_window(pinning.ino, range.end, search.ahead);
+                let clusters = blocks.open_window(pinning.ino, range.end, search.wish.ahead);
                 pinning.window = clusters.map(|clusters| Window { group, clusters });
                 return Ok(Some(range));
             }
@@ -603,6 +581,14 @@ impl Allocator {
         place.1.clusters.fetch_add(i64::from(count), Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Returns where stripes of so many clusters begin in a group.
+fn stripes_of(volume: &Volume, group: GroupIndex, stripe: u32) -> Option<Stripes> {
+    let superblock = volume.superblock();
+    let first = superblock.group_first_block(group)?.0;
+    let first = first_on_stripe(first, stripe, superblock.cluster_ratio())?;
+    Some(Stripes { first, stripe })
 }
 
 /// Checks that a run consists of whole clusters; the last cluster of the file system may be short.

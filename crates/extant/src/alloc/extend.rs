@@ -104,6 +104,7 @@ impl Allocator {
         state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
         flex.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
         self.tally.add(Counter::Extended, 1);
+        self.tally.add(Counter::Asked, u64::from(count));
         self.tally.add(Counter::Clusters, u64::from(count));
         Ok(Extended::Yes)
     }

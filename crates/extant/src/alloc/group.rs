@@ -19,6 +19,7 @@ use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_jbd2::Tid;
 
 use super::Half;
+use super::criteria::Stripes;
 use super::window::{Look, Windows};
 use crate::error::{Fault, FsError, Result};
 use crate::slot::{BlockKind, Slot};
@@ -380,6 +381,30 @@ impl Blocks {
         Found { run: best, is_complete: true }
     }
 
+    /// Finds a free run of `len` clusters that begins on a stripe, from `start` on, or else before
+    /// it. Looks at each beginning of a stripe in the group once at most.
+    pub(super) fn find_on_stripe(
+        &self,
+        look: Look,
+        start: u32,
+        len: u32,
+        stripes: Stripes,
+    ) -> Option<Range<u32>> {
+        let taken = self.view(look);
+        let start = start.min(self.len);
+        let within = |part: Range<u32>| {
+            let mut at = part.start;
+            loop {
+                let first = stripes.next(at).filter(|first| *first < part.end)?;
+                let end = first.checked_add(len).filter(|end| *end <= self.len)?;
+                let Some(set) = taken.first_set(first..end) else { return Some(first..end) };
+                // The next cluster that is free is behind the one that is not.
+                at = taken.first_clear(set..self.len)?;
+            }
+        };
+        within(start.max(self.first_free)..self.len).or_else(|| within(self.first_free..start))
+    }
+
     pub(super) fn len(&self) -> u32 {
         self.len
     }
@@ -640,6 +665,34 @@ mod tests {
         group.take(900..940);
         group.take(943..1000);
         assert_eq!(group.find(Look::All, 0, 10, 2).run, Some(940..943));
+    }
+
+    #[test]
+    fn a_run_on_a_stripe_is_found_wherever_there_is_one() {
+        let mut random = Prng::new(12);
+        for round in 0..2000 {
+            let len = random.below(600) as u32 + 1;
+            let mut group = blocks(len, vec![]);
+            for _ in 0..random.below(12) {
+                let start = random.below(u64::from(len)) as u32;
+                let end = (start + random.below(40) as u32 + 1).min(len);
+                group.hide(start..end);
+            }
+            let stripe = random.below(30) as u32 + 1;
+            let stripes = Stripes { first: random.below(u64::from(stripe)) as u32, stripe };
+            let (start, wanted) =
+                (random.below(700) as u32, random.below(u64::from(len)) as u32 + 1);
+            let found = group.find_on_stripe(Look::All, start, wanted, stripes);
+            let is_free = |first: u32| {
+                first + wanted <= len
+                    && group.taken.view().count_clear(first..first + wanted) == wanted
+            };
+            let there: Vec<u32> =
+                (0..len).filter(|at| at % stripe == stripes.first && is_free(*at)).collect();
+            let behind = there.iter().find(|at| **at >= start);
+            let expected = behind.or(there.first()).map(|first| *first..*first + wanted);
+            assert_eq!(found, expected, "round {round}");
+        }
     }
 
     #[test]

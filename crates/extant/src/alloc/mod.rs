@@ -12,6 +12,7 @@
 //! flex        sums over the groups of a flexible group
 //! group       bitmaps and counters of one group; encoding them
 //! entry       locking a group with what is needed of it in memory
+//! criteria    which runs a search takes, in what order
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
 //! promise     totals; space for data that has no place yet     trim  discarding free blocks
 //! extend      the clusters behind a file's last      spent  freed clusters to be discarded
@@ -39,6 +40,7 @@
 
 mod blocks;
 mod claim;
+mod criteria;
 mod entry;
 mod extend;
 mod flex;
@@ -134,6 +136,8 @@ pub(crate) struct BlockAsk {
     pub(crate) min: u32,
     /// Use of the blocks.
     pub(crate) purpose: Purpose,
+    /// Whether the goal is the block behind the last one of the file.
+    pub(crate) continues: bool,
 }
 
 /// The blocks or the inodes of a group.
@@ -242,6 +246,8 @@ pub(crate) struct Allocator {
     group_count: u32,
     groups_per_flex: u32,
     cluster_bits: u32,
+    /// Length of a RAID stripe in clusters; 0 for none.
+    stripe: u32,
     space: Space,
     /// Incremented whenever clusters become available in a group (S4).
     returns: AtomicU64,
@@ -311,6 +317,12 @@ impl Allocator {
             group_count: count,
             groups_per_flex,
             cluster_bits: superblock.cluster_bits(),
+            stripe: criteria::stripe_of(
+                superblock.raid_stripe_width,
+                u32::from(superblock.raid_stride),
+                superblock.blocks_per_group,
+                superblock.cluster_ratio(),
+            ),
             space: Space::new(superblock, free_clusters),
             returns: AtomicU64::new(0),
             held: Held::new(),

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant_sync::threads;
 
+use super::criteria::Criterion;
+
 /// Number of lanes of counters, a power of two.
 const LANES: usize = 64;
 
@@ -15,11 +17,25 @@ pub(super) enum Counter {
     Whole,
     Least,
     Any,
+    OnStripe,
+    Asked,
     Clusters,
     GoalHits,
     Visited,
     Searched,
     Busy,
+}
+
+impl Counter {
+    /// Returns the counter of requests that were served by a criterion.
+    pub(super) fn of(criterion: Criterion) -> Counter {
+        match criterion {
+            Criterion::Ahead => Counter::Ahead,
+            Criterion::Whole => Counter::Whole,
+            Criterion::Least => Counter::Least,
+            Criterion::Any => Counter::Any,
+        }
+    }
 }
 
 const COUNTERS: usize = Counter::Busy as usize + 1;
@@ -56,6 +72,8 @@ impl Tally {
             found_whole: self.sum(Counter::Whole),
             found_least: self.sum(Counter::Least),
             found_any: self.sum(Counter::Any),
+            found_on_stripe: self.sum(Counter::OnStripe),
+            clusters_asked: self.sum(Counter::Asked),
             clusters: self.sum(Counter::Clusters),
             goal_hits: self.sum(Counter::GoalHits),
             groups_visited: self.sum(Counter::Visited),
@@ -79,6 +97,13 @@ pub struct AllocatorStats {
     pub found_least: u64,
     /// Requests that found room only in windows of other files.
     pub found_any: u64,
+    /// Requests of a RAID stripe or more that found the full length and start on a multiple of the
+    /// stripe; they are counted in [`found_ahead`](Self::found_ahead) or
+    /// [`found_whole`](Self::found_whole) too.
+    pub found_on_stripe: u64,
+    /// Clusters that all of these requests asked for; divided by the number of requests, the average
+    /// length wanted.
+    pub clusters_asked: u64,
     /// Clusters given to all of these requests; divided by the number of requests, the average
     /// extent.
     pub clusters: u64,
@@ -96,11 +121,13 @@ impl AllocatorStats {
     /// Returns every counter with its name, for display.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         vec![
-            ("space_extended", self.extended),
-            ("space_found_ahead", self.found_ahead),
-            ("space_found_whole", self.found_whole),
-            ("space_found_least", self.found_least),
-            ("space_found_any", self.found_any),
+            ("space_criterion_extended", self.extended),
+            ("space_criterion_ahead", self.found_ahead),
+            ("space_criterion_whole", self.found_whole),
+            ("space_criterion_least", self.found_least),
+            ("space_criterion_any", self.found_any),
+            ("space_criterion_on_stripe", self.found_on_stripe),
+            ("space_clusters_asked", self.clusters_asked),
             ("space_clusters", self.clusters),
             ("space_goal_hits", self.goal_hits),
             ("space_groups_visited", self.groups_visited),

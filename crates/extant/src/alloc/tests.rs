@@ -71,7 +71,8 @@ impl Mount {
     }
 
     fn take(&self, goal: u64, len: u32, min: u32) -> Result<Run> {
-        let ask = BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data };
+        let ask =
+            BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data, continues: false };
         self.alloc().allocate(&mut self.txn(), &ask, Right::Rescue, u64::MAX)
     }
 
@@ -232,7 +233,7 @@ fn history(image: &Image, seed: u64) {
                 let min = random.below(u64::from(len)) as u32 + 1;
                 let purpose = if random.one_in(2) { Purpose::Data } else { Purpose::Metadata };
                 let goal = FsBlock(random.below(superblock.blocks_count * 11 / 10));
-                let ask = BlockAsk { goal, len, min, purpose };
+                let ask = BlockAsk { goal, len, min, purpose, continues: false };
                 let mut txn = mount.txn();
                 let run = alloc.allocate(&mut txn, &ask, Right::Rescue, u64::MAX).unwrap();
                 assert!(run.len >= min, "{ask:?} got {run:?}");
@@ -332,7 +333,8 @@ fn reserved_blocks_are_for_those_who_may_use_them() {
     let image = require!(Image::make("16M", &["-t", "ext2", "-b", "1024", "-m", "10"], ""));
     let mount = Mount::of(&image);
     let reserved = mount.volume().superblock().reserved_blocks_count;
-    let ask = BlockAsk { goal: FsBlock(0), len: 8000, min: 1, purpose: Purpose::Data };
+    let ask =
+        BlockAsk { goal: FsBlock(0), len: 8000, min: 1, purpose: Purpose::Data, continues: false };
     let alloc = mount.alloc();
     let allocate = |right| alloc.allocate(&mut mount.txn(), &ask, right, u64::MAX);
     while allocate(Right::Ordinary).is_ok() {}
@@ -370,7 +372,7 @@ fn everybody_leaves_alone_what_is_not_his() {
         assert_eq!(totals(), (free - 9, free - reserve - pool - 9));
         alloc.unpromise(9);
         let take = |purpose, right| {
-            let ask = BlockAsk { goal: FsBlock(0), len: 4000, min: 1, purpose };
+            let ask = BlockAsk { goal: FsBlock(0), len: 4000, min: 1, purpose, continues: false };
             while alloc.allocate(&mut mount.txn(), &ask, right, u64::MAX).is_ok() {}
             alloc.free_clusters()
         };
@@ -681,7 +683,13 @@ fn a_bitmap_that_gives_the_journal_away_is_not_believed() {
 fn blocks_end_where_pointers_do() {
     let image = require!(Image::make("256M", SMALL_GROUPS, ""));
     let mount = Mount::of(&image);
-    let ask = BlockAsk { goal: FsBlock(50_000), len: 500, min: 1, purpose: Purpose::Data };
+    let ask = BlockAsk {
+        goal: FsBlock(50_000),
+        len: 500,
+        min: 1,
+        purpose: Purpose::Data,
+        continues: false,
+    };
     let end = 2048 * 5 + 100;
     let mut last = 0;
     loop {

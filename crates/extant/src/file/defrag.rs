@@ -313,7 +313,7 @@ impl<'a> Mover<'a> {
         // Below the size of a group, each.
         let blocks = |clusters: u64| u32::try_from(clusters * self.ratio).unwrap_or(u32::MAX);
         let (len, min) = (blocks(want), blocks(fewest));
-        let ask = BlockAsk { goal, len, min, purpose: Purpose::Data };
+        let ask = BlockAsk { goal, len, min, purpose: Purpose::Data, continues: false };
         let run = match alloc.pin(self.volume, self.node(), &ask, Growth::default()) {
             Ok(run) => run,
             Err(error) => {

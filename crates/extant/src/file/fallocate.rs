@@ -385,8 +385,9 @@ impl Change<'_> {
         let left = crate::volume::blocks_left(volume, node)?.max(ratio);
         let wanted = (end - at + into).min(left);
         let len = u32::try_from(wanted).unwrap_or(u32::MAX >> 1);
-        let goal = self.goal(at)?;
-        let run = txn.allocate(node, &BlockAsk { goal, len, min: 1, purpose: Purpose::Data })?;
+        let (goal, continues) = self.goal(at)?;
+        let run =
+            txn.allocate(node, &BlockAsk { goal, len, min: 1, purpose: Purpose::Data, continues })?;
         let end = end.min(at.saturating_add(u64::from(run.len).saturating_sub(into)));
         let start = FsBlock(run.start.0.saturating_add(into));
         if let Err(error) = self.insert_unwritten(txn, at..end, start) {
@@ -419,15 +420,15 @@ impl Change<'_> {
         self.node().change_map(|| map::insert_run(txn, self.node(), run))
     }
 
-    /// Returns the best place for block `at`.
-    fn goal(&self, at: u64) -> Result<FsBlock> {
+    /// Returns the best place for block `at`, and whether the file has the block before it.
+    fn goal(&self, at: u64) -> Result<(FsBlock, bool)> {
         let volume = self.volume();
         if self.is_crowded.get()
             && let Some(goal) = volume.writer()?.alloc().stream_goal(volume, self.node().ino())
         {
-            return Ok(goal);
+            return Ok((goal, false));
         }
-        self.mapper.goal(at).map(|(goal, _)| goal)
+        self.mapper.goal(at)
     }
 
     /// Records the place that block `at` was given.

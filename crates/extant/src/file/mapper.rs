@@ -202,7 +202,7 @@ impl FileMapper<'_> {
         };
         let most = u64::from(u32::MAX >> 1);
         let len = (end - at + into).min(most) as u32;
-        let ask = BlockAsk { goal, len, min: 1, purpose: Purpose::Data };
+        let ask = BlockAsk { goal, len, min: 1, purpose: Purpose::Data, continues };
         let growth = self.growth(at, end, continues);
         let run = match alloc.pin(volume, self.node, &ask, growth) {
             Err(FsError::NoSpace { .. }) if alloc.worth_a_commit() => {

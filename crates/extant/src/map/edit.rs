@@ -107,7 +107,8 @@ pub(crate) fn append_block(
         Some(block) => block,
         None => {
             check_sectors(volume, node)?;
-            let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
+            let ask =
+                BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata, continues: false };
             let into = file_start.0 & (volume.superblock().cluster_ratio().max(1) - 1);
             let run = txn.allocate(node, &ask)?;
             FsBlock(run.start.0 + u64::from(into))

@@ -71,7 +71,7 @@ pub(super) fn reserve_blocks(
     }
     let mut blocks = Vec::with_capacity(count.min(64));
     for _ in 0..count {
-        let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
+        let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata, continues: false };
         let taken = crate::volume::check_sectors(txn.volume(), node);
         match taken.and_then(|()| txn.allocate(node, &ask)) {
             Err(FsError::QuotaExceeded { .. }) if txn.is_publishing() => {

@@ -66,7 +66,13 @@ impl File {
             }
             let mut txn = Txn::begin(self.fs.volume(), 200).unwrap();
             let goal = FsBlock(self.fs.volume().goal_of(self.node.ino()).unwrap().0 + at);
-            let ask = BlockAsk { goal, len: len as u32, min: 1, purpose: Purpose::Data };
+            let ask = BlockAsk {
+                goal,
+                len: len as u32,
+                min: 1,
+                purpose: Purpose::Data,
+                continues: false,
+            };
             let run = txn.allocate(&self.node, &ask).unwrap();
             let len = u64::from(run.len).min(len);
             let (file_start, device_start) = (FileBlock(at as u32), run.start);
@@ -281,7 +287,8 @@ fn publishing_a_batch_stays_within_its_credits() {
             let mut txn = file.begin();
             for number in 0..50 {
                 let goal = FsBlock(2000 + u64::from(batch * 50 + number) * 8);
-                let ask = BlockAsk { goal, len: 2, min: 1, purpose: Purpose::Data };
+                let ask =
+                    BlockAsk { goal, len: 2, min: 1, purpose: Purpose::Data, continues: false };
                 runs.push(txn.allocate(&file.node, &ask).unwrap());
             }
             drop(txn);
@@ -346,7 +353,13 @@ fn without_room_for_a_node_a_conversion_changes_nothing() {
     assert_eq!(extent::Node::decode_root(&root).unwrap().header().entries, 4);
     let mut txn = file.begin();
     loop {
-        let ask = BlockAsk { goal: FsBlock(1), len: 64, min: 1, purpose: Purpose::Data };
+        let ask = BlockAsk {
+            goal: FsBlock(1),
+            len: 64,
+            min: 1,
+            purpose: Purpose::Data,
+            continues: false,
+        };
         // What is kept for this very case, too.
         if txn.rescue(|txn| txn.allocate(&node, &ask)).is_err() {
             break;

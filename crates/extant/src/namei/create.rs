@@ -379,7 +379,7 @@ fn fill_symlink(txn: &mut Txn<'_>, node: &Arc<Node>, target: &[u8]) -> Result<()
         });
     }
     let goal = txn.volume().goal_of(node.ino())?;
-    let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata };
+    let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata, continues: false };
     let run = txn.allocate(node, &ask)?;
     let fill = |block: &mut [u8]| block[..target.len()].copy_from_slice(target);
     txn.create_block(run.start, BlockKind::Plain, fill).map_err(|error| txn.fail(error))?;

@@ -286,7 +286,8 @@ fn promises_count_for_every_check_and_become_charges_in_one_step() {
     quotas.promise(fs.volume(), writer, b.node(), 2 * 8).unwrap();
     assert_eq!(usage(&fs, QuotaKind::User, 5), (10 * 4096, 2));
     // Others' charges see them.
-    let ask = BlockAsk { goal: FsBlock(0), len: 1, min: 1, purpose: Purpose::Data };
+    let ask =
+        BlockAsk { goal: FsBlock(0), len: 1, min: 1, purpose: Purpose::Data, continues: false };
     let mut txn = Txn::begin(fs.volume(), 40).unwrap();
     let error = txn.allocate(b.node(), &ask).unwrap_err();
     assert!(matches!(error, FsError::QuotaExceeded { id: 5, .. }), "{error}");

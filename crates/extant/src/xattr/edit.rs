@@ -363,7 +363,10 @@ fn place_block(
     }
     let goal = volume.goal_of(node.ino())?;
     txn.writer().supers().require_feature(txn, Needed::ExtAttr)?;
-    let run = txn.allocate(node, &BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata })?;
+    let run = txn.allocate(
+        node,
+        &BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Metadata, continues: false },
+    )?;
     let kind = shared_blocks::kind(volume);
     let created = txn.create_block(run.start, kind, |to| to.copy_from_slice(&bytes));
     created.map_err(|error| txn.fail(error))?;

@@ -85,7 +85,8 @@ fn fill(txn: &mut Txn<'_>, volume: &Volume, node: &Arc<Node>, value: &[u8]) -> R
     while chunks.len() > 0 {
         // The value has at most 64 KiB.
         let left = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        let ask = BlockAsk { goal, len: left, min: 1, purpose: Purpose::Metadata };
+        let ask =
+            BlockAsk { goal, len: left, min: 1, purpose: Purpose::Metadata, continues: false };
         let run = txn.allocate(node, &ask)?;
         let len = run.len.min(left);
         let (file_start, state) = (FileBlock(at), ExtentState::Written);

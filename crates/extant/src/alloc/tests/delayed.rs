@@ -20,7 +20,8 @@ impl Mount {
     }
 
     fn pin(&self, node: &Node, goal: u64, len: u32, min: u32) -> Result<Run> {
-        let ask = BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data };
+        let ask =
+            BlockAsk { goal: FsBlock(goal), len, min, purpose: Purpose::Data, continues: false };
         self.alloc().pin(self.volume(), node, &ask, Growth::default())
     }
 
@@ -85,7 +86,13 @@ fn a_promise_is_kept_from_everybody_else() {
         assert_eq!(mount.alloc().free_clusters(), all + pool, "{options:?}");
         // Ordinary metadata goes half into the pool, that of a publication to its end, and further
         // before data is lost.
-        let ask = BlockAsk { goal: FsBlock(0), len: 1, min: 1, purpose: Purpose::Metadata };
+        let ask = BlockAsk {
+            goal: FsBlock(0),
+            len: 1,
+            min: 1,
+            purpose: Purpose::Metadata,
+            continues: false,
+        };
         while let Ok(run) = mount.alloc().allocate(&mut mount.txn(), &ask, Right::Rescue, u64::MAX)
         {
             taken.push(run);
@@ -238,8 +245,13 @@ fn a_group_with_pins_stays_in_memory() {
     alloc.promise(volume, 500).unwrap();
     let mut runs = Vec::new();
     for at in 0..100u64 {
-        let ask =
-            BlockAsk { goal: FsBlock(at * 2560 + 200), len: 5, min: 5, purpose: Purpose::Data };
+        let ask = BlockAsk {
+            goal: FsBlock(at * 2560 + 200),
+            len: 5,
+            min: 5,
+            purpose: Purpose::Data,
+            continues: false,
+        };
         runs.push(alloc.pin(volume, file.node(), &ask, Growth::default()).unwrap());
     }
     let count = volume.superblock().group_count;
@@ -295,7 +307,7 @@ fn files_that_are_appended_to_in_turns_come_apart() {
         for (file, (end, pieces)) in files.iter().zip(ends.iter_mut().zip(&mut pieces)) {
             mount.promise(1).unwrap();
             let (goal, purpose) = (FsBlock(*end), Purpose::Data);
-            let ask = BlockAsk { goal, len: 1, min: 1, purpose };
+            let ask = BlockAsk { goal, len: 1, min: 1, purpose, continues: false };
             let growth = Growth { grows: round >= SMALL, ..Growth::default() };
             let run = mount.alloc().pin(mount.volume(), file.node(), &ask, growth).unwrap();
             *pieces += u32::from(*end != run.start.0);
@@ -331,7 +343,13 @@ fn blocks_end_where_pointers_do_for_pins_too() {
     let image = require!(Image::make("256M", SMALL_GROUPS, ""));
     let mount = Mount::of(&image);
     mount.promise(20_000).unwrap();
-    let ask = BlockAsk { goal: FsBlock(50_000), len: 500, min: 1, purpose: Purpose::Data };
+    let ask = BlockAsk {
+        goal: FsBlock(50_000),
+        len: 500,
+        min: 1,
+        purpose: Purpose::Data,
+        continues: false,
+    };
     let mut last = 0;
     let growth = Growth { grows: true, continues: true, ahead: 300 };
     loop {

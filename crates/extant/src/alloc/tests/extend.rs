@@ -78,7 +78,13 @@ fn p54_thirty_two_threads_have_every_cluster_there_is() {
         let there = mount.alloc().space.left_for(claimant);
         // All but a few for each: what is left is wanted by all of them at once.
         let ratio = mount.volume().superblock().cluster_ratio();
-        let ask = |len: u32| BlockAsk { goal: FsBlock(0), len, min: ratio, purpose: Purpose::Data };
+        let ask = |len: u32| BlockAsk {
+            goal: FsBlock(0),
+            len,
+            min: ratio,
+            purpose: Purpose::Data,
+            continues: false,
+        };
         let taken = AtomicU64::new(0);
         let take = |len: u32| -> Result<()> {
             let mut txn = mount.txn();

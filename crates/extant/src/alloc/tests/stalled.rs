@@ -200,7 +200,13 @@ fn a_bitmap_that_takes_its_time_holds_up_only_who_reads_it() {
         mount.free(apart.start.0, 8).unwrap();
         mount.free(other.start.0, 8).unwrap();
         mount.alloc().promise(mount.volume(), 8).unwrap();
-        let ask = BlockAsk { goal: FsBlock(goal), len: 8, min: 8, purpose: Purpose::Data };
+        let ask = BlockAsk {
+            goal: FsBlock(goal),
+            len: 8,
+            min: 8,
+            purpose: Purpose::Data,
+            continues: false,
+        };
         let root = mount.fs.root().unwrap();
         let (alloc, volume) = (mount.alloc(), mount.volume());
         let pinned = alloc.pin(volume, root.node(), &ask, Growth::default()).unwrap();
@@ -263,7 +269,13 @@ fn a_bitmap_that_cannot_be_read_is_passed_over_and_nothing_is_lost() {
         assert_ne!(mount.volume().superblock().group_of_inode(ino).unwrap().0, GroupIndex(0));
         mount.alloc().free_inode(&mut mount.txn(), ino, false).unwrap();
         mount.alloc().promise(mount.volume(), 8).unwrap();
-        let ask = BlockAsk { goal: FsBlock(goal), len: 8, min: 8, purpose: Purpose::Data };
+        let ask = BlockAsk {
+            goal: FsBlock(goal),
+            len: 8,
+            min: 8,
+            purpose: Purpose::Data,
+            continues: false,
+        };
         let (alloc, volume) = (mount.alloc(), mount.volume());
         let pinned = alloc.pin(volume, root.node(), &ask, Growth::default()).unwrap();
         assert_ne!(mount.group_at(pinned.start), 3);
@@ -302,7 +314,13 @@ fn metadata_blocks_without_space_on_the_device_come_back() {
     let before = mount.verify();
     let goal = mount.first_of(3) + 4000;
     device.change(|state| state.full.extend([goal]));
-    let ask = BlockAsk { goal: FsBlock(goal), len: 1, min: 1, purpose: Purpose::Metadata };
+    let ask = BlockAsk {
+        goal: FsBlock(goal),
+        len: 1,
+        min: 1,
+        purpose: Purpose::Metadata,
+        continues: false,
+    };
     let take = || mount.alloc().allocate(&mut mount.txn(), &ask, Right::Rescue, u64::MAX);
     assert_eq!(take().unwrap_err().family(), Family::Device);
     mount.commit();

@@ -32,7 +32,7 @@ fn all_that_is_free_is_discarded_once_and_nothing_else() {
         for step in 0..300u32 {
             let goal = FsBlock(random.below(60_000));
             let (len, purpose) = (random.below(20) as u32 + 1, Purpose::Data);
-            let ask = BlockAsk { goal, len, min: 1, purpose };
+            let ask = BlockAsk { goal, len, min: 1, purpose, continues: false };
             if step % 20 == 0 {
                 kept.push(
                     mount

@@ -118,7 +118,7 @@ fn windows_keep_no_group_in_memory_and_go_with_it() {
     let growth = Growth { ahead: 30, ..Growth::default() };
     for at in 0..100u64 {
         let (goal, purpose) = (FsBlock(at * 2560 + 200), Purpose::Data);
-        let ask = BlockAsk { goal, len: 5, min: 5, purpose };
+        let ask = BlockAsk { goal, len: 5, min: 5, purpose, continues: false };
         let run = alloc.pin(volume, file.node(), &ask, growth).unwrap();
         alloc.unpin(volume, run);
     }
@@ -180,7 +180,7 @@ fn eight_threads_have_all_of_it_while_windows_open_and_close() {
             let (goal, purpose) = (FsBlock(random.below(60_000)), Purpose::Data);
             let (mut left, mut runs) = (pins, Vec::new());
             while left > 0 {
-                let ask = BlockAsk { goal, len: left, min: 1, purpose };
+                let ask = BlockAsk { goal, len: left, min: 1, purpose, continues: false };
                 let run = mount.alloc().pin(mount.volume(), file.node(), &ask, growth);
                 let run = run.expect("promised");
                 left -= run.len;

@@ -57,7 +57,7 @@ fn map_block(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, at: u32) -> Result<Fs
         Some(block) => block,
         None => {
             let goal = FsBlock(fs.volume().goal_of(node.ino())?.0 + u64::from(at) % 700);
-            let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Data };
+            let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Data, continues: false };
             FsBlock(txn.allocate(node, &ask)?.start.0 + u64::from(at % ratio))
         }
     };
@@ -160,7 +160,8 @@ fn without_space_a_map_stays_as_it_was() {
             for at in (0..4000).step_by(2) {
                 let mut txn = Txn::begin(fs.volume(), 64).unwrap();
                 let goal = FsBlock(0);
-                let ask = BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Data };
+                let ask =
+                    BlockAsk { goal, len: 1, min: 1, purpose: Purpose::Data, continues: false };
                 let Ok(run) = txn.allocate(&node, &ask) else { break };
                 let (len, state) = (BlockCount(1), ExtentState::Written);
                 let (file_start, device_start) = (FileBlock(at), run.start);
