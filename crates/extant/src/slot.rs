@@ -212,6 +212,21 @@ impl Slot {
         Ok(Some(loaded))
     }
 
+    /// Returns whether the block has to be read, and no thread is reading it.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.state.try_lock().is_some_and(|state| state.current.is_none())
+    }
+
+    /// Stores what was read of the block while the caller held the slot, unless it has a version
+    /// since, or another thread is loading it.
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        if let Some(mut state) = self.state.try_lock()
+            && state.current.is_none()
+        {
+            state.current = Some(Arc::new(MetaBlock::new(self.number, bytes.into())));
+        }
+    }
+
     /// Returns the current version, if there is one and no thread is loading or changing it.
     pub(crate) fn get_now(&self) -> Option<Arc<MetaBlock>> {
         self.state.try_lock()?.current.clone()

@@ -223,11 +223,19 @@ impl Allocator {
             let by_index = criterion.by_index() && self.optimized.load(Ordering::Relaxed);
             let index = by_index.then_some(&self.index);
             let (mut visited, mut found) = (0, None);
-            for group in Visits::new(index, first, groups, search.wish.elsewhere(criterion)) {
+            let needed = search.wish.elsewhere(criterion);
+            let mut visits = Visits::new(index, first, groups, needed);
+            loop {
                 if search.looks >= criterion.looks_max() {
                     break;
                 }
+                let rest = visits.clone();
+                let Some(group) = visits.next() else { break };
                 visited += 1;
+                // A search that ends in its first group reads nothing else.
+                if search.looks > 0 {
+                    self.read_ahead(volume, rest, needed, criterion.look());
+                }
                 let group = GroupIndex(group);
                 if let Some(range) = self.try_group(volume, group, search, criterion, taker)? {
                     found = Some((group, range));

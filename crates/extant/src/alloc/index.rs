@@ -127,6 +127,7 @@ impl Index {
 /// Iterator over the groups that a search visits, each once: `first`, then those that the index
 /// names from there to the last group, then those before `first`. Without an index, all groups in
 /// that order.
+#[derive(Clone)]
 pub(super) struct Visits<'i> {
     index: Option<&'i Index>,
     len: u32,

@@ -13,6 +13,7 @@
 //! group       bitmaps and counters of one group; encoding them
 //! entry       locking a group with what is needed of it in memory
 //! criteria    which runs a search takes, in what order
+//! ahead       reading bitmaps ahead of a search
 //! blocks      finding, taking and freeing blocks      pin      taking them in memory first
 //! promise     totals; space for data that has no place yet     trim  discarding free blocks
 //! extend      the clusters behind a file's last      spent  freed clusters to be discarded
@@ -38,6 +39,7 @@
 //!   in memory and have space on the device before the group is locked ([`entry`], L3): two blocks for a change of blocks in one group, three (and the block of the inode table) for a new
 //!   inode.
 
+mod ahead;
 mod blocks;
 mod claim;
 mod criteria;

@@ -24,6 +24,7 @@ pub(super) enum Counter {
     Visited,
     Searched,
     Busy,
+    ReadAhead,
 }
 
 impl Counter {
@@ -38,7 +39,7 @@ impl Counter {
     }
 }
 
-const COUNTERS: usize = Counter::Busy as usize + 1;
+const COUNTERS: usize = Counter::ReadAhead as usize + 1;
 
 /// Counters that few threads share, on cache lines of their own.
 #[repr(align(128))]
@@ -79,6 +80,7 @@ impl Tally {
             groups_visited: self.sum(Counter::Visited),
             groups_searched: self.sum(Counter::Searched),
             groups_busy: self.sum(Counter::Busy),
+            bitmaps_read_ahead: self.sum(Counter::ReadAhead),
         }
     }
 }
@@ -115,6 +117,8 @@ pub struct AllocatorStats {
     pub groups_searched: u64,
     /// Groups whose lock was taken by another thread, whether the search passed over or waited.
     pub groups_busy: u64,
+    /// Bitmaps that searches read together with others, before they came to their groups.
+    pub bitmaps_read_ahead: u64,
 }
 
 impl AllocatorStats {
@@ -133,6 +137,7 @@ impl AllocatorStats {
             ("space_groups_visited", self.groups_visited),
             ("space_groups_searched", self.groups_searched),
             ("space_groups_busy", self.groups_busy),
+            ("space_bitmaps_read_ahead", self.bitmaps_read_ahead),
         ]
     }
 }

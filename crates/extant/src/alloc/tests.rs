@@ -1,5 +1,6 @@
 //! The allocator on images of mke2fs, against sets, e2fsck and itself after a crash.
 
+mod ahead;
 mod delayed;
 mod extend;
 mod index;

@@ -19,7 +19,7 @@ mod zones;
 use std::sync::{Arc, OnceLock};
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, sabotage};
-use extant_block::{BlockDevice, DeviceError, DeviceFault, SharedDevice};
+use extant_block::{AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Operation, SharedDevice};
 use extant_format::features::{Compat, Features, Incompat, RoCompat, SuperFlags};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
@@ -460,6 +460,36 @@ impl Volume {
     /// changing it.
     pub(crate) fn try_read_block(&self, block: FsBlock) -> Result<Option<Arc<MetaBlock>>> {
         self.slot(block).try_get(|| self.load_block(block))
+    }
+
+    /// Reads those of the blocks that are not in memory, in one batch, neighbours as one operation;
+    /// returns how many blocks were asked for. Errors are left to whoever needs the block.
+    pub(crate) fn read_ahead(&self, mut blocks: Vec<FsBlock>) -> u64 {
+        blocks.sort_unstable();
+        blocks.dedup();
+        // The slots are held until they are filled: whoever changes the block meanwhile changes the
+        // same slot, and what was read before is not taken for the block.
+        let slots = blocks.into_iter().map(|block| self.slot(block));
+        let slots: Vec<Arc<Slot>> = slots.filter(|slot| slot.is_unread()).collect();
+        let block_bytes = self.block_size.len();
+        let runs = slots.chunk_by(|a, b| a.number().checked_add(1) == Some(b.number()));
+        let runs: Vec<&[Arc<Slot>]> = runs.collect();
+        let reads = runs.iter().filter_map(|run| {
+            let offset = self.block_size.offset_of(run.first()?.number())?;
+            let buffer = AlignedBuffer::zeroed(block_bytes.saturating_mul(run.len()));
+            Some(Operation::Read { offset, buffer })
+        });
+        let reads: Vec<Operation> = reads.collect();
+        if reads.is_empty() || reads.len() != runs.len() {
+            return 0;
+        }
+        for (run, done) in runs.iter().zip(self.device.submit(reads).wait()) {
+            let Ok(bytes) = done.into_buffer() else { continue };
+            for (slot, bytes) in run.iter().zip(bytes.chunks_exact(block_bytes)) {
+                slot.fill(bytes);
+            }
+        }
+        slots.len() as u64
     }
 
     /// Returns the slot of a metadata block; nothing is read yet.

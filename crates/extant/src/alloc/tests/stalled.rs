@@ -2,6 +2,7 @@
 //! and what is left.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use extant_block::{DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending};
@@ -22,8 +23,8 @@ struct State {
     /// Blocks that no space can be allocated for.
     full: HashSet<u64>,
     waiting: u32,
-    /// First blocks and lengths, in blocks, of all reads, batch by batch.
-    batches: Vec<Vec<u64>>,
+    /// Blocks of all read operations, batch by batch.
+    batches: Vec<Vec<Range<u64>>>,
 }
 
 /// A device in memory that stalls or fails where it is told.
@@ -70,21 +71,21 @@ impl Odd {
         }
     }
 
-    /// Takes what was read since the last call: the blocks of each batch.
-    pub(super) fn take_batches(&self) -> Vec<Vec<u64>> {
+    /// Takes what was read since the last call: the blocks of each operation of each batch.
+    pub(super) fn take_batches(&self) -> Vec<Vec<Range<u64>>> {
         std::mem::take(&mut self.state.lock().batches)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let block = offset / BLOCK;
+        let mut blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
         let mut state = self.state.lock();
-        while state.stalls.contains(&block) {
+        while blocks.clone().any(|block| state.stalls.contains(&block)) {
             state.waiting += 1;
             self.changed.notify_all();
             self.changed.wait(&mut state);
             state.waiting -= 1;
         }
-        if state.fails.contains(&block) {
+        if blocks.any(|block| state.fails.contains(&block)) {
             let fault = DeviceFault::Io(std::io::Error::from_raw_os_error(5));
             let (kind, len) = (OperationKind::Read, out.len() as u64);
             return Err(DeviceError::new(self.describe(), kind, offset, len, fault));
@@ -104,9 +105,11 @@ impl Drop for Stall {
 
 impl BlockDevice for Odd {
     fn submit(&self, batch: Vec<Operation>) -> Pending {
-        let is_read = |operation: &&Operation| matches!(operation, Operation::Read { .. });
-        let reads: Vec<u64> =
-            batch.iter().filter(is_read).map(|read| read.offset() / BLOCK).collect();
+        let reads = batch.iter().filter(|operation| operation.kind() == OperationKind::Read);
+        let blocks = |read: &Operation| {
+            read.offset() / BLOCK..(read.offset() + read.length()).div_ceil(BLOCK)
+        };
+        let reads: Vec<_> = reads.map(blocks).collect();
         if !reads.is_empty() {
             self.state.lock().batches.push(reads);
         }
@@ -138,7 +141,8 @@ impl BlockDevice for Odd {
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.state.lock().batches.push(vec![offset / BLOCK]);
+        let blocks = offset / BLOCK..(offset + out.len() as u64).div_ceil(BLOCK);
+        self.state.lock().batches.push(vec![blocks]);
         self.read(offset, out)
     }
 
