@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_clusters_wait_for_their_own_transaction() {
+    fn p58_freed_clusters_wait_for_their_own_transaction() {
         let mut group = blocks(64, vec![]);
         group.take(0..64);
         group.free(0..4, 7);

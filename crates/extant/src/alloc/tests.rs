@@ -4,6 +4,7 @@ mod ahead;
 mod delayed;
 mod extend;
 mod index;
+mod pitfalls;
 mod stalled;
 mod trim;
 mod windows;
@@ -492,7 +493,7 @@ fn parts_of_clusters_are_not_freed() {
 }
 
 #[test]
-fn a_damaged_group_is_passed_over_and_reported_once() {
+fn p56_a_damaged_group_is_passed_over_and_reported_once() {
     for inodes in [false, true] {
         let image = require!(Image::make("64M", &["-t", "ext4", "-b", "1024"], ""));
         let fs =
@@ -681,7 +682,7 @@ fn a_bitmap_that_gives_the_journal_away_is_not_believed() {
 }
 
 #[test]
-fn blocks_end_where_pointers_do() {
+fn p61_blocks_end_where_pointers_do() {
     let image = require!(Image::make("256M", SMALL_GROUPS, ""));
     let mount = Mount::of(&image);
     let ask = BlockAsk {
@@ -764,7 +765,7 @@ fn threads_share_what_there_is() {
 }
 
 #[test]
-fn the_first_inode_of_a_group_initialises_both_halves() {
+fn p62_the_first_inode_of_a_group_initialises_both_halves() {
     let image = require!(Image::make("256M", SMALL_GROUPS, ""));
     soil_tables(&image);
     let mount = Mount::of(&image);

@@ -339,7 +339,7 @@ fn a_whole_run_elsewhere_is_better_than_pieces_here_and_the_longest_piece_than_a
 }
 
 #[test]
-fn blocks_end_where_pointers_do_for_pins_too() {
+fn p61_blocks_end_where_pointers_do_for_pins_too() {
     let image = require!(Image::make("256M", SMALL_GROUPS, ""));
     let mount = Mount::of(&image);
     mount.promise(20_000).unwrap();
