@@ -6,6 +6,7 @@ mod extend;
 mod index;
 mod pitfalls;
 mod stalled;
+mod stripes;
 mod trim;
 mod windows;
 
