@@ -54,6 +54,7 @@ mod le;
 pub mod mmp;
 pub mod orphan;
 pub mod quota;
+pub mod record;
 pub mod superblock;
 pub mod time;
 pub mod xattr;

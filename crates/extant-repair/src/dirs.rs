@@ -17,9 +17,9 @@ use extant_format::inode::InodeFlags;
 
 use crate::error::{Fixed, Trouble};
 use crate::map::end_of;
-use crate::record::{self, Record, put, u32_at};
 use crate::state::State;
 use crate::xattrs;
+use extant_format::record::{self, Record, put, u32_at};
 
 /// How full new leaves get, in percent.
 const FILL_PERCENT: u8 = 80;

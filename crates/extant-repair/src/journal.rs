@@ -21,8 +21,8 @@ use extant_jbd2::{
 use crate::draft::{Draft, UNIT};
 use crate::error::{Fixed, Trouble};
 use crate::map::is_extent_node;
-use crate::record::{self, Record};
 use crate::state::State;
+use extant_format::record::{self, Record};
 
 /// Fewest blocks of a journal.
 const BLOCKS_MIN: u32 = 1024;

@@ -43,7 +43,6 @@ mod journal;
 mod lost;
 mod map;
 mod plan;
-mod record;
 mod session;
 mod space;
 mod special;

@@ -8,8 +8,8 @@ use extant_format::inode::{FileKind, InodeFlags, LINKS_MAX};
 
 use crate::dirs::{self, Kept, all_entries, inline_entries, layout_of};
 use crate::error::{Fixed, Trouble};
-use crate::record;
 use crate::state::State;
+use extant_format::record;
 
 const NAME: &[u8] = b"lost+found";
 

@@ -9,8 +9,8 @@ use extant_format::indirect::{self, IndirectFault};
 use extant_format::inode::{FileKind, InodeFlags};
 
 use crate::error::{Fixed, Trouble};
-use crate::record::{self, Record, u16_at, u32_at};
 use crate::state::State;
+use extant_format::record::{self, Record, u16_at, u32_at};
 
 /// Deepest tree that is followed: one that e2fsck would rebuild may be deeper than the format allows.
 const DEPTH_MAX: u16 = 12;

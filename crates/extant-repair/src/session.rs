@@ -859,7 +859,7 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                 let mut bytes = vec![0; state.block_bytes()];
                 let seed = state.dir_layout.checksum.then_some(state.seed);
                 let clean = Mmp::clean(state.sb.mmp_interval).encode(seed);
-                crate::record::put(&mut bytes, 0, &clean);
+                extant_format::record::put(&mut bytes, 0, &clean);
                 state.write_block(block, &bytes)?;
             }
             Problem::DeviceTooSmall { .. } => {
@@ -877,7 +877,7 @@ fn fix_block_hashes(state: &mut State, problems: &[Problem]) -> Fixed {
     for problem in problems {
         if let Problem::XattrBlockHash { block, .. } = problem {
             let bytes = state.read_block(block.0)?;
-            let references = crate::record::u32_at(&bytes, 4);
+            let references = extant_format::record::u32_at(&bytes, 4);
             xattrs::set_references(state, block.0, references)?;
         }
     }
@@ -888,7 +888,7 @@ fn fix_block_hashes(state: &mut State, problems: &[Problem]) -> Fixed {
 fn fix_value(state: &mut State, value: Ino) -> Fixed {
     let counted = state.exam.value_references(value);
     let mut record = state.load(value)?;
-    record.put32(crate::record::CTIME, (counted >> 32) as u32);
+    record.put32(extant_format::record::CTIME, (counted >> 32) as u32);
     record.put32(0x24, counted as u32);
     state.store(&record)
 }

@@ -11,9 +11,9 @@ use extant_format::superblock::Superblock;
 
 use crate::error::{Fixed, Trouble};
 use crate::map::end_of;
-use crate::record::{self, put};
 use crate::state::State;
 use crate::{journal, lost};
+use extant_format::record::{self, put};
 
 /// What the checker says of an orphan file whose blocks are not those of its size.
 pub(crate) const ORPHAN_SIZE: &str = "the orphan file has other blocks";

@@ -18,8 +18,8 @@ use extant_layout::Heads;
 
 use crate::draft::Draft;
 use crate::error::{Fixed, Trouble};
-use crate::record::{self, Record};
 use crate::space::{Bits, Space};
+use extant_format::record::{self, Record};
 
 /// State of one round.
 pub(crate) struct State {

@@ -13,7 +13,7 @@ use extant_layout::support::CHECKABLE;
 
 use crate::draft::Draft;
 use crate::error::RepairError;
-use crate::record::{put, u16_at, u32_at};
+use extant_format::record::{put, u16_at, u32_at};
 
 /// Bytes of the device that are searched for backups when none is where they usually are.
 const SEARCH_BYTES: u64 = 1 << 30;

@@ -9,9 +9,9 @@ use extant_format::xattr;
 
 use crate::error::Fixed;
 use crate::map::FileMap;
-use crate::record::Record;
 use crate::space::Bits;
 use crate::state::State;
+use extant_format::record::Record;
 
 /// Clusters of superblocks, descriptors, bitmaps and tables.
 fn fixed(state: &State) -> Bits {
@@ -52,7 +52,7 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
         let acl = record.file_acl(state.is_wide()).0;
         if ino == Ino::RESIZE {
             // Its lists are in the reserve, which is fixed; the block that lists them is its own.
-            let double = u64::from(crate::record::u32_at(&record.block_area(), 13 * 4));
+            let double = u64::from(extant_format::record::u32_at(&record.block_area(), 13 * 4));
             if state.in_range(double, 1) {
                 claimed.set(state.cluster(double));
             }

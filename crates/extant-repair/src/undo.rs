@@ -96,7 +96,7 @@ pub fn undo(device: &dyn BlockDevice, file: &mut dyn Read) -> Result<u64, UndoEr
     if !head.starts_with(MAGIC) {
         return Err(UndoError::Magic);
     }
-    let word = |at: usize| crate::record::u32_at(head, at);
+    let word = |at: usize| extant_format::record::u32_at(head, at);
     let wanted = u64::from(word(16)) | (u64::from(word(20)) << 32);
     if crc32c(CRC32C_INIT, records) != word(28) {
         return Err(UndoError::Damaged);
@@ -109,7 +109,7 @@ pub fn undo(device: &dyn BlockDevice, file: &mut dyn Read) -> Result<u64, UndoEr
     let mut rest = records;
     for _record in 0..word(24) {
         let (head, tail) = rest.split_at_checked(12).ok_or(UndoError::Damaged)?;
-        let word = |at: usize| crate::record::u32_at(head, at);
+        let word = |at: usize| extant_format::record::u32_at(head, at);
         let (offset, len) = (u64::from(word(0)) | (u64::from(word(4)) << 32), word(8));
         if len > RECORD_BYTES_MAX || offset.saturating_add(u64::from(len)) > found {
             return Err(UndoError::Damaged);

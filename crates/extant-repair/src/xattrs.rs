@@ -5,8 +5,8 @@ use extant_check::Problem;
 use extant_format::xattr;
 
 use crate::error::Fixed;
-use crate::record::{Record, put, u16_at, u32_at};
 use crate::state::State;
+use extant_format::record::{Record, put, u16_at, u32_at};
 
 /// Offset of the entries in a block.
 const BLOCK_HEADER: usize = 32;

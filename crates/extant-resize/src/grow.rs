@@ -12,7 +12,7 @@ use extant_layout::Heads;
 
 use crate::error::{ResizeError, Result};
 use crate::image::Image;
-use crate::record::{Record, put, u32_at};
+use extant_format::record::{Record, put, u32_at};
 
 /// A last group with fewer blocks for files is left out, as mke2fs does.
 const LAST_GROUP_MIN: u64 = 50;

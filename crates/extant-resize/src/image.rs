@@ -15,7 +15,7 @@ use extant_layout::support::WRITABLE;
 
 use crate::draft::Draft;
 use crate::error::{ResizeError, Result};
-use crate::record::Record;
+use extant_format::record::Record;
 
 /// A file system and the changes to it that are not on the device yet.
 pub(crate) struct Image {

@@ -33,7 +33,6 @@ mod error;
 mod grow;
 mod image;
 mod map;
-mod record;
 mod resize;
 mod shrink;
 

@@ -10,7 +10,7 @@ use extant_format::inode::{FileKind, InodeFlags};
 
 use crate::error::{ResizeError, Result};
 use crate::image::Image;
-use crate::record::{self, Record, u16_at, u32_at};
+use extant_format::record::{self, Record, u16_at, u32_at};
 
 /// Where a file's blocks are.
 #[derive(Clone, Debug, Default)]

@@ -22,7 +22,7 @@ use crate::error::{ResizeError, Result};
 use crate::grow::{Shape, rounded, write_resize_inode};
 use crate::image::Image;
 use crate::map::{FileMap, joined};
-use crate::record::{Record, u32_at};
+use extant_format::record::{Record, u32_at};
 
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
