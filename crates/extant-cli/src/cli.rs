@@ -7,8 +7,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::commands::{
     build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, extents, extract,
     fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs,
-    mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, serve, setfacl, setfattr, stat,
-    stats, tar, touch, tree, truncate, tune, umount, write,
+    mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, salvage, serve, setfacl,
+    setfattr, stat, stats, tar, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -63,6 +63,7 @@ enum Command {
     Resize(resize::ResizeArgs),
     Repair(repair::RepairArgs),
     Undo(repair::UndoArgs),
+    Salvage(salvage::SalvageArgs),
     Replay(replay::ReplayArgs),
     Overlay(overlay::OverlayArgs),
     Mount(Box<mount::MountArgs>),
@@ -135,6 +136,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "resize" => resize::EXAMPLES,
         "repair" => repair::EXAMPLES,
         "undo" => repair::UNDO_EXAMPLES,
+        "salvage" => salvage::EXAMPLES,
         "replay" => replay::EXAMPLES,
         "overlay" => overlay::EXAMPLES,
         "mount" => mount::EXAMPLES,
@@ -209,6 +211,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Resize(args) => resize::run(&args),
         Command::Repair(args) => repair::run(&args),
         Command::Undo(args) => repair::run_undo(&args),
+        Command::Salvage(args) => salvage::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Mount(args) => mount::run(&args),

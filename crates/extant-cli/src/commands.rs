@@ -35,6 +35,7 @@ pub(crate) mod replay;
 pub(crate) mod resize;
 pub(crate) mod rm;
 pub(crate) mod rmdir;
+pub(crate) mod salvage;
 pub(crate) mod serve;
 pub(crate) mod setfacl;
 pub(crate) mod setfattr;

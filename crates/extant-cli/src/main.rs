@@ -32,6 +32,7 @@ mod place;
 mod progress;
 mod replace;
 mod restore;
+mod salvaged;
 mod size;
 mod source;
 mod target;

@@ -1,0 +1,214 @@
+//! The bytes of a file, as far as they can be read.
+
+use std::ops::Range;
+
+use extant_format::extent::ExtentState;
+use extant_format::inline::{self, BLOCK_BYTES};
+use extant_format::inode::InodeFlags;
+use extant_format::record::Record;
+
+use crate::image::{Image, Unread};
+use crate::limits::{Budget, CHUNK_BYTES};
+use crate::map::Piece;
+use crate::report::{Reasons, Why};
+
+/// Who takes bytes.
+pub(crate) trait Sink {
+    /// Why it takes no more.
+    type Stop;
+
+    /// Takes bytes of the file at an offset.
+    fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Self::Stop>;
+}
+
+/// A file that is read: its record, and how many bytes it has.
+pub(crate) struct Source<'a> {
+    pub(crate) record: &'a Record,
+    pub(crate) size: u64,
+}
+
+/// What was not read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Missing {
+    pub(crate) bytes: u64,
+    /// Bytes that were handed on.
+    pub(crate) read: u64,
+}
+
+impl Image {
+    /// Hands on the bytes of a file. What is not handed on is a hole, or counted as missing.
+    pub(crate) fn read_content<S: Sink>(
+        &self,
+        source: &Source<'_>,
+        budget: &mut Budget,
+        reasons: &mut Reasons,
+        sink: &mut S,
+    ) -> Result<Missing, S::Stop> {
+        if source.record.has(InodeFlags::INLINE_DATA) {
+            return self.read_inline(source, reasons, sink);
+        }
+        let mut missing = Missing::default();
+        // The map is walked piece by piece; reading takes from the budget of contents meanwhile.
+        let mut nodes = *budget;
+        let mut stop = None;
+        let mut buffer = Vec::new();
+        let block = self.block_bytes() as u64;
+        self.walk_map(source.record, &mut nodes, &mut |piece| {
+            let (from, to) = match piece {
+                Piece::Node => return true,
+                Piece::Doubt { why } => {
+                    *reasons.entry(why).or_default() += 1;
+                    return true;
+                }
+                Piece::Lost { from, to, why } => {
+                    let lost = cut(from..to, block, source.size);
+                    if lost.start < lost.end {
+                        let count = match why {
+                            Why::Outside => (lost.end - lost.start).div_ceil(block),
+                            _ => 1,
+                        };
+                        *reasons.entry(why).or_default() += count;
+                        missing.bytes = missing.bytes.saturating_add(lost.end - lost.start);
+                    }
+                    return true;
+                }
+                Piece::Data { extent } if extent.state != ExtentState::Written => return true,
+                Piece::Data { extent } => {
+                    let from = u64::from(extent.file_start.0);
+                    let bytes = cut(from..from + u64::from(extent.len.0), block, source.size);
+                    if bytes.start >= bytes.end {
+                        return true;
+                    }
+                    (bytes, extent.device_start.0)
+                }
+            };
+            let blocks = (from.end - from.start).div_ceil(block);
+            if !budget.data(blocks) {
+                *reasons.entry(Why::TooMuch).or_default() += 1;
+                missing.bytes = missing.bytes.saturating_add(from.end - from.start);
+                return false;
+            }
+            let mut at = Run { file: from, device: to, block };
+            while stop.is_none() && !at.is_empty() {
+                let part = at.take(CHUNK_BYTES as u64);
+                if let Err(why) = self.copy(&part, &mut buffer, reasons, &mut missing, sink) {
+                    stop = Some(why);
+                }
+            }
+            stop.is_none()
+        });
+        budget.take_nodes_of(&nodes);
+        missing.bytes = missing.bytes.min(source.size);
+        match stop {
+            Some(stop) => Err(stop),
+            None => Ok(missing),
+        }
+    }
+
+    /// Copies a run; where it cannot be read as a whole, block by block.
+    fn copy<S: Sink>(
+        &self,
+        run: &Run,
+        buffer: &mut Vec<u8>,
+        reasons: &mut Reasons,
+        missing: &mut Missing,
+        sink: &mut S,
+    ) -> Result<(), S::Stop> {
+        let len = run.file.end - run.file.start;
+        buffer.resize(len as usize, 0);
+        if self.read_into(run.device, buffer).is_ok() {
+            missing.read = missing.read.saturating_add(len);
+            return sink.data(run.file.start, buffer);
+        }
+        let mut rest = Run { file: run.file.clone(), ..*run };
+        while !rest.is_empty() {
+            let one = rest.take(run.block);
+            let len = one.file.end - one.file.start;
+            buffer.resize(len as usize, 0);
+            match self.read_into(one.device, buffer) {
+                Ok(()) => {
+                    missing.read = missing.read.saturating_add(len);
+                    sink.data(one.file.start, buffer)?;
+                }
+                Err(why) => {
+                    let why = match why {
+                        Unread::Outside => Why::Outside,
+                        Unread::Device => Why::Unreadable,
+                    };
+                    *reasons.entry(why).or_default() += 1;
+                    missing.bytes = missing.bytes.saturating_add(len);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_inline<S: Sink>(
+        &self,
+        source: &Source<'_>,
+        reasons: &mut Reasons,
+        sink: &mut S,
+    ) -> Result<Missing, S::Stop> {
+        let area = source.record.block_area();
+        let value = self.inline_value(source.record);
+        let stored = BLOCK_BYTES as u64 + value.map_or(0, |value| value.len() as u64);
+        let there = source.size.min(stored);
+        let missing = Missing { bytes: source.size - there, read: there };
+        if missing.bytes > 0 {
+            *reasons.entry(Why::Inline).or_default() += 1;
+        }
+        if let Ok((head, tail)) = inline::parts(&area, value.unwrap_or(&[]), there) {
+            if !head.is_empty() {
+                sink.data(0, head)?;
+            }
+            if !tail.is_empty() {
+                sink.data(BLOCK_BYTES as u64, tail)?;
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Returns where the last block of a file ends that is mapped, in bytes.
+    pub(crate) fn mapped_end(&self, record: &Record, budget: &mut Budget) -> u64 {
+        let mut end = 0;
+        if record.has(InodeFlags::INLINE_DATA) {
+            let value = self.inline_value(record).map_or(0, <[u8]>::len);
+            return (BLOCK_BYTES + value) as u64;
+        }
+        self.walk_map(record, budget, &mut |piece| {
+            if let Piece::Data { extent } = piece {
+                end = end.max(u64::from(extent.file_start.0) + u64::from(extent.len.0));
+            }
+            true
+        });
+        end.saturating_mul(self.block_bytes() as u64)
+    }
+}
+
+/// Bytes of a file on blocks in a row.
+struct Run {
+    file: Range<u64>,
+    device: u64,
+    block: u64,
+}
+
+impl Run {
+    fn is_empty(&self) -> bool {
+        self.file.start >= self.file.end
+    }
+
+    /// Takes up to `bytes`, whole blocks unless the run ends.
+    fn take(&mut self, bytes: u64) -> Run {
+        let start = self.file.start;
+        let end = self.file.end.min(start.saturating_add(bytes.max(self.block)));
+        let part = Run { file: start..end, device: self.device, block: self.block };
+        self.file.start = end;
+        self.device = self.device.saturating_add((end - start).div_ceil(self.block));
+        part
+    }
+}
+
+/// File blocks as bytes, up to the file's end.
+fn cut(blocks: Range<u64>, block: u64, size: u64) -> Range<u64> {
+    blocks.start.saturating_mul(block).min(size)..blocks.end.saturating_mul(block).min(size)
+}
