@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::buffer::AlignedBuffer;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
-use crate::queue::{Portable, Queue, QueueOptions};
+use crate::queue::{LastingQueue, Portable, Queue, QueueOptions};
 
 /// A device that several owners use from several threads.
 pub type SharedDevice = Arc<dyn BlockDevice>;
@@ -34,6 +34,15 @@ pub trait BlockDevice: Send + Sync {
     /// in any order. The device chooses its best engine; [`Queue::engine`] tells which.
     fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
         Box::new(Portable::new(move |batch| self.submit(batch), options))
+    }
+
+    /// Creates a queue that may be used by any thread, one at a time, and kept for longer than the
+    /// device is borrowed. `None` where the device has no engine that works while no thread waits.
+    /// A lock that the device holds on its file ends with the device and not with the queue, so a
+    /// queue is kept no longer than the device.
+    fn lasting_queue(&self, options: &QueueOptions) -> Option<Box<dyn LastingQueue>> {
+        let _ = options;
+        None
     }
 
     /// Returns the size in bytes. It is constant while the device is open, and a whole number of
@@ -210,6 +219,9 @@ macro_rules! forward {
             }
             fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
                 (**self).queue(options)
+            }
+            fn lasting_queue(&self, options: &QueueOptions) -> Option<Box<dyn LastingQueue>> {
+                (**self).lasting_queue(options)
             }
             fn size_bytes(&self) -> u64 {
                 (**self).size_bytes()

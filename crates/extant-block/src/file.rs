@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, IoSlice};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::device::{BlockDevice, check_range, run_in_place};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Operation, Pending};
-use crate::queue::{Portable, Queue, QueueOptions};
+use crate::queue::{LastingQueue, Portable, Queue, QueueOptions};
 use crate::room::Room;
 use crate::uring::Uring;
 
@@ -232,6 +232,25 @@ impl FileDevice {
         &self.file
     }
 
+    /// Opens the file again, without its lock: the kernel may keep a descriptor for a moment after a
+    /// ring has ended, and a copy of this one would keep the lock with it.
+    fn unlocked_again(&self) -> io::Result<FileDevice> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!self.is_read_only)
+            .custom_flags(OFlags::CLOEXEC.bits().cast_signed())
+            .open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        Ok(FileDevice {
+            file,
+            name: Arc::clone(&self.name),
+            has_holes: AtomicBool::new(self.has_holes.load(Ordering::Relaxed)),
+            room: Room::default(),
+            #[cfg(test)]
+            asked: std::sync::atomic::AtomicU64::new(0),
+            ..*self
+        })
+    }
+
     fn error(&self, kind: OperationKind, offset: u64, len: u64, fault: DeviceFault) -> DeviceError {
         DeviceError::new(self.describe(), kind, offset, len, fault)
     }
@@ -419,6 +438,18 @@ impl BlockDevice for FileDevice {
             return Box::new(ring);
         }
         Box::new(Portable::new(move |batch| self.submit(batch), options))
+    }
+
+    /// Creates an io_uring queue where the system offers one.
+    fn lasting_queue(&self, options: &QueueOptions) -> Option<Box<dyn LastingQueue>> {
+        if options.portable {
+            return None;
+        }
+        let again = self.unlocked_again().ok()?;
+        // Without a lock, copies of the descriptor do no harm.
+        let file = again.file.try_clone().ok()?;
+        let ring = Uring::lasting(Box::new(again), file, options).ok()?;
+        Some(Box::new(ring))
     }
 
     fn size_bytes(&self) -> u64 {

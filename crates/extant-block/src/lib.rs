@@ -48,7 +48,7 @@ pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};
 pub use memory::MemoryDevice;
 pub use operation::{Completion, Operation, Pending};
-pub use queue::{Engine, Finished, QUEUE_DEPTH_MAX, Queue, QueueOptions, Wait};
+pub use queue::{Engine, Finished, LastingQueue, QUEUE_DEPTH_MAX, Queue, QueueOptions, Wait};
 pub use recording::{Event, Record, RecordingDevice, Survival, Touch, protected_from};
 pub use thin::ThinDevice;
 pub use window::{WindowDevice, WindowError};

@@ -20,7 +20,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
 use extant_sync::check_may_wait;
@@ -33,7 +33,7 @@ use crate::buffer::{AlignedBuffer, BUFFER_ALIGN};
 use crate::device::{BlockDevice, check_range};
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation};
-use crate::queue::{Engine, Finished, Queue, QueueOptions, Wait};
+use crate::queue::{Engine, Finished, LastingQueue, Queue, QueueOptions, Wait};
 
 /// Number of times the system may answer EAGAIN without progress of an operation.
 const RETRIES_MAX: u32 = 100;
@@ -48,6 +48,8 @@ const QUIET_DEPTH: usize = 4;
 
 /// Code of the call that ends the registration of files (`IORING_UNREGISTER_FILES`).
 const UNREGISTER_FILES: u8 = 3;
+/// Code of the call that registers an eventfd (`IORING_REGISTER_EVENTFD`).
+const REGISTER_EVENTFD: u8 = 4;
 
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
@@ -67,11 +69,42 @@ struct Slot {
     is_away: bool,
 }
 
-/// The ring of one thread over a file.
+/// The device of a ring, and the file with its bytes.
+enum Over<'d> {
+    Lent(&'d dyn BlockDevice, &'d File),
+    Own(Box<dyn BlockDevice>, File),
+}
+
+impl Over<'_> {
+    fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Over::Lent(device, _) => *device,
+            Over::Own(device, _) => &**device,
+        }
+    }
+
+    fn file(&self) -> &File {
+        match self {
+            Over::Lent(_, file) => file,
+            Over::Own(_, file) => file,
+        }
+    }
+}
+
+/// When the kernel may post completions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Posting {
+    /// At any time: it interrupts the thread that submitted.
+    Interrupting,
+    /// When the one thread that uses the ring asks.
+    Asked,
+    /// When the thread that submitted enters the kernel for any reason. Any thread may ask.
+    Entering,
+}
+
+/// A ring over a file.
 pub(crate) struct Uring<'d> {
-    device: &'d dyn BlockDevice,
-    /// The file with the device's bytes.
-    file: &'d File,
+    over: Over<'d>,
     uring: IoUring,
     /// The slots, as many as the depth; the vector never grows, so it never moves.
     slots: Vec<Option<Slot>>,
@@ -98,12 +131,22 @@ pub(crate) struct Uring<'d> {
 }
 
 impl<'d> Uring<'d> {
-    /// Creates a ring, if the system offers one, for a device whose bytes are those of `file`.
+    /// Creates a ring for the calling thread, if the system offers one, for a device whose bytes are
+    /// those of `file`.
     pub(crate) fn new(
         device: &'d dyn BlockDevice,
         file: &'d File,
         options: &QueueOptions,
     ) -> io::Result<Uring<'d>> {
+        let posting = match options.depth >= QUIET_DEPTH {
+            true => Posting::Asked,
+            false => Posting::Interrupting,
+        };
+        Uring::over(Over::Lent(device, file), options, posting)
+    }
+
+    fn over(over: Over<'d>, options: &QueueOptions, posting: Posting) -> io::Result<Uring<'d>> {
+        let (device, file) = (over.device(), over.file());
         // Files are opened with O_NONBLOCK because of fifos. On host file systems that cannot try
         // without waiting (FUSE, some network ones), a ring would then answer EAGAIN for ever.
         let flags = rustix::fs::fcntl_getfl(file)?;
@@ -113,16 +156,14 @@ impl<'d> Uring<'d> {
         let direct = if options.direct { past_the_cache(device, file) } else { None };
         let past = direct.as_ref().map_or(file, |(past, _)| past).as_raw_fd();
         let files = [file.as_raw_fd(), past];
-        let is_quiet = depth >= QUIET_DEPTH;
-        let (uring, is_registered) = match restricted(entries, is_quiet, &files) {
+        let (uring, is_registered) = match restricted(entries, posting, &files) {
             Ok(uring) => (uring, true),
             Err(_) => (IoUring::new(entries)?, false),
         };
         let mut slots = Vec::new();
         slots.resize_with(depth, || None);
         Ok(Uring {
-            device,
-            file,
+            over,
             uring,
             slots,
             free: (0..depth).rev().collect(),
@@ -135,7 +176,7 @@ impl<'d> Uring<'d> {
             transfer_max: options.transfer_max,
             direct,
             is_registered,
-            interrupts: !is_quiet,
+            interrupts: posting == Posting::Interrupting,
         })
     }
 
@@ -145,7 +186,7 @@ impl<'d> Uring<'d> {
         self.free.push(index);
         let result = result.map_err(|fault| {
             let (offset, len) = (operation.offset(), operation.length());
-            DeviceError::new(self.device.describe(), operation.kind(), offset, len, fault)
+            DeviceError::new(self.over.device().describe(), operation.kind(), offset, len, fault)
         });
         Some(Finished { tag, completion: Completion { operation, result } })
     }
@@ -158,13 +199,13 @@ impl<'d> Uring<'d> {
     /// Does operations at once that have no request of their own; returns `None` for the others.
     fn run_at_once(&self, operation: &Operation) -> Option<Result<(), DeviceError>> {
         let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
-        if let Err(error) = check_range(self.device, kind, offset, len) {
+        if let Err(error) = check_range(self.over.device(), kind, offset, len) {
             return Some(Err(error));
         }
         match kind {
-            OperationKind::Discard => Some(self.device.discard(offset, len)),
-            OperationKind::WriteZeroes => Some(self.device.write_zeroes(offset, len)),
-            OperationKind::Flush => self.device.is_read_only().then_some(Ok(())),
+            OperationKind::Discard => Some(self.over.device().discard(offset, len)),
+            OperationKind::WriteZeroes => Some(self.over.device().write_zeroes(offset, len)),
+            OperationKind::Flush => self.over.device().is_read_only().then_some(Ok(())),
             _ => (len == 0).then_some(Ok(())),
         }
     }
@@ -186,7 +227,7 @@ impl<'d> Uring<'d> {
             (Some(_), true) => DIRECT,
             (None, true) => PLAIN,
             (Some((past, _)), false) => past.as_raw_fd(),
-            (None, false) => self.file.as_raw_fd(),
+            (None, false) => self.over.file().as_raw_fd(),
         });
         let (done, most) = (slot.done, self.transfer_max);
         let part = |len: usize| u32::try_from((len - done).min(most)).unwrap_or(1 << 30);
@@ -380,15 +421,20 @@ fn leave(operation: &mut Operation) {
     }
 }
 
-/// Creates a ring restricted to the operations needed, on these files (G3), for the calling thread.
-fn restricted(entries: u32, is_quiet: bool, files: &[RawFd]) -> io::Result<IoUring> {
+/// Creates a ring restricted to the operations needed, on these files (G3); one that posts when it
+/// is asked is for the calling thread.
+fn restricted(entries: u32, posting: Posting, files: &[RawFd]) -> io::Result<IoUring> {
     let plain = || IoUring::builder().setup_r_disabled().build(entries);
     let mut quiet = IoUring::builder();
-    quiet.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
-    let uring = match is_quiet {
-        // Linux 6.1; before, completions may interrupt the thread.
-        true => quiet.setup_r_disabled().build(entries).or_else(|_| plain())?,
-        false => plain()?,
+    quiet.setup_taskrun_flag().setup_submit_all().setup_r_disabled();
+    // Linux 6.1 and 5.19; before, completions may interrupt the thread.
+    let uring = match posting {
+        Posting::Interrupting => plain()?,
+        Posting::Asked => {
+            quiet.setup_single_issuer().setup_defer_taskrun();
+            quiet.build(entries).or_else(|_| plain())?
+        }
+        Posting::Entering => quiet.setup_coop_taskrun().build(entries).or_else(|_| plain())?,
     };
     uring.submitter().register_files(files)?;
     let mut allowed = [
@@ -397,6 +443,7 @@ fn restricted(entries: u32, is_quiet: bool, files: &[RawFd]) -> io::Result<IoUri
         Restriction::sqe_op(opcode::Fsync::CODE),
         Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
         Restriction::register_op(UNREGISTER_FILES),
+        Restriction::register_op(REGISTER_EVENTFD),
     ];
     uring.submitter().register_restrictions(&mut allowed)?;
     uring.submitter().register_enable_rings()?;
@@ -418,6 +465,28 @@ fn past_the_cache(device: &dyn BlockDevice, file: &File) -> Option<(File, u64)> 
         false => BUFFER_ALIGN as u64,
     };
     Some((file, unit))
+}
+
+impl Uring<'static> {
+    /// Creates a ring for any thread, one at a time, if the system offers all that. The ring owns
+    /// the device and the file with its bytes.
+    pub(crate) fn lasting(
+        device: Box<dyn BlockDevice>,
+        file: File,
+        options: &QueueOptions,
+    ) -> io::Result<Uring<'static>> {
+        Uring::over(Over::Own(device, file), options, Posting::Entering)
+    }
+}
+
+impl LastingQueue for Uring<'_> {
+    fn unstarted(&self) -> usize {
+        self.pushed.len() + self.ready.len()
+    }
+
+    fn signals(&mut self, event: BorrowedFd<'_>) -> io::Result<()> {
+        self.uring.submitter().register_eventfd(event.as_raw_fd())
+    }
 }
 
 impl Queue for Uring<'_> {

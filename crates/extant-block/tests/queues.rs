@@ -311,3 +311,61 @@ fn a_file_that_shrank_or_cannot_be_written_says_so_for_each_operation() {
         }
     }
 }
+
+/// A queue that lasts is used by several threads in turn, goes on without any, tells of what has ended, and keeps no lock.
+#[test]
+fn a_queue_that_lasts_is_for_any_thread_and_keeps_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    drop(FileDevice::create_new(&path, SIZE).unwrap());
+    for round in 0..20u8 {
+        let device = FileDevice::open_read_write(&path).expect("a former queue has the lock");
+        let options = QueueOptions::default().depth(16);
+        let Some(mut queue) = device.lasting_queue(&options) else {
+            println!("skipped: the system has no io_uring");
+            return;
+        };
+        assert!(device.lasting_queue(&options.portable(true)).is_none());
+        let signal = extant_sync::Signal::new().unwrap();
+        queue.signals(signal.lend()).unwrap();
+        for tag in 0..16 {
+            let buffer = AlignedBuffer::copy_of(&[round + tag as u8; 4096]);
+            assert_eq!(queue.unstarted(), tag as usize);
+            queue.push(tag, Operation::Write { offset: tag * PART, buffer, fua: false }).unwrap();
+        }
+        assert_eq!(queue.push(16, Operation::Flush).unwrap_err().kind(), OperationKind::Flush);
+        queue.submit();
+        assert_eq!(queue.unstarted(), 0);
+        let mut queue = extant_sync::threads::scope(|s| {
+            let reaps = s.spawn("reaps", move || {
+                assert_eq!(reap_all(&mut *queue).len(), 16);
+                queue
+            });
+            reaps.unwrap().join().unwrap()
+        })
+        .unwrap();
+        // Sixteen have ended, so somebody was told.
+        signal.wait(None);
+        signal.clear();
+        for tag in 0..16 {
+            let buffer = AlignedBuffer::zeroed(4096);
+            queue.push(tag, Operation::Read { offset: tag * PART, buffer }).unwrap();
+        }
+        let read = std::iter::from_fn(|| queue.advance()).inspect(|read| {
+            let Operation::Read { buffer, .. } = &read.completion.operation else { panic!() };
+            assert!(buffer.iter().all(|byte| *byte == round + read.tag as u8));
+        });
+        assert_eq!(read.count(), 16);
+        let past = Operation::Read { offset: SIZE, buffer: AlignedBuffer::zeroed(1) };
+        queue.push(1, past).unwrap();
+        assert!(queue.advance().unwrap().completion.result.is_err());
+        // With something under way, and in the other order in turns.
+        let buffer = AlignedBuffer::zeroed(PART as usize);
+        queue.push(2, Operation::Read { offset: 0, buffer }).unwrap();
+        queue.submit();
+        if round % 2 == 0 {
+            drop(device);
+        }
+        drop(queue);
+    }
+}

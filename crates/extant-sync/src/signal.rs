@@ -4,6 +4,11 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::no_wait::check_may_wait;
 
 /// An event for `poll`, `epoll` and their like: the descriptor is readable from
 /// [`raise`](Self::raise) until [`clear`](Self::clear). An `eventfd` on Linux, a pipe elsewhere.
@@ -21,6 +26,8 @@ pub struct Signal {
     /// The writing end, where each direction has its own descriptor.
     write: Option<OwnedFd>,
     raised: AtomicBool,
+    /// Whether the system raises it as well.
+    lent: AtomicBool,
 }
 
 impl Signal {
@@ -31,7 +38,7 @@ impl Signal {
     /// That of the system, when the process has too many descriptors.
     pub fn new() -> io::Result<Signal> {
         let (read, write) = descriptors()?;
-        Ok(Signal { read, write, raised: AtomicBool::new(false) })
+        Ok(Signal { read, write, raised: AtomicBool::new(false), lent: AtomicBool::new(false) })
     }
 
     /// Raises the signal. Never waits; costs a system call if it was clear.
@@ -45,7 +52,7 @@ impl Signal {
 
     /// Clears the signal. Never waits. A consumer clears first, and then looks for events.
     pub fn clear(&self) {
-        if !self.raised.load(Ordering::SeqCst) {
+        if !self.raised.load(Ordering::SeqCst) && !self.lent.load(Ordering::SeqCst) {
             return;
         }
         let mut bytes = [0; 64];
@@ -53,6 +60,29 @@ impl Signal {
         // The flag is cleared last: a raise in between finds it set, and the consumer looks for
         // events after this.
         self.raised.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns the descriptor for a part of the system that raises the signal by adding to it. From
+    /// then on each [`clear`](Self::clear) costs a system call.
+    pub fn lend(&self) -> BorrowedFd<'_> {
+        self.lent.store(true, Ordering::SeqCst);
+        self.write.as_ref().unwrap_or(&self.read).as_fd()
+    }
+
+    /// Waits until the signal is raised, for no longer than `time` if that is given. May return
+    /// early.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, within [`no_waiting`](crate::no_waiting).
+    pub fn wait(&self, time: Option<Duration>) {
+        check_may_wait("a signal");
+        let time = time.map(|time| Timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        // Errors are those of an interruption; who waits looks again.
+        let _ = poll(&mut [PollFd::new(self, PollFlags::IN)], time.as_ref());
     }
 }
 
@@ -86,8 +116,6 @@ impl fmt::Debug for Signal {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
     use super::*;
 
     fn is_readable(signal: &Signal) -> bool {
@@ -106,5 +134,18 @@ mod tests {
         }
         signal.clear();
         assert!(!is_readable(&signal));
+    }
+
+    #[test]
+    fn what_the_system_adds_is_cleared_as_well_and_waited_for() {
+        let signal = Signal::new().unwrap();
+        signal.wait(Some(Duration::from_millis(1)));
+        for _ in 0..3 {
+            rustix::io::write(signal.lend(), &1u64.to_ne_bytes()).unwrap();
+            assert!(is_readable(&signal));
+            signal.wait(None);
+            signal.clear();
+            assert!(!is_readable(&signal));
+        }
     }
 }

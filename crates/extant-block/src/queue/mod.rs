@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! BlockDevice::queue   the best engine for a device: io_uring for FileDevice where the system has it
+//! lasting_queue        the same for longer than a borrow and for any thread; io_uring only
 //! portable             over BlockDevice::submit, for every device
 //! ../uring.rs          io_uring, for files and disks
 //! ```
@@ -22,6 +23,8 @@
 mod portable;
 
 use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
 
 use crate::operation::{Completion, Operation};
 
@@ -175,4 +178,23 @@ pub trait Queue {
 
     /// Returns the engine that transfers the bytes.
     fn engine(&self) -> Engine;
+}
+
+/// A queue that needs nothing of its device but what it keeps itself, from
+/// [`BlockDevice::lasting_queue`](crate::BlockDevice::lasting_queue). Any thread may use it, one at
+/// a time; operations go on while no thread does.
+///
+/// The system may end the operations of a thread that ends before they have finished; they fail
+/// then, and can be repeated.
+pub trait LastingQueue: Queue + Send {
+    /// Returns the number of operations that were pushed and not [submitted](Queue::submit), or
+    /// wait to be continued.
+    fn unstarted(&self) -> usize;
+
+    /// Adds to this `eventfd` whenever an operation has finished, from now on. To be called once.
+    ///
+    /// # Errors
+    ///
+    /// That of the system; operations are not concerned.
+    fn signals(&mut self, event: BorrowedFd<'_>) -> io::Result<()>;
 }
