@@ -29,7 +29,7 @@ use crate::states::State;
 use extant_base::sabotage;
 
 /// Number of bytes that one request to the mapper covers.
-const ASK: u64 = 64 << 20;
+pub(crate) const ASK: u64 = 64 << 20;
 
 impl FileCache {
     /// Reads like [`read`](Self::read) without making folios: data that is not cached comes from
@@ -463,6 +463,17 @@ impl FileCache {
     /// false for a write of `range` that a reader has cached meanwhile: it must be repeated
     /// exclusively (R3). The caller has held the content lock, shared, since then.
     pub fn end_queued(&self, range: Range<u64>, what: Queued) -> bool {
+        self.end_looking(range, what, Look::Last)
+    }
+
+    /// Ends a device operation like [`end_queued`](Self::end_queued), without waiting: a folio that
+    /// another thread is filling counts as cached. Instead of the content lock, something else may
+    /// have kept exclusive holders waiting.
+    pub fn end_queued_now(&self, range: Range<u64>, what: Queued) -> bool {
+        self.end_looking(range, what, Look::Now)
+    }
+
+    fn end_looking(&self, range: Range<u64>, what: Queued, look: Look) -> bool {
         let (counters, len) = (&self.cache.counters, range.end - range.start);
         if what == Queued::Read {
             counters.direct_reads.add(1);
@@ -470,7 +481,7 @@ impl FileCache {
         } else {
             counters.direct_writes.add(1);
             counters.bytes_written_direct.add(len);
-            if self.has_any(range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
+            if self.has_any(range, look) && !sabotage("iomap.direct.not-looked-again") {
                 return false;
             }
             match what {
@@ -500,7 +511,7 @@ impl FileCache {
     /// Returns whether the cache has contents for any byte of the range. The [last](Look::Last)
     /// check waits for threads that are filling a folio, perhaps with old contents; threads that
     /// fill one later read the new contents.
-    fn has_any(&self, range: Range<u64>, look: Look) -> bool {
+    pub(crate) fn has_any(&self, range: Range<u64>, look: Look) -> bool {
         let end = range.end.div_ceil(1 << PAGE_LOG2);
         let mut at = range.start >> PAGE_LOG2;
         while let Some(page) = self.next_cached(at).filter(|page| *page < end) {
@@ -511,7 +522,14 @@ impl FileCache {
             let folio = self.bytes_of(&pin);
             at = folio.end >> PAGE_LOG2;
             let part = range.start.max(folio.start)..range.end.min(folio.end);
-            let _filled = (look == Look::Last).then(|| pin.lock());
+            let filled = match look {
+                Look::Passing => None,
+                Look::Last => Some(pin.lock()),
+                Look::Now => pin.try_lock(),
+            };
+            if look == Look::Now && filled.is_none() {
+                return true;
+            }
             if self.cache.states.any(State::Uptodate, self.units(&pin, part)) {
                 return true;
             }
@@ -520,7 +538,7 @@ impl FileCache {
     }
 
     /// Returns whether no folio has any byte of the range.
-    fn is_free(&self, range: Range<u64>) -> bool {
+    pub(crate) fn is_free(&self, range: Range<u64>) -> bool {
         let next = self.next_cached(range.start >> PAGE_LOG2);
         next.is_none_or(|page| page << PAGE_LOG2 >= range.end)
     }
@@ -637,11 +655,14 @@ pub struct OverwritePart {
 
 /// The time of a check by [`FileCache::has_any`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+pub(crate) enum Look {
     /// Before the bytes are written: there will be another check.
     Passing,
     /// After the bytes are written.
     Last,
+    /// After the bytes are written, by a thread that may not wait: what is being filled has
+    /// contents.
+    Now,
 }
 
 /// The progress of a write.

@@ -15,6 +15,7 @@
 use std::ops::Range;
 
 use crate::cache::PAGE_LOG2;
+use crate::direct::{ASK, Look};
 use crate::file::FileCache;
 use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper, Mapping, Obstacle};
@@ -218,6 +219,45 @@ impl FileCache {
             }
         }
         Ok(done)
+    }
+
+    /// Returns the device address of `range`, which is not empty and inside the file, if one device
+    /// operation reads it, or overwrites it if it `writes`: it is data in one run and not cached.
+    /// The caller holds the content lock, shared, until the operation has ended, or keeps exclusive
+    /// holders waiting in another way.
+    ///
+    /// # Errors
+    ///
+    /// The obstacle. [`Obstacle::Device`] for what is not data in one run,
+    /// [`Obstacle::Folio`] for what is cached.
+    pub fn try_place<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+        writes: bool,
+    ) -> Result<u64, Obstacle> {
+        let is_cached = match writes {
+            true => self.has_any(range.clone(), Look::Passing),
+            false => !self.is_free(range.clone()),
+        };
+        if is_cached {
+            return Err(Obstacle::Folio);
+        }
+        let known = self.known.about(range.start);
+        let mapping = match known.filter(|known| mapper.is_current(known.cookie)) {
+            Some(known) => known,
+            None => {
+                self.cache.counters.mappings.add(1);
+                let ask = range.start..range.end.max(range.start.saturating_add(ASK));
+                let mapping = mapper.try_map(ask, Intent::Read)?;
+                self.known.note(&mapping);
+                mapping
+            }
+        };
+        match (&mapping.kind, mapping.address_of(range.start)) {
+            (Kind::Mapped(_), Some(address)) if mapping.end() >= range.end => Ok(address),
+            _ => Err(Obstacle::Device),
+        }
     }
 
     fn try_read_some<M: Mapper>(

@@ -161,6 +161,11 @@ impl Log {
         self.shut_down.load(Ordering::Acquire)
     }
 
+    /// Fails after the end of the mount.
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() { Err(FsError::ReadOnly) } else { Ok(()) }
+    }
+
     /// Fails after an abort.
     pub(crate) fn check_running(&self) -> Result<()> {
         match self.journal.abort_reason() {

@@ -84,7 +84,7 @@ impl Inode {
         has_any.then(|| self.alignment_of_device())
     }
 
-    fn alignment_of_device(&self) -> DirectAlignment {
+    pub(super) fn alignment_of_device(&self) -> DirectAlignment {
         let sector = self.volume().device().logical_sector_bytes();
         DirectAlignment { memory: sector, offset: sector }
     }
@@ -191,7 +191,14 @@ impl DirectFile {
 
     /// Fails with [`FsError::Misaligned`] if the offset, the length or the memory is not aligned.
     pub(super) fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let DirectAlignment { memory, offset: unit } = self.alignment;
+        self.alignment.check(offset, bytes)
+    }
+}
+
+impl DirectAlignment {
+    /// Fails with [`FsError::Misaligned`] if the offset, the length or the memory is not aligned.
+    pub(super) fn check(self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let DirectAlignment { memory, offset: unit } = self;
         let ask = |what, value: u64, unit: u32| match value.is_multiple_of(u64::from(unit.max(1))) {
             true => Ok(()),
             false => Err(FsError::Misaligned { what, value, unit }),

@@ -591,7 +591,9 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn begin_overwrite(&self) -> Result<()> {
-        self.volume().writer()?.check_running()?;
+        let writer = self.volume().writer()?;
+        writer.check_running()?;
+        writer.check_open()?;
         self.settle_moves()
     }
 

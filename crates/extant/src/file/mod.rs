@@ -9,6 +9,7 @@
 //! ```text
 //! io       read, write, append           resize   truncate, both ways
 //! direct, direct_file, direct_queue   bypassing the page cache
+//! direct_now   direct operations that belong to no thread while they are under way
 //! nowait   read, write, append without waiting
 //! copy     from file to file             fallocate   all modes; append, its commonest case
 //! query    data, holes, extents      mapped   memory maps of the program
@@ -25,6 +26,7 @@ mod copy;
 mod defrag;
 mod direct;
 mod direct_file;
+mod direct_now;
 mod direct_queue;
 mod fallocate;
 mod flush;
@@ -40,6 +42,7 @@ mod resize;
 
 pub use defrag::Defragmented;
 pub use direct_file::{DirectAlignment, DirectFile};
+pub(crate) use direct_now::Departed;
 pub use direct_queue::{DirectDone, DirectKind, DirectQueue, DirectRequest};
 pub use fallocate::Fallocate;
 pub(crate) use io::check_changeable;

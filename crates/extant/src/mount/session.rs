@@ -136,6 +136,7 @@ impl Fs {
         while self.reclaim() {}
         let flushed = self.flush_files();
         writer.close();
+        writer.overwrites().settle();
         if let Err(error) = writer.journal().close() {
             // Nothing more will be written, so other hosts need not wait.
             let _ = writer.mmp().map(|mmp| mmp.release());

@@ -17,6 +17,8 @@
 //! unsynced  what a sync waits for, also after the node left memory
 //! model     life and leave under a model checker
 //! memory    counts and sizes
+//! content   the content lock, and direct operations under way without a thread
+//! flights   counting those, and waiting for them
 //! ```
 //!
 //! # Invariants
@@ -29,12 +31,21 @@
 //!   with nothing under writeback, and by one thread (`life`, Z2).
 
 mod atomic {
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 }
+mod locks {
+    pub(super) use extant_sync::{Condvar, Mutex};
+
+    pub(super) const fn leaf<T>(value: T) -> Mutex<T> {
+        Mutex::new(extant_sync::Rank::Leaf, value)
+    }
+}
+mod content;
 mod data;
 mod delayed;
 mod end;
 mod file;
+mod flights;
 mod leave;
 mod life;
 mod memory;
@@ -52,11 +63,13 @@ use extant_base::Ino;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_sync::{Rank, RwLock};
 
+pub(crate) use content::{Airspace, Content, Drive};
 pub(crate) use data::InodeData;
 pub use data::Metadata;
 pub(crate) use delayed::Delayed;
 pub(crate) use end::{Dying, Settled};
 pub(crate) use file::{FileSlot, FileState};
+pub(crate) use flights::Flights;
 use leave::Leave;
 pub(crate) use life::{Life, Stage};
 pub use memory::NodeStats;
@@ -100,7 +113,7 @@ impl Gist {
 pub(crate) struct Node {
     ino: Ino,
     /// Lock of entries, size, data and attributes. Rank `InodeContent`, by number.
-    pub(crate) content: RwLock<()>,
+    pub(crate) content: Content,
     /// The current version. Rank `InodeMap`; held for a moment, never over I/O.
     data: RwLock<Arc<InodeData>>,
     life: Life,
@@ -128,7 +141,7 @@ impl Node {
         Node {
             gist,
             ino,
-            content: RwLock::with_order(Rank::InodeContent, order, ()),
+            content: Content::new(order),
             data: RwLock::with_order(Rank::InodeMap, order, Arc::new(data)),
             life: Life::new(if has_links { Stage::Named } else { Stage::Orphan }),
             is_shortened: AtomicBool::new(false),

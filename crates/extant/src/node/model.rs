@@ -12,8 +12,46 @@ use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
 mod atomic {
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 }
+
+mod locks {
+    /// A mutex, and a condition that takes its guard as that of the program does.
+    pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// `None` only during a wait.
+    pub(super) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+    impl<T> Mutex<T> {
+        pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap()))
+        }
+    }
+
+    pub(super) fn leaf<T>(value: T) -> Mutex<T> {
+        Mutex(loom::sync::Mutex::new(value))
+    }
+
+    pub(super) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(super) fn new() -> Condvar {
+            Condvar(loom::sync::Condvar::new())
+        }
+
+        pub(super) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            guard.0 = Some(self.0.wait(guard.0.take().unwrap()).unwrap());
+        }
+
+        pub(super) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}
+
+#[path = "flights.rs"]
+#[expect(clippy::duplicate_mod, reason = "the same code over other locks is the point")]
+mod flights;
 
 #[path = "leave.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
@@ -319,4 +357,54 @@ fn a_node_that_is_found_by_a_name_stays_and_one_that_leaves_is_not_found() {
 #[should_panic(expected = "it has left, and is in use")]
 fn who_does_not_look_uses_what_has_left() {
     leaving(false);
+}
+
+/// Two operations begin under the lock, shared, change their halves of the blocks without it, and are counted down by
+/// others; somebody takes the lock alone, `waits`, and has the blocks for himself.
+fn flying(waits: bool) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let content = Arc::new(loom::sync::RwLock::new(()));
+        let flights = Arc::new(flights::Flights::new());
+        #[expect(clippy::arc_with_non_send_sync, reason = "the checker looks after the cells")]
+        let blocks = Arc::new([UnsafeCell::new(()), UnsafeCell::new(())]);
+        let lanes: Vec<_> = (0..2)
+            .map(|own: usize| {
+                let (content, flights) = (Arc::clone(&content), Arc::clone(&flights));
+                let blocks = Arc::clone(&blocks);
+                thread::spawn(move || {
+                    {
+                        let _shared = content.read().unwrap();
+                        flights.begin();
+                    }
+                    blocks[own].with_mut(|_| ());
+                    flights.end();
+                })
+            })
+            .collect();
+        {
+            let _alone = content.write().unwrap();
+            if waits {
+                flights.wait();
+                assert!(flights.is_empty());
+            }
+            blocks.iter().for_each(|block| block.with_mut(|_| ()));
+        }
+        for lane in lanes {
+            lane.join().unwrap();
+        }
+        assert!(flights.is_empty());
+    });
+}
+
+#[test]
+fn whoever_has_the_lock_alone_meets_nothing_under_way_and_is_woken() {
+    flying(true);
+}
+
+#[test]
+#[should_panic]
+fn the_model_finds_who_does_not_wait_for_what_is_under_way() {
+    flying(false);
 }

@@ -11,6 +11,9 @@
 //! ```text
 //! mod      Ring: submit, take, cancel, close
 //! op       operations and completions
+//! shared   what submitters, takers and workers share
+//! stats    counters
+//! lane     direct operations that go to the device without a worker
 //! order    dependencies: files, chains, drains
 //! queue    workers, takers and the timer over that order
 //! work     executing operations, singly or in direct batches
@@ -32,14 +35,20 @@
 //!   written again, and the operation cannot be cancelled.
 //! - R5. An operation of a chain begins after its predecessor has succeeded in full; otherwise it
 //!   is cancelled.
+//! - R7. A direct read or overwrite that the device can do in one operation is with no worker: the
+//!   submitter gives it to the device, and whoever takes results, or has to wait for it, takes it
+//!   from there. Drains and the end of the ring wait for those before them.
 //! - R6. Reads continue while changes wait for a thaw or a limit: one worker is reserved for them.
 
+mod lane;
 #[cfg(test)]
 mod model;
 mod op;
 mod order;
 mod queue;
 mod running;
+mod shared;
+mod stats;
 mod work;
 
 use std::any::Any;
@@ -47,11 +56,11 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use extant_block::Engine;
 use extant_sync::threads::{Crew, ThreadError};
 use extant_sync::{Clock, Signal, SystemClock, no_waiting};
 
@@ -60,12 +69,14 @@ use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 
+use lane::{Aloft, Lane};
 pub use op::{Busy, ChainBusy, Completion, Op, Request, Value};
 use order::Place;
-use queue::{Ended, Entry, Job, Patience, Queue};
+use queue::{Entry, Patience, Queue};
 pub use running::Running;
 use running::{Room, Slot};
-use work::Tried;
+use stats::Counters;
+pub use stats::RingStats;
 
 /// The synchronisation primitives of the queue.
 mod sync {
@@ -85,64 +96,6 @@ const DEPTH_MAX: usize = 1 << 16;
 /// Limit of the direct operations of one file that go to the device's queue together.
 const DIRECT_BATCH: usize = 64;
 
-/// Counts of what a ring has done.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[non_exhaustive]
-pub struct RingStats {
-    /// Number of operations done on the submitter's thread.
-    pub inline: u64,
-    /// Number of operations sent to a worker because they would have had to wait, by
-    /// [`WaitReason::ALL`].
-    refused: [u64; WaitReason::ALL.len()],
-    /// Number of operations sent to a worker because an earlier one of the same file was waiting.
-    pub behind: u64,
-    /// Number of operations sent to a worker because their kind may always wait: syncs, direct I/O,
-    /// names, truncate, fallocate.
-    pub by_kind: u64,
-    /// Number of operations sent to a worker because the submitter [asked for
-    /// it](Request::on_worker), or because they have a predecessor in their chain.
-    pub by_request: u64,
-    /// Number of attempts that did a part and left the rest to a worker.
-    pub in_parts: u64,
-    /// Number of operations that workers have begun.
-    pub begun: u64,
-    /// Number of operations that workers have done.
-    pub completed: u64,
-    /// Number of operations cancelled before they began.
-    pub cancelled: u64,
-    /// Number of operations or chains returned because the ring was full.
-    pub busy: u64,
-}
-
-impl RingStats {
-    /// Returns the number of operations sent to a worker because an attempt was refused for this
-    /// reason.
-    pub fn refused(&self, reason: WaitReason) -> u64 {
-        self.refused[reason as usize]
-    }
-
-    /// Returns the number of operations sent to workers, for any reason.
-    pub fn punted(&self) -> u64 {
-        let others = self.behind + self.by_kind + self.by_request + self.in_parts;
-        self.refused.iter().sum::<u64>() + others
-    }
-}
-
-/// The counters behind [`RingStats`].
-#[derive(Default)]
-struct Counters {
-    inline: AtomicU64,
-    refused: [AtomicU64; WaitReason::ALL.len()],
-    behind: AtomicU64,
-    by_kind: AtomicU64,
-    by_request: AtomicU64,
-    in_parts: AtomicU64,
-    begun: AtomicU64,
-    completed: AtomicU64,
-    cancelled: AtomicU64,
-    busy: AtomicU64,
-}
-
 /// A result, or the panic of the operation.
 type Outcome = std::result::Result<Completion, Box<dyn Any + Send>>;
 
@@ -155,6 +108,10 @@ struct Task {
     part: Option<(u64, usize)>,
     /// The slot of the future that awaits it; without one, the result is taken from the ring.
     to: Option<Arc<Slot>>,
+    /// Whether it waits for everything before it.
+    drains: bool,
+    /// Present if the task repeats an operation that came back from the device.
+    aloft: Option<Aloft>,
 }
 
 /// Reason why an operation goes to a worker.
@@ -167,10 +124,27 @@ enum Why {
     Refused(WaitReason),
 }
 
+/// The ways that are open to an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ways {
+    /// An attempt, the lane, a worker.
+    All,
+    /// An attempt or a worker.
+    Attempt,
+    /// A worker.
+    Worker,
+}
+
 /// Outcome of the submitter's attempt.
 enum Looked {
     Done(Completion),
-    Later { op: Op, part: Option<(u64, usize)>, why: Why },
+    /// The device has it.
+    Away,
+    Later {
+        op: Op,
+        part: Option<(u64, usize)>,
+        why: Why,
+    },
 }
 
 /// Outcome of a submission.
@@ -185,6 +159,8 @@ struct Shared {
     fs: Fs,
     depth: usize,
     queue: Queue<Task, Outcome>,
+    /// `None` where the device has no queue that lasts.
+    lane: Option<Lane>,
     /// Number of operations with the workers or not taken yet (R3).
     under_way: AtomicUsize,
     room: Room,
@@ -192,14 +168,12 @@ struct Shared {
     counters: Counters,
 }
 
-const ENDED: &str = "the ring has ended";
-const BY_CALLER: &str = "who submitted it has thought better of it";
-const TOO_LATE: &str = "its time was over";
 const CHAIN: &str = "the operation before it in its chain failed, or did less than it was asked";
 
 /// A queue of operations on an open file system. Any number of threads may submit and take; each
 /// operation is done by the thread that submits it if nothing has to be waited for, and by a worker
-/// otherwise.
+/// otherwise. Direct reads and overwrites can be with the device without a worker; whoever takes
+/// results takes them from there.
 ///
 /// Results are [polled](Self::poll) or [waited for](Self::wait); a [descriptor](Self::event_fd)
 /// reports them to event loops; and [`run`](Self::run) makes an operation a future, for any
@@ -268,15 +242,19 @@ impl Fs {
             self.volume().page_cache()?;
         }
         let workers = depth.min(WORKERS_MAX) + 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             fs: self.clone(),
             depth,
             queue: Queue::new(workers),
+            lane: Lane::open(self, depth, Weak::<Shared>::clone(shared)),
             under_way: AtomicUsize::new(0),
             room: Room::default(),
             signal: OnceLock::new(),
             counters: Counters::default(),
         });
+        if let Some(lane) = &shared.lane {
+            lane.enlist(self);
+        }
         let mut ring = Ring { shared, crews: Vec::new() };
         let no_thread = |error| FsError::NoThread { why: cause(&error).into() };
         for (name, count, work) in [
@@ -297,261 +275,14 @@ fn cause(error: &ThreadError) -> String {
 }
 
 impl Task {
+    /// Returns the task of an operation that is submitted without options.
+    fn of(tag: u64, inode: &Inode, op: Op, part: Option<(u64, usize)>) -> Task {
+        Task { tag, inode: inode.clone(), op, part, to: None, drains: false, aloft: None }
+    }
+
     fn new(request: Request, to: Option<&Arc<Slot>>) -> Task {
-        let Request { tag, inode, op, .. } = request;
-        Task { tag, inode, op, part: None, to: to.map(Arc::clone) }
-    }
-}
-
-/// Outcomes of awaited operations, kept until no lock is held.
-#[derive(Default)]
-struct Awaited(Vec<(Arc<Slot>, Outcome)>);
-
-impl Awaited {
-    /// Cancels a task; returns its outcome if it is to be taken from the ring.
-    fn cancel(&mut self, task: Task, why: &'static str, shared: &Shared) -> Option<Outcome> {
-        shared.counters.cancelled.fetch_add(1, Ordering::Relaxed);
-        let Task { tag, op, to, .. } = task;
-        self.put(to, Ok(Completion::cancelled(tag, op, why)))
-    }
-
-    fn put(&mut self, to: Option<Arc<Slot>>, outcome: Outcome) -> Option<Outcome> {
-        match to {
-            None => Some(outcome),
-            Some(slot) => {
-                self.0.push((slot, outcome));
-                None
-            }
-        }
-    }
-}
-
-impl Shared {
-    /// Runs tasks until the queue is closed and empty.
-    fn work(&self) {
-        let mut next = None;
-        while let Some(job) = next.take().or_else(|| self.queue.next()) {
-            let (mut task, job) = self.open(job);
-            if task.op.is_direct() {
-                self.work_direct(task, job);
-                continue;
-            }
-            let to = task.to.take();
-            let (outcome, went_well) = work::finish(task);
-            next = self.settle(job, to, outcome, went_well, true);
-        }
-    }
-
-    fn open(&self, job: Job<Task>) -> (Task, Job<()>) {
-        self.counters.begun.fetch_add(1, Ordering::Relaxed);
-        job.open()
-    }
-
-    fn work_direct(&self, task: Task, job: Job<()>) {
-        let (ino, may_be_held) = (task.inode.ino(), task.op.may_be_held());
-        let more = |is_new: bool| {
-            let fits = |task: &Task| task.inode.ino() == ino && task.op.is_direct();
-            let most = DIRECT_BATCH - usize::from(!is_new);
-            let jobs = self.queue.more(may_be_held, is_new, most, fits);
-            jobs.into_iter().map(|job| self.open(job)).map(|(task, job)| (job, task)).collect()
-        };
-        work::finish_direct((job, task), more, |job, to, outcome, went_well| {
-            self.settle(job, to, outcome, went_well, false);
-        });
-    }
-
-    fn settle(
-        &self,
-        job: Job<()>,
-        to: Option<Arc<Slot>>,
-        outcome: Outcome,
-        went_well: bool,
-        continues: bool,
-    ) -> Option<Job<Task>> {
-        let mut awaited = Awaited::default();
-        let result = awaited.put(to, outcome);
-        let ended = Ended { job, went_well, result };
-        self.counters.completed.fetch_add(1, Ordering::Relaxed);
-        let next = self.queue.settle(ended, continues, |task| awaited.cancel(task, CHAIN, self));
-        self.tell(awaited);
-        next
-    }
-
-    /// Delivers outcomes to futures and signals the descriptor. The caller holds no lock.
-    fn tell(&self, awaited: Awaited) {
-        if let Some(signal) = self.signal.get() {
-            signal.raise();
-        }
-        for (slot, outcome) in awaited.0 {
-            self.leave();
-            slot.fill(outcome);
-        }
-    }
-
-    /// Counts one operation less under way.
-    fn leave(&self) {
-        self.under_way.fetch_sub(1, Ordering::AcqRel);
-        self.room.wake_one();
-    }
-
-    /// Cancels tasks whose deadline has passed.
-    fn watch(&self) {
-        let awaited = std::cell::RefCell::new(Awaited::default());
-        self.queue.watch(
-            || SystemClock.monotonic(),
-            |task| awaited.borrow_mut().cancel(task, TOO_LATE, self),
-            || self.tell(awaited.take()),
-        );
-    }
-
-    fn cancel(&self, fits: impl Fn(&Task) -> bool) -> usize {
-        let mut awaited = Awaited::default();
-        let count = self.queue.cancel(fits, |task| awaited.cancel(task, BY_CALLER, self));
-        self.tell(awaited);
-        count
-    }
-
-    /// Cancels one awaited operation.
-    fn cancel_one(&self, number: u64) -> bool {
-        let mut awaited = Awaited::default();
-        let done = self.queue.cancel_one(number, |task| awaited.cancel(task, BY_CALLER, self));
-        self.tell(awaited);
-        done
-    }
-
-    fn place(inode: &Inode, op: &Op, drains: bool, timeout: Option<Duration>) -> Place {
-        let (files, is_change, may_be_held) = (op.files(inode), op.is_change(), op.may_be_held());
-        let deadline = timeout.map(|time| SystemClock.monotonic().saturating_add(time));
-        Place { files, is_change, may_be_held, drains, has_begun: false, deadline }
-    }
-
-    /// Does an operation if that needs no wait.
-    fn look(&self, tag: u64, inode: &Inode, op: Op, place: &Place, to_worker: bool) -> Looked {
-        if let Err(error) = inode.check_of(&self.fs) {
-            return Looked::Done(Completion::of(tag, Err(error), op, true));
-        }
-        let later = |op, why| Looked::Later { op, part: None, why };
-        if to_worker {
-            return later(op, Why::Request);
-        }
-        if !op.may_be_inline() {
-            return later(op, Why::Kind);
-        }
-        if self.queue.is_behind(place) {
-            return later(op, Why::Behind);
-        }
-        match work::attempt(inode, op) {
-            Tried::Done(result, op, value) => {
-                self.counters.inline.fetch_add(1, Ordering::Relaxed);
-                let mut completion = Completion::of(tag, result, op, true);
-                if value != Value::Nothing {
-                    completion.value = value;
-                }
-                Looked::Done(completion)
-            }
-            Tried::Never(op) => later(op, Why::Kind),
-            Tried::Refused(op, reason) => later(op, Why::Refused(reason)),
-            Tried::Part(op, at, done) => {
-                Looked::Later { op, part: Some((at, done)), why: Why::Part }
-            }
-        }
-    }
-
-    /// Submits a request; its outcome goes to `slot` if it is not done here.
-    fn start(&self, mut request: Request, slot: Option<&Arc<Slot>>) -> Started {
-        let _scope = no_waiting();
-        if self.is_full() {
-            return Started::Full(request);
-        }
-        let Request { tag, ref inode, drains, timeout, to_worker, .. } = request;
-        let mut place = Shared::place(inode, &request.op, drains, timeout);
-        let op = std::mem::replace(&mut request.op, Op::Stat);
-        match self.look(tag, inode, op, &place, to_worker) {
-            Looked::Done(completion) => Started::Done(completion),
-            Looked::Later { op, part, why } => {
-                request.op = op;
-                // A begun operation cannot be returned, even if others have filled the ring
-                // meanwhile.
-                if !self.claim(1, part.is_some()) {
-                    return Started::Full(request);
-                }
-                place.has_begun = part.is_some();
-                let task = Task { part, ..Task::new(request, slot) };
-                let is_taken = slot.is_none();
-                self.count(why);
-                match self.queue.push(vec![Entry { place, task, is_taken, is_link: false }]) {
-                    Ok(numbers) => Started::Queued(numbers.first().copied().unwrap_or(0)),
-                    Err(entries) => self.refuse(entries),
-                }
-            }
-        }
-    }
-
-    /// Refuses an operation submitted to a closed ring, by a future that outlived it.
-    fn refuse(&self, entries: Vec<Entry<Task>>) -> Started {
-        self.leave();
-        let task = entries.into_iter().next().map(|entry| entry.task);
-        let Some(Task { tag, op, part, .. }) = task else {
-            return Started::Done(Completion::cancelled(0, Op::Stat, ENDED));
-        };
-        Started::Done(match (part, &op) {
-            (None, _) => Completion::cancelled(tag, op, ENDED),
-            // The completion tells how much was done.
-            (Some((at, _)), Op::Append { .. }) => Completion::of(tag, Ok(at), op, true),
-            (Some((_, done)), _) => Completion::of(tag, Ok(done as u64), op, true),
-        })
-    }
-
-    /// Returns whether the ring is full, and counts that. Room is claimed only for operations that
-    /// go to a worker: inline ones are never under way.
-    fn is_full(&self) -> bool {
-        let is_full = self.under_way.load(Ordering::Acquire) >= self.depth;
-        if is_full {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
-        }
-        is_full
-    }
-
-    /// Claims room for `count` operations, unless there is too little and `anyhow` is false.
-    fn claim(&self, count: usize, anyhow: bool) -> bool {
-        let claim = |held: usize| {
-            (anyhow || held.saturating_add(count) <= self.depth).then_some(held + count)
-        };
-        let claimed = self.under_way.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim);
-        if claimed.is_err() {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
-        }
-        claimed.is_ok()
-    }
-
-    fn count(&self, why: Why) {
-        let counters = &self.counters;
-        let counter = match why {
-            Why::Behind => &counters.behind,
-            Why::Kind => &counters.by_kind,
-            Why::Request => &counters.by_request,
-            Why::Part => &counters.in_parts,
-            Why::Refused(reason) => &counters.refused[reason as usize],
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn take(&self, patience: impl Fn() -> Patience) -> Option<Completion> {
-        let taken = match (self.queue.take(|| Patience::None), self.signal.get()) {
-            (Some(taken), _) => taken,
-            (None, signal) => {
-                // This comes before the check, so that results in between raise the signal again.
-                if let Some(signal) = signal {
-                    signal.clear();
-                }
-                self.queue.take(patience)?
-            }
-        };
-        self.leave();
-        match taken {
-            Ok(completion) => Some(completion),
-            Err(panic) => resume_unwind(panic),
-        }
+        let Request { tag, inode, op, drains, .. } = request;
+        Task { tag, inode, op, part: None, to: to.map(Arc::clone), drains, aloft: None }
     }
 }
 
@@ -578,12 +309,13 @@ impl Ring {
             return Err(Busy { op });
         }
         let place = Shared::place(inode, &op, false, None);
-        let (op, part, why) = match shared.look(tag, inode, op, &place, false) {
+        let (op, part, why) = match shared.look(tag, inode, op, &place, Ways::All) {
             Looked::Done(completion) => return Ok(Some(completion)),
+            Looked::Away => return Ok(None),
             Looked::Later { op, part, why } => (op, part, why),
         };
         drop(scope);
-        let task = Task { tag, inode: inode.clone(), op, part, to: None };
+        let task = Task::of(tag, inode, op, part);
         self.accept(task, place, why).map(|()| None)
     }
 
@@ -639,7 +371,9 @@ impl Ring {
             let mut place = Shared::place(inode, &op, drains, timeout);
             let is_link = !entries.is_empty();
             let wanted = op.len();
-            match shared.look(tag, inode, op, &place, to_worker || is_link) {
+            let ways = if to_worker || is_link { Ways::Worker } else { Ways::Attempt };
+            match shared.look(tag, inode, op, &place, ways) {
+                Looked::Away => {}
                 Looked::Done(completion) => {
                     is_broken = !op::is_whole(wanted, &completion.result);
                     done.push(completion);
@@ -707,7 +441,7 @@ impl Ring {
                 Err(reason) => why = Why::Refused(reason),
             }
         }
-        let task = Task { tag, inode: inode.clone(), op: op(out.len()), part: None, to: None };
+        let task = Task::of(tag, inode, op(out.len()), None);
         self.accept(task, place, why).map(|()| None)
     }
 
@@ -746,7 +480,7 @@ impl Ring {
                 Err(would_wait) => why = Why::Refused(would_wait.reason),
             }
         }
-        let task = Task { tag, inode: inode.clone(), op: op(bytes), part, to: None };
+        let task = Task::of(tag, inode, op(bytes), part);
         self.accept(task, place, why).map(|()| None)
     }
 
@@ -823,6 +557,9 @@ impl Ring {
             _ = signal.set(made);
         }
         let made = signal.get().ok_or_else(|| io::Error::from(io::ErrorKind::Other))?;
+        if let Some(lane) = &self.shared.lane {
+            lane.signal(made)?;
+        }
         Ok(made.as_fd())
     }
 
@@ -836,27 +573,22 @@ impl Ring {
         self.shared.depth
     }
 
+    /// Returns how the ring gives direct operations to the device without a worker; `None` if it
+    /// cannot: the mount is read-only, or neither the device nor the system has a queue for that.
+    pub fn engine(&self) -> Option<Engine> {
+        self.shared.lane.as_ref().map(Lane::engine)
+    }
+
     /// Returns the counts of what the ring has done.
     pub fn stats(&self) -> RingStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.shared.counters;
-        RingStats {
-            inline: read(&counters.inline),
-            refused: std::array::from_fn(|at| read(&counters.refused[at])),
-            behind: read(&counters.behind),
-            by_kind: read(&counters.by_kind),
-            by_request: read(&counters.by_request),
-            in_parts: read(&counters.in_parts),
-            begun: read(&counters.begun),
-            completed: read(&counters.completed),
-            cancelled: read(&counters.cancelled),
-            busy: read(&counters.busy),
-        }
+        self.shared.counters.read()
     }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        // Workers may be needed to repeat some, so this comes before they end.
+        self.shared.settle_lane();
         self.shared.queue.close();
         // This waits until the workers have done all accepted operations.
         self.crews.clear();

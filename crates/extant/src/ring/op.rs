@@ -60,8 +60,10 @@ pub enum Op {
         bytes: Vec<u8>,
     },
     /// Reads like [`DirectFile::read_at`](crate::DirectFile::read_at), bypassing the page cache.
-    /// The result is the number of bytes; the buffer comes back in [`Value::Direct`]. Waiting
-    /// direct operations of one file go to the device's queue together.
+    /// The result is the number of bytes; the buffer comes back in [`Value::Direct`]. What is one
+    /// device operation goes to the device at once, or, while that is busy, by the time somebody
+    /// asks for results ([`Ring::engine`](super::Ring::engine)). Those that wait for workers go to
+    /// the device's queue together.
     ReadDirect {
         /// Offset of the first byte, aligned as [`Inode::direct_alignment`] says.
         offset: u64,

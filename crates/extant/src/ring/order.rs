@@ -148,6 +148,16 @@ impl<T> Order<T> {
         number
     }
 
+    /// Accepts a task that has begun elsewhere, before all that were accepted: it waits for none.
+    pub(super) fn accept_begun(&mut self, place: Place, task: T) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.ready[usize::from(!place.may_be_held)].push_front(number);
+        let held = Held { place, task: Some(task), waits_for: 0, behind: Vec::new(), link: None };
+        self.held.insert(number, held);
+        number
+    }
+
     /// Begins the task that has been ready longest; unless `any`, of those that cannot be held up.
     pub(super) fn begin(&mut self, any: bool) -> Option<(u64, Place, T)> {
         let [held, free] = &self.ready;

@@ -135,6 +135,30 @@ impl<T, R> Queue<T, R> {
         Ok(numbers)
     }
 
+    /// Accepts a task that has begun already: it waits for nothing, and for no worker that others
+    /// hold up. Its result is taken from the queue, also when the queue is closed.
+    pub(super) fn push_begun(&self, place: Place, task: T) {
+        let mut state = self.state.lock();
+        let before = state.order.ready();
+        state.pending += 1;
+        state.order.accept_begun(Place { may_be_held: false, has_begun: true, ..place }, task);
+        self.leave(state, before, 0);
+    }
+
+    /// Stores a result of somebody else than a worker, to be taken.
+    pub(super) fn put(&self, result: R) {
+        let mut state = self.state.lock();
+        state.pending += 1;
+        state.done.push_back(result);
+        drop(state);
+        self.done.notify_all();
+    }
+
+    /// Returns whether there are results to take, now or later.
+    pub(super) fn is_pending(&self) -> bool {
+        self.state.lock().pending > 0
+    }
+
     /// Releases the lock and wakes as many workers as there are more ready tasks than `before`,
     /// except for the `anyway` workers that look anyway.
     fn leave(&self, state: super::sync::MutexGuard<'_, State<T, R>>, before: usize, anyway: usize) {

@@ -28,7 +28,7 @@ use crate::error::Result;
 use crate::freeze_gate::{FreezeGate, Inside};
 use crate::log::Log;
 use crate::mmp::MmpGuard;
-use crate::node::Node;
+use crate::node::{Airspace, Node};
 use crate::orphan::{OrphanSummary, Orphans};
 use crate::quota::Quotas;
 use crate::shared_blocks::SharedBlocks;
@@ -49,6 +49,8 @@ pub(crate) struct Writer {
     alloc: Allocator,
     dentries: Dentries,
     freeze: FreezeGate,
+    /// Overwrites of lanes under way: a freeze and the end wait for them.
+    overwrites: Airspace,
     supers: SuperState,
     orphans: Orphans,
     quotas: Quotas,
@@ -137,6 +139,7 @@ impl Writer {
             alloc: parts.alloc,
             dentries: Dentries::new(parts.dentries),
             freeze: FreezeGate::default(),
+            overwrites: Airspace::new(),
             supers: parts.supers,
             orphans: parts.orphans,
             quotas: parts.quotas,
@@ -211,6 +214,11 @@ impl Writer {
 
     pub(crate) fn freeze_gate(&self) -> &FreezeGate {
         &self.freeze
+    }
+
+    /// Returns the overwrites of lanes under way, which begin inside the freeze gate.
+    pub(crate) fn overwrites(&self) -> &Airspace {
+        &self.overwrites
     }
 
     /// Enters to change something, or to write changes back: see [`FreezeGate::enter`].

@@ -3,7 +3,9 @@
 mod basics;
 mod futures;
 mod held;
+mod lane;
 mod pitfalls;
 mod requests;
+mod runway;
 mod support;
 mod throttle;
