@@ -6,8 +6,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, extents, extract,
-    fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, mkdir, mkfs,
-    mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, salvage, serve, setfacl,
+    fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, metadata, mkdir,
+    mkfs, mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, salvage, serve, setfacl,
     setfattr, stat, stats, tar, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
@@ -64,6 +64,7 @@ enum Command {
     Repair(repair::RepairArgs),
     Undo(repair::UndoArgs),
     Salvage(salvage::SalvageArgs),
+    Metadata(metadata::MetadataArgs),
     Replay(replay::ReplayArgs),
     Overlay(overlay::OverlayArgs),
     Mount(Box<mount::MountArgs>),
@@ -137,6 +138,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "repair" => repair::EXAMPLES,
         "undo" => repair::UNDO_EXAMPLES,
         "salvage" => salvage::EXAMPLES,
+        "metadata" => metadata::EXAMPLES,
         "replay" => replay::EXAMPLES,
         "overlay" => overlay::EXAMPLES,
         "mount" => mount::EXAMPLES,
@@ -212,6 +214,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Repair(args) => repair::run(&args),
         Command::Undo(args) => repair::run_undo(&args),
         Command::Salvage(args) => salvage::run(&args),
+        Command::Metadata(args) => metadata::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Overlay(args) => overlay::run(&args),
         Command::Mount(args) => mount::run(&args),

@@ -24,6 +24,7 @@ pub(crate) mod ln;
 pub(crate) mod ls;
 pub(crate) mod lsattr;
 pub(crate) mod man;
+pub(crate) mod metadata;
 pub(crate) mod mkdir;
 pub(crate) mod mkfs;
 pub(crate) mod mknod;

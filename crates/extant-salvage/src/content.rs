@@ -55,7 +55,7 @@ impl Image {
         let block = self.block_bytes() as u64;
         self.walk_map(source.record, &mut nodes, &mut |piece| {
             let (from, to) = match piece {
-                Piece::Node => return true,
+                Piece::Node { .. } => return true,
                 Piece::Doubt { why } => {
                     *reasons.entry(why).or_default() += 1;
                     return true;

@@ -62,7 +62,7 @@ impl Image {
         let size = record.size().div_ceil(self.block_bytes() as u64);
         self.walk_map(record, budget, &mut |piece| {
             match piece {
-                Piece::Node => {}
+                Piece::Node { .. } => {}
                 Piece::Doubt { why } => *reasons.entry(why).or_default() += 1,
                 // What is behind the end was never there.
                 Piece::Lost { from, why, .. } if from < size.max(1) => {

@@ -32,6 +32,8 @@ pub struct Image {
     /// Blocks that there are: those of the superblock, unless the device is shorter.
     pub(crate) blocks: u64,
     pub(crate) notes: Vec<String>,
+    /// The log had something, which is shown in its places.
+    pub(crate) is_replayed: bool,
 }
 
 impl Image {
@@ -52,6 +54,7 @@ impl Image {
             tables,
             blocks,
             notes,
+            is_replayed: false,
         }
     }
 

@@ -10,6 +10,7 @@
 //!
 //! ```text
 //! salvage    the walk: names from the root on, then what nothing leads to
+//! metadata   a copy without the contents of files; scramble: with other names and values
 //!   dirs content attrs    entries, bytes and attributes, as far as they can be read
 //!     open                superblock, backups, what follows from descriptors; the journal's latest copies
 //!       supers guess replay
@@ -36,16 +37,19 @@ mod guess;
 mod image;
 pub mod limits;
 mod map;
+mod metadata;
 mod open;
 mod replay;
 mod report;
 mod salvage;
+mod scramble;
 mod supers;
 mod tables;
 
 pub use attrs::{Found, Xattr};
 pub use error::SalvageError;
 pub use image::Image;
+pub use metadata::{Copied, CopyOptions, copy_metadata};
 pub use open::Options;
 pub use report::{Damage, Summary, Why};
 pub use salvage::{Refusal, Target, salvage};

@@ -18,7 +18,7 @@ pub(crate) enum Piece {
     /// File blocks, from the first to behind the last, of which nothing is known.
     Lost { from: u64, to: u64, why: Why },
     /// A block of the map.
-    Node,
+    Node { block: u64 },
     /// Something that was taken as it is.
     Doubt { why: Why },
 }
@@ -137,7 +137,7 @@ impl Walk<'_> {
             if self.image.has_checksums() && extent::verify(self.seed, &node).is_err() {
                 self.say(Piece::Doubt { why: Why::MapChecksum });
             }
-            self.say(Piece::Node);
+            self.say(Piece::Node { block: child });
             self.node(&node, below, first, next);
         }
         if said > entries {
@@ -196,7 +196,7 @@ impl Walk<'_> {
         let Some(bytes) = self.read(block, start, start.saturating_add(span).min(END)) else {
             return;
         };
-        self.say(Piece::Node);
+        self.say(Piece::Node { block });
         if depth == 1 {
             self.pointers(&bytes, start);
             return;

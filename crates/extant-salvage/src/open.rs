@@ -84,6 +84,7 @@ impl Image {
                     _ => self.sb.clone(),
                 };
                 *self = Image::of(device, sb, notes);
+                self.is_replayed = true;
             }
             Err(why) => {
                 self.notes.push(format!("the journal cannot be brought in, and is left out: {why}"))

@@ -83,6 +83,30 @@ pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64
     tables
 }
 
+/// Calls `each` with every group's own descriptor if its places are possible, and whether it has a right checksum, or none
+/// that could be wrong.
+pub(crate) fn each_descriptor(
+    device: &dyn BlockDevice,
+    sb: &Superblock,
+    (blocks, groups): (u64, u32),
+    each: &mut dyn FnMut(u32, Option<(GroupDescriptor, bool)>),
+) {
+    let finder = Finder {
+        device,
+        sb,
+        heads: Heads::of(sb),
+        sums: GroupChecksum::of(sb),
+        layout: InodeLayout::of(sb),
+        blocks,
+    };
+    let is_open = finder.sums == GroupChecksum::None;
+    let mut cache = None;
+    for group in 0..groups {
+        let own = finder.descriptor(group, GroupIndex(0), &mut cache);
+        each(group, own.map(|own| (own.descriptor, own.is_sealed || is_open)));
+    }
+}
+
 struct Copy {
     descriptor: GroupDescriptor,
     /// The checksum is there and right.

@@ -87,7 +87,8 @@ pub(crate) fn run(args: &SalvageArgs) -> Result<Exit> {
     let device = args.source.open_read_only(&file).map_err(|error| opening(error, &file))?;
     let device = window(device, args.offset, args.partition)?;
     let options = Options { block_size: args.block_size, no_replay: args.no_replay };
-    let image = Image::open(device, &options).map_err(|error| cannot(&error, &name, args))?;
+    let image =
+        Image::open(device, &options).map_err(|error| cannot(&error, &name, args.hint()))?;
     let root = open_empty(&args.dir)?;
     interrupt::listen()?;
     raise_file_limit();
@@ -126,21 +127,27 @@ fn is_whole(summary: &Summary) -> bool {
     summary.damaged == 0 && summary.lost_groups == 0
 }
 
-fn cannot(error: &SalvageError, name: &str, args: &SalvageArgs) -> Failure {
+/// Why an image cannot be opened at all, and what to do about it.
+pub(crate) fn cannot(error: &SalvageError, name: &str, hint: &str) -> Failure {
     let failure = |exit| Failure::new(exit, error.to_string()).about(name);
     match error {
         SalvageError::Features { .. } => failure(Exit::Unsupported),
-        SalvageError::NoSuperblock { .. } => failure(Exit::Io).hint(
-            match (args.offset.or(args.partition.map(u64::from)), args.block_size) {
-                (None, _) => {
-                    "if the file system begins later in the file, say where: --offset or --partition; if its block \
-                     size is known, --block-size"
-                }
-                (Some(_), None) => "if its block size is known, pass --block-size",
-                (Some(_), Some(_)) => "another --block-size may be the right one",
-            },
-        ),
+        SalvageError::NoSuperblock { .. } => failure(Exit::Io).hint(hint),
         _ => failure(Exit::Io),
+    }
+}
+
+impl SalvageArgs {
+    /// What to try where nothing is found.
+    fn hint(&self) -> &'static str {
+        match (self.offset.is_some() || self.partition.is_some(), self.block_size) {
+            (false, _) => {
+                "if the file system begins later in the file, say where: --offset or --partition; if its block size \
+                 is known, --block-size"
+            }
+            (true, None) => "if its block size is known, pass --block-size",
+            (true, Some(_)) => "another --block-size may be the right one",
+        }
     }
 }
 
