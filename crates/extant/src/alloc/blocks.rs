@@ -280,8 +280,11 @@ impl Allocator {
         range: &Range<u32>,
     ) {
         self.tally.add(Counter::of(criterion), 1);
-        self.tally.add(Counter::Asked, u64::from(wish.len));
-        self.tally.add(Counter::Clusters, u64::from(range.end - range.start));
+        let count = range.end - range.start;
+        self.tally.add(Counter::Clusters, u64::from(count));
+        if count < wish.len {
+            self.tally.add(Counter::Missed, u64::from(wish.len - count));
+        }
         if (group.0, range.start) == (wish.goal, wish.goal_bit) {
             self.tally.add(Counter::GoalHits, 1);
         }

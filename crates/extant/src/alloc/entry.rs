@@ -191,7 +191,9 @@ impl<'a> Locked<'a> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if let Some(state) = self.guard.as_deref_mut() {
-            state.ready = Dirty::default();
+            if state.ready.descriptor.is_some() {
+                state.ready = Dirty::default();
+            }
             self.cell.note(state);
             self.index.record(state.index.0, self.cell.longest_known());
             let (all, before) = self.in_windows;

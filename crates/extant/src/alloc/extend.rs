@@ -75,7 +75,10 @@ impl Allocator {
             if here.end - here.start < count {
                 return Ok(Extended::No);
             }
-            if state.is_claimed(Half::Blocks) || ready.has(Half::Blocks) {
+            if state.is_claimed(Half::Blocks) {
+                break (locked, here);
+            }
+            if ready.has(Half::Blocks) {
                 state.ready = ready;
                 break (locked, here);
             }
@@ -104,7 +107,6 @@ impl Allocator {
         state.descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
         flex.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
         self.tally.add(Counter::Extended, 1);
-        self.tally.add(Counter::Asked, u64::from(count));
         self.tally.add(Counter::Clusters, u64::from(count));
         Ok(Extended::Yes)
     }
