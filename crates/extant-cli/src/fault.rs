@@ -82,7 +82,7 @@ impl From<FsError> for Failure {
                 "a backup may be intact: try -b 32768 (8193 for blocks of 1 KiB), or --no-checksums",
             ),
             FsError::CutShort { .. } => Some(
-                "get all of the image again; extant extract saves what can be read of this part",
+                "get all of the image again; extant salvage copies what can be read of this part",
             ),
             FsError::Corrupt { .. } => Some(
                 "other files may be intact; extant check IMAGE shows the extent of the damage, extant repair puts it right",

@@ -281,8 +281,8 @@ pub(crate) fn opening(error: SourceError, file: &Path) -> Failure {
 /// Returns what to do about an image that ends before its file system does.
 pub(crate) fn cut_off(name: &str, wanted: u64) -> String {
     format!(
-        "get all of it again; or make it {wanted} bytes long (truncate -s {wanted} {name}, where it is a file), \
-         which reads zeros for what is missing, and repair it then"
+        "get all of it again; extant salvage {name} DIR copies what can be read; or make it {wanted} bytes long \
+         (truncate -s {wanted} {name}, where it is a file), with zeros for what is missing, and repair it then"
     )
 }
 
