@@ -19,7 +19,7 @@ pub struct RingStats {
     /// that the ring cannot give to the device itself, names, truncate, fallocate.
     pub by_kind: u64,
     /// Number of operations sent to a worker because the submitter [asked for
-    /// it](Request::on_worker), or because they have a predecessor in their chain.
+    /// it](super::Request::on_worker), or because they have a predecessor in their chain.
     pub by_request: u64,
     /// Number of attempts that did a part and left the rest to a worker.
     pub in_parts: u64,
