@@ -9,6 +9,7 @@
 //! # Shape
 //!
 //! ```text
+//! ask        what was found, and who decides about it
 //! session    rounds: check the draft, take the earliest kind of problem, fix it, check again
 //!   supers       superblock, from backups where it must be; the journal is replayed
 //!   descriptors  group descriptors from backups, other places for what overlaps
@@ -33,6 +34,7 @@
 //!   a bounded depth and number of nodes, and the draft holds changed blocks only.
 #![forbid(unsafe_code)]
 
+mod ask;
 mod bitmaps;
 mod descriptors;
 mod dirs;
@@ -52,7 +54,8 @@ mod twice;
 mod undo;
 mod xattrs;
 
+pub use ask::{Ask, Decision, Fix, Preen, Yes};
 pub use error::RepairError;
 pub use plan::Plan;
-pub use session::{Ask, Decision, Fix, Outcome, Preen, RepairOptions, Yes, repair};
+pub use session::{Outcome, RepairOptions, repair};
 pub use undo::{UndoError, undo};
