@@ -2,7 +2,8 @@
 //!
 //! *fio raw* is fio's io_uring on a disk (a loop device over memory) or a file of one; *ring* the queue that extant has
 //! for devices, on the same target, so what it costs is known apart; *extant* a file on a file system on another such
-//! target, in process; *ext4* a file on the kernel's, which fio uses by io_uring and by libaio. On extant, each block has
+//! target, in process; *fs ring* the same file through a ring of the file system (`Fs::ring`), which goes through the host's
+//! cache, and *ring cached* extant's queue on the raw target in that way, its floor; *ext4* a file on the kernel's, which fio uses by io_uring and by libaio. On extant, each block has
 //! its offset in its first bytes, which reads check.
 //!
 //! Time of processors is that of the whole machine, threads of the kernel among it, for each request.
@@ -118,7 +119,7 @@ fn measure(
     let (bytes, time) = (settings.file_bytes, settings.time);
     let options = QueueOptions::default().direct(true);
     println!("{name}: extant by {}", place.extant.engine(&options));
-    let mut contenders = vec!["ring", "extant"];
+    let mut contenders = vec!["ring", "extant", "ring cached", "fs ring"];
     if fio::is_here() {
         contenders.insert(0, "fio raw");
         if place.on_ext4.is_some() {
@@ -139,9 +140,20 @@ fn measure(
                 let on_ext4 = || place.on_ext4.as_deref().context("ext4 is not mounted");
                 let Measured { rate, cpu_micros } = match contender {
                     "fio raw" => fio::run(&place.raw, "io_uring", cell, bytes, time)?,
-                    "ring" => place.ring.run(cell, bytes, time, &mut random)?.0,
+                    "ring" => place.ring.run(cell, bytes, time, &mut random, true)?.0,
+                    "ring cached" => place.ring.run(cell, bytes, time, &mut random, false)?.0,
+                    "fs ring" => {
+                        let (measured, count, by_workers) =
+                            place.extant.run_ring(cell, bytes, time, &mut random)?;
+                        if by_workers > 0 {
+                            println!("{by_workers} of {count} went to workers");
+                        }
+                        requests += count;
+                        measured
+                    }
                     "extant" => {
-                        let (measured, count) = place.extant.run(cell, bytes, time, &mut random)?;
+                        let (measured, count) =
+                            place.extant.run(cell, bytes, time, &mut random, true)?;
                         requests += count;
                         measured
                     }
@@ -174,6 +186,16 @@ fn judge(all: &[Series]) {
     };
     let verdict = |met: bool| if met { "met" } else { "MISSED" };
     println!();
+    for series in all.iter().filter(|series| series.target == "fs ring" && series.unit == "k/s") {
+        if let Some(floor) = median(&series.row, "ring cached") {
+            let of_floor = series.median() / floor;
+            let row = &series.row;
+            println!(
+                "{row}, a ring: {of_floor:.2} of its queue, bar {OF_RAW}: {}",
+                verdict(of_floor >= OF_RAW)
+            );
+        }
+    }
     for series in all.iter().filter(|series| series.target == "extant" && series.unit == "k/s") {
         let (row, rate) = (&series.row, series.median());
         for (other, least) in [("fio raw", OF_RAW), ("ext4 uring", 1.0), ("ext4 aio", 1.0)] {

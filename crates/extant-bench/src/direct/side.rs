@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
+use extant::ring::{Op, Value};
 use extant::{
     AlignedBuffer, DirectDone, DirectFile, DirectKind, DirectRequest, Engine, Fs, QueueOptions,
 };
@@ -68,6 +69,50 @@ impl Side {
         }
     }
 
+    /// Reads or writes at random for about `time` through a ring of the file system. Returns how
+    /// many requests that were, and how many of them workers did.
+    pub(super) fn run_ring(
+        &self,
+        cell: &Cell,
+        bytes: u64,
+        time: Duration,
+        random: &mut Prng,
+    ) -> Result<(Measured, u64, u64)> {
+        let Side::Extant(fs, file) = self else { bail!("rings are those of a file system") };
+        let places = bytes / cell.bytes as u64;
+        let ring = fs.ring(cell.depth)?;
+        let mut spare: Vec<AlignedBuffer> = Vec::new();
+        let busy = Busy::look()?;
+        let start = SystemClock.monotonic();
+        let (mut count, mut under_way, mut ends) = (0u64, 0, false);
+        loop {
+            while !ends && under_way < cell.depth {
+                let offset = random.below(places) * cell.bytes as u64;
+                let mut buffer = spare.pop().unwrap_or_else(|| AlignedBuffer::zeroed(cell.bytes));
+                mark(offset, &mut buffer);
+                let op = match cell.writes {
+                    true => Op::WriteDirect { offset, buffer, synced: false },
+                    false => Op::ReadDirect { offset, buffer },
+                };
+                ensure!(ring.submit(offset, file.inode(), op)?.is_none(), "done at once");
+                under_way += 1;
+            }
+            let Some(done) = ring.wait() else { break };
+            under_way -= 1;
+            ensure!(done.result? == cell.bytes as u64, "a request was short");
+            let Value::Direct(buffer) = done.value else { bail!("a buffer was lost") };
+            check(done.tag, &buffer)?;
+            spare.push(buffer);
+            count += 1;
+            let spent = || SystemClock.monotonic().saturating_sub(start);
+            ends = ends || (count.is_multiple_of(64) && spent() >= time);
+        }
+        let spent = SystemClock.monotonic().saturating_sub(start).as_secs_f64();
+        let cpu_micros = busy.since()?.as_secs_f64() / count as f64 * 1e6;
+        let stats = ring.stats();
+        Ok((Measured { rate: count as f64 / spent, cpu_micros }, count, stats.completed))
+    }
+
     /// Reads or writes at random for about `time`. Returns how many requests that were as well.
     pub(super) fn run(
         &self,
@@ -75,8 +120,9 @@ impl Side {
         bytes: u64,
         time: Duration,
         random: &mut Prng,
+        past_host: bool,
     ) -> Result<(Measured, u64)> {
-        let options = QueueOptions::default().depth(cell.depth).direct(true);
+        let options = QueueOptions::default().depth(cell.depth).direct(past_host);
         let places = bytes / cell.bytes as u64;
         let mut offset = || random.below(places) * cell.bytes as u64;
         let busy = Busy::look()?;
