@@ -16,6 +16,7 @@
 //! - [`crash`]: every state that a power cut may leave, from a recorded history.
 //! - [`model`]: a name space in memory, operations on it, operations from a seed.
 //! - [`proof`]: does operations, cuts the power everywhere, and says whether what is left may be.
+//! - [`lasting`]: a device whose queue lasts, as a ring's direct operations need it.
 //! - [`sim`]: many clients, faults and cuts under one seed.
 //! - [`storm`]: many threads, real ones, on a few shared names.
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ pub mod crash;
 mod ends;
 pub mod image;
 pub mod kernel;
+pub mod lasting;
 pub mod model;
 pub mod oracle;
 pub mod proof;

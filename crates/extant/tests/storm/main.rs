@@ -7,6 +7,7 @@ mod round;
 mod stopped;
 mod target;
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use extant_sync::{Clock, SystemClock};
@@ -14,6 +15,7 @@ use extant_testkit::storm::layouts::{Layout, number, random_of};
 use extant_testkit::{image, require};
 
 use round::{Setting, round, round_with_cuts, round_with_errors};
+use target::BY_LANE;
 
 /// What befalls the device.
 #[derive(Clone, Copy)]
@@ -66,7 +68,8 @@ fn rounds(
         count += 1;
     }
     println!(
-        "{count} rounds, {done} operations, {:.1} s",
+        "{count} rounds, {done} operations, {} past the workers of rings, {:.1} s",
+        BY_LANE.load(Ordering::Relaxed),
         (SystemClock.monotonic() - start).as_secs_f64()
     );
     Ok(())

@@ -14,6 +14,7 @@ use extant_block::{
 use extant_check::CheckOptions;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use extant_sync::{Clock, SystemClock};
+use extant_testkit::lasting::Lasting;
 use extant_testkit::oracle::{e2fsck, e2fsck_as};
 use extant_testkit::storm::book::Care;
 use extant_testkit::storm::{Log, Round, Storm, run};
@@ -40,6 +41,8 @@ pub(crate) struct Setting {
     ends_early: bool,
     /// The device fails now and then, or its power does: the mount is left as it is.
     breaks: bool,
+    /// Rings give direct operations to the device without a worker.
+    has_lane: bool,
 }
 
 impl Setting {
@@ -59,6 +62,7 @@ impl Setting {
             evicts: one_of(&[0, 0, 1]) == 1,
             ends_early: one_of(&[0, 0, 0, 1]) == 1,
             breaks: false,
+            has_lane: one_of(&[0, 1, 1, 1]) == 1,
         }
     }
 
@@ -72,6 +76,14 @@ impl Setting {
             .commit_interval(Duration::from_millis(self.commit_ms))
             .write_back_after(Duration::from_millis(self.write_back_ms))
             .discard(self.discard)
+    }
+
+    /// The device of the mount.
+    fn device<D: BlockDevice + 'static>(&self, below: &Arc<D>) -> SharedDevice {
+        match self.has_lane {
+            true => Arc::new(Lasting::over(Arc::clone(below), self.seed)),
+            false => Arc::clone(below) as _,
+        }
     }
 
     fn storm(&self) -> Storm {
@@ -173,7 +185,7 @@ pub(crate) fn round(
     scratch: &Path,
 ) -> Result<u64, String> {
     let device = Arc::new(device.snapshot());
-    let shared: SharedDevice = Arc::clone(&device) as _;
+    let shared = setting.device(&device);
     fn said(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
@@ -223,7 +235,7 @@ pub(crate) fn round_with_cuts(
 ) -> Result<u64, String> {
     let setting = Setting { breaks: true, ends_early: false, ..*setting };
     let device = Arc::new(RecordingDevice::over(device.snapshot()));
-    let shared: SharedDevice = Arc::clone(&device) as _;
+    let shared = setting.device(&device);
     fn said(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
@@ -288,7 +300,7 @@ pub(crate) fn round_with_errors(
     fn said(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
-    let shared: SharedDevice = Arc::clone(&device) as _;
+    let shared = setting.device(&device);
     let fs = setting.options().open_shared(shared).map_err(said)?;
     let round = {
         let enabled = Arc::clone(&device);

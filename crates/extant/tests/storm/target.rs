@@ -1,13 +1,15 @@
 //! The library under storm.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use extant::ring::{Op, Ring};
+use extant::ring::{Op, Ring, Value};
 use extant::{
     AlignedBuffer, DirectDone, DirectFile, DirectKind, DirectRequest, Fallocate, Fs, FsError,
     Inode, NewInode, QueueOptions, RenameFlags, Result, SetAttributes, XattrMode,
 };
-use extant_sync::threads;
+use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::storm::{Answer, DIRS, FILE_BYTES, Place, Renaming, Space, Target, Way};
 
 const NEW: NewInode = NewInode { permissions: 0o644, uid: 1000, gid: 100 };
@@ -15,6 +17,9 @@ const RINGS: usize = 3;
 const EIO: i32 = 5;
 const EISDIR: i32 = 21;
 const ELOOP: i32 = 40;
+
+/// Operations of all rounds that no worker of a ring saw through.
+pub(crate) static BY_LANE: AtomicU64 = AtomicU64::new(0);
 
 /// A mount, and handles on its directories.
 pub(crate) struct Library {
@@ -58,8 +63,75 @@ impl Rings {
             assert!(part.is_none(), "it was done already");
             *part = Some((done.result, done.buffer));
         }
-        drop(self.give.try_send(ring));
+        self.give_back(ring);
         Some(parts.map(|part| part.expect("both were accepted")).into())
+    }
+
+    /// Does one operation. `None` when all rings are in use.
+    fn one(&self, file: &Inode, op: impl FnOnce() -> Op) -> Option<Result<u64>> {
+        let ring = self.free.try_recv().ok()?;
+        let done = ring.submit(0, file, op()).expect("it was empty");
+        let done = done.or_else(|| ring.wait()).expect("it was accepted");
+        assert!(ring.wait().is_none(), "it was done twice");
+        self.give_back(ring);
+        Some(done.result)
+    }
+
+    /// Reads or writes the file past the cache, in pieces that are under way together while others
+    /// do something. `None` when all rings are in use.
+    fn direct(
+        &self,
+        file: &Inode,
+        (writes, at): (bool, u64),
+        bytes: &mut [u8],
+    ) -> Option<Result<usize>> {
+        let ring = self.free.try_recv().ok()?;
+        let before = ring.stats().lane;
+        let piece = (bytes.len() / 4).next_multiple_of(if at / 1024 % 2 == 0 { 4096 } else { 512 });
+        let mut ended: Vec<Option<Result<usize>>> = Vec::new();
+        for (number, part) in bytes.chunks(piece).enumerate() {
+            let offset = at + (number * piece) as u64;
+            let mut buffer = AlignedBuffer::zeroed(part.len());
+            let op = match writes {
+                true => {
+                    buffer.copy_from_slice(part);
+                    Op::WriteDirect { offset, buffer, synced: at / 2048 % 8 == 7 }
+                }
+                false => Op::ReadDirect { offset, buffer },
+            };
+            assert!(ring.submit(number as u64, file, op).expect("four have room").is_none());
+            ended.push(None);
+        }
+        match at / 512 % 3 {
+            0 => {}
+            more => SystemClock.sleep(Duration::from_micros(100 * more)),
+        }
+        while let Some(done) = ring.wait() {
+            let Value::Direct(buffer) = done.value else { panic!("its memory is lost") };
+            let number = done.tag as usize;
+            assert!(ended[number].is_none(), "it was done already");
+            let part = bytes.chunks_mut(piece).nth(number).expect("one of them");
+            assert_eq!(buffer.len(), part.len());
+            ended[number] = Some(done.result.map(|got| got as usize));
+            if let (false, Some(Ok(got))) = (writes, &ended[number]) {
+                part[..*got].copy_from_slice(&buffer[..*got]);
+            }
+        }
+        BY_LANE.fetch_add(ring.stats().lane - before, Ordering::Relaxed);
+        self.give_back(ring);
+        let mut all = 0;
+        for (ended, part) in ended.into_iter().zip(bytes.chunks(piece)) {
+            match ended.expect("it was accepted") {
+                Ok(got) if got < part.len() => return Some(Ok(all + got)),
+                Ok(got) => all += got,
+                error => return Some(error),
+            }
+        }
+        Some(Ok(all))
+    }
+
+    fn give_back(&self, ring: Ring) {
+        drop(self.give.try_send(ring));
     }
 }
 
@@ -134,9 +206,17 @@ fn batch(direct: &DirectFile, kind: DirectKind, at: u64, bytes: &mut [u8]) -> Re
 
 /// The file past the cache by the rules of Linux, half of the times that it is aligned.
 fn aligned(file: &Inode, at: u64, len: usize) -> Option<DirectFile> {
-    let unit = u64::from(file.direct_alignment()?.offset);
-    let fits = at.is_multiple_of(unit) && (len as u64).is_multiple_of(unit);
-    (fits && at / 4096 % 2 == 1).then(|| file.direct().ok())?
+    (fits(file, at, len) && at / 4096 % 2 == 1).then(|| file.direct().ok())?
+}
+
+/// Some of those that are aligned go past the cache through a ring, if one is free.
+fn by_lane(file: &Inode, at: u64, len: usize) -> bool {
+    fits(file, at, len) && at / 4096 % 3 != 1
+}
+
+fn fits(file: &Inode, at: u64, len: usize) -> bool {
+    let unit = file.direct_alignment().map_or(u64::MAX, |unit| u64::from(unit.offset));
+    at.is_multiple_of(unit) && (len as u64).is_multiple_of(unit)
 }
 
 impl Target for Library {
@@ -204,6 +284,11 @@ impl Target for Library {
                 _ => answer(file.read_at(out, at)),
             },
             Way::Direct => match aligned(file, at, out.len()) {
+                _ if by_lane(file, at, out.len())
+                    && let Some(got) = self.rings.direct(file, (false, at), out) =>
+                {
+                    answer(got)
+                }
                 Some(direct) if at / 8192 % 2 == 1 => {
                     answer(batch(&direct, DirectKind::Read, at, out))
                 }
@@ -249,6 +334,12 @@ impl Target for Library {
         while !bytes.is_empty() {
             let written = match way {
                 Way::Direct => match aligned(file, at, bytes.len()) {
+                    _ if by_lane(file, at, bytes.len())
+                        && let Some(written) =
+                            self.rings.direct(file, (true, at), &mut bytes.to_vec()) =>
+                    {
+                        answer(written)?
+                    }
                     Some(direct) if at / 8192 % 2 == 1 => {
                         let kind = DirectKind::Write { synced: at / 16384 % 2 == 1 };
                         answer(batch(&direct, kind, at, &mut bytes.to_vec()))?
@@ -293,7 +384,8 @@ impl Target for Library {
     }
 
     fn truncate(&self, file: &Inode, size: u64) -> Answer<()> {
-        answer(file.truncate(size))
+        let by_ring = by_ring(size).then(|| self.rings.one(file, || Op::Truncate { size }));
+        answer(by_ring.flatten().map_or_else(|| file.truncate(size), |done| done.map(drop)))
     }
 
     fn space(&self, file: &Inode, what: Space, range: Range<u64>) -> Answer<()> {
@@ -304,7 +396,9 @@ impl Target for Library {
             Space::Collapse => Fallocate::CollapseRange,
             Space::Insert => Fallocate::InsertRange,
         };
-        answer(file.fallocate(mode, range))
+        let op = || Op::Fallocate { mode, range: range.clone() };
+        let by_ring = by_ring(range.start).then(|| self.rings.one(file, op)).flatten();
+        answer(by_ring.map_or_else(|| file.fallocate(mode, range), |done| done.map(drop)))
     }
 
     fn copy(&self, from: &Inode, at: u64, to: &Inode, to_at: u64, len: u64) -> Answer<u64> {
@@ -312,7 +406,13 @@ impl Target for Library {
     }
 
     fn sync(&self, file: &Inode, data_only: bool) -> Answer<()> {
-        answer(if data_only { file.sync_data() } else { file.sync() })
+        let op = || if data_only { Op::SyncData } else { Op::Sync };
+        let by_ring = self.rings.one(file, op);
+        answer(match (by_ring, data_only) {
+            (Some(done), _) => done.map(drop),
+            (None, true) => file.sync_data(),
+            (None, false) => file.sync(),
+        })
     }
 
     fn sync_all(&self) -> Answer<()> {
