@@ -8,11 +8,14 @@ mod patch;
 use std::ops::Range;
 use std::sync::Arc;
 
+use extant::ring::Op;
 use extant::{
-    Fallocate, Fault, Fs, FsBlock, FsError, GroupIndex, Ino, Inode, MappingKind, MountOptions, Zone,
+    AlignedBuffer, Fallocate, Fault, Fs, FsBlock, FsError, GroupIndex, Ino, Inode, MappingKind,
+    MountOptions, Zone,
 };
 use extant_block::{FileDevice, MemoryDevice, RecordingDevice, SharedDevice};
 use extant_sync::{Clock, FixedClock, SystemClock};
+use extant_testkit::lasting::Lasting;
 use extant_testkit::model::{is_written, written};
 use extant_testkit::oracle::{debugfs, mke2fs};
 use extant_testkit::require;
@@ -148,6 +151,18 @@ fn try_contents(what: &str, fs: &Fs, file: &Inode, target: &(FsBlock, String), w
     refuse("write of a part", file.write_at(b"part", 7).map(drop));
     refuse("write of a block", file.write_at(&new, 0).map(drop));
     refuse("write past the cache", file.write_direct_at(&new, 0).map(drop));
+    assert!(file.try_read_at(&mut out, 0).is_err() && file.try_write_at(&new, 0).is_err());
+    let ring = fs.ring(4).unwrap();
+    let by_ring = |op| {
+        let done = ring.submit(0, file, op).unwrap().or_else(|| ring.wait());
+        done.unwrap().result.map(drop)
+    };
+    let fetch = Op::ReadDirect { offset: 0, buffer: AlignedBuffer::zeroed(new.len()) };
+    refuse("read past the cache by a ring", by_ring(fetch));
+    let buffer = AlignedBuffer::copy_of(&new);
+    let store = Op::WriteDirect { offset: 0, buffer, synced: false };
+    refuse("write past the cache by a ring", by_ring(store));
+    assert_eq!((ring.engine().is_some(), ring.stats().lane), (true, 0));
     refuse("zero a part", file.fallocate(Fallocate::PunchHole, 3..len / 2));
     refuse("truncate to a part", file.truncate(len / 2));
     let other = fs.root().unwrap().lookup("attributes").unwrap();
@@ -189,7 +204,8 @@ fn no_contents_are_looked_for_in_structures() {
             drop((file, fs));
 
             let device = recording(&image, &parts);
-            let fs = open(Arc::clone(&device) as _, true).unwrap();
+            let lasting = Lasting::over(Arc::clone(&device), 1);
+            let fs = open(Arc::new(lasting), true).unwrap();
             let file = fs.resolve("/file").unwrap();
             try_contents(&what, &fs, &file, target, true);
             // What follows is found, and is the file's.

@@ -165,6 +165,19 @@ impl Volume {
         Err(FsError::corrupt(structure, ino, FsBlock(block), Fault::Zone { file_block, zone }))
     }
 
+    /// Returns whether [`check_file_blocks`](Self::check_file_blocks) finds nothing. It does not
+    /// wait, as naming what is wrong may.
+    pub(crate) fn may_be_file_blocks(&self, ino: Ino, start: FsBlock, len: u64) -> bool {
+        let ino = Some(ino);
+        if self.check_blocks("file mapping", ino, start, len).is_err() {
+            return false;
+        }
+        let Some(zones) = self.zones() else { return true };
+        // Inside the file system: no overflow.
+        let blocks = start.0..start.0 + len;
+        zones.hit(&blocks, ino).is_none() && self.gained().hit(&blocks, ino).is_none()
+    }
+
     /// Records that `block` belongs to the quota file `ino` from now on.
     pub(crate) fn gain_quota_block(&self, block: FsBlock, ino: Ino) {
         self.gained().add(block.0, Zone::Quota(ino));
