@@ -2,7 +2,7 @@
 //! running transaction has to encode, the time, and whether changes are still possible.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use extant_base::{Ino, Prng};
 use extant_format::time::Timestamp;
@@ -127,9 +127,11 @@ impl Log {
         Prng::new(self.random.fetch_add(1, Ordering::Relaxed)).next_u64()
     }
 
-    /// Ends the mount: no change begins from now on.
+    /// Ends the mount: no change begins from now on. What has begun and is counted, the caller sees
+    /// afterwards.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use extant_base::sabotage;
 use extant_iomap::Queued;
@@ -66,9 +66,6 @@ impl Inode {
             false => None,
         };
         let _content = node.content.try_read()?;
-        if writer.is_closed() {
-            return None;
-        }
         let file = node.try_file(fs.superblock(), volume.page_cache_made()?)?;
         if writes {
             check_changeable(node.ino(), node.gist().flags).ok()?;
@@ -87,7 +84,11 @@ impl Inode {
         if writes {
             writer.overwrites().begin();
         }
-        Some(Departed { inode: self.clone(), range, address, writes })
+        let departed = Departed { inode: self.clone(), range, address, writes };
+        // The end of a mount does not wait for threads. Who counts first and then looks is waited
+        // for, or sees that the mount has ended.
+        fence(Ordering::SeqCst);
+        (!writer.is_closed()).then_some(departed)
     }
 }
 

@@ -254,7 +254,10 @@ impl Shared {
         if !self.claim(1, false) {
             return Err(op);
         }
-        lane.launch(tag, departed, op).inspect_err(|_| self.leave())
+        lane.launch(tag, departed, op).inspect_err(|_| self.leave())?;
+        // Who waits for a worker takes from the device, too.
+        self.queue.nudge();
+        Ok(())
     }
 
     /// Ends an operation that came back from the device. `None` if a worker repeats it; else it
@@ -305,7 +308,11 @@ impl Shared {
             }
             let is_pending = self.queue.is_pending();
             if !is_flying {
-                return if is_pending { self.take_of_queue(patience) } else { None };
+                let taken = is_pending.then(|| self.take_of_workers(lane, &patience)).flatten();
+                if taken.is_none() && lane.is_flying() {
+                    continue;
+                }
+                return taken;
             }
             let waits = matches!(patience(), Patience::Endless) && !is_pending;
             let arrived = match waits {
@@ -336,6 +343,15 @@ impl Shared {
                 Patience::Endless => self.sleep(lane, None),
             }
         }
+    }
+
+    /// Takes a result of the workers; waits only while nothing is with the device.
+    pub(super) fn take_of_workers(
+        &self,
+        lane: &Lane,
+        patience: impl Fn() -> Patience,
+    ) -> Option<Completion> {
+        self.take_of_queue(|| if lane.is_flying() { Patience::None } else { patience() })
     }
 
     /// Waits until there may be a result, or for `time`; may return early.

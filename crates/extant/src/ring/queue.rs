@@ -46,6 +46,8 @@ pub(super) struct Queue<T, R> {
     timer: Condvar,
     /// Number of unfinished operations; while it is 0, submitters need not take the lock.
     unfinished: AtomicUsize,
+    /// Number of takers that wait, or are about to.
+    takers: AtomicUsize,
     /// Limit of the workers running tasks that may be held up.
     holding_max: usize,
 }
@@ -103,6 +105,7 @@ impl<T, R> Queue<T, R> {
             done: Condvar::new(),
             timer: Condvar::new(),
             unfinished: AtomicUsize::new(0),
+            takers: AtomicUsize::new(0),
             holding_max: workers.saturating_sub(1).max(1),
         }
     }
@@ -294,7 +297,8 @@ impl<T, R> Queue<T, R> {
         count
     }
 
-    /// Takes a result; waits for one while any is pending, as `patience` says.
+    /// Takes a result; waits for one while any is pending, as `patience` says, which is asked again
+    /// after each [`nudge`](Self::nudge).
     pub(super) fn take(&self, patience: impl Fn() -> Patience) -> Option<R> {
         let mut state = self.state.lock();
         loop {
@@ -309,11 +313,33 @@ impl<T, R> Queue<T, R> {
             if state.pending == 0 {
                 return None;
             }
-            match patience() {
-                Patience::None => return None,
-                Patience::Endless => self.done.wait(&mut state),
-                Patience::For(time) => _ = self.done.wait_for(&mut state, time),
+            // This comes before the question: see `nudge`.
+            self.takers.fetch_add(1, Ordering::SeqCst);
+            let gives_up = match patience() {
+                Patience::None => true,
+                Patience::Endless => {
+                    self.done.wait(&mut state);
+                    false
+                }
+                Patience::For(time) => {
+                    _ = self.done.wait_for(&mut state, time);
+                    false
+                }
+            };
+            self.takers.fetch_sub(1, Ordering::SeqCst);
+            if gives_up {
+                return None;
             }
+        }
+    }
+
+    /// Has every taker that waits look again how long it is to wait. The caller has changed the
+    /// answer, by a sequentially consistent operation.
+    pub(super) fn nudge(&self) {
+        if self.takers.load(Ordering::SeqCst) > 0 {
+            // Who has asked before the change is asleep once the lock is free.
+            drop(self.state.lock());
+            self.done.notify_all();
         }
     }
 

@@ -287,10 +287,14 @@ impl Shared {
     }
 
     pub(super) fn take(&self, patience: impl Fn() -> Patience) -> Option<Completion> {
-        match self.lane.as_ref().filter(|lane| lane.is_flying()) {
-            Some(lane) => self.take_of_both(lane, patience),
-            None => self.take_of_queue(patience),
+        let Some(lane) = &self.lane else { return self.take_of_queue(patience) };
+        if !lane.is_flying() {
+            let taken = self.take_of_workers(lane, &patience);
+            if taken.is_some() || !lane.is_flying() {
+                return taken;
+            }
         }
+        self.take_of_both(lane, patience)
     }
 
     /// Takes a result of the workers.

@@ -4,6 +4,7 @@ mod basics;
 mod futures;
 mod held;
 mod lane;
+mod meets;
 mod pitfalls;
 mod requests;
 mod runway;
