@@ -17,6 +17,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::image::{self, ReadArgs, mount_failure, note_journal_error, window};
 use crate::in_use::{loop_device_of, mounted_on};
 use crate::interrupt;
+use crate::keys::KeyArgs;
 use crate::output::{complain, report};
 use crate::size::parse_bytes;
 use crate::source::{SourceArgs, SourceError};
@@ -35,6 +36,8 @@ pub(crate) struct EditArgs {
     /// Device or file with the journal, for an image whose journal is not inside it.
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    keys: KeyArgs,
     #[command(flatten)]
     source: SourceArgs,
 }
@@ -76,6 +79,7 @@ impl EditArgs {
         if let Some(journal) = &self.journal_device {
             options = options.journal_device(FileDevice::open_read_write(journal)?);
         }
+        options = self.keys.apply(options)?;
         let at_start = self.offset.is_none() && self.partition.is_none();
         let opened = options.open(Arc::clone(&device)).map_err(FsError::from);
         let fs = opened.map_err(|error| match error {
@@ -102,6 +106,7 @@ impl EditArgs {
             offset: self.offset,
             partition: self.partition,
             journal_device: self.journal_device.clone(),
+            keys: self.keys.clone(),
             source: self.source.clone(),
             ..ReadArgs::default()
         };

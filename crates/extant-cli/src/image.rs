@@ -12,6 +12,7 @@ use extant_image::signature::{Class, Found, PROBE_BYTES, recognise, recognise_de
 
 use crate::exit::{Exit, Failure, Result};
 use crate::foreign;
+use crate::keys::KeyArgs;
 use crate::mount_table;
 use crate::output::{complain, report, report_one};
 pub(crate) use crate::place::{split, split_place};
@@ -83,6 +84,8 @@ pub(crate) struct ReadArgs {
     /// Device or file with the journal, for an image whose journal is not inside it.
     #[arg(long, value_name = "FILE", help_heading = "Image")]
     pub(crate) journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
 }
@@ -308,6 +311,7 @@ impl ReadArgs {
         if let Some(journal) = &self.journal_device {
             options = options.journal_device(FileDevice::open_read_only(journal)?);
         }
+        options = self.keys.apply(options)?;
         let at_start = self.offset.is_none() && self.partition.is_none();
         let fs = self
             .mount(&options, &device)

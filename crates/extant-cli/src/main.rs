@@ -21,6 +21,7 @@ mod helper;
 mod image;
 mod in_use;
 mod interrupt;
+mod keys;
 mod manuals;
 mod mkfs_args;
 mod mode;

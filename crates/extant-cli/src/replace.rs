@@ -18,9 +18,7 @@ pub(crate) fn check(session: &Session<'_>, path: &[u8], old: &Inode) -> Result<(
     if !old.is_file() {
         return Err(session.failure(path, FsError::NotARegularFile { ino }));
     }
-    if old.is_encrypted() {
-        return Err(session.failure(path, FsError::Encrypted { ino, what: "contents" }));
-    }
+    old.check_key().map_err(|error| session.failure(path, error))?;
     match old.metadata().flags {
         flags if flags.contains(InodeFlags::IMMUTABLE) => refuse("it is immutable"),
         flags if flags.contains(InodeFlags::APPEND) => refuse("it can only be appended to"),

@@ -78,7 +78,7 @@ impl FileCache {
         range: Range<u64>,
         most: usize,
     ) -> Result<Option<Vec<(u64, u64)>>, M::Error> {
-        if !self.is_free(range.clone()) {
+        if mapper.is_staged() || !self.is_free(range.clone()) {
             return Ok(None);
         }
         let mut runs = Vec::new();
@@ -147,7 +147,7 @@ impl FileCache {
         match &mapping.kind {
             Kind::Mapped(_) => {
                 let from = mapping.address_of(at).unwrap_or(u64::MAX);
-                mapper.device().read_at(from, out)?;
+                mapper.contents()?.read_at(at, from, out)?;
                 self.cache.counters.direct_reads.add(1);
                 self.cache.counters.bytes_read_direct.add(len as u64);
             }
@@ -185,7 +185,8 @@ impl FileCache {
         M::Error: From<CacheError>,
     {
         let end = offset.saturating_add(bytes.len() as u64);
-        let Some(whole) = self.whole_blocks(offset..end) else {
+        let whole = self.whole_blocks(offset..end).filter(|_| !mapper.is_staged());
+        let Some(whole) = whole else {
             return self.write(mapper, offset, bytes);
         };
         let head = (whole.start - offset) as usize;
@@ -293,11 +294,15 @@ impl FileCache {
                 }
                 let part =
                     (placement.offset - offset) as usize..(placement.end() - offset) as usize;
-                if let Err(error) = mapper.device().write_at(placement.address, &bytes[part]) {
+                let (offset, address) = (placement.offset, placement.address);
+                let written = mapper.contents().and_then(|contents| {
+                    contents.write_at(offset, address, &bytes[part]).map_err(M::Error::from)
+                });
+                if let Err(error) = written {
                     if !sabotage("iomap.direct.place-kept-on-error") {
                         mapper.give_back(placement);
                     }
-                    return Err(error.into());
+                    return Err(error);
                 }
                 self.cache.counters.direct_writes.add(1);
                 self.cache.counters.bytes_written_direct.add(placement.len);
@@ -334,6 +339,7 @@ impl FileCache {
             Ok(plan) => plan,
             Err(alone) => return Ok(Overwritten::Alone(alone)),
         };
+        let contents = mapper.contents()?;
         mapper.begin_overwrite()?;
         let mut durable = how.durable;
         let mut written = Ok(());
@@ -341,8 +347,8 @@ impl FileCache {
             let from = (part.offset - offset) as usize;
             let bytes = &bytes[from..from + part.len as usize];
             written = match how.durable && !part.is_new {
-                true => mapper.device().write_fua_at(part.address, bytes),
-                false => mapper.device().write_at(part.address, bytes),
+                true => contents.write_fua_at(part.offset, part.address, bytes),
+                false => contents.write_at(part.offset, part.address, bytes),
             };
             durable &= !part.is_new && written.is_ok();
             if written.is_err() {
@@ -376,7 +382,7 @@ impl FileCache {
         {
             return Ok(Err(Alone::Parts));
         }
-        if self.has_any(range.clone(), Look::Passing) {
+        if mapper.is_staged() || self.has_any(range.clone(), Look::Passing) {
             return Ok(Err(Alone::Cached));
         }
         let is_whole = self.whole_blocks(range.clone()).as_ref() == Some(&range);
@@ -605,7 +611,8 @@ pub enum Overwritten {
 /// Reason why a direct write is exclusive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Alone {
-    /// A part of the range is cached, or was cached meanwhile.
+    /// A part of the range is cached, or was cached meanwhile; or all of it has to be, because the
+    /// device has other bytes.
     Cached,
     /// A part of the range has no blocks yet.
     Hole,

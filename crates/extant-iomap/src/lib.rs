@@ -14,6 +14,7 @@
 mod arena;
 mod buddy;
 mod cache;
+mod contents;
 mod direct;
 mod file;
 mod frames;
@@ -36,6 +37,7 @@ mod writeback;
 mod zero;
 
 pub use cache::{Cache, CacheError, CacheOptions};
+pub use contents::{Contents, Stage};
 pub use direct::{Alone, Overwrite, OverwritePart, OverwritePlan, Overwritten, Queued};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{

@@ -15,7 +15,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use extant_block::{BlockDevice, DeviceError};
+use extant_block::DeviceError;
+
+use crate::contents::Contents;
 
 /// Purpose of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -170,8 +172,18 @@ pub trait Mapper {
     /// given back.
     type Ticket;
 
-    /// Returns the device of the addresses.
-    fn device(&self) -> &dyn BlockDevice;
+    /// Returns the way to the file's contents on the device of the addresses.
+    ///
+    /// # Errors
+    ///
+    /// The contents are encrypted, and their key is not there.
+    fn contents(&self) -> Result<Contents<'_>, Self::Error>;
+
+    /// Returns whether the contents go through a [`Stage`](crate::Stage), so that the bytes at
+    /// their addresses are others.
+    fn is_staged(&self) -> bool {
+        false
+    }
 
     /// Returns the size of a block, as a power of two: 10 to 16.
     fn block_log2(&self) -> u32;

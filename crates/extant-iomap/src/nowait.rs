@@ -243,6 +243,9 @@ impl FileCache {
         if is_cached {
             return Err(Obstacle::Folio);
         }
+        if mapper.is_staged() {
+            return Err(Obstacle::Device);
+        }
         let known = self.known.about(range.start);
         let mapping = match known.filter(|known| mapper.is_current(known.cookie)) {
             Some(known) => known,

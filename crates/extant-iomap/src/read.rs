@@ -280,9 +280,10 @@ impl FileCache {
         match &mapping.kind {
             Kind::Mapped(_) if inside > 0 => {
                 let from = mapping.address_of(range.start).unwrap_or(u64::MAX);
-                let device = mapper.device();
+                let contents = mapper.contents()?;
                 // Devices may end in the middle of a block; files do not.
-                cache.arena.fill(to, inside, |out| device.read_at(from, out))?;
+                let read = contents.to_read(inside).min(len);
+                cache.arena.fill(to, read, |out| contents.read_at(range.start, from, out))?;
                 cache.arena.zero(to + inside, len - inside);
                 cache.counters.device_reads.add(1);
                 cache.counters.bytes_filled.add(inside);

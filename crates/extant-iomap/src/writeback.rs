@@ -291,10 +291,10 @@ impl FileCache {
                 break;
             }
             let to = placement.address + (start - placement.offset);
-            let device = mapper.device();
-            cache
-                .arena
-                .slices(&parts, |slices: &[IoSlice<'_>]| device.write_vectored_at(to, slices))?;
+            let contents = mapper.contents()?;
+            cache.arena.slices(&parts, |slices: &[IoSlice<'_>]| {
+                contents.write_vectored_at(start, to, slices)
+            })?;
             cache.counters.device_writes.add(1);
             cache.counters.bytes_written.add(at - start);
         }

@@ -22,14 +22,9 @@ use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper};
 use crate::states::State;
 use extant_base::sabotage;
-use extant_block::{BlockDevice, DeviceError};
 
 /// Number of bytes that one request to the mapper covers.
 const ASK: u64 = 1 << 40;
-/// Number of bytes that one request zeroes on the device.
-const ZERO_STEP: u64 = 64 << 20;
-/// Number of zeros written at once where the device has no zeroing command, in bytes.
-const ZERO_BUFFER: usize = 1 << 20;
 
 impl FileCache {
     /// Makes bytes `range` read as zeros. Neither the size nor the allocation changes. The caller
@@ -98,7 +93,7 @@ impl FileCache {
             let mapping = self.mapping(mapper, at..range.end, Intent::Report)?;
             let end = mapping.end().min(range.end);
             if let Some(address) = mapping.address_of(at) {
-                zero_device(mapper.device(), address, end - at)?;
+                mapper.contents()?.write_zeroes(at, address, end - at)?;
             }
             at = end;
         }
@@ -184,28 +179,4 @@ impl FileCache {
         }
         Ok(range.end)
     }
-}
-
-/// Zeroes a range of the device, by writing zeros where there is no zeroing command.
-fn zero_device(device: &dyn BlockDevice, start: u64, len: u64) -> Result<(), DeviceError> {
-    let mut done = 0;
-    let mut buffer = Vec::new();
-    while done < len {
-        let mut step = (len - done).min(ZERO_STEP);
-        if buffer.is_empty() {
-            match device.write_zeroes(start + done, step) {
-                Err(error) if error.is_unsupported() => {
-                    buffer.resize(ZERO_BUFFER, 0);
-                    continue;
-                }
-                other => other?,
-            }
-        } else {
-            step = step.min(ZERO_BUFFER as u64);
-            let bytes = buffer.get(..step as usize).unwrap_or(&buffer);
-            device.write_at(start + done, bytes)?;
-        }
-        done += step;
-    }
-    Ok(())
 }

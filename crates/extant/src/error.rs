@@ -9,6 +9,7 @@ use std::fmt;
 
 use extant_base::{FsBlock, Ino};
 use extant_block::{DeviceError, OpenError};
+use extant_crypt::KeySpec;
 use extant_format::error::ChecksumError;
 use extant_format::jbd2::JournalFault;
 use extant_iomap::CacheError;
@@ -106,13 +107,15 @@ pub enum FsError {
         /// The inode.
         ino: Ino,
     },
-    /// The contents or the link target are encrypted, and extant takes no keys.
+    /// Contents, a link target or names are encrypted, and their key was not given.
     Encrypted {
         /// The encrypted inode.
         ino: Ino,
         /// The part that cannot be shown: `"contents"`, `"link target"` or `"directory entry
         /// names"`.
         what: &'static str,
+        /// The name of the key, if it is known.
+        key: Option<KeySpec>,
     },
     /// The bytes are not UTF-8, and a string was requested.
     NotUtf8 {
@@ -633,10 +636,15 @@ impl fmt::Display for FsError {
             Self::NoAttribute { ino } => {
                 write!(f, "inode {ino} has no extended attribute of that name")
             }
-            Self::Encrypted { ino, what } => write!(
+            Self::Encrypted { ino, what, key: Some(key) } => write!(
                 f,
-                "{what} of inode {ino} cannot be read: encrypted, and reading with a key is not \
-                 supported"
+                "{what} of inode {ino} cannot be read: encrypted with the key {key}, which has to \
+                 be given (--key-file)"
+            ),
+            Self::Encrypted { ino, what, key: None } => write!(
+                f,
+                "{what} of inode {ino} cannot be read: encrypted, and the key has to be given \
+                 (--key-file)"
             ),
             Self::NotUtf8 { ino, valid_up_to } => {
                 write!(f, "contents of inode {ino} are not UTF-8 from byte {valid_up_to} on")

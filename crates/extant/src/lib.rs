@@ -32,6 +32,7 @@
 //! read                                    uncached contents, targets of links
 //! dir change trim                         directories; the frame of every change; discarding free space
 //! delete inline access                    deleting inodes; data inside inodes; permissions
+//! crypt                                   encrypted inodes: the cipher of each
 //! xattr                                   attributes, access control lists
 //! map                                     the map from file blocks to device blocks
 //! inode                                   handles
@@ -44,7 +45,7 @@
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; cache of names
 //! node slot mmp attempt                   inodes and metadata blocks in memory; multi-mount protection; refused attempts
-//! shared_cache freeze_gate                one page cache for several mounts; the gate for changes
+//! shared_cache freeze_gate keyring        one page cache for several mounts; the gate for changes; master keys
 //! progress                                progress of opening an image
 //! error                                   errors and their errno
 //! extent_node zones cache sparse          decoded nodes; blocks of metadata; LRU cache; sparse arrays
@@ -93,6 +94,7 @@ mod attempt;
 mod cache;
 mod casefold;
 mod change;
+mod crypt;
 mod delete;
 mod dentry;
 mod dir;
@@ -108,6 +110,7 @@ mod fs;
 mod image_path;
 mod inline;
 mod inode;
+mod keyring;
 mod limits;
 mod log;
 mod map;
@@ -177,6 +180,9 @@ pub use extant_block::partition;
 pub use extant_block::{
     AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Engine, FileDevice, MemoryDevice,
     OpenError, OperationKind, QueueOptions, SharedDevice, WindowDevice,
+};
+pub use extant_crypt::{
+    ContentsMode, IvKind, KeyFault, KeySpec, MasterKey, NamesMode, Policy as EncryptionPolicy,
 };
 pub use extant_iomap::{CacheError, CacheStats};
 #[doc(hidden)]

@@ -5,9 +5,12 @@
 //! the host, under the device, does that better.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use extant_base::FsBlock;
+use extant_block::BlockDevice;
 use extant_format::inode::FileKind;
+use extant_iomap::{Contents, Stage};
 
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
@@ -37,6 +40,7 @@ impl View<'_> {
         }
         let volume = self.volume();
         let block_size = volume.block_size();
+        let stage = self.stage()?;
         // `offset + wanted` is at most the size, so nothing below overflows.
         let end_block = block_size.blocks_for(offset + wanted as u64);
         let mut cursor = Cursor::new(self);
@@ -52,6 +56,9 @@ impl View<'_> {
                 MappingKind::Mapped(start) if volume.is_writable() && self.is_journaled() => {
                     self.read_journaled(start, into_run, part)?;
                 }
+                MappingKind::Mapped(start) if stage.is_some() => {
+                    self.read_staged(stage.as_ref(), at, (start, into_run), part)?;
+                }
                 MappingKind::Mapped(start) => volume.read_bytes(start, into_run, part)?,
                 MappingKind::Hole | MappingKind::Unwritten(_) | MappingKind::Inline => {
                     part.fill(0);
@@ -65,7 +72,7 @@ impl View<'_> {
     /// Returns the device address of `range` of a file that does not change, if it is one run of
     /// data before the end of the file.
     pub(crate) fn stored_range(&self, range: Range<u64>) -> Result<Option<u64>> {
-        if self.is_inline() || range.end > self.size() {
+        if self.is_inline() || self.is_encrypted() || range.end > self.size() {
             return Ok(None);
         }
         let block_size = self.volume().block_size();
@@ -83,6 +90,26 @@ impl View<'_> {
         self.kind() != FileKind::Regular
             || self.is_ea_inode()
             || self.ino().0 < self.volume().superblock().first_inode.0
+    }
+
+    /// Reads bytes at `at` of the file, `into` bytes behind block `start`, through a stage.
+    fn read_staged(
+        &self,
+        stage: Option<&Arc<dyn Stage>>,
+        at: u64,
+        (start, into): (FsBlock, u64),
+        out: &mut [u8],
+    ) -> Result<()> {
+        let volume = self.volume();
+        let address = volume.block_size().offset_of(start).and_then(|from| from.checked_add(into));
+        let what = "block past the largest device";
+        let address = address.ok_or(FsError::InvalidArgument { what })?;
+        let device: &dyn BlockDevice = &**volume.device();
+        let contents = match stage {
+            Some(stage) => Contents::staged(device, Arc::clone(stage)),
+            None => Contents::plain(device),
+        };
+        contents.read_at(at, address, out).map_err(|error| volume.read_error(error))
     }
 
     fn read_journaled(&self, start: FsBlock, offset: u64, out: &mut [u8]) -> Result<()> {
@@ -105,8 +132,8 @@ impl View<'_> {
 
 /// # Symbolic links
 impl Inode {
-    /// Returns the target of a symbolic link, as stored; for an encrypted one, the form that Linux
-    /// shows without the key.
+    /// Returns the target of a symbolic link; for an encrypted one without its key, the form that
+    /// Linux shows.
     ///
     /// # Errors
     ///
@@ -139,7 +166,13 @@ impl View<'_> {
             self.read_range(0, &mut target)?;
         }
         if self.is_encrypted() {
-            return crate::dir::show_encrypted_target(&target).ok_or_else(|| {
+            let shown = match self.names() {
+                Some(names) => crate::dir::encrypted_target(&target)
+                    .and_then(|cipher| names.decrypt(cipher))
+                    .filter(|target| !target.is_empty()),
+                None => crate::dir::show_encrypted_target(&target),
+            };
+            return shown.ok_or_else(|| {
                 let fault = Fault::Rule("the encrypted target is shorter than it says");
                 FsError::corrupt("symlink", self.ino(), None, fault)
             });

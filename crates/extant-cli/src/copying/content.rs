@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use extant::{FsError, Inode, MappingKind};
+use extant::{Inode, MappingKind};
 use extant_image::write::Progress;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -265,11 +265,8 @@ impl Mover {
         sparse: Sparse,
         range: Range<u64>,
     ) -> Result<Part, Fault> {
-        if let Content::Image { inode, .. } = from
-            && inode.is_encrypted()
-        {
-            let error = FsError::Encrypted { ino: inode.ino(), what: "contents" };
-            return Err(Fault::From(error.into()));
+        if let Content::Image { inode, .. } = from {
+            inode.check_key().map_err(|error| Fault::From(error.into()))?;
         }
         let is_stream = matches!(from, Content::Host { is_stream: true, .. });
         if is_stream || sparse == Sparse::Never {

@@ -12,6 +12,7 @@ use extant_fuse::{AccessTimes, Durable, IdMap, RingUse, Settings};
 use rustix::process::{getegid, geteuid};
 
 use crate::exit::{Failure, Result};
+use crate::keys::{KeyArgs, Keys};
 use crate::mounting::words;
 use crate::place::{absolute, is_address};
 use crate::size::parse_bytes;
@@ -56,6 +57,8 @@ pub(crate) struct MountSet {
     /// Device or file with the journal, for an image whose journal is not inside it
     #[arg(long, value_name = "FILE", help_heading = IMAGE)]
     pub(crate) journal_device: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Do not verify checksums of metadata; needs --read-only
@@ -156,6 +159,7 @@ pub(crate) struct MountChoices {
     pub(crate) offset: Option<u64>,
     pub(crate) partition: Option<u32>,
     pub(crate) journal_device: Option<PathBuf>,
+    pub(crate) keys: Keys,
     pub(crate) source: SourceArgs,
     pub(crate) threads: Option<usize>,
     pub(crate) cache_bytes: Option<u64>,
@@ -210,6 +214,7 @@ impl Default for MountChoices {
             offset: None,
             partition: None,
             journal_device: None,
+            keys: Keys::default(),
             source: SourceArgs::default(),
             threads: None,
             cache_bytes: None,
@@ -256,6 +261,7 @@ impl MountSet {
             (choices.offset, choices.partition) = (self.offset, self.partition);
         }
         choices.journal_device = self.journal_device.clone().or(choices.journal_device);
+        choices.keys = self.keys.read()?;
         choices.source = self.source.clone();
         choices.log = self.log.clone().or(choices.log);
         choices.sandbox = self.sandbox.unwrap_or(choices.sandbox);
@@ -321,7 +327,7 @@ impl MountChoices {
             options = options.dirty_background_bytes(bytes);
         }
         options = options.inodes_max(self.inodes_max.unwrap_or(INODES_MAX));
-        options
+        self.keys.apply(options)
     }
 
     /// What the server is asked for.

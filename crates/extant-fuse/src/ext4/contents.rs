@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use extant::{Credentials, Fallocate, FileKind, FsError, Inode, InodeFlags, SpaceFor, WriteBy};
+use extant::{Credentials, Fallocate, FileKind, Inode, InodeFlags, SpaceFor, WriteBy};
 use extant_base::sabotage;
 use extant_format::features::Incompat;
 
@@ -78,9 +78,8 @@ impl Ext4<'_> {
             return Err(Errno::ENOSYS);
         }
         let inode = self.inode(node)?;
-        if inode.is_encrypted() && inode.kind() == FileKind::Regular {
-            let error = FsError::Encrypted { ino: inode.ino(), what: "contents" };
-            return Err(Errno::from(&error));
+        if inode.kind() == FileKind::Regular {
+            self.reply(inode.check_key())?;
         }
         if writes(flags) {
             self.check_change()?;

@@ -116,13 +116,18 @@ fn change_fault(dir: &Arc<Node>, block: impl Into<Option<FsBlock>>, fault: DirFa
 
 /// Returns the hash of a name as in this directory's index.
 pub(super) fn hash_of(view: &View<'_>, version: HashVersion, hashed: &[u8]) -> Result<NameHash> {
-    name_hash(version, &view.volume().hash_seed(), hashed)
-        .ok_or(FsError::Encrypted { ino: view.ino(), what: "directory entry names" })
+    name_hash(version, &view.volume().hash_seed(), hashed).ok_or(FsError::Encrypted {
+        ino: view.ino(),
+        what: "directory entry names",
+        key: None,
+    })
 }
 
 fn refuse_encrypted(view: &View<'_>) -> Result<()> {
     match view.is_encrypted() {
-        true => Err(FsError::Encrypted { ino: view.ino(), what: "directory entry names" }),
+        true => {
+            Err(FsError::Encrypted { ino: view.ino(), what: "directory entry names", key: None })
+        }
         false => Ok(()),
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use extant_base::{FileBlock, Ino};
+use extant_crypt::NamesCipher;
 use extant_format::dir::{self, DirLayout};
 use extant_format::hash::{HashVersion, name_hash};
 
@@ -20,7 +21,10 @@ use crate::xattr::InlineDir;
 /// A name to be looked up, as its directory stores names.
 enum Target<'a> {
     Plain(Wanted<'a>),
+    /// The form that is shown without the key.
     Encrypted(Shown),
+    /// A name in an encrypted directory that ignores case, with the key.
+    Hidden(Arc<NamesCipher>, Wanted<'a>),
     /// The name `..`, which every kind of directory stores as it is.
     Parent,
 }
@@ -30,6 +34,10 @@ impl Target<'_> {
         match self {
             Target::Plain(wanted) => !dir::is_dots(stored) && wanted.matches(stored),
             Target::Encrypted(shown) => !dir::is_dots(stored) && shown.matches(stored),
+            Target::Hidden(names, wanted) => {
+                !dir::is_dots(stored)
+                    && names.decrypt(stored).is_some_and(|name| wanted.matches(&name))
+            }
             Target::Parent => stored == b"..",
         }
     }
@@ -52,8 +60,17 @@ impl View<'_> {
             return Ok(self.ino());
         }
         let not_found = FsError::NotFound { dir: self.ino(), at: None };
+        let stored;
         let target = if name == b".." {
             Target::Parent
+        } else if let Some(names) = self.names() {
+            if self.is_casefold() {
+                Target::Hidden(names, Wanted::new(name, true))
+            } else {
+                let encrypted = names.encrypt(name, NAME_MAX);
+                stored = encrypted.map_err(|_| FsError::NameTooLong { len: name.len() })?;
+                Target::Plain(Wanted::new(&stored, false))
+            }
         } else if self.is_encrypted() {
             match Shown::parse(name) {
                 Some(shown) => Target::Encrypted(shown),
@@ -79,7 +96,7 @@ impl View<'_> {
         };
         let found = found.filter(|ino| match &target {
             Target::Plain(wanted) => !self.overlay_hides(wanted.name, *ino),
-            Target::Encrypted(_) | Target::Parent => true,
+            Target::Encrypted(_) | Target::Hidden(..) | Target::Parent => true,
         });
         let ino = found.ok_or(not_found)?;
         if ino.0 > self.volume().inode_count() {
@@ -179,6 +196,8 @@ impl View<'_> {
             Target::Parent => return Ok(Some(walk.parent)),
             Target::Encrypted(shown) if shown.hash().major == 0 => return Err(IndexDamage),
             Target::Encrypted(shown) => shown.hash().major,
+            // Few directories are both: every block is searched.
+            Target::Hidden(..) => return Err(IndexDamage),
             // Computing this hash needs the key, and only encrypted directories use it.
             Target::Plain(_) if walk.hash == HashVersion::SipHash => return Err(IndexDamage),
             Target::Plain(wanted) => {

@@ -53,9 +53,13 @@ const _: () = assert!(nokey::SHOWN_MAX <= NAME_MAX);
 /// Returns the displayed form of an encrypted link target: `stored` is its length (2 bytes) and the
 /// ciphertext. `None` when the ciphertext is empty or shorter than its length.
 pub(crate) fn show_encrypted_target(stored: &[u8]) -> Option<Vec<u8>> {
+    encrypted_target(stored).map(|cipher| nokey::show(cipher, NameHash::default()))
+}
+
+/// Returns the ciphertext of a stored link target; `None` as in [`show_encrypted_target`].
+pub(crate) fn encrypted_target(stored: &[u8]) -> Option<&[u8]> {
     let (len, rest) = stored.split_first_chunk::<2>()?;
-    let cipher = rest.get(..usize::from(u16::from_le_bytes(*len)))?;
-    (!cipher.is_empty()).then(|| nokey::show(cipher, NameHash::default()))
+    rest.get(..usize::from(u16::from_le_bytes(*len))).filter(|cipher| !cipher.is_empty())
 }
 
 /// Returns whether a name may be shown (N1).

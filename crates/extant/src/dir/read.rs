@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use extant_base::{FileBlock, FsBlock, Ino};
+use extant_crypt::NamesCipher;
 use extant_format::dir::{self, DirLayout, FileType, Records, decode_entry};
 use extant_format::hash::NameHash;
 use extant_format::inode::FileKind;
@@ -35,8 +36,8 @@ pub struct DirEntry {
 }
 
 impl DirEntry {
-    /// Returns the name, without `/` and NUL. In an encrypted directory, the form that Linux shows
-    /// without the key.
+    /// Returns the name, without `/` and NUL. In an encrypted directory without its key, the form
+    /// that Linux shows.
     pub fn name(&self) -> &[u8] {
         &self.name
     }
@@ -99,6 +100,8 @@ pub struct ReadDir {
     with_dots: bool,
     /// Hash function for encrypted names, if their displayed form includes the hash.
     shown_hash: bool,
+    /// The cipher of encrypted names, with the key.
+    names: Option<Arc<NamesCipher>>,
     source: Source,
     /// Entries that a fast commit added, last to first.
     added: Vec<(Box<[u8]>, Ino, u64)>,
@@ -221,6 +224,7 @@ impl Inode {
                 && (self.is_indexed() || one_block || self.is_inline()),
             source,
             added,
+            names: view.names(),
         })
     }
 }
@@ -297,10 +301,13 @@ impl ReadDir {
             let limit = u64::from(inode.volume().inode_count());
             return fail(Fault::Field { rule, value: u64::from(entry.ino.0), limit });
         }
-        let name = if inode.is_encrypted() && !entry.is_dots() {
-            nokey::show(entry.name, self.hash_shown_with(entry)).into()
-        } else {
-            entry.name.into()
+        let name = match &self.names {
+            _ if entry.is_dots() || !inode.is_encrypted() => entry.name.into(),
+            None => nokey::show(entry.name, self.hash_shown_with(entry)).into(),
+            Some(names) => match names.decrypt(entry.name).filter(|name| is_plain(name)) {
+                Some(name) => name.into(),
+                None => return fail(Fault::Rule("an encrypted name is not one with this key")),
+            },
         };
         Step::Item(Ok(self.entry(name, entry.ino, entry.file_type, cookie)))
     }

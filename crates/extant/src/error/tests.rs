@@ -56,11 +56,11 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "inode 12 has no extended attribute of that name",
         ),
         (
-            FsError::Encrypted { ino, what: "contents" },
+            FsError::Encrypted { ino, what: "contents", key: None },
             Family::Refusal,
             126,
-            "contents of inode 12 cannot be read: encrypted, and reading with a key is not \
-             supported",
+            "contents of inode 12 cannot be read: encrypted, and the key has to be given \
+             (--key-file)",
         ),
         (
             FsError::NotUtf8 { ino, valid_up_to: 7 },

@@ -104,7 +104,7 @@ impl Inode {
         check_movable(self)?;
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        if !self.is_encrypted() {
+        if self.check_key().is_ok() {
             // What has no place yet gets one.
             fs.absorb_maps(node)?;
             fs.flush_file(node, u64::MAX)?;

@@ -50,6 +50,9 @@ impl Inode {
         let (fs, node) = (self.fs(), self.node());
         let volume = fs.volume();
         // Errors are for the thread that may wait, which meets them as well.
+        if self.is_encrypted() {
+            return None;
+        }
         self.check_contents().ok()?;
         let writer = volume.writer().ok()?;
         if bytes.is_empty() || self.alignment_of_device().check(offset, bytes).is_err() {

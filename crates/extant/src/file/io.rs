@@ -142,10 +142,7 @@ impl Inode {
             FileKind::Directory => return Err(FsError::IsADirectory { ino: self.ino() }),
             _ => return Err(FsError::NotARegularFile { ino: self.ino() }),
         }
-        if self.is_encrypted() {
-            return Err(FsError::Encrypted { ino: self.ino(), what: "contents" });
-        }
-        Ok(())
+        self.check_key()
     }
 
     /// Checks that the inode flags allow opening for writing; `appends` says that every write will

@@ -11,7 +11,7 @@ use extant_format::extent::{Extent, ExtentState};
 use extant_format::features::Compat;
 use extant_format::inode::InodeFlags;
 use extant_iomap::{
-    Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
+    Contents, Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
 };
 
 use crate::alloc::{BlockAsk, Growth, Purpose};
@@ -454,8 +454,19 @@ impl Mapper for FileMapper<'_> {
     type Error = FsError;
     type Ticket = Ticket;
 
-    fn device(&self) -> &dyn BlockDevice {
-        &**self.volume().device()
+    fn contents(&self) -> Result<Contents<'_>> {
+        let device: &dyn BlockDevice = &**self.volume().device();
+        if !self.is_staged() {
+            return Ok(Contents::plain(device));
+        }
+        Ok(match self.fs.view(self.node).stage()? {
+            Some(stage) => Contents::staged(device, stage),
+            None => Contents::plain(device),
+        })
+    }
+
+    fn is_staged(&self) -> bool {
+        self.node.gist().flags.contains(InodeFlags::ENCRYPT)
     }
 
     fn block_log2(&self) -> u32 {

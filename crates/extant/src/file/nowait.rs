@@ -119,11 +119,20 @@ impl Inode {
         self.volume().attempts().count(self.write_now(Place::End, bytes))
     }
 
+    /// Checks that no cipher has to be made first, which reads the context.
+    fn check_cipher(&self) -> std::result::Result<(), WaitReason> {
+        match self.is_encrypted() && !self.has_cipher() {
+            true => Err(WaitReason::Inode),
+            false => Ok(()),
+        }
+    }
+
     fn read_now(
         &self,
         offset: u64,
         out: &mut [u8],
     ) -> std::result::Result<Result<usize>, WaitReason> {
+        self.check_cipher()?;
         answer!(self.check_contents());
         let (fs, node) = (self.fs(), self.node());
         let _scope = no_waiting();
@@ -144,6 +153,7 @@ impl Inode {
         place: Place,
         bytes: &[u8],
     ) -> std::result::Result<Result<(u64, usize)>, WaitReason> {
+        self.check_cipher()?;
         answer!(self.check_contents());
         let (fs, node) = (self.fs(), self.node());
         let volume = fs.volume();

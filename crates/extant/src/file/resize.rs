@@ -21,7 +21,7 @@ use crate::map::{self, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS};
 use crate::node::Node;
 use crate::txn::Txn;
 use extant_base::sabotage;
-use extant_format::inode::InodeFlags;
+use extant_iomap::Mapper;
 
 /// Credits: the inode, an orphan's place, and the superblock.
 const SIZE_CREDITS: u32 = 8;
@@ -85,15 +85,19 @@ fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
 /// Damage of the map, device errors.
 pub(crate) fn finish_shrink(fs: &Fs, node: &Arc<Node>) -> Result<()> {
     let mapper = FileMapper { fs, node, file: fs.file(node)? };
-    let (size, flags) = node.with(|data| (data.record.size, data.record.flags));
+    let size = node.with(|data| data.record.size);
     let blocks = fs.volume().block_size().blocks_for(size);
     {
         let mut txn = Txn::begin(fs.volume(), REMOVE_STEP_CREDITS)?;
         map::remove(&mut txn, fs, node, blocks..FILE_BLOCKS_END, Purpose::Data)?;
         mapper.file.mapping_changed();
     }
-    // Zeros written to an encrypted block would not decrypt to zeros.
-    if flags.contains(InodeFlags::ENCRYPT) { Ok(()) } else { zero_tail(&mapper, size) }
+    // Without the key nobody can tell what the zeros would be. Nor does a size change then, so what
+    // is behind the end stays behind it until somebody has the key, and zeroes it (C2).
+    if mapper.is_staged() && mapper.contents().is_err() {
+        return Ok(());
+    }
+    zero_tail(&mapper, size)
 }
 
 /// Zeroes the rest of the block that holds byte `size`, on the device.

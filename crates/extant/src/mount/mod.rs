@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, FileDevice, SharedDevice};
+use extant_crypt::{KEYS_MAX, KeyRing, KeySpec, MasterKey};
 use extant_format::features::{Compat, Feature, Features, Incompat};
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
@@ -89,6 +90,7 @@ pub struct MountOptions {
     optimize_scan: bool,
     minix_df: bool,
     observer: Observer,
+    keys: Vec<(KeySpec, MasterKey)>,
 }
 
 impl Default for MountOptions {
@@ -123,6 +125,7 @@ impl Default for MountOptions {
             optimize_scan: true,
             minix_df: false,
             observer: Observer::default(),
+            keys: Vec::new(),
         }
     }
 }
@@ -166,6 +169,29 @@ impl MountOptions {
     #[must_use]
     pub fn journal_device(mut self, device: impl BlockDevice + 'static) -> MountOptions {
         self.journal_device = Some(Arc::new(device));
+        self
+    }
+
+    /// Adds a master key for encrypted files and directories, as [`Fs::add_key`] does. Without it
+    /// their names are shown encrypted, and their contents cannot be read.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let key = extant::MasterKey::from_file(&std::fs::read("key")?)?;
+    /// let fs = extant::MountOptions::new().key(key).open_path("disk.img")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn key(self, key: MasterKey) -> MountOptions {
+        let named = self.key_named(key.usual_descriptor(), key.clone());
+        named.key_named(key.identifier(), key)
+    }
+
+    /// Adds a master key under a name that the caller chooses, for policies of version 1.
+    #[must_use]
+    pub fn key_named(mut self, name: KeySpec, key: MasterKey) -> MountOptions {
+        self.keys.push((name, key));
         self
     }
 
@@ -445,6 +471,9 @@ impl MountOptions {
     }
 
     fn recover(&self, device: SharedDevice) -> Result<Recovered> {
+        if self.keys.len() > KEYS_MAX {
+            return Err(FsError::InvalidArgument { what: "keys: there are too many" });
+        }
         if !self.read_only {
             self.check_cache()?;
             return self.recover_for_writing(device);
@@ -708,7 +737,13 @@ impl Fs {
             .superblock
             .and_then(|(block, _)| superblock.group_of_block(FsBlock(block)))
             .map_or(GroupIndex(0), |(group, _)| group);
+        let mut keys = KeyRing::default();
+        for (name, key) in &options.keys {
+            // There is room for all: `recover` has counted them.
+            let _ = keys.add(*name, key.clone());
+        }
         let volume_options = VolumeOptions {
+            keys,
             home_group,
             verify_checksums: options.verify_checksums,
             reads_only: options.read_only,

@@ -176,6 +176,9 @@ impl Inode {
             let node = self.node();
             let _content = node.content.write();
             self.check_changes(changes)?;
+            if changes.size.is_some() {
+                self.check_key()?;
+            }
             if let Some(size) = changes.size {
                 self.take_privileges(changes.by)?;
                 self.resize(size)?;
@@ -260,9 +263,6 @@ impl Inode {
                 FileKind::Regular => {}
                 FileKind::Directory => return Err(FsError::IsADirectory { ino }),
                 _ => return Err(FsError::NotARegularFile { ino }),
-            }
-            if data.record.flags.contains(InodeFlags::ENCRYPT) {
-                return Err(FsError::Encrypted { ino, what: "contents" });
             }
         }
         Ok(())

@@ -15,8 +15,8 @@ impl Inode {
     /// Returns the inode named `name` in this directory. `.` is the directory itself, `..` the
     /// inode in its entry of that name.
     ///
-    /// In a case-folding directory every spelling of the name is found; in an encrypted one, the
-    /// form that [`read_dir`](Self::read_dir) shows.
+    /// In a case-folding directory every spelling of the name is found; in an encrypted one without
+    /// its key, the form that [`read_dir`](Self::read_dir) shows.
     ///
     /// # Errors
     ///

@@ -75,7 +75,7 @@ fn check_directory(dir: &InodeData, removing: bool) -> Result<()> {
         return Err(FsError::NotFound { dir: dir.ino, at: None });
     }
     if dir.record.flags.contains(InodeFlags::ENCRYPT) {
-        return Err(FsError::Encrypted { ino: dir.ino, what: "directory entry names" });
+        return Err(FsError::Encrypted { ino: dir.ino, what: "directory entry names", key: None });
     }
     if dir.record.flags.contains(InodeFlags::IMMUTABLE) {
         return Err(FsError::NotPermitted { ino: dir.ino, what: "the directory is immutable" });

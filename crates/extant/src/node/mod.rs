@@ -63,6 +63,8 @@ use extant_base::Ino;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_sync::{Rank, RwLock};
 
+use crate::keyring::CipherSlot;
+
 pub(crate) use content::{Airspace, Content, Drive};
 pub(crate) use data::InodeData;
 pub use data::Metadata;
@@ -130,6 +132,8 @@ pub(crate) struct Node {
     gist: AtomicU64,
     /// The state of a regular file in use: sizes, delayed blocks, cached contents.
     file: FileSlot,
+    /// The cipher of an encrypted inode.
+    ciphers: CipherSlot,
 }
 
 impl Node {
@@ -150,6 +154,7 @@ impl Node {
             unsynced: Unsynced::default(),
             leave: Leave::new(),
             file: FileSlot::new(),
+            ciphers: CipherSlot::new(),
         }
     }
 
@@ -184,6 +189,10 @@ impl Node {
 
     pub(crate) fn file_state(&self) -> &FileSlot {
         &self.file
+    }
+
+    pub(crate) fn ciphers(&self) -> &CipherSlot {
+        &self.ciphers
     }
 
     pub(crate) fn life(&self) -> &Life {

@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, sabotage};
 use extant_block::{AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Operation, SharedDevice};
+use extant_crypt::KeyRing;
 use extant_format::features::{Compat, Features, Incompat, RoCompat, SuperFlags};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
@@ -31,6 +32,7 @@ use extant_layout::Heads;
 use crate::cache::{Cache, Evict};
 use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
+use crate::keyring::Keys;
 use crate::node::{Departed, InodeData, Node};
 use crate::shared_cache::SharedCache;
 use crate::slot::{MetaBlock, Slot};
@@ -72,6 +74,7 @@ pub(crate) struct Volume {
     /// Blocks of no file; unset until the journal was read.
     zones: OnceLock<Zones>,
     gained: Gained,
+    keys: Keys,
 }
 
 /// Parameters of [`Volume::new`] besides the device and the superblock.
@@ -87,6 +90,7 @@ pub(crate) struct VolumeOptions {
     pub(crate) data_cache: DataCache,
     pub(crate) fast_commit: Option<FastCommitOverlay>,
     pub(crate) replay: Option<ReplaySummary>,
+    pub(crate) keys: KeyRing,
 }
 
 /// Parameters of the cache of file contents.
@@ -173,6 +177,7 @@ impl Volume {
             data_cache: options.data_cache,
             zones: OnceLock::new(),
             gained: Gained::new(),
+            keys: Keys::new(options.keys),
             superblock,
         }
     }
@@ -185,6 +190,11 @@ impl Volume {
     /// Returns the blocks that became the file system's own since the mount.
     pub(crate) fn gained(&self) -> &Gained {
         &self.gained
+    }
+
+    /// Returns the master keys.
+    pub(crate) fn keys(&self) -> &Keys {
+        &self.keys
     }
 
     /// Sets the zones, once, before the volume is shared.

@@ -160,6 +160,19 @@ impl View<'_> {
         found.ok_or(none)
     }
 
+    /// Returns the stored value of attribute `index` + `name`, shown to programs or not.
+    pub(crate) fn any_xattr(&self, index: NameIndex, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut found = None;
+        self.for_each_entry(|entry| {
+            if entry.index != index || entry.name != name {
+                return Ok(Next::Continue);
+            }
+            found = Some(self.value(entry)?);
+            Ok(Next::Stop)
+        })?;
+        Ok(found)
+    }
+
     /// Returns an access control list, as [`Inode::acl`] does.
     pub(crate) fn stored_acl(&self, kind: AclKind) -> Result<Option<Acl>> {
         let wanted = match kind {

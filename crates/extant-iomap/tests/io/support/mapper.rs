@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use extant_block::BlockDevice;
 use extant_iomap::{
-    Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
+    Contents, Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
 };
 
 use super::device::Point;
@@ -22,8 +21,8 @@ impl Mapper for TestFile {
     /// The first byte of the file behind it.
     type Ticket = u64;
 
-    fn device(&self) -> &dyn BlockDevice {
-        &self.fs.device
+    fn contents(&self) -> Result<Contents<'_>, Error> {
+        Ok(Contents::plain(&self.fs.device))
     }
 
     fn block_log2(&self) -> u32 {

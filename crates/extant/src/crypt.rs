@@ -1,0 +1,217 @@
+//! Encrypted inodes: the cipher of each, by the keys of the mount.
+//!
+//! # Rules
+//!
+//! - B1. Contents of an encrypted file are read and written through its stage, or not at all:
+//!   [`View::stage`] is the one place that decides, for reads without a cache and for the page
+//!   cache alike.
+//! - B2. Names and link targets are shown without the key where it is not there, or cannot be used;
+//!   changes need it.
+
+use std::sync::Arc;
+
+use extant_crypt::{
+    CipherFault, ContentsCipher, Context, KeySpec, MasterKey, NamesCipher, Place, Policy,
+};
+use extant_format::features::Compat;
+use extant_format::inode::FileKind;
+use extant_format::xattr::NameIndex;
+use extant_iomap::Stage;
+
+use crate::error::{Fault, FsError, Result};
+use crate::fs::Fs;
+use crate::inode::Inode;
+use crate::keyring::{Cipher, Ciphers, ContentsStage};
+use crate::view::View;
+
+/// The name of the attribute that holds the context.
+pub(crate) const CONTEXT: (NameIndex, &[u8]) = (NameIndex::ENCRYPTION, b"c");
+
+impl Fs {
+    /// Adds a master key for encrypted files and directories. Returns its name in policies of
+    /// version 2; policies of version 1 find it by the name that the usual tools give it, or by
+    /// that of [`add_key_named`](Self::add_key_named).
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InvalidArgument`] when there are too many keys.
+    pub fn add_key(&self, key: MasterKey) -> Result<KeySpec> {
+        let name = key.identifier();
+        self.add_key_named(key.usual_descriptor(), key.clone())?;
+        self.add_key_named(name, key)?;
+        Ok(name)
+    }
+
+    /// Adds a master key under a name that the caller chooses, for policies of version 1.
+    ///
+    /// # Errors
+    ///
+    /// As [`add_key`](Self::add_key); [`FsError::InvalidArgument`] for an identifier that is not
+    /// that of the key.
+    pub fn add_key_named(&self, name: KeySpec, key: MasterKey) -> Result<()> {
+        if matches!(name, KeySpec::Identifier(_)) && name != key.identifier() {
+            let what = "key: its identifier is another one";
+            return Err(FsError::InvalidArgument { what });
+        }
+        let added = self.volume().keys().add(name, key);
+        added.map_err(|_| FsError::InvalidArgument { what: "keys: there are too many" })
+    }
+
+    /// Removes a master key; returns whether there was one. Files and directories of the key answer
+    /// no new requests. What was written before reaches the device as before; ciphers of inodes and
+    /// contents in memory stay there until the inodes leave it, or the file system is unmounted.
+    pub fn remove_key(&self, name: &KeySpec) -> bool {
+        self.volume().keys().remove(name)
+    }
+}
+
+/// # Encryption
+impl Inode {
+    /// Returns how the inode is encrypted; `None` if it is not.
+    ///
+    /// # Errors
+    ///
+    /// Damage: the inode says that it is encrypted, and has no valid context.
+    pub fn encryption_policy(&self) -> Result<Option<Policy>> {
+        if !self.is_encrypted() {
+            return Ok(None);
+        }
+        self.locked(|view| view.context()).map(|context| Some(context.policy))
+    }
+
+    /// Returns whether the cipher of an encrypted inode is in memory and may be used, so that
+    /// nothing has to be read to make it.
+    pub(crate) fn has_cipher(&self) -> bool {
+        self.node().ciphers().is_current(self.volume().keys())
+    }
+
+    /// Checks that contents, names or the target can be read: they are not encrypted, or their key
+    /// is there.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Encrypted`]; [`FsError::NotSupported`] for modes that are not supported; damage of
+    /// the context.
+    pub fn check_key(&self) -> Result<()> {
+        if !self.is_encrypted() || self.has_cipher() {
+            return Ok(());
+        }
+        let view = self.fs().view(self.node());
+        match view.kind() {
+            FileKind::Regular => view.require("contents").map(drop),
+            FileKind::Directory => view.require("directory entry names").map(drop),
+            FileKind::Symlink => view.require("link target").map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl View<'_> {
+    /// Returns the context of an encrypted inode.
+    pub(crate) fn context(&self) -> Result<Context> {
+        let fail = |fault| FsError::corrupt("encryption context", self.ino(), None, fault);
+        let Some(value) = self.any_xattr(CONTEXT.0, CONTEXT.1)? else {
+            return Err(fail(Fault::Rule("the inode is encrypted and has none")));
+        };
+        Context::decode(&value).map_err(|fault| fail(Fault::Decode(Box::new(fault))))
+    }
+
+    /// Returns the cipher of an encrypted inode; `None` without its key.
+    fn ciphers(&self) -> Result<Option<Ciphers>> {
+        let keys = self.volume().keys();
+        let slot = self.node().ciphers();
+        if let Some(known) = slot.current(keys) {
+            return Ok(Some(known));
+        }
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        let context = self.context()?;
+        let made = keys.with(&context.policy.key, |master, removals| {
+            let cipher = self.make_cipher(master, &context)?;
+            Ok(Ciphers { policy: context.policy, cipher, removals })
+        });
+        made.map(|made| made.map(|made| slot.keep(made))).transpose()
+    }
+
+    fn make_cipher(&self, master: &MasterKey, context: &Context) -> Result<Cipher> {
+        let superblock = self.volume().superblock();
+        let place = Place {
+            ino: self.ino().0,
+            uuid: superblock.uuid,
+            is_stable: self.volume().features().has_compat(Compat::STABLE_INODES),
+            block_log2: self.volume().block_size().log2() as u8,
+        };
+        let ino = self.ino();
+        let made = match self.kind() {
+            FileKind::Regular if self.is_inline() => {
+                let fault = Fault::Rule("the inode is encrypted, and its data is in the inode");
+                return Err(FsError::corrupt("encryption context", ino, None, fault));
+            }
+            FileKind::Regular => ContentsCipher::new(master, context, &place)
+                .map(|cipher| Cipher::Contents(Arc::new(ContentsStage(cipher)))),
+            _ => NamesCipher::new(master, context, &place)
+                .map(|cipher| Cipher::Names(Arc::new(cipher))),
+        };
+        made.map_err(|fault| {
+            let what = match fault {
+                CipherFault::Mode("Adiantum") => "encryption with Adiantum",
+                CipherFault::Mode("AES-256-HCTR2") => "encryption with AES-256-HCTR2",
+                CipherFault::Mode(_) => "encryption with SM4",
+                CipherFault::ShortKey { .. } => "encryption with a key that is too short",
+                CipherFault::NeedsStableInodes => {
+                    "encryption by inode number without the feature stable_inodes"
+                }
+                CipherFault::DataUnit => "encryption in units larger than a block",
+            };
+            FsError::NotSupported { ino, what }
+        })
+    }
+
+    /// Returns the cipher of an encrypted inode, which a change or contents need.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Encrypted`] with `what` without its key; policies that are not supported; damage
+    /// of the context.
+    pub(crate) fn require(&self, what: &'static str) -> Result<Ciphers> {
+        if let Some(ciphers) = self.ciphers()? {
+            return Ok(ciphers);
+        }
+        let key = self.context().ok().map(|context| context.policy.key);
+        Err(FsError::Encrypted { ino: self.ino(), what, key })
+    }
+
+    /// Returns what contents of the regular file go through; `None` for what is stored as it is.
+    /// A cipher that was used stays in use, for data that is in the cache (Y1).
+    ///
+    /// # Errors
+    ///
+    /// As [`require`](Self::require).
+    pub(crate) fn stage(&self) -> Result<Option<Arc<dyn Stage>>> {
+        if !self.is_encrypted() || self.kind() != FileKind::Regular {
+            return Ok(None);
+        }
+        let ciphers = match self.node().ciphers().get() {
+            Some(ciphers) => ciphers,
+            None => self.require("contents")?,
+        };
+        match ciphers.cipher {
+            Cipher::Contents(stage) => Ok(Some(stage)),
+            Cipher::Names(_) => {
+                Err(FsError::Encrypted { ino: self.ino(), what: "contents", key: None })
+            }
+        }
+    }
+
+    /// Returns the cipher of names or of the target, if it is there and can be used (B2).
+    pub(crate) fn names(&self) -> Option<Arc<NamesCipher>> {
+        if !self.is_encrypted() {
+            return None;
+        }
+        match self.ciphers().ok()??.cipher {
+            Cipher::Names(names) => Some(names),
+            Cipher::Contents(_) => None,
+        }
+    }
+}
