@@ -13,6 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
         filetype: flags & 1 != 0,
         checksum: flags & 2 != 0,
         stored_hash: flags & 4 != 0,
+        encrypted: flags & 16 != 0,
     };
     let mut area = rest.to_vec();
     if flags & 8 != 0 {

@@ -16,6 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
             filetype: true,
             checksum: flags & 1 != 0,
             stored_hash: false,
+            encrypted: false,
         },
         large_dir: flags & 2 != 0,
         unsigned_hash: flags & 4 != 0,

@@ -11,6 +11,7 @@ fuzz_target!(|bytes: &[u8]| {
         filetype: true,
         checksum: true,
         stored_hash: false,
+        encrypted: false,
     };
     if let Some((i_block, value)) = bytes.split_first_chunk::<60>() {
         let dir = InlineDir::new(i_block, value, layout);

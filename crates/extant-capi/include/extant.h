@@ -158,6 +158,9 @@
 // OperationCancelled
 #define EXTANT_E_OPERATION_CANCELLED 49
 
+// OtherPolicy
+#define EXTANT_E_OTHER_POLICY 50
+
 // The handle is invalid, or was closed: EBADF.
 #define EXTANT_E_BAD_HANDLE 1000
 

@@ -111,6 +111,8 @@ pub const EXTANT_E_NO_THREAD: c_int = 47;
 pub const EXTANT_E_FROZEN: c_int = 48;
 /// OperationCancelled
 pub const EXTANT_E_OPERATION_CANCELLED: c_int = 49;
+/// OtherPolicy
+pub const EXTANT_E_OTHER_POLICY: c_int = 50;
 /// The handle is invalid, or was closed: EBADF.
 pub const EXTANT_E_BAD_HANDLE: c_int = 1000;
 /// A pointer is NULL that must not be: EFAULT.
@@ -149,7 +151,7 @@ pub const EXTANT_E_RANGE: c_int = 1016;
 pub const EXTANT_E_TOO_MANY_HANDLES: c_int = 1017;
 
 /// Every code with its name.
-const NAMES: [(c_int, &CStr); 67] = [
+const NAMES: [(c_int, &CStr); 68] = [
     (EXTANT_E_NOT_FOUND, c"NotFound"),
     (EXTANT_E_NOT_A_DIRECTORY, c"NotADirectory"),
     (EXTANT_E_IS_A_DIRECTORY, c"IsADirectory"),
@@ -199,6 +201,7 @@ const NAMES: [(c_int, &CStr); 67] = [
     (EXTANT_E_NO_THREAD, c"NoThread"),
     (EXTANT_E_FROZEN, c"Frozen"),
     (EXTANT_E_OPERATION_CANCELLED, c"OperationCancelled"),
+    (EXTANT_E_OTHER_POLICY, c"OtherPolicy"),
     (EXTANT_E_BAD_HANDLE, c"BadHandle"),
     (EXTANT_E_NULL, c"Null"),
     (EXTANT_E_BAD_STRUCT, c"BadStruct"),
@@ -269,6 +272,7 @@ const _: () = {
     assert!(EXTANT_E_NO_THREAD == ErrorCode::NoThread as c_int);
     assert!(EXTANT_E_FROZEN == ErrorCode::Frozen as c_int);
     assert!(EXTANT_E_OPERATION_CANCELLED == ErrorCode::OperationCancelled as c_int);
+    assert!(EXTANT_E_OTHER_POLICY == ErrorCode::OtherPolicy as c_int);
 };
 
 /// Numbers of the generic Linux table.

@@ -170,6 +170,7 @@ impl<'a> Checker<'a> {
                 filetype: sb.features.has_incompat(Incompat::FILETYPE),
                 checksum: sb.features.metadata_csum(),
                 stored_hash: false,
+                encrypted: false,
             },
             group_checksum: GroupChecksum::of(&sb),
             groups: Vec::new(),

@@ -84,6 +84,7 @@ impl Checker<'_> {
             names.clear();
             let layout = DirLayout {
                 stored_hash: info.flags.contains(InodeFlags::ENCRYPT | InodeFlags::CASEFOLD),
+                encrypted: info.flags.contains(InodeFlags::ENCRYPT),
                 ..self.dir_layout
             };
             let mut walk = Walk {

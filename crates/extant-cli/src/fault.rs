@@ -54,6 +54,7 @@ impl From<FsError> for Failure {
                 | FsError::NotEmpty { .. }
                 | FsError::NotPermitted { .. }
                 | FsError::OtherProject { .. }
+                | FsError::OtherPolicy { .. }
                 | FsError::OtherFileSystem { .. }
                 | FsError::Frozen
                 | FsError::OperationCancelled { .. }

@@ -139,6 +139,8 @@ pub struct DirLayout {
     pub checksum: bool,
     /// The directory is encrypted and ignores case: the hash of a name follows it.
     pub stored_hash: bool,
+    /// The directory is encrypted: names may have any bytes.
+    pub encrypted: bool,
 }
 
 impl DirLayout {

@@ -173,6 +173,7 @@ impl Image {
             filetype: self.sb32(96) & 2 != 0,
             checksum: self.has_csum(),
             stored_hash: false,
+            encrypted: false,
         }
     }
     fn index_layout(&self) -> IndexLayout {

@@ -148,6 +148,7 @@ fn text(name: &[u8]) -> String {
 pub(crate) fn layout_of(state: &State, record: &Record) -> DirLayout {
     DirLayout {
         stored_hash: record.has(InodeFlags::ENCRYPT) && record.has(InodeFlags::CASEFOLD),
+        encrypted: record.has(InodeFlags::ENCRYPT),
         ..state.dir_layout
     }
 }

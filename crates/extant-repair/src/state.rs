@@ -57,6 +57,7 @@ impl State {
                 filetype: sb.features.has_incompat(Incompat::FILETYPE),
                 checksum: sb.features.metadata_csum(),
                 stored_hash: false,
+                encrypted: false,
             },
             group_checksum: GroupChecksum::of(&sb),
             seed: sb.checksum_seed(),

@@ -47,6 +47,7 @@ impl Image {
                 filetype: sb.features.has_incompat(Incompat::FILETYPE),
                 checksum: sb.features.metadata_csum(),
                 stored_hash: false,
+                encrypted: false,
             },
             seed: sb.checksum_seed(),
             device,

@@ -8,13 +8,16 @@
 //! - B2. Names and link targets are shown without the key where it is not there, or cannot be used;
 //!   changes need it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use extant_crypt::{
-    CipherFault, ContentsCipher, Context, KeySpec, MasterKey, NamesCipher, Place, Policy,
+    CipherFault, ContentsCipher, Context, KeySpec, MasterKey, NAME_BYTES_MIN, NONCE_BYTES,
+    NamesCipher, Place, Policy,
 };
+use extant_format::dir;
 use extant_format::features::Compat;
-use extant_format::inode::FileKind;
+use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::xattr::NameIndex;
 use extant_iomap::Stage;
 
@@ -22,7 +25,11 @@ use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 use crate::keyring::{Cipher, Ciphers, ContentsStage};
+use crate::limits::NAME_MAX;
+use crate::node::Node;
+use crate::txn::Txn;
 use crate::view::View;
+use crate::xattr;
 
 /// The name of the attribute that holds the context.
 pub(crate) const CONTEXT: (NameIndex, &[u8]) = (NameIndex::ENCRYPTION, b"c");
@@ -214,4 +221,154 @@ impl View<'_> {
             Cipher::Contents(_) => None,
         }
     }
+
+    /// Returns a name as this directory stores it, for a change that [`check_names`] allowed.
+    ///
+    /// # Errors
+    ///
+    /// As [`require`](Self::require); [`FsError::NameTooLong`].
+    pub(crate) fn stored_name<'n>(&self, name: &'n [u8]) -> Result<Cow<'n, [u8]>> {
+        if !self.is_encrypted() || dir::is_dots(name) {
+            return Ok(Cow::Borrowed(name));
+        }
+        let what = "directory entry names";
+        // A key that is removed half-way through a change does not stop it (Y1).
+        let ciphers = match self.node().ciphers().get() {
+            Some(ciphers) => ciphers,
+            None => self.require(what)?,
+        };
+        match ciphers.cipher {
+            Cipher::Names(names) => {
+                let stored = names.encrypt(name, NAME_MAX);
+                stored.map(Cow::Owned).map_err(|_| FsError::NameTooLong { len: name.len() })
+            }
+            Cipher::Contents(_) => Err(FsError::Encrypted { ino: self.ino(), what, key: None }),
+        }
+    }
+}
+
+/// Checks that names in a directory can be changed: it is not encrypted, or its key is there.
+///
+/// # Errors
+///
+/// As [`View::require`]; [`FsError::NotSupported`] for a directory that ignores case as well.
+pub(crate) fn check_names(fs: &Fs, dir: &Arc<Node>) -> Result<()> {
+    if !dir.gist().flags.contains(InodeFlags::ENCRYPT) {
+        return Ok(());
+    }
+    let view = fs.view(dir);
+    if view.is_casefold() {
+        let what = "changing names in a directory that is encrypted and ignores case";
+        return Err(FsError::NotSupported { ino: view.ino(), what });
+    }
+    view.require("directory entry names").map(drop)
+}
+
+/// Checks that `dir` may get a name of `child`: what is in an encrypted directory is encrypted in
+/// the same way.
+///
+/// # Errors
+///
+/// [`FsError::OtherPolicy`]; damage of the contexts.
+pub(crate) fn check_policy(fs: &Fs, dir: &Arc<Node>, child: &Arc<Node>) -> Result<()> {
+    let is_encrypted = |node: &Node| node.gist().flags.contains(InodeFlags::ENCRYPT);
+    let has_policy =
+        matches!(child.kind(), FileKind::Regular | FileKind::Directory | FileKind::Symlink);
+    if !is_encrypted(dir) || !has_policy {
+        return Ok(());
+    }
+    let other = FsError::OtherPolicy { ino: child.ino() };
+    if !is_encrypted(child) {
+        return Err(other);
+    }
+    let policy = |node| fs.view(node).context().map(|context| context.policy);
+    match policy(dir)? == policy(child)? {
+        true => Ok(()),
+        false => Err(other),
+    }
+}
+
+/// Returns the context of a new inode of `kind` in `dir`; `None` if it is not encrypted.
+///
+/// # Errors
+///
+/// As [`View::require`]; no random numbers.
+pub(crate) fn inherited_context(dir: &View<'_>, kind: FileKind) -> Result<Option<Context>> {
+    let has_policy = matches!(kind, FileKind::Regular | FileKind::Directory | FileKind::Symlink);
+    if !dir.is_encrypted() || !has_policy {
+        return Ok(None);
+    }
+    let policy = dir.require("directory entry names")?.policy;
+    Ok(Some(Context { policy, nonce: new_nonce()? }))
+}
+
+/// Returns the context with which a directory gets a policy, if that can be used here.
+///
+/// # Errors
+///
+/// As [`View::require`]; no random numbers.
+pub(crate) fn new_context(dir: &View<'_>, policy: Policy) -> Result<Context> {
+    let context = Context { policy, nonce: new_nonce()? };
+    let keys = dir.volume().keys();
+    match keys.with(&policy.key, |master, _| dir.make_cipher(master, &context)) {
+        Some(made) => made.map(|_| context),
+        None => {
+            let what = "directory entry names";
+            Err(FsError::Encrypted { ino: dir.ino(), what, key: Some(policy.key) })
+        }
+    }
+}
+
+/// Draws a nonce, always from the system: images that are made alike from one seed must not use one
+/// key for different contents.
+fn new_nonce() -> Result<[u8; NONCE_BYTES]> {
+    let mut nonce = [0; NONCE_BYTES];
+    let what = "encryption: the system gives no random numbers";
+    extant_sync::os_random(&mut nonce).map_err(|_| FsError::InvalidArgument { what })?;
+    Ok(nonce)
+}
+
+/// Stores the context of an inode and marks it encrypted. The caller has changed nothing else of
+/// its attributes yet.
+///
+/// # Errors
+///
+/// Space and quota; damage of the attributes. Nothing has changed then.
+pub(crate) fn set_context(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    context: &Context,
+) -> Result<()> {
+    xattr::set_context(txn, fs, node, &context.encode())?;
+    txn.update(node, |data| data.record.flags |= InodeFlags::ENCRYPT)
+}
+
+/// Returns the bytes that a link of a new policy stores for its target: length and ciphertext.
+///
+/// # Errors
+///
+/// [`FsError::NameTooLong`]; as [`View::require`].
+pub(crate) fn stored_target(fs: &Fs, node: &Arc<Node>, target: &[u8]) -> Result<Vec<u8>> {
+    let view = fs.view(node);
+    let what = "link target";
+    let Cipher::Names(names) = view.require(what)?.cipher else {
+        return Err(FsError::Encrypted { ino: node.ino(), what, key: None });
+    };
+    let too_long = FsError::NameTooLong { len: target.len() };
+    let cipher = names.encrypt(target, target_bytes_max(&view)).map_err(|_| too_long)?;
+    let len = u16::try_from(cipher.len()).unwrap_or(u16::MAX);
+    Ok([&len.to_le_bytes()[..], &cipher].concat())
+}
+
+/// Returns the number of bytes that [`stored_target`] returns in a directory with this policy.
+pub(crate) fn stored_target_len(dir: &View<'_>, policy: &Policy, target: &[u8]) -> usize {
+    let padded = target.len().max(NAME_BYTES_MIN).next_multiple_of(policy.padding.max(1).into());
+    2 + padded.min(target_bytes_max(dir))
+}
+
+/// Returns the size of the largest encrypted target: a block without its length and, as Linux
+/// counts, a zero byte.
+fn target_bytes_max(view: &View<'_>) -> usize {
+    view.volume().block_size().len() - 3
 }

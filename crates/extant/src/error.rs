@@ -221,6 +221,11 @@ pub enum FsError {
         /// The inode.
         ino: Ino,
     },
+    /// The directory is encrypted, and the inode is not encrypted in the same way.
+    OtherPolicy {
+        /// The inode.
+        ino: Ino,
+    },
     /// The inode is a handle of another mount: links, renames and rings stay within one mount.
     OtherFileSystem {
         /// The number of the inode in its own file system.
@@ -439,6 +444,7 @@ impl FsError {
             | Self::AccessDenied { .. }
             | Self::NotPermitted { .. }
             | Self::OtherProject { .. }
+            | Self::OtherPolicy { .. }
             | Self::OtherFileSystem { .. }
             | Self::NoThread { .. }
             | Self::Frozen
@@ -508,7 +514,9 @@ impl FsError {
             Self::AccessDenied { .. } => errno::EACCES,
             Self::NotPermitted { .. } => errno::EPERM,
             Self::InUse { .. } | Self::Frozen => errno::EBUSY,
-            Self::OtherProject { .. } | Self::OtherFileSystem { .. } => errno::EXDEV,
+            Self::OtherProject { .. } | Self::OtherPolicy { .. } | Self::OtherFileSystem { .. } => {
+                errno::EXDEV
+            }
             Self::NoThread { .. } => errno::EAGAIN,
             Self::OperationCancelled { .. } => errno::ECANCELED,
             // The next five, and a journal with unknown features, have the numbers of mount(2) on
@@ -688,6 +696,9 @@ impl fmt::Display for FsError {
             Self::NoThread { why } => write!(f, "no thread could be started: {why}"),
             Self::OtherProject { ino } => {
                 write!(f, "inode {ino} belongs to another project than the directory")
+            }
+            Self::OtherPolicy { ino } => {
+                write!(f, "inode {ino} is not encrypted as the directory is")
             }
             Self::IntoItself { ino } => {
                 write!(f, "directory inode {ino} cannot move to a place inside itself")

@@ -6,9 +6,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use extant::{Fs, FsError, Inode, KeySpec, MasterKey, MountOptions};
+use std::sync::Arc;
+
+use extant::{Fs, FsError, Inode, KeySpec, MasterKey, MountOptions, NewInode, RenameFlags};
+use extant_block::BlockDevice;
 use extant_testkit::oracle::{self, LoopMount, e2fsck, mke2fs};
-use extant_testkit::{TempDir, require, tempdir};
+use extant_testkit::{TempDir, image, require, tempdir};
 
 /// Adds a key to a mounted file system, or gives an empty directory a policy, by the kernel.
 const KERNEL: &str = r#"
@@ -357,4 +360,250 @@ fn what_is_written_to_files_the_kernel_reads_with_the_key() {
         assert_eq!(bytes[..2_000], pattern(9, 4_097)[..2_000]);
         assert!(bytes.len() == 6_000 && bytes[2_000..].iter().all(|byte| *byte == 0));
     }
+}
+
+/// Fills a directory by extant with what [`fill`] makes, and changes names.
+fn fill_by_extant(fs: &Fs, dir: &Inode) {
+    let new = NewInode::root(0o644);
+    for (seed, size) in SIZES.into_iter().enumerate() {
+        let file = dir.create(format!("file of {size}"), &new).unwrap();
+        file.write_at(&pattern(seed, size), 0).unwrap();
+    }
+    let sparse = dir.create("sparse", &new).unwrap();
+    for at in [5_000, 100_000, 1_000_001] {
+        sparse.write_at(&pattern(at, 3_000), at as u64).unwrap();
+    }
+    for len in [1, 15, 16, 17, 31, 32, 33, 149, 200, 255] {
+        dir.create("n".repeat(len), &new).unwrap().append(b"named").unwrap();
+    }
+    for len in [1, 10, 30, 31, 46, 47, 60, 500, 900] {
+        let link = dir.symlink(format!("link {len}"), "t".repeat(len), &new).unwrap();
+        assert_eq!(link.read_link().unwrap(), "t".repeat(len).into_bytes());
+    }
+    let long = dir.symlink("too long", "t".repeat(fs.block_size().len() - 2), &new);
+    assert!(matches!(long.unwrap_err(), FsError::NameTooLong { .. }));
+    let many = dir.mkdir("many", &NewInode::root(0o755)).unwrap();
+    for number in 0..900 {
+        many.create(format!("entry number {number} of a large directory"), &new).unwrap();
+    }
+    for number in (0..900).step_by(3) {
+        let (old, new) =
+            (format!("entry number {number} of a large directory"), format!("moved {number}"));
+        many.rename(&old, dir, &new, RenameFlags::empty()).unwrap();
+        dir.rename(&new, &many, &new, RenameFlags::empty()).unwrap();
+    }
+    for number in (1..900).step_by(3) {
+        many.unlink(format!("entry number {number} of a large directory")).unwrap();
+    }
+    let other = dir.mkdir("other", &NewInode::root(0o755)).unwrap();
+    other.link("linked", &dir.lookup("file of 1025").unwrap()).unwrap();
+    other.mknod("pipe", extant::Special::Fifo, &new).unwrap();
+    other.unlink("pipe").unwrap();
+    let nameless = other.tmpfile(&new).unwrap();
+    nameless.append(b"came without a name").unwrap();
+    other.link("named later", &nameless).unwrap();
+    dir.mkdir("gone", &NewInode::root(0o755)).unwrap();
+    dir.rmdir("gone").unwrap();
+    dir.rename("file of 15", &other, "linked", RenameFlags::EXCHANGE).unwrap();
+    dir.rename("file of 16", dir, "file of 0", RenameFlags::empty()).unwrap();
+    dir.rename("other", &many, "moved dir", RenameFlags::empty()).unwrap();
+    assert!(matches!(dir.create("sparse", &new).unwrap_err(), FsError::Exists { .. }));
+    assert!(matches!(dir.unlink("none").unwrap_err(), FsError::NotFound { .. }));
+}
+
+#[test]
+fn what_extant_makes_the_kernel_reads_changes_and_removes() {
+    for case in CASES {
+        let made = require!(Made::new(case));
+        let fs = made.open(true);
+        let dir = fs.resolve("/d").unwrap();
+        fill_by_extant(&fs, &dir);
+        // A directory that extant itself encrypts.
+        let own = fs.root().unwrap().mkdir("own", &NewInode::root(0o755)).unwrap();
+        let policy = dir.encryption_policy().unwrap().unwrap();
+        own.set_encryption_policy(&policy).unwrap();
+        own.set_encryption_policy(&policy).unwrap();
+        let sub = own.mkdir("sub", &NewInode::root(0o755)).unwrap();
+        sub.create("file", &NewInode::root(0o600)).unwrap().append(b"inside").unwrap();
+        assert_eq!(sub.encryption_policy().unwrap(), Some(policy));
+        let other = extant::EncryptionPolicy { padding: policy.padding ^ 12, ..policy };
+        assert!(matches!(
+            own.set_encryption_policy(&other).unwrap_err(),
+            FsError::AttributeExists { .. }
+        ));
+        let ours = (extant_tree(&fs, "/d"), extant_tree(&fs, "/own"));
+        drop((dir, own, sub));
+        fs.unmount().unwrap();
+        made.check();
+        {
+            let mounted = require!(made.mount());
+            let shown = host_tree(&mounted.path().join("d"));
+            made.add_key(&mounted).unwrap();
+            assert_same(&ours.0, &host_tree(&mounted.path().join("d")), case.name);
+            assert_same(&ours.1, &host_tree(&mounted.path().join("own")), case.name);
+            drop(mounted);
+            let fs = MountOptions::new().open_path(made.image()).unwrap();
+            assert_same(&extant_tree(&fs, "/d"), &shown, case.name);
+        }
+        {
+            let mounted = require!(made.mount());
+            made.add_key(&mounted).unwrap();
+            let dir = mounted.path().join("d");
+            fs::write(dir.join("many").join("by the kernel"), b"here").unwrap();
+            fs::rename(dir.join("many/moved 3"), dir.join("out of many")).unwrap();
+            fs::remove_dir_all(dir.join("many/moved dir")).unwrap();
+        }
+        let fs = made.open(true);
+        assert_eq!(fs.read("/d/many/by the kernel").unwrap(), b"here");
+        assert!(fs.resolve("/d/out of many").is_ok() && fs.resolve("/d/many/moved 3").is_err());
+        let many = fs.resolve("/d/many").unwrap();
+        for entry in many.read_dir().unwrap() {
+            many.unlink(entry.unwrap().name()).unwrap();
+        }
+        drop(many);
+        fs.resolve("/d").unwrap().rmdir("many").unwrap();
+        fs.unmount().unwrap();
+        made.check();
+        let mounted = require!(made.mount());
+        made.add_key(&mounted).unwrap();
+        fs::remove_dir_all(mounted.path().join("d")).unwrap();
+        drop(mounted);
+        made.check();
+    }
+}
+
+/// The errno of an operation, 0 for none.
+fn errno<T>(done: Result<T, FsError>) -> i32 {
+    done.map_or_else(|error| error.errno(), |_| 0)
+}
+
+fn host_errno<T>(done: std::io::Result<T>) -> i32 {
+    done.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |_| 0)
+}
+
+#[test]
+fn names_go_in_and_out_as_the_kernel_lets_them() {
+    let made = require!(Made::new(CASES[0]));
+    let prepare = |root: &Path| {
+        fs::write(root.join("plain"), b"plain").unwrap();
+        fs::create_dir(root.join("plain dir")).unwrap();
+        fs::write(root.join("d/secret"), b"secret").unwrap();
+        fs::create_dir(root.join("d/secret dir")).unwrap();
+    };
+    let theirs: Vec<i32> = {
+        let mounted = require!(made.mount());
+        made.add_key(&mounted).unwrap();
+        let root = mounted.path();
+        prepare(root);
+        let to = |from: &str, to: &str| host_errno(fs::rename(root.join(from), root.join(to)));
+        let link = |from: &str, to: &str| host_errno(fs::hard_link(root.join(from), root.join(to)));
+        let answers = vec![
+            to("plain", "d/plain"),
+            to("plain dir", "d/plain dir"),
+            link("plain", "d/plain"),
+            link("d/secret", "linked out"),
+            to("d/secret dir", "dir out"),
+            to("dir out", "d/secret dir"),
+            to("d/secret", "d/secret dir/secret"),
+        ];
+        fs::remove_file(root.join("linked out")).unwrap();
+        fs::rename(root.join("d/secret dir/secret"), root.join("d/secret")).unwrap();
+        answers
+    };
+    let fs = made.open(true);
+    let (root, d) = (fs.root().unwrap(), fs.resolve("/d").unwrap());
+    let none = RenameFlags::empty();
+    let ours = vec![
+        errno(root.rename("plain", &d, "plain", none)),
+        errno(root.rename("plain dir", &d, "plain dir", none)),
+        errno(d.link("plain", &root.lookup("plain").unwrap())),
+        errno(root.link("linked out", &d.lookup("secret").unwrap())),
+        errno(d.rename("secret dir", &root, "dir out", none)),
+        errno(root.rename("dir out", &d, "secret dir", none)),
+        errno(d.rename("secret", &d.lookup("secret dir").unwrap(), "secret", none)),
+    ];
+    assert_eq!(ours, theirs);
+    assert_eq!(ours, [18, 18, 18, 0, 0, 0, 0]);
+    let policy = d.encryption_policy().unwrap().unwrap();
+    assert!(matches!(
+        root.set_encryption_policy(&policy).unwrap_err(),
+        FsError::NotPermitted { .. }
+    ));
+    let full = root.mkdir("full", &NewInode::root(0o755)).unwrap();
+    full.create("file", &NewInode::root(0o644)).unwrap();
+    assert!(matches!(full.set_encryption_policy(&policy).unwrap_err(), FsError::NotEmpty { .. }));
+    drop((root, d, full));
+    fs.unmount().unwrap();
+    made.check();
+    // Without the key nothing is added, and nothing changes its size.
+    let theirs = {
+        let mounted = require!(made.mount());
+        let d = mounted.path().join("d");
+        [host_errno(fs::write(d.join("new"), b"x")), host_errno(fs::create_dir(d.join("new")))]
+    };
+    let fs = MountOptions::new().read_only(false).open_path(made.image()).unwrap();
+    let d = fs.resolve("/d").unwrap();
+    let new = NewInode::root(0o644);
+    let ours = [errno(d.create("new", &new)), errno(d.mkdir("new", &new))];
+    assert_eq!(ours, theirs);
+    let file = fs.resolve("/linked out").unwrap();
+    for refused in
+        [errno(file.truncate(2)), errno(file.write_at(b"x", 0)), errno(file.direct().map(drop))]
+    {
+        assert_eq!(refused, 126);
+    }
+    let wanted = extant::EncryptionPolicy::new(key().identifier());
+    let dir = fs.root().unwrap().mkdir("unused", &new).unwrap();
+    assert_eq!(errno(dir.set_encryption_policy(&wanted)), 126);
+    drop((d, file, dir));
+    fs.unmount().unwrap();
+    made.check();
+}
+
+#[test]
+fn no_context_makes_a_mount_panic() {
+    let made = require!(Made::new(CASES[0]));
+    {
+        let mounted = require!(made.mount());
+        made.add_key(&mounted).unwrap();
+        let dir = mounted.path().join("d");
+        fs::write(dir.join("file"), pattern(1, 5_000)).unwrap();
+        std::os::unix::fs::symlink("target", dir.join("link")).unwrap();
+    }
+    let device = Arc::new(image::load(&made.image()));
+    let mut bytes = vec![0; 8 << 20];
+    device.read_at(0, &mut bytes).unwrap();
+    let KeySpec::Identifier(name) = key().identifier() else { panic!() };
+    let places: Vec<usize> =
+        (8..bytes.len()).filter(|at| bytes[*at..].starts_with(&name)).map(|at| at - 8).collect();
+    assert!(places.len() >= 3, "contexts of a directory, a file and a link: {places:?}");
+    let (mut refused, mut read) = (0, 0);
+    for place in places {
+        for at in (0..8).chain([8, 23, 24, 39]) {
+            for byte in [0, 1, 2, 3, 4, 5, 6, 9, 10, 12, 16, 0x80, 0xff] {
+                let old = bytes[place + at];
+                device.write_at((place + at) as u64, &[byte]).unwrap();
+                for writable in [false, true] {
+                    let options = made.options().read_only(!writable).verify_checksums(writable);
+                    let Ok(fs) = options.background(false).open_shared(device.clone()) else {
+                        continue;
+                    };
+                    for path in ["/d", "/d/file", "/d/link"] {
+                        let Ok(inode) = fs.resolve(path) else {
+                            refused += 1;
+                            continue;
+                        };
+                        let done = match inode.kind() {
+                            extant::FileKind::Directory => inode.read_dir().map(|dir| dir.count()),
+                            extant::FileKind::Symlink => inode.read_link().map(|link| link.len()),
+                            _ => inode.read_all().map(|bytes| bytes.len()),
+                        };
+                        if done.is_ok() { read += 1 } else { refused += 1 }
+                    }
+                }
+                device.write_at((place + at) as u64, &[old]).unwrap();
+            }
+        }
+    }
+    assert!(refused > 500 && read > 500, "{refused} {read}");
 }

@@ -5,7 +5,13 @@ use std::vec;
 use std::vec::Vec;
 
 fn layout(bytes: u64, checksum: bool, stored_hash: bool) -> DirLayout {
-    DirLayout { block_size: BlockSize::new(bytes).unwrap(), filetype: true, checksum, stored_hash }
+    DirLayout {
+        block_size: BlockSize::new(bytes).unwrap(),
+        filetype: true,
+        checksum,
+        stored_hash,
+        encrypted: false,
+    }
 }
 
 #[test]
@@ -69,6 +75,11 @@ fn bad_names_are_not_stored() {
     assert_eq!(writer.push(&entry(b"", 12, hash)), Err(DirFault::Name));
     assert_eq!(writer.push(&entry(b"a/b", 12, hash)), Err(DirFault::Name));
     assert_eq!(writer.push(&entry(b"a\0", 12, hash)), Err(DirFault::Name));
+    let mut cipher = [0; 1024];
+    let encrypted = DirLayout { encrypted: true, ..layout };
+    let mut other = BlockWriter::new(&mut cipher, encrypted).unwrap();
+    assert_eq!(other.push(&entry(b"a/\0", 12, hash)), Ok(true));
+    assert_eq!(other.push(&entry(b"", 12, hash)), Err(DirFault::Name));
     assert_eq!(writer.push(&entry(b"a", 0, hash)), Err(DirFault::NoInode));
     assert_eq!(writer.push(&entry(b"a", 12, None)), Err(DirFault::NoHash));
     let long = [b'x'; 256];

@@ -10,7 +10,7 @@ use extant_base::Ino;
 pub struct NewEntry<'a> {
     /// The inode, not 0.
     pub ino: Ino,
-    /// The name: 1 to 255 bytes, none of them `/` or NUL.
+    /// The name: 1 to 255 bytes, none of them `/` or NUL unless the directory is encrypted.
     pub name: &'a [u8],
     /// What the entry says about the inode; not stored without the `filetype` feature.
     pub file_type: FileType,
@@ -36,7 +36,8 @@ impl NewEntry<'_> {
             let name_len = le::narrow(self.name.len());
             return Err(DirFault::NameLength { offset: 0, name_len });
         }
-        if self.name.is_empty() || self.name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+        let is_bad = |byte: &u8| matches!(byte, 0 | b'/') && !layout.encrypted;
+        if self.name.is_empty() || self.name.iter().any(is_bad) {
             return Err(DirFault::Name);
         }
         if self.ino.0 == 0 {
@@ -83,7 +84,7 @@ pub(super) fn put_entry(
 /// # use extant_base::{BlockSize, Ino};
 /// # use extant_format::dir::{BlockWriter, DirLayout, FileType, NewEntry, Records};
 /// let block_size = BlockSize::new(1024).unwrap();
-/// let layout = DirLayout { block_size, filetype: true, checksum: true, stored_hash: false };
+/// let layout = DirLayout { block_size, filetype: true, checksum: true, stored_hash: false, encrypted: false };
 /// let mut block = [0; 1024];
 /// let mut writer = BlockWriter::new(&mut block, layout).unwrap();
 /// let name = b"hello".as_slice();

@@ -5,7 +5,7 @@ use std::format;
 
 fn layout() -> DirLayout {
     let block_size = BlockSize::new(65536).unwrap();
-    DirLayout { block_size, filetype: true, checksum: true, stored_hash: false }
+    DirLayout { block_size, filetype: true, checksum: true, stored_hash: false, encrypted: false }
 }
 
 #[test]

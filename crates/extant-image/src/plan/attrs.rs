@@ -104,6 +104,7 @@ impl AttrPlan {
             filetype: features.has(Feature::FILETYPE),
             checksum: features.has(Feature::METADATA_CSUM),
             stored_hash: false,
+            encrypted: false,
         };
         let mut index = FxHashMap::default();
         for (at, node) in tree.nodes().iter().enumerate() {

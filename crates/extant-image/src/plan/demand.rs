@@ -94,6 +94,7 @@ impl Demand {
                 filetype: features.has(Feature::FILETYPE),
                 checksum: features.has(Feature::METADATA_CSUM),
                 stored_hash: false,
+                encrypted: false,
             },
             hash: features
                 .has(Feature::DIR_INDEX)

@@ -3,7 +3,8 @@
 //! The caller holds the directory's content lock exclusively and an open transaction. Times, link
 //! counts and the version of the directory are the caller's.
 //!
-//! Encrypted directories are refused, because stored names cannot be computed without the key.
+//! Names are given as programs know them; an encrypted directory stores its ciphertexts of them,
+//! which needs the key.
 
 use std::sync::Arc;
 
@@ -123,15 +124,6 @@ pub(super) fn hash_of(view: &View<'_>, version: HashVersion, hashed: &[u8]) -> R
     })
 }
 
-fn refuse_encrypted(view: &View<'_>) -> Result<()> {
-    match view.is_encrypted() {
-        true => {
-            Err(FsError::Encrypted { ino: view.ino(), what: "directory entry names", key: None })
-        }
-        false => Ok(()),
-    }
-}
-
 /// Creates the contents of a new directory: in the inode if the file system has inline data and the
 /// inode has room, else in one block.
 pub(crate) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<()> {
@@ -144,6 +136,18 @@ pub(crate) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -
     let made = txn.create_block(device, shape.leaf(), first);
     let made = made.and_then(|made| made.map_err(|fault| change_fault(dir, device, fault)));
     made.map_err(|error| txn.fail(error))
+}
+
+/// Moves a directory that lies in its inode to a block.
+///
+/// # Errors
+///
+/// As [`prepare_insert`]; nothing has changed then.
+pub(crate) fn leave_inode(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>) -> Result<()> {
+    match fs.view(dir).is_inline() {
+        true => inline_edit::convert(txn, fs, dir),
+        false => Ok(()),
+    }
 }
 
 /// Makes room for `name`: may move an inline directory to a block, add a block, make an index,
@@ -191,7 +195,7 @@ fn room_for(
     grow: bool,
 ) -> Result<Option<Place>> {
     let view = fs.view(dir);
-    refuse_encrypted(&view)?;
+    let name = &*view.stored_name(name)?;
     let mut wanted = Wanted::new(name, view.is_casefold());
     wanted.is_missing = is_missing;
     let strict = || fs.volume().superblock().encoding_flags.contains(EncodingFlags::STRICT);
@@ -403,8 +407,10 @@ pub(crate) fn insert(
     ino: Ino,
     file_type: FileType,
 ) -> Result<()> {
-    let shape = Shape::of(&fs.view(dir));
-    let entry = NewEntry { ino, name, file_type, hash: None };
+    let view = fs.view(dir);
+    let (shape, name) = (Shape::of(&view), view.stored_name(name)?);
+    drop(view);
+    let entry = NewEntry { ino, name: &name, file_type, hash: None };
     match place.0 {
         Spot::Block { block, room } => {
             let put =
@@ -467,7 +473,7 @@ pub(crate) fn replace(
 /// Finds the entry of `name`: through a valid index, else block by block.
 fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     let view = fs.view(dir);
-    refuse_encrypted(&view)?;
+    let name = &*view.stored_name(name)?;
     let shape = Shape::of(&view);
     let wanted = Wanted::new(name, view.is_casefold());
     let found = if view.is_inline() {

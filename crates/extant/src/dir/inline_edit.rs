@@ -65,7 +65,8 @@ fn value_of(data: &mut InodeData) -> Result<Vec<u8>> {
 /// Creates the contents of a new directory inside its inode; returns false, with nothing changed,
 /// when the file system has no inline data or the inode no room.
 pub(super) fn create(txn: &mut Txn<'_>, fs: &Fs, dir: &Arc<Node>, parent: Ino) -> Result<bool> {
-    if !fs.volume().features().has_incompat(Incompat::INLINE_DATA) {
+    let is_encrypted = dir.gist().flags.contains(InodeFlags::ENCRYPT);
+    if is_encrypted || !fs.volume().features().has_incompat(Incompat::INLINE_DATA) {
         return Ok(false);
     }
     let layout = fs.view(dir).dir_layout();

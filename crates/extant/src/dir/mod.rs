@@ -80,6 +80,7 @@ impl View<'_> {
             filetype: self.volume().has_filetype(),
             checksum: self.volume().has_metadata_csum(),
             stored_hash: self.is_encrypted() && self.is_casefold(),
+            encrypted: self.is_encrypted(),
         }
     }
 

@@ -120,11 +120,13 @@ pub enum ErrorCode {
     Frozen = 48,
     /// [`FsError::OperationCancelled`].
     OperationCancelled = 49,
+    /// [`FsError::OtherPolicy`].
+    OtherPolicy = 50,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the numbers.
-    pub const ALL: [ErrorCode; 49] = [
+    pub const ALL: [ErrorCode; 50] = [
         Self::NotFound,
         Self::NotADirectory,
         Self::IsADirectory,
@@ -174,6 +176,7 @@ impl ErrorCode {
         Self::NoThread,
         Self::Frozen,
         Self::OperationCancelled,
+        Self::OtherPolicy,
     ];
 
     /// Returns the name of the variant.
@@ -228,6 +231,7 @@ impl ErrorCode {
             Self::NoThread => "NoThread",
             Self::Frozen => "Frozen",
             Self::OperationCancelled => "OperationCancelled",
+            Self::OtherPolicy => "OtherPolicy",
         }
     }
 }
@@ -266,6 +270,7 @@ impl FsError {
             Self::NoThread { .. } => ErrorCode::NoThread,
             Self::Frozen => ErrorCode::Frozen,
             Self::OperationCancelled { .. } => ErrorCode::OperationCancelled,
+            Self::OtherPolicy { .. } => ErrorCode::OtherPolicy,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -311,6 +316,7 @@ impl FsError {
             | Self::AccessDenied { ino, .. }
             | Self::NotPermitted { ino, .. }
             | Self::OtherProject { ino }
+            | Self::OtherPolicy { ino }
             | Self::OtherFileSystem { ino }
             | Self::IntoItself { ino }
             | Self::AttributeExists { ino }
@@ -356,7 +362,9 @@ impl FsError {
             }
             Self::QuotaExceeded { .. } => Kind::QuotaExceeded,
             Self::TooManyLinks { .. } => Kind::TooManyLinks,
-            Self::OtherProject { .. } | Self::OtherFileSystem { .. } => Kind::CrossesDevices,
+            Self::OtherProject { .. } | Self::OtherPolicy { .. } | Self::OtherFileSystem { .. } => {
+                Kind::CrossesDevices
+            }
             Self::NoThread { .. } => Kind::WouldBlock,
             Self::Frozen => Kind::ResourceBusy,
             Self::OperationCancelled { .. } => Kind::Other,

@@ -180,6 +180,7 @@ impl MountErrorKind {
             | FsError::AccessDenied { .. }
             | FsError::NotPermitted { .. }
             | FsError::OtherProject { .. }
+            | FsError::OtherPolicy { .. }
             | FsError::OtherFileSystem { .. }
             | FsError::IntoItself { .. }
             | FsError::AttributeExists { .. }

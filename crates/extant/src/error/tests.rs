@@ -263,6 +263,12 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "inode 12 belongs to another project than the directory",
         ),
         (
+            FsError::OtherPolicy { ino },
+            Family::Refusal,
+            18,
+            "inode 12 is not encrypted as the directory is",
+        ),
+        (
             FsError::OtherFileSystem { ino },
             Family::Refusal,
             18,
@@ -459,6 +465,7 @@ fn numbers_and_names_of_errors_stay() {
         "NoThread",
         "Frozen",
         "OperationCancelled",
+        "OtherPolicy",
     ];
     let expected = (1..).zip(expected).collect();
     let all = ErrorCode::ALL.map(|code| (code as u16, code.name()));

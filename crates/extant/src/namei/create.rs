@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use extant_crypt::Context;
 use extant_format::dir::FileType;
 use extant_format::features::Incompat;
 use extant_format::inode::{DeviceNumber, FileKind, Inode as Record, InodeFlags};
@@ -9,6 +10,7 @@ use extant_format::time::Timestamp;
 
 use super::{add_subdirectory, check_directory, check_name, check_subdirectories};
 use crate::alloc::{BlockAsk, Purpose};
+use crate::crypt;
 use crate::dentry::Known;
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
@@ -176,7 +178,7 @@ impl Inode {
             let dir = self.node();
             let _content = dir.content.write();
             let parent = fs.view(dir);
-            check_directory(parent.data(), false)?;
+            check_directory(fs, dir, false)?;
             let owners = parent.owners_of_new(new);
             Txn::prepare_quotas(self.volume(), owners)?;
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
@@ -199,7 +201,7 @@ impl Inode {
         let writer = volume.writer()?;
         let _content = dir.content.write();
         let parent = fs.view(dir);
-        check_directory(parent.data(), false)?;
+        check_directory(fs, dir, false)?;
         let known = writer.dentries().get(dir.ino(), name);
         if let Known::Is(node) = &known {
             return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
@@ -267,7 +269,8 @@ impl View<'_> {
     ) -> Result<Arc<Node>> {
         let (fs, writer, parent) = (self.fs(), self.volume().writer()?, self.data());
         let kind = what.kind();
-        let mut record = self.new_record(new, what)?;
+        let context = crypt::inherited_context(self, kind)?;
+        let mut record = self.new_record(new, what, context.as_ref())?;
         let inherited = xattr::inherited(self, kind, &mut record)?;
         txn.charge_inode(&record)?;
         let ino = match writer.alloc().allocate_inode(txn, parent, kind, name) {
@@ -281,8 +284,14 @@ impl View<'_> {
         let data = InodeData::fresh(ino, kind, record, inode_bytes);
         let node = txn.create_node(ino, data).map_err(|error| txn.fail(error))?;
         let fill = |txn: &mut Txn<'_>| -> Result<()> {
+            if let Some(context) = &context {
+                crypt::set_context(txn, fs, &node, context)?;
+            }
             match what {
                 What::Directory => dir_edit::create(txn, fs, &node, parent.ino)?,
+                What::Symlink(target) if context.is_some() => {
+                    fill_symlink(txn, &node, &crypt::stored_target(fs, &node, target)?)?;
+                }
                 What::Symlink(target) => fill_symlink(txn, &node, target)?,
                 What::File | What::Special(_) => {}
             }
@@ -305,7 +314,12 @@ impl View<'_> {
         Owners::new(new.uid, gid, if inherits { parent.project } else { 0 })
     }
 
-    fn new_record(&self, new: &NewInode, what: What<'_>) -> Result<Record> {
+    fn new_record(
+        &self,
+        new: &NewInode,
+        what: What<'_>,
+        context: Option<&Context>,
+    ) -> Result<Record> {
         let (volume, parent) = (self.volume(), self.data());
         let writer = volume.writer()?;
         let kind = what.kind();
@@ -334,7 +348,12 @@ impl View<'_> {
         }
         let mapped = match what {
             What::File | What::Directory => true,
-            What::Symlink(target) => target.len() >= record.block.len(),
+            What::Symlink(target) => {
+                let len = context.map_or(target.len(), |context| {
+                    crypt::stored_target_len(self, &context.policy, target)
+                });
+                len >= record.block.len()
+            }
             What::Special(_) => false,
         };
         if mapped && volume.features().has_incompat(Incompat::EXTENTS) {

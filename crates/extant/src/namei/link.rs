@@ -9,6 +9,7 @@ use extant_format::inode::{FileKind, InodeFlags};
 use super::create::touch;
 use super::lock::lock_all;
 use super::{LINKS_MAX, check_directory, check_linkable, check_name, drop_subdirectory};
+use crate::crypt;
 use crate::dir::edit as dir_edit;
 use crate::error::{Fault, FsError, Result};
 use crate::image_path::ImagePath;
@@ -30,7 +31,8 @@ impl Inode {
     ///
     /// As [`create`](Self::create), and: [`FsError::NotPermitted`] for directories and for files
     /// that are immutable or append-only; [`FsError::TooManyLinks`]; [`FsError::NotFound`] when the
-    /// last name of `target` was removed; [`FsError::OtherProject`], [`FsError::OtherFileSystem`].
+    /// last name of `target` was removed; [`FsError::OtherProject`], [`FsError::OtherPolicy`],
+    /// [`FsError::OtherFileSystem`].
     pub fn link(&self, name: impl ImagePath, target: &Inode) -> Result<()> {
         let name = name.image_bytes();
         check_name(name)?;
@@ -43,7 +45,7 @@ impl Inode {
         let writer = volume.writer()?;
         let _content = dir.content.write();
         let parent = dir.data();
-        check_directory(&parent, false)?;
+        check_directory(fs, dir, false)?;
         if let Some(node) = fs.find_in(dir, name)? {
             return Err(FsError::Exists { dir: dir.ino(), ino: node.ino() });
         }
@@ -51,6 +53,7 @@ impl Inode {
             let what = "directories have one name only";
             return Err(FsError::NotPermitted { ino: target.ino(), what });
         }
+        crypt::check_policy(fs, dir, target)?;
         let nameless = target.life().is_nameless();
         let kind = target.with(|data| {
             check_linkable(data)?;
@@ -124,7 +127,7 @@ impl Inode {
         let (fs, volume, dir) = (self.fs(), self.volume(), self.node());
         let writer = volume.writer()?;
         let _content = dir.content.write();
-        dir.with(|parent| check_directory(parent, true))?;
+        check_directory(fs, dir, true)?;
         let found = fs.find_in(dir, name)?;
         let node = found.ok_or(FsError::NotFound { dir: dir.ino(), at: None })?;
         node.with(|data| {
@@ -170,7 +173,7 @@ impl Inode {
     }
 
     fn rmdir_once(&self, name: &[u8]) -> Result<()> {
-        self.node().with(|parent| check_directory(parent, true))?;
+        check_directory(self.fs(), self.node(), true)?;
         // A round fails only if another thread changed the name meanwhile.
         loop {
             let node = self.fs().lookup_in(self.node(), name)?;
@@ -193,7 +196,7 @@ impl Inode {
         if !fs.find_in(dir, name)?.is_some_and(|again| Arc::ptr_eq(&again, node)) {
             return Ok(false);
         }
-        dir.with(|parent| check_directory(parent, true))?;
+        check_directory(fs, dir, true)?;
         node.with(|data| {
             if data.kind != FileKind::Directory {
                 return Err(FsError::NotADirectory { ino: data.ino, at: None });

@@ -13,6 +13,7 @@
 //! rename   with its three flags
 //! attr     owners, modes, times, flags, sizes, extended attributes
 //! lookup   finding the inode of a name
+//! policy   encrypting directories
 //! lock     content locks of several inodes
 //! ```
 //!
@@ -33,6 +34,7 @@ mod create;
 mod link;
 mod lock;
 mod lookup;
+mod policy;
 mod rename;
 
 pub use attr::{SetAttributes, TimeChange};
@@ -44,6 +46,7 @@ use std::sync::Arc;
 use extant_format::features::RoCompat;
 use extant_format::inode::{FileKind, InodeFlags};
 
+use crate::crypt;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::limits::NAME_MAX;
@@ -66,16 +69,18 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 /// Checks that names can be added to a directory, or with `removing` also removed.
-fn check_directory(dir: &InodeData, removing: bool) -> Result<()> {
+fn check_directory(fs: &Fs, dir: &Arc<Node>, removing: bool) -> Result<()> {
+    dir.with(|data| check_directory_data(data, removing))?;
+    crypt::check_names(fs, dir)
+}
+
+fn check_directory_data(dir: &InodeData, removing: bool) -> Result<()> {
     if dir.kind != FileKind::Directory {
         return Err(FsError::NotADirectory { ino: dir.ino, at: None });
     }
     if dir.record.links == 0 {
         // The directory was removed: it has no names and gets none.
         return Err(FsError::NotFound { dir: dir.ino, at: None });
-    }
-    if dir.record.flags.contains(InodeFlags::ENCRYPT) {
-        return Err(FsError::Encrypted { ino: dir.ino, what: "directory entry names", key: None });
     }
     if dir.record.flags.contains(InodeFlags::IMMUTABLE) {
         return Err(FsError::NotPermitted { ino: dir.ino, what: "the directory is immutable" });

@@ -14,6 +14,7 @@ use super::{
     Special, add_subdirectory, check_directory, check_linkable, check_name, check_subdirectories,
     drop_subdirectory,
 };
+use crate::crypt;
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
@@ -69,7 +70,8 @@ impl Inode {
     ///
     /// [`FsError::NotFound`], [`FsError::Exists`] (with `NOREPLACE`), [`FsError::NotEmpty`],
     /// [`FsError::IsADirectory`], [`FsError::NotADirectory`], [`FsError::IntoItself`],
-    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::OtherFileSystem`],
+    /// [`FsError::TooManyLinks`], [`FsError::OtherProject`], [`FsError::OtherPolicy`],
+    /// [`FsError::OtherFileSystem`],
     /// [`FsError::NotPermitted`], [`FsError::InvalidArgument`] for flags that exclude each other;
     /// otherwise as [`create`](Self::create). After an error nothing has changed.
     ///
@@ -107,7 +109,7 @@ impl Inode {
         let (fs, old_dir) = (self.fs(), self.node());
         loop {
             for dir in [old_dir, new_dir] {
-                dir.with(|data| check_directory(data, false))?;
+                check_directory(fs, dir, false)?;
             }
             let moved = fs.lookup_in(old_dir, old_name)?;
             let target = match fs.lookup_in(new_dir, new_name) {
@@ -236,8 +238,8 @@ impl Move<'_> {
     fn check(&self) -> Result<()> {
         let volume = self.fs.volume();
         let exchange = self.flags.contains(RenameFlags::EXCHANGE);
-        self.old_dir.with(|dir| check_directory(dir, true))?;
-        self.new_dir.with(|dir| check_directory(dir, self.target.is_some()))?;
+        check_directory(self.fs, self.old_dir, true)?;
+        check_directory(self.fs, self.new_dir, self.target.is_some())?;
         self.moved.with(check_linkable)?;
         let circular =
             |node: &Arc<Node>| [self.old_dir, self.new_dir].iter().any(|d| d.ino() == node.ino());
@@ -292,8 +294,11 @@ impl Move<'_> {
     }
 
     /// Checks that the node belongs to the directory's project, if the directory has one to
-    /// inherit.
+    /// inherit, and is encrypted as the directory is.
     fn check_arrival(&self, node: &Arc<Node>, dir: &Arc<Node>) -> Result<()> {
+        if self.old_dir.ino() != self.new_dir.ino() {
+            crypt::check_policy(self.fs, dir, node)?;
+        }
         let project = dir.with(|dir| {
             let inherits = dir.record.flags.contains(InodeFlags::PROJINHERIT);
             inherits.then_some(dir.record.project)

@@ -104,6 +104,16 @@ pub(crate) fn set_inline_data(
     put(txn, fs, node, (NameIndex::SYSTEM, b"data"), value, XattrMode::Any)
 }
 
+/// Sets the context of an inode that becomes encrypted. Errors as [`set`].
+pub(crate) fn set_context(
+    txn: &mut Txn<'_>,
+    fs: &Fs,
+    node: &Arc<Node>,
+    value: &[u8],
+) -> Result<()> {
+    put(txn, fs, node, (NameIndex::ENCRYPTION, b"c"), Some(value), XattrMode::Create)
+}
+
 /// Sets any attribute like [`set`], in its stored form.
 pub(super) fn put(
     txn: &mut Txn<'_>,

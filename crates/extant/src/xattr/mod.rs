@@ -13,7 +13,7 @@ mod edit;
 mod value;
 
 pub(crate) use acl::{chmod_acl, inherited, set_acl};
-pub(crate) use edit::{release_all, releases_at_once, set, set_inline_data};
+pub(crate) use edit::{release_all, releases_at_once, set, set_context, set_inline_data};
 pub(crate) use value::{transfer_quota, transfer_quota_back};
 
 use extant_base::{FsBlock, Ino};

@@ -222,7 +222,8 @@ impl Dir {
 
 fn layout(checksum: bool, large_dir: bool) -> IndexLayout {
     let block_size = BlockSize::new(1024).unwrap();
-    let dir = DirLayout { block_size, filetype: true, checksum, stored_hash: false };
+    let dir =
+        DirLayout { block_size, filetype: true, checksum, stored_hash: false, encrypted: false };
     IndexLayout { dir, large_dir, unsigned_hash: false }
 }
 

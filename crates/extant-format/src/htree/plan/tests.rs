@@ -12,6 +12,7 @@ fn options(block: u64, large_dir: bool, fill_percent: u8) -> IndexOptions {
         filetype: true,
         checksum: true,
         stored_hash: false,
+        encrypted: false,
     };
     let layout = IndexLayout { dir, large_dir, unsigned_hash: false };
     IndexOptions { layout, hash: Some(HashVersion::HalfMd4), fill_percent }
