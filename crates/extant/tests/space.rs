@@ -2,13 +2,14 @@
 //! same.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use extant::{Fallocate, Fs, FsError, Inode, MountOptions, NewInode};
+use extant::{Fallocate, Fs, FsError, Inode, MountOptions, NewInode, QuotaKind, QuotaLimits};
 use extant_block::{FaultDevice, FaultPlan, MemoryDevice, SharedDevice};
 use extant_check::CheckOptions;
-use extant_sync::{Clock, FixedClock, SystemClock};
+use extant_sync::{Clock, FixedClock, SystemClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{Ends, image, require, tempdir};
 
 fn make(size: &str, arguments: &[&str]) -> Result<Arc<MemoryDevice>, String> {
     let dir = tempdir().map_err(|error| error.to_string())?;
@@ -97,6 +98,47 @@ fn an_ordinary_user_leaves_the_reserve_to_root_and_df_says_so() {
         drop((mine, roots));
         end(fs, &device);
     }
+}
+
+#[test]
+fn who_finds_no_space_takes_no_quota_from_neighbours() {
+    let device = require!(make("32M", &["-t", "ext4", "-b", "4096", "-m", "10", "-O", "quota"]));
+    let fs = mount(&device);
+    let user = NewInode { uid: 1000, gid: 100, permissions: 0o644 };
+    let (refused, served) = (fs.create("/a", &user).unwrap(), fs.create("/b", &user).unwrap());
+    {
+        let _ordinary = fs.take_space_for(false);
+        let filler = create(&fs, "/filler");
+        fill(&filler, 0);
+        filler.sync().unwrap();
+    }
+    let used = fs.quota(QuotaKind::User, 1000).unwrap().unwrap().space_bytes;
+    let limits = QuotaLimits { space_hard_kib: used / 1024 + 64, ..QuotaLimits::default() };
+    fs.set_quota_limits(QuotaKind::User, 1000, &limits).unwrap();
+    let stop = AtomicBool::new(false);
+    threads::scope(|s| {
+        let other = s.spawn("refused", || {
+            let _ordinary = fs.take_space_for(false);
+            let mut count = 0;
+            while !stop.load(Ordering::Relaxed) {
+                // All that the quota leaves, of which there is nothing.
+                refused.write_at(&[1; 64 << 10], 0).unwrap_err();
+                count += 1;
+            }
+            count
+        });
+        let ends = Ends(&stop);
+        for step in 0..200_000 {
+            let written = served.write_at(&[2; 4096], 0);
+            assert!(matches!(written, Ok(4096)), "step {step}: {written:?}");
+            served.truncate(0).unwrap();
+        }
+        drop(ends);
+        assert!(other.unwrap().join().unwrap() > 0);
+    })
+    .unwrap();
+    drop((refused, served));
+    end(fs, &device);
 }
 
 #[test]

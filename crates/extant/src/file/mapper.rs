@@ -115,7 +115,7 @@ impl FileMapper<'_> {
                 _ => writer
                     .quotas()
                     .promise(self.volume(), writer, self.node, sectors(new))
-                    .and_then(|()| {
+                    .and_then(|_tentative| {
                         let promised = writer.alloc().promise(self.volume(), new);
                         promised.inspect_err(|_| writer.quotas().unpromise(self.node, sectors(new)))
                     }),

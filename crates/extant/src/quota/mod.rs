@@ -30,7 +30,7 @@ use extant_format::inode::{Inode as Record, InodeFlags};
 use extant_format::quota::{LIMIT_UNIT_BYTES, QuotaEntry, QuotaHeader, QuotaKind, RECORD_BYTES};
 use extant_format::superblock::Superblock;
 use extant_jbd2::Tid;
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Condvar, Mutex, MutexGuard, Rank};
 use rustc_hash::FxHashMap;
 
 use crate::editor::Editor;
@@ -104,6 +104,9 @@ pub(crate) trait Grow<'v>: DerefMut<Target = Editor<'v>> {
     fn append_block(&mut self, node: &Arc<Node>) -> Result<(FileBlock, FsBlock)>;
 }
 
+/// Number of times that a refusal is reconsidered because other promises were tentative.
+const ROUNDS_MAX: u32 = 64;
+
 /// A quota file as found.
 pub(crate) struct StoredFile {
     pub(crate) node: Arc<Node>,
@@ -124,6 +127,8 @@ pub(crate) fn stored_files(superblock: &Superblock) -> [Option<Ino>; 3] {
 pub(crate) struct Quotas {
     files: [Option<File>; 3],
     table: Mutex<Table>,
+    /// A tentative promise was settled.
+    settled: Condvar,
     /// Whether limits are enforced; usage is always counted.
     enforced: bool,
     hidden: [Ino; 5],
@@ -145,6 +150,8 @@ struct Table {
     usage: FxHashMap<(u8, u32), Usage>,
     /// Bytes promised to data in the cache, for ids that have any.
     promised: FxHashMap<(u8, u32), u64>,
+    /// Number of promises of which it is not known whether there is space for them.
+    tentative: u32,
     /// Ids that the running transaction changed.
     dirty: Vec<(u8, u32)>,
 }
@@ -184,6 +191,7 @@ impl Quotas {
         Ok(Quotas {
             files,
             table: Mutex::new(Rank::Leaf, Table::default()),
+            settled: Condvar::new(),
             enforced,
             hidden: hidden(superblock),
             first_inode: superblock.first_inode,
@@ -395,14 +403,7 @@ impl Quotas {
         }
         let charge = change.charge;
         let now = u64::try_from(txn.log().now().seconds).unwrap_or(0);
-        let mut table = self.table.lock();
-        if change.checked && self.enforced {
-            for key in self.gainers(&change) {
-                if let Some(usage) = table.usage.get(&key) {
-                    check(key, &usage.entry, table.promised_to(key), charge, now)?;
-                }
-            }
-        }
+        let mut table = self.admit(&change, now)?;
         for key in self.gainers(&change) {
             if let (Some(usage), Some(file)) = (table.usage.get_mut(&key), self.file(key.0)) {
                 let entry = &mut usage.entry;
@@ -425,6 +426,27 @@ impl Quotas {
             }
         }
         Ok(())
+    }
+
+    /// Locks the table when no limit is in the way of a change; waits for promises that may end (Q6).
+    fn admit(&self, change: &Change, now: u64) -> Result<MutexGuard<'_, Table>> {
+        let mut table = self.table.lock();
+        if !change.checked || !self.enforced {
+            return Ok(table);
+        }
+        for round in 0.. {
+            let refused = self.gainers(change).find_map(|key| {
+                // An id without a record has no limits.
+                let usage = table.usage.get(&key)?;
+                check(key, &usage.entry, table.promised_to(key), change.charge, now).err()
+            });
+            match refused {
+                Some(error) if table.tentative == 0 || round >= ROUNDS_MAX => return Err(error),
+                Some(_) => self.settled.wait(&mut table),
+                None => break,
+            }
+        }
+        Ok(table)
     }
 
     /// Encodes the changed records into their blocks, which the transaction has claimed. No handle

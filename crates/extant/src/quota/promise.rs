@@ -9,13 +9,32 @@
 //!   ends by [`Quotas::unpromise`] or, as a charge, by [`Quotas::charge_promised`]; a change of
 //!   owner moves it.
 //! - Q5. A promise becomes a charge atomically.
+//! - Q6. Nobody is refused for the sake of a promise that ends because there is no space: while it
+//!   is not known whether there is, the promise is [tentative](Tentative), and who would be refused
+//!   waits for that. Who has made one waits for nothing before it is settled.
 
-use super::{Change, Charge, Grow, Quotas, Table, check};
+use super::{Change, Charge, Grow, Quotas, Table};
 use crate::error::Result;
 use crate::log::Log;
 use crate::node::Node;
 use crate::volume::Volume;
 use extant_base::sabotage;
+
+/// A promise that may end at once because there is no space; it counts as such until this is
+/// dropped (Q6).
+#[must_use = "it is settled when this is dropped"]
+pub(crate) struct Tentative<'a>(Option<&'a Quotas>);
+
+impl Drop for Tentative<'_> {
+    fn drop(&mut self) {
+        if let Some(quotas) = self.0 {
+            let mut table = quotas.table.lock();
+            table.tentative = table.tentative.saturating_sub(1);
+            drop(table);
+            quotas.settled.notify_all();
+        }
+    }
+}
 
 impl Quotas {
     /// Promises blocks, in units of 512 bytes, to the owners of an inode. Without quotas it costs
@@ -31,14 +50,14 @@ impl Quotas {
         log: &Log,
         node: &Node,
         sectors: u64,
-    ) -> Result<()> {
+    ) -> Result<Tentative<'_>> {
         self.promise_if(volume, Some(log), node, sectors)
     }
 
     /// Promises like [`promise`](Self::promise), regardless of limits, for blocks that will not be
     /// charged.
     pub(crate) fn promise_anyway(&self, volume: &Volume, node: &Node, sectors: u64) -> Result<()> {
-        self.promise_if(volume, None, node, sectors)
+        self.promise_if(volume, None, node, sectors).map(drop)
     }
 
     /// Promises blocks; limits are checked if there is a clock for the grace times.
@@ -48,8 +67,8 @@ impl Quotas {
         clock: Option<&Log>,
         node: &Node,
         sectors: u64,
-    ) -> Result<()> {
-        let Some(owners) = self.payers(node) else { return Ok(()) };
+    ) -> Result<Tentative<'_>> {
+        let Some(owners) = self.payers(node) else { return Ok(Tentative(None)) };
         let charge = Charge::blocks(sectors);
         let to = Some(owners);
         let clock = clock.filter(|_| self.enforced);
@@ -58,20 +77,13 @@ impl Quotas {
             self.load(volume, key)?;
         }
         let now = clock.map_or(0, |log| u64::try_from(log.now().seconds).unwrap_or(0));
-        let mut table = self.table.lock();
-        if clock.is_some() {
-            for key in self.gainers(&change) {
-                // An id without a record has no limits.
-                if let Some(usage) = table.usage.get(&key) {
-                    check(key, &usage.entry, table.promised_to(key), charge, now)?;
-                }
-            }
-        }
+        let mut table = self.admit(&change, now)?;
         for key in self.gainers(&change) {
             let promised = table.promised.entry(key).or_default();
             *promised = promised.saturating_add(charge.space);
         }
-        Ok(())
+        table.tentative += 1;
+        Ok(Tentative(Some(self)))
     }
 
     /// Ends promises that were not charged. The amount never falls below zero.
