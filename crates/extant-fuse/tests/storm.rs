@@ -135,6 +135,7 @@ fn rounds(
             threads,
             time: each,
             shifts: true,
+            directs: false,
             may_fail: false,
         };
         match round(&images[at], &storm, &settings, scratch.path()) {

@@ -188,6 +188,8 @@ pub struct Storm {
     pub time: Duration,
     /// Whether files are moved in parts (collapse, insert).
     pub shifts: bool,
+    /// Whether most reads and writes go past the cache.
+    pub directs: bool,
     /// Whether errors of any kind may come: devices fail, or the mount ends meanwhile.
     pub may_fail: bool,
 }

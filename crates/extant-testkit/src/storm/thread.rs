@@ -199,14 +199,21 @@ impl<'a, T: Target> Actor<'a, T> {
         }
     }
 
+    /// Of so many, so many go past the cache, and one through memory.
+    fn way(&mut self, (all, direct): (u64, u64)) -> Way {
+        match self.below(all) {
+            some if some < direct => Way::Direct,
+            some if some == direct => Way::Mapped,
+            // Memory that shows a file keeps others in the cache, too.
+            _ if self.storm.directs && !self.random.one_in(8) => Way::Direct,
+            _ => Way::Cached,
+        }
+    }
+
     fn write(&mut self) -> Result<(), String> {
         let Some(which) = self.which() else { return Ok(()) };
         let (at, mut len) = self.range();
-        let way = match self.below(8) {
-            0 | 1 => Way::Direct,
-            2 => Way::Mapped,
-            _ => Way::Cached,
-        };
+        let way = self.way((8, 2));
         let id = self.open[which].id;
         self.says((way, id, at, len));
         let began = self.book.now();
@@ -251,11 +258,7 @@ impl<'a, T: Target> Actor<'a, T> {
         let Some(which) = self.which() else { return Ok(()) };
         let (at, len) = self.range();
         let id = self.open[which].id;
-        let way = match self.below(6) {
-            0 => Way::Direct,
-            1 => Way::Mapped,
-            _ => Way::Cached,
-        };
+        let way = self.way((6, 1));
         self.says((way, id, at, len));
         let mut bytes = vec![0; len as usize];
         let answer = self.target.read(&self.open[which].file, at, &mut bytes, way);

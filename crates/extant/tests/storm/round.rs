@@ -43,6 +43,8 @@ pub(crate) struct Setting {
     breaks: bool,
     /// Rings give direct operations to the device without a worker.
     has_lane: bool,
+    /// Most reads and writes go past the cache.
+    directs: bool,
 }
 
 impl Setting {
@@ -63,6 +65,7 @@ impl Setting {
             ends_early: one_of(&[0, 0, 0, 1]) == 1,
             breaks: false,
             has_lane: one_of(&[0, 1, 1, 1]) == 1,
+            directs: one_of(&[0, 1]) == 1,
         }
     }
 
@@ -92,6 +95,7 @@ impl Setting {
             threads: self.threads,
             time: self.time,
             shifts: true,
+            directs: self.directs,
             may_fail: self.ends_early || self.breaks,
         }
     }
