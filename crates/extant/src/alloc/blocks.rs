@@ -432,7 +432,7 @@ impl Allocator {
             Taker::Pin(_) => self.space.pin(search.wish.min, size),
         };
         let Some(count) = count else {
-            search.is_out = true;
+            search.is_out = !sabotage("extant.alloc.late-not-again");
             return Ok(None);
         };
         let range = range.start..range.start + count;

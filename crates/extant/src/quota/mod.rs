@@ -442,6 +442,7 @@ impl Quotas {
             });
             match refused {
                 Some(error) if table.tentative == 0 || round >= ROUNDS_MAX => return Err(error),
+                Some(error) if sabotage("extant.quota.tentative-refuses") => return Err(error),
                 Some(_) => self.settled.wait(&mut table),
                 None => break,
             }

@@ -1,5 +1,8 @@
+use std::time::Duration;
+
 use extant_base::Prng;
 use extant_format::quota::QuotaFile;
+use extant_sync::{Clock, SystemClock};
 
 use super::*;
 use crate::fs::Fs;
@@ -262,6 +265,37 @@ fn attributes_are_charged_to_the_inodes_that_have_them() {
 }
 
 #[test]
+fn who_would_be_refused_waits_until_others_know_whether_there_is_space() {
+    let image = extant_testkit::require!(Image::make("32M", QUOTA, ""));
+    let fs = image.open();
+    let writer = fs.volume().writer().unwrap();
+    let quotas = writer.quotas();
+    let [a, b] = ["a", "b"].map(|name| fs.root().unwrap().create(name, &owned(5, 6)).unwrap());
+    limit(&fs, QuotaKind::User, 5, QuotaLimits { space_hard_kib: 40, ..QuotaLimits::default() });
+    for is_kept in [false, true] {
+        let tentative = quotas.promise(fs.volume(), writer, a.node(), 10 * 8).unwrap();
+        extant_sync::threads::scope(|s| {
+            let other = s.spawn("other", || {
+                let promised = quotas.promise(fs.volume(), writer, b.node(), 8);
+                promised.map(drop).map_err(|error| error.errno())
+            });
+            SystemClock.sleep(Duration::from_millis(50));
+            if !is_kept {
+                quotas.unpromise(a.node(), 10 * 8);
+            }
+            drop(tentative);
+            let answer = other.unwrap().join().unwrap();
+            assert_eq!(answer, if is_kept { Err(122) } else { Ok(()) });
+        })
+        .unwrap();
+        quotas.unpromise(if is_kept { a.node() } else { b.node() }, 10 * 8);
+    }
+    assert!(quotas.table.lock().promised.is_empty());
+    drop((a, b));
+    finish(fs, &image);
+}
+
+#[test]
 fn promises_count_for_every_check_and_become_charges_in_one_step() {
     use crate::alloc::{BlockAsk, Growth, Purpose};
     let image = extant_testkit::require!(Image::make("32M", QUOTA, ""));
@@ -279,11 +313,11 @@ fn promises_count_for_every_check_and_become_charges_in_one_step() {
     let writer = fs.volume().writer().unwrap();
     let (quotas, alloc) = (writer.quotas(), writer.alloc());
     let [a, b] = ["a", "b"].map(|name| fs.root().unwrap().lookup(name).unwrap());
-    quotas.promise(fs.volume(), writer, a.node(), 8 * 8).unwrap();
-    let error = quotas.promise(fs.volume(), writer, b.node(), 3 * 8).unwrap_err();
+    drop(quotas.promise(fs.volume(), writer, a.node(), 8 * 8).unwrap());
+    let error = quotas.promise(fs.volume(), writer, b.node(), 3 * 8).map(drop).unwrap_err();
     assert_eq!(error.to_string(), "the quota of user 5 for blocks is used up");
     assert_eq!(usage(&fs, QuotaKind::Group, 6), (8 * 4096, 2), "all kinds or none (Q4)");
-    quotas.promise(fs.volume(), writer, b.node(), 2 * 8).unwrap();
+    drop(quotas.promise(fs.volume(), writer, b.node(), 2 * 8).unwrap());
     assert_eq!(usage(&fs, QuotaKind::User, 5), (10 * 4096, 2));
     // Others' charges see them.
     let ask =
@@ -330,8 +364,7 @@ fn threads_never_get_more_than_the_limit_together() {
             match random.below(4) {
                 0 | 1 => {
                     let want = random.below(300) + 1;
-                    promised +=
-                        quotas.promise(fs.volume(), writer, node, want).map_or(0, |()| want);
+                    promised += quotas.promise(fs.volume(), writer, node, want).map_or(0, |_| want);
                 }
                 2 => {
                     let part = random.below(promised + 1);

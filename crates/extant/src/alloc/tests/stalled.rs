@@ -227,6 +227,44 @@ fn a_bitmap_that_takes_its_time_holds_up_only_who_reads_it() {
 }
 
 #[test]
+fn who_comes_too_late_looks_again_and_is_told_what_is_left_then() {
+    let image = require!(Image::make("64M", ALL_STORED, ""));
+    let device = Odd::of(&image);
+    let mount = Mount::on(&image, &device);
+    let goal = mount.first_of(3) + 4000;
+    for (left, found) in [(4, None), (20, Some(8))] {
+        let bitmap = mount.descriptor(if found.is_none() { 3 } else { 5 }).block_bitmap;
+        let goal = if found.is_none() { goal } else { mount.first_of(5) + 4000 };
+        let stall = device.stall(bitmap);
+        scope(|scope| {
+            let stall = stall;
+            let late = scope.spawn("late", || mount.take(goal, 8, 8)).unwrap();
+            device.wait_for_a_reader();
+            // It has seen that there is enough. While it reads, others are promised it.
+            let promised = mount.alloc().promisable(Right::of_this_thread()) - left;
+            mount.alloc().promise(mount.volume(), promised).unwrap();
+            drop(stall);
+            let taken = late.join().unwrap();
+            mount.alloc().unpromise(promised);
+            match (taken, found) {
+                (Ok(run), Some(len)) => {
+                    assert_eq!((run.start.0, run.len), (goal, len));
+                    mount.free(goal, len).unwrap();
+                }
+                (Err(FsError::NoSpace { wanted, free, .. }), None) => {
+                    assert_eq!((wanted, free), (8, left), "what was left when it looked first");
+                }
+                (taken, _) => panic!("{left} left: {taken:?}"),
+            }
+        })
+        .unwrap();
+    }
+    mount.commit();
+    mount.verify();
+    mount.end(&image);
+}
+
+#[test]
 fn a_table_of_inodes_that_takes_its_time_holds_up_no_blocks() {
     let image = require!(Image::make("64M", ALL_STORED, ""));
     let device = Odd::of(&image);
