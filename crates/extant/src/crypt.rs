@@ -248,11 +248,12 @@ impl View<'_> {
 }
 
 /// Checks that names in a directory can be changed: it is not encrypted, or its key is there.
+/// Without it names can be removed, as they are shown.
 ///
 /// # Errors
 ///
 /// As [`View::require`]; [`FsError::NotSupported`] for a directory that ignores case as well.
-pub(crate) fn check_names(fs: &Fs, dir: &Arc<Node>) -> Result<()> {
+pub(crate) fn check_names(fs: &Fs, dir: &Arc<Node>, removing: bool) -> Result<()> {
     if !dir.gist().flags.contains(InodeFlags::ENCRYPT) {
         return Ok(());
     }
@@ -261,7 +262,10 @@ pub(crate) fn check_names(fs: &Fs, dir: &Arc<Node>) -> Result<()> {
         let what = "changing names in a directory that is encrypted and ignores case";
         return Err(FsError::NotSupported { ino: view.ino(), what });
     }
-    view.require("directory entry names").map(drop)
+    match view.require("directory entry names") {
+        Err(FsError::Encrypted { .. }) if removing => Ok(()),
+        other => other.map(drop),
+    }
 }
 
 /// Checks that `dir` may get a name of `child`: what is in an encrypted directory is encrypted in

@@ -138,6 +138,9 @@ impl Made {
 }
 
 fn require_clean(image: &Path) {
+    let device = image::load(image);
+    let report = extant_check::check(&device, &extant_check::CheckOptions::default()).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
     if let Ok(report) = e2fsck(image) {
         report.assert_clean();
     }
@@ -552,6 +555,24 @@ fn names_go_in_and_out_as_the_kernel_lets_them() {
     {
         assert_eq!(refused, 126);
     }
+    // Removing works by the names that are shown, as in Linux; also when a key was there before.
+    fs.add_key(key()).unwrap();
+    d.create("short-lived", &new).unwrap().append(b"x").unwrap();
+    let inner = d.lookup("secret dir").unwrap();
+    assert!(fs.remove_key(&key().identifier()));
+    for dir in [&inner, &d] {
+        for entry in dir.read_dir().unwrap() {
+            let entry = entry.unwrap();
+            let other = errno(dir.rename(entry.name(), dir, "other", RenameFlags::empty()));
+            assert_eq!(other, 126);
+            match entry.inode().unwrap().is_dir() {
+                true => dir.rmdir(entry.name()).unwrap(),
+                false => dir.unlink(entry.name()).unwrap(),
+            }
+        }
+        assert_eq!(dir.read_dir().unwrap().count(), 0);
+    }
+    drop(inner);
     let wanted = extant::EncryptionPolicy::new(key().identifier());
     let dir = fs.root().unwrap().mkdir("unused", &new).unwrap();
     assert_eq!(errno(dir.set_encryption_policy(&wanted)), 126);

@@ -17,6 +17,7 @@ use extant_format::hash::{HashVersion, NameHash, name_hash};
 use extant_format::htree::{self, HtreeFault, NodePlace};
 
 use super::index::IndexWalk;
+use super::nokey::Shown;
 use super::{damage, grow, inline_edit};
 use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
@@ -473,9 +474,15 @@ pub(crate) fn replace(
 /// Finds the entry of `name`: through a valid index, else block by block.
 fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     let view = fs.view(dir);
-    let name = &*view.stored_name(name)?;
     let shape = Shape::of(&view);
-    let wanted = Wanted::new(name, view.is_casefold());
+    // Without the key a name is removed by the form in which it is shown. A cipher may be left of a
+    // key that was removed.
+    let is_locked = view.is_encrypted() && view.names().is_none();
+    let stored = match view.stored_name(name) {
+        Err(FsError::Encrypted { .. }) => return Ok((shape, find_shown(&view, name)?)),
+        other => other?,
+    };
+    let wanted = Wanted::new(&stored, view.is_casefold());
     let found = if view.is_inline() {
         let found = inline_edit::find(&view, &wanted)?;
         found.map(|(area, hit)| Found::Inline { area, hit })
@@ -487,7 +494,11 @@ fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
     } else {
         find_linear(&view, &wanted)?
     };
-    Ok((shape, found.ok_or(FsError::NotFound { dir: dir.ino(), at: None })?))
+    match found {
+        Some(found) => Ok((shape, found)),
+        None if is_locked => Ok((shape, find_shown(&view, name)?)),
+        None => Err(FsError::NotFound { dir: dir.ino(), at: None }),
+    }
 }
 
 fn find_indexed(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<Found>> {
@@ -506,6 +517,33 @@ fn find_indexed(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<Found>> {
         }
     }
     Ok(None)
+}
+
+/// Finds the entry of a name in an encrypted directory whose key is not there.
+fn find_shown(view: &View<'_>, name: &[u8]) -> Result<Found> {
+    let missing = FsError::NotFound { dir: view.ino(), at: None };
+    let Some(shown) = Shown::parse(name) else { return Err(missing) };
+    let layout = view.dir_layout();
+    let mut cursor = Cursor::new(view);
+    let mut first_damage = None;
+    for at in 0..view.block_len().min(FILE_BLOCKS_END).min(view.volume().block_count()) {
+        let at = FileBlock(u32::try_from(at).unwrap_or(u32::MAX));
+        let scanned = view.dir_block(&mut cursor, at).and_then(|block| {
+            let matches = |stored: &[u8]| !dir::is_dots(stored) && shown.matches(stored);
+            let scanned = dir::entry_area(block.bytes(), layout)
+                .and_then(|area| dir::scan(area, layout, usize::MAX, matches));
+            let number = block.number();
+            scanned.map(|scan| (number, scan)).map_err(|fault| dir_damage(view, number, fault))
+        });
+        match scanned {
+            Ok((block, Scan::Hit(hit))) => return Ok(Found::Block { block, hit }),
+            Ok(_) => {}
+            Err(error) => {
+                first_damage.get_or_insert(error);
+            }
+        }
+    }
+    Err(first_damage.unwrap_or(missing))
 }
 
 fn find_linear(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<Found>> {

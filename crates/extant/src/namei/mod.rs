@@ -71,7 +71,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 /// Checks that names can be added to a directory, or with `removing` also removed.
 fn check_directory(fs: &Fs, dir: &Arc<Node>, removing: bool) -> Result<()> {
     dir.with(|data| check_directory_data(data, removing))?;
-    crypt::check_names(fs, dir)
+    crypt::check_names(fs, dir, removing)
 }
 
 fn check_directory_data(dir: &InodeData, removing: bool) -> Result<()> {

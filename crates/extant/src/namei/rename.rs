@@ -239,6 +239,8 @@ impl Move<'_> {
         let volume = self.fs.volume();
         let exchange = self.flags.contains(RenameFlags::EXCHANGE);
         check_directory(self.fs, self.old_dir, true)?;
+        crypt::check_names(self.fs, self.old_dir, false)?;
+        crypt::check_names(self.fs, self.new_dir, false)?;
         check_directory(self.fs, self.new_dir, self.target.is_some())?;
         self.moved.with(check_linkable)?;
         let circular =
