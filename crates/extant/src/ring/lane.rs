@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use extant_base::sabotage;
 use extant_block::{
     Completion as Ended, Engine, Finished, LastingQueue, Operation, QueueOptions, Wait,
 };
@@ -256,7 +257,9 @@ impl Shared {
         }
         lane.launch(tag, departed, op).inspect_err(|_| self.leave())?;
         // Who waits for a worker takes from the device, too.
-        self.queue.nudge();
+        if !sabotage("extant.ring.takers-not-nudged") {
+            self.queue.nudge();
+        }
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Rings, from outside.
 
 mod basics;
+mod cuts;
 mod futures;
 mod held;
 mod lane;

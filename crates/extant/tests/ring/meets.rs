@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use extant::ring::{Completion, Op, Request, Value};
 use extant::{AlignedBuffer, Fallocate, Fs, FsError, Inode, MountOptions};
-use extant_base::Prng;
-use extant_block::{RecordingDevice, SharedDevice, Survival};
+use extant_block::SharedDevice;
 use extant_sync::{Clock, SystemClock, threads};
-use extant_testkit::lasting::Lasting;
 use extant_testkit::require;
 
 use crate::runway::Runway;
@@ -283,85 +281,4 @@ fn a_mount_for_reading_has_no_lane_and_reads_all_the_same() {
     assert!(submit(&ring, 2, &stored, store(0, &[2; BLOCK])).is_none());
     assert!(matches!(ring.wait().unwrap().result, Err(FsError::ReadOnly)));
     assert_eq!(ring.stats().lane, 0);
-}
-
-/// Overwrites whose results were taken, and a sync through the ring that came after: whenever the
-/// power goes, each block holds what it held at the last such sync, or something later.
-#[test]
-fn what_was_synced_through_a_ring_survives_a_cut_at_any_moment() {
-    const BLOCKS: u64 = 24;
-    const UNIT: usize = 512;
-    let image = require!(made("16M"));
-    let fs = mount(Arc::clone(&image) as SharedDevice);
-    drop(cold(&fs, "stored", &[0; BLOCKS as usize * BLOCK]));
-    fs.unmount().unwrap();
-    let mut lane = 0;
-    for seed in 0..4 {
-        let mut random = Prng::new(seed);
-        let device = Arc::new(RecordingDevice::over(image.snapshot()));
-        let fs = mount(Arc::new(Lasting::over(Arc::clone(&device), seed)) as SharedDevice);
-        let stored = fs.resolve("/stored").unwrap();
-        stored.read_direct_at(&mut [0; BLOCK], 0).unwrap();
-        let ring = fs.ring(16).unwrap();
-        // What each block has had, the first of it that a cut may leave, and when that became so.
-        let mut had: Vec<Vec<u8>> = vec![vec![0]; BLOCKS as usize];
-        let mut synced: Vec<(usize, Vec<usize>)> = vec![(0, vec![0; BLOCKS as usize])];
-        for turn in 1..=40u8 {
-            let mut blocks: Vec<u64> = (0..BLOCKS).collect();
-            for at in (1..blocks.len()).rev() {
-                blocks.swap(at, random.below(at as u64 + 1) as usize);
-            }
-            for block in blocks.into_iter().take(1 + random.below(12) as usize) {
-                had[block as usize].push(turn);
-                let op = match random.below(8) {
-                    0 => write(block * BLOCK as u64, [turn; BLOCK]),
-                    _ => store(block * BLOCK as u64, &[turn; BLOCK]),
-                };
-                if let Some(done) = submit(&ring, block, &stored, op) {
-                    done.result.unwrap();
-                }
-            }
-            while let Some(done) = ring.wait() {
-                done.result.unwrap();
-            }
-            if random.one_in(6) {
-                fs.sync().unwrap();
-                fs.drop_cached();
-            }
-            if random.one_in(2) {
-                let before = had.iter().map(|had| had.len() - 1).collect();
-                let op = if random.one_in(2) { Op::Sync } else { Op::SyncData };
-                let done = submit(&ring, 0, &stored, op).or_else(|| ring.wait()).unwrap();
-                done.result.unwrap();
-                synced.push((device.len(), before));
-            }
-        }
-        lane += ring.stats().lane;
-        drop((ring, stored, fs));
-        for _ in 0..20 {
-            let at = random.below(device.len() as u64 + 1) as usize;
-            let mut dice = Prng::new(random.next_u64());
-            let left = device.image_at(at, |_, _| match dice.below(3) {
-                0 => Survival::Lost,
-                _ => Survival::Kept,
-            });
-            let fs = mount(Arc::new(left) as SharedDevice);
-            let found = fs.read("/stored").unwrap();
-            let (_, least) = synced.iter().rfind(|(when, _)| *when <= at).unwrap();
-            for (block, had) in had.iter().enumerate() {
-                let may_be = &had[least[block]..];
-                for unit in found[block * BLOCK..(block + 1) * BLOCK].chunks(UNIT) {
-                    let is_one = unit.iter().all(|byte| *byte == unit[0]);
-                    assert!(
-                        is_one && may_be.contains(&unit[0]),
-                        "seed {seed}, cut at {at} of {}, block {block}: {} of {may_be:?}",
-                        device.len(),
-                        unit[0]
-                    );
-                }
-            }
-            fs.unmount().unwrap();
-        }
-    }
-    assert!(lane > 300, "{lane}");
 }
