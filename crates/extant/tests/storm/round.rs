@@ -8,8 +8,8 @@ use std::time::Duration;
 use extant::{Fs, MountOptions};
 use extant_base::Prng;
 use extant_block::{
-    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Record, RecordingDevice, SharedDevice,
-    Survival,
+    BlockDevice, FaultDevice, FaultPlan, FileDevice, MemoryDevice, Record, RecordingDevice,
+    SharedDevice, Survival,
 };
 use extant_check::CheckOptions;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
@@ -45,6 +45,8 @@ pub(crate) struct Setting {
     has_lane: bool,
     /// Most reads and writes go past the cache.
     directs: bool,
+    /// The image is a file, whose queues are the system's.
+    on_file: bool,
 }
 
 impl Setting {
@@ -66,6 +68,7 @@ impl Setting {
             breaks: false,
             has_lane: one_of(&[0, 1, 1, 1]) == 1,
             directs: one_of(&[0, 1]) == 1,
+            on_file: one_of(&[0, 0, 0, 1]) == 1,
         }
     }
 
@@ -189,6 +192,9 @@ pub(crate) fn round(
     scratch: &Path,
 ) -> Result<u64, String> {
     let device = Arc::new(device.snapshot());
+    if setting.on_file {
+        return round_on_file(&device, setting, scratch);
+    }
     let shared = setting.device(&device);
     fn said(error: impl std::fmt::Display) -> String {
         error.to_string()
@@ -206,6 +212,26 @@ pub(crate) fn round(
         let again = MountOptions::new().open_shared(shared).map_err(said)?;
         round.verify(&Library::new(again).map_err(said)?)?;
     }
+    Ok(round.done)
+}
+
+/// A round on an image that is a file.
+fn round_on_file(device: &MemoryDevice, setting: &Setting, scratch: &Path) -> Result<u64, String> {
+    let setting = Setting { ends_early: false, ..*setting };
+    let path = scratch.join("live");
+    let _ = std::fs::remove_file(&path);
+    image::save(device, &path);
+    fn said(error: impl std::fmt::Display) -> String {
+        error.to_string()
+    }
+    let file = FileDevice::open_read_write(&path).map_err(said)?;
+    let fs = setting.options().open_shared(Arc::new(file) as SharedDevice).map_err(said)?;
+    let round = storm_on(&fs, &setting, &|| 0)?;
+    drop(fs);
+    let left = Arc::new(image::load(&path));
+    check(&left, scratch)?;
+    let again = MountOptions::new().open_shared(left as SharedDevice).map_err(said)?;
+    round.verify(&Library::new(again).map_err(said)?)?;
     Ok(round.done)
 }
 
