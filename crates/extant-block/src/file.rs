@@ -90,6 +90,9 @@ pub struct FileDevice {
     /// Number of times the system was asked for a hole.
     #[cfg(test)]
     asked: std::sync::atomic::AtomicU64,
+    /// Number of times the system was asked for space.
+    #[cfg(test)]
+    filled: std::sync::atomic::AtomicU64,
     /// Whether discards are tried: on any file, and on a block device that reports them.
     discards: bool,
 }
@@ -196,6 +199,8 @@ impl FileDevice {
             room: Room::default(),
             #[cfg(test)]
             asked: std::sync::atomic::AtomicU64::new(0),
+            #[cfg(test)]
+            filled: std::sync::atomic::AtomicU64::new(0),
             discards: !is_block_device || discard::is_offered(&metadata),
         };
         if !is_read_only && !is_block_device {
@@ -247,6 +252,8 @@ impl FileDevice {
             room: Room::default(),
             #[cfg(test)]
             asked: std::sync::atomic::AtomicU64::new(0),
+            #[cfg(test)]
+            filled: std::sync::atomic::AtomicU64::new(0),
             ..*self
         })
     }
@@ -284,8 +291,9 @@ impl FileDevice {
         }
     }
 
-    /// Returns the first part of a range that has no disk space, as far as the host file system
-    /// tells, and notes that the part in front has space.
+    /// Returns the first part without disk space from `range.start` on, as far as the host file
+    /// system tells, if it starts in `range`; it may end behind it. Notes that the part in front
+    /// has space.
     fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
         #[cfg(test)]
         self.asked.fetch_add(1, Ordering::Relaxed);
@@ -303,14 +311,15 @@ impl FileDevice {
             return Ok(None);
         }
         let end = match seek(SeekFrom::Data(start)) {
-            Ok(end) => end.min(range.end),
-            Err(Errno::NXIO) => range.end,
+            Ok(end) => end,
+            Err(Errno::NXIO) => self.size_bytes,
             Err(errno) => return Err(errno.into()),
         };
         Ok((start < end).then_some(start..end))
     }
 
-    /// Allocates disk space for every hole of a range.
+    /// Allocates disk space for every hole of a range, and for more behind it where holes are
+    /// filled one piece after the other.
     fn fill_holes(&self, range: Range<u64>) -> io::Result<()> {
         let mut at = range.start;
         loop {
@@ -319,14 +328,44 @@ impl FileDevice {
                 return Ok(());
             }
             let asked = self.room.ask();
-            let Some(hole) = self.next_hole(at..range.end)? else { return Ok(()) };
-            let len = hole.end - hole.start;
-            if !self.fallocate(FallocateFlags::KEEP_SIZE, hole.start, len)? {
-                self.write_explicit_zeros(hole.start, len)?;
-            }
-            at = hole.end;
-            self.room.note(asked, hole);
+            let remembered = self.room.hole_to(at);
+            let hole = match remembered {
+                Some(end) => at..end,
+                None => match self.next_hole(at..range.end)? {
+                    Some(hole) => hole,
+                    None => return Ok(()),
+                },
+            };
+            let needed = hole.start..hole.end.min(range.end);
+            let ahead = self.room.stretch(&needed, hole.end);
+            // What nobody asked for must not fail what was asked for.
+            let end = match ahead > needed.end && matches!(self.fill(hole.start..ahead), Ok(true)) {
+                true => ahead,
+                false if self.fill(needed.clone())? => needed.end,
+                // Zeros must not be written where there may be data since (R3).
+                false if remembered.is_some() => {
+                    self.room.note_hole(0..0);
+                    continue;
+                }
+                false => {
+                    self.write_explicit_zeros(needed.start, needed.end - needed.start)?;
+                    self.room.note(asked, needed.clone());
+                    at = needed.end;
+                    continue;
+                }
+            };
+            self.room.note_hole(end..hole.end);
+            self.room.note_filled(hole.start..end);
+            self.room.note(asked, hole.start..end);
+            at = end;
         }
+    }
+
+    /// Asks the host file system for disk space; returns false if it cannot be asked.
+    fn fill(&self, range: Range<u64>) -> io::Result<bool> {
+        #[cfg(test)]
+        self.filled.fetch_add(1, Ordering::Relaxed);
+        self.fallocate(FallocateFlags::KEEP_SIZE, range.start, range.end - range.start)
     }
 
     fn write_explicit_zeros(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -699,8 +738,9 @@ mod tests {
             device.allocate(at, 4096).unwrap();
         }
         assert_eq!(holes_bytes(&device), 0);
-        // For each block of a hole, which is filled as far as was asked, and for what follows each.
-        assert_eq!(asked(&device), 2 * 16 + 2);
+        // Once for each hole and once for what follows; a hole of sixteen blocks is filled by 1, 2,
+        // 4, 8 and the last one.
+        assert_eq!((asked(&device), device.filled.swap(0, Ordering::Relaxed)), (4, 2 * 5));
         for at in (0..SIZE).step_by(4096) {
             device.allocate(at, 8192.min(SIZE - at)).unwrap();
         }
