@@ -14,7 +14,7 @@ use extant_bench::{
 };
 
 /// What takes arguments; the others take variables of the environment, which `make help` lists.
-const WITH_ARGUMENTS: [&str; 2] = ["io-memory", "counts-one"];
+const WITH_ARGUMENTS: [&str; 5] = ["read-one", "io-one", "io-memory", "counts-one", "mount-one"];
 
 fn main() -> Result<()> {
     let command = std::env::args().nth(1);

@@ -259,6 +259,14 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
         Some(slot.value.clone())
     }
 
+    /// Calls `look` with the value of `key`, if it is in the cache, under the lock of its shard.
+    pub(crate) fn look<R>(&self, key: &K, look: impl FnOnce(&V) -> R) -> Option<R> {
+        let hash = hash_of(key);
+        let shard = self.shard(hash).lock();
+        let index = shard.find(hash, key)?;
+        shard.slots.get(index).map(|slot| look(&slot.value))
+    }
+
     /// Stores `value` and returns the value now in the cache: another thread may have stored one
     /// first, so that all threads share one copy.
     #[cfg(test)]

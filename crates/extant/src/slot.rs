@@ -227,6 +227,13 @@ impl Slot {
         }
     }
 
+    /// Returns whether the block has been read and can be written, and no thread is loading or
+    /// changing it.
+    pub(crate) fn is_at_hand(&self) -> bool {
+        self.has_room.load(Ordering::Relaxed)
+            && self.state.try_lock().is_some_and(|state| state.current.is_some())
+    }
+
     /// Returns the current version, if there is one and no thread is loading or changing it.
     pub(crate) fn get_now(&self) -> Option<Arc<MetaBlock>> {
         self.state.try_lock()?.current.clone()

@@ -107,8 +107,13 @@ pub struct BlockWriter<'a> {
 impl<'a> BlockWriter<'a> {
     /// Starts an empty block; what was in it is overwritten.
     pub fn new(block: &'a mut [u8], layout: DirLayout) -> Result<BlockWriter<'a>, DirFault> {
-        super::check_block(block, layout)?;
         block.fill(0);
+        BlockWriter::of_zeros(block, layout)
+    }
+
+    /// Starts an empty block in bytes that are zeros.
+    fn of_zeros(block: &'a mut [u8], layout: DirLayout) -> Result<BlockWriter<'a>, DirFault> {
+        super::check_block(block, layout)?;
         Ok(BlockWriter { block, layout, at: 0, last: None })
     }
 
@@ -166,7 +171,7 @@ impl<'a> BlockWriter<'a> {
     }
 }
 
-/// The first block of an empty linear directory: `.` and `..`.
+/// Makes a block of zeros the first one of an empty linear directory: `.` and `..`.
 pub fn first_block(
     block: &mut [u8],
     layout: DirLayout,
@@ -174,7 +179,8 @@ pub fn first_block(
     parent: Ino,
     seed: Option<u32>,
 ) -> Result<(), DirFault> {
-    let mut writer = BlockWriter::new(block, layout)?;
+    debug_assert!(block.iter().all(|byte| *byte == 0), "the block is new");
+    let mut writer = BlockWriter::of_zeros(block, layout)?;
     for (ino, name) in [(dir, b".".as_slice()), (parent, b"..".as_slice())] {
         writer.push(&NewEntry { ino, name, file_type: FileType::Directory, hash: None })?;
     }

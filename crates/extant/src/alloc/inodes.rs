@@ -90,8 +90,8 @@ impl Allocator {
             let Some(bit) = state.inodes_mut()?.find(reserved) else { return Ok(None) };
             // The value is at most the number of inodes, which fits.
             let ino = Ino(group.0 * superblock.inodes_per_group + bit + 1);
-            let earlier = volume.nodes().get(&ino);
-            if earlier.is_some_and(|earlier| !earlier.life().is_gone()) {
+            let is_alive = volume.nodes().look(&ino, |earlier| !earlier.life().is_gone());
+            if is_alive == Some(true) {
                 let fault = Fault::Rule("an inode that is in use is free there");
                 let at = state.descriptor.inode_bitmap;
                 let error = FsError::corrupt("inode bitmap", ino, at, fault);
@@ -121,9 +121,17 @@ impl Allocator {
         let (_, state) = locked.parts()?;
         let used = state.inodes_ever_used(volume, per_group);
         let wanted = TableBlocks::of(volume, state, used, bit);
-        if tables.of.as_ref() != Some(&wanted) {
-            return Ok(Some(wanted));
-        }
+        let at_hand;
+        let tables = match &tables.of {
+            Some(of) if *of == wanted => tables,
+            _ => match Tables::at_hand(volume, &wanted) {
+                Some(tables) => {
+                    at_hand = tables;
+                    &at_hand
+                }
+                None => return Ok(Some(wanted)),
+            },
+        };
         self.touch(txn, state, Half::Inodes)?;
         let is_new = state.descriptor.flags.contains(GroupFlags::BLOCK_UNINIT);
         if volume.has_uninit_groups() && is_new {
@@ -239,6 +247,16 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// Returns the slots if they are in memory already, which is so for most inodes: the block was
+    /// needed for the one before. It waits for nobody.
+    fn at_hand(volume: &Volume, wanted: &TableBlocks) -> Option<Tables> {
+        if !wanted.new.is_empty() {
+            return None;
+        }
+        let table = Some(volume.slot_at_hand(wanted.table)?);
+        Some(Tables { of: Some(wanted.clone()), new: Vec::new(), table })
+    }
+
     /// Brings the blocks into memory. A new block that is not there appears as zeros, which is what
     /// it will be: nobody else can have filled it and lost it again, because the caller has held a
     /// handle since it found out that the block is new.

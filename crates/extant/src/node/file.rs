@@ -275,6 +275,9 @@ impl Node {
 
     /// Returns the attributes, including changes that are only in memory.
     pub(crate) fn metadata(&self, block_size: BlockSize) -> Metadata {
+        if self.file_in_use().is_none() {
+            return self.with(Metadata::of);
+        }
         let (metadata, times) = self.with(|data| (Metadata::of(data), self.times()));
         let delayed = || self.file_in_use().map_or(0, |file| file.map.read().blocks());
         self.metadata_with(metadata, times, delayed(), block_size)

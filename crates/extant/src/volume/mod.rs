@@ -507,6 +507,12 @@ impl Volume {
         self.blocks.get_or_insert_with(block, || Arc::new(Slot::empty(block)))
     }
 
+    /// Returns the slot of a block that is in memory and has space on the device, unless a thread
+    /// is changing it.
+    pub(crate) fn slot_at_hand(&self, block: FsBlock) -> Option<Arc<Slot>> {
+        self.blocks.get(&block).filter(|slot| slot.is_at_hand())
+    }
+
     /// Returns the current version of a block, if it is in memory and no thread is changing it.
     pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<Arc<MetaBlock>> {
         self.blocks.get(&block)?.get_now()
