@@ -5,12 +5,14 @@ use std::io::IoSlice;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::time::Duration;
 
 use extant_base::Prng;
 use extant_block::{
     AlignedBuffer, BlockDevice, DeviceFault, FileDevice, MemoryDevice, OpenError, Operation,
     Record, RecordingDevice, Survival, WindowDevice,
 };
+use extant_sync::{Clock, SystemClock};
 
 const SIZE: u64 = 300_001;
 
@@ -218,7 +220,12 @@ fn a_second_writer_is_refused_with_the_name_of_the_first() {
     assert!(error.to_string().contains("is in use by"), "{error}");
     FileDevice::open_read_only(&path).unwrap();
     drop(first);
-    FileDevice::open_read_write(&path).unwrap();
+    // A child that another test is starting has the file open, and so locked, until it runs its program.
+    let until = SystemClock.monotonic() + Duration::from_secs(20);
+    while let Err(error) = FileDevice::open_read_write(&path) {
+        assert!(SystemClock.monotonic() < until, "{error}");
+        SystemClock.sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
