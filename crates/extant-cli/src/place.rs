@@ -22,12 +22,18 @@ pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (P
 }
 
 /// What addresses begin with.
-const SCHEMES: [&[u8]; 2] = [b"nbd://", b"nbd+unix://"];
+const SCHEMES: [&[u8]; 4] = [b"nbd://", b"nbd+unix://", b"http://", b"https://"];
 
 /// Returns whether a name is the address of an image elsewhere, and no file.
 pub(crate) fn is_address(name: &Path) -> bool {
     let name = name.as_os_str().as_bytes();
     SCHEMES.iter().any(|scheme| name.starts_with(scheme))
+}
+
+/// Returns whether a name is the address of a file behind a web server.
+pub(crate) fn is_web_address(name: &Path) -> bool {
+    let name = name.as_os_str().as_bytes();
+    name.starts_with(b"http://") || name.starts_with(b"https://")
 }
 
 /// Splits an address and the path behind it: at the first `:/` after the `://`.
@@ -83,6 +89,8 @@ mod tests {
             split("nbd+unix:///x?socket=/s:/e:/f"),
             pair("nbd+unix:///x?socket=/s", "/e:/f")
         );
+        assert_eq!(split("http://a:81/b.img:/etc"), pair("http://a:81/b.img", "/etc"));
+        assert_eq!(split("https://u:p@a/b?c=d:/e:/f"), pair("https://u:p@a/b?c=d", "/e:/f"));
     }
 
     #[test]

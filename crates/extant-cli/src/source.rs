@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use clap::Args;
 use extant_block::{FileDevice, OpenError, SharedDevice};
+use extant_http::{HttpDevice, HttpError};
 use extant_nbd::{Address, NbdDevice, NbdError, Settings};
 use extant_qcow2::{Format, How, Opened, Qcow2Error, overlay};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::output::complain;
-use crate::place::is_address;
+use crate::place::{is_address, is_web_address};
 use crate::text::escape;
 
 const SOURCE: &str = "Image";
@@ -125,6 +126,26 @@ impl From<NbdError> for Failure {
     }
 }
 
+impl From<HttpError> for Failure {
+    fn from(error: HttpError) -> Failure {
+        let (exit, hint) = match &error {
+            HttpError::Address { .. } => (Exit::Usage, None),
+            HttpError::Refused { status: 404 | 410, .. } => (Exit::NotFound, None),
+            HttpError::NoRanges { .. } => {
+                (Exit::Unsupported, Some("download it, and give the file (curl -O)"))
+            }
+            HttpError::Connect { .. } | HttpError::Refused { .. } => (Exit::Io, None),
+            HttpError::Changed { .. } => (Exit::Io, Some("start again: it is another file now")),
+            _ => (Exit::Io, None),
+        };
+        let failure = Failure::caused(exit, "", &error);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
+
 impl SourceArgs {
     fn how(&self, write: bool) -> How {
         How {
@@ -135,7 +156,33 @@ impl SourceArgs {
         }
     }
 
-    /// Opens what an address leads to.
+    /// Opens what the address of a file behind a web server leads to.
+    fn web(&self, file: &Path, write: bool) -> Result<SharedDevice, SourceError> {
+        let other = |failure: Failure| SourceError::Other(failure);
+        let name = escape(file.as_os_str().as_bytes());
+        if self.overlay.is_some() {
+            let message = format!("{name}: an overlay lies over a file of this host");
+            return Err(other(Failure::new(Exit::Unsupported, message)));
+        }
+        if write {
+            let message = format!("{name}: a file behind a web server is only read");
+            return Err(other(
+                Failure::new(Exit::Refused, message)
+                    .hint("download it (curl -O), or serve it where it is: extant serve nbd IMG"),
+            ));
+        }
+        let text = file.to_str().ok_or_else(|| {
+            other(Failure::usage(format!("{name}: an address is made of characters")))
+        })?;
+        let address = extant_http::Address::parse(text).map_err(|error| other(error.into()))?;
+        let device = HttpDevice::open(&address, &extant_http::Settings::default())
+            .map_err(|error| other(error.into()))?;
+        let is_named_so = extant_qcow2::is_named_so(Path::new(&address.to_string()));
+        let opened = extant_qcow2::open_on_device(Arc::new(device), is_named_so, &self.how(false))?;
+        Ok(opened)
+    }
+
+    /// Opens what the address of an NBD server leads to.
     fn remote(&self, file: &Path, write: bool) -> Result<Arc<NbdDevice>, SourceError> {
         let other = |failure: Failure| SourceError::Other(failure);
         let name = escape(file.as_os_str().as_bytes());
@@ -173,6 +220,9 @@ impl SourceArgs {
 
     /// Opens the image for reading.
     pub(crate) fn open_read_only(&self, file: &Path) -> Result<SharedDevice, SourceError> {
+        if is_web_address(file) {
+            return self.web(file, false);
+        }
         if is_address(file) {
             return Ok(self.remote(file, false)?);
         }
@@ -181,6 +231,9 @@ impl SourceArgs {
 
     /// Opens the image, or the overlay over it, for changes.
     pub(crate) fn open_read_write(&self, file: &Path) -> Result<SharedDevice, SourceError> {
+        if is_web_address(file) {
+            return self.web(file, true);
+        }
         if is_address(file) {
             return Ok(self.remote(file, true)?);
         }
@@ -193,6 +246,9 @@ impl SourceArgs {
         file: &Path,
         write: bool,
     ) -> Result<Option<SharedDevice>, SourceError> {
+        if is_web_address(file) {
+            return self.web(file, write).map(Some);
+        }
         if is_address(file) {
             let device = self.remote(file, write)?;
             // From its sandbox a mount makes none.

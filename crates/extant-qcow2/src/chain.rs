@@ -12,7 +12,8 @@ use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice};
 use crate::error::Qcow2Error;
 use crate::header::{Header, is_qcow2};
 use crate::image::{CHAIN_MAX, Qcow2};
-use crate::store::{FileStore, Store};
+use crate::snapshot::Snapshot;
+use crate::store::{DeviceStore, FileStore, Store};
 
 /// How the bytes of a disk lie in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +152,63 @@ pub(crate) fn open_device(
     Ok(Opened::Qcow2(image))
 }
 
+/// Opens for reading the image that `device` holds, which is no file of this host: the device itself
+/// if that is raw. `is_named_so` says that its name is one of a qcow2 image, as for [`open`].
+///
+/// # Errors
+///
+/// As [`open`]; also for images over others, which could lie anywhere.
+pub fn open_on_device(
+    device: SharedDevice,
+    is_named_so: bool,
+    how: &How,
+) -> Result<SharedDevice, Qcow2Error> {
+    let name = device.describe().to_string();
+    let unsupported =
+        |what: &str| Err(Qcow2Error::Unsupported { name: name.clone(), what: what.to_owned() });
+    let format = match how.format {
+        Some(format) => format,
+        None => probe(&device)?,
+    };
+    if how.write && format == Format::Qcow2 {
+        return unsupported("a qcow2 image is written in files of this host only");
+    }
+    if format == Format::Raw {
+        return match &how.snapshot {
+            Some(wanted) => {
+                let (wanted, known) = (wanted.clone(), String::new());
+                Err(Qcow2Error::NoSnapshot { name, wanted, known })
+            }
+            None => Ok(device),
+        };
+    }
+    let store = DeviceStore::new(device);
+    let header = Header::read(&store, &name)?;
+    if header.backing.is_some() {
+        if how.format.is_none() && !is_named_so {
+            return Err(Qcow2Error::Doubtful { name, format: format.name() });
+        }
+        return unsupported("it lies over another image, which is looked for on this host only");
+    }
+    let image = Qcow2::with_header(Box::new(store), &name, header, None, 0, true)?;
+    match how.snapshot.as_deref() {
+        None => Ok(Arc::new(image)),
+        Some(wanted) => {
+            let found = find_snapshot(&image, &name, wanted)?;
+            Ok(Arc::new(image.at_snapshot(&found, None)?))
+        }
+    }
+}
+
+/// Returns the snapshot inside an image with this number or name.
+fn find_snapshot(image: &Qcow2, name: &str, wanted: &str) -> Result<Snapshot, Qcow2Error> {
+    let all = image.snapshots();
+    all.iter().find(|one| one.id == wanted || one.name == wanted).cloned().ok_or_else(|| {
+        let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
+        Qcow2Error::NoSnapshot { name: name.to_owned(), wanted: wanted.to_owned(), known }
+    })
+}
+
 /// Which file it is.
 fn identity(path: &Path) -> Result<(u64, u64), Qcow2Error> {
     let metadata = std::fs::metadata(path);
@@ -189,11 +247,7 @@ fn open_chain(
         return Err(Qcow2Error::Unsupported { name, what });
     }
     let image = Qcow2::with_header(store, &name, header, None, depth, true)?;
-    let all = image.snapshots();
-    let Some(found) = all.iter().find(|one| one.id == wanted || one.name == wanted).cloned() else {
-        let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(Qcow2Error::NoSnapshot { name, wanted: wanted.to_owned(), known });
-    };
+    let found = find_snapshot(&image, &name, wanted)?;
     Ok((Arc::new(image.at_snapshot(&found, backing)?), depth))
 }
 

@@ -14,7 +14,7 @@ use rustix::process::{getegid, geteuid};
 use crate::exit::{Failure, Result};
 use crate::keys::{KeyArgs, Keys};
 use crate::mounting::words;
-use crate::place::{absolute, is_address};
+use crate::place::{absolute, is_address, is_web_address};
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 
@@ -418,6 +418,11 @@ fn root_map(id: u32) -> Vec<(u32, u32, u32)> {
 pub(crate) fn source_name(image: &Path, choices: &MountChoices) -> OsString {
     let image = choices.source.written(image);
     let real = match is_address(image) {
+        // The list is for everybody: passwords and signatures are not.
+        true if is_web_address(image) => {
+            let address = image.to_str().map(extant_http::Address::parse);
+            address.and_then(Result::ok).map_or("http".into(), |address| address.to_string().into())
+        }
         true => image.to_owned(),
         false => image.canonicalize().unwrap_or_else(|_| absolute(image)),
     };

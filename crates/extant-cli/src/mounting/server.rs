@@ -29,6 +29,7 @@ use crate::mounting::options::{MountChoices, SandboxMode, source_name};
 use crate::mounting::reopen::{Reopen, may_become_writable};
 use crate::mounting::{sandbox, table};
 use crate::output::complain;
+use crate::place::is_web_address;
 use crate::source::SourceError;
 use crate::text::escape;
 
@@ -370,6 +371,20 @@ fn is_write_protection(error: &io::Error) -> bool {
 /// Opens what is no plain file or disk. What is write-protected is opened for reading, unless writing
 /// was insisted on.
 fn open_special(path: &Path, choices: &mut MountChoices) -> Result<Option<SharedDevice>> {
+    if is_web_address(path) {
+        let name = escape(path.as_os_str().as_bytes());
+        if choices.sandbox != SandboxMode::Off {
+            // Its connections are made when they are needed, and a web server ends them when it likes.
+            let message = format!("{name}: from its sandbox, a mount makes no connections");
+            return Err(Failure::new(Exit::Refused, message).hint(
+                "mount it with --sandbox=off, or read it without a mount: extant ls, cat, extract",
+            ));
+        }
+        if !choices.read_only && !choices.insists_on_writing {
+            complain(&format!("{name} is behind a web server, mounting read-only"));
+            choices.read_only = true;
+        }
+    }
     let opened = choices.source.open_special(path, !choices.read_only);
     let opened = match opened {
         Err(SourceError::Open(OpenError::Io { source, .. }))

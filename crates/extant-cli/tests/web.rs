@@ -1,0 +1,154 @@
+//! Images behind a web server: read in place by every command, and written by none.
+
+mod support;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use support::mounts::mounts;
+use support::{Place, text, tool};
+
+/// A web server for the files of a directory.
+struct Web<'a> {
+    dir: &'a Path,
+    ends: AtomicBool,
+    /// Bytes of files that it sent.
+    sent: AtomicU64,
+}
+
+impl Web<'_> {
+    fn answer(&self, mut out: TcpStream) -> std::io::Result<()> {
+        let mut lines = BufReader::new(out.try_clone()?).lines();
+        let first = lines.next().transpose()?.unwrap_or_default();
+        let mut range = None;
+        for line in lines {
+            let line = line?.to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(value) = line.strip_prefix("range: bytes=") {
+                let (from, to) = value.split_once('-').unwrap();
+                range = Some((from.parse::<u64>().unwrap(), to.parse::<u64>().unwrap()));
+            }
+        }
+        let name = first.split(' ').nth(1).unwrap_or("/");
+        let name = name.split('?').next().unwrap().trim_start_matches('/');
+        let close = "Connection: close\r\n\r\n";
+        let Ok(file) = File::open(self.dir.join(name)) else {
+            return write!(out, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n{close}");
+        };
+        let size = file.metadata()?.len();
+        let Some((from, to)) = range.filter(|_| !first.contains("?whole")) else {
+            return write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n{close}");
+        };
+        let to = to.min(size - 1);
+        let mut bytes = vec![0; (to - from + 1) as usize];
+        file.read_exact_at(&mut bytes, from)?;
+        let len = bytes.len();
+        self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        write!(
+            out,
+            "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {from}-{to}/{size}\r\nContent-Length: {len}\r\n{close}"
+        )?;
+        out.write_all(&bytes)
+    }
+}
+
+/// Runs `work` with a server for the files of `dir`, and its address.
+fn with_web(dir: &Path, work: impl FnOnce(&Web<'_>, &str)) {
+    let web = Web { dir, ends: AtomicBool::new(false), sent: AtomicU64::new(0) };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for stream in listener.incoming() {
+                if web.ends.load(Ordering::Acquire) {
+                    return;
+                }
+                // Whoever does not wait for the answer is gone.
+                let _ = web.answer(stream.unwrap());
+            }
+        });
+        let run = std::panic::AssertUnwindSafe(|| work(&web, &format!("http://127.0.0.1:{port}")));
+        let done = std::panic::catch_unwind(run);
+        web.ends.store(true, Ordering::Release);
+        drop(TcpStream::connect(("127.0.0.1", port)));
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn an_image_behind_a_web_server_is_read_in_place_and_not_written() {
+    let place = Place::with_image();
+    // Most of a large image is never asked for.
+    File::options().write(true).open(place.path("a.img")).unwrap().set_len(64 << 20).unwrap();
+    with_web(place.0.path(), |web, address| {
+        let image = format!("{address}/a.img");
+        let at = |path: &str| format!("{image}:{path}");
+        let of = |image: &str| place.run(&["ls", "-Rl", image]).succeeds().out().replace(image, "");
+        assert_eq!(of(&image), of("a.img"));
+        assert_eq!(place.run(&["cat", &at("/file")]).succeeds().out(), "hello\n");
+        place.run(&["extract", &at("/dir"), "out"]).succeeds();
+        assert_eq!(std::fs::read(place.path("out/again")).unwrap(), b"hello\n");
+        place.run(&["check", &image]).succeeds();
+        let sent = web.sent.load(Ordering::Relaxed);
+        assert!(sent < 32 << 20, "{sent} bytes for four small questions");
+        for args in [["rm", &at("/file")], ["tune", &image], ["repair", &image]] {
+            let ran = place.run(&args);
+            assert_ne!(ran.output.status.code(), Some(0), "{args:?}");
+        }
+        place.run(&["rm", &at("/file")]).ends_with(7).complains(&["only read"]).hints("curl");
+        let over = place.run(&["ls", "--overlay", "o.qcow2", &image]);
+        over.ends_with(5).complains(&["overlay"]);
+        place.run(&["ls", &format!("{address}/none.img")]).ends_with(9).complains(&["404"]);
+        let whole = place.run(&["ls", &format!("{address}/a.img?whole")]);
+        whole.ends_with(5).complains(&["whole file"]).hints("download");
+        assert_eq!(place.run(&["cat", "a.img:/file"]).succeeds().out(), "hello\n");
+    });
+    place.run(&["ls", "http://127.0.0.1:1/a.img"]).ends_with(8).complains(&["no answer"]);
+    place.run(&["ls", "http://127.0.0.1"]).ends_with(2).complains(&["names no file"]);
+}
+
+#[test]
+fn a_qcow2_image_behind_a_web_server_is_read_unless_it_lies_over_another() {
+    let place = Place::with_image();
+    let convert = ["convert", "-O", "qcow2", "-c", "a.img", "q.qcow2"];
+    let Some(made) = tool("qemu-img", &convert, place.0.path()) else { return };
+    assert!(made.status.success(), "{}", text(&made));
+    place.run(&["overlay", "create", "o.qcow2", "--base", "a.img"]).succeeds();
+    std::fs::copy(place.path("q.qcow2"), place.path("plain")).unwrap();
+    std::fs::copy(place.path("o.qcow2"), place.path("doubtful")).unwrap();
+    with_web(place.0.path(), |_, address| {
+        for name in ["q.qcow2", "plain"] {
+            let cat = place.run(&["cat", &format!("{address}/{name}:/file")]);
+            assert_eq!(cat.succeeds().out(), "hello\n", "{name}");
+        }
+        let over = place.run(&["ls", &format!("{address}/o.qcow2")]);
+        over.ends_with(5).complains(&["lies over another image"]);
+        let doubtful = place.run(&["ls", &format!("{address}/doubtful")]);
+        doubtful.ends_with(7).complains(&["header of a qcow2 image"]);
+        let as_raw = place.run(&["ls", "--format", "raw", &format!("{address}/q.qcow2")]);
+        as_raw.ends_with(4);
+    });
+}
+
+#[test]
+fn a_mount_of_an_image_behind_a_web_server_needs_connections_and_is_read_only() {
+    let Some(mounts) = mounts() else { return };
+    with_web(mounts.place.0.path(), |_, address| {
+        let image = format!("{}/a.img?key=secret", address.replace("//", "//me:secret@"));
+        let boxed = mounts.place.run(&["mount", "-r", &image, "m"]);
+        boxed.ends_with(7).complains(&["sandbox"]).hints("--sandbox=off");
+        mounts.place.run(&["mount", "--sandbox=off", &image, "m"]).succeeds();
+        let point = mounts.path("m");
+        assert_eq!(std::fs::read(point.join("file")).unwrap(), b"hello\n");
+        assert!(std::fs::write(point.join("new"), b"x").is_err());
+        let listed = mounts.listed().unwrap_or_default();
+        assert!(!listed.contains("secret"), "{listed}");
+        mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+    });
+}

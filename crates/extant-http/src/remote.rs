@@ -1,0 +1,259 @@
+//! One request for one range, repeated where that can help.
+
+use std::io::{self, Read};
+use std::ops::Range;
+use std::time::Duration;
+
+use extant_sync::{Clock, SystemClock};
+use ureq::http::{Response, header};
+use ureq::{Agent, Body};
+
+use crate::address::Address;
+use crate::device::Settings;
+use crate::error::HttpError;
+
+/// Wait before the first repetition; each further one waits twice as long.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// Longest wait that a server may ask for.
+const WAIT_MOST: Duration = Duration::from_secs(30);
+
+/// What tells versions of a file apart (W1).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Version {
+    pub(crate) len: u64,
+    tag: Option<String>,
+    modified: Option<String>,
+}
+
+/// A file behind a server.
+pub(crate) struct Remote {
+    agent: Agent,
+    address: Address,
+    attempts: u32,
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// Another attempt may succeed, after a time that the server asks for.
+    Now(io::Error, Option<Duration>),
+    /// It will not.
+    ForGood(HttpError),
+}
+
+impl Remote {
+    pub(crate) fn new(address: Address, settings: &Settings) -> Remote {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .user_agent(concat!("extant/", env!("CARGO_PKG_VERSION")))
+            .accept_encoding("identity")
+            .max_redirects(5)
+            .max_idle_connections_per_host(settings.connections.max(1))
+            .timeout_connect(Some(settings.connect_timeout))
+            .timeout_global(Some(settings.timeout));
+        #[cfg(feature = "tls")]
+        let config = config.tls_config(
+            ureq::tls::TlsConfig::builder()
+                .root_certs(ureq::tls::RootCerts::PlatformVerifier)
+                .build(),
+        );
+        let agent = config.build().new_agent();
+        Remote { agent, address, attempts: settings.attempts.max(1) }
+    }
+
+    /// Fetches the bytes of `range`, all of them, of the version that is known. Of a file that is
+    /// not known yet, it fetches those that there are.
+    pub(crate) fn fetch(
+        &self,
+        range: Range<u64>,
+        known: Option<&Version>,
+    ) -> Result<(Vec<u8>, Version), HttpError> {
+        let mut wait = FIRST_WAIT;
+        let mut attempt = 1;
+        loop {
+            match self.attempt(&range, known) {
+                Ok(fetched) => return Ok(fetched),
+                Err(Failed::ForGood(error)) => return Err(error),
+                Err(Failed::Now(source, _)) if attempt >= self.attempts => {
+                    let (address, attempts) = (self.address.to_string(), attempt);
+                    return Err(HttpError::Connect { address, attempts, source });
+                }
+                Err(Failed::Now(_, asked)) => {
+                    SystemClock.sleep(asked.unwrap_or(wait).min(WAIT_MOST));
+                    wait = (2 * wait).min(WAIT_MOST);
+                    attempt += 1;
+                }
+            }
+        }
+    }
+
+    fn attempt(
+        &self,
+        range: &Range<u64>,
+        known: Option<&Version>,
+    ) -> Result<(Vec<u8>, Version), Failed> {
+        let last = range.end.saturating_sub(1);
+        let mut request = self
+            .agent
+            .get(self.address.url())
+            .header(header::RANGE, format!("bytes={}-{last}", range.start));
+        if let Some(tag) = known.and_then(|known| known.tag.as_ref())
+            && !tag.starts_with("W/")
+        {
+            request = request.header(header::IF_MATCH, tag);
+        }
+        let response = request.call().map_err(|error| self.failed(error))?;
+        self.check_status(&response, known)?;
+        let (start, end, version) = self.version_of(&response)?;
+        if let Some(known) = known {
+            self.compare(known, &version)?;
+        }
+        let wanted_end = range.end.min(version.len);
+        if start != range.start || end != wanted_end {
+            let what = format!("bytes {start}..{end}, asked for {}..{wanted_end}", range.start);
+            return Err(Failed::ForGood(self.protocol(what)));
+        }
+        // At most what was asked for (W2).
+        let wanted = usize::try_from(end - start).unwrap_or(usize::MAX);
+        let mut bytes = Vec::with_capacity(wanted);
+        let mut body = response.into_body().into_reader().take(end - start);
+        body.read_to_end(&mut bytes).map_err(|error| Failed::Now(error, None))?;
+        if bytes.len() < wanted {
+            let message = format!("the answer ended after {} of {wanted} bytes", bytes.len());
+            return Err(Failed::Now(io::Error::new(io::ErrorKind::UnexpectedEof, message), None));
+        }
+        Ok((bytes, version))
+    }
+
+    fn failed(&self, error: ureq::Error) -> Failed {
+        match error {
+            ureq::Error::Io(error) => Failed::Now(error, None),
+            ureq::Error::Timeout(_) => Failed::Now(io::ErrorKind::TimedOut.into(), None),
+            error @ ureq::Error::ConnectionFailed => Failed::Now(io::Error::other(error), None),
+            // Names that are unknown for a moment are seldom, and misspelt ones are not.
+            ureq::Error::HostNotFound => Failed::ForGood(HttpError::Connect {
+                address: self.address.to_string(),
+                attempts: 1,
+                source: io::Error::new(io::ErrorKind::NotFound, "no host of this name is known"),
+            }),
+            error => Failed::ForGood(self.protocol(error.to_string())),
+        }
+    }
+
+    fn protocol(&self, what: String) -> HttpError {
+        HttpError::Protocol { address: self.address.to_string(), what }
+    }
+
+    fn changed(&self, what: String) -> Failed {
+        Failed::ForGood(HttpError::Changed { address: self.address.to_string(), what })
+    }
+
+    /// Passes answers with a part of the file.
+    fn check_status(
+        &self,
+        response: &Response<Body>,
+        known: Option<&Version>,
+    ) -> Result<(), Failed> {
+        let status = response.status().as_u16();
+        let address = self.address.to_string();
+        let what = match status {
+            206 => return Ok(()),
+            200 => {
+                let what = "the server gives the whole file where a part is asked for";
+                return Err(Failed::ForGood(HttpError::NoRanges { address, what }));
+            }
+            412 => return Err(self.changed("the server has another version".to_owned())),
+            416 if known.is_some() => {
+                return Err(self.changed("it is shorter than it was".to_owned()));
+            }
+            416 => "the file is empty",
+            408 | 425 | 429 | 500..=599 => {
+                let after = text(response, header::RETRY_AFTER);
+                let after = after.and_then(|after| after.trim().parse().ok());
+                let error = io::Error::other(format!("the server answers {status}"));
+                return Err(Failed::Now(error, after.map(Duration::from_secs)));
+            }
+            401 => "user and password are needed, or others: http://USER:PASSWORD@HOST/",
+            403 => "this is not allowed; a signed address may have expired",
+            404 | 410 => "there is no such file",
+            _ => "this is no file",
+        };
+        Err(Failed::ForGood(HttpError::Refused { address, status, what }))
+    }
+
+    /// Returns which bytes an answer has, and of which version.
+    fn version_of(&self, response: &Response<Body>) -> Result<(u64, u64, Version), Failed> {
+        if let Some(coding) = text(response, header::CONTENT_ENCODING)
+            && !coding.eq_ignore_ascii_case("identity")
+        {
+            let what = "the server compresses it on its way";
+            let address = self.address.to_string();
+            return Err(Failed::ForGood(HttpError::NoRanges { address, what }));
+        }
+        let stated = text(response, header::CONTENT_RANGE);
+        let parsed = stated.as_deref().and_then(content_range);
+        let Some((start, end, len)) = parsed else {
+            let what = match stated {
+                Some(stated) => format!("Content-Range: {stated:.80}"),
+                None => "it has no Content-Range".to_owned(),
+            };
+            return Err(Failed::ForGood(self.protocol(what)));
+        };
+        let tag = text(response, header::ETAG);
+        let modified = text(response, header::LAST_MODIFIED);
+        Ok((start, end, Version { len, tag, modified }))
+    }
+
+    fn compare(&self, known: &Version, now: &Version) -> Result<(), Failed> {
+        if known.len != now.len {
+            return Err(self.changed(format!("{} bytes, and {} before", now.len, known.len)));
+        }
+        let differ = |before: &Option<String>, now: &Option<String>| matches!((before, now), (Some(before), Some(now)) if before != now);
+        if differ(&known.tag, &now.tag) || differ(&known.modified, &now.modified) {
+            return Err(self.changed("its tag or its time is another".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+fn text(response: &Response<Body>, name: header::HeaderName) -> Option<String> {
+    Some(response.headers().get(name)?.to_str().ok()?.to_owned())
+}
+
+/// Reads `bytes FIRST-LAST/LENGTH`: the range, and the length of the file. `None` if the length is
+/// not told or the numbers are impossible.
+fn content_range(stated: &str) -> Option<(u64, u64, u64)> {
+    let (unit, rest) = stated.trim().split_once(' ')?;
+    let (range, len) = rest.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let (first, last, len) = (number(first)?, number(last)?, number(len)?);
+    let end = last.checked_add(1)?;
+    (unit.eq_ignore_ascii_case("bytes") && first < end && end <= len).then_some((first, end, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_and_impossible_ones_are_none() {
+        assert_eq!(content_range("bytes 0-99/100"), Some((0, 100, 100)));
+        assert_eq!(content_range(" Bytes 5-5/18446744073709551615"), Some((5, 6, u64::MAX)));
+        for wrong in [
+            "",
+            "bytes",
+            "bytes 0-99",
+            "bytes 0-99/*",
+            "bytes */100",
+            "bytes 5-4/100",
+            "bytes 0-100/100",
+            "bytes 0-18446744073709551615/18446744073709551615",
+            "items 0-99/100",
+            "bytes -1-9/100",
+            "bytes 0-99/99999999999999999999",
+        ] {
+            assert_eq!(content_range(wrong), None, "{wrong}");
+        }
+    }
+}
