@@ -139,6 +139,8 @@ fn a_qcow2_image_behind_a_web_server_is_read_unless_it_lies_over_another() {
 #[test]
 fn a_mount_of_an_image_behind_a_web_server_needs_connections_and_is_read_only() {
     let Some(mounts) = mounts() else { return };
+    std::fs::write(mounts.path("hello"), "hello\n").unwrap();
+    mounts.place.run(&["cp", "hello", "a.img:/file"]).succeeds();
     with_web(mounts.place.0.path(), |_, address| {
         let image = format!("{}/a.img?key=secret", address.replace("//", "//me:secret@"));
         let boxed = mounts.place.run(&["mount", "-r", &image, "m"]);

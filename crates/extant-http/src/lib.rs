@@ -33,6 +33,8 @@ mod device;
 mod error;
 mod pages;
 mod remote;
+#[cfg(feature = "tls")]
+mod trust;
 
 pub use address::Address;
 pub use device::{HttpDevice, HttpStats, Settings};

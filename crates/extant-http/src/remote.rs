@@ -52,11 +52,8 @@ impl Remote {
             .timeout_connect(Some(settings.connect_timeout))
             .timeout_global(Some(settings.timeout));
         #[cfg(feature = "tls")]
-        let config = config.tls_config(
-            ureq::tls::TlsConfig::builder()
-                .root_certs(ureq::tls::RootCerts::PlatformVerifier)
-                .build(),
-        );
+        let config = config
+            .tls_config(ureq::tls::TlsConfig::builder().root_certs(crate::trust::roots()).build());
         let agent = config.build().new_agent();
         Remote { agent, address, attempts: settings.attempts.max(1) }
     }
