@@ -48,8 +48,8 @@ struct State {
     gave: u64,
     /// A part without space, as the system told last.
     hole: Range<u64>,
-    /// Filled parts that may go on.
-    streams: [Range<u64>; STREAMS],
+    /// Filled parts that may go on, [`STREAMS`] of them.
+    streams: Vec<Range<u64>>,
     /// The stream that is replaced next.
     oldest: usize,
 }
@@ -65,7 +65,7 @@ impl Default for Room {
             giving: 0,
             gave: 0,
             hole: 0..0,
-            streams: [const { 0..0 }; STREAMS],
+            streams: vec![0..0; STREAMS],
             oldest: 0,
         };
         Room { state: Mutex::new(Rank::Leaf, state) }
