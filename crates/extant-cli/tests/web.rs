@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use extant_sync::threads;
 use support::mounts::mounts;
 use support::{Place, text, tool};
 
@@ -63,22 +64,24 @@ fn with_web(dir: &Path, work: impl FnOnce(&Web<'_>, &str)) {
     let web = Web { dir, ends: AtomicBool::new(false), sent: AtomicU64::new(0) };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for stream in listener.incoming() {
-                if web.ends.load(Ordering::Acquire) {
-                    return;
-                }
-                // Whoever does not wait for the answer is gone.
-                let _ = web.answer(stream.unwrap());
+    let serve = || {
+        for stream in listener.incoming() {
+            if web.ends.load(Ordering::Acquire) {
+                return;
             }
-        });
+            // Whoever does not wait for the answer is gone.
+            let _ = web.answer(stream.unwrap());
+        }
+    };
+    threads::scope(|scope| {
+        scope.spawn("web", serve).unwrap();
         let run = std::panic::AssertUnwindSafe(|| work(&web, &format!("http://127.0.0.1:{port}")));
         let done = std::panic::catch_unwind(run);
         web.ends.store(true, Ordering::Release);
         drop(TcpStream::connect(("127.0.0.1", port)));
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
+    })
+    .unwrap();
 }
 
 #[test]
