@@ -4,7 +4,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use extant_block::{
     BlockDevice, DeviceError, DeviceFault, Operation, OperationKind, Pending, check_range,
@@ -16,40 +15,13 @@ use crate::address::Address;
 use crate::error::HttpError;
 use crate::pages::Pages;
 use crate::remote::{Remote, Version};
+use crate::settings::Settings;
 
 /// Bytes of a page: what is fetched at least.
 const PAGE_BYTES: u64 = 64 << 10;
 
 /// Bytes that one request asks for at most.
 const REQUEST_MOST: u64 = 4 << 20;
-
-/// How a file behind a server is read.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Settings {
-    /// Bytes that are kept in memory at most; 64 MiB.
-    pub cache_bytes: u64,
-    /// Requests that one batch of reads has under way at once at most; 4.
-    pub connections: usize,
-    /// How often a request is tried at most; 5.
-    pub attempts: u32,
-    /// Time limit of a connection; 10 seconds.
-    pub connect_timeout: Duration,
-    /// Time limit of a request with its answer, at most 4 MiB; 60 seconds.
-    pub timeout: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            cache_bytes: 64 << 20,
-            connections: 4,
-            attempts: 5,
-            connect_timeout: Duration::from_secs(10),
-            timeout: Duration::from_secs(60),
-        }
-    }
-}
 
 /// Counts of a device's requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

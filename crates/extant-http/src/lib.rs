@@ -33,9 +33,11 @@ mod device;
 mod error;
 mod pages;
 mod remote;
+mod settings;
 #[cfg(feature = "tls")]
 mod trust;
 
 pub use address::Address;
-pub use device::{HttpDevice, HttpStats, Settings};
+pub use device::{HttpDevice, HttpStats};
 pub use error::HttpError;
+pub use settings::Settings;

@@ -9,8 +9,8 @@ use ureq::http::{Response, header};
 use ureq::{Agent, Body};
 
 use crate::address::Address;
-use crate::device::Settings;
 use crate::error::HttpError;
+use crate::settings::Settings;
 
 /// Wait before the first repetition; each further one waits twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
