@@ -18,6 +18,10 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// Longest wait that a server may ask for.
 const WAIT_MOST: Duration = Duration::from_secs(30);
 
+/// Length in bytes of the largest file that a system can have. A server that states more is
+/// mistaken or lies, and sums of offsets behind it would overflow.
+const LENGTH_MOST: u64 = i64::MAX as u64;
+
 /// What tells versions of a file apart (W1).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Version {
@@ -218,7 +222,7 @@ fn text(response: &Response<Body>, name: header::HeaderName) -> Option<String> {
 }
 
 /// Reads `bytes FIRST-LAST/LENGTH`: the range, and the length of the file. `None` if the length is
-/// not told or the numbers are impossible.
+/// not told, or the numbers are impossible, or the length is over [`LENGTH_MOST`].
 fn content_range(stated: &str) -> Option<(u64, u64, u64)> {
     let (unit, rest) = stated.trim().split_once(' ')?;
     let (range, len) = rest.split_once('/')?;
@@ -226,7 +230,8 @@ fn content_range(stated: &str) -> Option<(u64, u64, u64)> {
     let number = |text: &str| text.trim().parse::<u64>().ok();
     let (first, last, len) = (number(first)?, number(last)?, number(len)?);
     let end = last.checked_add(1)?;
-    (unit.eq_ignore_ascii_case("bytes") && first < end && end <= len).then_some((first, end, len))
+    (unit.eq_ignore_ascii_case("bytes") && first < end && end <= len && len <= LENGTH_MOST)
+        .then_some((first, end, len))
 }
 
 #[cfg(test)]
@@ -236,7 +241,10 @@ mod tests {
     #[test]
     fn ranges_are_read_and_impossible_ones_are_none() {
         assert_eq!(content_range("bytes 0-99/100"), Some((0, 100, 100)));
-        assert_eq!(content_range(" Bytes 5-5/18446744073709551615"), Some((5, 6, u64::MAX)));
+        assert_eq!(
+            content_range(" Bytes 5-5/9223372036854775807"),
+            Some((5, 6, 9_223_372_036_854_775_807))
+        );
         for wrong in [
             "",
             "bytes",
@@ -249,6 +257,8 @@ mod tests {
             "items 0-99/100",
             "bytes -1-9/100",
             "bytes 0-99/99999999999999999999",
+            "bytes 0-99/9223372036854775808",
+            "bytes 0-99/18446744073709551615",
         ] {
             assert_eq!(content_range(wrong), None, "{wrong}");
         }

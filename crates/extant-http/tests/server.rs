@@ -35,6 +35,8 @@ enum Wrong {
     OtherTime,
     Garbage,
     RedirectTo(&'static str),
+    /// The length of the file that the answer states; all other bytes are as in the file.
+    Length(u64),
 }
 
 /// A server with one file.
@@ -138,6 +140,11 @@ impl Site {
         let (from, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
         let (from, last): (usize, usize) = (from.parse().unwrap(), last.parse().unwrap());
         let to = (last + 1).min(self.body.len());
+        if from >= to {
+            return out.write_all(
+                b"HTTP/1.1 416 Past the end\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+            );
+        }
         self.asked.lock().push((from, to));
         self.matched.lock().push(matched.clone());
         self.wait_for_others();
@@ -161,7 +168,10 @@ impl Site {
             write!(out, "HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n")?;
             return out.write_all(&self.body);
         }
-        let total = self.body.len() + usize::from(wrong == Some(Wrong::OtherLength));
+        let mut total = (self.body.len() + usize::from(wrong == Some(Wrong::OtherLength))) as u64;
+        if let Some(Wrong::Length(len)) = wrong {
+            total = len;
+        }
         let shift = usize::from(wrong == Some(Wrong::OtherRange));
         if wrong != Some(Wrong::NoRange) {
             head += &format!("Content-Range: bytes {}-{}/{total}\r\n", from + shift, to - 1);
@@ -411,6 +421,29 @@ fn another_version_is_an_error_and_never_mixed_with_the_first() {
         let matched = site.matched.lock();
         assert_eq!(matched.first(), Some(&None));
         assert!(matched[1..].iter().all(|tag| tag.as_deref() == Some("\"one\"")));
+    });
+}
+
+#[test]
+fn a_length_that_no_file_has_is_refused_and_the_largest_one_is_read_to_its_end() {
+    const LARGEST: u64 = i64::MAX as u64;
+    let site = Site::new(4 * PAGE);
+    site.serve(|url| {
+        for len in [u64::MAX, LARGEST + 1] {
+            site.fails(&[Wrong::Length(len)]);
+            let error = chain(&open(url).unwrap_err());
+            assert!(error.contains(&format!("/{len}")), "{error}");
+        }
+        site.fails(&[Wrong::Length(LARGEST)]);
+        let device = open(url).unwrap();
+        assert_eq!(device.size_bytes(), LARGEST);
+        // The server has nothing there; that is an error, whatever is added to the offset.
+        for (offset, len) in [(LARGEST - 10, 10), (LARGEST - 10, 11), (u64::MAX - 5, 10)] {
+            assert!(device.read_at(offset, &mut vec![0; len]).is_err());
+        }
+        let mut first = [0; 10];
+        device.read_at(0, &mut first).unwrap();
+        assert_eq!(first[..], site.body[..10]);
     });
 }
 
