@@ -391,3 +391,52 @@ fn room_is_set_aside_for_holes_of_a_file_and_no_byte_changes() {
     let reader = FileDevice::open_read_only(&path).unwrap();
     assert!(matches!(reader.allocate(0, 1).unwrap_err().fault(), DeviceFault::ReadOnly));
 }
+
+/// A small file system in memory of its own; unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(bytes: u64) -> Option<SmallDisk> {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])
+            .arg(dir.path())
+            .output();
+        let mounted = mounted.is_ok_and(|output| output.status.success());
+        mounted.then(|| SmallDisk(dir))
+    }
+
+    fn free_blocks(&self) -> u64 {
+        rustix::fs::statvfs(self.0.path()).unwrap().f_bfree
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn space_that_nobody_asked_for_does_not_keep_a_disk_from_being_filled() {
+    const BLOCK: u64 = 4096;
+    let Some(disk) = SmallDisk::new(1 << 20) else {
+        println!("skipped: needs root to mount a small tmpfs");
+        return;
+    };
+    let device = FileDevice::create_new(&disk.0.path().join("image"), 4 << 20).unwrap();
+    // Two that go on in turn get more ahead each time, until little is left.
+    let mut ends = [0, 2 << 20];
+    while disk.free_blocks() > 40 {
+        for end in &mut ends {
+            device.allocate(*end, BLOCK).unwrap();
+            *end += BLOCK;
+        }
+    }
+    // One alone gets every block of the disk.
+    while disk.free_blocks() > 0 {
+        device.allocate(ends[0], BLOCK).unwrap();
+        ends[0] += BLOCK;
+    }
+    device.allocate(3 << 20, BLOCK).unwrap_err();
+}
