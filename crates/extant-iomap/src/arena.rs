@@ -35,18 +35,18 @@
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use extant_sync::{Clock, SystemClock};
 #[cfg(test)]
 use rustix::fs::FallocateFlags;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::first_touch::FirstTouch;
+
 /// Bytes of a chunk: what one entry of the page tables can map.
 pub(crate) const CHUNK: u64 = 2 << 20;
-
-/// Number of successive refusals after which the system is not asked to collapse chunks any more.
-const PATIENCE: u32 = 4;
 
 /// The memory of the cache. The module's documentation defines which thread may access which bytes.
 pub(crate) struct Arena {
@@ -55,8 +55,7 @@ pub(crate) struct Arena {
     memfd: Option<OwnedFd>,
     /// For each chunk, whether [`Arena::prepare`] was called since it was last empty.
     prepared: Box<[AtomicBool]>,
-    /// Refusals since the last success.
-    refused: AtomicU32,
+    first_touch: FirstTouch,
     collapsed: AtomicU64,
     failures: AtomicU64,
 }
@@ -104,7 +103,7 @@ impl Arena {
             region,
             memfd,
             prepared: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
-            refused: AtomicU32::new(0),
+            first_touch: FirstTouch::default(),
             collapsed: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         })
@@ -131,7 +130,8 @@ impl Arena {
     /// is made and the chunk is then collapsed (270 for that), and 235 when it is there already.
     /// Made and then collapsed is the slowest, 1440 to 3190: all pages are copied. Where the system
     /// has to move pages of others to find a huge one, a collapse costs about as much as it saves,
-    /// once. Giving the memory back takes 5 us instead of 120 to 330.
+    /// once. Where a host has to provide the huge page anew it takes 4000, and `first_touch` turns
+    /// to small ones. Giving the memory back takes 5 us instead of 120 to 330.
     pub(crate) fn prepare(&self, chunk: u32) {
         let Some(prepared) = self.prepared.get(chunk as usize) else { return };
         // Relaxed: the flag guards no bytes.
@@ -139,18 +139,21 @@ impl Arena {
             return;
         }
         let at = chunk as usize * CHUNK as usize;
-        if self.refused.load(Ordering::Relaxed) < PATIENCE {
+        if self.first_touch.wants_huge() {
+            let start = SystemClock.monotonic();
             // A chunk without any page is refused.
             self.region.advise(at, PAGE, Advice::LinuxPopulateWrite);
             if self.region.collapse(at, CHUNK as usize) {
-                self.refused.store(0, Ordering::Relaxed);
+                self.first_touch.note_huge(SystemClock.monotonic().saturating_sub(start));
                 self.collapsed.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            self.refused.fetch_add(1, Ordering::Relaxed);
+            self.first_touch.note_refused();
         }
         self.failures.fetch_add(1, Ordering::Relaxed);
+        let start = SystemClock.monotonic();
         self.region.advise(at, CHUNK as usize, Advice::LinuxPopulateWrite);
+        self.first_touch.note_small(SystemClock.monotonic().saturating_sub(start));
     }
 
     /// Returns what became of [`prepare`](Arena::prepare), since the start.

@@ -17,6 +17,7 @@ mod cache;
 mod contents;
 mod direct;
 mod file;
+mod first_touch;
 mod frames;
 mod hints;
 mod index;
