@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use extant_base::Prng;
 use extant_sync::{Clock, SystemClock};
+use memmap2::{Advice, MmapMut};
 
 use super::rows::{Kind, Row, Writeback};
 use super::side::{Dir, Handle, Region, Volume};
@@ -110,16 +111,21 @@ fn verify_hole(file: &mut impl Handle, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes `bytes` of memory from the system, touches all of it and gives it back.
+/// Takes `bytes` of memory from the system, touches all of it and gives it back: once as huge pages
+/// and once as small ones, because systems keep free memory of both kinds apart.
 ///
 /// A virtual machine hands free pages back to its host, which takes long to provide them again;
 /// whoever happened to get such pages would pay for it.
 fn settle_memory(bytes: u64) -> Result<()> {
-    let mut memory = vec![0u8; usize::try_from(bytes)?];
-    for page in memory.chunks_mut(STAMPED) {
-        page[0] = 1;
+    for advice in [Advice::HugePage, Advice::Normal] {
+        let mut memory = MmapMut::map_anon(usize::try_from(bytes)?)?;
+        // Without huge pages in this system there is nothing to settle about them.
+        drop(memory.advise(advice));
+        for page in memory.chunks_mut(STAMPED) {
+            page[0] = 1;
+        }
+        black_box(&mut memory);
     }
-    drop(black_box(memory));
     Ok(())
 }
 
