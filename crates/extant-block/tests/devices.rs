@@ -424,7 +424,7 @@ fn space_that_nobody_asked_for_does_not_keep_a_disk_from_being_filled() {
         println!("skipped: needs root to mount a small tmpfs");
         return;
     };
-    let device = FileDevice::create_new(&disk.0.path().join("image"), 4 << 20).unwrap();
+    let device = FileDevice::create_new(disk.0.path().join("image"), 4 << 20).unwrap();
     // Two that go on in turn get more ahead each time, until little is left.
     let mut ends = [0, 2 << 20];
     while disk.free_blocks() > 40 {
