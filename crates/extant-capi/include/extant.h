@@ -161,6 +161,15 @@
 // OtherPolicy
 #define EXTANT_E_OTHER_POLICY 50
 
+// Unverified
+#define EXTANT_E_UNVERIFIED 51
+
+// Sealed
+#define EXTANT_E_SEALED 52
+
+// OpenForWriting
+#define EXTANT_E_OPEN_FOR_WRITING 53
+
 // The handle is invalid, or was closed: EBADF.
 #define EXTANT_E_BAD_HANDLE 1000
 

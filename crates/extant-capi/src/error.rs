@@ -113,6 +113,12 @@ pub const EXTANT_E_FROZEN: c_int = 48;
 pub const EXTANT_E_OPERATION_CANCELLED: c_int = 49;
 /// OtherPolicy
 pub const EXTANT_E_OTHER_POLICY: c_int = 50;
+/// Unverified
+pub const EXTANT_E_UNVERIFIED: c_int = 51;
+/// Sealed
+pub const EXTANT_E_SEALED: c_int = 52;
+/// OpenForWriting
+pub const EXTANT_E_OPEN_FOR_WRITING: c_int = 53;
 /// The handle is invalid, or was closed: EBADF.
 pub const EXTANT_E_BAD_HANDLE: c_int = 1000;
 /// A pointer is NULL that must not be: EFAULT.
@@ -151,7 +157,7 @@ pub const EXTANT_E_RANGE: c_int = 1016;
 pub const EXTANT_E_TOO_MANY_HANDLES: c_int = 1017;
 
 /// Every code with its name.
-const NAMES: [(c_int, &CStr); 68] = [
+const NAMES: [(c_int, &CStr); 71] = [
     (EXTANT_E_NOT_FOUND, c"NotFound"),
     (EXTANT_E_NOT_A_DIRECTORY, c"NotADirectory"),
     (EXTANT_E_IS_A_DIRECTORY, c"IsADirectory"),
@@ -202,6 +208,9 @@ const NAMES: [(c_int, &CStr); 68] = [
     (EXTANT_E_FROZEN, c"Frozen"),
     (EXTANT_E_OPERATION_CANCELLED, c"OperationCancelled"),
     (EXTANT_E_OTHER_POLICY, c"OtherPolicy"),
+    (EXTANT_E_UNVERIFIED, c"Unverified"),
+    (EXTANT_E_SEALED, c"Sealed"),
+    (EXTANT_E_OPEN_FOR_WRITING, c"OpenForWriting"),
     (EXTANT_E_BAD_HANDLE, c"BadHandle"),
     (EXTANT_E_NULL, c"Null"),
     (EXTANT_E_BAD_STRUCT, c"BadStruct"),
@@ -273,6 +282,9 @@ const _: () = {
     assert!(EXTANT_E_FROZEN == ErrorCode::Frozen as c_int);
     assert!(EXTANT_E_OPERATION_CANCELLED == ErrorCode::OperationCancelled as c_int);
     assert!(EXTANT_E_OTHER_POLICY == ErrorCode::OtherPolicy as c_int);
+    assert!(EXTANT_E_UNVERIFIED == ErrorCode::Unverified as c_int);
+    assert!(EXTANT_E_SEALED == ErrorCode::Sealed as c_int);
+    assert!(EXTANT_E_OPEN_FOR_WRITING == ErrorCode::OpenForWriting as c_int);
 };
 
 /// Numbers of the generic Linux table.

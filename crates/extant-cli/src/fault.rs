@@ -56,6 +56,8 @@ impl From<FsError> for Failure {
                 | FsError::OtherProject { .. }
                 | FsError::OtherPolicy { .. }
                 | FsError::OtherFileSystem { .. }
+                | FsError::Sealed { .. }
+                | FsError::OpenForWriting { .. }
                 | FsError::Frozen
                 | FsError::OperationCancelled { .. }
                 | FsError::InUse { .. }

@@ -7,6 +7,9 @@
 //! - E2. The cache holds plaintext. Bytes are decrypted before they become uptodate, and encrypted
 //!   in a buffer on their way out: cached bytes are never changed by a write to the device.
 //! - E3. Where bytes are staged nobody gets their addresses on the device.
+//! - E4. Bytes that are checked ([`Mapper::checked_unit`](crate::Mapper::checked_unit)) are read
+//!   into the cache only, holes too, and become uptodate after the check; so nothing else is ever
+//!   copied, mapped or shown. They have no addresses for others (E3).
 
 use std::io::IoSlice;
 use std::sync::Arc;

@@ -51,6 +51,9 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
+        if mapper.checked_unit().is_some() {
+            return self.read(mapper, offset, out); // E4.
+        }
         let wanted = len_inside(mapper, offset, out.len());
         let mut done = 0;
         while done < wanted {

@@ -179,10 +179,27 @@ pub trait Mapper {
     /// The contents are encrypted, and their key is not there.
     fn contents(&self) -> Result<Contents<'_>, Self::Error>;
 
-    /// Returns whether the contents go through a [`Stage`](crate::Stage), so that the bytes at
-    /// their addresses are others.
+    /// Returns whether nobody may take the bytes from their addresses: the contents go through a
+    /// [`Stage`](crate::Stage), or are [checked](Self::checked_unit).
     fn is_staged(&self) -> bool {
         false
+    }
+
+    /// Returns the size of the units in which contents are checked before anybody sees them, in
+    /// bytes: a power of two, at most the block size. `None` for contents that are not checked.
+    fn checked_unit(&self) -> Option<u64> {
+        None
+    }
+
+    /// Checks bytes at `offset` of the file, as the device has them, or zeros where it has none:
+    /// whole units, the last one up to or over the end of the file. Called with the lock of a folio.
+    ///
+    /// # Errors
+    ///
+    /// They are not what they should be, or that cannot be found out.
+    fn check(&self, offset: u64, bytes: &[u8]) -> Result<(), Self::Error> {
+        let _ = (offset, bytes);
+        Ok(())
     }
 
     /// Returns the size of a block, as a power of two: 10 to 16.

@@ -290,6 +290,8 @@ impl FileCache {
             None => mapper.try_map(at..at + out.len() as u64, Intent::Read)?,
         };
         match mapping.kind {
+            // Zeros are checked as well (E4).
+            _ if mapper.checked_unit().is_some() => Err(Obstacle::Device),
             Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
                 let end = mapping.end().min(next).min(at + out.len() as u64);
                 if end <= at {

@@ -118,8 +118,9 @@ impl FileCache {
         let next = self.next_cached(at >> PAGE_LOG2).map(|page| page << PAGE_LOG2);
         let mapping = self.mapping(mapper, at..at.saturating_add(ASK), Intent::Read)?;
         let rest = usize::try_from(mapping.end() - at).unwrap_or(usize::MAX).min(out.len());
+        let checked = mapper.checked_unit().is_some();
         match &mapping.kind {
-            Kind::Hole | Kind::Delayed | Kind::Unwritten(_) => {
+            Kind::Hole | Kind::Delayed | Kind::Unwritten(_) if !checked => {
                 // Folios in the range may hold data that is not written back yet.
                 let next = next.filter(|_| !sabotage("iomap.read.hole-hides-dirty"));
                 let free = next.map_or(u64::MAX, |next| next.saturating_sub(at));
@@ -127,7 +128,7 @@ impl FileCache {
                 out[..len].fill(0);
                 Ok(len)
             }
-            Kind::Inline(bytes) => {
+            Kind::Inline(bytes) if !checked => {
                 let from = usize::try_from(at - mapping.offset).unwrap_or(usize::MAX);
                 let stored = bytes.get(from.min(bytes.len())..).unwrap_or(&[]);
                 let stored = &stored[..stored.len().min(rest)];
@@ -136,7 +137,7 @@ impl FileCache {
                 tail.fill(0);
                 Ok(rest)
             }
-            Kind::Mapped(_) => {
+            _ => {
                 let pin = self.read_window(mapper, at, out.len() as u64, mapping.end())?;
                 // It stays pinned: a read makes progress however little room there is.
                 pin.map_or(Ok(0), |pin| self.read_folio(mapper, &pin, at, out))
@@ -259,7 +260,37 @@ impl FileCache {
                 self.fill_part(mapper, pin, at..end, &mapping)?;
                 at = end;
             }
+            if let Some(unit) = mapper.checked_unit() {
+                self.check_filled(mapper, pin, missing, unit)?;
+            }
             cache.states.set(State::Uptodate, run);
+        }
+        Ok(())
+    }
+
+    /// Checks bytes that were filled and are not uptodate yet (E4), and zeroes those behind the end
+    /// of the file. The folio is locked.
+    fn check_filled<M: Mapper>(
+        &self,
+        mapper: &M,
+        pin: &Pin<'_>,
+        range: Range<u64>,
+        unit: u64,
+    ) -> Result<(), M::Error> {
+        let arena = &self.cache.arena;
+        let size = mapper.size();
+        // Units outside of the range in the same block are uptodate already.
+        let start = range.start - range.start % unit;
+        let end = range.end.next_multiple_of(unit).min(size.next_multiple_of(unit));
+        if start < end && !sabotage("iomap.read.contents-not-checked") {
+            let part = [(self.arena_at(pin, start), end - start)];
+            arena.slices(&part, |slices| {
+                slices.iter().try_for_each(|bytes| mapper.check(start, bytes))
+            })?;
+        }
+        let behind = range.start.max(size);
+        if behind < range.end {
+            arena.zero(self.arena_at(pin, behind), range.end - behind);
         }
         Ok(())
     }
@@ -282,9 +313,13 @@ impl FileCache {
                 let from = mapping.address_of(range.start).unwrap_or(u64::MAX);
                 let contents = mapper.contents()?;
                 // Devices may end in the middle of a block; files do not.
-                let read = contents.to_read(inside).min(len);
+                let read = contents.to_read(inside);
+                // What is checked is all that the device has of a unit.
+                let unit = mapper.checked_unit();
+                let read = unit.map_or(read, |unit| read.next_multiple_of(unit)).min(len);
                 cache.arena.fill(to, read, |out| contents.read_at(range.start, from, out))?;
-                cache.arena.zero(to + inside, len - inside);
+                let kept = if unit.is_some() { read } else { inside };
+                cache.arena.zero(to + kept, len - kept);
                 cache.counters.device_reads.add(1);
                 cache.counters.bytes_filled.add(inside);
             }

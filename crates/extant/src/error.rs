@@ -226,6 +226,16 @@ pub enum FsError {
         /// The inode.
         ino: Ino,
     },
+    /// The contents of the file are sealed by fs-verity already.
+    Sealed {
+        /// The file.
+        ino: Ino,
+    },
+    /// The file cannot be sealed while a program has it open for writing, or mapped so.
+    OpenForWriting {
+        /// The file.
+        ino: Ino,
+    },
     /// The inode is a handle of another mount: links, renames and rings stay within one mount.
     OtherFileSystem {
         /// The number of the inode in its own file system.
@@ -332,6 +342,18 @@ pub enum FsError {
         block: Option<FsBlock>,
         /// What is wrong with it.
         fault: Fault,
+    },
+    /// A block of a file sealed by fs-verity, or of its hash tree, has not the hash that the seal
+    /// says.
+    Unverified {
+        /// The file.
+        ino: Ino,
+        /// The part with the wrong bytes: `"contents"` or `"hash tree"`.
+        what: &'static str,
+        /// Number of the block in this part, from 0 on.
+        index: u64,
+        /// Size of a block in bytes.
+        block_bytes: u32,
     },
     /// The device ends before what was asked for, although the file system counts it: an image cut
     /// short by a copy that stopped. What lies before the end stays readable.
@@ -446,6 +468,8 @@ impl FsError {
             | Self::OtherProject { .. }
             | Self::OtherPolicy { .. }
             | Self::OtherFileSystem { .. }
+            | Self::Sealed { .. }
+            | Self::OpenForWriting { .. }
             | Self::NoThread { .. }
             | Self::Frozen
             | Self::OperationCancelled { .. }
@@ -470,7 +494,9 @@ impl FsError {
                 ExternalJournalError::Checksum(_) => Family::Damage,
                 _ => Family::Refusal,
             },
-            Self::Corrupt { .. } | Self::CutShort { .. } => Family::Damage,
+            Self::Corrupt { .. } | Self::Unverified { .. } | Self::CutShort { .. } => {
+                Family::Damage
+            }
             Self::Device(_)
             | Self::DeviceFull(_)
             | Self::Aborted { .. }
@@ -501,7 +527,10 @@ impl FsError {
             Self::InvalidArgument { .. } | Self::Misaligned { .. } => errno::EINVAL,
             Self::NotSupported { .. } => errno::EOPNOTSUPP,
             Self::ReadOnly | Self::Aborted { .. } => errno::EROFS,
-            Self::Exists { .. } | Self::AttributeExists { .. } => errno::EEXIST,
+            Self::Exists { .. } | Self::AttributeExists { .. } | Self::Sealed { .. } => {
+                errno::EEXIST
+            }
+            Self::OpenForWriting { .. } => errno::ETXTBSY,
             Self::NotEmpty { .. } => errno::ENOTEMPTY,
             Self::InvalidName { .. } | Self::IntoItself { .. } => errno::EINVAL,
             Self::NoSpace { .. } | Self::AttributeTooLarge { .. } | Self::DeviceFull(_) => {
@@ -540,7 +569,8 @@ impl FsError {
             // EUCLEAN (EFSCORRUPTED).
             Self::Corrupt { fault: Fault::Checksum { .. }, .. } => errno::EBADMSG,
             Self::Corrupt { .. } | Self::CutShort { .. } => errno::EUCLEAN,
-            Self::Device(_) => errno::EIO, // The device's own number stays in `source`.
+            Self::Unverified { .. } => errno::EIO, // As in Linux.
+            Self::Device(_) => errno::EIO,         // The device's own number stays in `source`.
         }
     }
 
@@ -700,6 +730,10 @@ impl fmt::Display for FsError {
             Self::OtherPolicy { ino } => {
                 write!(f, "inode {ino} is not encrypted as the directory is")
             }
+            Self::Sealed { ino } => write!(f, "inode {ino} is sealed by fs-verity already"),
+            Self::OpenForWriting { ino } => {
+                write!(f, "inode {ino} is open for writing, so it cannot be sealed")
+            }
             Self::IntoItself { ino } => {
                 write!(f, "directory inode {ino} cannot move to a place inside itself")
             }
@@ -755,6 +789,11 @@ impl fmt::Display for FsError {
                 }
                 write!(f, ": {fault}")
             }
+            Self::Unverified { ino, what, index, block_bytes } => write!(
+                f,
+                "block {index} (of {block_bytes} bytes) of the {what} of inode {ino} has not the \
+                 hash that its fs-verity seal says"
+            ),
             Self::WrongJournalDevice { wanted, found } => write!(
                 f,
                 "the device passed as journal has UUID {}, the image's journal has UUID {}",
@@ -860,6 +899,7 @@ mod errno {
     pub(super) const ENOTDIR: i32 = 20;
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
+    pub(super) const ETXTBSY: i32 = 26;
     pub(super) const EFBIG: i32 = 27;
     pub(super) const ENOSPC: i32 = 28;
     pub(super) const EROFS: i32 = 30;

@@ -350,8 +350,8 @@ impl Inode {
         self.is_dir() && self.flags().contains(InodeFlags::CASEFOLD)
     }
 
-    /// Returns whether fs-verity protects the contents. They read like any other; the hash tree
-    /// behind their end is neither shown nor checked.
+    /// Returns whether the contents are sealed by fs-verity: they do not change any more, and every
+    /// read of them is checked. [`verity_digest`](Self::verity_digest) stands for them all.
     pub fn is_verity(&self) -> bool {
         self.flags().contains(InodeFlags::VERITY)
     }

@@ -32,7 +32,7 @@
 //! read                                    uncached contents, targets of links
 //! dir change trim                         directories; the frame of every change; discarding free space
 //! delete inline access                    deleting inodes; data inside inodes; permissions
-//! crypt                                   encrypted inodes: the cipher of each
+//! crypt verify                            encrypted inodes: the cipher of each; sealed files: checks of what is read
 //! xattr                                   attributes, access control lists
 //! map                                     the map from file blocks to device blocks
 //! inode                                   handles
@@ -45,7 +45,7 @@
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; cache of names
 //! node slot mmp attempt                   inodes and metadata blocks in memory; multi-mount protection; refused attempts
-//! shared_cache freeze_gate keyring        one page cache for several mounts; the gate for changes; master keys
+//! shared_cache freeze_gate keyring seal   one page cache for several mounts; the gate for changes; master keys; seals
 //! progress                                progress of opening an image
 //! error                                   errors and their errno
 //! extent_node zones cache sparse          decoded nodes; blocks of metadata; LRU cache; sparse arrays
@@ -125,6 +125,7 @@ mod quota;
 mod read;
 pub mod ring;
 mod run;
+mod seal;
 mod shared_blocks;
 mod shared_cache;
 mod slot;
@@ -135,6 +136,7 @@ mod test_images;
 mod trim;
 mod txn;
 mod upkeep;
+mod verify;
 mod view;
 mod volume;
 mod writer;
@@ -189,6 +191,9 @@ pub use extant_iomap::{CacheError, CacheStats};
 pub use extant_jbd2::Mutations;
 pub use extant_jbd2::{ExternalJournalError, JournalReadError, JournalStats, RecoveryError};
 pub use extant_sync::{Clock, FixedClock, SystemClock};
+pub use extant_verity::{
+    Algorithm as VerityAlgorithm, Descriptor as VerityDescriptor, Hash as VerityHash,
+};
 
 pub use extant_base::{BlockSize, FileBlock, FsBlock, GroupIndex, Ino};
 pub use extant_format::acl::Acl;

@@ -14,7 +14,7 @@ use extant_iomap::{Contents, Stage};
 
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
-use crate::map::{Cursor, MappingKind};
+use crate::map::{Cursor, FILE_BLOCKS_END, MappingKind};
 use crate::view::View;
 
 impl View<'_> {
@@ -28,6 +28,9 @@ impl View<'_> {
         if wanted == 0 {
             return Ok(0);
         }
+        if let Some(seal) = self.seal()? {
+            return self.read_sealed(&seal, offset, out).map(|()| wanted);
+        }
         if self.is_inline() {
             let data = self.inline_data()?;
             // The size may exceed the stored data; the rest reads as zeros.
@@ -38,10 +41,42 @@ impl View<'_> {
             tail.fill(0);
             return Ok(wanted);
         }
+        // `offset + wanted` is at most the size, so nothing overflows.
+        self.read_blocks(offset, out).map(|()| wanted)
+    }
+
+    /// Fills `out` from byte `offset` of the blocks of a file, also behind its end, which are zeros
+    /// where there are none. For data that is not in the page cache; the map may change meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_range`](Self::read_range); a range that ends behind the last block that any file
+    /// has.
+    pub(crate) fn read_stored(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let what = "range: it ends behind the last block that a file can have";
+        let end = offset.checked_add(out.len() as u64);
+        let limit = FILE_BLOCKS_END << self.volume().block_size().log2();
+        if end.is_none_or(|end| end > limit) {
+            return Err(FsError::InvalidArgument { what });
+        }
+        self.with_map(|view| view.read_blocks(offset, out))
+    }
+
+    /// Calls `run` with the current version of the inode while its map does not change.
+    pub(crate) fn with_map<R>(&self, run: impl FnOnce(&View<'_>) -> Result<R>) -> Result<R> {
+        if !self.volume().is_writable() {
+            return run(self);
+        }
+        let file = self.fs().file_of(self.node())?;
+        let _map = file.map(|file| file.map.read());
+        run(&self.fs().view(self.node()))
+    }
+
+    fn read_blocks(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let wanted = out.len();
         let volume = self.volume();
         let block_size = volume.block_size();
         let stage = self.stage()?;
-        // `offset + wanted` is at most the size, so nothing below overflows.
         let end_block = block_size.blocks_for(offset + wanted as u64);
         let mut cursor = Cursor::new(self);
         let mut done = 0;
@@ -66,13 +101,13 @@ impl View<'_> {
             }
             done += now;
         }
-        Ok(wanted)
+        Ok(())
     }
 
     /// Returns the device address of `range` of a file that does not change, if it is one run of
     /// data before the end of the file.
     pub(crate) fn stored_range(&self, range: Range<u64>) -> Result<Option<u64>> {
-        if self.is_inline() || self.is_encrypted() || range.end > self.size() {
+        if self.is_inline() || self.is_encrypted() || self.is_sealed() || range.end > self.size() {
             return Ok(None);
         }
         let block_size = self.volume().block_size();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use extant::{Credentials, Fallocate, FileKind, Inode, InodeFlags, SpaceFor, WriteBy};
 use extant_base::sabotage;
-use extant_format::features::Incompat;
+use extant_format::features::{Incompat, RoCompat};
 
 use super::nodes::{Heard, Refusal};
 use super::room::Lease;
@@ -90,14 +90,17 @@ impl Ext4<'_> {
                 inode.check_open_for_writing(flags & O_APPEND != 0 && flags & O_TRUNC == 0),
             )?;
         }
+        self.reply(inode.check_seal())?;
         Ok(self.opened(&inode, node, flags))
     }
 
     /// Returns whether opening a file can never fail or change anything: no file can be written to,
     /// and every file can be read.
     fn opens_for_nothing(&self) -> bool {
-        let encrypts = self.fs().features().has_incompat(Incompat::ENCRYPT);
-        !self.current.is_writable() && !self.current.may_change() && !encrypts
+        let features = self.fs().features();
+        let refuses =
+            features.has_incompat(Incompat::ENCRYPT) || features.has_ro_compat(RoCompat::VERITY);
+        !self.current.is_writable() && !self.current.may_change() && !refuses
     }
 
     /// An open file of an inode that may be opened.

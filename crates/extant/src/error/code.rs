@@ -122,11 +122,17 @@ pub enum ErrorCode {
     OperationCancelled = 49,
     /// [`FsError::OtherPolicy`].
     OtherPolicy = 50,
+    /// [`FsError::Unverified`].
+    Unverified = 51,
+    /// [`FsError::Sealed`].
+    Sealed = 52,
+    /// [`FsError::OpenForWriting`].
+    OpenForWriting = 53,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the numbers.
-    pub const ALL: [ErrorCode; 50] = [
+    pub const ALL: [ErrorCode; 53] = [
         Self::NotFound,
         Self::NotADirectory,
         Self::IsADirectory,
@@ -177,6 +183,9 @@ impl ErrorCode {
         Self::Frozen,
         Self::OperationCancelled,
         Self::OtherPolicy,
+        Self::Unverified,
+        Self::Sealed,
+        Self::OpenForWriting,
     ];
 
     /// Returns the name of the variant.
@@ -232,6 +241,9 @@ impl ErrorCode {
             Self::Frozen => "Frozen",
             Self::OperationCancelled => "OperationCancelled",
             Self::OtherPolicy => "OtherPolicy",
+            Self::Unverified => "Unverified",
+            Self::Sealed => "Sealed",
+            Self::OpenForWriting => "OpenForWriting",
         }
     }
 }
@@ -271,6 +283,9 @@ impl FsError {
             Self::Frozen => ErrorCode::Frozen,
             Self::OperationCancelled { .. } => ErrorCode::OperationCancelled,
             Self::OtherPolicy { .. } => ErrorCode::OtherPolicy,
+            Self::Unverified { .. } => ErrorCode::Unverified,
+            Self::Sealed { .. } => ErrorCode::Sealed,
+            Self::OpenForWriting { .. } => ErrorCode::OpenForWriting,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -318,6 +333,9 @@ impl FsError {
             | Self::OtherProject { ino }
             | Self::OtherPolicy { ino }
             | Self::OtherFileSystem { ino }
+            | Self::Unverified { ino, .. }
+            | Self::Sealed { ino }
+            | Self::OpenForWriting { ino }
             | Self::IntoItself { ino }
             | Self::AttributeExists { ino }
             | Self::WritebackFailed { ino, .. }
@@ -351,11 +369,15 @@ impl FsError {
             | Self::NotExt { .. }
             | Self::ExternalJournal { .. }
             | Self::Corrupt { .. }
+            | Self::Unverified { .. }
             | Self::CutShort { .. } => Kind::InvalidData,
             Self::TooLarge { .. } => Kind::FileTooLarge,
             Self::NotSupported { .. } | Self::Unsupported { .. } => Kind::Unsupported,
             Self::ReadOnly | Self::Aborted { .. } => Kind::ReadOnlyFilesystem,
-            Self::Exists { .. } | Self::AttributeExists { .. } => Kind::AlreadyExists,
+            Self::Exists { .. } | Self::AttributeExists { .. } | Self::Sealed { .. } => {
+                Kind::AlreadyExists
+            }
+            Self::OpenForWriting { .. } => Kind::ExecutableFileBusy,
             Self::NotEmpty { .. } => Kind::DirectoryNotEmpty,
             Self::NoSpace { .. } | Self::AttributeTooLarge { .. } | Self::DeviceFull(_) => {
                 Kind::StorageFull

@@ -147,7 +147,7 @@ impl MountErrorKind {
                 Family::Damage => Self::DamagedJournal,
                 Family::Device => Self::DeviceFailed,
             },
-            FsError::Corrupt { .. } => Self::Damaged,
+            FsError::Corrupt { .. } | FsError::Unverified { .. } => Self::Damaged,
             FsError::CutShort { .. } => Self::CutShort,
             FsError::ReadOnly => Self::ReadOnlyDevice,
             FsError::InvalidArgument { .. } => Self::InvalidOption,
@@ -182,6 +182,8 @@ impl MountErrorKind {
             | FsError::OtherProject { .. }
             | FsError::OtherPolicy { .. }
             | FsError::OtherFileSystem { .. }
+            | FsError::Sealed { .. }
+            | FsError::OpenForWriting { .. }
             | FsError::IntoItself { .. }
             | FsError::AttributeExists { .. }
             | FsError::OperationCancelled { .. }

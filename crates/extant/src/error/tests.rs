@@ -269,6 +269,20 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "inode 12 is not encrypted as the directory is",
         ),
         (
+            FsError::Unverified { ino, what: "contents", index: 7, block_bytes: 4096 },
+            Family::Damage,
+            5,
+            "block 7 (of 4096 bytes) of the contents of inode 12 has not the hash that its \
+             fs-verity seal says",
+        ),
+        (FsError::Sealed { ino }, Family::Refusal, 17, "inode 12 is sealed by fs-verity already"),
+        (
+            FsError::OpenForWriting { ino },
+            Family::Refusal,
+            26,
+            "inode 12 is open for writing, so it cannot be sealed",
+        ),
+        (
             FsError::OtherFileSystem { ino },
             Family::Refusal,
             18,
@@ -466,6 +480,9 @@ fn numbers_and_names_of_errors_stay() {
         "Frozen",
         "OperationCancelled",
         "OtherPolicy",
+        "Unverified",
+        "Sealed",
+        "OpenForWriting",
     ];
     let expected = (1..).zip(expected).collect();
     let all = ErrorCode::ALL.map(|code| (code as u16, code.name()));

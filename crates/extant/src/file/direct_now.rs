@@ -50,7 +50,7 @@ impl Inode {
         let (fs, node) = (self.fs(), self.node());
         let volume = fs.volume();
         // Errors are for the thread that may wait, which meets them as well.
-        if self.is_encrypted() {
+        if self.is_encrypted() || self.is_verity() {
             return None;
         }
         self.check_contents().ok()?;

@@ -21,6 +21,7 @@ use crate::inline;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind};
 use crate::node::{Delayed, FileState, Node};
 use crate::run::Run;
+use crate::seal::Seal;
 use crate::supers::Needed;
 use crate::txn::Txn;
 
@@ -466,7 +467,18 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn is_staged(&self) -> bool {
-        self.node.gist().flags.contains(InodeFlags::ENCRYPT)
+        self.node.gist().flags.intersects(InodeFlags::ENCRYPT | InodeFlags::VERITY)
+    }
+
+    fn checked_unit(&self) -> Option<u64> {
+        let is_sealed = self.node.gist().flags.contains(InodeFlags::VERITY);
+        // Where the seal cannot be read `check` says so.
+        let unit = |seal: Option<Arc<Seal>>| seal.map_or(1, |seal| seal.shape.block_bytes() as u64);
+        is_sealed.then(|| self.fs.view(self.node).seal().map_or(1, unit))
+    }
+
+    fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.fs.view(self.node).check_sealed(offset, bytes)
     }
 
     fn block_log2(&self) -> u32 {

@@ -119,9 +119,10 @@ impl Inode {
         self.volume().attempts().count(self.write_now(Place::End, bytes))
     }
 
-    /// Checks that no cipher has to be made first, which reads the context.
+    /// Checks that no cipher has to be made first, which reads the context, and no seal be read.
     fn check_cipher(&self) -> std::result::Result<(), WaitReason> {
-        match self.is_encrypted() && !self.has_cipher() {
+        let needs_cipher = self.is_encrypted() && !self.has_cipher();
+        match needs_cipher || (self.is_verity() && !self.has_seal()) {
             true => Err(WaitReason::Inode),
             false => Ok(()),
         }

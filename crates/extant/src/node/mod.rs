@@ -64,6 +64,7 @@ use extant_format::inode::{FileKind, InodeFlags};
 use extant_sync::{Rank, RwLock};
 
 use crate::keyring::CipherSlot;
+use crate::seal::SealSlot;
 
 pub(crate) use content::{Airspace, Content, Drive};
 pub(crate) use data::InodeData;
@@ -134,6 +135,8 @@ pub(crate) struct Node {
     file: FileSlot,
     /// The cipher of an encrypted inode.
     ciphers: CipherSlot,
+    /// The seal of a sealed file.
+    seal: SealSlot,
 }
 
 impl Node {
@@ -155,6 +158,7 @@ impl Node {
             leave: Leave::new(),
             file: FileSlot::new(),
             ciphers: CipherSlot::new(),
+            seal: SealSlot::new(),
         }
     }
 
@@ -193,6 +197,10 @@ impl Node {
 
     pub(crate) fn ciphers(&self) -> &CipherSlot {
         &self.ciphers
+    }
+
+    pub(crate) fn seal(&self) -> &SealSlot {
+        &self.seal
     }
 
     pub(crate) fn life(&self) -> &Life {

@@ -164,6 +164,7 @@ impl OpenOptions {
             file.inode.check_open_for_writing(self.append)?;
             file.access = if self.append { Access::Append } else { Access::Write };
         }
+        file.inode.check_seal()?;
         file.reads = self.read;
         if self.truncate {
             file.inode.truncate(0)?;

@@ -83,7 +83,9 @@ impl Fs {
     /// # }
     /// ```
     pub fn open(&self, path: impl ImagePath) -> Result<File> {
-        File::new(self.resolve(path)?)
+        let file = File::new(self.resolve(path)?)?;
+        file.inode().check_seal()?;
+        Ok(file)
     }
 
     /// Returns options for opening a file, also for writing.

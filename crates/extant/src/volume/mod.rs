@@ -34,6 +34,7 @@ use crate::error::{Fault, FsError, Result};
 use crate::extent_node::ExtentNode;
 use crate::keyring::Keys;
 use crate::node::{Departed, InodeData, Node};
+use crate::seal::TreeBlocks;
 use crate::shared_cache::SharedCache;
 use crate::slot::{MetaBlock, Slot};
 use crate::sparse::Sparse;
@@ -75,6 +76,7 @@ pub(crate) struct Volume {
     zones: OnceLock<Zones>,
     gained: Gained,
     keys: Keys,
+    tree_blocks: TreeBlocks,
 }
 
 /// Parameters of [`Volume::new`] besides the device and the superblock.
@@ -178,6 +180,7 @@ impl Volume {
             zones: OnceLock::new(),
             gained: Gained::new(),
             keys: Keys::new(options.keys),
+            tree_blocks: TreeBlocks::new(half / 8 / block_size.len()),
             superblock,
         }
     }
@@ -195,6 +198,11 @@ impl Volume {
     /// Returns the master keys.
     pub(crate) fn keys(&self) -> &Keys {
         &self.keys
+    }
+
+    /// Returns the blocks of hash trees that were checked.
+    pub(crate) fn tree_blocks(&self) -> &TreeBlocks {
+        &self.tree_blocks
     }
 
     /// Sets the zones, once, before the volume is shared.
