@@ -86,13 +86,12 @@ impl<'a> Contents<'a> {
         Ok(())
     }
 
-    /// Writes whole blocks at `offset` of the file to `address` of the device.
-    pub(crate) fn write_at(
-        &self,
-        offset: u64,
-        address: u64,
-        bytes: &[u8],
-    ) -> Result<(), DeviceError> {
+    /// Writes whole blocks at `offset` of the file to `address` of the device, past the cache.
+    ///
+    /// # Errors
+    ///
+    /// Those of the device.
+    pub fn write_at(&self, offset: u64, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         match &self.stage {
             None => self.device.write_at(address, bytes),
             Some(_) => self.write_vectored_at(offset, address, &[IoSlice::new(bytes)]),

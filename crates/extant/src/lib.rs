@@ -154,7 +154,7 @@ pub use dir::{DirEntry, ReadDir};
 pub use error::{ErrorCode, Family, Fault, FsError, MountError, MountErrorKind, PathPart, Result};
 pub use file::{
     Defragmented, DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest,
-    Fallocate, FiemapExtent, MappedFile, Pieces, WriteBy,
+    Fallocate, FiemapExtent, MappedFile, Pieces, VerityOptions, WriteBy,
 };
 pub use freeze::Frozen;
 pub use front::{AccessRule, Shutdown};

@@ -43,7 +43,7 @@ use crate::supers::Needed;
 use crate::txn::Txn;
 
 /// Credits: the inode, its quotas and the superblock; bitmap and descriptor of one group.
-const BASE_CREDITS: u32 = 8 + 2;
+pub(super) const BASE_CREDITS: u32 = 8 + 2;
 /// Limit of the extents that one step of an allocation makes.
 const STEP_EXTENTS: u32 = 4;
 /// Size limit of files without the feature `large_file`.
@@ -141,7 +141,7 @@ impl Inode {
 
 /// A change of one file's map; its content lock is held exclusively and no handle is open.
 pub(super) struct Change<'a> {
-    inode: &'a Inode,
+    pub(super) inode: &'a Inode,
     pub(super) mapper: &'a FileMapper<'a>,
     /// Whether other threads hold the group where the file would continue.
     pub(super) is_crowded: Cell<bool>,
@@ -338,7 +338,7 @@ impl Change<'_> {
     }
 
     /// Allocates a part of the next hole; returns the end of the allocated blocks.
-    fn fill_step(&self, txn: &mut Txn<'_>, blocks: Range<u64>) -> Result<u64> {
+    pub(super) fn fill_step(&self, txn: &mut Txn<'_>, blocks: Range<u64>) -> Result<u64> {
         let (fs, node) = (self.mapper.fs, self.node());
         let mut at = blocks.start;
         while at < blocks.end {

@@ -301,7 +301,8 @@ impl Inode {
         };
         let Gist { flags, .. } = node.gist();
         let ino = node.ino();
-        if by != WriteBy::Cache {
+        // What a cache above took before the file was sealed was written before that.
+        if by != WriteBy::Cache || flags.contains(InodeFlags::VERITY) {
             check_changeable(ino, flags)?;
             if flags.contains(InodeFlags::APPEND) && offset != file.size() {
                 return Err(FsError::NotPermitted { ino, what: "it can only be appended to" });

@@ -16,7 +16,7 @@
 //! pieces   counts pieces of a file    defrag   joins them on the device
 //! ahead    the read-ahead thread
 //! flush    sync, background writeback, dirty limits
-//! move_out inline data moves to a block
+//! move_out inline data moves to a block   sealing  sealing contents by fs-verity
 //! mapper   mapping, placing and publishing for the page cache
 //! ```
 
@@ -39,6 +39,7 @@ mod pieces;
 mod privilege;
 mod query;
 mod resize;
+mod sealing;
 
 pub use defrag::Defragmented;
 pub use direct_file::{DirectAlignment, DirectFile};
@@ -52,3 +53,4 @@ pub use pieces::Pieces;
 pub use privilege::WriteBy;
 pub use query::FiemapExtent;
 pub(crate) use resize::{finish_shrink, resize};
+pub use sealing::VerityOptions;
