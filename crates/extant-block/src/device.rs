@@ -45,9 +45,23 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// Returns the size in bytes. It is constant while the device is open, and a whole number of
-    /// sectors for a disk, but any number for a regular file.
+    /// Returns the size in bytes: a whole number of sectors for a disk, but any number for a
+    /// regular file. While the device is open it changes by [`extend`](Self::extend) only, and
+    /// never becomes less.
     fn size_bytes(&self) -> u64;
+
+    /// Makes the device at least `size_bytes` long, and returns its size. A regular file is made
+    /// longer, by a hole. Files and disks are measured again first, because they may have become
+    /// larger since they were opened; with 0, that is all.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceFault::ReadOnly`]; [`DeviceFault::PastEnd`] with the size that the device has, when
+    /// that is less than wanted and cannot be changed; the system's error.
+    fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
+        check_range(self, OperationKind::Allocate, size_bytes, 0)?;
+        Ok(self.size_bytes())
+    }
 
     /// Returns the smallest unit, in bytes, that the device writes without reading first: 512 or
     /// 4096 for disks. A power of two. `docs/crash-model.md` tells what a power failure can tear.
@@ -225,6 +239,9 @@ macro_rules! forward {
             }
             fn size_bytes(&self) -> u64 {
                 (**self).size_bytes()
+            }
+            fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
+                (**self).extend(size_bytes)
             }
             fn logical_sector_bytes(&self) -> u32 {
                 (**self).logical_sector_bytes()

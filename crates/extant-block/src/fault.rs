@@ -310,6 +310,10 @@ impl<D: BlockDevice + 'static> BlockDevice for FaultDevice<D> {
         self.inner.size_bytes()
     }
 
+    fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
+        self.inner.extend(size_bytes)
+    }
+
     fn logical_sector_bytes(&self) -> u32 {
         self.inner.logical_sector_bytes()
     }

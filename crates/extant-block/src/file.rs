@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
@@ -79,7 +79,8 @@ pub enum OpenError {
 pub struct FileDevice {
     file: File,
     name: Arc<str>,
-    size_bytes: u64,
+    /// The size, shared with queues, which have the file open again.
+    size_bytes: Arc<AtomicU64>,
     logical_sector_bytes: u32,
     is_read_only: bool,
     is_block_device: bool,
@@ -191,7 +192,7 @@ impl FileDevice {
         let device = FileDevice {
             file,
             name,
-            size_bytes,
+            size_bytes: Arc::new(AtomicU64::new(size_bytes)),
             logical_sector_bytes,
             is_read_only,
             is_block_device,
@@ -232,6 +233,10 @@ impl FileDevice {
         self.is_block_device
     }
 
+    fn size(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
     /// Returns the file underneath, for operations that devices do not have: `sync`, times, links.
     pub fn file(&self) -> &File {
         &self.file
@@ -248,6 +253,7 @@ impl FileDevice {
         Ok(FileDevice {
             file,
             name: Arc::clone(&self.name),
+            size_bytes: Arc::clone(&self.size_bytes),
             has_holes: AtomicBool::new(self.has_holes.load(Ordering::Relaxed)),
             room: Room::default(),
             #[cfg(test)]
@@ -312,7 +318,7 @@ impl FileDevice {
         }
         let end = match seek(SeekFrom::Data(start)) {
             Ok(end) => end,
-            Err(Errno::NXIO) => self.size_bytes,
+            Err(Errno::NXIO) => self.size(),
             Err(errno) => return Err(errno.into()),
         };
         Ok((start < end).then_some(start..end))
@@ -492,7 +498,33 @@ impl BlockDevice for FileDevice {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size()
+    }
+
+    fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
+        check_may_wait("a device");
+        if self.is_read_only {
+            check_range(self, OperationKind::Allocate, size_bytes, 0)?;
+        }
+        let failed =
+            |error| self.error(OperationKind::Allocate, size_bytes, 0, DeviceFault::Io(error));
+        let found = match self.is_block_device {
+            true => rustix::fs::seek(&self.file, SeekFrom::End(0)).map_err(io::Error::from),
+            false => self.file.metadata().map(|metadata| metadata.len()),
+        };
+        let found = found.map_err(failed)?;
+        if found < size_bytes && !self.is_block_device {
+            self.file.set_len(size_bytes).map_err(failed)?;
+        }
+        let reached = if self.is_block_device { found } else { found.max(size_bytes) };
+        if reached > self.size() && !self.is_block_device {
+            // Before the new end is known: nobody writes there without asking for space.
+            self.has_holes.store(true, Ordering::Release);
+            self.room.note_hole(0..0);
+        }
+        self.size_bytes.fetch_max(reached, Ordering::AcqRel);
+        check_range(self, OperationKind::Allocate, size_bytes, 0)?;
+        Ok(self.size())
     }
 
     fn logical_sector_bytes(&self) -> u32 {
@@ -689,7 +721,7 @@ impl BlockDevice for FileDevice {
 
 impl fmt::Debug for FileDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FileDevice({}, {} bytes)", self.name, self.size_bytes)
+        write!(f, "FileDevice({}, {} bytes)", self.name, self.size())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
@@ -37,7 +38,7 @@ type Shard = RwLock<FxHashMap<u64, Page>>;
 /// ```
 pub struct MemoryDevice {
     name: Arc<str>,
-    size_bytes: u64,
+    size_bytes: AtomicU64,
     /// Value of bytes that were never written.
     fill: u8,
     shards: Box<[Shard]>,
@@ -53,7 +54,12 @@ impl MemoryDevice {
     /// reads of bytes that were never written.
     pub fn filled_with(fill: u8, size_bytes: u64) -> MemoryDevice {
         let shards = (0..SHARD_COUNT).map(|_| RwLock::new(Rank::Leaf, FxHashMap::default()));
-        MemoryDevice { name: "memory".into(), size_bytes, fill, shards: shards.collect() }
+        MemoryDevice {
+            name: "memory".into(),
+            size_bytes: AtomicU64::new(size_bytes),
+            fill,
+            shards: shards.collect(),
+        }
     }
 
     /// Creates a device that holds a copy of `bytes`.
@@ -83,7 +89,7 @@ impl MemoryDevice {
         let copy = |shard: &Shard| RwLock::new(Rank::Leaf, shard.read().clone());
         MemoryDevice {
             name: Arc::clone(&self.name),
-            size_bytes: self.size_bytes,
+            size_bytes: AtomicU64::new(self.size_bytes()),
             fill: self.fill,
             shards: self.shards.iter().map(copy).collect(),
         }
@@ -104,7 +110,7 @@ impl MemoryDevice {
         indexes.sort_unstable();
         for index in indexes {
             let offset = index * PAGE_BYTES as u64;
-            let len = (self.size_bytes - offset).min(PAGE_BYTES as u64) as usize;
+            let len = (self.size_bytes() - offset).min(PAGE_BYTES as u64) as usize;
             // The page is cloned, so that `each` may use the device.
             let page = self.shard(index).read().get(&index).cloned();
             if let Some(page) = page {
@@ -190,7 +196,13 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// Adds bytes of the fill.
+    fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
+        self.size_bytes.fetch_max(size_bytes, Ordering::AcqRel);
+        Ok(self.size_bytes())
     }
 
     fn is_read_only(&self) -> bool {
@@ -245,6 +257,6 @@ impl BlockDevice for MemoryDevice {
 
 impl fmt::Debug for MemoryDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MemoryDevice({}, {} bytes)", self.name, self.size_bytes)
+        write!(f, "MemoryDevice({}, {} bytes)", self.name, self.size_bytes())
     }
 }

@@ -119,6 +119,10 @@ impl BlockDevice for ThinDevice {
         self.inner.size_bytes()
     }
 
+    fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
+        self.inner.extend(size_bytes)
+    }
+
     fn is_read_only(&self) -> bool {
         false
     }
