@@ -3,9 +3,9 @@
 //! # Place
 //!
 //! Above `extant-format`, below everybody who asks where something lies: `extant-image` makes file
-//! systems of this layout, `extant` reads and changes them, and a program that grows or repairs one
-//! needs the same answers. Pure arithmetic: no devices, no options of a command, no allocation that
-//! grows with the file system.
+//! systems of this layout, `extant` reads, changes and grows them, and a program that repairs one
+//! needs the same answers. Pure arithmetic: no devices, no options of a command, and no allocation
+//! that grows with the file system but that of its [`NewGroups`].
 //!
 //! `extant-check` uses [`support`], the tables of features, and nothing else of this crate. It is
 //! an oracle for what the others write, and a rule that both sides share cannot be found wrong by
@@ -16,7 +16,8 @@
 //! [`support`] is one table of features and what can be done with each. [`Heads`] knows the start
 //! of every group (superblock, descriptors, blocks reserved for more) for a file system that exists
 //! ([`Heads::of`] a superblock) and for one that is being made ([`Geometry::heads`]).
-//! [`Geometry`] adds bitmaps and inode tables, placed as mke2fs places them.
+//! [`Geometry`] adds bitmaps and inode tables, placed as mke2fs places them. [`Shape`] and
+//! [`NewGroups`] are what a file system becomes that gets another size.
 //!
 //! # Source
 //!
@@ -30,8 +31,10 @@
 extern crate alloc;
 
 mod geometry;
+mod grown;
 mod heads;
 pub mod support;
 
 pub use geometry::{FixedRuns, Geometry, GroupLayout, Groups, JournalGeometry, NoRoomForTables};
+pub use grown::{NewGroup, NewGroups, Shape, blocks_max, share_of};
 pub use heads::{GroupHead, Heads};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::bitmap::{Bitmap, BitmapRef};
+use extant_format::bitmap::Bitmap;
 use extant_format::checksum::inode_seed;
 use extant_format::features::{Feature, Incompat, State};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
@@ -170,28 +170,6 @@ impl Image {
                 bitmap.view().checksum(self.sb.checksum_seed(), self.sb.clusters_per_group);
         }
         self.write_block(descriptor.block_bitmap.0, bitmap.as_bytes())?;
-        self.groups[group as usize] = descriptor;
-        Ok(())
-    }
-
-    /// Stores the inode bitmap of a group, with its counts and checksum in the descriptor, which is not
-    /// encoded yet.
-    pub(crate) fn set_inode_bitmap(&mut self, group: u32, bitmap: &Bitmap) -> Result {
-        let bits = self.sb.inodes_per_group;
-        let mut descriptor = self.group(group)?;
-        descriptor.free_inodes = bitmap.view().count_clear(0..bits);
-        if self.has_flags() {
-            descriptor.flags.remove(GroupFlags::INODE_UNINIT);
-            let used = (0..bits).rev().find(|bit| bitmap.view().get(*bit));
-            let unused = bits - used.map_or(0, |bit| bit + 1);
-            // What lies before it may never have been cleared.
-            descriptor.itable_unused = descriptor.itable_unused.min(unused);
-        }
-        if self.sb.features.metadata_csum() {
-            descriptor.inode_bitmap_checksum =
-                BitmapRef::new(bitmap.as_bytes()).checksum(self.sb.checksum_seed(), bits);
-        }
-        self.write_block(descriptor.inode_bitmap.0, bitmap.as_bytes())?;
         self.groups[group as usize] = descriptor;
         Ok(())
     }

@@ -7,10 +7,11 @@ use extant_block::SharedDevice;
 use extant_format::features::Feature;
 use extant_format::mmp::{MMP_BYTES, Mmp, MmpState};
 use extant_format::superblock::Superblock;
+use extant_layout::{Shape, blocks_max};
 
 use crate::commit::Committer;
 use crate::error::{ResizeError, Result};
-use crate::grow::{self, Shape, bytes_of};
+use crate::grow::{self, bytes_of};
 use crate::image::{self, Image};
 use crate::shrink::{self, Moves, Obstacle, Survey};
 
@@ -182,7 +183,7 @@ fn wanted(sb: &Superblock, goal: Goal, room: u64) -> Result<u64> {
             Ok(blocks)
         }
         Goal::Min => Ok(0),
-        Goal::Max => Ok(most.min(grow::blocks_max(sb))),
+        Goal::Max => Ok(most.min(blocks_max(sb))),
     }
 }
 
@@ -248,7 +249,7 @@ fn decide(image: &Image, goal: Goal, room: u64) -> Result<Decision> {
         return Ok(Decision { shape, moves: None });
     }
     let survey = survey.map_or_else(|| Survey::of(image), Ok)?;
-    let shape = grow::rounded(sb, blocks);
+    let shape = Shape::rounded(sb, blocks);
     let found = match shape.sb.group_count {
         0 => Err(Obstacle("there is no group left".to_owned())),
         _ => survey.moves(image, &shape)?,

@@ -16,10 +16,11 @@ use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::features::Feature;
 use extant_format::superblock::Superblock;
 use extant_format::{orphan, xattr};
+use extant_layout::Shape;
 
 use crate::commit::Committer;
 use crate::error::{ResizeError, Result};
-use crate::grow::{Shape, rounded, write_resize_inode};
+use crate::grow::write_resize_inode;
 use crate::image::Image;
 use crate::map::{FileMap, joined};
 use extant_format::record::{Record, u32_at};
@@ -254,7 +255,7 @@ impl Survey {
         // `high` can be reached, `low` cannot.
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            let shape = rounded(sb, middle << ratio);
+            let shape = Shape::rounded(sb, middle << ratio);
             let found = match shape.sb.group_count {
                 0 => Err(Obstacle("there is no group left".to_owned())),
                 _ => self.moves(image, &shape)?,
@@ -265,7 +266,7 @@ impl Survey {
             }
         }
         let blocks = (high << ratio).min(sb.blocks_count);
-        Ok((rounded(sb, blocks).sb.blocks_count.min(sb.blocks_count), why))
+        Ok((Shape::rounded(sb, blocks).sb.blocks_count.min(sb.blocks_count), why))
     }
 }
 
