@@ -170,6 +170,9 @@
 // OpenForWriting
 #define EXTANT_E_OPEN_FOR_WRITING 53
 
+// CannotGrow
+#define EXTANT_E_CANNOT_GROW 54
+
 // The handle is invalid, or was closed: EBADF.
 #define EXTANT_E_BAD_HANDLE 1000
 

@@ -119,6 +119,8 @@ pub const EXTANT_E_UNVERIFIED: c_int = 51;
 pub const EXTANT_E_SEALED: c_int = 52;
 /// OpenForWriting
 pub const EXTANT_E_OPEN_FOR_WRITING: c_int = 53;
+/// CannotGrow
+pub const EXTANT_E_CANNOT_GROW: c_int = 54;
 /// The handle is invalid, or was closed: EBADF.
 pub const EXTANT_E_BAD_HANDLE: c_int = 1000;
 /// A pointer is NULL that must not be: EFAULT.
@@ -157,7 +159,7 @@ pub const EXTANT_E_RANGE: c_int = 1016;
 pub const EXTANT_E_TOO_MANY_HANDLES: c_int = 1017;
 
 /// Every code with its name.
-const NAMES: [(c_int, &CStr); 71] = [
+const NAMES: [(c_int, &CStr); 72] = [
     (EXTANT_E_NOT_FOUND, c"NotFound"),
     (EXTANT_E_NOT_A_DIRECTORY, c"NotADirectory"),
     (EXTANT_E_IS_A_DIRECTORY, c"IsADirectory"),
@@ -211,6 +213,7 @@ const NAMES: [(c_int, &CStr); 71] = [
     (EXTANT_E_UNVERIFIED, c"Unverified"),
     (EXTANT_E_SEALED, c"Sealed"),
     (EXTANT_E_OPEN_FOR_WRITING, c"OpenForWriting"),
+    (EXTANT_E_CANNOT_GROW, c"CannotGrow"),
     (EXTANT_E_BAD_HANDLE, c"BadHandle"),
     (EXTANT_E_NULL, c"Null"),
     (EXTANT_E_BAD_STRUCT, c"BadStruct"),
@@ -285,6 +288,7 @@ const _: () = {
     assert!(EXTANT_E_UNVERIFIED == ErrorCode::Unverified as c_int);
     assert!(EXTANT_E_SEALED == ErrorCode::Sealed as c_int);
     assert!(EXTANT_E_OPEN_FOR_WRITING == ErrorCode::OpenForWriting as c_int);
+    assert!(EXTANT_E_CANNOT_GROW == ErrorCode::CannotGrow as c_int);
 };
 
 /// Numbers of the generic Linux table.

@@ -59,6 +59,7 @@ impl From<FsError> for Failure {
                 | FsError::Sealed { .. }
                 | FsError::OpenForWriting { .. }
                 | FsError::Frozen
+                | FsError::CannotGrow(_)
                 | FsError::OperationCancelled { .. }
                 | FsError::InUse { .. }
                 | FsError::ReadOnly,

@@ -20,10 +20,12 @@ use extant_jbd2::{
 use crate::zones::Zone;
 
 mod code;
+mod grow;
 mod mount;
 mod path_part;
 
 pub use code::ErrorCode;
+pub use grow::GrowRefused;
 pub use mount::{MountError, MountErrorKind};
 pub use path_part::PathPart;
 
@@ -258,6 +260,8 @@ pub enum FsError {
     },
     /// The mount is frozen: [`Fs::freeze`](crate::Fs::freeze).
     Frozen,
+    /// The file system cannot get the size asked for while it is mounted.
+    CannotGrow(GrowRefused),
     /// An operation of a [ring](crate::ring) or the opening of an image was cancelled. A ring's
     /// operation has changed nothing.
     OperationCancelled {
@@ -472,6 +476,7 @@ impl FsError {
             | Self::OpenForWriting { .. }
             | Self::NoThread { .. }
             | Self::Frozen
+            | Self::CannotGrow(_)
             | Self::OperationCancelled { .. }
             | Self::IntoItself { .. }
             | Self::AttributeExists { .. }
@@ -543,6 +548,7 @@ impl FsError {
             Self::AccessDenied { .. } => errno::EACCES,
             Self::NotPermitted { .. } => errno::EPERM,
             Self::InUse { .. } | Self::Frozen => errno::EBUSY,
+            Self::CannotGrow(why) => why.errno(),
             Self::OtherProject { .. } | Self::OtherPolicy { .. } | Self::OtherFileSystem { .. } => {
                 errno::EXDEV
             }
@@ -720,6 +726,7 @@ impl fmt::Display for FsError {
                 write!(f, "inode {ino} is of another mounted file system: copy it instead")
             }
             Self::Frozen => f.write_str("the file system is frozen: thaw it first"),
+            Self::CannotGrow(why) => why.fmt(f),
             Self::OperationCancelled { why } => {
                 write!(f, "the operation was cancelled before it began: {why}")
             }

@@ -247,14 +247,15 @@ impl Fs {
         &self.anchor.mount
     }
 
-    /// Returns the superblock, as it is after the replay of the journal.
+    /// Returns the superblock, as it was when the file system was mounted, after the replay of the
+    /// journal, with the numbers of its current size.
     pub fn superblock(&self) -> &Superblock {
         self.volume().superblock()
     }
 
     /// Returns the features of the file system.
     pub fn features(&self) -> &Features {
-        self.volume().features()
+        &self.volume().superblock().features
     }
 
     /// Returns the size of a block.

@@ -27,7 +27,7 @@
 //! ring                                    asynchronous operations, done at once or by a worker
 //! mount path                              opening, recovering, ending; paths as in std::fs, File, Walk
 //! front freeze fc_apply                   calls for FUSE and similar front ends; freezing; applying fast commits
-//! namei admin upkeep                      names; settings, limits, totals; syncs and periodic work
+//! namei admin upkeep grow                 names; settings, limits, totals; syncs and periodic work; more room
 //! file                                    contents of files: written, synced, allocated, mapped
 //! read                                    uncached contents, targets of links
 //! dir change trim                         directories; the frame of every change; discarding free space
@@ -48,8 +48,8 @@
 //! shared_cache freeze_gate keyring seal   one page cache for several mounts; the gate for changes; master keys; seals
 //! progress                                progress of opening an image
 //! error                                   errors and their errno
-//! extent_node zones cache sparse          decoded nodes; blocks of metadata; LRU cache; sparse arrays
-//! limits run casefold image_path          limits; runs of blocks; case folding; types of paths
+//! extent_node zones cache                 decoded nodes; blocks of metadata; LRU cache
+//! limits run casefold image_path sparse   limits; runs of blocks; case folding; types of paths; sparse arrays
 //! ```
 //!
 //! The methods of [`Fs`] and [`Inode`] are in the modules of their subjects, so both types have
@@ -107,6 +107,7 @@ mod freeze;
 mod freeze_gate;
 mod front;
 mod fs;
+mod grow;
 mod image_path;
 mod inline;
 mod inode;
@@ -151,7 +152,9 @@ pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
 #[cfg(feature = "casefold")]
 pub use casefold::fold_name;
 pub use dir::{DirEntry, ReadDir};
-pub use error::{ErrorCode, Family, Fault, FsError, MountError, MountErrorKind, PathPart, Result};
+pub use error::{
+    ErrorCode, Family, Fault, FsError, GrowRefused, MountError, MountErrorKind, PathPart, Result,
+};
 pub use file::{
     Defragmented, DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest,
     Fallocate, FiemapExtent, MappedFile, Pieces, VerityOptions, WriteBy,
@@ -159,6 +162,7 @@ pub use file::{
 pub use freeze::Frozen;
 pub use front::{AccessRule, Shutdown};
 pub use fs::Fs;
+pub use grow::{GrowTo, Grown, GrownSize};
 pub use image_path::ImagePath;
 pub use inode::Inode;
 pub use limits::{NAME_MAX, SYMLINKS_MAX};

@@ -23,17 +23,22 @@
 //! - Z1. `fixed` and `owned` are each sorted and disjoint; neither changes during a mount, so there
 //!   is no lock. Blocks that a quota file gets later are in [`Gained`], which is searched if there
 //!   are any: no map of a sound image has them, because they were free.
+//! - Z3. Each growth of the file system adds a [`Layer`] with the zones of what it added, before
+//!   anybody can be told a block there. Layers follow one another on the device and never change.
 //! - Z2. There are no zones only until the journal was read: before its replay descriptors may be
 //!   outdated.
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::group::GroupDescriptor;
 use extant_format::superblock::Superblock;
 use extant_sync::{Rank, RwLock};
+
+use crate::sparse::Sparse;
 
 /// Limit of the groups of an image: 1 PiB with blocks of 4 KiB. It bounds the time and the memory
 /// for reading all descriptors.
@@ -97,17 +102,87 @@ impl Zone {
     }
 }
 
+/// Limit of the steps in which a file system grows during one mount: it bounds the memory for what
+/// each leaves.
+pub(crate) const STEPS_MAX: u32 = 4096;
+
+/// Zones of the blocks that one step of growth added.
+struct Layer {
+    /// All blocks that were added.
+    blocks: Range<u64>,
+    /// Sorted, disjoint.
+    fixed: Vec<Range<u64>>,
+}
+
 /// All zones of one open file system.
-#[derive(Debug, Default)]
 pub(crate) struct Zones {
     fixed: Vec<Range<u64>>,
     owned: Vec<(Range<u64>, Zone)>,
+    /// What was added while the file system was mounted (Z3).
+    layers: Sparse<OnceLock<Layer>>,
+    /// Number of layers that count.
+    layer_count: AtomicU32,
+    /// The list of the resize inode, after it was freed; 0 before.
+    freed_list: AtomicU64,
 }
 
 impl Zones {
     /// Creates the zones from ranges that belong to no inode; sorted, disjoint.
     pub(crate) fn of(fixed: Vec<Range<u64>>) -> Zones {
-        Zones { fixed, owned: Vec::new() }
+        Zones {
+            fixed,
+            owned: Vec::new(),
+            layers: Sparse::new(STEPS_MAX, |_| OnceLock::new()),
+            layer_count: AtomicU32::new(0),
+            freed_list: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds the zones of blocks behind all others, as long as nobody knows of these blocks (Z3).
+    /// Only one thread at a time may call this. Returns false when there are too many layers.
+    pub(crate) fn add_layer(&self, blocks: Range<u64>, fixed: Vec<Range<u64>>) -> bool {
+        let count = self.layer_count.load(Ordering::Acquire);
+        let added = self.layers.get(count).is_some_and(|layer| {
+            let _ = layer.set(Layer { blocks, fixed });
+            true
+        });
+        if added {
+            self.layer_count.store(count + 1, Ordering::Release);
+        }
+        added
+    }
+
+    /// Forgets that `block` is the list of the resize inode, because it was freed.
+    pub(crate) fn free_list(&self, block: u64) {
+        self.freed_list.store(block, Ordering::Release);
+    }
+
+    fn is_freed(&self, zone: &(Range<u64>, Zone)) -> bool {
+        matches!(zone.1, Zone::Resize(_)) && zone.0.start == self.freed_list.load(Ordering::Acquire)
+    }
+
+    fn layer(&self, at: u32) -> Option<&Layer> {
+        self.layers.get(at).and_then(OnceLock::get)
+    }
+
+    /// Returns the later zones that `blocks` meet.
+    fn later(&self, blocks: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<'_> {
+        let count = self.layer_count.load(Ordering::Acquire);
+        let (mut from, mut to) = (0, count);
+        while from < to {
+            let middle = from + (to - from) / 2;
+            match self.layer(middle).is_some_and(|layer| layer.blocks.end <= blocks.start) {
+                true => from = middle + 1,
+                false => to = middle,
+            }
+        }
+        let (start, end) = (blocks.start, blocks.end);
+        let layers = (from..count).filter_map(|at| self.layer(at));
+        layers.take_while(move |layer| layer.blocks.start < end).flat_map(move |layer| {
+            let at = layer.fixed.partition_point(|zone| zone.end <= start);
+            let zones = layer.fixed.get(at..).unwrap_or_default().iter();
+            zones.take_while(move |zone| zone.start < end).cloned()
+        })
     }
 
     /// Returns the ranges owned by inodes, with their owners.
@@ -126,24 +201,36 @@ impl Zones {
         let owned = self.owned.get(at..).unwrap_or_default().iter();
         let owned = owned
             .take_while(|(zone, _)| zone.start < blocks.end)
-            .find(|(_, zone)| zone.owner().is_none() || zone.owner() != ino)
+            .find(|&zone| {
+                (zone.1.owner().is_none() || zone.1.owner() != ino) && !self.is_freed(zone)
+            })
             .map(|(zone, _)| zone.start.max(blocks.start));
-        match (fixed, owned) {
+        let hit = match (fixed, owned) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
+        };
+        // Later zones lie behind all others.
+        match hit.is_none() && self.layer_count.load(Ordering::Acquire) != 0 {
+            true if ino != Some(Ino::RESIZE) => {
+                self.later(blocks).next().map(|zone| zone.start.max(blocks.start))
+            }
+            _ => hit,
         }
     }
 
     /// Returns the parts of `blocks` that are zones, unsorted.
-    pub(crate) fn within(&self, blocks: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    pub(crate) fn within(&self, blocks: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<'_> {
         let (start, end) = (blocks.start, blocks.end);
         let at = self.fixed.partition_point(|zone| zone.end <= start);
         let fixed = self.fixed.get(at..).unwrap_or_default().iter();
         let at = self.owned.partition_point(|(zone, _)| zone.end <= start);
-        let owned = self.owned.get(at..).unwrap_or_default().iter().map(|(zone, _)| zone);
+        let owned = self.owned.get(at..).unwrap_or_default().iter();
+        let owned = owned.filter(|zone| !self.is_freed(zone)).map(|(zone, _)| zone);
         fixed
             .take_while(move |zone| zone.start < end)
             .chain(owned.take_while(move |zone| zone.start < end))
+            .cloned()
+            .chain(self.later(blocks))
             .map(move |zone| zone.start.max(start)..zone.end.min(end))
     }
 

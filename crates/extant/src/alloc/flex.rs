@@ -40,7 +40,7 @@ impl Flex {
         flex
     }
 
-    fn add(&self, descriptor: &GroupDescriptor) {
+    pub(super) fn add(&self, descriptor: &GroupDescriptor) {
         self.clusters.fetch_add(i64::from(descriptor.free_clusters), Ordering::Relaxed);
         self.inodes.fetch_add(i64::from(descriptor.free_inodes), Ordering::Relaxed);
         self.directories.fetch_add(i64::from(descriptor.directories), Ordering::Relaxed);

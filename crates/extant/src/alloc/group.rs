@@ -320,6 +320,34 @@ impl Blocks {
         Blocks { taken, stored, freed, own, first_free, room, pinned, held, windows, len }
     }
 
+    /// Makes the group `len` clusters long, if it is shorter. Those that are added are free; their
+    /// number is returned.
+    pub(super) fn lengthen(&mut self, len: u32) -> u32 {
+        let new = self.len..len.max(self.len);
+        let added = new.end - new.start;
+        self.stored.clear_range(new.clone());
+        self.taken.clear_range(new.clone());
+        if let Some(windows) = &mut self.windows {
+            windows.lengthen(new.clone());
+        }
+        // Without a clear bit, the first is where the group ended.
+        self.first_free = self.first_free.min(new.start);
+        self.room += added;
+        self.len = new.end;
+        added
+    }
+
+    /// Forgets that a cluster belongs to the group's own structures.
+    pub(super) fn disown(&mut self, cluster: u32) {
+        let mut parts = Vec::with_capacity(self.own.len() + 1);
+        for own in self.own.drain(..) {
+            let (start, end) = (own.start, own.end);
+            parts.extend([start..end.min(cluster), start.max(cluster + 1)..end]);
+        }
+        parts.retain(|part| part.start < part.end);
+        self.own = parts;
+    }
+
     /// Upper bound of the length of the longest free run, found by looking at whole words.
     pub(super) fn longest_bound(&self, look: Look) -> u32 {
         let room = self.room_for(look);

@@ -50,7 +50,6 @@ impl Word {
 /// The index of a volume's groups by their longest free run.
 pub(super) struct Index {
     words: Sparse<Word>,
-    groups: u32,
 }
 
 /// The order of a length: runs of at least that length have this order or a larger one.
@@ -60,7 +59,12 @@ fn order_of(len: u32) -> usize {
 
 impl Index {
     pub(super) fn new(groups: u32) -> Index {
-        Index { words: Sparse::new(groups.div_ceil(WORD), Word::unknown), groups }
+        Index { words: Sparse::new(groups.div_ceil(WORD), Word::unknown) }
+    }
+
+    /// Makes room for groups that are added, up to number `groups`; of at most `most`.
+    pub(super) fn grow(&self, groups: u32, most: u32) {
+        self.words.grow(groups.div_ceil(WORD), most.div_ceil(WORD));
     }
 
     /// Records that no free run of this group is longer than `longest`, `u32::MAX` if unknown. The
@@ -101,7 +105,6 @@ impl Index {
     }
 
     fn scan(&self, from: u32, end: u32, orders: std::ops::Range<usize>) -> Option<u32> {
-        let end = end.min(self.groups);
         let mut at = from;
         while at < end {
             let word = self.words.get(at / WORD)?;
@@ -120,7 +123,7 @@ impl Index {
     /// Size of the index in bytes when all groups were looked at.
     #[cfg(test)]
     fn bytes_max(&self) -> usize {
-        self.groups.div_ceil(WORD) as usize * size_of::<Word>()
+        self.words.len() as usize * size_of::<Word>()
     }
 }
 

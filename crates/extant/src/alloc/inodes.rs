@@ -46,7 +46,8 @@ impl Allocator {
         let home = home.map_or(GroupIndex(0), |(group, _)| group);
         let goal = if is_dir { self.directory_goal(txn, parent, home, name)? } else { home };
         let mut obstacle = None;
-        for group in self.inode_groups(goal, is_dir) {
+        let group_count = volume.superblock().group_count;
+        for group in self.inode_groups(group_count, goal, is_dir) {
             if let Some(ino) = self.try_inode(txn, volume, group, is_dir, &mut obstacle)? {
                 return Ok(ino);
             }

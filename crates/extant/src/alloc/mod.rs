@@ -48,6 +48,7 @@ mod extend;
 mod flex;
 mod free_runs;
 mod group;
+mod grow;
 mod index;
 mod inodes;
 mod pin;
@@ -245,7 +246,6 @@ impl Cell {
 pub(crate) struct Allocator {
     cells: Sparse<Cell>,
     flexes: Sparse<OnceLock<Flex>>,
-    group_count: u32,
     groups_per_flex: u32,
     cluster_bits: u32,
     /// Length of a RAID stripe in clusters; 0 for none.
@@ -289,7 +289,7 @@ impl Allocator {
     pub(crate) fn open(volume: &Volume, is_clean: bool) -> Result<Allocator> {
         let superblock = volume.superblock();
         let count = superblock.group_count;
-        let groups_per_flex = superblock.groups_per_flex().clamp(1, count.max(1));
+        let groups_per_flex = superblock.groups_per_flex().max(1);
         let mut free_clusters = (superblock.free_blocks_count >> superblock.cluster_bits()) as i64;
         let mut free_inodes = i64::from(superblock.free_inodes_count);
         let (mut directories, mut reports) = (0, Vec::new());
@@ -316,7 +316,6 @@ impl Allocator {
         Ok(Allocator {
             cells: Sparse::new(count, Cell::new),
             flexes: Sparse::new(count.div_ceil(groups_per_flex), |_| OnceLock::new()),
-            group_count: count,
             groups_per_flex,
             cluster_bits: superblock.cluster_bits(),
             stripe: criteria::stripe_of(

@@ -125,7 +125,8 @@ pub(super) struct Space {
     pending: AtomicU64,
     /// What the superblock reserves.
     reserve: AtomicU64,
-    pool: u64,
+    /// Changes when the file system grows.
+    pool: AtomicU64,
     /// The pool is kept from all data, promised or not.
     has_extents: bool,
 }
@@ -171,9 +172,22 @@ impl Space {
             promises: Counts::new(),
             pending: AtomicU64::new(0),
             reserve: AtomicU64::new(reserve_of(superblock)),
-            pool: pool_of(superblock),
+            pool: AtomicU64::new(pool_of(superblock)),
             has_extents: superblock.features.has_incompat(Incompat::EXTENTS),
         }
+    }
+
+    fn pool(&self) -> u64 {
+        self.pool.load(Ordering::Relaxed)
+    }
+
+    /// The file system became larger, and `count` clusters came with that; their bits are clear
+    /// (S4).
+    pub(super) fn grow(&self, superblock: &Superblock, count: u64) {
+        self.pool.store(pool_of(superblock), Ordering::Relaxed);
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.free.add(count);
+        self.spare.add(count);
     }
 
     /// The superblock reserves so many from now on.
@@ -195,7 +209,7 @@ impl Space {
     }
 
     fn kept_from_promises(&self, right: Right) -> i64 {
-        let kept = self.pool.saturating_add(self.reserved_from(right));
+        let kept = self.pool().saturating_add(self.reserved_from(right));
         i64::try_from(kept).unwrap_or(i64::MAX)
     }
 
@@ -237,10 +251,10 @@ impl Space {
     /// Returns what a claimant leaves alone (S3); below zero: what it may take of others' promises.
     fn kept(&self, who: Claimant) -> i64 {
         let promised = self.promised();
-        let pool = self.pool.min(promised);
+        let pool = self.pool().min(promised);
         let kept = match who {
             Claimant::Purpose(_, right) if self.has_extents && right != Right::Rescue => {
-                self.pool.saturating_add(self.reserved_from(right))
+                self.pool().saturating_add(self.reserved_from(right))
             }
             Claimant::Purpose(Purpose::Data, right) => {
                 pool.saturating_add(self.reserved_from(right))

@@ -32,14 +32,15 @@ struct Sum {
 }
 
 impl Allocator {
-    /// Returns all groups in the order in which to look for an inode, best first; some appear
+    /// Returns all of `group_count` groups in the order in which to look for an inode, best first; some appear
     /// twice.
     pub(super) fn inode_groups(
         &self,
+        group_count: u32,
         goal: GroupIndex,
         is_dir: bool,
     ) -> impl Iterator<Item = GroupIndex> + use<> {
-        let groups = u64::from(self.group_count.max(1));
+        let groups = u64::from(group_count.max(1));
         let goal = u64::from(goal.0);
         let flex = u64::from(self.groups_per_flex);
         let flex_first = goal - goal % flex;
@@ -64,7 +65,7 @@ impl Allocator {
         let volume = txn.volume();
         let superblock = volume.superblock();
         let flex = self.groups_per_flex;
-        let count = self.group_count.div_ceil(flex).max(1);
+        let count = superblock.group_count.div_ceil(flex).max(1);
         let first_of = |at: u32| GroupIndex(at.saturating_mul(flex));
         let average = Sum {
             clusters: self.space.free() as i64 / i64::from(count),

@@ -25,19 +25,34 @@ const GROUPS_EACH: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Streams {
     goals: Vec<AtomicU32>,
+    /// Number of goals in use; more when there are more groups.
+    used: AtomicU32,
 }
 
 impl Streams {
     pub(super) fn new(groups: u32) -> Streams {
         let processors = u32::try_from(threads::available()).unwrap_or(u32::MAX);
         let most = processors.saturating_mul(PER_PROCESSOR).min(1024);
-        let count = (groups / GROUPS_EACH).clamp(1, most.max(1));
-        let apart = groups / count;
-        Streams { goals: (0..count).map(|at| AtomicU32::new(at * apart)).collect() }
+        let goals = (0..most.max(1)).map(|_| AtomicU32::new(0)).collect();
+        let streams = Streams { goals, used: AtomicU32::new(0) };
+        streams.grow(groups);
+        streams
+    }
+
+    /// Spreads goals that were not in use over `groups`, which are more than before.
+    pub(super) fn grow(&self, groups: u32) {
+        let most = u32::try_from(self.goals.len()).unwrap_or(u32::MAX);
+        let count = (groups / GROUPS_EACH).clamp(1, most);
+        let (before, apart) = (self.used.load(Ordering::Relaxed), groups / count);
+        for (at, goal) in self.goals.iter().enumerate().skip(before as usize) {
+            goal.store((at as u32).saturating_mul(apart), Ordering::Relaxed);
+        }
+        self.used.fetch_max(count, Ordering::Release);
     }
 
     fn of(&self, ino: Ino) -> Option<&AtomicU32> {
-        self.goals.get(ino.0 as usize % self.goals.len().max(1))
+        let used = self.used.load(Ordering::Acquire).max(1);
+        self.goals.get((ino.0 % used) as usize)
     }
 }
 
@@ -72,6 +87,7 @@ mod tests {
             let streams = Streams::new(groups);
             let goals: Vec<u32> =
                 streams.goals.iter().map(|goal| goal.load(Ordering::Relaxed)).collect();
+            let goals = &goals[..streams.used.load(Ordering::Relaxed) as usize];
             assert!(!goals.is_empty() && goals.len() as u32 <= (groups / GROUPS_EACH).max(1));
             assert!(goals.windows(2).all(|pair| pair[1] - pair[0] >= GROUPS_EACH), "{goals:?}");
             assert!(goals.iter().all(|goal| *goal < groups), "{groups}: {goals:?}");

@@ -79,6 +79,11 @@ pub(super) struct Windows {
 }
 
 impl Windows {
+    /// Makes clusters behind the end of the group open.
+    pub(super) fn lengthen(&mut self, new: Range<u32>) {
+        self.avoided.clear_range(new);
+    }
+
     fn new(taken: &Bitmap) -> Windows {
         Windows { avoided: taken.clone(), by_start: BTreeMap::new(), clusters: 0 }
     }

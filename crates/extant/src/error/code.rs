@@ -5,7 +5,7 @@ use std::io;
 use extant_base::Ino;
 use extant_block::{DeviceFault, OpenError};
 
-use super::{Family, FsError};
+use super::{Family, FsError, GrowRefused};
 
 /// Number of an error, which never changes: for bindings to other languages, for JSON, and for
 /// logs.
@@ -128,11 +128,13 @@ pub enum ErrorCode {
     Sealed = 52,
     /// [`FsError::OpenForWriting`].
     OpenForWriting = 53,
+    /// [`FsError::CannotGrow`].
+    CannotGrow = 54,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the numbers.
-    pub const ALL: [ErrorCode; 53] = [
+    pub const ALL: [ErrorCode; 54] = [
         Self::NotFound,
         Self::NotADirectory,
         Self::IsADirectory,
@@ -186,6 +188,7 @@ impl ErrorCode {
         Self::Unverified,
         Self::Sealed,
         Self::OpenForWriting,
+        Self::CannotGrow,
     ];
 
     /// Returns the name of the variant.
@@ -244,6 +247,7 @@ impl ErrorCode {
             Self::Unverified => "Unverified",
             Self::Sealed => "Sealed",
             Self::OpenForWriting => "OpenForWriting",
+            Self::CannotGrow => "CannotGrow",
         }
     }
 }
@@ -286,6 +290,7 @@ impl FsError {
             Self::Unverified { .. } => ErrorCode::Unverified,
             Self::Sealed { .. } => ErrorCode::Sealed,
             Self::OpenForWriting { .. } => ErrorCode::OpenForWriting,
+            Self::CannotGrow(_) => ErrorCode::CannotGrow,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -388,7 +393,15 @@ impl FsError {
                 Kind::CrossesDevices
             }
             Self::NoThread { .. } => Kind::WouldBlock,
-            Self::Frozen => Kind::ResourceBusy,
+            Self::Frozen | Self::CannotGrow(GrowRefused::Busy) => Kind::ResourceBusy,
+            Self::CannotGrow(why) => match why {
+                GrowRefused::PastDevice { .. } | GrowRefused::JournalTooSmall { .. } => {
+                    Kind::StorageFull
+                }
+                GrowRefused::Layout { .. } => Kind::Unsupported,
+                GrowRefused::NoNumbers { .. } => Kind::FileTooLarge,
+                _ => Kind::InvalidInput,
+            },
             Self::OperationCancelled { .. } => Kind::Other,
             Self::PageCache(_) => Kind::OutOfMemory,
             Self::WritebackFailed { .. } => Kind::Other,

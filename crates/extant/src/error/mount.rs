@@ -187,6 +187,7 @@ impl MountErrorKind {
             | FsError::IntoItself { .. }
             | FsError::AttributeExists { .. }
             | FsError::OperationCancelled { .. }
+            | FsError::CannotGrow(_)
             | FsError::AttributeTooLarge { .. } => Self::Other,
         }
     }

@@ -290,6 +290,49 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
         ),
         (FsError::Frozen, Family::Refusal, 16, "the file system is frozen: thaw it first"),
         (
+            FsError::CannotGrow(GrowRefused::Busy),
+            Family::Refusal,
+            16,
+            "the file system grows already: wait until that is done",
+        ),
+        (
+            FsError::CannotGrow(GrowRefused::Smaller { wanted: 1, has: 2 }),
+            Family::Refusal,
+            22,
+            "1 bytes are less than the 2 that the file system has: it becomes smaller only while \
+             it is not mounted (extant resize IMAGE SIZE)",
+        ),
+        (
+            FsError::CannotGrow(GrowRefused::PastDevice { wanted: 2, device: 1 }),
+            Family::Refusal,
+            28,
+            "2 bytes are more than the 1 of the device: make that larger first",
+        ),
+        (
+            FsError::CannotGrow(GrowRefused::NoNumbers {
+                wanted: 2,
+                largest: 1,
+                lacks_64bit: true,
+            }),
+            Family::Refusal,
+            27,
+            "2 bytes cannot be reached: without the feature 64bit, blocks have numbers of 32 \
+             bits; at most 1 bytes",
+        ),
+        (
+            FsError::CannotGrow(GrowRefused::JournalTooSmall { wanted: 2, limit: 1 }),
+            Family::Refusal,
+            28,
+            "2 blocks change together, and the journal takes 1 at once: resize the file system \
+             while it is not mounted, or give it a larger journal",
+        ),
+        (
+            FsError::CannotGrow(GrowRefused::Layout { what: "its last cluster is not whole" }),
+            Family::Refusal,
+            95,
+            "it cannot grow while it is mounted: its last cluster is not whole",
+        ),
+        (
             FsError::OperationCancelled { why: "its time was over" },
             Family::Refusal,
             125,
@@ -483,6 +526,7 @@ fn numbers_and_names_of_errors_stay() {
         "Unverified",
         "Sealed",
         "OpenForWriting",
+        "CannotGrow",
     ];
     let expected = (1..).zip(expected).collect();
     let all = ErrorCode::ALL.map(|code| (code as u16, code.name()));

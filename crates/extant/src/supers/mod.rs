@@ -17,8 +17,8 @@
 //! - U4. A record of damage goes with the next transaction, or with unmounting. After an abort
 //!   there is no next one: the record is then added to the superblock on the device, without
 //!   uncommitted changes.
-//! - U5. As in the kernel, backups are not updated, except for features and the identity of the
-//!   file system.
+//! - U5. As in the kernel, backups are not updated, except for features, the identity and the size of
+//!   the file system.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -205,6 +205,16 @@ impl SuperState {
         let mut current = self.current.lock();
         current.dirty = true;
         Ok(change(&mut current.superblock))
+    }
+
+    /// Returns the superblock as a backup has it: as after an unmount.
+    pub(crate) fn for_backups(&self) -> Superblock {
+        let current = self.current.lock();
+        let mut superblock = current.superblock.clone();
+        superblock.state = current.state;
+        superblock.features.incompat -= Incompat::RECOVER;
+        superblock.features.ro_compat -= RoCompat::ORPHAN_PRESENT;
+        superblock
     }
 
     /// Encodes the superblock into its block, if it changed. No handle is open.

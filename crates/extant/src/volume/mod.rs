@@ -12,10 +12,12 @@
 //!   the replayed journal.
 //! - V3. Memory stays within the budget of the mount options for every image.
 
+mod grown;
 mod replay;
 mod sizes;
 mod zones;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino, sabotage};
@@ -40,6 +42,8 @@ use crate::slot::{MetaBlock, Slot};
 use crate::sparse::Sparse;
 use crate::zones::{Gained, Zones};
 
+use self::grown::Grown;
+
 pub use replay::ReplaySummary;
 pub(crate) use sizes::{blocks_left, check_sectors, check_size, check_stored_size};
 
@@ -49,7 +53,9 @@ const INODE_COST: usize = 1024;
 /// One open file system.
 pub(crate) struct Volume {
     device: SharedDevice,
+    /// As it was when the file system was mounted; [`Volume::superblock`] is the current one.
     superblock: Superblock,
+    grown: Grown,
     block_size: BlockSize,
     checksum_seed: u32,
     group_checksum: GroupChecksum,
@@ -67,8 +73,8 @@ pub(crate) struct Volume {
     blocks: Cache<FsBlock, Arc<Slot>>,
     extent_nodes: Cache<(Ino, FsBlock), Arc<ExtentNode>>,
     nodes: Cache<Ino, Arc<Node>>,
-    /// First blocks of the inode tables, for each flexible group.
-    tables: Sparse<OnceLock<Box<[FsBlock]>>>,
+    /// First blocks of the inode tables, for each group; 0 until it was looked up.
+    tables: Sparse<AtomicU64>,
     /// The page cache, created when a file is first used.
     page_cache: OnceLock<Arc<extant_iomap::Cache>>,
     data_cache: DataCache,
@@ -157,7 +163,6 @@ impl Volume {
         // Half of the budget is for raw blocks, a quarter each for decoded extent nodes (at most
         // twice the size of their block) and inodes.
         let half = options.cache_bytes / 2;
-        let flex_count = superblock.group_count.div_ceil(superblock.groups_per_flex().max(1));
         Volume {
             device,
             block_size,
@@ -174,7 +179,8 @@ impl Volume {
             blocks: Cache::new(half / block_size.len()),
             extent_nodes: Cache::new(half / 4 / block_size.len()),
             nodes: Cache::new(options.inodes_max.unwrap_or(half / 2 / INODE_COST)),
-            tables: Sparse::new(flex_count, |_| OnceLock::new()),
+            tables: Sparse::new(superblock.group_count, |_| AtomicU64::new(0)),
+            grown: Grown::new(),
             page_cache: OnceLock::new(),
             data_cache: options.data_cache,
             zones: OnceLock::new(),
@@ -183,6 +189,11 @@ impl Volume {
             tree_blocks: TreeBlocks::new(half / 8 / block_size.len()),
             superblock,
         }
+    }
+
+    /// Returns the group whose copy of superblock and descriptors is in use.
+    pub(crate) fn home_group(&self) -> GroupIndex {
+        self.home_group
     }
 
     /// Returns the blocks that are the file system's own; `None` until the journal was read.
@@ -215,8 +226,10 @@ impl Volume {
         self.minix_df
     }
 
+    /// Returns the superblock as it was when the file system was mounted, with the numbers of its
+    /// current size. Whoever keeps the reference sees no later growth, which makes nothing invalid.
     pub(crate) fn superblock(&self) -> &Superblock {
-        &self.superblock
+        self.grown.superblock().unwrap_or(&self.superblock)
     }
 
     pub(crate) fn device(&self) -> &SharedDevice {
@@ -232,11 +245,11 @@ impl Volume {
     }
 
     pub(crate) fn block_count(&self) -> u64 {
-        self.superblock.blocks_count
+        self.superblock().blocks_count
     }
 
     pub(crate) fn inode_count(&self) -> u32 {
-        self.superblock.inodes_count
+        self.superblock().inodes_count
     }
 
     pub(crate) fn first_data_block(&self) -> FsBlock {
@@ -380,34 +393,30 @@ impl Volume {
     /// Returns the goal for blocks of an inode with this number.
     pub(crate) fn goal_of(&self, ino: Ino) -> Result<FsBlock> {
         let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
-        let (group, _) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
-        Ok(self.superblock.group_first_block(group).unwrap_or(self.first_data_block()))
+        let (group, _) = self.superblock().group_of_inode(ino).ok_or_else(missing)?;
+        Ok(self.superblock().group_first_block(group).unwrap_or(self.first_data_block()))
     }
 
     /// Returns the first block of the inode table of `group`. Tables do not move during a mount, so
-    /// no lock is needed once the flexible group was looked up.
+    /// no lock is needed once the group was looked up.
     fn inode_table(&self, group: GroupIndex) -> Result<FsBlock> {
-        let groups = self.superblock.groups_per_flex().clamp(1, self.superblock.group_count.max(1));
-        let load = || {
-            let first = group.0 - group.0 % groups;
-            let end = first.saturating_add(groups).min(self.superblock.group_count);
-            let table = |group| self.believed_group(GroupIndex(group)).ok();
-            // Block 0 stands for an invalid descriptor.
-            (first..end).map(|at| table(at).map_or(FsBlock(0), |group| group.inode_table)).collect()
-        };
-        let tables: Option<&Box<[FsBlock]>> =
-            self.tables.get(group.0 / groups).map(|tables| tables.get_or_init(load));
-        let known = tables.and_then(|tables| tables.get((group.0 % groups) as usize));
-        match known.filter(|table| table.0 != 0) {
-            Some(table) => Ok(*table),
-            None => Ok(self.believed_group(group)?.inode_table),
+        let known = self.tables.get(group.0);
+        // Block 0 holds no table.
+        if let Some(table) = known.map(|table| table.load(Ordering::Relaxed)).filter(|at| *at != 0)
+        {
+            return Ok(FsBlock(table));
         }
+        let table = self.believed_group(group)?.inode_table;
+        if let Some(known) = known {
+            known.store(table.0, Ordering::Relaxed);
+        }
+        Ok(table)
     }
 
     /// Returns the place of an inode's record: its table block, and the offset in it.
     pub(crate) fn inode_place(&self, ino: Ino) -> Result<(FsBlock, usize)> {
         let missing = || FsError::NoSuchInode { ino, inode_count: self.inode_count() };
-        let (group, index) = self.superblock.group_of_inode(ino).ok_or_else(missing)?;
+        let (group, index) = self.superblock().group_of_inode(ino).ok_or_else(missing)?;
         let table = match self.reads_only {
             true => self.stored_group(group)?.inode_table,
             false => self.inode_table(group)?,
@@ -534,7 +543,7 @@ impl Volume {
     /// Returns the block that holds the descriptor of `group`.
     pub(crate) fn descriptor_place(&self, group: GroupIndex) -> Result<FsBlock> {
         let table_block = group.0 / self.superblock.descriptors_per_block();
-        let heads = Heads::of(&self.superblock);
+        let heads = Heads::of(self.superblock());
         heads
             .descriptor_block_copy(table_block, self.home_group)
             .or_else(|| heads.descriptor_block(table_block))
@@ -544,7 +553,7 @@ impl Volume {
     /// Returns the descriptor of `group` as last encoded, with its checksum verified.
     pub(crate) fn stored_group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         const NAME: &str = "group descriptor";
-        let superblock = &self.superblock;
+        let superblock = self.superblock();
         let per_block = superblock.descriptors_per_block();
         let (table_block, slot) = (group.0 / per_block, group.0 % per_block);
         let missing = || FsError::InvalidArgument { what: "group: past the last group" };
@@ -589,7 +598,7 @@ impl Volume {
     /// Returns the stored descriptor of a group, if its values are possible.
     pub(crate) fn believed_group(&self, group: GroupIndex) -> Result<GroupDescriptor> {
         let descriptor = self.stored_group(group)?;
-        descriptor.check(group, &self.superblock).map_err(|error| {
+        descriptor.check(group, self.superblock()).map_err(|error| {
             let at = self.descriptor_place(group).ok();
             FsError::corrupt("group descriptor", None, at, Fault::Decode(Box::new(error)))
         })?;

@@ -67,6 +67,17 @@ pub(crate) struct Writer {
     read_ahead: ReadAhead,
     background: OnceLock<Mutex<Option<Arc<Background>>>>,
     inodes_encoded: AtomicU64,
+    /// Whether a thread makes the file system grow.
+    grows: AtomicBool,
+}
+
+/// The right to make the file system grow, of one thread at a time.
+pub(crate) struct Growing<'w>(&'w AtomicBool);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// Counts of the writing side since the mount.
@@ -154,7 +165,14 @@ impl Writer {
             pace: Pace::default(),
             background: OnceLock::new(),
             inodes_encoded: AtomicU64::new(0),
+            grows: AtomicBool::new(false),
         }
+    }
+
+    /// Takes the right to make the file system grow; `None` while another thread has it.
+    pub(crate) fn begin_growth(&self) -> Option<Growing<'_>> {
+        let was_free = !self.grows.swap(true, Ordering::AcqRel);
+        was_free.then_some(Growing(&self.grows))
     }
 
     pub(crate) fn shared_blocks(&self) -> &SharedBlocks {
