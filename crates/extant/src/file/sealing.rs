@@ -322,9 +322,8 @@ impl Sealing<'_> {
     fn finish(&self, place: &Place) -> Result<()> {
         let volume = self.change.volume();
         let (node, bits) = (self.change.node(), self.change.bits());
-        if !sabotage("extant.seal.tree-not-flushed") {
-            volume.device().flush()?;
-        }
+        // The commit flushes as well; without a journal nobody else does.
+        volume.device().flush()?;
         let _kept_out = self.change.file().cache.keep_writeback_out();
         let mut txn = Txn::begin(volume, BASE_CREDITS + CONVERT_STEP_CREDITS)?;
         let (mut at, end) = (place.tree >> bits, place.end >> bits);
