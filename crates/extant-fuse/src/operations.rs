@@ -108,6 +108,10 @@ impl Errno {
     pub const EINVAL: Errno = Errno(22);
     /// No such control operation.
     pub const ENOTTY: Errno = Errno(25);
+    /// The file is open for writing.
+    pub const ETXTBSY: Errno = Errno(26);
+    /// An argument is longer than it may be.
+    pub const EMSGSIZE: Errno = Errno(90);
     /// The result does not fit.
     pub const ERANGE: Errno = Errno(34);
     /// No such attribute.

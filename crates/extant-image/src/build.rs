@@ -45,6 +45,7 @@ pub struct Build<'a> {
     mkfs: MkfsOptions,
     size: SizeSpec,
     transform: Transform,
+    fs_verity: bool,
     threads: usize,
     ignore_unreadable: bool,
     one_file_system: bool,
@@ -154,6 +155,7 @@ impl<'a> Build<'a> {
             mkfs: MkfsOptions::default(),
             size: SizeSpec::Auto(Headroom::None),
             transform: Transform { rootless: true, ..Transform::default() },
+            fs_verity: false,
             threads: threads::available(),
             ignore_unreadable: false,
             one_file_system: false,
@@ -261,6 +263,13 @@ impl<'a> Build<'a> {
     pub fn reproducible(mut self, epoch: i64) -> Build<'a> {
         self.transform.epoch = Some(epoch);
         self.mkfs.created = Some(epoch);
+        self
+    }
+
+    /// Seals every regular file by fs-verity: its contents can never change, and every read is checked. The file system
+    /// gets the feature `verity`. Digests are those of `fsverity digest`, with blocks of 4096 bytes or of the file system.
+    pub fn fs_verity(mut self) -> Build<'a> {
+        self.fs_verity = true;
         self
     }
 
@@ -385,11 +394,13 @@ impl<'a> Build<'a> {
             return Err(BuildError::Container(layout));
         }
         self.transform.apply(tree)?;
-        let options = BuildOptions {
-            mkfs: self.mkfs.clone(),
-            size: self.size,
-            reproducible: self.transform.epoch.is_some(),
-        };
+        let mut mkfs = self.mkfs.clone();
+        if self.fs_verity {
+            tree.seal_all();
+            mkfs = mkfs.with_features("verity").expect("the name of a feature");
+        }
+        let options =
+            BuildOptions { mkfs, size: self.size, reproducible: self.transform.epoch.is_some() };
         let plan = plan(tree, &options)?;
         Ok((layered, plan))
     }

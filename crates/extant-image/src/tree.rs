@@ -138,6 +138,8 @@ pub struct Node {
     pub locator: u64,
     /// Which of several sources has the contents.
     pub source: u16,
+    /// Whether the contents of a regular file are sealed by fs-verity.
+    pub sealed: bool,
     /// Target of a symlink.
     pub target: ArenaRef,
     /// Index of the list of data runs, when the file has holes; `NO_RUNS` when it has none.
@@ -167,6 +169,7 @@ impl Node {
             xattrs: XattrSetId::default(),
             locator: 0,
             source: 0,
+            sealed: false,
             target: ArenaRef::default(),
             runs: NO_RUNS,
             name_count: 0,
@@ -657,6 +660,29 @@ impl Tree {
     /// Changes attributes of every node: owner maps, time clamps.
     pub fn for_each_node_mut(&mut self, mut change: impl FnMut(&mut Node)) {
         self.nodes.iter_mut().for_each(&mut change);
+    }
+
+    /// Marks every regular file as sealed by fs-verity.
+    pub fn seal_all(&mut self) {
+        for node in self.nodes.iter_mut().filter(|node| node.kind == Kind::File) {
+            node.sealed = true;
+        }
+    }
+
+    /// Marks the regular file at `path` as sealed by fs-verity, under all of its names; slashes at
+    /// the beginning do not count. Returns false if there is none.
+    pub fn seal(&mut self, path: &[u8]) -> bool {
+        let mut id = NodeId::ROOT;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let children = self.children(id);
+            match children.binary_search_by(|entry| self.name(entry).cmp(name)) {
+                Ok(at) => id = children[at].node,
+                Err(_) => return false,
+            }
+        }
+        let node = &mut self.nodes[id.index()];
+        node.sealed = node.kind == Kind::File;
+        node.sealed
     }
 
     /// The root directory.

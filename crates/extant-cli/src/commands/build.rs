@@ -11,6 +11,7 @@ use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
 use extant_image::source::dir::ScanOptions;
 use extant_image::source::{Addition, Layered, Origin, Platform, Skipped, Sources};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
+use extant_image::tree::Tree;
 
 use crate::disk::DiskSet;
 use crate::exit::{Exit, Failure, Result};
@@ -69,6 +70,10 @@ pub(crate) struct BuildArgs {
     /// Make a dm-verity hash tree too: behind the file system, or in FILE. Its root hash is printed
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     verity: Option<Option<PathBuf>>,
+    /// Seal all regular files by fs-verity, or those whose paths are in FILE, one on each line: they
+    /// can never change again, and every read is checked
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    fs_verity: Option<Option<PathBuf>>,
     #[command(flatten)]
     target: TargetSet,
     #[command(flatten)]
@@ -113,6 +118,11 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     let mut mkfs = args.mkfs.options()?;
     let epoch = epoch(args.mtime_clamp.as_deref())?;
     mkfs.created = mkfs.created.or(epoch);
+    if args.fs_verity.is_some() {
+        mkfs = mkfs
+            .with_features("verity")
+            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
     }
@@ -147,6 +157,11 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         };
         Failure::caused(Exit::Input, "", &error).hint(hint)
     })?;
+    match &args.fs_verity {
+        Some(Some(list)) => seal_listed(&mut scanned.tree, list)?,
+        Some(None) => scanned.tree.seal_all(),
+        None => {}
+    }
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let plan = plan(&mut scanned.tree, &options).map_err(|error| {
         let too_small = matches!(error, PlanError::Geometry(_));
@@ -177,6 +192,24 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         })?;
     }
     Ok(report_skipped(&scanned.skipped))
+}
+
+/// Seals the files whose paths are in a file, one on each line.
+fn seal_listed(tree: &mut Tree, list: &Path) -> Result<()> {
+    let name = escape(list.as_os_str().as_bytes());
+    let paths = std::fs::read(list).map_err(|error| {
+        Failure::caused(io_exit(&error), &format!("cannot read {name}"), &error)
+    })?;
+    for path in paths.split(|byte| *byte == b'\n').filter(|path| !path.is_empty()) {
+        if !tree.seal(path) {
+            let path = escape(path);
+            return Err(Failure::usage(format!(
+                "--fs-verity: {name}: {path} is no regular file of the image"
+            ))
+            .hint("paths are those in the image, such as /usr/bin/env, one on each line"));
+        }
+    }
+    Ok(())
 }
 
 /// Returns what the root is for: as it was asked for, as the container image says, or this machine.

@@ -58,6 +58,8 @@ struct Extras {
     xattrs: Vec<extant::Xattr>,
     acls: Vec<(&'static str, Acl)>,
     target: Option<Vec<u8>>,
+    /// The digest of a file that is sealed by fs-verity, with its algorithm.
+    digest: Option<String>,
 }
 
 /// Runs the command.
@@ -95,7 +97,12 @@ impl Extras {
         }
         let target =
             if inode.is_symlink() { inode.read_link().map_err(&mut report).ok() } else { None };
-        Extras { xattrs, acls, target }
+        let digest = inode.verity_digest().unwrap_or_else(|error| {
+            report(error);
+            None
+        });
+        let digest = digest.map(|digest| format!("{}:{digest}", digest.algorithm()));
+        Extras { xattrs, acls, target, digest }
     }
 }
 
@@ -127,6 +134,9 @@ fn print(out: &mut Out, image: &Image, inode: &Inode, extras: &Extras) -> Result
     }
     let flags = flag_names(meta.flags);
     writeln!(out, "     Flags: {:#x} {}", meta.flags.bits(), flags.join(" "))?;
+    if let Some(digest) = &extras.digest {
+        writeln!(out, "    Verity: {digest}")?;
+    }
     writeln!(out, "    Access: {}", text::time_long(meta.atime))?;
     writeln!(out, "    Modify: {}", text::time_long(meta.mtime))?;
     writeln!(out, "    Change: {}", text::time_long(meta.ctime))?;
@@ -167,6 +177,9 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
         object.insert("version".into(), meta.version.into());
         object.insert("flags".into(), json!(flag_names(meta.flags)));
         object.insert("flags_raw".into(), meta.flags.bits().into());
+        if let Some(digest) = &extras.digest {
+            object.insert("verity_digest".into(), digest.as_str().into());
+        }
         object.insert("xattrs".into(), xattrs);
         object.insert("acl".into(), acls.into());
     }

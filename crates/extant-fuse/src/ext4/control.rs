@@ -40,6 +40,8 @@ mod number {
     pub(super) const SHUTDOWN: u32 = 0x8004_587d;
     pub(super) const GETFSLABEL: u32 = 0x8100_9431;
     pub(super) const SETFSLABEL: u32 = 0x4100_9432;
+    pub(super) const ENABLE_VERITY: u32 = 0x4080_6685;
+    pub(super) const MEASURE_VERITY: u32 = 0xc004_6686;
     pub(super) const EXT4_ALLOC_DA_BLKS: u32 = 0x660c;
     pub(super) const EXT4_PRECACHE_EXTENTS: u32 = 0x6612;
 }
@@ -64,12 +66,12 @@ const FSXATTR: usize = 28;
 const LABEL_CALL: usize = 256;
 const LABEL_MAX: usize = 16;
 
-fn u32_at(bytes: &[u8], at: usize) -> Reply<u32> {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Reply<u32> {
     let part = bytes.get(at..at + 4).and_then(|part| part.try_into().ok());
     part.map(u32::from_ne_bytes).ok_or(Errno::EINVAL)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Reply<u64> {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> Reply<u64> {
     let part = bytes.get(at..at + 8).and_then(|part| part.try_into().ok());
     part.map(u64::from_ne_bytes).ok_or(Errno::EINVAL)
 }
@@ -173,6 +175,8 @@ impl Ext4<'_> {
                 self.shut_down(how)?;
                 Ok(Vec::new())
             }
+            n::ENABLE_VERITY => self.enable_verity(caller, node, &inode, asked),
+            n::MEASURE_VERITY => self.measure_verity(&inode, asked),
             n::EXT4_ALLOC_DA_BLKS => {
                 self.check_change()?;
                 self.reply(inode.sync_data())?;
@@ -185,7 +189,7 @@ impl Ext4<'_> {
     }
 
     /// A control operation changed a node, which the kernel does not know to change anything.
-    fn has_new_times(&self, node: NodeId) {
+    pub(super) fn has_new_times(&self, node: NodeId) {
         // At worst it shows the old ones.
         let _ = self.kernel.drop_attributes(node);
     }

@@ -8,6 +8,7 @@
 //! listing   directories                        xattrs      attributes with names, ACLs
 //! room      space for dirty data in the kernel
 //! control   ioctl, orders to the server, statistics    brake   ended by the server itself
+//! sealed    ioctl of fs-verity
 //! ending    the end, once                              current the file system that is served
 //! ```
 //!
@@ -30,6 +31,7 @@ mod listing;
 mod names;
 mod nodes;
 mod room;
+mod sealed;
 mod xattrs;
 
 use std::sync::Arc;

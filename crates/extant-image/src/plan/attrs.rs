@@ -181,7 +181,7 @@ impl AttrPlan {
         let node = tree.node(id);
         let room = inline::capacity(self.space?.inode)?;
         match node.kind {
-            Kind::File if node.size > 0 && tree.runs(node).is_none() => {
+            Kind::File if node.size > 0 && !node.sealed && tree.runs(node).is_none() => {
                 let size = usize::try_from(node.size).ok().filter(|&size| size <= room)?;
                 Some(size.saturating_sub(inline::BLOCK_BYTES))
             }

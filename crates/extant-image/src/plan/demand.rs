@@ -10,7 +10,7 @@ use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
 use crate::plan::dirs::DirCoder;
 use crate::plan::quota::{KINDS, quota_file};
-use crate::plan::{Ids, InoMap, PlanError};
+use crate::plan::{Ids, InoMap, PlanError, SealPlan};
 use crate::tree::{DataRun, Kind, Node, NodeId, Tree};
 
 /// Longest symlink target that lies in the inode: 60 bytes with its end mark.
@@ -36,6 +36,8 @@ pub(crate) struct Demand {
     pub(crate) cluster_blocks: u32,
     /// Files are mapped by extents; else by indirect blocks.
     pub(crate) extents: bool,
+    /// Files may be sealed.
+    verity: bool,
     /// Files may have 2 GiB and more.
     large_file: bool,
     /// Space of files may be counted in blocks: 2 TiB and more.
@@ -106,6 +108,7 @@ impl Demand {
             block_size: facts.block_size,
             cluster_blocks: facts.cluster_blocks,
             extents: features.has(Feature::EXTENTS),
+            verity: features.has(Feature::VERITY),
             large_file: features.has(Feature::LARGE_FILE),
             huge_file: features.has(Feature::HUGE_FILE),
             inos,
@@ -164,8 +167,16 @@ impl Demand {
                     self.content_blocks += self.in_clusters(1);
                     Form::Blocks
                 }
-                Kind::File if node.size > 0 => {
-                    let blocks = self.block_size.blocks_for(node.size);
+                Kind::File if node.size > 0 || node.sealed => {
+                    let seal =
+                        SealPlan::of(node, self.block_size).map_err(|why| refuse(tree, id, why))?;
+                    if seal.is_some() {
+                        self.check_seals().map_err(|why| refuse(tree, id, why))?;
+                    }
+                    let blocks = match &seal {
+                        Some(seal) => seal.blocks.0 + seal.blocks.1,
+                        None => self.block_size.blocks_for(node.size),
+                    };
                     if blocks > max_blocks {
                         let hint = if self.huge_file {
                             ""
@@ -272,13 +283,41 @@ impl Demand {
         max_file_blocks(self.block_size, self.extents, self.huge_file)
     }
 
-    /// Runs of blocks of a regular file that are stored; see [`file_runs`].
+    /// Runs of blocks of a regular file that are stored: those of its contents, see [`file_runs`],
+    /// and the one of its seal.
     pub(crate) fn runs_of<'t>(
         &self,
         tree: &'t Tree,
         node: &Node,
     ) -> impl Iterator<Item = (u32, u64)> + use<'t> {
+        self.data_runs(tree, node).chain(self.seal_run(node))
+    }
+
+    /// Runs of blocks that contents of a regular file take.
+    pub(crate) fn data_runs<'t>(
+        &self,
+        tree: &'t Tree,
+        node: &Node,
+    ) -> impl Iterator<Item = (u32, u64)> + use<'t> {
         file_runs(tree.runs(node), node.size, self.block_size, self.cluster_blocks)
+    }
+
+    /// The run of blocks behind the end of a sealed file.
+    pub(crate) fn seal_run(&self, node: &Node) -> Option<(u32, u64)> {
+        let seal = SealPlan::of(node, self.block_size).ok()??;
+        Some((u32::try_from(seal.blocks.0).ok()?, seal.blocks.1))
+    }
+
+    /// Fails in words if no file can be sealed.
+    fn check_seals(&self) -> Result<(), String> {
+        if !self.verity {
+            return Err("sealed files need the verity feature (-O verity)".into());
+        }
+        // A cluster has one place, so contents and tree cannot share one with a hole between.
+        if u64::from(self.cluster_blocks) * u64::from(self.block_size.bytes()) > 65536 {
+            return Err("sealed files need clusters of at most 64 KiB (-C)".into());
+        }
+        Ok(())
     }
 }
 

@@ -80,7 +80,7 @@ impl Layout {
                 let (data, map) = (Object::Data(id), Object::Map(id));
                 nodes[index] = match kind {
                     Kind::Symlink => placer.mapped(data, map, [(0, 1)]),
-                    _ => placer.mapped(data, map, demand.runs_of(tree, node)),
+                    _ => placer.file(id, demand.data_runs(tree, node), demand.seal_run(node)),
                 };
             }
         }
@@ -164,6 +164,24 @@ impl Placer<'_, '_, '_> {
         runs: impl IntoIterator<Item = (u32, u64)>,
     ) -> NodePlace {
         let data = self.pieces.place(self.space, data, runs);
+        self.with_map(data, map)
+    }
+
+    /// Places contents of a file and its seal, in pieces of their own, and their map.
+    fn file(
+        &mut self,
+        id: NodeId,
+        data: impl IntoIterator<Item = (u32, u64)>,
+        seal: Option<(u32, u64)>,
+    ) -> NodePlace {
+        let mut place = self.pieces.place(self.space, Object::Data(id), data);
+        if seal.is_some() {
+            place.count += self.pieces.place(self.space, Object::Data(id), seal).count;
+        }
+        self.with_map(place, Object::Map(id))
+    }
+
+    fn with_map(&mut self, data: PieceRange, map: Object) -> NodePlace {
         let blocks = self.map_blocks_needed(data);
         // Each map block takes a cluster of its own, as the kernel allocates them.
         let start = self.pieces.list().len() as u32;

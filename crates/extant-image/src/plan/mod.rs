@@ -30,6 +30,7 @@ mod inos;
 mod layout;
 mod pieces;
 mod quota;
+pub(crate) mod seal;
 mod sizing;
 mod space;
 mod summary;
@@ -43,6 +44,7 @@ pub(crate) use inos::InoMap;
 pub(crate) use layout::{Layout, NodePlace};
 pub(crate) use pieces::{Object, Own, Piece, PieceRange};
 pub(crate) use quota::{KINDS as QUOTA_KINDS, quota_file};
+pub(crate) use seal::SealPlan;
 
 use extant_base::BlockSize;
 use extant_sync::{Clock, SystemClock, os_random};

@@ -123,6 +123,7 @@ impl Worker<'_> {
             Form::Blocks => {
                 let seed = image.inode_seed(plan.demand.inos.ino(id));
                 image.put_map(&mut inode, &place, seed)?;
+                inode.flags.set(InodeFlags::VERITY, node.sealed);
                 if node.kind == Kind::Dir {
                     let (blocks, indexed) = plan.demand.dir_of(image.tree, id);
                     inode.size = image.offset(u64::from(blocks));

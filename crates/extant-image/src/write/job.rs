@@ -85,6 +85,11 @@ fn contents(plan: &Plan, tree: &Tree, jobs: &mut Vec<Job>) {
                     continue;
                 }
             }
+            // The seal is made from the contents, when those are written.
+            Object::Data(id) if is_seal(plan, tree, id, piece.file_block) => {
+                flush(&mut open, jobs);
+                continue;
+            }
             Object::Own(Own::Journal) => {
                 flush(&mut open, jobs);
                 if piece.file_block == 0 {
@@ -114,6 +119,13 @@ fn contents(plan: &Plan, tree: &Tree, jobs: &mut Vec<Job>) {
         }
     }
     flush(&mut open, jobs);
+}
+
+/// Returns whether a block of a file is behind its contents, for its seal.
+fn is_seal(plan: &Plan, tree: &Tree, id: NodeId, file_block: u32) -> bool {
+    let block_size = plan.layout.geometry.block_size;
+    let node = tree.node(id);
+    node.sealed && u64::from(file_block) >= block_size.blocks_for(node.size)
 }
 
 fn inodes(plan: &Plan, jobs: &mut Vec<Job>) {

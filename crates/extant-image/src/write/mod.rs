@@ -4,7 +4,7 @@
 //!
 //! [`crate::plan`] has decided where everything goes. This module only fills buffers and writes
 //! them; it reads nothing back and keeps no more than one buffer per worker, whatever the image's
-//! size.
+//! size. Hash trees of sealed files are the exception: their contents are read back once.
 //!
 //! # Invariants
 //!
@@ -20,6 +20,7 @@ mod image;
 mod inodes;
 mod job;
 mod own;
+mod seal;
 mod supers;
 
 pub use error::WriteError;
@@ -139,6 +140,9 @@ pub fn write_image(
     let count = options.threads.max(1).min(jobs.len().max(1));
     threads::workers("extant-write", count, work)?.into_iter().collect::<Result<(), _>>()?;
 
+    let sealed = seal::seal_files(&image, options.threads)?;
+    bytes.fetch_add(sealed.bytes, Ordering::Relaxed);
+    writes.fetch_add(sealed.calls, Ordering::Relaxed);
     device.flush()?;
     let supers = image.write_superblocks(bytes.load(Ordering::Relaxed))?;
     device.flush()?;
