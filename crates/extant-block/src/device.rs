@@ -63,6 +63,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(self.size_bytes())
     }
 
+    /// Returns whether [`extend`](Self::extend) can make the device longer: true for regular files
+    /// and memory.
+    fn can_extend(&self) -> bool {
+        false
+    }
+
     /// Returns the smallest unit, in bytes, that the device writes without reading first: 512 or
     /// 4096 for disks. A power of two. `docs/crash-model.md` tells what a power failure can tear.
     fn logical_sector_bytes(&self) -> u32 {
@@ -242,6 +248,9 @@ macro_rules! forward {
             }
             fn extend(&self, size_bytes: u64) -> Result<u64, DeviceError> {
                 (**self).extend(size_bytes)
+            }
+            fn can_extend(&self) -> bool {
+                (**self).can_extend()
             }
             fn logical_sector_bytes(&self) -> u32 {
                 (**self).logical_sector_bytes()

@@ -314,6 +314,10 @@ impl<D: BlockDevice + 'static> BlockDevice for FaultDevice<D> {
         self.inner.extend(size_bytes)
     }
 
+    fn can_extend(&self) -> bool {
+        self.inner.can_extend()
+    }
+
     fn logical_sector_bytes(&self) -> u32 {
         self.inner.logical_sector_bytes()
     }

@@ -527,6 +527,10 @@ impl BlockDevice for FileDevice {
         Ok(self.size())
     }
 
+    fn can_extend(&self) -> bool {
+        !self.is_block_device && !self.is_read_only
+    }
+
     fn logical_sector_bytes(&self) -> u32 {
         self.logical_sector_bytes
     }

@@ -205,6 +205,10 @@ impl BlockDevice for MemoryDevice {
         Ok(self.size_bytes())
     }
 
+    fn can_extend(&self) -> bool {
+        true
+    }
+
     fn is_read_only(&self) -> bool {
         false
     }

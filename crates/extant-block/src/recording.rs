@@ -492,6 +492,10 @@ impl BlockDevice for RecordingDevice {
         self.inner.extend(size_bytes)
     }
 
+    fn can_extend(&self) -> bool {
+        self.inner.can_extend()
+    }
+
     fn is_read_only(&self) -> bool {
         false
     }

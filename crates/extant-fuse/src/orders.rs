@@ -9,6 +9,13 @@ pub const PIECES: &[u8] = b"extant.pieces";
 /// Asking for this attribute of a regular file brings it together on the device, some of it with each request, and tells what became
 /// of it as JSON: `is_stopped` when there is more to do.
 pub const DEFRAG: &[u8] = b"extant.order.defrag";
+/// In front of a size (bytes, or `max` for all of the device), the name of an attribute: what growing
+/// to that would come to, as JSON; `refused` says why it cannot be.
+pub const GROWTH: &[u8] = b"extant.growth=";
+/// In front of a size (bytes, or `max`), the name of an attribute: asking for it makes the file system
+/// that large, its image file included, and tells what was done like [`GROWTH`]. `EBUSY` while the
+/// file system is frozen.
+pub const GROW: &[u8] = b"extant.order.grow=";
 /// Attribute that takes orders: `sync`, `rest`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
 /// `mb_optimize_scan=0`, `mb_optimize_scan=1`, `shutdown=default`, `shutdown=logflush`,
 /// `shutdown=nologflush`, and for `extant umount` `tell=SOCKET`.

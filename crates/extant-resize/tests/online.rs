@@ -331,3 +331,66 @@ fn a_cut_of_a_growth_online_leaves_the_old_size_or_the_new() {
         require!(cuts(LAYOUTS[number], 2));
     }
 }
+
+/// What dumpe2fs says of the superblock, as far as it follows from the size.
+fn geometry(path: &Path) -> Result<BTreeMap<String, String>, String> {
+    let all = oracle::dumpe2fs(path)?;
+    let names = [
+        "Block count",
+        "Inode count",
+        "Reserved GDT blocks",
+        "Reserved block count",
+        "Filesystem features",
+        "First meta block group",
+        "Backup block groups",
+        "Free blocks",
+        "Free inodes",
+    ];
+    let wanted = all.into_iter().filter(|(name, _)| names.contains(&name.as_str()));
+    Ok(wanted.collect())
+}
+
+/// What resize2fs makes otherwise, on purpose or by mistake: `docs/resize.md` tells why.
+fn differs_from_resize2fs(layout: &Layout, name: &str, theirs: Option<&String>) -> bool {
+    let has = |word: &str| layout.words.iter().any(|option| option.contains(word));
+    let is_bigalloc = has("bigalloc");
+    match name {
+        // Without a reserve it moves what lies where descriptors have to go.
+        "Filesystem features" | "First meta block group" => has("^resize_inode") && !is_bigalloc,
+        "Free blocks" if has("^resize_inode") && !is_bigalloc => true,
+        // More blocks than the file system has: it counts clusters of the old last group twice.
+        "Free blocks" if is_bigalloc => {
+            let free = theirs.and_then(|free| free.parse::<u64>().ok());
+            free.is_some_and(|free| free * 1024 > size_in_bytes(layout.size) * 2)
+        }
+        "Backup block groups" => has("sparse_super2"),
+        _ => false,
+    }
+}
+
+/// Bytes of a size as these layouts have them: `12M`.
+fn size_in_bytes(size: &str) -> u64 {
+    size.strip_suffix('M').and_then(|size| size.parse::<u64>().ok()).expect("MiB") * MIB
+}
+
+#[test]
+fn the_size_is_what_resize2fs_makes_of_it() {
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let size = size_of(&superblock(&first)) * 2;
+        let (ours, theirs) = (dir.path().join("ours.img"), dir.path().join("theirs.img"));
+        image::save(&grown(&first, size).unwrap(), &ours);
+        image::save(&with_size(&first, size), &theirs);
+        let resize2fs = require!(Tool::find("resize2fs"));
+        // What it says is not asked: if it failed, the size below is not this one.
+        resize2fs.run(["-f".as_ref(), theirs.as_os_str()]);
+        let (ours, theirs) = (require!(geometry(&ours)), require!(geometry(&theirs)));
+        for name in ours.keys().chain(theirs.keys()) {
+            let (mine, other) = (ours.get(name), theirs.get(name));
+            let is_equal = mine == other;
+            let is_known = differs_from_resize2fs(layout, name, other);
+            assert!(is_equal || is_known, "{layout:?} {name}: {mine:?}, resize2fs {other:?}");
+        }
+    }
+}

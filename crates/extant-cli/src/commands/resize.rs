@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::exit::{Exit, Failure, Result, chain};
 use crate::image::{cut_off, opening, split, window};
 use crate::in_use;
+use crate::mounting::asked;
 use crate::output::{Out, complain};
 use crate::place::is_address;
 use crate::size::{Amount, parse_amount, parse_bytes};
@@ -21,7 +22,7 @@ use crate::source::{SourceArgs, SourceError};
 use crate::text::{counted, escape, human_bytes};
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  extant resize disk.img +512M\n  extant resize disk.img min\n  extant resize --plan disk.img 20G\n  extant resize --partition 2 disk.img max\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  extant resize disk.img +512M\n  extant resize disk.img min\n  extant resize --plan disk.img 20G\n  extant resize --partition 2 disk.img max\n  extant resize mnt +20G\n";
 
 /// Give an image another size
 ///
@@ -30,11 +31,13 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  ex
 /// of the new end; inodes do not move. What changes goes through the image's own journal, so that a cut leaves the old
 /// size or the new one, and every file whole; without a journal, the image says that it needs a check until the last write.
 ///
-/// For images that nobody has mounted.
+/// A directory is one of a mount by extant: its file system becomes larger while others use it, and its image
+/// file with it; max is all of the device or file. For root and the user who mounted. It becomes smaller only
+/// while it is not mounted, and other images are those that nobody has mounted.
 #[derive(Args, Debug)]
 pub(crate) struct ResizeArgs {
-    /// Image file or block device
-    #[arg(value_name = "IMG")]
+    /// Image file or block device, or a directory of a mount
+    #[arg(value_name = "IMG|DIR")]
     image: OsString,
     /// The size: with a unit (20G, 512M), +N or -N for so much more or less, min for as little as possible,
     /// max for all of the device, partition or file
@@ -105,6 +108,9 @@ struct Target {
 
 /// Runs the command.
 pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
+    if Path::new(&args.image).is_dir() {
+        return on_mount(args, Path::new(&args.image));
+    }
     let (file, path) = split(&args.image);
     if path != b"/" {
         return Err(Failure::usage("resize is for a whole image: leave the path out"));
@@ -136,6 +142,88 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
     drop(device);
     let done = in_file(&file, &name, goal, &plan, old_bytes)?;
     show(args, &done, &name, true)
+}
+
+/// Has the server of a mount make its file system larger.
+fn on_mount(args: &ResizeArgs, dir: &Path) -> Result<Exit> {
+    let name = escape(dir.as_os_str().as_encoded_bytes());
+    if args.offset.is_some() || args.partition.is_some() {
+        return Err(Failure::usage(
+            "--offset and --partition are for images: a mount knows its own",
+        ));
+    }
+    let ask = |question: &[u8], size: &str| {
+        let question = [question, size.as_bytes()].concat();
+        let answer = asked::answer(dir, &question).map_err(|error| match error.kind() {
+            std::io::ErrorKind::ResourceBusy => {
+                Failure::new(Exit::Refused, format!("{name} is frozen, or grows already"))
+            }
+            std::io::ErrorKind::ReadOnlyFilesystem => {
+                let message = format!("{name} is read-only: mounted so, or stopped by an error");
+                Failure::new(Exit::Refused, message)
+                    .hint(format!("mount -o remount,rw {name}, and extant stats {name} says more"))
+            }
+            std::io::ErrorKind::StorageFull => Failure::caused(Exit::NoSpace, &name, &error),
+            _ if error.raw_os_error() == Some(5) => Failure::caused(Exit::Io, &name, &error),
+            _ => asked::no_answer(dir, &error),
+        })?;
+        match answer.get("refused").and_then(Value::as_str) {
+            Some(why) => {
+                let errno = answer.get("errno").and_then(Value::as_i64);
+                let exit = if errno == Some(28) { Exit::NoSpace } else { Exit::Refused };
+                Err(Failure::new(exit, why.to_owned()).about(&name))
+            }
+            None => Ok(plan_of(&answer)),
+        }
+    };
+    let smaller = || {
+        let message = format!("{name}: a mounted file system does not become smaller");
+        let hint = format!("extant umount {name}, then extant resize IMG SIZE");
+        Err(Failure::new(Exit::Refused, message).hint(hint))
+    };
+    let size = match args.size {
+        Wish::Bytes(bytes) => bytes.to_string(),
+        Wish::More(more) => {
+            let now = ask(extant_fuse::GROWTH, "max")?.before.bytes;
+            now.saturating_add(more).to_string()
+        }
+        Wish::Max => "max".to_owned(),
+        Wish::Less(_) | Wish::Min => return smaller(),
+    };
+    if let Wish::Bytes(bytes) = args.size
+        && bytes < ask(extant_fuse::GROWTH, "max")?.before.bytes
+    {
+        return smaller();
+    }
+    let plan = ask(extant_fuse::GROWTH, &size)?;
+    if args.plan || plan.is_empty() {
+        return show(args, &plan, &name, false);
+    }
+    let done = ask(extant_fuse::GROW, &size)?;
+    show(args, &done, &name, true)
+}
+
+/// What a server says about growth.
+fn plan_of(answer: &Value) -> Plan {
+    let number = |of: &Value, key: &str| of.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let small = |of: &Value, key: &str| u32::try_from(number(of, key)).unwrap_or(u32::MAX);
+    let is = |key: &str| answer.get(key).and_then(Value::as_bool).unwrap_or(false);
+    let sizes = |key: &str| {
+        let mut sizes = Sizes::default();
+        if let Some(of) = answer.get(key) {
+            sizes.bytes = number(of, "bytes");
+            sizes.blocks = number(of, "blocks");
+            sizes.groups = small(of, "groups");
+            sizes.inodes = small(of, "inodes");
+        }
+        sizes
+    };
+    let mut plan = Plan::default();
+    plan.block_bytes = small(answer, "block_bytes");
+    (plan.before, plan.after) = (sizes("before"), sizes("after"));
+    plan.reserved_used = small(answer, "reserved_blocks_used");
+    (plan.turns_meta_bg, plan.journaled) = (is("turns_meta_bg"), is("journaled"));
+    plan
 }
 
 /// Resizes an image file and what is in it.

@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
-use extant::{FileKind, FsError, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
+use extant::{FileKind, FsError, GrowTo, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
 use extant_base::sabotage;
 use extant_format::features::RoCompat;
 use serde_json::{Map, Value, json};
@@ -43,6 +43,7 @@ mod number {
     pub(super) const ENABLE_VERITY: u32 = 0x4080_6685;
     pub(super) const MEASURE_VERITY: u32 = 0xc004_6686;
     pub(super) const EXT4_ALLOC_DA_BLKS: u32 = 0x660c;
+    pub(super) const EXT4_RESIZE_FS: u32 = 0x4008_6610;
     pub(super) const EXT4_PRECACHE_EXTENTS: u32 = 0x6612;
 }
 
@@ -100,7 +101,7 @@ impl Ext4<'_> {
         }
     }
 
-    fn check_operator(&self, caller: Caller) -> Reply<()> {
+    pub(super) fn check_operator(&self, caller: Caller) -> Reply<()> {
         if self.is_operator(caller) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
@@ -177,6 +178,13 @@ impl Ext4<'_> {
             }
             n::ENABLE_VERITY => self.enable_verity(caller, node, &inode, asked),
             n::MEASURE_VERITY => self.measure_verity(&inode, asked),
+            n::EXT4_RESIZE_FS => {
+                self.check_operator(caller)?;
+                self.check_change()?;
+                let grown = self.grow(GrowTo::Blocks(u64_at(asked.input, 0)?));
+                self.reply(grown)?;
+                Ok(Vec::new())
+            }
             n::EXT4_ALLOC_DA_BLKS => {
                 self.check_change()?;
                 self.reply(inode.sync_data())?;

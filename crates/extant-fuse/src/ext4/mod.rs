@@ -27,6 +27,7 @@ mod contents;
 mod control;
 mod current;
 mod ending;
+mod growth;
 mod listing;
 mod names;
 mod nodes;
@@ -48,7 +49,7 @@ use crate::operations::{
     Attributes, Bytes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId,
     Opened, Operations, Position, ReadAnswer, Reply, SetAttr, Sought, Totals, WriteHow,
 };
-use crate::orders::{CONTROL, DEFRAG};
+use crate::orders::{CONTROL, DEFRAG, GROW};
 use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
 use current::Current;
@@ -533,8 +534,9 @@ impl Operations for Ext4<'_> {
     }
 
     fn xattr(&self, caller: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
-        // Orders never wait, but for the one that moves contents.
+        // Orders never wait, but for those that move contents and add groups.
         if name != DEFRAG
+            && !name.starts_with(GROW)
             && let Some(answer) = self.control_query(caller, name)
         {
             return answer;
@@ -542,6 +544,9 @@ impl Operations for Ext4<'_> {
         let _same = self.current.use_it();
         self.check()?;
         if let Some(answer) = self.place_query(caller, node, name) {
+            return answer;
+        }
+        if let Some(answer) = self.growth_query(caller, name) {
             return answer;
         }
         self.xattr_of(node, name)

@@ -140,7 +140,8 @@ impl Fs {
         writer.check_running()?;
         let _turn = writer.begin_growth().ok_or(FsError::CannotGrow(GrowRefused::Busy))?;
         let before = self.superblock().clone();
-        let blocks = self.blocks_to_reach(to)?;
+        let device = self.device().extend(0).map_err(FsError::from)?;
+        let blocks = self.blocks_to_reach(to, device)?;
         let mut grown = Grown {
             block_bytes: before.block_size.bytes(),
             before: GrownSize::of(&before),
@@ -174,11 +175,34 @@ impl Fs {
         })
     }
 
+    /// Says what [`grow`](Self::grow) would do on a device of `device_bytes`, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::CannotGrow`], [`FsError::ReadOnly`].
+    pub fn plan_growth(&self, to: GrowTo, device_bytes: u64) -> Result<Grown> {
+        self.volume().writer()?.check_running()?;
+        let superblock = self.superblock();
+        let blocks = self.blocks_to_reach(to, device_bytes)?;
+        let mut shape = Shape::rounded(superblock, blocks);
+        if blocks == superblock.blocks_count {
+            shape = Shape { sb: superblock.clone(), turns_meta_bg: false };
+        }
+        Ok(Grown {
+            block_bytes: superblock.block_size.bytes(),
+            before: GrownSize::of(superblock),
+            after: GrownSize::of(&shape.sb),
+            reserved_used: u32::from(superblock.reserved_gdt_blocks)
+                .saturating_sub(u32::from(shape.sb.reserved_gdt_blocks)),
+            turned_meta_bg: shape.turns_meta_bg,
+            steps: 0,
+        })
+    }
+
     /// Returns the number of blocks that a size comes to, if it can be reached.
-    fn blocks_to_reach(&self, to: GrowTo) -> Result<u64> {
+    fn blocks_to_reach(&self, to: GrowTo, device: u64) -> Result<u64> {
         let superblock = self.superblock();
         let refuse = |why| Err(FsError::CannotGrow(why));
-        let device = self.device().extend(0).map_err(FsError::from)?;
         let most = device / u64::from(superblock.block_size.bytes());
         let groups_max = u64::from(self.volume().groups_max());
         let numbers = groups_max.saturating_mul(u64::from(superblock.blocks_per_group));
