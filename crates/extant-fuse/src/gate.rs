@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::sabotage;
-use extant_ring::Bell;
+use extant_fuse_ring::Bell;
 use extant_sync::{Lane, Mutex, Rank};
 
 /// See the head of this module.

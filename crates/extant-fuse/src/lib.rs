@@ -68,7 +68,7 @@ mod settings;
 mod stats;
 
 pub use events::{Brake, Events, Level, NotWritable, ServeError};
-pub use extant_ring::Obstacle;
+pub use extant_fuse_ring::Obstacle;
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};
 pub use operations::{

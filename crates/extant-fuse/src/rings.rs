@@ -28,7 +28,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use extant_ring::{Bell, Event, Message, Obstacle, Ring, SlotId, pin};
+use extant_fuse_ring::{Bell, Event, Message, Obstacle, Ring, SlotId, pin};
 use extant_sync::threads;
 use extant_sync::{Mutex, Rank};
 use zerocopy::{FromBytes, IntoBytes};
@@ -88,8 +88,8 @@ impl Rings {
     ///
     /// [`Obstacle`]: the kernel has no FUSE over io_uring, or not for this process.
     pub fn prepare(settings: &Settings) -> Result<Rings, Obstacle> {
-        extant_ring::obstacle()?;
-        let queues = extant_ring::processors().map_err(Obstacle::Forbidden)?;
+        extant_fuse_ring::obstacle()?;
+        let queues = extant_fuse_ring::processors().map_err(Obstacle::Forbidden)?;
         let per_queue = settings.threads.div_ceil(queues.max(1)).max(PER_QUEUE);
         let per_queue = per_queue.min(THREADS_MAX / queues.max(1));
         if per_queue < PER_QUEUE_MIN {
@@ -98,7 +98,7 @@ impl Rings {
         let payload = (settings.write_bytes_max.clamp(4096, 1 << 20) as usize).max(PAYLOAD_MIN);
         let rings = (0..queues * per_queue).map(|_| Ring::new(payload));
         let rings = rings.collect::<io::Result<_>>().map_err(Obstacle::Forbidden)?;
-        Ok(Rings { rings, allowed: extant_ring::processors_allowed(queues), per_queue })
+        Ok(Rings { rings, allowed: extant_fuse_ring::processors_allowed(queues), per_queue })
     }
 
     /// Threads that will answer.
