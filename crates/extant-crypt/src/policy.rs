@@ -9,6 +9,8 @@ pub const NONCE_BYTES: usize = 16;
 /// Size of the largest context, in bytes.
 pub const CONTEXT_BYTES_MAX: usize = 40;
 
+/// The version that programs give a policy of version 1.
+const POLICY_V1: u8 = 0;
 const V1_BYTES: usize = 28;
 const V2_BYTES: usize = 40;
 
@@ -142,6 +144,35 @@ impl Policy {
             && matches!(self.padding, 4 | 8 | 16 | 32)
             && !(is_v1 && (self.iv != IvKind::PerFile || self.data_unit_log2.is_some()))
             && self.data_unit_log2.is_none_or(|log2| (9..=16).contains(&log2))
+    }
+
+    /// Encodes the policy as Linux passes it to programs: `struct fscrypt_policy_v1` or `_v2`, 12
+    /// or 24 bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Context { policy: *self, nonce: [0; NONCE_BYTES] }.encode();
+        bytes.truncate(bytes.len().saturating_sub(NONCE_BYTES));
+        if let (KeySpec::Descriptor(_), Some(version)) = (self.key, bytes.first_mut()) {
+            *version = POLICY_V1;
+        }
+        bytes
+    }
+
+    /// Decodes what [`encode`](Self::encode) returns.
+    ///
+    /// # Errors
+    ///
+    /// What Linux would refuse, too.
+    pub fn decode(bytes: &[u8]) -> Result<Policy, ContextFault> {
+        let mut value = [bytes, &[0; NONCE_BYTES]].concat();
+        match value.first_mut() {
+            Some(version) if *version == POLICY_V1 => *version = 1,
+            Some(2) => {}
+            other => {
+                let version = other.map_or(0, |version| *version);
+                return Err(ContextFault::Version { version, len: bytes.len() });
+            }
+        }
+        Context::decode(&value).map(|context| context.policy)
     }
 
     fn flags(&self) -> u8 {
@@ -313,6 +344,22 @@ mod tests {
                 assert!(matches!(fault, ContextFault::Version { .. }), "{len}: {fault}");
             }
         }
+    }
+
+    #[test]
+    fn programs_pass_policies_without_a_nonce() {
+        for (key, len, version) in
+            [(KeySpec::Identifier([3; 16]), 24, 2), (KeySpec::Descriptor([5; 8]), 12, 0)]
+        {
+            let policy = Policy::new(key);
+            let bytes = policy.encode();
+            assert_eq!((bytes.len(), bytes[0]), (len, version));
+            assert_eq!(bytes[1..4], [1, 4, 3]);
+            assert_eq!(Policy::decode(&bytes), Ok(policy));
+            assert!(Policy::decode(&bytes[..len - 1]).is_err());
+            assert!(Policy::decode(&[&[1], &bytes[1..]].concat()).is_err());
+        }
+        assert!(Policy::decode(&[]).is_err());
     }
 
     #[test]

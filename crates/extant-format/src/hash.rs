@@ -152,6 +152,13 @@ impl NameHash {
         };
         NameHash { major, minor }
     }
+
+    /// Returns the hash of a name of which SipHash-2-4 made `word`.
+    #[must_use]
+    pub fn of_siphash(word: u64) -> NameHash {
+        let [a, b, c, d, e, f, g, h] = word.to_be_bytes();
+        NameHash::new(u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]))
+    }
 }
 
 /// Hashes a name with one of the six functions that need no key.
@@ -182,8 +189,7 @@ pub fn name_hash(version: HashVersion, seed: &HashSeed, name: &[u8]) -> Option<N
 pub fn siphash(key: &[u8; 16], folded: &[u8]) -> NameHash {
     let mut hasher = SipHasher24::new_with_key(key);
     hasher.write(folded);
-    let [a, b, c, d, e, f, g, h] = hasher.finish().to_be_bytes();
-    NameHash::new(u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]))
+    NameHash::of_siphash(hasher.finish())
 }
 
 /// A byte as a C `signed char`, widened to 32 bits.

@@ -274,6 +274,9 @@ pub struct Superblock {
     pub last_orphan: u32,
     /// Seed of directory hashes, four numbers.
     pub hash_seed: [u32; 4],
+    /// The salt for keys of encrypted files that are made of passphrases; zero before it is first
+    /// asked for.
+    pub encrypt_pw_salt: [u8; 16],
     /// Hash of new indexed directories.
     pub default_hash: DefaultHash,
     /// Bytes per group descriptor: 32, or with `64bit` 64 or more.
@@ -459,6 +462,7 @@ impl Superblock {
         raw.s_journal_dev = U32::new(self.journal_device);
         raw.s_last_orphan = U32::new(self.last_orphan);
         raw.s_hash_seed = self.hash_seed.map(U32::new);
+        raw.s_encrypt_pw_salt = self.encrypt_pw_salt;
         raw.s_def_hash_version = self.default_hash.to_raw();
         if wide {
             raw.s_desc_size = U16::new(self.desc_size);

@@ -103,6 +103,7 @@ pub(crate) fn superblock(
         journal_device: 0,
         last_orphan: 0,
         hash_seed: seed_words(&identity.hash_seed),
+        encrypt_pw_salt: [0; 16],
         default_hash: DefaultHash::from_raw(options.hash.on_disk()),
         desc_size: geometry.desc_size,
         default_mount_opts: options.default_mount_opts,

@@ -345,6 +345,11 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
 
     /// Takes out all evictable values; returns their number.
     pub(crate) fn drop_unused(&self) -> usize {
+        self.drop_unused_if(|_| true)
+    }
+
+    /// Takes out the evictable values that `is_one` accepts; returns their number.
+    pub(crate) fn drop_unused_if(&self, is_one: impl Fn(&V) -> bool) -> usize {
         let mut count = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -353,7 +358,8 @@ impl<K: Copy + Eq + Hash, V: Clone + Evict> Cache<K, V> {
             // The loop goes from the end, because the last entry moves to the place of a removed
             // one.
             for index in (0..before).rev() {
-                if shard.slots[index].value.try_leave(false) {
+                let value = &shard.slots[index].value;
+                if is_one(value) && value.try_leave(false) {
                     out.push(shard.take_out(index));
                 }
             }

@@ -14,8 +14,12 @@
 //! Linux `Documentation/filesystems/ext4/overview.rst`, "Case-insensitive file name lookups" (in
 //! `Documentation/admin-guide/ext4.rst`); Unicode Standard, section 3.13, D145.
 
+use std::sync::Arc;
+
 #[cfg(feature = "casefold")]
 use caseless::Caseless;
+use extant_crypt::NamesCipher;
+use extant_format::hash::NameHash;
 #[cfg(feature = "casefold")]
 use unicode_normalization::UnicodeNormalization;
 
@@ -77,6 +81,8 @@ fn is_ignorable(c: char) -> bool {
 /// A name to be looked up: its bytes and, in a case-folding directory, its folded form.
 pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a [u8],
+    /// The cipher of stored names, in an encrypted directory that ignores case.
+    hidden: Option<Arc<NamesCipher>>,
     /// Present in case-folding directories, for names that are UTF-8.
     folded: Option<Vec<u8>>,
     /// Whether the caller knows that the name does not exist.
@@ -86,7 +92,24 @@ pub(crate) struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     pub(crate) fn new(name: &'a [u8], casefold: bool) -> Wanted<'a> {
         let folded = if casefold { fold_name(name) } else { None };
-        Wanted { name, folded, is_missing: false }
+        Wanted { name, hidden: None, folded, is_missing: false }
+    }
+
+    /// A name in an encrypted directory that ignores case: what is stored is compared when it is
+    /// decrypted.
+    pub(crate) fn hidden(name: &'a [u8], names: Arc<NamesCipher>) -> Wanted<'a> {
+        Wanted { hidden: Some(names), ..Wanted::new(name, true) }
+    }
+
+    /// Returns the hash with the directory's key, where the directory is encrypted and ignores case;
+    /// `None` in others.
+    pub(crate) fn keyed_hash(&self) -> Option<NameHash> {
+        self.hidden.as_ref()?.hash(self.hashed()).map(NameHash::of_siphash)
+    }
+
+    /// Returns whether the name cannot be folded.
+    pub(crate) fn is_unfoldable(&self) -> bool {
+        self.folded.is_none()
     }
 
     /// Returns the bytes that the directory index hashes.
@@ -96,11 +119,22 @@ impl<'a> Wanted<'a> {
 
     /// Returns whether only the same bytes match.
     pub(crate) fn is_exact(&self) -> bool {
-        self.folded.is_none()
+        self.folded.is_none() && self.hidden.is_none()
     }
 
     /// Returns whether an entry named `stored` matches.
     pub(crate) fn matches(&self, stored: &[u8]) -> bool {
+        let decrypted;
+        let stored = match &self.hidden {
+            None => stored,
+            Some(names) => match names.decrypt(stored) {
+                None => return false,
+                Some(name) => {
+                    decrypted = name;
+                    &decrypted
+                }
+            },
+        };
         if stored == self.name {
             return true;
         }

@@ -21,10 +21,11 @@ use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::xattr::NameIndex;
 use extant_iomap::Stage;
 
+use crate::casefold::Wanted;
 use crate::error::{Fault, FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
-use crate::keyring::{Cipher, Ciphers, ContentsStage};
+use crate::keyring::{Cipher, Ciphers, ContentsStage, KeyStatus};
 use crate::limits::NAME_MAX;
 use crate::node::Node;
 use crate::txn::Txn;
@@ -64,11 +65,47 @@ impl Fs {
         added.map_err(|_| FsError::InvalidArgument { what: "keys: there are too many" })
     }
 
-    /// Removes a master key; returns whether there was one. Files and directories of the key answer
-    /// no new requests. What was written before reaches the device as before; ciphers of inodes and
-    /// contents in memory stay there until the inodes leave it, or the file system is unmounted.
-    pub fn remove_key(&self, name: &KeySpec) -> bool {
-        self.volume().keys().remove(name)
+    /// Removes a master key; returns whether there was one. What was written before is written back
+    /// first, so that nothing is lost. Afterwards files and directories of the key answer no new
+    /// requests, but for [those in use](Inode::use_key), and contents and ciphers of inodes that
+    /// nobody holds are gone from memory. Those of inodes that somebody holds go with them.
+    ///
+    /// Called again, it makes contents go of files that were in use before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`sync`](Self::sync): the key stays then.
+    pub fn remove_key(&self, name: &KeySpec) -> Result<bool> {
+        let keys = self.volume().keys();
+        let was_there = keys.status(name) == KeyStatus::Present;
+        // What has stopped writes nothing any more.
+        if was_there && self.stopped_because().is_none() {
+            self.sync()?;
+        }
+        let removed = keys.remove(name);
+        // Their ciphers are behind locks; those of other keys are made again when they are needed.
+        let is_encrypted = |node: &Arc<Node>| node.gist().flags.contains(InodeFlags::ENCRYPT);
+        self.volume().nodes().drop_unused_if(is_encrypted);
+        Ok(removed)
+    }
+
+    /// Returns whether a master key is there, or files are in use with it.
+    pub fn key_status(&self, name: &KeySpec) -> KeyStatus {
+        self.volume().keys().status(name)
+    }
+}
+
+/// A file in use: its contents are read and written as before when its key is removed, until this is
+/// dropped. Got by [`Inode::use_key`].
+#[derive(Debug)]
+pub struct KeyUse {
+    inode: Inode,
+    key: KeySpec,
+}
+
+impl Drop for KeyUse {
+    fn drop(&mut self) {
+        self.inode.volume().keys().end_use(&self.key, self.inode.node().ciphers());
     }
 }
 
@@ -84,6 +121,54 @@ impl Inode {
             return Ok(None);
         }
         self.locked(|view| view.context()).map(|context| Some(context.policy))
+    }
+
+    /// Keeps an encrypted inode in use, as an open file is: it goes on when its key is
+    /// [removed](Fs::remove_key). `None` if it is not encrypted.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::Encrypted`] without the key; [`FsError::NotSupported`] for modes that are not
+    /// supported; damage of the context.
+    ///
+    /// # Example
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let fs = extant::MountOptions::new().read_only(false).open_path("disk.img")?;
+    /// let key = fs.add_key(extant::MasterKey::from_file(&std::fs::read("key")?)?)?;
+    /// let file = fs.resolve("/private/file")?;
+    /// let in_use = file.use_key()?;
+    /// fs.remove_key(&key)?;
+    /// file.append(b"still here")?;
+    /// drop(in_use);
+    /// assert!(file.append(b"gone").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn use_key(&self) -> Result<Option<KeyUse>> {
+        if !self.is_encrypted() {
+            return Ok(None);
+        }
+        let view = self.fs().view(self.node());
+        let what = "contents";
+        let key = view.require(what)?.policy.key;
+        match self.volume().keys().begin_use(&key, self.node().ciphers()) {
+            true => Ok(Some(KeyUse { inode: self.clone(), key })),
+            false => Err(FsError::Encrypted { ino: self.ino(), what, key: Some(key) }),
+        }
+    }
+
+    /// Returns the nonce of an encrypted inode, which is no secret; `None` if it is not encrypted.
+    ///
+    /// # Errors
+    ///
+    /// As [`encryption_policy`](Self::encryption_policy).
+    pub fn encryption_nonce(&self) -> Result<Option<[u8; NONCE_BYTES]>> {
+        if !self.is_encrypted() {
+            return Ok(None);
+        }
+        self.locked(|view| view.context()).map(|context| Some(context.nonce))
     }
 
     /// Returns whether the cipher of an encrypted inode is in memory and may be used, so that
@@ -231,18 +316,34 @@ impl View<'_> {
         if !self.is_encrypted() || dir::is_dots(name) {
             return Ok(Cow::Borrowed(name));
         }
+        let stored = self.names_of_change()?.encrypt(name, NAME_MAX);
+        stored.map(Cow::Owned).map_err(|_| FsError::NameTooLong { len: name.len() })
+    }
+
+    /// Returns the cipher of names for a change that [`check_names`] allowed: a key that is removed
+    /// half-way through it does not stop it (Y1).
+    fn names_of_change(&self) -> Result<Arc<NamesCipher>> {
         let what = "directory entry names";
-        // A key that is removed half-way through a change does not stop it (Y1).
         let ciphers = match self.node().ciphers().get() {
             Some(ciphers) => ciphers,
             None => self.require(what)?,
         };
         match ciphers.cipher {
-            Cipher::Names(names) => {
-                let stored = names.encrypt(name, NAME_MAX);
-                stored.map(Cow::Owned).map_err(|_| FsError::NameTooLong { len: name.len() })
-            }
+            Cipher::Names(names) => Ok(names),
             Cipher::Contents(_) => Err(FsError::Encrypted { ino: self.ino(), what, key: None }),
+        }
+    }
+
+    /// Returns what entries of this directory are compared with for a name and its
+    /// [stored form](Self::stored_name).
+    ///
+    /// # Errors
+    ///
+    /// As [`require`](Self::require).
+    pub(crate) fn wanted<'n>(&self, name: &'n [u8], stored: &'n [u8]) -> Result<Wanted<'n>> {
+        match self.is_encrypted() && self.is_casefold() {
+            true => Ok(Wanted::hidden(name, self.names_of_change()?)),
+            false => Ok(Wanted::new(stored, self.is_casefold())),
         }
     }
 }
@@ -252,16 +353,12 @@ impl View<'_> {
 ///
 /// # Errors
 ///
-/// As [`View::require`]; [`FsError::NotSupported`] for a directory that ignores case as well.
+/// As [`View::require`].
 pub(crate) fn check_names(fs: &Fs, dir: &Arc<Node>, removing: bool) -> Result<()> {
     if !dir.gist().flags.contains(InodeFlags::ENCRYPT) {
         return Ok(());
     }
     let view = fs.view(dir);
-    if view.is_casefold() {
-        let what = "changing names in a directory that is encrypted and ignores case";
-        return Err(FsError::NotSupported { ino: view.ino(), what });
-    }
     match view.require("directory entry names") {
         Err(FsError::Encrypted { .. }) if removing => Ok(()),
         other => other.map(drop),
@@ -316,6 +413,8 @@ pub(crate) fn new_context(dir: &View<'_>, policy: Policy) -> Result<Context> {
     let keys = dir.volume().keys();
     match keys.with(&policy.key, |master, _| dir.make_cipher(master, &context)) {
         Some(made) => made.map(|_| context),
+        // Nothing about the key follows from the name of one of version 1; Linux asks for none.
+        None if matches!(policy.key, KeySpec::Descriptor(_)) => Ok(context),
         None => {
             let what = "directory entry names";
             Err(FsError::Encrypted { ino: dir.ino(), what, key: Some(policy.key) })

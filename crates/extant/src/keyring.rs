@@ -4,7 +4,10 @@
 //!
 //! - Y1. A cipher that an inode has stays with it: what was written into the cache by one cipher
 //!   goes to the device by the same one, also after the key was removed.
-//! - Y2. A cipher whose key may have been removed since it was made answers no new request.
+//! - Y2. A cipher whose key may have been removed since it was made answers no new request, unless
+//!   its inode is in use (Y3).
+//! - Y3. A file that was in use when its key was removed goes on, as an open file in Linux does,
+//!   until whoever uses it ends that.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,23 +19,61 @@ use extant_sync::{Rank, RwLock};
 
 /// The master keys of a mount.
 pub(crate) struct Keys {
-    ring: RwLock<KeyRing>,
+    table: RwLock<Table>,
     /// Number of removals of keys.
     removals: AtomicU64,
 }
 
+struct Table {
+    ring: KeyRing,
+    /// Of keys that are or were in the ring: how many files keep each in use. Those that are in the
+    /// ring, or in use; so there are few more than keys.
+    uses: Vec<(KeySpec, Uses)>,
+}
+
+/// Number of files that keep a key in use (Y3).
+type Uses = Arc<AtomicU64>;
+
+/// What a mount knows of a master key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KeyStatus {
+    /// It is not there, and no file is in use with it.
+    Absent,
+    /// It was added.
+    Present,
+    /// It was removed, and files that were in use then still are: see [`KeyUse`](crate::KeyUse).
+    InUse,
+}
+
+impl Table {
+    fn uses_of(&mut self, name: &KeySpec) -> Uses {
+        if let Some((_, uses)) = self.uses.iter().find(|(known, _)| known == name) {
+            return Arc::clone(uses);
+        }
+        let ring = &self.ring;
+        let is_needed = |(known, uses): &(KeySpec, Uses)| {
+            ring.get(known).is_some() || uses.load(Ordering::Acquire) > 0
+        };
+        self.uses.retain(is_needed);
+        let uses = Uses::default();
+        self.uses.push((*name, Arc::clone(&uses)));
+        uses
+    }
+}
+
 impl Keys {
     pub(crate) fn new(ring: KeyRing) -> Keys {
-        Keys { ring: RwLock::new(Rank::Leaf, ring), removals: AtomicU64::new(0) }
+        let table = Table { ring, uses: Vec::new() };
+        Keys { table: RwLock::new(Rank::Leaf, table), removals: AtomicU64::new(0) }
     }
 
     pub(crate) fn add(&self, name: KeySpec, key: MasterKey) -> Result<(), RingFull> {
-        self.ring.write().add(name, key)
+        self.table.write().ring.add(name, key)
     }
 
     /// Removes a key; returns whether there was one.
     pub(crate) fn remove(&self, name: &KeySpec) -> bool {
-        let removed = self.ring.write().remove(name);
+        let removed = self.table.write().ring.remove(name);
         if removed {
             self.removals.fetch_add(1, Ordering::AcqRel);
         }
@@ -40,7 +81,18 @@ impl Keys {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.ring.read().is_empty()
+        self.table.read().ring.is_empty()
+    }
+
+    pub(crate) fn status(&self, name: &KeySpec) -> KeyStatus {
+        let table = self.table.read();
+        let is_this =
+            |(known, uses): &(KeySpec, Uses)| known == name && uses.load(Ordering::Acquire) > 0;
+        match table.ring.get(name) {
+            Some(_) => KeyStatus::Present,
+            None if table.uses.iter().any(is_this) => KeyStatus::InUse,
+            None => KeyStatus::Absent,
+        }
     }
 
     /// Calls `make` with the key of that name and the number of removals so far, if there is one.
@@ -49,8 +101,44 @@ impl Keys {
         name: &KeySpec,
         make: impl FnOnce(&MasterKey, u64) -> R,
     ) -> Option<R> {
-        let ring = self.ring.read();
-        ring.get(name).map(|key| make(key, self.removals.load(Ordering::Acquire)))
+        let table = self.table.read();
+        table.ring.get(name).map(|key| make(key, self.removals.load(Ordering::Acquire)))
+    }
+
+    /// Keeps the cipher of an inode in use (Y3), if its key is there or the inode is in use already.
+    /// Ended by [`end_use`](Self::end_use).
+    pub(crate) fn begin_use(&self, name: &KeySpec, slot: &CipherSlot) -> bool {
+        // No key is removed meanwhile.
+        let may =
+            |table: &Table| table.ring.get(name).is_some() || slot.uses.load(Ordering::Acquire) > 0;
+        let begin = |uses: &Uses| {
+            uses.fetch_add(1, Ordering::AcqRel);
+            slot.uses.fetch_add(1, Ordering::AcqRel);
+        };
+        {
+            let table = self.table.read();
+            if !may(&table) {
+                return false;
+            }
+            if let Some((_, uses)) = table.uses.iter().find(|(known, _)| known == name) {
+                begin(uses);
+                return true;
+            }
+        }
+        let mut table = self.table.write();
+        if !may(&table) {
+            return false;
+        }
+        begin(&table.uses_of(name));
+        true
+    }
+
+    pub(crate) fn end_use(&self, name: &KeySpec, slot: &CipherSlot) {
+        slot.uses.fetch_sub(1, Ordering::AcqRel);
+        let table = self.table.read();
+        if let Some((_, uses)) = table.uses.iter().find(|(known, _)| known == name) {
+            uses.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -71,33 +159,40 @@ pub(crate) struct Ciphers {
 }
 
 /// The place in an inode for its cipher.
-pub(crate) struct CipherSlot(RwLock<Option<Box<Ciphers>>>);
+pub(crate) struct CipherSlot {
+    ciphers: RwLock<Option<Box<Ciphers>>>,
+    /// How often the inode is in use (Y3).
+    uses: AtomicU64,
+}
 
 impl CipherSlot {
     pub(crate) fn new() -> CipherSlot {
-        CipherSlot(RwLock::new(Rank::Leaf, None))
+        CipherSlot { ciphers: RwLock::new(Rank::Leaf, None), uses: AtomicU64::new(0) }
     }
 
     /// Returns the cipher, if it was made before.
     pub(crate) fn get(&self) -> Option<Ciphers> {
-        self.0.read().as_deref().cloned()
+        self.ciphers.read().as_deref().cloned()
     }
 
-    /// Returns the cipher if no key was removed since it was made (Y2).
+    /// Returns the cipher if no key was removed since it was made, or the inode is in use (Y2).
     pub(crate) fn current(&self, keys: &Keys) -> Option<Ciphers> {
-        let removals = keys.removals.load(Ordering::Acquire);
-        self.get().filter(|ciphers| ciphers.removals == removals)
+        self.get().filter(|ciphers| self.may_go_on(ciphers, keys))
+    }
+
+    fn may_go_on(&self, ciphers: &Ciphers, keys: &Keys) -> bool {
+        ciphers.removals == keys.removals.load(Ordering::Acquire)
+            || self.uses.load(Ordering::Acquire) > 0
     }
 
     /// Returns whether there is a cipher that [`current`](Self::current) returns.
     pub(crate) fn is_current(&self, keys: &Keys) -> bool {
-        let removals = keys.removals.load(Ordering::Acquire);
-        self.0.read().as_ref().is_some_and(|ciphers| ciphers.removals == removals)
+        self.ciphers.read().as_ref().is_some_and(|ciphers| self.may_go_on(ciphers, keys))
     }
 
     /// Keeps a cipher, but not in place of another one (Y1): returns the one that is kept.
     pub(crate) fn keep(&self, made: Ciphers) -> Ciphers {
-        let mut slot = self.0.write();
+        let mut slot = self.ciphers.write();
         match &mut *slot {
             Some(known) => {
                 known.removals = made.removals;

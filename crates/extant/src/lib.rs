@@ -151,6 +151,7 @@ pub use alloc::SpaceFor;
 pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
 #[cfg(feature = "casefold")]
 pub use casefold::fold_name;
+pub use crypt::KeyUse;
 pub use dir::{DirEntry, ReadDir};
 pub use error::{
     ErrorCode, Family, Fault, FsError, GrowRefused, MountError, MountErrorKind, PathPart, Result,
@@ -165,6 +166,7 @@ pub use fs::Fs;
 pub use grow::{GrowTo, Grown, GrownSize};
 pub use image_path::ImagePath;
 pub use inode::Inode;
+pub use keyring::KeyStatus;
 pub use limits::{NAME_MAX, SYMLINKS_MAX};
 pub use map::{MapIter, Mapping, MappingKind};
 pub use mount::{MountOptions, Probe, Recovered};

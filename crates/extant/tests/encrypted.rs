@@ -309,7 +309,7 @@ fn what_the_kernel_wrote_is_read_with_the_key_and_shown_alike_without() {
             None => drop(fs.add_key(key()).unwrap()),
         }
         assert_same(&extant_tree(&fs, "/d"), &theirs, case.name);
-        assert!(fs.remove_key(&wanted));
+        assert!(fs.remove_key(&wanted).unwrap());
         assert_same(&extant_tree(&fs, "/d"), &shown, case.name);
     }
 }
@@ -559,7 +559,7 @@ fn names_go_in_and_out_as_the_kernel_lets_them() {
     fs.add_key(key()).unwrap();
     d.create("short-lived", &new).unwrap().append(b"x").unwrap();
     let inner = d.lookup("secret dir").unwrap();
-    assert!(fs.remove_key(&key().identifier()));
+    assert!(fs.remove_key(&key().identifier()).unwrap());
     for dir in [&inner, &d] {
         for entry in dir.read_dir().unwrap() {
             let entry = entry.unwrap();
@@ -627,4 +627,157 @@ fn no_context_makes_a_mount_panic() {
         }
     }
     assert!(refused > 500 && read > 500, "{refused} {read}");
+}
+
+/// An image with features, in memory, and nothing of the kernel.
+fn unmounted(features: &str) -> Result<Arc<extant_block::MemoryDevice>, String> {
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    mke2fs(&path, "48M", &["-t", "ext4", "-b", "1024", "-O", features])?;
+    Ok(Arc::new(image::load(&path)))
+}
+
+fn open_shared(device: &Arc<extant_block::MemoryDevice>, options: MountOptions) -> Fs {
+    options.read_only(false).background(false).open_shared(device.clone()).unwrap()
+}
+
+fn assert_device_clean(device: &extant_block::MemoryDevice) {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    image::save(device, &path);
+    require_clean(&path);
+}
+
+#[test]
+fn what_is_in_use_when_its_key_goes_goes_on_and_nothing_is_lost() {
+    use extant::KeyStatus;
+    let device = require!(unmounted("encrypt"));
+    let fs = open_shared(&device, MountOptions::new());
+    let name = fs.add_key(key()).unwrap();
+    assert_eq!(fs.add_key(key()).unwrap(), name, "a key may be added twice");
+    assert_eq!(fs.key_status(&name), KeyStatus::Present);
+    let new = NewInode::root(0o644);
+    let dir = fs.root().unwrap().mkdir("d", &NewInode::root(0o755)).unwrap();
+    dir.set_encryption_policy(&extant::EncryptionPolicy::new(name)).unwrap();
+    let (held, other) = (dir.create("held", &new).unwrap(), dir.create("other", &new).unwrap());
+    held.write_at(&pattern(1, 50_000), 0).unwrap();
+    other.write_at(&pattern(2, 50_000), 0).unwrap();
+    let in_use = held.use_key().unwrap().unwrap();
+    assert!(dir.mkdir("plain within", &new).unwrap().encryption_nonce().unwrap().is_some());
+    assert!(fs.root().unwrap().use_key().unwrap().is_none(), "it is not encrypted");
+    // Both are dirty. One is in use, of the other there is a handle alone.
+    assert!(fs.remove_key(&name).unwrap());
+    assert_eq!(fs.key_status(&name), KeyStatus::InUse);
+    assert_eq!(held.read_all().unwrap(), pattern(1, 50_000));
+    held.write_at(b"after", 60_000).unwrap();
+    let second = held.use_key().unwrap();
+    for refused in [errno(other.read_all()), errno(other.write_at(b"x", 0)), errno(other.use_key())]
+    {
+        assert_eq!(refused, 126);
+    }
+    assert_eq!(errno(dir.create("new", &new)), 126);
+    assert!(dir.lookup("held").is_err(), "names are shown without the key");
+    assert!(!fs.remove_key(&name).unwrap(), "it was removed before");
+    drop(in_use);
+    assert_eq!(fs.key_status(&name), KeyStatus::InUse, "another one has it");
+    held.write_at(b"the last", 70_000).unwrap();
+    drop(second);
+    assert_eq!(fs.key_status(&name), KeyStatus::Absent);
+    assert_eq!(errno(held.read_at(&mut [0; 4], 0)), 126);
+    // What was written while it was in use is written back without the key.
+    fs.sync().unwrap();
+    drop((held, other, dir));
+    assert!(!fs.remove_key(&name).unwrap());
+    fs.add_key(MasterKey::new(&[9; 64]).unwrap()).unwrap();
+    assert!(fs.resolve("/d/held").is_err(), "a wrong key is no key");
+    fs.add_key(key()).unwrap();
+    for _ in 0..2 {
+        let held = fs.resolve("/d/held").unwrap().read_all().unwrap();
+        assert_eq!(held[..50_000], pattern(1, 50_000));
+        assert!(held[60_000..].starts_with(b"after") && held[70_000..] == *b"the last");
+        assert_eq!(fs.read("/d/other").unwrap(), pattern(2, 50_000));
+        // And by what the device has.
+        fs.remove_key(&name).unwrap();
+        fs.add_key(key()).unwrap();
+    }
+    fs.unmount().unwrap();
+    assert_device_clean(&device);
+}
+
+#[test]
+fn directories_may_be_encrypted_and_ignore_case() {
+    for (features, folds_first) in
+        [("encrypt,casefold", true), ("encrypt,casefold,inline_data", false)]
+    {
+        let device = require!(unmounted(features));
+        let fs = open_shared(&device, MountOptions::new().key(key()));
+        let new = NewInode::root(0o644);
+        let dir = fs.root().unwrap().mkdir("d", &NewInode::root(0o755)).unwrap();
+        let policy = extant::EncryptionPolicy::new(key().identifier());
+        let fold = || {
+            let flags = dir.metadata().flags | extant::InodeFlags::CASEFOLD;
+            dir.set_attributes(&extant::SetAttributes::new().flags(flags))
+        };
+        if folds_first {
+            fold().unwrap();
+            let old = extant::EncryptionPolicy::new(KeySpec::Descriptor([1; 8]));
+            assert_eq!(errno(dir.set_encryption_policy(&old)), 95, "version 1 has no hash");
+            dir.set_encryption_policy(&policy).unwrap();
+        } else {
+            dir.set_encryption_policy(&policy).unwrap();
+            fold().unwrap();
+        }
+        // Large enough for an index of two levels; names as they were given.
+        let name = |n: usize| format!("Name {n} of \u{c5}ngstr\u{f6}m {}", "x".repeat(n % 90));
+        const COUNT: usize = 1500;
+        for n in 0..COUNT {
+            let file = dir.create(name(n), &new).unwrap();
+            if n % 100 == 0 {
+                file.append(name(n).as_bytes()).unwrap();
+            }
+        }
+        for n in [0, 7, 800, COUNT - 1] {
+            let other = name(n).to_lowercase().replace('\u{e5}', "a\u{30a}");
+            assert_ne!(other, name(n));
+            let found = dir.lookup(&other).unwrap();
+            assert_eq!(found.ino(), dir.lookup(name(n)).unwrap().ino());
+            assert!(matches!(dir.create(&other, &new).unwrap_err(), FsError::Exists { .. }));
+        }
+        let sub = dir.mkdir("Sub", &NewInode::root(0o755)).unwrap();
+        assert!(sub.is_encrypted() && sub.is_casefold());
+        for n in (0..COUNT).step_by(3) {
+            dir.rename(name(n).to_uppercase(), &sub, format!("MOVED {n}"), RenameFlags::empty())
+                .unwrap();
+        }
+        for n in (1..COUNT).step_by(3) {
+            dir.unlink(name(n).to_lowercase()).unwrap();
+        }
+        sub.link("Again", &dir.lookup(name(2)).unwrap()).unwrap();
+        // In another spelling it is the same name of the same file, so nothing happens, as in Linux.
+        sub.rename("moved 0", &sub, "Moved 0", RenameFlags::empty()).unwrap();
+        drop((dir, sub));
+        fs.unmount().unwrap();
+        assert_device_clean(&device);
+        let fs = open_shared(&device, MountOptions::new().key(key()));
+        let tree = extant_tree(&fs, "/d");
+        assert_eq!(tree.len(), COUNT - 2 * COUNT / 3 + COUNT / 3 + 2);
+        assert!(tree.contains_key("/Sub/MOVED 0") && tree.contains_key("/Sub/Again"));
+        assert_eq!(fs.read("/d/SUB/moved 300").unwrap(), name(300).as_bytes());
+        fs.unmount().unwrap();
+        // Without the key every name is found as it is shown, and can be removed.
+        let fs = open_shared(&device, MountOptions::new());
+        let shown = extant_tree(&fs, "/d");
+        assert!(shown.len() == tree.len() && !shown.keys().any(|name| tree.contains_key(name)));
+        let dir = fs.resolve("/d").unwrap();
+        for entry in dir.read_dir().unwrap() {
+            let entry = entry.unwrap();
+            if !entry.inode().unwrap().is_dir() {
+                dir.unlink(entry.name()).unwrap();
+            }
+        }
+        assert_eq!(dir.read_dir().unwrap().count(), 1);
+        drop(dir);
+        fs.unmount().unwrap();
+        assert_device_clean(&device);
+    }
 }

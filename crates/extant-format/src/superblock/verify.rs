@@ -267,6 +267,7 @@ pub(super) fn decode(raw: &RawSuperblock) -> Result<Superblock, SuperblockError>
         journal_device: raw.s_journal_dev.get(),
         last_orphan: raw.s_last_orphan.get(),
         hash_seed: raw.s_hash_seed.map(|word| word.get()),
+        encrypt_pw_salt: raw.s_encrypt_pw_salt,
         default_hash: DefaultHash::from_raw(raw.s_def_hash_version),
         desc_size,
         default_mount_opts: DefaultMountOpts::from_bits_retain(raw.s_default_mount_opts.get()),

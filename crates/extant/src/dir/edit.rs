@@ -117,12 +117,16 @@ fn change_fault(dir: &Arc<Node>, block: impl Into<Option<FsBlock>>, fault: DirFa
 }
 
 /// Returns the hash of a name as in this directory's index.
-pub(super) fn hash_of(view: &View<'_>, version: HashVersion, hashed: &[u8]) -> Result<NameHash> {
-    name_hash(version, &view.volume().hash_seed(), hashed).ok_or(FsError::Encrypted {
-        ino: view.ino(),
-        what: "directory entry names",
-        key: None,
-    })
+pub(super) fn hash_of(
+    view: &View<'_>,
+    version: HashVersion,
+    wanted: &Wanted<'_>,
+) -> Result<NameHash> {
+    let hash = match version {
+        HashVersion::SipHash => wanted.keyed_hash(),
+        _ => name_hash(version, &view.volume().hash_seed(), wanted.hashed()),
+    };
+    hash.ok_or(FsError::Encrypted { ino: view.ino(), what: "directory entry names", key: None })
 }
 
 /// Creates the contents of a new directory: in the inode if the file system has inline data and the
@@ -196,14 +200,14 @@ fn room_for(
     grow: bool,
 ) -> Result<Option<Place>> {
     let view = fs.view(dir);
-    let name = &*view.stored_name(name)?;
-    let mut wanted = Wanted::new(name, view.is_casefold());
+    let stored = &*view.stored_name(name)?;
+    let mut wanted = view.wanted(name, stored)?;
     wanted.is_missing = is_missing;
     let strict = || fs.volume().superblock().encoding_flags.contains(EncodingFlags::STRICT);
-    if view.is_casefold() && wanted.is_exact() && strict() {
+    if view.is_casefold() && wanted.is_unfoldable() && strict() {
         return Err(FsError::InvalidName { what: "it is not UTF-8, which this directory wants" });
     }
-    let needs = view.dir_layout().needs(name.len());
+    let needs = view.dir_layout().needs(stored.len());
     if view.is_inline() {
         if let Some((area, room)) = inline_edit::prepare(txn, dir, &view, &wanted, needs, grow)? {
             return Ok(Some(Place(Spot::Inline { area, room })));
@@ -363,7 +367,7 @@ fn prepare_leaf<'g>(
     for step in 0..GROW_STEPS {
         let mut cursor = Cursor::new(&view);
         let walk = IndexWalk::new(&view, &mut cursor)?;
-        let hash = hash_of(&view, walk.hash, wanted.hashed())?.major;
+        let hash = hash_of(&view, walk.hash, wanted)?.major;
         let descent = walk.descend(&mut cursor, hash)?;
         let (block, scanned) = scan_block(&view, &mut cursor, descent.leaf, wanted, needs)?;
         let (room, used) = match scanned {
@@ -409,9 +413,13 @@ pub(crate) fn insert(
     file_type: FileType,
 ) -> Result<()> {
     let view = fs.view(dir);
-    let (shape, name) = (Shape::of(&view), view.stored_name(name)?);
+    let (shape, stored) = (Shape::of(&view), view.stored_name(name)?);
+    let hash = match shape.layout.stored_hash {
+        true => Some(hash_of(&view, HashVersion::SipHash, &view.wanted(name, &stored)?)?),
+        false => None,
+    };
     drop(view);
-    let entry = NewEntry { ino, name: &name, file_type, hash: None };
+    let entry = NewEntry { ino, name: &stored, file_type, hash };
     match place.0 {
         Spot::Block { block, room } => {
             let put =
@@ -482,7 +490,7 @@ fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
         Err(FsError::Encrypted { .. }) => return Ok((shape, find_shown(&view, name)?)),
         other => other?,
     };
-    let wanted = Wanted::new(&stored, view.is_casefold());
+    let wanted = view.wanted(name, &stored)?;
     let found = if view.is_inline() {
         let found = inline_edit::find(&view, &wanted)?;
         found.map(|(area, hit)| Found::Inline { area, hit })
@@ -504,7 +512,7 @@ fn find(fs: &Fs, dir: &Arc<Node>, name: &[u8]) -> Result<(Shape, Found)> {
 fn find_indexed(view: &View<'_>, wanted: &Wanted<'_>) -> Result<Option<Found>> {
     let mut cursor = Cursor::new(view);
     let walk = IndexWalk::new(view, &mut cursor)?;
-    let hash = hash_of(view, walk.hash, wanted.hashed())?.major;
+    let hash = hash_of(view, walk.hash, wanted)?.major;
     let mut descent = walk.descend(&mut cursor, hash)?;
     // Bounded by rule N2.
     for _ in 0..view.volume().block_count() {

@@ -110,8 +110,12 @@ fn halves(
     version: HashVersion,
 ) -> Result<LeafSplit> {
     let hash = |entry: &DirEntry<'_>| -> Result<_, Failure> {
+        // Where computing it needs a key, it is stored.
+        if let Some(hash) = entry.hash {
+            return Ok(hash);
+        }
         let wanted = Wanted::new(entry.name, view.is_casefold());
-        Ok(hash_of(view, version, wanted.hashed())?)
+        Ok(hash_of(view, version, &wanted)?)
     };
     match split_leaf(bytes, view.dir_layout(), hash) {
         Ok(Some(split)) => Ok(split),
@@ -147,7 +151,10 @@ pub(super) fn make_index(
 ) -> Result<()> {
     let shape = Shape::of(&view);
     let layout = view.index_layout();
-    let version = fs.volume().new_index_hash();
+    let version = match shape.layout.stored_hash {
+        true => HashVersion::SipHash,
+        false => fs.volume().new_index_hash(),
+    };
     let mut cursor = Cursor::new(&view);
     let block = view.dir_block(&mut cursor, FileBlock(0))?;
     let root_at = block.number();

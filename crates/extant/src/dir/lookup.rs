@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use extant_base::{FileBlock, Ino};
-use extant_crypt::NamesCipher;
 use extant_format::dir::{self, DirLayout};
 use extant_format::hash::{HashVersion, name_hash};
 
@@ -24,7 +23,7 @@ enum Target<'a> {
     /// The form that is shown without the key.
     Encrypted(Shown),
     /// A name in an encrypted directory that ignores case, with the key.
-    Hidden(Arc<NamesCipher>, Wanted<'a>),
+    Hidden(Wanted<'a>),
     /// The name `..`, which every kind of directory stores as it is.
     Parent,
 }
@@ -34,10 +33,7 @@ impl Target<'_> {
         match self {
             Target::Plain(wanted) => !dir::is_dots(stored) && wanted.matches(stored),
             Target::Encrypted(shown) => !dir::is_dots(stored) && shown.matches(stored),
-            Target::Hidden(names, wanted) => {
-                !dir::is_dots(stored)
-                    && names.decrypt(stored).is_some_and(|name| wanted.matches(&name))
-            }
+            Target::Hidden(wanted) => !dir::is_dots(stored) && wanted.matches(stored),
             Target::Parent => stored == b"..",
         }
     }
@@ -65,7 +61,7 @@ impl View<'_> {
             Target::Parent
         } else if let Some(names) = self.names() {
             if self.is_casefold() {
-                Target::Hidden(names, Wanted::new(name, true))
+                Target::Hidden(Wanted::hidden(name, names))
             } else {
                 let encrypted = names.encrypt(name, NAME_MAX);
                 stored = encrypted.map_err(|_| FsError::NameTooLong { len: name.len() })?;
@@ -196,8 +192,10 @@ impl View<'_> {
             Target::Parent => return Ok(Some(walk.parent)),
             Target::Encrypted(shown) if shown.hash().major == 0 => return Err(IndexDamage),
             Target::Encrypted(shown) => shown.hash().major,
-            // Few directories are both: every block is searched.
-            Target::Hidden(..) => return Err(IndexDamage),
+            Target::Hidden(wanted) if walk.hash == HashVersion::SipHash => {
+                wanted.keyed_hash().ok_or(IndexDamage)?.major
+            }
+            Target::Hidden(_) => return Err(IndexDamage),
             // Computing this hash needs the key, and only encrypted directories use it.
             Target::Plain(_) if walk.hash == HashVersion::SipHash => return Err(IndexDamage),
             Target::Plain(wanted) => {

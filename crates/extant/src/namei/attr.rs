@@ -231,10 +231,19 @@ impl Inode {
                 if !features.has_incompat(Incompat::CASEFOLD) {
                     return invalid("flags: the file system has no `casefold` feature");
                 }
-                if data.kind != FileKind::Directory
-                    || !crate::dir::edit::is_empty(self.fs(), self.node())?
-                {
-                    return invalid("flags: `casefold` is for empty directories");
+                if data.kind != FileKind::Directory {
+                    return Err(FsError::NotADirectory { ino, at: None });
+                }
+                if !crate::dir::edit::is_empty(self.fs(), self.node())? {
+                    return Err(FsError::NotEmpty { ino });
+                }
+                if data.record.flags.contains(InodeFlags::ENCRYPT) {
+                    let view = self.fs().view(self.node());
+                    let key = view.require("directory entry names")?.policy.key;
+                    let is_v1 = matches!(key, extant_crypt::KeySpec::Descriptor(_));
+                    if let Some(what) = super::policy::no_stored_hashes(&view, is_v1) {
+                        return Err(FsError::NotSupported { ino, what });
+                    }
                 }
             }
             let dirs_only = InodeFlags::DIRSYNC | InodeFlags::TOPDIR;

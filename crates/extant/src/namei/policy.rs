@@ -1,8 +1,7 @@
 //! Encrypting directories.
 
-use extant_crypt::Policy;
+use extant_crypt::{KeySpec, Policy};
 use extant_format::features::Incompat;
-use extant_format::inode::InodeFlags;
 
 use super::check_directory;
 use super::create::touch;
@@ -11,13 +10,14 @@ use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::txn::Txn;
+use crate::view::View;
 
 /// Credits for the context, and for a directory that leaves its inode.
 const CREDITS: u32 = dir_edit::INSERT_CREDITS + 48;
 
 impl Inode {
     /// Gives this empty directory an encryption policy: files, directories and links that are
-    /// created in it from now on, and below, are encrypted. The key of the policy has been
+    /// created in it from now on, and below, are encrypted. The key of a policy of version 2 has been
     /// [added](crate::Fs::add_key). A directory that has this policy already stays as it is.
     ///
     /// # Errors
@@ -67,8 +67,11 @@ impl Inode {
         if !policy.is_supported() {
             return refuse("encryption with this policy");
         }
-        if view.is_casefold() || view.flags().contains(InodeFlags::VERITY) {
-            return refuse("encryption of a directory that ignores case");
+        if view.is_casefold() {
+            let is_v1 = matches!(policy.key, KeySpec::Descriptor(_));
+            if let Some(what) = no_stored_hashes(&view, is_v1) {
+                return refuse(what);
+            }
         }
         if ino == extant_base::Ino::ROOT {
             let what = "the root is never encrypted, since e2fsck needs lost+found";
@@ -85,4 +88,14 @@ impl Inode {
         let now = writer.now();
         txn.update(dir, |data| touch(data, now))
     }
+}
+
+/// Returns why a directory cannot begin to be encrypted and ignore case at once; `None` if it can.
+/// It is empty.
+pub(super) fn no_stored_hashes(view: &View<'_>, is_v1: bool) -> Option<&'static str> {
+    if is_v1 {
+        return Some("ignoring case with an encryption policy of version 1");
+    }
+    // Its index has hashes of another kind.
+    view.is_indexed().then_some("ignoring case, encrypted, in a directory that had many names")
 }

@@ -191,6 +191,7 @@ fn the_uuid_changes_where_no_checksum_hangs_on_it() {
         ("^metadata_csum,^uninit_bg", true),
         ("^metadata_csum,uninit_bg", false),
         ("metadata_csum,^metadata_csum_seed", false),
+        ("metadata_csum,metadata_csum_seed,encrypt,stable_inodes", false),
     ] {
         let image =
             extant_testkit::require!(Image::make("16M", &["-t", "ext4", "-O", features], ""));

@@ -20,6 +20,7 @@ pub enum Reserve {
 pub struct Tune {
     label: Option<Vec<u8>>,
     uuid: Option<[u8; 16]>,
+    password_salt: Option<[u8; 16]>,
     reserve: Option<Reserve>,
     reserve_owner: Option<(u32, u32)>,
     max_mount_count: Option<MountLimit>,
@@ -54,6 +55,14 @@ impl Tune {
     #[must_use]
     pub fn uuid(mut self, uuid: [u8; 16]) -> Tune {
         self.uuid = Some(uuid);
+        self
+    }
+
+    /// Sets the salt for keys of encrypted files that are made of passphrases: keys that were made
+    /// with another one are not made again.
+    #[must_use]
+    pub fn password_salt(mut self, salt: [u8; 16]) -> Tune {
+        self.password_salt = Some(salt);
         self
     }
 
@@ -131,10 +140,19 @@ impl Tune {
                      the feature metadata_csum_seed would free them",
                 );
             }
+            if features.has_compat(Compat::STABLE_INODES) {
+                return refuse(
+                    "uuid: the feature stable_inodes says that it stays: keys of encrypted files \
+                     may depend on it",
+                );
+            }
             if features.has_compat(Compat::HAS_JOURNAL) && new.journal_inode.0 == 0 {
                 return refuse("uuid: the external journal knows the file system by it");
             }
             new.uuid = uuid;
+        }
+        if let Some(salt) = self.password_salt {
+            new.encrypt_pw_salt = salt;
         }
         if let Some(reserve) = self.reserve {
             let half = new.blocks_count / 2;
