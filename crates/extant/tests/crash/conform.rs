@@ -4,7 +4,7 @@ use extant_testkit::model::{Generator, Profile};
 use extant_testkit::oracle;
 use extant_testkit::proof::{Recorded, Target as _, env, record};
 
-use crate::layouts::{self, LAYOUTS, Layout, WRITTEN};
+use crate::layouts::{self, LAYOUTS, Layout, SPECIAL, WRITTEN};
 use crate::target::Extant;
 
 /// The operations of one seed on one layout. Space may run out where files may become large.
@@ -24,7 +24,7 @@ pub(crate) fn generated(
             return None;
         }
     };
-    let unit = if profile.unit > 0 && layout.has_extents() { base.unit } else { 0 };
+    let unit = if profile.unit > 0 && layout.moves_contents() { base.unit } else { 0 };
     let profile = Profile { project: layout.project, value_max: layout.value_max, unit, ..profile };
     let writes = profile.contents > 0;
     let mut generator = Generator::new(seed, profile);
@@ -70,6 +70,12 @@ fn conform(layouts: &'static [Layout], seed: u64, steps: usize, profile: &Profil
 #[test]
 fn names_and_attributes_are_as_the_model_says() {
     conform(LAYOUTS, env::seed(1), 400, &Profile::default());
+}
+
+#[test]
+fn encrypted_and_folding_trees_are_as_the_model_says() {
+    conform(SPECIAL, env::seed(5), 300, &Profile::default());
+    conform(SPECIAL, env::seed(6), 200, &Profile::contents());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use extant_testkit::proof::{Counts, Proof, env};
 
 use crate::conform;
 use crate::finish;
-use crate::layouts::{self, LAYOUTS, Layout, WRITTEN};
+use crate::layouts::{self, LAYOUTS, Layout, SPECIAL, WRITTEN};
 use crate::target::Extant;
 
 /// What one seed does to each layout.
@@ -67,6 +67,36 @@ fn generated_histories_survive_every_cut() {
         sampling,
     };
     prove(&load, range(100, 1));
+}
+
+#[test]
+fn encrypted_and_folding_trees_survive_every_cut() {
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 8, tears: 4, one_cut_in: 6, ..crate::states() };
+    let load = Load {
+        name: "encrypted_and_folding_trees_survive_every_cut",
+        layouts: SPECIAL,
+        steps: 70,
+        profile: Profile { contents: 30, ..Profile::default() },
+        sampling,
+    };
+    prove(&load, range(5100, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 40,000 states"]
+fn many_encrypted_and_folding_trees_survive_every_cut() {
+    let sampling = Sampling { exhaustive_max: 4, samples: 24, tears: 12, ..crate::states() };
+    let load = Load {
+        name: "many_encrypted_and_folding_trees_survive_every_cut",
+        layouts: SPECIAL,
+        steps: 150,
+        profile: Profile { contents: 30, sync_one_in: 8, ..Profile::default() },
+        sampling: sampling.clone(),
+    };
+    prove(&load, range(5200, 3));
+    let load = Load { steps: 400, profile: Profile::big_directory(), ..load };
+    prove(&load, range(5300, 1));
 }
 
 #[test]

@@ -11,6 +11,8 @@ use extant_testkit::oracle::{self, Tool};
 use extant_testkit::proof::Base;
 use extant_testkit::{image, tempdir};
 
+use crate::target;
+
 /// How to make an image.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
@@ -25,6 +27,17 @@ pub(crate) struct Layout {
     stale: bool,
     /// Bytes of a block, or of a cluster if there are some.
     pub(crate) unit: u64,
+    /// What the tree of the histories is in.
+    pub(crate) top: Top,
+}
+
+/// The directory that is the root of the histories.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Top {
+    /// That of the file system.
+    Root,
+    /// One in it that is encrypted, or ignores case, or both.
+    Special { is_encrypted: bool, folds: bool },
 }
 
 impl Layout {
@@ -42,7 +55,21 @@ impl Layout {
             value_max: 800,
             stale: false,
             unit: 1024,
+            top: Top::Root,
         }
+    }
+
+    const fn special(name: &'static str, is_encrypted: bool, folds: bool) -> Self {
+        let arguments: &[&str] =
+            &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "encrypt,casefold", "-J", "size=1"];
+        let top = Top::Special { is_encrypted, folds };
+        // The context of a policy takes room among the attributes.
+        Layout { top, value_max: 600, ..Layout::new(name, "8M", arguments) }
+    }
+
+    /// Whether contents can move inside of files: encrypted ones cannot.
+    pub(crate) fn moves_contents(&self) -> bool {
+        self.has_extents() && !matches!(self.top, Top::Special { is_encrypted: true, .. })
     }
 
     pub(crate) fn has_extents(&self) -> bool {
@@ -195,6 +222,13 @@ pub(crate) const WRITTEN: &[Layout] = &[
     .stale(1024),
 ];
 
+/// Layouts whose histories happen in a directory that is encrypted, ignores case, or both.
+pub(crate) const SPECIAL: &[Layout] = &[
+    Layout::special("encrypted", true, false),
+    Layout::special("folding", false, true),
+    Layout::special("encrypted and folding", true, true),
+];
+
 /// Some files of every kind of map, so that truncating and deleting has something to free.
 fn contents(root: &Path) {
     let make = |name: &str, len: usize, hole: usize| {
@@ -250,7 +284,9 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
     let uuid = "2a9b5c3e-0d1f-4a6b-8c7d-112233445566";
     let mut arguments: Vec<&str> = layout.arguments.to_vec();
     arguments.extend(["-U", uuid, "-E", "hash_seed=77665544-3322-1100-ffee-ddccbbaa9988"]);
-    arguments.extend(["-d", &source]);
+    if layout.top == Top::Root {
+        arguments.extend(["-d", &source]);
+    }
     if layout.stale {
         // Not zeroed, and not discarded.
         let megabytes: usize = layout.size.trim_end_matches('M').parse().expect("megabytes");
@@ -281,22 +317,27 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
         oracle::e2fsck(&file)?.assert_clean();
     }
     let mut devices = vec![image::load(&file)];
+    if let Top::Special { is_encrypted, folds } = layout.top {
+        devices =
+            vec![target::with_top(devices.remove(0), is_encrypted, folds, Path::new(&source))];
+    }
     if layout.external {
         devices.push(image::load(&journal));
     }
     let crtime = !layout.arguments.contains(&"128");
     let rules = Rules { times: true, crtime, project: layout.project, full: false, contents: true };
     // The kernel may have been built without quotas, and takes no blocks larger than a page.
-    let kernel = !layout.project && layout.unit != 65536;
+    let kernel = !layout.project && layout.unit != 65536 && layout.top == Top::Root;
     let zones = extant_testkit::zones::zones(&devices[0]);
     Ok(Base { name: layout.name.to_owned(), devices, rules, kernel, unit: layout.unit, zones })
 }
 
 /// The base of a layout, made once.
 pub(crate) fn base(layout: &Layout) -> Result<Base, String> {
-    const ALL: usize = LAYOUTS.len() + WRITTEN.len();
+    const ALL: usize = LAYOUTS.len() + WRITTEN.len() + SPECIAL.len();
     static MADE: [OnceLock<Result<Base, String>>; ALL] = [const { OnceLock::new() }; ALL];
-    let at = LAYOUTS.iter().chain(WRITTEN).position(|other| other.name == layout.name);
+    let at =
+        LAYOUTS.iter().chain(WRITTEN).chain(SPECIAL).position(|other| other.name == layout.name);
     let at = at.expect("a known layout");
     MADE[at].get_or_init(|| make(layout)).as_ref().map(Base::snapshot).map_err(Clone::clone)
 }

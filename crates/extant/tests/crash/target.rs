@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use extant::{
-    AclKind, Fallocate, FileKind, Fs, Inode, InodeFlags, MappedFile, MappingKind, MountOptions,
-    NewInode, RenameFlags, SetAttributes, Special, TimeChange, Timestamp, XattrMode,
+    AclKind, EncryptionPolicy, Fallocate, FileKind, Fs, Inode, InodeFlags, MappedFile, MappingKind,
+    MasterKey, MountOptions, NewInode, RenameFlags, SetAttributes, Special, TimeChange, Timestamp,
+    XattrMode,
 };
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_jbd2::Mutations;
@@ -43,7 +44,8 @@ impl Extant {
             .cache_bytes(64 << 20)
             .mutations(self.mutations)
             .publish_before_data(self.publish_before_data)
-            .discard(self.discard);
+            .discard(self.discard)
+            .key(key());
         if self.data_cache_bytes > 0 {
             options = options.data_cache_bytes(self.data_cache_bytes);
         }
@@ -66,8 +68,70 @@ fn new(node: &NewNode) -> NewInode {
     NewInode { permissions: node.permissions, uid: node.uid, gid: node.gid }
 }
 
+/// The name of the directory that histories are in, if it is encrypted or ignores case.
+const TOP: &str = "the top";
+
+fn key() -> MasterKey {
+    MasterKey::new(&[0x5a; 64]).expect("64 bytes")
+}
+
+/// The root of histories.
+fn top(fs: &Fs) -> Result<Inode> {
+    let root = fs.root()?;
+    match root.lookup(TOP) {
+        Ok(dir) if dir.is_encrypted() || dir.is_casefold() => Ok(dir),
+        Ok(_) | Err(extant::FsError::NotFound { .. }) => Ok(root),
+        Err(error) => Err(error),
+    }
+}
+
+/// The image with a special [`TOP`], which has what is in `source`.
+pub(crate) fn with_top(
+    device: MemoryDevice,
+    is_encrypted: bool,
+    folds: bool,
+    source: &std::path::Path,
+) -> MemoryDevice {
+    fn copy(from: &std::path::Path, to: &Inode) {
+        let mut entries: Vec<_> =
+            std::fs::read_dir(from).unwrap().map(|one| one.unwrap()).collect();
+        entries.sort_by_key(std::fs::DirEntry::file_name);
+        for entry in entries {
+            let (name, path) = (entry.file_name(), entry.path());
+            let name = name.to_str().unwrap();
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                copy(&path, &to.mkdir(name, &NewInode::root(0o755)).unwrap());
+            } else if kind.is_symlink() {
+                let target = std::fs::read_link(&path).unwrap();
+                let target = target.to_str().unwrap();
+                to.symlink(name, target, &NewInode::root(0o777)).unwrap();
+            } else {
+                let file = to.create(name, &NewInode::root(0o644)).unwrap();
+                file.write_at(&std::fs::read(&path).unwrap(), 0).unwrap();
+            }
+        }
+    }
+    let device = Arc::new(device);
+    let options = MountOptions::new().read_only(false).background(false).seed(11).key(key());
+    let fs = options.open_shared(Arc::clone(&device) as SharedDevice).unwrap();
+    let dir = fs.root().unwrap().mkdir(TOP, &NewInode::root(0o755)).unwrap();
+    if folds {
+        let flags = dir.flags() | InodeFlags::CASEFOLD;
+        dir.set_attributes(&SetAttributes::new().flags(flags)).unwrap();
+    }
+    if is_encrypted {
+        dir.set_encryption_policy(&EncryptionPolicy::new(key().identifier())).unwrap();
+    }
+    let dir = top(&fs).unwrap();
+    copy(source, &dir);
+    drop(dir);
+    fs.unmount().unwrap();
+    device.snapshot()
+}
+
 fn find(fs: &Fs, names: &[Vec<u8>]) -> Result<Inode> {
-    let mut at = fs.root()?;
+    let mut at = top(fs)?;
     for name in names {
         at = at.lookup(name)?;
     }
@@ -255,8 +319,10 @@ fn node(inode: &Inode, rules: &Rules) -> Result<Node> {
     match meta.kind {
         FileKind::Directory => {}
         FileKind::Symlink => {
-            node.target = Some(inode.read_link()?);
-            node.size = meta.size;
+            let target = inode.read_link()?;
+            // Of an encrypted one the size is that of what is stored.
+            node.size = if inode.is_encrypted() { target.len() as u64 } else { meta.size };
+            node.target = Some(target);
         }
         FileKind::Regular => {
             node.size = meta.size;
@@ -313,7 +379,7 @@ fn snapshot(fs: &Fs, rules: &Rules) -> std::result::Result<Tree, String> {
         }
         text
     };
-    let root = fs.root().map_err(|error| say(b"/", error))?;
+    let root = top(fs).map_err(|error| say(b"/", error))?;
     let mut tree = Tree::new(node(&root, rules).map_err(|error| say(b"/", error))?);
     let mut met: HashMap<u32, NodeId> = HashMap::new();
     let mut pending = vec![(root, tree.root())];
