@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, extents, extract,
-    fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, metadata, mkdir,
-    mkfs, mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, salvage, serve, setfacl,
-    setfattr, stat, stats, tar, touch, tree, truncate, tune, umount, write,
+    build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, encrypt, extents,
+    extract, fallocate, find, frag, fstrim, getfacl, getfattr, info, ln, ls, lsattr, man, metadata,
+    mkdir, mkfs, mknod, mount, mv, overlay, repair, replay, resize, rm, rmdir, salvage, serve,
+    setfacl, setfattr, stat, stats, tar, touch, tree, truncate, tune, umount, write,
 };
 use crate::exit::{Exit, Failure, Result};
 use crate::output;
@@ -32,6 +32,7 @@ enum Command {
     Stat(stat::StatArgs),
     Cat(cat::CatArgs),
     Find(find::FindArgs),
+    Encrypt(encrypt::EncryptArgs),
     Extents(extents::ExtentsArgs),
     Frag(frag::FragArgs),
     Defrag(defrag::DefragArgs),
@@ -106,6 +107,7 @@ pub(crate) fn examples(command: &str) -> Option<&'static str> {
         "stat" => stat::EXAMPLES,
         "cat" => cat::EXAMPLES,
         "find" => find::EXAMPLES,
+        "encrypt" => encrypt::EXAMPLES,
         "extents" => extents::EXAMPLES,
         "frag" => frag::EXAMPLES,
         "defrag" => defrag::EXAMPLES,
@@ -182,6 +184,7 @@ pub(crate) fn run() -> Result<Exit> {
         Command::Stat(args) => stat::run(&args),
         Command::Cat(args) => cat::run(&args),
         Command::Find(args) => find::run(&args),
+        Command::Encrypt(args) => encrypt::run(&args),
         Command::Extents(args) => extents::run(&args),
         Command::Frag(args) => frag::run(&args),
         Command::Defrag(args) => defrag::run(&args),

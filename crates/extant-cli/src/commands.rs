@@ -11,6 +11,7 @@ pub(crate) mod cp;
 pub(crate) mod defrag;
 pub(crate) mod diff;
 pub(crate) mod edit;
+pub(crate) mod encrypt;
 pub(crate) mod extents;
 pub(crate) mod extract;
 pub(crate) mod fallocate;

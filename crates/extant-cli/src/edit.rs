@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use extant::{AclKind, Fs, FsError, Inode, MountOptions, NewInode};
+use extant::{AclKind, Fs, FsError, Inode, KeySpec, MountOptions, NewInode};
 use extant_block::{FileDevice, OpenError};
 use extant_format::features::Incompat;
 use extant_sync::{Clock, SystemClock};
@@ -100,6 +100,11 @@ impl EditArgs {
 }
 
 impl EditArgs {
+    /// Returns the name of the one key that was given.
+    pub(crate) fn only_key(&self) -> Result<KeySpec> {
+        self.keys.read()?.only()
+    }
+
     /// Opens the image in `file` for a look, before it is changed.
     pub(crate) fn open_read_only(&self, file: &Path) -> Result<(Fs, String)> {
         let how = ReadArgs {

@@ -51,6 +51,16 @@ impl KeyArgs {
 }
 
 impl Keys {
+    /// Returns the name of the one key that there is, for policies.
+    pub(crate) fn only(&self) -> Result<KeySpec> {
+        match &self.0[..] {
+            [(Some(name), _)] => Ok(*name),
+            [(None, key)] => Ok(key.identifier()),
+            [] => Err(Failure::usage("with which key? give --key-file FILE")),
+            _ => Err(Failure::usage("one key encrypts a directory: give --key-file once")),
+        }
+    }
+
     /// Opens with these keys.
     pub(crate) fn apply(&self, options: MountOptions) -> MountOptions {
         self.0.iter().fold(options, |options, (name, key)| match name {

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use extant::Fs;
 use extant_sync::threads::{self, ThreadError};
 
 use crate::abi;
+use crate::argument::Argument;
 
 /// The owner of a mount, which receives its events.
 pub trait Events: Send + Sync {
@@ -51,11 +53,17 @@ pub trait Events: Send + Sync {
     /// Something for the log.
     fn log(&self, level: Level, text: &str);
 
-    /// Returns what thread `thread` of some program, which is waiting in the control operation that shuts a file
-    /// system down, has given as its argument. Asked when the server may not look by itself.
-    fn shutdown_argument(&self, thread: u32) -> Option<u32> {
-        let _ = thread;
+    /// Reads bytes of the argument of a control operation in which a thread of some program waits:
+    /// [`Argument::read`] by a process that may look. Asked when the server may not.
+    fn read_argument(&self, argument: Argument, bytes: Range<u32>) -> Option<Vec<u8>> {
+        let _ = (argument, bytes);
         None
+    }
+
+    /// Writes bytes of such an argument: [`Argument::write`]. Returns whether that was done.
+    fn write_argument(&self, argument: Argument, bytes: &[u8]) -> bool {
+        let _ = (argument, bytes);
+        false
     }
 }
 

@@ -17,6 +17,7 @@
 //! serve        all of it together              events     events for the owner
 //! gate         freezing
 //! ids          mapping of owners               stats      counts and durations of requests
+//! argument     arguments that the kernel does not pass
 //! patience     polling for the next request before sleeping
 //! ```
 //!
@@ -46,6 +47,7 @@
 #![forbid(unsafe_code)]
 
 mod abi;
+mod argument;
 mod connection;
 mod dispatch;
 mod events;
@@ -67,6 +69,7 @@ mod session;
 mod settings;
 mod stats;
 
+pub use argument::Argument;
 pub use events::{Brake, Events, Level, NotWritable, ServeError};
 pub use extant_fuse_ring::Obstacle;
 pub use gate::Gate;

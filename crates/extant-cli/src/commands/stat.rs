@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use extant::{Acl, AclKind, FsError, Inode, InodeFlags};
+use extant::{Acl, AclKind, EncryptionPolicy, FsError, Inode, InodeFlags, IvKind, KeySpec};
 use serde_json::{Map, Value, json};
 
 use crate::acl_text::entries_text;
@@ -60,6 +60,8 @@ struct Extras {
     target: Option<Vec<u8>>,
     /// The digest of a file that is sealed by fs-verity, with its algorithm.
     digest: Option<String>,
+    /// How it is encrypted.
+    policy: Option<EncryptionPolicy>,
 }
 
 /// Runs the command.
@@ -102,7 +104,21 @@ impl Extras {
             None
         });
         let digest = digest.map(|digest| format!("{}:{digest}", digest.algorithm()));
-        Extras { xattrs, acls, target, digest }
+        let policy = inode.encryption_policy().unwrap_or_else(|error| {
+            report(error);
+            None
+        });
+        Extras { xattrs, acls, target, digest, policy }
+    }
+}
+
+/// What vectors depend on, if that is unusual.
+fn vectors(kind: IvKind) -> Option<&'static str> {
+    match kind {
+        IvKind::PerFile => None,
+        IvKind::DirectKey => Some("direct-key"),
+        IvKind::InoLblk64 => Some("ino-lblk64"),
+        IvKind::InoLblk32 => Some("ino-lblk32"),
     }
 }
 
@@ -136,6 +152,18 @@ fn print(out: &mut Out, image: &Image, inode: &Inode, extras: &Extras) -> Result
     writeln!(out, "     Flags: {:#x} {}", meta.flags.bits(), flags.join(" "))?;
     if let Some(digest) = &extras.digest {
         writeln!(out, "    Verity: {digest}")?;
+    }
+    if let Some(policy) = &extras.policy {
+        let (contents, names) = (policy.contents.name(), policy.names.name());
+        let padding = policy.padding;
+        write!(out, " Encrypted: {contents}, {names}, names padded to {padding}")?;
+        if let Some(vectors) = vectors(policy.iv) {
+            write!(out, ", {vectors}")?;
+        }
+        if let Some(log2) = policy.data_unit_log2 {
+            write!(out, ", units of {} bytes", 1u32 << log2)?;
+        }
+        writeln!(out, ", key {}", policy.key)?;
     }
     writeln!(out, "    Access: {}", text::time_long(meta.atime))?;
     writeln!(out, "    Modify: {}", text::time_long(meta.mtime))?;
@@ -179,6 +207,18 @@ fn to_json(image: &Image, inode: &Inode, extras: &Extras) -> Value {
         object.insert("flags_raw".into(), meta.flags.bits().into());
         if let Some(digest) = &extras.digest {
             object.insert("verity_digest".into(), digest.as_str().into());
+        }
+        if let Some(policy) = &extras.policy {
+            let policy = json!({
+                "version": if matches!(policy.key, KeySpec::Identifier(_)) { 2 } else { 1 },
+                "contents": policy.contents.name(),
+                "names": policy.names.name(),
+                "padding": policy.padding,
+                "vectors": vectors(policy.iv),
+                "unit_bytes": policy.data_unit_log2.map(|log2| 1u32 << log2),
+                "key": policy.key.to_string(),
+            });
+            object.insert("encryption".into(), policy);
         }
         object.insert("xattrs".into(), xattrs);
         object.insert("acl".into(), acls.into());

@@ -319,8 +319,13 @@ impl Keeper {
             Ok(Some(Word::Log { level, text })) => self.log.add(level, &text),
             Ok(Some(Word::Failed(failure))) => self.failed = Some(failure),
             Ok(Some(Word::Terminate)) => return Heard::Terminate,
-            Ok(Some(Word::AskEnd { thread })) => {
-                let _ = self.link.say(&Word::AskedEnd(peek::shutdown_argument(thread)));
+            Ok(Some(Word::AskArgument { argument, bytes })) => {
+                let (thread, bytes) = (argument.thread, argument.read(bytes));
+                let _ = self.link.say(&Word::AskedArgument { thread, bytes });
+            }
+            Ok(Some(Word::GiveArgument { argument, bytes })) => {
+                let (thread, done) = (argument.thread, argument.write(&bytes));
+                let _ = self.link.say(&Word::GaveArgument { thread, done });
             }
             Ok(Some(Word::AskUser { thread })) => {
                 let _ = self.link.say(&Word::AskedUser(peek::user_of(thread)));

@@ -9,9 +9,11 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use extant_fuse::Argument;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -73,10 +75,20 @@ pub(crate) enum Word {
         /// And all of it was answered.
         completely: bool,
     },
-    /// Server: which kind of end does this thread of a program ask for?
-    AskEnd {
-        /// The thread.
-        thread: u32,
+    /// Server: which bytes has the argument of the control operation in which this thread of a
+    /// program waits?
+    AskArgument {
+        /// The thread, and the operation.
+        argument: Argument,
+        /// The bytes of the argument.
+        bytes: Range<u32>,
+    },
+    /// Server: this is the answer to such an operation.
+    GiveArgument {
+        /// The thread, and the operation.
+        argument: Argument,
+        /// What its argument is to begin with.
+        bytes: Vec<u8>,
     },
     /// Server: whose is this thread of a program, which waits for an answer?
     AskUser {
@@ -85,8 +97,20 @@ pub(crate) enum Word {
     },
     /// Keeper: this user's; `None` when that cannot be seen.
     AskedUser(Option<u32>),
-    /// Keeper: this one; `None` when it asks for none.
-    AskedEnd(Option<u32>),
+    /// Keeper: the bytes of the argument of this thread; `None` when they cannot be seen.
+    AskedArgument {
+        /// The thread.
+        thread: u32,
+        /// The bytes.
+        bytes: Option<Vec<u8>>,
+    },
+    /// Keeper: the argument of this thread was written, or cannot be.
+    GaveArgument {
+        /// The thread.
+        thread: u32,
+        /// It was.
+        done: bool,
+    },
     /// Server: open this file for writing: the image is 0, a journal elsewhere 1.
     AskFile {
         /// Which.
@@ -218,10 +242,27 @@ fn encode(word: &Word) -> Value {
         Word::Terminate => json!({"word": "terminate"}),
         Word::End => json!({"word": "end"}),
         Word::Hearer { path } => json!({"word": "hearer", "path": path}),
-        Word::AskEnd { thread } => json!({"word": "ask end", "thread": thread}),
+        Word::AskArgument { argument, bytes } => json!({
+            "word": "ask argument",
+            "thread": argument.thread,
+            "command": argument.command,
+            "start": bytes.start,
+            "end": bytes.end,
+        }),
+        Word::GiveArgument { argument, bytes } => json!({
+            "word": "give argument",
+            "thread": argument.thread,
+            "command": argument.command,
+            "bytes": bytes,
+        }),
+        Word::AskedArgument { thread, bytes } => {
+            json!({"word": "asked argument", "thread": thread, "bytes": bytes})
+        }
+        Word::GaveArgument { thread, done } => {
+            json!({"word": "gave argument", "thread": thread, "done": done})
+        }
         Word::AskUser { thread } => json!({"word": "ask user", "thread": thread}),
         Word::AskedUser(user) => json!({"word": "asked user", "user": user}),
-        Word::AskedEnd(kind) => json!({"word": "asked end", "kind": kind}),
         Word::AskFile { index } => json!({"word": "ask file", "index": index}),
         Word::File(_) => json!({"word": "file"}),
     }
@@ -258,14 +299,32 @@ fn decode(value: &Value, descriptor: Option<OwnedFd>) -> Option<Word> {
         "terminate" => Word::Terminate,
         "end" => Word::End,
         "hearer" => Word::Hearer { path: text("path")? },
-        "ask end" => Word::AskEnd { thread: number("thread")?? },
-        "asked end" => Word::AskedEnd(number("kind")?),
+        "ask argument" => {
+            let argument = Argument { thread: number("thread")??, command: number("command")?? };
+            Word::AskArgument { argument, bytes: number("start")??..number("end")?? }
+        }
+        "give argument" => {
+            let argument = Argument { thread: number("thread")??, command: number("command")?? };
+            Word::GiveArgument { argument, bytes: bytes(value.get("bytes")?)? }
+        }
+        "asked argument" => {
+            Word::AskedArgument { thread: number("thread")??, bytes: bytes(value.get("bytes")?) }
+        }
+        "gave argument" => {
+            Word::GaveArgument { thread: number("thread")??, done: value.get("done")?.as_bool()? }
+        }
         "ask user" => Word::AskUser { thread: number("thread")?? },
         "asked user" => Word::AskedUser(number("user")?),
         "ask file" => Word::AskFile { index: number("index")?? },
         "file" => Word::File(descriptor?),
         _ => return None,
     })
+}
+
+/// An array of bytes; `None` for anything else.
+fn bytes(value: &Value) -> Option<Vec<u8>> {
+    let byte = |value: &Value| u8::try_from(value.as_u64()?).ok();
+    value.as_array()?.iter().map(byte).collect()
 }
 
 /// A text that fits into a packet whatever JSON makes of it.

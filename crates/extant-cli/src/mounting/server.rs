@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -13,7 +14,9 @@ use std::time::Duration;
 use extant::{BlockSize, Fs, FsError, MountOptions};
 use extant_block::{FileDevice, OpenError, SharedDevice, lock_holder};
 use extant_format::features::RoCompat;
-use extant_fuse::{Brake, Events, Level, NotWritable, Obstacle, RingUse, Rings, Settings};
+use extant_fuse::{
+    Argument, Brake, Events, Level, NotWritable, Obstacle, RingUse, Rings, Settings,
+};
 use extant_sync::threads::{Receiver, Sender};
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -484,8 +487,10 @@ impl<T: Send> Answer<T> {
 /// What the keeper is asked.
 #[derive(Default)]
 struct Answers {
-    /// [`Word::AskEnd`].
-    ends: Answer<Option<u32>>,
+    /// [`Word::AskArgument`]: of which thread, and what.
+    arguments: Answer<(u32, Option<Vec<u8>>)>,
+    /// [`Word::GiveArgument`]: of which thread, and whether.
+    given: Answer<(u32, bool)>,
     /// [`Word::HandOver`].
     handed_over: Answer<bool>,
     /// [`Word::AskUser`].
@@ -573,9 +578,17 @@ impl Events for Server<'_> {
         let _ = self.brake.set(brake);
     }
 
-    fn shutdown_argument(&self, thread: u32) -> Option<u32> {
-        let question = Word::AskEnd { thread };
-        self.answers.ends.to(self.link, &question, KEEPER_ANSWERS).flatten()
+    fn read_argument(&self, argument: Argument, bytes: Range<u32>) -> Option<Vec<u8>> {
+        let question = Word::AskArgument { argument, bytes };
+        let answer = self.answers.arguments.to(self.link, &question, KEEPER_ANSWERS);
+        // An answer that came too late for who asked before is not for this caller.
+        answer.filter(|(thread, _)| *thread == argument.thread)?.1
+    }
+
+    fn write_argument(&self, argument: Argument, bytes: &[u8]) -> bool {
+        let question = Word::GiveArgument { argument, bytes: bytes.to_vec() };
+        let answer = self.answers.given.to(self.link, &question, KEEPER_ANSWERS);
+        answer == Some((argument.thread, true))
     }
 
     fn user_of(&self, thread: u32) -> Option<u32> {
@@ -660,7 +673,12 @@ impl Orders<'_> {
                         "asked to end, and still mounted elsewhere or in use: everything is \
                          written, and who has it gets \"not connected\"",
                     ),
-                    Ok(Some(Word::AskedEnd(kind))) => self.server.answers.ends.give(kind),
+                    Ok(Some(Word::AskedArgument { thread, bytes })) => {
+                        self.server.answers.arguments.give((thread, bytes));
+                    }
+                    Ok(Some(Word::GaveArgument { thread, done })) => {
+                        self.server.answers.given.give((thread, done));
+                    }
                     Ok(Some(Word::AskedUser(user))) => self.server.answers.users.give(user),
                     Ok(Some(Word::File(file))) => self.server.answers.files.give(Ok(file)),
                     Ok(Some(Word::Failed(failure))) => {

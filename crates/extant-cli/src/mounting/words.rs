@@ -173,7 +173,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("fscontext=", "SELinux contexts of a whole mount are not supported"),
     ("defcontext=", "SELinux contexts of a whole mount are not supported"),
     ("rootcontext=", "SELinux contexts of a whole mount are not supported"),
-    ("test_dummy_encryption", "encrypted files cannot be read"),
+    ("test_dummy_encryption", "directories are encrypted by their policies alone"),
     ("bind", "bind mounts are made by mount(8) alone"),
     ("loop=", "an image file needs no loop device"),
 ];

@@ -105,29 +105,43 @@ impl Ext4<'_> {
 
     /// An open file of an inode that may be opened.
     pub(super) fn opened(&self, inode: &Inode, node: NodeId, flags: u32) -> Opened {
-        let handle = if writes(flags) {
-            let writers = self.nodes.add_writer(node, inode);
-            if self.lease() != Lease::ForEver && writers == 1 {
-                // Attributes that the kernel keeps have no time limit. At worst it learns late that
-                // there is no room.
-                let _ = self.kernel.drop_attributes(node);
+        let writes = writes(flags);
+        // Without its key, or damaged, it can be opened by whoever made it just now only.
+        let key = match inode.kind() {
+            FileKind::Regular => inode.use_key().ok().flatten(),
+            _ => None,
+        };
+        let handle = if writes || key.is_some() {
+            if writes {
+                let writers = self.nodes.add_writer(node, inode);
+                if self.lease() != Lease::ForEver && writers == 1 {
+                    // Attributes that the kernel keeps have no time limit. At worst it learns late
+                    // that there is no room.
+                    let _ = self.kernel.drop_attributes(node);
+                }
+            }
+            if key.is_some() {
+                self.nodes.add_key_user(node);
             }
             let refusals = self.nodes.refused(node).count;
             let may_use_reserve = SpaceFor::may_use_reserve();
             let failures = inode.writeback_failures();
-            self.opens.add(Heard { failures, refusals, may_use_reserve })
+            self.opens.add(Heard { writes, key, failures, refusals, may_use_reserve })
         } else {
             Handle::NONE
         };
         // The kernel does not know the flag and lets programs take O_APPEND back: each write is looked at.
-        let direct = writes(flags) && inode.metadata().flags.contains(InodeFlags::APPEND);
+        let direct = writes && inode.metadata().flags.contains(InodeFlags::APPEND);
         Opened { handle, keep_cache: true, direct }
     }
 
     pub(super) fn release_file(&self, node: NodeId, handle: Handle) {
-        if handle != Handle::NONE {
-            self.opens.remove(handle);
+        let Some(heard) = self.opens.remove(handle) else { return };
+        if heard.writes {
             self.nodes.remove_writer(node);
+        }
+        if heard.key.is_some() {
+            self.nodes.remove_key_user(node);
         }
     }
 

@@ -3,8 +3,7 @@
 //! Orders and queries are extended attributes with reserved names, on any inode of the mount: they
 //! need no special call and work with every tool that can get or set an attribute.
 
-use std::io::{Read, Seek, SeekFrom};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering;
 
 use extant::{FileKind, FsError, GrowTo, Inode, InodeFlags, SetAttributes, Shutdown, Tune};
@@ -14,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::Ext4;
 use crate::abi::ID_NOT_TOLD;
+use crate::argument::Argument;
 use crate::events::Level;
 use crate::operations::{Caller, Errno, Ioctl, NodeId, Reply};
 use crate::orders::{DEFRAG, INFO, ORDER, PIECES, STATS};
@@ -37,9 +37,15 @@ mod number {
     pub(super) const FSGETXATTR: u32 = 0x801c_581f;
     pub(super) const FSSETXATTR: u32 = 0x401c_5820;
     pub(super) const FITRIM: u32 = 0xc018_5879;
-    pub(super) const SHUTDOWN: u32 = 0x8004_587d;
+    pub(super) use crate::argument::{
+        ADD_KEY, GET_POLICY, GET_POLICY_EX, PWSALT, SET_POLICY, SHUTDOWN,
+    };
     pub(super) const GETFSLABEL: u32 = 0x8100_9431;
     pub(super) const SETFSLABEL: u32 = 0x4100_9432;
+    pub(super) const REMOVE_KEY: u32 = 0xc040_6618;
+    pub(super) const REMOVE_KEY_ALL_USERS: u32 = 0xc040_6619;
+    pub(super) const KEY_STATUS: u32 = 0xc080_661a;
+    pub(super) const NONCE: u32 = 0x8010_661b;
     pub(super) const ENABLE_VERITY: u32 = 0x4080_6685;
     pub(super) const MEASURE_VERITY: u32 = 0xc004_6686;
     pub(super) const EXT4_ALLOC_DA_BLKS: u32 = 0x660c;
@@ -165,9 +171,8 @@ impl Ext4<'_> {
             }
             n::SHUTDOWN => {
                 self.check_operator(caller)?;
-                let argument = word_of_caller(caller.pid, asked.argument)
-                    .or_else(|error| self.events.shutdown_argument(caller.pid).ok_or(error))?;
-                let how = match argument {
+                let argument = self.argument(caller, asked, 0..4)?;
+                let how = match u32_at(&argument, 0)? {
                     0 => Shutdown::Sync,
                     1 => Shutdown::LogFlush,
                     2 => Shutdown::Now,
@@ -178,6 +183,15 @@ impl Ext4<'_> {
             }
             n::ENABLE_VERITY => self.enable_verity(caller, node, &inode, asked),
             n::MEASURE_VERITY => self.measure_verity(&inode, asked),
+            n::SET_POLICY => self.set_policy(caller, node, &inode, asked),
+            n::GET_POLICY => self.get_policy(caller, &inode, asked),
+            n::GET_POLICY_EX => self.get_policy_ex(caller, &inode, asked),
+            n::NONCE => self.encryption_nonce(&inode),
+            n::PWSALT => self.password_salt(caller, asked),
+            n::ADD_KEY => self.add_key(caller, asked),
+            n::REMOVE_KEY => self.remove_key(caller, asked, false),
+            n::REMOVE_KEY_ALL_USERS => self.remove_key(caller, asked, true),
+            n::KEY_STATUS => self.key_status(caller, asked),
             n::EXT4_RESIZE_FS => {
                 self.check_operator(caller)?;
                 self.check_change()?;
@@ -193,6 +207,40 @@ impl Ext4<'_> {
             // The map is cached as it is used; there is nothing to hurry.
             n::EXT4_PRECACHE_EXTENTS => Ok(Vec::new()),
             _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    /// Reads bytes of an argument that the kernel does not pass.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` where neither this process nor its keeper may look.
+    pub(super) fn argument(
+        &self,
+        caller: Caller,
+        asked: &Ioctl<'_>,
+        bytes: Range<u32>,
+    ) -> Reply<Vec<u8>> {
+        let argument = Argument { thread: caller.pid, command: asked.command };
+        let read = argument.read(bytes.clone());
+        read.or_else(|| self.events.read_argument(argument, bytes)).ok_or(Errno::EACCES)
+    }
+
+    /// Writes bytes of an argument that the kernel does not take back.
+    ///
+    /// # Errors
+    ///
+    /// As [`argument`](Self::argument).
+    pub(super) fn answer_argument(
+        &self,
+        caller: Caller,
+        asked: &Ioctl<'_>,
+        bytes: &[u8],
+    ) -> Reply<()> {
+        let argument = Argument { thread: caller.pid, command: asked.command };
+        match argument.write(bytes) || self.events.write_argument(argument, bytes) {
+            true => Ok(()),
+            false => Err(Errno::EACCES),
         }
     }
 
@@ -560,37 +608,9 @@ fn fsxattr(inode: &Inode) -> Vec<u8> {
     out
 }
 
-/// A word in the memory of a caller that waits for us. The number of the operation says that the kernel
-/// passes nothing in, although the operation reads it.
-///
-/// # Errors
-///
-/// `EACCES` where this process may not look: `extant.control` is the way then.
-fn word_of_caller(pid: u32, address: u64) -> Reply<u32> {
-    let memory = || -> std::io::Result<u32> {
-        let mut file = std::fs::File::open(format!("/proc/{pid}/mem"))?;
-        file.seek(SeekFrom::Start(address))?;
-        let mut word = [0; 4];
-        file.read_exact(&mut word)?;
-        Ok(u32::from_ne_bytes(word))
-    };
-    memory().map_err(|_| Errno::EACCES)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_word_in_memory_is_found() {
-        let word: u32 = 0x1234_5678;
-        let address = (&raw const word).addr() as u64;
-        let read = word_of_caller(std::process::id(), address);
-        // Where looking is forbidden, even at ourselves, it says so.
-        assert!(matches!(read, Ok(0x1234_5678) | Err(Errno::EACCES)), "{read:?}");
-        assert_eq!(word_of_caller(0, 0), Err(Errno::EACCES));
-        assert_eq!(std::hint::black_box(word), 0x1234_5678);
-    }
 
     #[test]
     fn what_stays_immutable_takes_no_other_flag() {

@@ -28,6 +28,7 @@ mod control;
 mod current;
 mod ending;
 mod growth;
+mod keys;
 mod listing;
 mod names;
 mod nodes;
@@ -54,6 +55,7 @@ use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
 use current::Current;
 use ending::Ending;
+use keys::Claims;
 use listing::Damaged;
 use nodes::{Found, Nodes, Opens};
 use room::Room;
@@ -106,6 +108,7 @@ impl Served {
         events: &'a dyn Events,
     ) -> Ext4<'a> {
         let current = Arc::clone(&self.current);
+        let salt = current.get().superblock().encrypt_pw_salt;
         let server = Ext4 {
             nodes: Arc::clone(&self.nodes),
             opens: Opens::new(),
@@ -125,6 +128,8 @@ impl Served {
             ending: Arc::clone(&self.ending),
             damaged: Damaged::new(),
             not_writable: Mutex::new(Rank::Leaf, None),
+            claims: Claims::new(),
+            salt: Mutex::new(Rank::Leaf, (salt, salt != [0; 16])),
             room: Room::new(terms.holds_writes_back),
             current,
         };
@@ -170,6 +175,10 @@ pub(crate) struct Ext4<'a> {
     /// Why it did not become writable when that was asked for last.
     not_writable: Mutex<Option<String>>,
     room: Room,
+    /// Who added which key.
+    claims: Claims,
+    /// The salt for passphrases, and whether the file system has it.
+    salt: Mutex<([u8; 16], bool)>,
     /// Threads that wait for the kernel to write back, which needs other threads.
     drops: AtomicU32,
     /// How many threads may wait: one less than may be asked to do the writing.

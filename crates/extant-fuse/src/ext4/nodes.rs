@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use extant::{FileKind, Inode};
+use extant::{FileKind, Inode, KeyUse};
 use extant_base::sabotage;
 use extant_sync::{Mutex, Rank};
 use rustc_hash::FxHashMap;
@@ -32,6 +32,8 @@ struct Known {
     lookups: u64,
     generation: u32,
     kind: FileKind,
+    /// Its contents, names or target go through a cipher.
+    is_encrypted: bool,
 }
 
 /// The properties that few nodes have.
@@ -41,6 +43,8 @@ struct More {
     held: Option<Inode>,
     /// Times it is open for writing.
     writers: u32,
+    /// Times it is open, if it is encrypted.
+    key_users: u32,
     refused: Refusals,
 }
 
@@ -70,7 +74,7 @@ impl Shard {
     fn take_held(&mut self, node: NodeId) -> Option<Inode> {
         let more = self.more.get_mut(&node).filter(|more| more.writers == 0)?;
         let held = more.held.take();
-        if more.refused == Refusals::default() {
+        if more.refused == Refusals::default() && more.key_users == 0 {
             self.more.remove(&node);
         }
         held
@@ -150,12 +154,15 @@ impl Nodes {
     /// The kernel knows `node` once more.
     pub(super) fn learn(&self, node: NodeId, inode: &Inode) {
         let (generation, kind) = (inode.record().generation, inode.kind());
+        let is_encrypted = inode.is_encrypted();
         {
             let mut shard = self.shard(node).lock();
-            let known = shard.known.entry(node).or_insert(Known { lookups: 0, generation, kind });
+            let new = Known { lookups: 0, generation, kind, is_encrypted };
+            let known = shard.known.entry(node).or_insert(new);
             known.lookups = known.lookups.saturating_add(1);
             // The kernel uses the latest answer.
             (known.generation, known.kind) = (generation, kind);
+            known.is_encrypted = is_encrypted;
         }
         // Whoever takes the last name from now on finds that it is known.
         self.keep_nameless(node, inode);
@@ -266,6 +273,45 @@ impl Nodes {
         self.shard(node).lock().more.get(&node).is_some_and(|more| more.writers > 0)
     }
 
+    /// A directory that is known was given a policy.
+    pub(super) fn becomes_encrypted(&self, node: NodeId) {
+        if let Some(known) = self.shard(node).lock().known.get_mut(&node) {
+            known.is_encrypted = true;
+        }
+    }
+
+    /// Counts that an encrypted node is open once more.
+    pub(super) fn add_key_user(&self, node: NodeId) {
+        let mut shard = self.shard(node).lock();
+        if shard.known.contains_key(&node) {
+            let more = shard.more.entry(node).or_default();
+            more.key_users = more.key_users.saturating_add(1);
+        }
+    }
+
+    /// Counts that an encrypted node is open once less.
+    pub(super) fn remove_key_user(&self, node: NodeId) {
+        let mut shard = self.shard(node).lock();
+        let Some(more) = shard.more.get_mut(&node) else { return };
+        more.key_users = more.key_users.saturating_sub(1);
+        let is_idle = more.key_users == 0 && more.writers == 0 && more.held.is_none();
+        if is_idle && more.refused == Refusals::default() {
+            shard.more.remove(&node);
+        }
+    }
+
+    /// Returns the encrypted nodes that are not open.
+    pub(super) fn encrypted(&self) -> Vec<NodeId> {
+        let encrypted = |shard: &Mutex<Shard>| -> Vec<NodeId> {
+            let shard = shard.lock();
+            let is_open = |node| shard.more.get(node).is_some_and(|more| more.key_users > 0);
+            let known =
+                shard.known.iter().filter(|(node, known)| known.is_encrypted && !is_open(node));
+            known.map(|(node, _)| *node).collect()
+        };
+        self.shards.iter().flat_map(encrypted).collect()
+    }
+
     /// Returns the nodes that are open for writing.
     pub(super) fn written(&self) -> Vec<NodeId> {
         let written = |shard: &Mutex<Shard>| -> Vec<NodeId> {
@@ -346,15 +392,19 @@ fn table_bytes<V>(capacity: usize) -> usize {
 }
 
 /// The failures that an open file has heard of: passes of writeback that failed, writes that were refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Heard {
+    /// Whether it is open for writing.
+    pub(super) writes: bool,
+    /// Of an encrypted file: it goes on when its key is removed.
+    pub(super) key: Option<KeyUse>,
     pub(super) failures: u64,
     pub(super) refusals: u64,
     /// Whether the user who opened the file may take reserved blocks.
     pub(super) may_use_reserve: bool,
 }
 
-/// Files that are open for writing, and what each has heard of.
+/// Files that are open for writing, or encrypted, and what each has heard of.
 pub(super) struct Opens {
     next: AtomicU64,
     shards: Vec<Mutex<FxHashMap<Handle, Heard>>>,
@@ -372,8 +422,9 @@ impl Opens {
         handle
     }
 
-    pub(super) fn remove(&self, handle: Handle) {
-        self.shards[handle.0 as usize % SHARDS].lock().remove(&handle);
+    /// Removes an open file; whoever drops what is returned holds no lock.
+    pub(super) fn remove(&self, handle: Handle) -> Option<Heard> {
+        self.shards[handle.0 as usize % SHARDS].lock().remove(&handle)
     }
 
     /// Returns whether passes of writeback failed since this open file last asked.
