@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use extant::{
-    Frozen, Fs, FsError, Inode, Metadata, MountOptions, MountProgress, MountStage, NewInode,
-    RenameFlags, SetAttributes, SharedDevice, TimeChange, Timestamp, XattrMode,
+    EncryptionPolicy, Frozen, Fs, FsError, Inode, KeySpec, MasterKey, Metadata, MountOptions,
+    MountProgress, MountStage, NewInode, RenameFlags, SetAttributes, SharedDevice, TimeChange,
+    Timestamp, XattrMode,
 };
 use extant_block::{BlockDevice as _, FileDevice, WindowDevice, partition};
 use extant_sync::{Mutex, Rank};
@@ -34,6 +35,11 @@ pub(crate) struct NativeFs {
     frozen: Mutex<Option<Frozen>>,
     #[pyo3(get)]
     writable: bool,
+}
+
+/// Reads the name of a key.
+fn key_name(name: &str) -> PyResult<KeySpec> {
+    name.parse().map_err(|error: extant::KeyFault| PyValueError::new_err(error.to_string()))
 }
 
 fn nanoseconds(time: Timestamp) -> i128 {
@@ -204,6 +210,22 @@ impl NativeFs {
 
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, b"", Fs::sync)
+    }
+
+    /// The name of the key that was added.
+    fn add_key(&self, py: Python<'_>, key: &[u8]) -> PyResult<String> {
+        let key = MasterKey::new(key).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        self.run(py, b"", |fs| Ok(fs.add_key(key)?.to_string()))
+    }
+
+    fn remove_key(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let name = key_name(name)?;
+        self.run(py, b"", |fs| fs.remove_key(&name))
+    }
+
+    fn encrypt(&self, py: Python<'_>, path: &[u8], name: &str) -> PyResult<()> {
+        let policy = EncryptionPolicy::new(key_name(name)?);
+        self.run(py, path, |fs| fs.resolve(path)?.set_encryption_policy(&policy))
     }
 
     fn stat(&self, py: Python<'_>, path: &[u8], follow: bool) -> PyResult<Stat> {

@@ -270,3 +270,30 @@ def test_an_image_in_a_file_object_is_read(image):
 
     with pytest.raises(OSError):
         extant.open(Liar(image.read_bytes()[: 4 * MIB]))
+
+
+def test_keys_come_and_go(tmp_path):
+    path = tmp_path / "disk.img"
+    extant.mkfs(path, 32 * MIB, features="encrypt")
+    secret = bytes(range(64))
+    with extant.open(path, "r+") as fs:
+        name = fs.add_key(secret)
+        assert len(name) == 32 and fs.add_key(secret) == name
+        fs.mkdir("/private")
+        fs.encrypt("/private", name)
+        fs.write_text("/private/letter", "dear reader")
+        assert fs.remove_key(name) and not fs.remove_key(name)
+        shown = fs.listdir("/private")
+        assert len(shown) == 1 and shown != ["letter"]
+        with pytest.raises(OSError) as refused:
+            fs.write_text("/private/new", "x")
+        assert refused.value.errno == errno.ENOKEY
+        for wrong in ["", "xy", name + "00"]:
+            with pytest.raises(ValueError):
+                fs.remove_key(wrong)
+        with pytest.raises(ValueError):
+            fs.add_key(b"short")
+    with extant.open(path) as fs:
+        fs.add_key(secret)
+        assert fs.read_text("/private/letter") == "dear reader"
+    assert extant.check(path).clean

@@ -7,6 +7,7 @@ mod attributes;
 mod directory;
 mod file;
 mod image;
+mod keys;
 mod mount;
 mod names;
 mod ring;

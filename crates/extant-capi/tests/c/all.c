@@ -808,6 +808,39 @@ static void checking(void)
     FAILS(extant_check(copy, &options, NULL), EINVAL, EXTANT_E_BAD_ARGUMENT);
 }
 
+static void keys(void)
+{
+    char path[700], name[33] = "", again[33], text[8] = "";
+    snprintf(path, sizeof path, "%s/keys.img", place);
+    extant_build_options mkfs = {.size = sizeof mkfs, .image_bytes = 16 << 20, .features = "encrypt"};
+    OK(extant_mkfs(path, &mkfs, NULL));
+    extant_mount_options options = {.size = sizeof options, .flags = EXTANT_MOUNT_WRITE};
+    extant_fs *fs = NULL;
+    OK(extant_mount(path, &options, &fs));
+    unsigned char key[64];
+    memset(key, 42, sizeof key);
+    OK(extant_add_key(fs, key, sizeof key, name));
+    IS(strlen(name), 32);
+    OK(extant_add_key(fs, key, sizeof key, again));
+    IS(strcmp(name, again), 0);
+    OK(extant_add_key(fs, key, 32, NULL));
+    FAILS(extant_add_key(fs, key, 15, name), EINVAL, EXTANT_E_BAD_ARGUMENT);
+    FAILS(extant_add_key(fs, NULL, 64, name), EFAULT, EXTANT_E_NULL);
+    OK(extant_mkdir(fs, "/private", 0700));
+    FAILS(extant_encrypt(fs, "/private", "xyz"), EINVAL, EXTANT_E_BAD_ARGUMENT);
+    FAILS(extant_encrypt(fs, "/private", NULL), EFAULT, EXTANT_E_NULL);
+    OK(extant_encrypt(fs, "/private", name));
+    OK(extant_symlink(fs, "target", "/private/link"));
+    IS(extant_remove_key(fs, name), 1);
+    IS(extant_remove_key(fs, name), 0);
+    FAILS(extant_mkdir(fs, "/private/sub", 0700), ENOKEY, EXTANT_E_ENCRYPTED);
+    OK(extant_add_key(fs, key, sizeof key, NULL));
+    IS(extant_readlink(fs, "/private/link", text, sizeof text), 6);
+    IS(memcmp(text, "target", 6), 0);
+    OK(extant_unmount(fs, 0));
+    OK(extant_check(path, NULL, NULL));
+}
+
 int main(int count, char **arguments)
 {
     if (count != 2)
@@ -827,6 +860,7 @@ int main(int count, char **arguments)
     freezing();
     contents();
     names();
+    keys();
     rings();
     devices();
     threads();

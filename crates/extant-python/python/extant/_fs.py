@@ -143,6 +143,20 @@ class FileSystem:
         """Makes every change so far durable."""
         self._native.sync()
 
+    def add_key(self, key):
+        """Adds a key of 16 to 64 bytes for encrypted files, and returns its name: 32 hex digits."""
+        return self._native.add_key(bytes(key))
+
+    def remove_key(self, name):
+        """Removes a key by its name, and says whether it was there. What was written before is stored first."""
+        return self._native.remove_key(name)
+
+    def encrypt(self, path, key):
+        """Encrypts an empty directory: what is made in it from now on, with the key of that name.
+
+        ``fs.encrypt("/private", fs.add_key(secret))``"""
+        self._native.encrypt(self._bytes(path), key)
+
     @contextlib.contextmanager
     def frozen(self):
         """Holds the mount still, so that the image can be copied: ``with fs.frozen(): shutil.copy(...)``.
