@@ -78,9 +78,12 @@ impl Fs {
     pub fn remove_key(&self, name: &KeySpec) -> Result<bool> {
         let keys = self.volume().keys();
         let was_there = keys.status(name) == KeyStatus::Present;
-        // What has stopped writes nothing any more.
-        if was_there && self.stopped_because().is_none() {
-            self.sync()?;
+        if was_there {
+            let synced = self.sync();
+            // What has stopped may write nothing any more, and keys go all the same.
+            if self.stopped_because().is_none() {
+                synced?;
+            }
         }
         let removed = keys.remove(name);
         // Their ciphers are behind locks; those of other keys are made again when they are needed.

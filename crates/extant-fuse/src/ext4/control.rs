@@ -556,7 +556,7 @@ impl Ext4<'_> {
             "in_memory_bytes": memory,
         });
         all.insert("inodes".into(), inodes);
-        all.insert("open_for_writing".into(), json!(self.opens.len()));
+        all.insert("open_for_writing".into(), json!(self.opens.writers()));
         all.insert("damage_reports".into(), json!(self.complaints.load(Ordering::Relaxed)));
         if let Some(cache) = self.fs().io_stats() {
             all.insert("cache".into(), named(&cache.named()));

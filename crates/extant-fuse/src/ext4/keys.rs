@@ -43,6 +43,8 @@ const LOOKS: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(2);
 /// Most claims to one key.
 const CLAIMS_MAX: usize = 256;
+/// Most keys of one user: half of those that a file system has, so that nobody takes all.
+const KEYS_OF_ONE_MAX: usize = 128;
 
 /// Who added which key of version 2.
 pub(super) struct Claims(Mutex<FxHashMap<KeySpec, Vec<u32>>>);
@@ -58,14 +60,15 @@ impl Claims {
 
     fn add(&self, key: KeySpec, user: u32) -> Reply<()> {
         let mut claims = self.0.lock();
-        let users = claims.entry(key).or_default();
+        let own = claims.values().filter(|users| users.contains(&user)).count();
+        let users = claims.get(&key).map_or(&[][..], |users| users);
         if users.contains(&user) {
             return Ok(());
         }
-        if users.len() >= CLAIMS_MAX {
+        if users.len() >= CLAIMS_MAX || own >= KEYS_OF_ONE_MAX {
             return Err(Errno::EDQUOT);
         }
-        users.push(user);
+        claims.entry(key).or_default().push(user);
         Ok(())
     }
 
@@ -75,7 +78,11 @@ impl Claims {
         let Some(users) = claims.get_mut(key) else { return false };
         let before = users.len();
         users.retain(|one| *one != user);
-        users.len() < before
+        let had = users.len() < before;
+        if users.is_empty() {
+            claims.remove(key);
+        }
+        had
     }
 
     fn remove_all(&self, key: &KeySpec) {
@@ -232,8 +239,10 @@ impl Ext4<'_> {
     /// Takes a key away: what programs wrote is written first, then the kernel forgets contents of
     /// files that are not open.
     fn lock_files(&self, name: &KeySpec) -> Reply<()> {
-        self.check()?;
-        self.hand_over()?;
+        // After a shutdown nothing is written any more, and keys go all the same.
+        if !self.fs().is_shut_down() {
+            self.hand_over()?;
+        }
         self.reply(self.fs().remove_key(name))?;
         // The kernel tells of a file that was closed just before this in its own time.
         for _ in 0..LOOKS {
@@ -434,5 +443,11 @@ mod tests {
         assert_eq!(claims.add(key, u32::MAX), Err(Errno::EDQUOT));
         claims.remove_all(&key);
         assert!(claims.of(&key).is_empty());
+        for n in 0..KEYS_OF_ONE_MAX {
+            claims.add(KeySpec::Identifier((n as u128).to_le_bytes()), 5).unwrap();
+        }
+        assert_eq!(claims.add(key, 5), Err(Errno::EDQUOT), "one user has no more");
+        assert_eq!(claims.add(key, 6), Ok(()));
+        assert!(claims.remove(&key, 6) && !claims.0.lock().contains_key(&key));
     }
 }

@@ -449,9 +449,12 @@ impl Opens {
         self.shards[handle.0 as usize % SHARDS].lock().get_mut(&handle).is_some_and(news)
     }
 
-    /// Returns how many there are.
-    pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    /// Returns how many are open for writing.
+    pub(super) fn writers(&self) -> usize {
+        let writers = |shard: &Mutex<FxHashMap<Handle, Heard>>| {
+            shard.lock().values().filter(|heard| heard.writes).count()
+        };
+        self.shards.iter().map(writers).sum()
     }
 }
 
@@ -558,7 +561,10 @@ mod tests {
     #[test]
     fn an_open_file_hears_of_each_failure_once() {
         let opens = Opens::new();
-        let at = |failures| Heard { failures, refusals: 7, may_use_reserve: failures == 1 };
+        let at = |failures| {
+            let (refusals, may_use_reserve) = (7, failures == 1);
+            Heard { writes: true, key: None, failures, refusals, may_use_reserve }
+        };
         let (a, b) = (opens.add(at(0)), opens.add(at(1)));
         assert!(a != Handle::NONE && a != b);
         assert!(opens.has_new_failures(a, 1) && !opens.has_new_failures(a, 1));
@@ -566,7 +572,7 @@ mod tests {
         assert!(!opens.has_new_refusals(b, 7) && opens.has_new_refusals(b, 8));
         assert!(opens.has_new_refusals(a, 8) && !opens.has_new_refusals(a, 8));
         opens.remove(b);
-        assert_eq!(opens.len(), 1);
+        assert_eq!(opens.writers(), 1);
         assert!(!opens.has_new_failures(b, 3) && !opens.has_new_failures(Handle::NONE, 3));
     }
 }
