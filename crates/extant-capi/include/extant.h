@@ -892,6 +892,25 @@ int extant_check(const char *path,
                  const struct extant_check_options *options,
                  struct extant_check_report *report);
 
+// Adds a key of 16 to 64 bytes for encrypted files and directories. Stores its name in `name`, which has room for 33
+// bytes: 32 hex digits and a zero byte; `name` may be NULL. The library keeps a copy of the key and wipes it at the end.
+// Returns 0 or a negative errno.
+int extant_add_key(struct extant_fs *fs,
+                   const void *key,
+                   size_t length,
+                   char *name);
+
+// Removes a key by its name: 32 hex digits, or 16 of the name in a policy of version 1. What was written before is stored
+// first. Returns 1, 0 if there was no such key, or a negative errno: the key stays then.
+int extant_remove_key(struct extant_fs *fs,
+                      const char *name);
+
+// Encrypts an empty directory with a key that was added: what is made in it from now on is encrypted, with AES-256. Returns
+// 0 or a negative errno.
+int extant_encrypt(struct extant_fs *fs,
+                   const char *path,
+                   const char *name);
+
 // Version of the library's interface: EXTANT_API_VERSION of the header that it was built with.
 uint32_t extant_api_version(void);
 

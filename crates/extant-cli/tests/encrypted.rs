@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -269,6 +270,65 @@ fn keys_come_and_go_on_a_mount() {
         assert_eq!(read.out(), "of version 1");
         place.run(&["rm", "-r", "a.img:/private", "a.img:/old"]).succeeds();
     }
+}
+
+/// Follows the functions of [`KEYS`]: what root and another user may do with a key.
+const USERS: &str = r#"
+os.mkdir(d + "/own")
+os.chown(d + "/own", 1234, 1234)
+os.mkdir(d + "/others")
+name = add(raw)
+v2 = bytes([2, 1, 4, 3, 0, 0, 0, 0]) + name
+print("root", status(name), flush=True)
+child = os.fork()
+if child == 0:
+    os.setgid(1234)
+    os.setuid(1234)
+    print(status(name), set_policy(d + "/own", v2), set_policy(d + "/others", v2))
+    print(remove(name), remove(name, 0xC0406619), add(raw, b"descript"))
+    print(add(raw) == name, status(name), set_policy(d + "/own", v2))
+    print(remove(name), status(name), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("root", status(name), remove(name), status(name))
+"#;
+
+#[test]
+fn users_have_keys_of_their_own_as_on_the_kernels_mount() {
+    let Some(place) = place() else { return };
+    let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
+    if !Path::new("/dev/fuse").exists() || !is_root {
+        eprintln!("skipped: needs /dev/fuse and root");
+        return;
+    }
+    fs::set_permissions(place.0.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let mnt = place.path("mnt");
+    fs::create_dir(&mnt).unwrap();
+    fs::copy(place.path("a.img"), place.path("b.img")).unwrap();
+    let functions = KEYS.split("# Keys come").next().unwrap();
+    let run = || {
+        let script = format!("{functions}{USERS}");
+        Command::new("python3").args(["-c", &script]).args([&mnt, &place.path("key")]).output()
+    };
+    place.run(&["mount", "-o", "allow_other", "a.img", "mnt"]).succeeds();
+    let ours = run();
+    place.run(&["umount", "mnt"]).succeeds();
+    let Ok(ours) = ours else {
+        eprintln!("skipped: needs python3");
+        return;
+    };
+    let said = String::from_utf8_lossy(&ours.stdout).into_owned();
+    assert!(ours.status.success(), "{}", String::from_utf8_lossy(&ours.stderr));
+    assert_eq!(said.lines().count(), 6, "{said}");
+    let mut mount = Command::new("mount");
+    mount.args(["-o", "loop"]).arg(place.path("b.img")).arg(&mnt);
+    if !mount.status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: the kernel mounts no image here");
+        return;
+    }
+    let theirs = run();
+    Command::new("umount").arg(&mnt).status().unwrap();
+    assert_eq!(said, String::from_utf8_lossy(&theirs.unwrap().stdout));
 }
 
 #[test]
