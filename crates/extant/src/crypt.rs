@@ -167,7 +167,7 @@ impl Inode {
     /// # Errors
     ///
     /// As [`encryption_policy`](Self::encryption_policy).
-    pub fn encryption_nonce(&self) -> Result<Option<[u8; NONCE_BYTES]>> {
+    pub fn encryption_nonce(&self) -> Result<Option<[u8; 16]>> {
         if !self.is_encrypted() {
             return Ok(None);
         }
