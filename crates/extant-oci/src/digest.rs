@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use sha2::Digest as _;
 
+use crate::store::Source;
+
 /// The digest of some bytes: `sha256:` or `sha512:`, and hexadecimal digits.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Digest {
@@ -62,7 +64,7 @@ impl Digest {
     }
 
     /// Returns where a layout has the blob with this digest.
-    pub(crate) fn path(&self) -> String {
+    pub fn path(&self) -> String {
         format!("blobs/{}/{}", self.algorithm.name(), self.hex)
     }
 
@@ -84,7 +86,11 @@ impl Digest {
     }
 
     /// Checks that `bytes` have this digest; the error is their actual digest.
-    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), Digest> {
+    ///
+    /// # Errors
+    ///
+    /// The digest that they have.
+    pub fn check(&self, bytes: &[u8]) -> Result<(), Digest> {
         let mut hashing = Hashing::like(self);
         hashing.update(bytes);
         let found = hashing.finish();
@@ -133,7 +139,7 @@ impl Hashing {
 /// A stream that ends with an error of kind [`InvalidData`](io::ErrorKind::InvalidData) unless it has the size and
 /// digest that it should have. Whoever did not read it to its end knows nothing.
 pub struct Verified<'s> {
-    inner: Box<dyn Read + Send + 's>,
+    inner: Box<dyn Source + 's>,
     wanted: Option<Digest>,
     hashing: Option<Hashing>,
     size: u64,
@@ -142,7 +148,7 @@ pub struct Verified<'s> {
 
 impl<'s> Verified<'s> {
     pub(crate) fn new(
-        inner: Box<dyn Read + Send + 's>,
+        inner: Box<dyn Source + 's>,
         size: u64,
         wanted: Option<Digest>,
     ) -> Verified<'s> {
@@ -176,6 +182,7 @@ impl Read for Verified<'_> {
             if found != *wanted {
                 return bad(format!("its digest is {found}, and the image says {wanted}"));
             }
+            self.inner.proven();
         }
         Ok(0)
     }

@@ -39,14 +39,35 @@ impl OciError {
     }
 
     pub(crate) fn damaged(place: &str, what: impl Into<String>) -> OciError {
-        OciError::new(Kind::Damaged, place, what)
-            .advise("fetch the image again: skopeo copy docker://NAME oci:DIR")
+        OciError::new(Kind::Damaged, place, what).advise(OciError::fetch_again(place))
     }
 
+    /// What to do about the damaged image in `place`.
+    pub fn fetch_again(place: &str) -> &'static str {
+        match place.starts_with("docker://") {
+            true => "try again; if it stays so, the registry does not have what it says it has",
+            false => "fetch the image again: skopeo copy docker://NAME oci:DIR",
+        }
+    }
+
+    /// Takes the error of a store, which may be one of these already.
     pub(crate) fn io(place: &str, doing: &str, path: &str, cause: io::Error) -> OciError {
+        let cause = match OciError::inside(cause) {
+            Ok(error) => return error,
+            Err(cause) => cause,
+        };
         let mut error = OciError::new(Kind::Io, place, format!("cannot {doing} \"{path}\""));
         error.cause = Some(cause);
         error
+    }
+
+    /// The error that a reader carries in one of the system, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The error as it was.
+    pub fn inside(cause: io::Error) -> Result<OciError, io::Error> {
+        cause.downcast::<OciError>()
     }
 
     pub(crate) fn advise(mut self, advice: impl Into<String>) -> OciError {

@@ -25,6 +25,7 @@ mod layout;
 mod limits;
 mod model;
 mod platform;
+mod reference;
 mod store;
 
 pub use archive::open_docker_archive;
@@ -34,4 +35,5 @@ pub use image::{Choice, Image, Layer};
 pub use layout::open_layout;
 pub use limits::{DOCUMENT_MAX, ENTRIES_MAX, LAYERS_MAX, NESTING_MAX};
 pub use platform::Platform;
-pub use store::{DirStore, Store, Stored};
+pub use reference::{Reference, is_loopback};
+pub use store::{DirStore, Source, Store, Stored};

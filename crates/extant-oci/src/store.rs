@@ -16,8 +16,17 @@ pub struct Stored<'s> {
     /// Length of the file in bytes.
     pub size: u64,
     /// Reader of its bytes, from the start.
-    pub reader: Box<dyn Read + Send + 's>,
+    pub reader: Box<dyn Source + 's>,
 }
+
+/// The bytes of a file, from front to back.
+pub trait Source: Read + Send {
+    /// Tells that all bytes were read and have the size and digest that they should have.
+    fn proven(&mut self) {}
+}
+
+impl Source for File {}
+impl Source for &[u8] {}
 
 /// The files of an image: a directory, or an archive.
 pub trait Store: Sync {
@@ -28,8 +37,22 @@ pub trait Store: Sync {
     ///
     /// # Errors
     ///
-    /// What the system says when it cannot be opened.
+    /// What the system says when it cannot be opened. An [`OciError`] inside is passed on as it is.
     fn open(&self, path: &str) -> io::Result<Option<Stored<'_>>>;
+
+    /// As [`open`](Store::open), for a manifest or an index, which registries keep apart from other blobs.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Store::open).
+    fn open_manifest(&self, path: &str) -> io::Result<Option<Stored<'_>>> {
+        self.open(path)
+    }
+
+    /// Returns whether a file is opened at no cost, so that a layer which is missing is noticed before any is read.
+    fn is_near(&self) -> bool {
+        true
+    }
 }
 
 /// Files below a directory of the host.
@@ -72,7 +95,16 @@ pub(crate) fn find<'s>(
     path: &str,
     what: &str,
 ) -> Result<Stored<'s>, OciError> {
-    match store.open(path) {
+    found(store, store.open(path), path, what)
+}
+
+fn found<'s>(
+    store: &'s dyn Store,
+    opened: io::Result<Option<Stored<'s>>>,
+    path: &str,
+    what: &str,
+) -> Result<Stored<'s>, OciError> {
+    match opened {
         Ok(Some(stored)) => Ok(stored),
         Ok(None) => {
             let text = format!("{what} is not in it: there is no file \"{path}\"");
@@ -105,7 +137,28 @@ pub(crate) fn document(
     size: Option<u64>,
     digest: Option<&Digest>,
 ) -> Result<Vec<u8>, OciError> {
-    let stored = find(store, path, what)?;
+    read(store, find(store, path, what)?, (path, what), size, digest)
+}
+
+/// As [`document`], for a manifest or an index.
+pub(crate) fn manifest(
+    store: &dyn Store,
+    path: &str,
+    what: &str,
+    size: u64,
+    digest: &Digest,
+) -> Result<Vec<u8>, OciError> {
+    let stored = found(store, store.open_manifest(path), path, what)?;
+    read(store, stored, (path, what), Some(size), Some(digest))
+}
+
+fn read(
+    store: &dyn Store,
+    mut stored: Stored<'_>,
+    (path, what): (&str, &str),
+    size: Option<u64>,
+    digest: Option<&Digest>,
+) -> Result<Vec<u8>, OciError> {
     if let Some(size) = size {
         check_size(store, path, stored.size, size)?;
     }
@@ -116,13 +169,16 @@ pub(crate) fn document(
         return Err(OciError::damaged(store.name(), text));
     }
     let mut bytes = Vec::new();
-    let read = stored.reader.take(DOCUMENT_MAX).read_to_end(&mut bytes);
+    let read = (&mut stored.reader).take(DOCUMENT_MAX).read_to_end(&mut bytes);
     read.map_err(|cause| OciError::io(store.name(), "read", path, cause))?;
     if let Some(digest) = digest
         && let Err(found) = digest.check(&bytes)
     {
         let text = format!("the digest of \"{path}\" is {found}, and the image says {digest}");
         return Err(OciError::damaged(store.name(), text));
+    }
+    if digest.is_some() {
+        stored.reader.proven();
     }
     Ok(bytes)
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use extant_oci::{Store, Stored};
+use extant_oci::{Source, Store, Stored};
 
 use crate::source::Scanned;
 use crate::tree::{Kind, NodeId, Tree};
@@ -78,6 +78,8 @@ struct FileReader<'s> {
     node: NodeId,
     at: u64,
 }
+
+impl Source for FileReader<'_> {}
 
 impl Read for FileReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
