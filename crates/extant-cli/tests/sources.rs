@@ -326,11 +326,100 @@ fn layers_of_directories_and_what_is_added() {
 fn registries_are_refused_with_the_command_that_fetches() {
     let place = Place::new();
     for (from, fetch) in [
-        ("docker://debian:12", "skopeo copy docker://debian:12 oci:"),
+        ("docker:debian:12", "--from docker://debian:12"),
         ("docker-daemon:x:latest", "skopeo copy docker-daemon:x:latest oci:"),
         ("podman:x", "skopeo copy containers-storage:x oci:"),
     ] {
         place.run(&["build", "a.img", "--from", from]).ends_with(5).complains(&[from]).hints(fetch);
     }
     assert!(place.names().is_empty());
+}
+
+/// A registry, which ends with the value.
+struct Registry(std::process::Child);
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Debian's registry on this host, for a user with a password; `None` where it or its tools are missing.
+fn registry(place: &Place, port: u16) -> Option<Registry> {
+    let users = support::tool("htpasswd", &["-Bbn", "me", "secret"], place.0.path())?;
+    std::fs::write(place.path("users"), users.stdout).unwrap();
+    let at = |name: &str| place.path(name).display().to_string();
+    let config = format!(
+        "version: 0.1\nlog: {{accesslog: {{disabled: true}}, level: error}}\n\
+         storage: {{filesystem: {{rootdirectory: {}}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n\
+         auth: {{htpasswd: {{realm: x, path: {}}}}}\n",
+        at("registry"),
+        at("users")
+    );
+    std::fs::write(place.path("registry.yml"), config).unwrap();
+    let mut command = Command::new("docker-registry");
+    command.args(["serve", &at("registry.yml")]).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.spawn() {
+        Ok(child) => Some(Registry(child)),
+        Err(error) => {
+            println!("skipped: docker-registry: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn an_image_in_a_registry_is_the_one_that_was_pushed() {
+    let place = Place::new();
+    if image_of_two_layers(&place).is_none() {
+        return;
+    }
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let Some(server) = registry(&place, port) else { return };
+    let from = format!("docker://127.0.0.1:{port}/some/root:v1");
+    // skopeo tries again while the registry starts.
+    let push = ["--insecure-policy", "copy", "-q", "--retry-times", "5", "--dest-tls-verify=false"];
+    let push = [&push[..], &["--dest-creds", "me:secret", "oci:made:v1", &from]].concat();
+    if support::tool("skopeo", &push, place.0.path()).is_none() {
+        return;
+    }
+    let helper = "#!/bin/sh\nread host\n[ \"$host\" = HOST ] && \
+                  echo '{\"ServerURL\":\"x\",\"Username\":\"me\",\"Secret\":\"secret\"}'\n";
+    let helper = helper.replace("HOST", &format!("127.0.0.1:{port}"));
+    std::fs::write(place.path("docker-credential-test"), helper).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path("docker-credential-test"), mode).unwrap();
+    let users = |name: &str, json: &str| std::fs::write(place.path(name), json).unwrap();
+    users("none", "{}");
+    users("file", &format!("{{\"auths\":{{\"127.0.0.1:{port}\":{{\"auth\":\"bWU6c2VjcmV0\"}}}}}}"));
+    users("helper", "{\"credsStore\":\"test\"}");
+    let build = |out: &str, users: &str, args: &[&str]| {
+        let mut command = place.command(&[&["build", out, "-q", "-F", "--from"], args].concat());
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", place.0.path().display()));
+        command.env("SOURCE_DATE_EPOCH", "1700000000").env("XDG_CACHE_HOME", place.path("cache"));
+        command.env("REGISTRY_AUTH_FILE", place.path(users));
+        Ran { args: args.join(" "), output: command.output().unwrap() }
+    };
+    build("a.img", "none", &["oci:made:v1"]).succeeds();
+    let wanted = std::fs::read(place.path("a.img")).unwrap();
+    let is_wanted = |out: &str| std::fs::read(place.path(out)).unwrap() == wanted;
+    build("b.img", "none", &[&from]).ends_with(8).complains(&["user"]).hints("login");
+    assert!(!place.path("b.img").exists());
+    build("b.img", "file", &[&from, "--no-cache"]).succeeds();
+    assert!(is_wanted("b.img") && !place.path("cache").exists());
+    build("c.img", "helper", &[&from]).succeeds();
+    assert!(is_wanted("c.img"));
+    let gone = from.replace(":v1", ":v2");
+    build("d.img", "file", &[&gone]).ends_with(3).complains(&["no such image"]);
+    // All of it is in the cache now, where a digest finds it without the registry.
+    drop(server);
+    let index = std::fs::read_to_string(place.path("made/index.json")).unwrap();
+    let digest = index.split("\"digest\":\"").nth(1).unwrap().split('"').next().unwrap();
+    build("d.img", "none", &[&from.replace(":v1", &format!("@{digest}"))]).succeeds();
+    assert!(is_wanted("d.img"));
+    build("e.img", "none", &[&from]).ends_with(8).complains(&["gives no manifest"]);
 }

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use extant_sync::{Clock, SystemClock};
+use ureq::config::ConfigBuilder;
 use ureq::http::{Response, header};
+use ureq::typestate::AgentScope;
 use ureq::{Agent, Body};
 
 use crate::address::Address;
@@ -21,6 +23,19 @@ const WAIT_MOST: Duration = Duration::from_secs(30);
 /// Length in bytes of the largest file that a system can have. A server that states more is
 /// mistaken or lies, and sums of offsets behind it would overflow.
 const LENGTH_MOST: u64 = i64::MAX as u64;
+
+/// Configuration of connections: the name of this program, answers as they are stored, errors as answers, and, with the
+/// feature `tls`, the certificates that the system trusts.
+pub fn agent_config() -> ConfigBuilder<AgentScope> {
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .user_agent(concat!("extant/", env!("CARGO_PKG_VERSION")))
+        .accept_encoding("identity");
+    #[cfg(feature = "tls")]
+    let config = config
+        .tls_config(ureq::tls::TlsConfig::builder().root_certs(crate::trust::roots()).build());
+    config
+}
 
 /// What tells versions of a file apart (W1).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,17 +62,11 @@ enum Failed {
 
 impl Remote {
     pub(crate) fn new(address: Address, settings: &Settings) -> Remote {
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .user_agent(concat!("extant/", env!("CARGO_PKG_VERSION")))
-            .accept_encoding("identity")
+        let config = agent_config()
             .max_redirects(5)
             .max_idle_connections_per_host(settings.connections.max(1))
             .timeout_connect(Some(settings.connect_timeout))
             .timeout_global(Some(settings.timeout));
-        #[cfg(feature = "tls")]
-        let config = config
-            .tls_config(ureq::tls::TlsConfig::builder().root_certs(crate::trust::roots()).build());
         let agent = config.build().new_agent();
         Remote { agent, address, attempts: settings.attempts.max(1) }
     }

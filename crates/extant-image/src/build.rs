@@ -20,8 +20,8 @@ use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use crate::plan::{BuildOptions, Headroom, Plan, PlanError, PlanSummary, SizeSpec, plan};
 use crate::source::dir::ScanOptions;
 use crate::source::{
-    Addition, ContainerImage, Layered, NoContents, Origin, Platform, Scanned, Skipped, SourceError,
-    Sources, container_image,
+    Addition, ContainerImage, Layered, NoContents, Origin, Platform, RegistryAccess, Scanned,
+    Skipped, SourceError, Sources, container_image,
 };
 use crate::transform::{IdMap, Owner, Transform, TransformError};
 use crate::tree::{Kind, Node, Time, Tree};
@@ -191,6 +191,12 @@ impl<'a> Build<'a> {
     /// Puts a file or directory of the host into the image, over all layers.
     pub fn add_from_host(mut self, addition: Addition) -> Build<'a> {
         self.sources.additions.push(addition);
+        self
+    }
+
+    /// Sets how registries are asked, where a source is in one (`docker://`; with the feature `registry`).
+    pub fn registry(mut self, access: RegistryAccess) -> Build<'a> {
+        self.sources.registry = access;
         self
     }
 

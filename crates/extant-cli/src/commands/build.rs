@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
 use extant_image::source::dir::ScanOptions;
-use extant_image::source::{Addition, Layered, Origin, Platform, Skipped, Sources};
+use extant_image::source::{Addition, Layered, Origin, Platform, RegistryAccess, Skipped, Sources};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 use extant_image::tree::Tree;
 
@@ -24,7 +24,7 @@ use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  skopeo copy docker://debian:12 oci:debian && extant build root.img --from oci:debian --size 4G\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
 
 /// Build an image from directories, tar archives and container images
 ///
@@ -40,8 +40,8 @@ pub(crate) struct BuildArgs {
     #[arg(value_name = "OUT")]
     out: OsString,
     /// Directory, tar archive (plain, gzip, zstd), - for an archive on standard input, or a container
-    /// image: oci:DIR, oci-archive:FILE, docker-archive:FILE, each also with :TAG at the end, or one of
-    /// these found by content. tar:FILE and dir:DIR are taken as they are. Required; several are layers
+    /// image: docker://HOST/NAME:TAG in a registry, oci:DIR, oci-archive:FILE, docker-archive:FILE, each
+    /// also with :TAG at the end, or one of these found by content. tar:FILE and dir:DIR are taken as they are. Required; several are layers
     #[arg(long, short = 'd', value_name = "SOURCE", help_heading = "Source")]
     from: Vec<OsString>,
     /// Put a file or directory of the host into the image, over the sources: HOST:/PATH, owned by
@@ -57,6 +57,13 @@ pub(crate) struct BuildArgs {
     /// Most bytes that one layer may unpack to: 1G, or 200 times its packed size, if not given
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, help_heading = "Source")]
     unpack_limit: Option<u64>,
+    /// Ask registries on other hosts without encryption, too; what they say, and users and passwords,
+    /// can be read and changed on the way
+    #[arg(long, help_heading = "Source")]
+    plain_http: bool,
+    /// Neither keep what comes from a registry in $XDG_CACHE_HOME/extant nor take it from there
+    #[arg(long, help_heading = "Source")]
+    no_cache: bool,
     /// What was meant as a source without --from.
     #[arg(hide = true)]
     stray: Option<OsString>,
@@ -271,6 +278,7 @@ fn sources(args: &BuildArgs) -> Result<Sources> {
         platform: args.platform.clone(),
         as_is: args.as_is,
         unpack_limit: args.unpack_limit,
+        registry: RegistryAccess { plain_http: args.plain_http, cache: !args.no_cache },
     })
 }
 

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use extant_oci::{Choice, DirStore, Image, Kind as Fault, OciError, Platform, Store};
+use extant_oci::{Choice, DirStore, Image, Kind as Fault, OciError, Platform, Reference, Store};
 use extant_oci::{open_docker_archive, open_layout};
 
 use super::container::{ContainerImage, container_image};
@@ -40,6 +40,23 @@ pub struct Sources {
     pub as_is: bool,
     /// Most bytes that one layer may unpack to. Unless set: 1 GiB, or 200 times the packed size if that is more.
     pub unpack_limit: Option<u64>,
+    /// How registries are asked.
+    pub registry: RegistryAccess,
+}
+
+/// How container images are fetched from registries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegistryAccess {
+    /// Whether registries on other hosts may be asked without encryption.
+    pub plain_http: bool,
+    /// Whether what is fetched is kept in the user's cache, and taken from there.
+    pub cache: bool,
+}
+
+impl Default for RegistryAccess {
+    fn default() -> RegistryAccess {
+        RegistryAccess { plain_http: false, cache: true }
+    }
 }
 
 /// Result of [`Sources::scan`].
@@ -146,6 +163,10 @@ impl Sources {
                 };
                 image(store, layout, &choice(chosen))?
             }
+            Origin::Registry(reference) => {
+                let store = registry(reference, self.registry)?;
+                image(store, ContainerImage::OciLayout, &choice(&Choice::default()))?
+            }
         })
     }
 
@@ -157,6 +178,26 @@ impl Sources {
         let choice = Choice { platform: self.platform.clone(), ..Choice::default() };
         image(Box::new(TreeStore::new(scanned, &origin.name())), layout, &choice)
     }
+}
+
+/// An image in a registry, as a layout.
+#[cfg(feature = "registry")]
+fn registry(reference: &Reference, access: RegistryAccess) -> Result<Box<dyn Store>, OciError> {
+    let mut settings = extant_registry::Settings::default();
+    settings.plain_http = access.plain_http;
+    if !access.cache {
+        settings.cache = None;
+    }
+    Ok(Box::new(extant_registry::RegistryStore::open(reference, settings)?))
+}
+
+/// As above, where nothing speaks with registries.
+#[cfg(not(feature = "registry"))]
+fn registry(reference: &Reference, _access: RegistryAccess) -> Result<Box<dyn Store>, OciError> {
+    let place = format!("docker://{reference}");
+    let what = "this program was built without registries (the feature \"registry\")".into();
+    let advice = Some(format!("skopeo copy {place} oci:DIR fetches it; then --from oci:DIR"));
+    Err(OciError { kind: Fault::Unsupported, place, what, advice, cause: None })
 }
 
 fn not_a_dir(path: &Path) -> SourceError {
@@ -346,6 +387,10 @@ fn spool<'s>(
 /// Returns what is wrong with the bytes of a layer.
 fn layer_fault(store: &dyn Store, layer: &extant_oci::Layer, cause: std::io::Error) -> OciError {
     use std::io::ErrorKind as Io;
+    let cause = match OciError::inside(cause) {
+        Ok(error) => return error,
+        Err(cause) => cause,
+    };
     let place = store.name().to_owned();
     let name = &layer.name;
     // Errors of a decompressor have no errno.
@@ -362,7 +407,7 @@ fn layer_fault(store: &dyn Store, layer: &extant_oci::Layer, cause: std::io::Err
             kind: Fault::Damaged,
             place,
             what: format!("layer {name} is damaged: {cause}"),
-            advice: Some("fetch the image again: skopeo copy docker://NAME oci:DIR".into()),
+            advice: Some(OciError::fetch_again(store.name()).into()),
             cause: None,
         },
         _ => OciError {

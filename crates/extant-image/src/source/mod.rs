@@ -23,8 +23,8 @@ pub mod tar;
 
 pub use container::{ContainerImage, container_image};
 pub use error::SourceError;
-pub use extant_oci::{Choice, Digest, Kind as ImageFault, OciError, Platform};
-pub use layers::{Layered, PARTS_MAX, Sources};
+pub use extant_oci::{Choice, Digest, Kind as ImageFault, OciError, Platform, Reference};
+pub use layers::{Layered, PARTS_MAX, RegistryAccess, Sources};
 pub use origin::{Addition, Origin, OriginError};
 
 use crate::tree::{NodeId, Tree};

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use extant_oci::{Choice, Digest};
+use extant_oci::{Choice, Digest, Reference};
 
 use crate::transform::Owner;
 
@@ -25,6 +25,8 @@ pub enum Origin {
     OciArchive(PathBuf, Choice),
     /// An image in an archive by `docker save`.
     DockerArchive(PathBuf, Choice),
+    /// An image in a registry.
+    Registry(Reference),
 }
 
 /// Why words are no [`Origin`].
@@ -45,8 +47,8 @@ impl std::fmt::Display for OriginError {
 impl std::error::Error for OriginError {}
 
 impl Origin {
-    /// Reads `oci:DIR[:TAG][@DIGEST]`, `oci-archive:FILE[:TAG][@DIGEST]`, `docker-archive:FILE[:TAG]`, `dir:DIR`,
-    /// `tar:FILE`, `-`, or a path. A path that begins with one of these words is written `./oci:…`.
+    /// Reads `oci:DIR[:TAG][@DIGEST]`, `oci-archive:FILE[:TAG][@DIGEST]`, `docker-archive:FILE[:TAG]`,
+    /// `docker://[HOST/]NAME[:TAG][@DIGEST]`, `dir:DIR`, `tar:FILE`, `-`, or a path. A path that begins with one of these words is written `./oci:…`.
     ///
     /// # Errors
     ///
@@ -75,12 +77,24 @@ impl Origin {
             let (path, choice) = chosen(rest)?;
             return Ok(Origin::DockerArchive(path, choice));
         }
-        let elsewhere =
-            ["docker://", "docker:", "docker-daemon:", "containers-storage:", "podman:"];
+        if let Some(rest) = rest("docker://") {
+            let reference: Result<Reference, String> = rest.to_string_lossy().parse();
+            return match reference {
+                Ok(reference) => Ok(Origin::Registry(reference)),
+                Err(what) => Err(OriginError { what, advice: None }),
+            };
+        }
+        let elsewhere = ["docker:", "docker-daemon:", "containers-storage:", "podman:"];
         if let Some(word) = elsewhere.into_iter().find(|word| rest(word).is_some()) {
             let shown = text.to_string_lossy().escape_debug().to_string();
+            if word == "docker:" {
+                let registry = shown.replacen("docker:", "docker://", 1);
+                return Err(OriginError {
+                    what: format!("{shown}: images are not fetched from there"),
+                    advice: Some(format!("from a registry: --from {registry}")),
+                });
+            }
             let fetch = match word {
-                "docker:" => shown.replacen("docker:", "docker://", 1),
                 "podman:" => shown.replacen("podman:", "containers-storage:", 1),
                 _ => shown.clone(),
             };
@@ -98,6 +112,7 @@ impl Origin {
     pub fn name(&self) -> String {
         match self {
             Origin::Stdin => "standard input".into(),
+            Origin::Registry(reference) => format!("docker://{reference}"),
             Origin::Path(path)
             | Origin::Dir(path)
             | Origin::Tar(path)
@@ -229,10 +244,12 @@ mod tests {
         assert_eq!(parse("oci:gone:tag"), Ok(gone));
         assert!(parse(&format!("oci:{at}@sha256:00")).is_err());
         assert!(parse(&format!("oci:{at}:")).is_err());
-        for text in ["docker://debian:12", "docker:debian:12"] {
-            let advice = parse(text).unwrap_err().advice.unwrap();
-            assert!(advice.contains("skopeo copy docker://debian:12 oci:"), "{advice}");
-        }
+        let there = Origin::Registry("docker.io/library/debian:12".parse().unwrap());
+        assert_eq!(there.name(), "docker://docker.io/library/debian:12");
+        assert_eq!(parse("docker://debian:12"), Ok(there));
+        assert!(parse("docker://Debian").is_err());
+        let advice = parse("docker:debian:12").unwrap_err().advice.unwrap();
+        assert!(advice.contains("--from docker://debian:12"), "{advice}");
     }
 
     #[test]
