@@ -4,6 +4,9 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 PREFIX ?= /usr/local
+# Features of the command beside its own: FEATURES=tls for https.
+FEATURES ?=
+WITH := $(if $(FEATURES),--features "$(FEATURES)")
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 EXTANT := $(TARGET)/release/extant
@@ -28,11 +31,11 @@ help:
 
 build: ## the command, optimised: target/release/extant
 	@scripts/deps cargo
-	$(CARGO) build --release -p extant-cli
+	$(CARGO) build --release -p extant-cli $(WITH)
 
 build-whole: ## the command as it is installed, optimised as a whole and stripped: target/dist/extant
 	@scripts/deps cargo
-	$(CARGO) build --profile dist -p extant-cli
+	$(CARGO) build --profile dist -p extant-cli $(WITH)
 
 demo: build ## an image of a real tree as an ordinary user, checked and shown
 	@scripts/deps e2fsprogs || true
@@ -146,7 +149,7 @@ bench-mount: build-whole ## mounts against the kernel's ext4 and fuse2fs (root; 
 dist: ## a static command as .deb and .tar.gz, with all that belongs to it: target/dist
 	@scripts/deps cargo
 	@# musl where Rust and the C compiler have it, else glibc, linked in: nothing is looked up at run time.
-	RUSTFLAGS="$(DIST_FLAGS)" $(CARGO) build --profile $(DIST_PROFILE) --target $(DIST_TARGET) -p extant-cli
+	RUSTFLAGS="$(DIST_FLAGS)" $(CARGO) build --profile $(DIST_PROFILE) --target $(DIST_TARGET) -p extant-cli $(WITH)
 	@scripts/dist $(TARGET)/$(DIST_TARGET)/$(DIST_PROFILE)/extant $(TARGET)/dist
 
 package: ## the crates as they would be published: target/package
