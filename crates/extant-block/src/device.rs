@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::buffer::AlignedBuffer;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
-use crate::queue::{LastingQueue, Portable, Queue, QueueOptions};
+use crate::queue::{Engine, EngineInfo, LastingQueue, Portable, Queue, QueueOptions};
+use crate::runs::{ReadRun, WriteRun};
 
 /// A device that several owners use from several threads.
 pub type SharedDevice = Arc<dyn BlockDevice>;
@@ -43,6 +44,12 @@ pub trait BlockDevice: Send + Sync {
     fn lasting_queue(&self, options: &QueueOptions) -> Option<Box<dyn LastingQueue>> {
         let _ = options;
         None
+    }
+
+    /// Returns the engine that moves bytes for batches and runs, and why not a better one. To find out
+    /// may cost a system call.
+    fn engine(&self) -> EngineInfo {
+        EngineInfo { engine: Engine::Portable, refused: None }
     }
 
     /// Returns the size in bytes: a whole number of sectors for a disk, but any number for a
@@ -136,6 +143,29 @@ pub trait BlockDevice: Send + Sync {
             at = at.saturating_add(part.len() as u64);
         }
         Ok(())
+    }
+
+    /// Stores several runs that do not overlap, in any order, and waits until the device has let go
+    /// of all their memory. Returns the result of each run. Not durable before
+    /// [`flush`](Self::flush).
+    ///
+    /// How many are under way at once is the device's choice ([`runs_at_once`](Self::runs_at_once)).
+    fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        runs.iter().map(|run| self.write_vectored_at(run.offset, run.parts)).collect()
+    }
+
+    /// Fills several runs, in any order, and waits for all of them. Returns the result of each run.
+    fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        runs.iter_mut().map(|run| self.read_at(run.offset, run.out)).collect()
+    }
+
+    /// Returns how many runs of one call are under way at once: of
+    /// [`read_runs`](Self::read_runs) for [`OperationKind::Read`], else of
+    /// [`write_runs`](Self::write_runs). 1 where one call after the other is as good, so that the
+    /// caller need not collect.
+    fn runs_at_once(&self, kind: OperationKind) -> usize {
+        let _ = kind;
+        1
     }
 
     /// Makes every completed write durable. Succeeds on a read-only device, which has none.
@@ -243,6 +273,9 @@ macro_rules! forward {
             fn lasting_queue(&self, options: &QueueOptions) -> Option<Box<dyn LastingQueue>> {
                 (**self).lasting_queue(options)
             }
+            fn engine(&self) -> EngineInfo {
+                (**self).engine()
+            }
             fn size_bytes(&self) -> u64 {
                 (**self).size_bytes()
             }
@@ -279,6 +312,15 @@ macro_rules! forward {
                 parts: &[IoSlice<'_>],
             ) -> Result<(), DeviceError> {
                 (**self).write_vectored_at(offset, parts)
+            }
+            fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+                (**self).write_runs(runs)
+            }
+            fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+                (**self).read_runs(runs)
+            }
+            fn runs_at_once(&self, kind: OperationKind) -> usize {
+                (**self).runs_at_once(kind)
             }
             fn flush(&self) -> Result<(), DeviceError> {
                 (**self).flush()

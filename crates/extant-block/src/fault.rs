@@ -19,6 +19,7 @@ use extant_sync::{Mutex, Rank};
 use crate::device::BlockDevice;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
+use crate::runs::{ReadRun, WriteRun, read_runs_as_batch, write_runs_as_batch};
 
 /// Limit of the delayed batches; the oldest is done before another one is accepted.
 const QUEUE_MAX: usize = 32;
@@ -304,6 +305,19 @@ impl<D: BlockDevice + 'static> BlockDevice for FaultDevice<D> {
             // the other thread panicked there.
             from.recv().map_or_else(|_| Vec::new(), |wait| wait())
         })
+    }
+
+    fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        write_runs_as_batch(self, runs)
+    }
+
+    fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        read_runs_as_batch(self, runs)
+    }
+
+    /// As many as there are: a batch is reordered as a whole.
+    fn runs_at_once(&self, _: OperationKind) -> usize {
+        usize::MAX
     }
 
     fn size_bytes(&self) -> u64 {

@@ -18,9 +18,12 @@ use extant_sync::check_may_wait;
 use crate::device::{BlockDevice, check_range, run_in_place};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
-use crate::operation::{Operation, Pending};
-use crate::queue::{LastingQueue, Portable, Queue, QueueOptions};
+use crate::lent::Lent;
+use crate::operation::{Completion, Operation, Pending};
+use crate::queue::{DeviceEngine, EngineInfo, LastingQueue, Portable, Queue, QueueOptions};
+use crate::rings::{self, Rings, reason};
 use crate::room::Room;
+use crate::runs::{ReadRun, WriteRun};
 use crate::uring::Uring;
 
 /// Length of the longest piece of explicit zeros, in bytes.
@@ -60,6 +63,14 @@ pub enum OpenError {
         /// Program and process number of the holder, where the system tells.
         holder: Option<String>,
     },
+    /// io_uring was demanded, and the system does not give it.
+    #[error("no io_uring for {}: {why}", path.display())]
+    NoEngine {
+        /// The file.
+        path: PathBuf,
+        /// Reason of the system.
+        why: Arc<str>,
+    },
     /// The block device is mounted, part of an array, or open exclusively elsewhere.
     #[error("{} is mounted or in use by the kernel", path.display())]
     Busy {
@@ -96,6 +107,8 @@ pub struct FileDevice {
     filled: std::sync::atomic::AtomicU64,
     /// Whether discards are tried: on any file, and on a block device that reports them.
     discards: bool,
+    /// Rings for runs, and whether they are used.
+    rings: Rings,
 }
 
 impl FileDevice {
@@ -189,6 +202,7 @@ impl FileDevice {
             (metadata.len(), 512)
         };
         let name = path.display().to_string().into();
+        let is_in_memory = !is_block_device && is_in_memory(&file);
         let device = FileDevice {
             file,
             name,
@@ -203,7 +217,9 @@ impl FileDevice {
             #[cfg(test)]
             filled: std::sync::atomic::AtomicU64::new(0),
             discards: !is_block_device || discard::is_offered(&metadata),
+            rings: Rings::new(is_in_memory, is_block_device),
         };
+        let device = device.with_engine(rings::default_engine())?;
         if !is_read_only && !is_block_device {
             let holes = device.next_hole(0..size_bytes);
             let has_holes = holes.map_err(|source| io_error("examine", path, source))?.is_some();
@@ -226,6 +242,25 @@ impl FileDevice {
         let path = Path::new(&*self.name);
         let failed = |source| io_error("lock", path, source);
         judge_lock(self.file.try_lock_shared(), &self.file.metadata().map_err(failed)?, path)
+    }
+
+    /// Chooses the engine; otherwise it is that of
+    /// [`set_default_engine`](crate::set_default_engine).
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::NoEngine`].
+    pub fn with_engine(mut self, engine: DeviceEngine) -> Result<FileDevice, OpenError> {
+        let path = PathBuf::from(&*self.name);
+        let chosen = self.rings.choose(engine, &self.file);
+        chosen.map_err(|error| OpenError::NoEngine { path, why: reason(&error) })?;
+        Ok(self)
+    }
+
+    /// Makes what the engine needs for `threads` threads (4 at most), for a process that is about to
+    /// give up the right to make it.
+    pub fn prepare_engine(&self, threads: usize) {
+        self.rings.prepare(&self.file, threads);
     }
 
     /// Returns whether the file is a block device, not a regular file.
@@ -260,6 +295,7 @@ impl FileDevice {
             asked: std::sync::atomic::AtomicU64::new(0),
             #[cfg(test)]
             filled: std::sync::atomic::AtomicU64::new(0),
+            rings: self.rings.again(),
             ..*self
         })
     }
@@ -374,6 +410,29 @@ impl FileDevice {
         self.fallocate(FallocateFlags::KEEP_SIZE, range.start, range.end - range.start)
     }
 
+    /// Does a batch of nothing but reads, or nothing but writes, as runs; `None` for others.
+    fn run_together(&self, batch: &mut [Operation]) -> Option<Vec<Result<(), DeviceError>>> {
+        let kind = batch.first()?.kind();
+        let same = |operation: &Operation| {
+            operation.kind() == kind && !matches!(operation, Operation::Write { fua: true, .. })
+        };
+        if batch.len() < 2 || !batch.iter().all(same) || self.rings.at_once(kind) < 2 {
+            return None;
+        }
+        match kind {
+            OperationKind::Write => {
+                let parts: Vec<_> = batch.iter().filter_map(written).collect();
+                let runs = parts.iter().map(|(offset, parts)| WriteRun { offset: *offset, parts });
+                Some(self.write_runs(&runs.collect::<Vec<_>>()))
+            }
+            OperationKind::Read => {
+                let mut runs: Vec<_> = batch.iter_mut().filter_map(wanted).collect();
+                Some(self.read_runs(&mut runs))
+            }
+            _ => None,
+        }
+    }
+
     fn write_explicit_zeros(&self, offset: u64, len: u64) -> io::Result<()> {
         let zeros = vec![0; (ZERO_PIECE_BYTES as u64).min(len) as usize];
         let (mut at, end) = (offset, offset + len);
@@ -383,6 +442,22 @@ impl FileDevice {
             at += piece as u64;
         }
         Ok(())
+    }
+}
+
+/// Returns where a write goes, and its bytes.
+fn written(operation: &Operation) -> Option<(u64, [IoSlice<'_>; 1])> {
+    match operation {
+        Operation::Write { offset, buffer, .. } => Some((*offset, [IoSlice::new(buffer)])),
+        _ => None,
+    }
+}
+
+/// Returns the run of a read.
+fn wanted(operation: &mut Operation) -> Option<ReadRun<'_>> {
+    match operation {
+        Operation::Read { offset, buffer } => Some(ReadRun { offset: *offset, out: buffer }),
+        _ => None,
     }
 }
 
@@ -401,6 +476,15 @@ fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
         }
         Err(source) => Err(io_error("open", path, source)),
     }
+}
+
+/// Returns whether the file lies in memory, as far as the system tells.
+fn is_in_memory(file: &File) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    const HUGETLBFS: i64 = 0x9584_58f6;
+    let kind = rustix::fs::fstatfs(file).map(|stat| stat.f_type as i64);
+    kind.is_ok_and(|kind| [TMPFS, RAMFS, HUGETLBFS].contains(&kind))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
@@ -470,14 +554,21 @@ fn holder_of(metadata: &Metadata) -> Option<String> {
 }
 
 impl BlockDevice for FileDevice {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
+    /// Does the operations one after the other, unless all of them are plain reads, or all plain
+    /// writes, and [`runs_at_once`](BlockDevice::runs_at_once) is more than one.
+    fn submit(&self, mut batch: Vec<Operation>) -> Pending {
         check_may_wait("a device");
-        run_in_place(self, batch)
+        let Some(results) = self.run_together(&mut batch) else {
+            return run_in_place(self, batch);
+        };
+        let completion = |(operation, result)| Completion { operation, result };
+        Pending::done(batch.into_iter().zip(results).map(completion).collect())
     }
 
     /// Creates an io_uring queue where the system offers one.
     fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
         if !options.portable
+            && !self.rings.is_portable()
             && let Ok(ring) = Uring::new(self, &self.file, options)
         {
             return Box::new(ring);
@@ -487,7 +578,7 @@ impl BlockDevice for FileDevice {
 
     /// Creates an io_uring queue where the system offers one.
     fn lasting_queue(&self, options: &QueueOptions) -> Option<Box<dyn LastingQueue>> {
-        if options.portable {
+        if options.portable || self.rings.is_portable() {
             return None;
         }
         let again = self.unlocked_again().ok()?;
@@ -495,6 +586,10 @@ impl BlockDevice for FileDevice {
         let file = again.file.try_clone().ok()?;
         let ring = Uring::lasting(Box::new(again), file, options).ok()?;
         Some(Box::new(ring))
+    }
+
+    fn engine(&self) -> EngineInfo {
+        self.rings.info(&self.file)
     }
 
     fn size_bytes(&self) -> u64 {
@@ -646,6 +741,60 @@ impl BlockDevice for FileDevice {
             skip = stored;
         }
         Ok(())
+    }
+
+    fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        check_may_wait("a device");
+        let kind = OperationKind::Write;
+        if runs.len() < 2 || self.rings.at_once(kind) < 2 {
+            return runs.iter().map(|run| self.write_vectored_at(run.offset, run.parts)).collect();
+        }
+        let checks = runs.iter().map(|run| check_range(self, kind, run.offset, run.length()));
+        let checks: Vec<_> = checks.collect();
+        let good = runs.iter().zip(&checks).filter(|(_, check)| check.is_ok());
+        let mut lent: Vec<_> = good.map(|(run, _)| Lent::write(run.offset, run.parts)).collect();
+        self.rings.run(&self.file, &mut lent);
+        let mut lent = lent.into_iter();
+        let result = |(run, check): (&WriteRun<'_>, Result<(), DeviceError>)| {
+            check?;
+            match lent.next().and_then(Lent::result) {
+                Some(done) => {
+                    done.map_err(|fault| self.error(kind, run.offset, run.length(), fault))
+                }
+                None => self.write_vectored_at(run.offset, run.parts),
+            }
+        };
+        runs.iter().zip(checks).map(result).collect()
+    }
+
+    fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        check_may_wait("a device");
+        let kind = OperationKind::Read;
+        if runs.len() < 2 || self.rings.at_once(kind) < 2 {
+            return runs.iter_mut().map(|run| self.read_at(run.offset, run.out)).collect();
+        }
+        let length = |run: &ReadRun<'_>| run.out.len() as u64;
+        let checks: Vec<_> =
+            runs.iter().map(|run| check_range(self, kind, run.offset, length(run))).collect();
+        let good = runs.iter_mut().zip(&checks).filter(|(_, check)| check.is_ok());
+        let mut lent: Vec<_> = good.map(|(run, _)| Lent::read(run.offset, run.out)).collect();
+        self.rings.run(&self.file, &mut lent);
+        let done: Vec<_> = lent.into_iter().map(Lent::result).collect();
+        let mut done = done.into_iter();
+        let result = |(run, check): (&mut ReadRun<'_>, Result<(), DeviceError>)| {
+            check?;
+            match done.next().flatten() {
+                Some(done) => {
+                    done.map_err(|fault| self.error(kind, run.offset, length(run), fault))
+                }
+                None => self.read_at(run.offset, run.out),
+            }
+        };
+        runs.iter_mut().zip(checks).map(result).collect()
+    }
+
+    fn runs_at_once(&self, kind: OperationKind) -> usize {
+        self.rings.at_once(kind)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -15,6 +15,7 @@
 //!  +- FaultDevice        another device with errors and delays chosen by a seed
 //!  +- ThinDevice         sparse memory with limited space
 //!  +- WindowDevice       a byte range of another device
+//! WriteRun, ReadRun      several runs at once, of memory that the caller lends for the call
 //! Queue                  asynchronous operations of one thread on any device; io_uring on files
 //! partition              finds the ranges of partitions in a GPT or MBR table
 //! ```
@@ -30,13 +31,16 @@ mod discard;
 mod error;
 mod fault;
 mod file;
+mod lent;
 mod memory;
 mod operation;
 #[cfg(feature = "partition")]
 pub mod partition;
 mod queue;
 mod recording;
+mod rings;
 mod room;
+mod runs;
 mod thin;
 mod uring;
 mod window;
@@ -48,7 +52,12 @@ pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};
 pub use memory::MemoryDevice;
 pub use operation::{Completion, Operation, Pending};
-pub use queue::{Engine, Finished, LastingQueue, QUEUE_DEPTH_MAX, Queue, QueueOptions, Wait};
+pub use queue::{
+    DeviceEngine, Engine, EngineInfo, Finished, LastingQueue, QUEUE_DEPTH_MAX, Queue, QueueOptions,
+    UnknownEngine, Wait,
+};
 pub use recording::{Event, Record, RecordingDevice, Survival, Touch, protected_from};
+pub use rings::set_default_engine;
+pub use runs::{ReadRun, WriteRun, read_runs_as_batch, write_runs_as_batch};
 pub use thin::ThinDevice;
 pub use window::{WindowDevice, WindowError};

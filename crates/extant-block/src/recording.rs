@@ -18,10 +18,12 @@ use std::sync::Arc;
 
 use extant_sync::{Mutex, Rank};
 
+use crate::buffer::AlignedBuffer;
 use crate::device::BlockDevice;
-use crate::error::DeviceError;
+use crate::error::{DeviceError, OperationKind};
 use crate::memory::MemoryDevice;
 use crate::operation::{Completion, Operation, Pending};
+use crate::runs::WriteRun;
 
 /// Unit that is written as a whole or not at all, in bytes.
 const SECTOR_BYTES: u64 = 512;
@@ -482,6 +484,32 @@ impl BlockDevice for RecordingDevice {
             log.lock().complete(places);
             completions
         })
+    }
+
+    /// Records each part as a write of its own, all of them in flight together.
+    fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        let mut batch = Vec::new();
+        let mut counts = Vec::with_capacity(runs.len());
+        for run in runs {
+            let mut offset = run.offset;
+            for part in run.parts {
+                let buffer = AlignedBuffer::copy_of(part);
+                batch.push(Operation::Write { offset, buffer, fua: false });
+                offset = offset.saturating_add(part.len() as u64);
+            }
+            counts.push(run.parts.len());
+        }
+        let mut done = self.submit(batch).wait().into_iter().map(|part| part.result);
+        let of_run = |count| {
+            // Each part is taken, also after one that failed.
+            let parts: Vec<_> = done.by_ref().take(count).collect();
+            parts.into_iter().collect()
+        };
+        counts.into_iter().map(of_run).collect()
+    }
+
+    fn runs_at_once(&self, _: OperationKind) -> usize {
+        usize::MAX
     }
 
     fn size_bytes(&self) -> u64 {

@@ -93,7 +93,7 @@ impl Over<'_> {
 
 /// When the kernel may post completions.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Posting {
+pub(crate) enum Posting {
     /// At any time: it interrupts the thread that submitted.
     Interrupting,
     /// When the one thread that uses the ring asks.
@@ -156,7 +156,8 @@ impl<'d> Uring<'d> {
         let direct = if options.direct { past_the_cache(device, file) } else { None };
         let past = direct.as_ref().map_or(file, |(past, _)| past).as_raw_fd();
         let files = [file.as_raw_fd(), past];
-        let (uring, is_registered) = match restricted(entries, posting, &files) {
+        let codes = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE];
+        let (uring, is_registered) = match restricted(entries, posting, &files, &codes) {
             Ok(uring) => (uring, true),
             Err(_) => (IoUring::new(entries)?, false),
         };
@@ -421,9 +422,14 @@ fn leave(operation: &mut Operation) {
     }
 }
 
-/// Creates a ring restricted to the operations needed, on these files (G3); one that posts when it
-/// is asked is for the calling thread.
-fn restricted(entries: u32, posting: Posting, files: &[RawFd]) -> io::Result<IoUring> {
+/// Creates a ring restricted to the operations with these codes, on these files (G3); one that posts
+/// when it is asked is for the calling thread.
+pub(crate) fn restricted(
+    entries: u32,
+    posting: Posting,
+    files: &[RawFd],
+    codes: &[u8],
+) -> io::Result<IoUring> {
     let plain = || IoUring::builder().setup_r_disabled().build(entries);
     let mut quiet = IoUring::builder();
     quiet.setup_taskrun_flag().setup_submit_all().setup_r_disabled();
@@ -437,14 +443,12 @@ fn restricted(entries: u32, posting: Posting, files: &[RawFd]) -> io::Result<IoU
         Posting::Entering => quiet.setup_coop_taskrun().build(entries).or_else(|_| plain())?,
     };
     uring.submitter().register_files(files)?;
-    let mut allowed = [
-        Restriction::sqe_op(opcode::Read::CODE),
-        Restriction::sqe_op(opcode::Write::CODE),
-        Restriction::sqe_op(opcode::Fsync::CODE),
+    let mut allowed: Vec<_> = codes.iter().map(|code| Restriction::sqe_op(*code)).collect();
+    allowed.extend([
         Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
         Restriction::register_op(UNREGISTER_FILES),
         Restriction::register_op(REGISTER_EVENTFD),
-    ];
+    ]);
     uring.submitter().register_restrictions(&mut allowed)?;
     uring.submitter().register_enable_rings()?;
     Ok(uring)

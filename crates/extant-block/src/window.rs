@@ -9,7 +9,8 @@ use std::sync::Arc;
 use crate::device::{BlockDevice, check_range};
 use crate::error::{DeviceError, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
-use crate::queue::{Engine, Finished, Queue, QueueOptions, Wait};
+use crate::queue::{Engine, EngineInfo, Finished, Queue, QueueOptions, Wait};
+use crate::runs::{ReadRun, WriteRun};
 
 /// Error of a window that does not lie on its device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -150,6 +151,10 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
         })
     }
 
+    fn engine(&self) -> EngineInfo {
+        self.inner.engine()
+    }
+
     fn size_bytes(&self) -> u64 {
         self.len
     }
@@ -190,6 +195,45 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         let at = self.check(OperationKind::Write, offset, len)?;
         self.inner.write_vectored_at(at, parts)
+    }
+
+    fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        let checks: Vec<_> = runs
+            .iter()
+            .map(|run| self.check(OperationKind::Write, run.offset, run.length()))
+            .collect();
+        let inside: Vec<_> = runs
+            .iter()
+            .zip(&checks)
+            .filter_map(|(run, at)| Some(WriteRun { offset: *at.as_ref().ok()?, ..*run }))
+            .collect();
+        let mut done = self.inner.write_runs(&inside).into_iter();
+        // A missing result would be the inner device's bug, as in `submit`.
+        checks
+            .into_iter()
+            .filter_map(|at| at.map_or_else(|e| Some(Err(e)), |_| done.next()))
+            .collect()
+    }
+
+    fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        let checks: Vec<_> = runs
+            .iter()
+            .map(|run| self.check(OperationKind::Read, run.offset, run.out.len() as u64))
+            .collect();
+        let mut inside: Vec<_> = runs
+            .iter_mut()
+            .zip(&checks)
+            .filter_map(|(run, at)| Some(ReadRun { offset: *at.as_ref().ok()?, out: run.out }))
+            .collect();
+        let mut done = self.inner.read_runs(&mut inside).into_iter();
+        checks
+            .into_iter()
+            .filter_map(|at| at.map_or_else(|e| Some(Err(e)), |_| done.next()))
+            .collect()
+    }
+
+    fn runs_at_once(&self, kind: OperationKind) -> usize {
+        self.inner.runs_at_once(kind)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

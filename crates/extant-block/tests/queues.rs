@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::IoSlice;
 use std::path::Path;
 use std::sync::Arc;
 
 use extant_base::Prng;
 use extant_block::{
-    AlignedBuffer, BlockDevice, DeviceFault, Engine, FaultDevice, FaultPlan, FileDevice, Finished,
-    MemoryDevice, Operation, OperationKind, Queue, QueueOptions, RecordingDevice, Wait,
-    WindowDevice,
+    AlignedBuffer, BlockDevice, DeviceEngine, DeviceFault, Engine, FaultDevice, FaultPlan,
+    FileDevice, Finished, MemoryDevice, Operation, OperationKind, Queue, QueueOptions, ReadRun,
+    RecordingDevice, Wait, WindowDevice, WriteRun,
 };
 
 const SIZE: u64 = (1 << 20) + 777;
@@ -367,5 +368,131 @@ fn a_queue_that_lasts_is_for_any_thread_and_keeps_no_lock() {
             drop(device);
         }
         drop(queue);
+    }
+}
+
+/// Runs `test` on devices whose runs go through every engine.
+fn on_each_engine(dir: &Path, test: impl Fn(&str, &dyn BlockDevice)) {
+    for (name, engine) in DeviceEngine::NAMES {
+        let path = dir.join(format!("runs-{name}"));
+        let file = FileDevice::create_new(&path, SIZE).unwrap();
+        match file.with_engine(engine) {
+            Ok(device) => {
+                let info = device.engine();
+                let is_ring = info.engine == Engine::Uring;
+                let wanted = [engine == DeviceEngine::IoUring, engine != DeviceEngine::Portable];
+                assert!(wanted[0] <= is_ring && is_ring <= wanted[1], "{name}: {info:?}");
+                assert_eq!(info.refused.is_some(), wanted[1] && !is_ring, "{name}: {info:?}");
+                let window = WindowDevice::new(device, 0, SIZE).unwrap();
+                test(name, &window);
+            }
+            Err(error) => println!("skipped: {error}"),
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+    test("memory", &MemoryDevice::new(SIZE));
+    test("recording", &RecordingDevice::new(SIZE));
+    let plan = FaultPlan { reorder: true, ..FaultPlan::default() };
+    test("reordering", &FaultDevice::new(Arc::new(MemoryDevice::new(SIZE)), plan));
+}
+
+/// Cuts `bytes` into parts, some of them empty.
+fn parts<'a>(random: &mut Prng, mut bytes: &'a [u8], most: usize) -> Vec<IoSlice<'a>> {
+    let mut parts = Vec::new();
+    while !bytes.is_empty() {
+        let len = (random.next_u64() as usize % (most + 1)).min(bytes.len());
+        let (now, later) = bytes.split_at(len);
+        parts.push(IoSlice::new(now));
+        bytes = later;
+    }
+    parts
+}
+
+#[test]
+fn runs_are_stored_and_filled_each_at_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    on_each_engine(dir.path(), |name, device| {
+        let mut random = Prng::new(3);
+        let mut model = vec![0; SIZE as usize];
+        for round in 0..6 {
+            // More runs than any engine has under way, and more parts than one call takes.
+            let bytes: Vec<Vec<u8>> = (0..PARTS)
+                .map(|_| {
+                    let mut bytes = vec![0; (random.next_u64() % PART) as usize];
+                    random.fill(&mut bytes);
+                    bytes
+                })
+                .collect();
+            let most = if round == 0 { 20 } else { 20_000 };
+            let parts: Vec<_> = bytes.iter().map(|bytes| parts(&mut random, bytes, most)).collect();
+            let runs: Vec<_> = (0..PARTS)
+                .zip(&parts)
+                .map(|(part, parts)| WriteRun { offset: part * PART + 5, parts })
+                .take(if round == 5 { 1 } else { PARTS as usize })
+                .collect();
+            for (run, bytes) in runs.iter().zip(&bytes) {
+                assert_eq!(run.length(), bytes.len() as u64);
+                model[run.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            }
+            let results = device.write_runs(&runs);
+            assert_eq!(results.len(), runs.len(), "{name}");
+            assert!(results.iter().all(Result::is_ok), "{name}: {results:?}");
+            let mut read = vec![0; SIZE as usize];
+            let out = read.chunks_mut(30_011).enumerate();
+            let mut runs: Vec<_> =
+                out.map(|(number, out)| ReadRun { offset: number as u64 * 30_011, out }).collect();
+            let results = device.read_runs(&mut runs);
+            assert!(results.iter().all(Result::is_ok), "{name}: {results:?}");
+            assert!(read == model, "{name}, round {round}");
+        }
+        assert!(device.write_runs(&[]).is_empty() && device.read_runs(&mut []).is_empty());
+    });
+}
+
+#[test]
+fn a_run_that_fails_fails_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    on_each_engine(dir.path(), |name, device| {
+        let bytes = [7; 600];
+        let parts = [IoSlice::new(&bytes[..100]), IoSlice::new(&bytes[100..])];
+        let run = |offset| WriteRun { offset, parts: &parts };
+        let results = device.write_runs(&[run(0), run(SIZE - 599), run(u64::MAX - 10), run(4096)]);
+        let failed: Vec<_> = results.iter().map(Result::is_err).collect();
+        assert_eq!(failed, [false, true, true, false], "{name}");
+        let past = results[1].as_ref().unwrap_err();
+        assert!(matches!(past.fault(), DeviceFault::PastEnd { .. }), "{name}: {past}");
+        let (mut one, mut two, mut three) = ([0; 600], [0; 600], [0; 600]);
+        let results = device.read_runs(&mut [
+            ReadRun { offset: 0, out: &mut one },
+            ReadRun { offset: SIZE - 599, out: &mut two },
+            ReadRun { offset: 4096, out: &mut three },
+        ]);
+        let failed: Vec<_> = results.iter().map(Result::is_err).collect();
+        assert_eq!((failed, one, three), (vec![false, true, false], bytes, bytes), "{name}");
+    });
+}
+
+#[test]
+fn a_file_that_was_cut_short_fails_the_runs_behind_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, engine) in DeviceEngine::NAMES {
+        let path = dir.path().join(name);
+        let device = FileDevice::create_new(&path, SIZE).unwrap();
+        let Ok(device) = device.with_engine(engine) else { continue };
+        File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+        let (mut one, mut two, mut three) = ([1; 5000], [1; 5000], [1; 5000]);
+        let results = device.read_runs(&mut [
+            ReadRun { offset: 0, out: &mut one },
+            ReadRun { offset: 8000, out: &mut two },
+            ReadRun { offset: 20_000, out: &mut three },
+        ]);
+        assert!(results[0].is_ok() && one == [0; 5000], "{name}");
+        for (result, wanted) in results[1..].iter().zip([2000, 0]) {
+            let error = result.as_ref().unwrap_err();
+            let DeviceFault::ShortRead { got_bytes } = error.fault() else {
+                panic!("{name}: {error}");
+            };
+            assert_eq!(*got_bytes, wanted, "{name}");
+        }
     }
 }

@@ -25,6 +25,8 @@ mod portable;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::operation::{Completion, Operation};
 
@@ -100,6 +102,50 @@ impl fmt::Display for Engine {
             Engine::UringDirect => "io_uring, direct",
         })
     }
+}
+
+/// Which engines a device may use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum DeviceEngine {
+    /// The best that the system gives, where it pays.
+    #[default]
+    Auto,
+    /// io_uring for everything that it can do; opening the device fails without it.
+    IoUring,
+    /// Calls that every system has.
+    Portable,
+}
+
+impl DeviceEngine {
+    /// All values, by the names that [`FromStr`] knows.
+    pub const NAMES: [(&'static str, DeviceEngine); 3] = [
+        ("auto", DeviceEngine::Auto),
+        ("io_uring", DeviceEngine::IoUring),
+        ("portable", DeviceEngine::Portable),
+    ];
+}
+
+/// A name that is none of [`DeviceEngine::NAMES`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0} is not a device engine: auto, io_uring or portable")]
+pub struct UnknownEngine(pub String);
+
+impl FromStr for DeviceEngine {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<DeviceEngine, UnknownEngine> {
+        let found = DeviceEngine::NAMES.iter().find(|(known, _)| *known == name);
+        found.map(|(_, engine)| *engine).ok_or_else(|| UnknownEngine(name.to_owned()))
+    }
+}
+
+/// The engine that a device uses, from [`BlockDevice::engine`](crate::BlockDevice::engine).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineInfo {
+    /// The engine.
+    pub engine: Engine,
+    /// Why a better one is not used, where the system refused it.
+    pub refused: Option<Arc<str>>,
 }
 
 /// Whether [`Queue::reap`] waits.
