@@ -23,8 +23,10 @@
 //!   writeback.
 //! - A3. Pages belong to the code that allocated them. A chunk is released by the code that
 //!   allocated all of it.
-//! - A4. References handed to a closure ([`fill`](Arena::fill), [`view`](Arena::view),
-//!   [`slices`](Arena::slices)) end with it; meanwhile A1 and A2 hold.
+//! - A4. References handed to a closure ([`fill`](Arena::fill), [`fill_many`](Arena::fill_many),
+//!   [`view`](Arena::view), [`slices`](Arena::slices)) end with it; meanwhile A1 and A2 hold. So the
+//!   memory that a device gets for a call is lent: the folios stay pinned, and locked or under
+//!   writeback, until the device has let go of it.
 //!
 //! A [`SharedMap`] is the exception caused by `mmap`: its holder may write at any time, as any
 //! process may write to a file that others read. Such bytes reach the arena through another
@@ -261,6 +263,28 @@ impl Arena {
         // SAFETY: in the mapping, initialized (memory of the system is zeroed), exclusive to
         // this thread while `f` runs (A1, A4).
         f(unsafe { std::slice::from_raw_parts_mut(to.as_ptr(), len as usize) })
+    }
+
+    /// Calls `f` to write several ranges, each an offset and a length, in ascending order and
+    /// disjoint, as [`fill`](Self::fill) does with one.
+    ///
+    /// # Panics
+    ///
+    /// When ranges overlap: a bug of this crate, which must not make two references to one byte.
+    pub(crate) fn fill_many<R>(
+        &self,
+        ranges: &[(u64, u64)],
+        f: impl FnOnce(Vec<&mut [u8]>) -> R,
+    ) -> R {
+        let mut free = 0;
+        let memory = ranges.iter().map(|&(at, len)| {
+            let to = self.check(at, len);
+            assert!(at >= free, "ranges of the arena overlap at {at}");
+            free = at + len;
+            // SAFETY: as in `fill`, for each range; they are disjoint, which was checked just now.
+            unsafe { std::slice::from_raw_parts_mut(to.as_ptr(), len as usize) }
+        });
+        f(memory.collect())
     }
 
     #[cfg(test)]

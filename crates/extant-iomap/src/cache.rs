@@ -421,6 +421,11 @@ impl Cache {
         pages << PAGE_LOG2
     }
 
+    /// Evicts a folio that is marked as used once, if possible. Returns whether it is gone.
+    pub(crate) fn give_up_once(&self, pin: Pin<'_>) -> bool {
+        pin.is_once() && self.give_up(pin) > 0
+    }
+
     /// Evicts one folio if possible (C2). Returns its pages.
     fn give_up(&self, pin: Pin<'_>) -> u64 {
         let (page, order, start, file) = (pin.id(), pin.order(), pin.start(), pin.file());

@@ -14,7 +14,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use extant_block::{BlockDevice, DeviceError};
+use extant_block::{BlockDevice, DeviceError, OperationKind, ReadRun, WriteRun};
 
 /// Size of the buffer for bytes on their way to the device.
 const BUFFER_BYTES: u64 = 1 << 20;
@@ -146,6 +146,33 @@ impl<'a> Contents<'a> {
             done += buffer.len() as u64;
         }
         Ok(())
+    }
+
+    /// Writes several runs of whole blocks, each with its offset in the file, and returns the result of
+    /// each. Those that go through a stage are written one after the other.
+    pub(crate) fn write_runs(&self, runs: &[(u64, WriteRun<'_>)]) -> Vec<Result<(), DeviceError>> {
+        match &self.stage {
+            None => {
+                let runs: Vec<_> = runs.iter().map(|(_, run)| *run).collect();
+                self.device.write_runs(&runs)
+            }
+            Some(_) => {
+                let write = |(offset, run): &(u64, WriteRun<'_>)| {
+                    self.write_vectored_at(*offset, run.offset, run.parts)
+                };
+                runs.iter().map(write).collect()
+            }
+        }
+    }
+
+    /// Returns whether several reads are better under way at once than one after the other.
+    pub(crate) fn reads_at_once(&self) -> bool {
+        self.stage.is_none() && self.device.runs_at_once(OperationKind::Read) > 1
+    }
+
+    /// Reads several runs, for contents without a stage ([`reads_at_once`](Self::reads_at_once)).
+    pub(crate) fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Result<(), DeviceError> {
+        self.device.read_runs(runs).into_iter().collect()
     }
 
     /// Makes whole blocks at `offset` of the file, at `address` of the device, contain zeros.

@@ -25,7 +25,7 @@ use crate::stats::LoneCounter;
 use crate::streams::Streams;
 
 /// No frame has this number.
-const NO_FRAME: u32 = u32::MAX;
+pub(crate) const NO_FRAME: u32 = u32::MAX;
 
 /// The part of a [`Cache`] that belongs to one file. Dropping it drops its contents, dirty or not.
 pub struct FileCache {
@@ -34,7 +34,7 @@ pub struct FileCache {
     /// Orders of the folios that this file has or had, as a bit set.
     orders: AtomicU16,
     /// The frame used last.
-    last: AtomicU32,
+    pub(crate) last: AtomicU32,
     /// Offset at which the last small read ended.
     read_end: AtomicU64,
     /// Recent mappings, valid while their cookie is current.
@@ -45,6 +45,8 @@ pub struct FileCache {
     passes: Mutex<u64>,
     pass_ended: Condvar,
     errors: AtomicU64,
+    /// Bytes written by `write_once` and not yet counted by `take_once`.
+    pub(crate) once_bytes: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -105,6 +107,7 @@ impl FileCache {
             passes: Mutex::new(Rank::Leaf, 0),
             pass_ended: Condvar::new(),
             errors: AtomicU64::new(0),
+            once_bytes: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         }
     }
@@ -189,6 +192,9 @@ impl FileCache {
     fn note_use(&self, pin: &Pin<'_>) {
         if !pin.is_ahead() {
             pin.mark_used();
+        }
+        if pin.is_once() {
+            pin.clear_once();
         }
         self.last.store(pin.id(), Ordering::Relaxed);
     }

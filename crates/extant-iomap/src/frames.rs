@@ -38,7 +38,7 @@ use std::fmt;
 
 use extant_sync::{Mutex, MutexGuard, Rank};
 
-use identity::{AHEAD, DETACHED, Identity, LISTED, USED};
+use identity::{AHEAD, DETACHED, Identity, LISTED, ONCE, USED};
 
 /// The number of a folio: the page of the arena where it begins.
 pub(crate) type FrameId = u32;
@@ -230,6 +230,22 @@ impl<'a> Pin<'a> {
     /// Clears the mark of a folio that was read ahead; returns whether it was set.
     pub(crate) fn take_ahead(&self) -> bool {
         self.frame.identity.take(AHEAD)
+    }
+
+    /// Marks the folio as one that leaves the cache after its first use (`drop_behind`).
+    pub(crate) fn set_once(&self) {
+        self.frame.identity.set(ONCE);
+    }
+
+    /// Returns whether the folio leaves the cache after its first use.
+    #[inline]
+    pub(crate) fn is_once(&self) -> bool {
+        self.frame.identity.has(ONCE)
+    }
+
+    /// Takes that mark away.
+    pub(crate) fn clear_once(&self) {
+        self.frame.identity.take(ONCE);
     }
 
     /// Returns the number of pins, including this one and momentary ones.

@@ -16,6 +16,7 @@ mod buddy;
 mod cache;
 mod contents;
 mod direct;
+mod drop_behind;
 mod file;
 mod first_touch;
 mod frames;

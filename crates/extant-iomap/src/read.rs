@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use extant_block::ReadRun;
+
 use crate::cache::{CacheError, PAGE_LOG2};
 use crate::file::{FileCache, Fit};
 use crate::frames::Pin;
@@ -19,6 +21,39 @@ const ASK: u64 = 64 << 20;
 const ROUNDS: usize = 64;
 /// Length in bytes up to which a read that continues the last one prefetches for the next.
 const EXPECT_MAX: u64 = 8192;
+
+/// Longest part of a folio that is read with one request where several are under way at once.
+const PART: u64 = 256 << 10;
+
+/// Parts of a folio to be read from the device.
+#[derive(Default)]
+struct Reads {
+    parts: Vec<PartRead>,
+    /// Units that are uptodate when all of it is read.
+    units: Vec<Range<u64>>,
+}
+
+/// A run of bytes to be read.
+struct PartRead {
+    /// Offset in the arena.
+    to: u64,
+    /// Address on the device.
+    from: u64,
+    len: u64,
+}
+
+impl Reads {
+    fn has_any(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    fn add(&mut self, to: u64, from: u64, len: u64) {
+        for done in (0..len).step_by(PART as usize) {
+            let len = PART.min(len - done);
+            self.parts.push(PartRead { to: to + done, from: from.saturating_add(done), len });
+        }
+    }
+}
 
 /// Returns how many of `len` bytes from `offset` on are in front of the end of the file.
 pub(crate) fn len_inside<M: Mapper>(mapper: &M, offset: u64, len: usize) -> usize {
@@ -109,7 +144,12 @@ impl FileCache {
 
     /// Reads where there is no folio: holes read as zeros without one, device blocks get one.
     /// Returns the number of bytes of `out` filled, 0 when there is a folio now.
-    fn read_absent<M: Mapper>(&self, mapper: &M, at: u64, out: &mut [u8]) -> Result<usize, M::Error>
+    pub(crate) fn read_absent<M: Mapper>(
+        &self,
+        mapper: &M,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<usize, M::Error>
     where
         M::Error: From<CacheError>,
     {
@@ -246,6 +286,8 @@ impl FileCache {
         let folio = self.bytes_of(pin);
         let units = self.units(pin, block.clone());
         let mut next = units.start;
+        // What the device has is read together at the end, if it likes that.
+        let mut reads = Reads::default();
         while let Some(run) = cache.states.next_clear(State::Uptodate, next..units.end) {
             next = run.end;
             let base = self.units(pin, folio.start..folio.start + 1).start;
@@ -257,13 +299,40 @@ impl FileCache {
                 let ask = at..missing.end.saturating_add(ASK);
                 let mapping = self.mapping(mapper, ask, Intent::Read)?;
                 let end = mapping.end().min(missing.end);
-                self.fill_part(mapper, pin, at..end, &mapping)?;
+                self.fill_part(mapper, pin, at..end, &mapping, &mut reads)?;
                 at = end;
+            }
+            if reads.has_any() {
+                reads.units.push(run);
+                continue;
             }
             if let Some(unit) = mapper.checked_unit() {
                 self.check_filled(mapper, pin, missing, unit)?;
             }
             cache.states.set(State::Uptodate, run);
+        }
+        self.read_together(mapper, reads)
+    }
+
+    /// Reads parts of one folio, which is locked, with several requests under way at once, and makes
+    /// the units uptodate that are whole then.
+    fn read_together<M: Mapper>(&self, mapper: &M, reads: Reads) -> Result<(), M::Error> {
+        if !reads.has_any() {
+            return Ok(());
+        }
+        let cache = &*self.cache;
+        let contents = mapper.contents()?;
+        let places: Vec<(u64, u64)> = reads.parts.iter().map(|part| (part.to, part.len)).collect();
+        cache.arena.fill_many(&places, |memory| {
+            let runs = memory.into_iter().zip(&reads.parts);
+            let mut runs: Vec<_> =
+                runs.map(|(out, part)| ReadRun { offset: part.from, out }).collect();
+            contents.read_runs(&mut runs)
+        })?;
+        cache.counters.device_reads.add(reads.parts.len() as u64);
+        cache.counters.bytes_filled.add(places.iter().map(|(_, len)| len).sum());
+        for units in reads.units {
+            cache.states.set(State::Uptodate, units);
         }
         Ok(())
     }
@@ -301,6 +370,7 @@ impl FileCache {
         pin: &Pin<'_>,
         range: Range<u64>,
         mapping: &Mapping,
+        reads: &mut Reads,
     ) -> Result<(), M::Error> {
         let cache = &*self.cache;
         let to = self.arena_at(pin, range.start);
@@ -316,6 +386,11 @@ impl FileCache {
                 let read = contents.to_read(inside);
                 // What is checked is all that the device has of a unit.
                 let unit = mapper.checked_unit();
+                if unit.is_none() && contents.reads_at_once() {
+                    reads.add(to, from, inside);
+                    cache.arena.zero(to + inside, len - inside);
+                    return Ok(());
+                }
                 let read = unit.map_or(read, |unit| read.next_multiple_of(unit)).min(len);
                 cache.arena.fill(to, read, |out| contents.read_at(range.start, from, out))?;
                 let kept = if unit.is_some() { read } else { inside };

@@ -145,4 +145,6 @@ counters! {
     zero_flushes,
     /// Passes of writeback that failed.
     writeback_errors,
+    /// Folios that left the cache after their first use, as was asked for.
+    dropped_behind,
 }

@@ -8,9 +8,12 @@
 //!   published; they do not change meanwhile.
 //! - W3. After an error, units are dirty again, and their places given back. Nothing is lost, and
 //!   the next pass tries again.
+//! - W4. The writes of a batch are under way together, in any order; what is published is the part of
+//!   the batch in front of the first one that failed.
 
-use std::io::IoSlice;
 use std::ops::Range;
+
+use extant_block::WriteRun;
 
 use crate::cache::PAGE_LOG2;
 use crate::file::FileCache;
@@ -31,6 +34,15 @@ struct Segment<'a> {
     pin: Pin<'a>,
     file: Range<u64>,
     arena: u64,
+}
+
+/// A write of one placement, or of a part of one that has too many parts.
+struct Request {
+    /// Index of the placement.
+    number: usize,
+    file: Range<u64>,
+    address: u64,
+    parts: Range<usize>,
 }
 
 impl FileCache {
@@ -108,7 +120,14 @@ impl FileCache {
                 None => size,
                 Some(_) => last.file.end.min(size),
             };
-            match self.write_batch(mapper, &batch, size_to) {
+            let once = batch.iter().filter(|segment| segment.pin.is_once());
+            let once: Vec<u64> = once.map(|segment| segment.pin.start()).collect();
+            let outcome = self.write_batch(mapper, &batch, size_to);
+            drop(batch);
+            for pin in once.into_iter().filter_map(|page| self.find_for_once(page)) {
+                self.drop_once(pin); // O3.
+            }
+            match outcome {
                 Ok(bytes) => written += bytes,
                 Err(error) => {
                     self.note_error();
@@ -196,51 +215,25 @@ impl FileCache {
         batch: &[Segment<'_>],
         size_to: u64,
     ) -> Result<u64, M::Error> {
-        let mut done = Done { placements: Vec::new(), size_to };
-        // Index of the placement with the last ticket.
-        let mut ticket = None;
-        let mut failed = None;
-        let mut first = 0;
-        'runs: while first < batch.len() {
-            // Segments that are contiguous in the file.
-            let mut end = first + 1;
-            while end < batch.len() && batch[end].file.start == batch[end - 1].file.end {
-                end += 1;
-            }
-            let run = batch[first].file.start..batch[end - 1].file.end;
-            let mut at = run.start;
-            while at < run.end {
-                let before = ticket.and_then(|last: usize| done.placements.get(last)?.ticket());
-                let placement = match mapper.place(at..run.end, before) {
-                    Ok(placement) => placement,
-                    Err(error) => {
-                        failed = Some(error);
-                        break 'runs;
-                    }
-                };
-                if !self.cache.options.publish_before_data
-                    && let Err(error) = self.send(mapper, &batch[first..end], &placement)
-                {
-                    if !sabotage("iomap.writeback.place-kept-on-error") {
-                        mapper.give_back(placement);
-                    }
-                    failed = Some(error);
-                    break 'runs;
+        let (mut placements, mut failed) = self.place_all(mapper, batch);
+        if !self.cache.options.publish_before_data {
+            let sent = self.send_all(mapper, batch, &placements);
+            if let Err((first, error)) = sent {
+                // What lies behind it may be on the device, but nothing leads there. So the size
+                // passes no block that is missing.
+                let behind = placements.split_off(first);
+                if !sabotage("iomap.writeback.place-kept-on-error") {
+                    behind.into_iter().for_each(|placement| mapper.give_back(placement));
                 }
-                at = placement.end();
-                if placement.ticket().is_some() {
-                    ticket = Some(done.placements.len());
-                }
-                done.placements.push(placement);
+                failed = Some(error);
             }
-            first = end;
         }
-        let good_to = match (&failed, done.placements.last()) {
+        let good_to = match (&failed, placements.last()) {
             (None, _) => u64::MAX,
             (Some(_), Some(last)) => last.end(),
             (Some(_), None) => 0,
         };
-        done.size_to = size_to.min(good_to);
+        let mut done = Done { placements, size_to: size_to.min(good_to) };
         if sabotage("iomap.writeback.size-passes-failure") {
             done.size_to = size_to;
         }
@@ -249,9 +242,7 @@ impl FileCache {
             false => Vec::new(),
         };
         let published = if good_to == 0 { Ok(()) } else { mapper.publish(done) };
-        for placement in &late {
-            self.send(mapper, batch, placement)?;
-        }
+        self.send_all(mapper, batch, &late).map_err(|(_, error)| error)?;
         let good_to = if published.is_ok() { good_to } else { 0 };
         self.finish(batch, good_to);
         match (published, failed) {
@@ -260,45 +251,110 @@ impl FileCache {
         }
     }
 
-    /// Writes the bytes of one placement, from the segments that have them.
-    fn send<M: Mapper, T>(
+    /// Asks for a place for every byte of a batch; up to the first error.
+    fn place_all<M: Mapper>(
+        &self,
+        mapper: &M,
+        batch: &[Segment<'_>],
+    ) -> (Vec<Placement<M::Ticket>>, Option<M::Error>) {
+        let mut placements: Vec<Placement<M::Ticket>> = Vec::new();
+        // Index of the placement with the last ticket.
+        let mut ticket = None;
+        let mut first = 0;
+        while first < batch.len() {
+            // Segments that are contiguous in the file.
+            let mut end = first + 1;
+            while end < batch.len() && batch[end].file.start == batch[end - 1].file.end {
+                end += 1;
+            }
+            let run = batch[first].file.start..batch[end - 1].file.end;
+            let mut at = run.start;
+            while at < run.end {
+                let before = ticket.and_then(|last: usize| placements.get(last)?.ticket());
+                match mapper.place(at..run.end, before) {
+                    Ok(placement) => {
+                        at = placement.end();
+                        if placement.ticket().is_some() {
+                            ticket = Some(placements.len());
+                        }
+                        placements.push(placement);
+                    }
+                    Err(error) => return (placements, Some(error)),
+                }
+            }
+            first = end;
+        }
+        (placements, None)
+    }
+
+    /// Writes the bytes of placements, in ascending order, from the segments that have them, as many
+    /// at once as the device likes.
+    ///
+    /// # Errors
+    ///
+    /// That of the first placement that was not written as a whole, with its index. Those behind it
+    /// may be written or not.
+    fn send_all<M: Mapper, T>(
         &self,
         mapper: &M,
         segments: &[Segment<'_>],
-        placement: &Placement<T>,
-    ) -> Result<(), M::Error> {
-        if matches!(placement.placed, Placed::Nowhere) {
-            return Ok(());
-        }
+        placements: &[Placement<T>],
+    ) -> Result<(), (usize, M::Error)> {
         let cache = &*self.cache;
-        let end = placement.end();
-        let mut index = segments.partition_point(|segment| segment.file.end <= placement.offset);
-        let mut at = placement.offset;
+        // The parts of all requests, one request after the other.
         let mut parts: Vec<(u64, u64)> = Vec::new();
-        while at < end {
-            let start = at;
-            parts.clear();
-            while at < end && parts.len() < VECTOR {
-                let Some(segment) = segments.get(index) else { break };
-                let part_end = segment.file.end.min(end);
-                parts.push((segment.arena + (at - segment.file.start), part_end - at));
-                at = part_end;
-                if at == segment.file.end {
-                    index += 1;
+        let mut requests: Vec<Request> = Vec::new();
+        let mut index = 0;
+        for (number, placement) in placements.iter().enumerate() {
+            if matches!(placement.placed, Placed::Nowhere) {
+                continue;
+            }
+            let (mut at, end) = (placement.offset, placement.end());
+            while segments.get(index).is_some_and(|segment| segment.file.end <= at) {
+                index += 1;
+            }
+            while at < end {
+                let (start, first) = (at, parts.len());
+                while at < end && parts.len() - first < VECTOR {
+                    let Some(segment) = segments.get(index) else { break };
+                    let part_end = segment.file.end.min(end);
+                    parts.push((segment.arena + (at - segment.file.start), part_end - at));
+                    at = part_end;
+                    if at == segment.file.end {
+                        index += 1;
+                    }
                 }
+                if at == start {
+                    break;
+                }
+                let address = placement.address + (start - placement.offset);
+                let parts = first..parts.len();
+                requests.push(Request { number, file: start..at, address, parts });
             }
-            if at == start {
-                break;
-            }
-            let to = placement.address + (start - placement.offset);
-            let contents = mapper.contents()?;
-            cache.arena.slices(&parts, |slices: &[IoSlice<'_>]| {
-                contents.write_vectored_at(start, to, slices)
-            })?;
-            cache.counters.device_writes.add(1);
-            cache.counters.bytes_written.add(at - start);
         }
-        Ok(())
+        let Some(first) = requests.first() else { return Ok(()) };
+        let contents = mapper.contents().map_err(|error| (first.number, error))?;
+        let results = cache.arena.slices(&parts, |slices| {
+            let run = |request: &Request| {
+                let parts = &slices[request.parts.clone()];
+                (request.file.start, WriteRun { offset: request.address, parts })
+            };
+            contents.write_runs(&requests.iter().map(run).collect::<Vec<_>>())
+        });
+        let mut failed = None;
+        for (request, result) in requests.iter().zip(results) {
+            match result {
+                Ok(()) => {
+                    cache.counters.device_writes.add(1);
+                    cache.counters.bytes_written.add(request.file.end - request.file.start);
+                }
+                Err(error) if failed.is_none() => {
+                    failed = Some((request.number, error.into()));
+                }
+                Err(_) => {}
+            }
+        }
+        failed.map_or(Ok(()), Err)
     }
 
     /// Ends the writeback of a batch: units before byte `good_to` of the file become clean, the

@@ -36,6 +36,8 @@ pub(super) const DETACHED: u8 = 2;
 pub(super) const LISTED: u8 = 4;
 /// The folio was made ahead of its reader.
 pub(super) const AHEAD: u8 = 8;
+/// The folio is to leave the cache after its first use.
+pub(super) const ONCE: u8 = 16;
 
 /// The part of a frame that concurrent threads access.
 pub(super) struct Identity {
