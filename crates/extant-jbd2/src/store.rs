@@ -1,9 +1,10 @@
 //! The place of a log, and writes to it.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use extant_base::BlockSize;
-use extant_block::{AlignedBuffer, BlockDevice, DeviceError, Operation, SharedDevice};
+use extant_block::{AlignedBuffer, BlockDevice, DeviceError, Operation, SharedDevice, WriteRun};
 use extant_format::jbd2::JournalSuperblock;
 
 use crate::error::{JournalReadError, RecoveryError};
@@ -123,51 +124,84 @@ impl LogStore {
     }
 }
 
-/// Writes blocks in order of their number, merged into large writes of `device`, and waits.
+/// Writes blocks in order of their number, merged into large writes of `device`, several of which are
+/// under way at once, and waits. The blocks are not copied.
 ///
 /// `blocks` gives the device's byte offset and the bytes of each block.
 pub(crate) fn write_merged<'a>(
     device: &dyn BlockDevice,
     blocks: impl Iterator<Item = (u64, &'a [u8])>,
 ) -> Result<(), DeviceError> {
-    let mut run: Option<(u64, Vec<&'a [u8]>, usize)> = None;
-    let mut batch = Vec::new();
-    let mut batch_bytes = 0usize;
-    let finish = |run: Option<(u64, Vec<&'a [u8]>, usize)>, batch: &mut Vec<Operation>| {
-        let Some((offset, parts, bytes)) = run else { return };
-        let mut buffer = AlignedBuffer::zeroed(bytes);
-        let mut rest: &mut [u8] = &mut buffer;
-        for part in parts {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(part.len());
-            now.copy_from_slice(part);
-            rest = later;
-        }
-        batch.push(Operation::Write { offset, buffer, fua: false });
-    };
+    let mut wave = Wave::default();
     for (offset, bytes) in blocks {
-        match &mut run {
-            Some((start, parts, len))
-                if u64::try_from(*len).ok().and_then(|len| start.checked_add(len))
-                    == Some(offset)
-                    && len.saturating_add(bytes.len()) <= WRITE_BYTES_MAX =>
-            {
-                parts.push(bytes);
-                *len = len.saturating_add(bytes.len());
-            }
-            _ => {
-                finish(run.replace((offset, vec![bytes], bytes.len())), &mut batch);
-            }
-        }
-        batch_bytes = batch_bytes.saturating_add(bytes.len());
-        if batch_bytes >= WRITE_BYTES_MAX.saturating_mul(8) {
-            finish(run.take(), &mut batch);
-            device.submit(std::mem::take(&mut batch)).wait_all()?;
-            batch_bytes = 0;
+        wave.add(offset, bytes);
+        if wave.bytes >= WRITE_BYTES_MAX.saturating_mul(8) {
+            std::mem::take(&mut wave).write(device)?;
         }
     }
-    finish(run, &mut batch);
-    if batch.is_empty() {
-        return Ok(());
+    wave.write(device)
+}
+
+/// Blocks that are written together.
+#[derive(Default)]
+struct Wave<'a> {
+    parts: Vec<IoSlice<'a>>,
+    /// Of each run: its offset, its length in bytes, and the number of parts up to its end.
+    runs: Vec<(u64, usize, usize)>,
+    bytes: usize,
+}
+
+impl<'a> Wave<'a> {
+    fn add(&mut self, offset: u64, bytes: &'a [u8]) {
+        self.parts.push(IoSlice::new(bytes));
+        self.bytes = self.bytes.saturating_add(bytes.len());
+        let count = self.parts.len();
+        if let Some((start, len, end)) = self.runs.last_mut()
+            && u64::try_from(*len).ok().and_then(|len| start.checked_add(len)) == Some(offset)
+            && len.saturating_add(bytes.len()) <= WRITE_BYTES_MAX
+        {
+            *len = len.saturating_add(bytes.len());
+            *end = count;
+            return;
+        }
+        self.runs.push((offset, bytes.len(), count));
     }
-    device.submit(batch).wait_all().map(drop)
+
+    fn write(self, device: &dyn BlockDevice) -> Result<(), DeviceError> {
+        let mut first = 0;
+        let run = |&(offset, _, end): &(u64, usize, usize)| {
+            let parts = self.parts.get(first..end).unwrap_or(&[]);
+            first = end;
+            WriteRun { offset, parts }
+        };
+        let runs: Vec<_> = self.runs.iter().map(run).collect();
+        device.write_runs(&runs).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_run_up_to_the_limit() {
+        let (block, most) = ([7; 4096], WRITE_BYTES_MAX / 4096);
+        let mut wave = Wave::default();
+        for number in [3, 4, 5, 9, 11, 12] {
+            wave.add(number * 4096, &block);
+        }
+        let runs = [(3 * 4096, 3 * 4096, 3), (9 * 4096, 4096, 4), (11 * 4096, 2 * 4096, 6)];
+        assert_eq!(wave.runs, runs);
+        let mut wave = Wave::default();
+        (0..most as u64 + 1).for_each(|number| wave.add(number * 4096, &block));
+        assert_eq!(
+            wave.runs,
+            [(0, WRITE_BYTES_MAX, most), (WRITE_BYTES_MAX as u64, 4096, most + 1)]
+        );
+        let device = extant_block::MemoryDevice::new(2 * WRITE_BYTES_MAX as u64);
+        wave.write(&device).unwrap();
+        let mut last = [0; 4096];
+        device.read_at(WRITE_BYTES_MAX as u64, &mut last).unwrap();
+        assert_eq!(last, block);
+    }
 }
