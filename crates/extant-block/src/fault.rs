@@ -19,7 +19,8 @@ use extant_sync::{Mutex, Rank};
 use crate::device::BlockDevice;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
 use crate::operation::{Completion, Operation, Pending};
-use crate::runs::{ReadRun, WriteRun, read_runs_as_batch, write_runs_as_batch};
+use crate::run_batch::{read_runs_as_batch, write_runs_as_batch};
+use crate::runs::{ReadRun, WriteRun};
 
 /// Limit of the delayed batches; the oldest is done before another one is accepted.
 const QUEUE_MAX: usize = 32;

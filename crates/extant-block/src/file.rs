@@ -108,7 +108,7 @@ pub struct FileDevice {
     /// Whether discards are tried: on any file, and on a block device that reports them.
     discards: bool,
     /// Rings for runs, and whether they are used.
-    rings: Rings,
+    rings: Box<Rings>,
 }
 
 impl FileDevice {
@@ -217,7 +217,7 @@ impl FileDevice {
             #[cfg(test)]
             filled: std::sync::atomic::AtomicU64::new(0),
             discards: !is_block_device || discard::is_offered(&metadata),
-            rings: Rings::new(is_in_memory, is_block_device),
+            rings: Box::new(Rings::new(is_in_memory, is_block_device)),
         };
         let device = device.with_engine(rings::default_engine())?;
         if !is_read_only && !is_block_device {
@@ -295,7 +295,7 @@ impl FileDevice {
             asked: std::sync::atomic::AtomicU64::new(0),
             #[cfg(test)]
             filled: std::sync::atomic::AtomicU64::new(0),
-            rings: self.rings.again(),
+            rings: Box::new(self.rings.again()),
             ..*self
         })
     }
@@ -480,11 +480,9 @@ fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
 
 /// Returns whether the file lies in memory, as far as the system tells.
 fn is_in_memory(file: &File) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    const RAMFS: i64 = 0x8584_58f6;
-    const HUGETLBFS: i64 = 0x9584_58f6;
-    let kind = rustix::fs::fstatfs(file).map(|stat| stat.f_type as i64);
-    kind.is_ok_and(|kind| [TMPFS, RAMFS, HUGETLBFS].contains(&kind))
+    use rustix::fs::FsWord;
+    const IN_MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6]; // tmpfs, ramfs, hugetlbfs
+    rustix::fs::fstatfs(file).is_ok_and(|stat| IN_MEMORY.contains(&stat.f_type))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {

@@ -40,6 +40,7 @@ mod queue;
 mod recording;
 mod rings;
 mod room;
+mod run_batch;
 mod runs;
 mod thin;
 mod uring;
@@ -58,6 +59,7 @@ pub use queue::{
 };
 pub use recording::{Event, Record, RecordingDevice, Survival, Touch, protected_from};
 pub use rings::set_default_engine;
-pub use runs::{ReadRun, WriteRun, read_runs_as_batch, write_runs_as_batch};
+pub use run_batch::{read_runs_as_batch, write_runs_as_batch};
+pub use runs::{ReadRun, WriteRun};
 pub use thin::ThinDevice;
 pub use window::{WindowDevice, WindowError};

@@ -60,7 +60,7 @@ impl Rings {
         Rings { wanted: DeviceEngine::Auto, is_in_memory, is_block_device, state }
     }
 
-    /// The same for another descriptor of the file.
+    /// Creates the state for another descriptor of the file, with the same choice.
     pub(crate) fn again(&self) -> Rings {
         Rings { wanted: self.wanted, ..Rings::new(self.is_in_memory, self.is_block_device) }
     }
