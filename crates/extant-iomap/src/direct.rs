@@ -262,6 +262,14 @@ impl FileCache {
         } else {
             self.end_all(mapper, &stored);
         }
+        if failed.is_some() {
+            // The device may have some of the bytes of the write that failed, and readers see what it
+            // has. What is dirty there is older than this write, and goes to the device first.
+            let touched = stored.at..end;
+            if self.write_back_kept_out(mapper, touched.clone(), &kept_out).is_ok() {
+                self.forget(touched, &kept_out);
+            }
+        }
         match failed {
             Some(error) if stored.at == offset => Err(error),
             _ => Ok((stored.at - offset) as usize),

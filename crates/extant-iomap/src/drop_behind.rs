@@ -41,10 +41,11 @@ impl FileCache {
             let rest = &mut out[done..wanted];
             let page = at >> PAGE_LOG2;
             let Some(pin) = self.find_for_once(page) else {
+                let others = self.next_cached(page).unwrap_or(u64::MAX);
                 let got = self.read_absent(mapper, at, rest)?;
-                // It belongs to no other reader yet, unless one has come in between.
+                // The window belongs to no other reader yet, unless one has come in between.
+                self.mark_once(page, others);
                 if let Some(pin) = self.find_for_once(page) {
-                    pin.set_once();
                     self.drop_if_passed(mapper, pin, at + got as u64);
                 }
                 done += got;
@@ -98,14 +99,7 @@ impl FileCache {
             };
             // The write itself is an ordinary use (O2).
             if was_there.is_none() || was_once {
-                let mut page = page;
-                while let Some(pin) = self.find_for_once(page) {
-                    pin.set_once();
-                    page = self.bytes_of(&pin).end >> PAGE_LOG2;
-                    if page << PAGE_LOG2 >= at + written {
-                        break;
-                    }
-                }
+                self.mark_once(page, (at + written).div_ceil(1 << PAGE_LOG2));
             }
             at += written;
             if at < stop {
@@ -123,6 +117,16 @@ impl FileCache {
     pub fn take_once(&self, most: u64) -> bool {
         let bytes = self.once_bytes.load(Ordering::Relaxed);
         bytes >= most && self.once_bytes.swap(0, Ordering::Relaxed) >= most
+    }
+
+    /// Marks the folios from `page` on, as far as there is one after the other, up to page `end`.
+    fn mark_once(&self, mut page: u64, end: u64) {
+        while page < end
+            && let Some(pin) = self.find_for_once(page)
+        {
+            pin.set_once();
+            page = self.bytes_of(&pin).end >> PAGE_LOG2;
+        }
     }
 
     /// Finds a folio without counting that as a use.

@@ -151,7 +151,8 @@ impl FileCache {
                 inside.or_else(|| index.dirty.range(from..).next().copied())
             };
             let Some(start) = next.filter(|start| start << PAGE_LOG2 < range.end) else { break };
-            let Some(pin) = self.find(start) else {
+            // Not a use of its own.
+            let Some(pin) = self.find_for_once(start) else {
                 from = start + 1;
                 continue;
             };

@@ -564,6 +564,7 @@ impl FsError {
             Self::Open(error) => match &**error {
                 OpenError::Io { source, .. } => source.raw_os_error().unwrap_or(errno::EIO),
                 OpenError::Locked { .. } | OpenError::Busy { .. } => errno::EBUSY,
+                OpenError::NoEngine { .. } => errno::EOPNOTSUPP,
                 _ => errno::EINVAL,
             },
             Self::Journal(_) | Self::JournalDevice(_) => match self.family() {

@@ -157,8 +157,8 @@ pub use error::{
     ErrorCode, Family, Fault, FsError, GrowRefused, MountError, MountErrorKind, PathPart, Result,
 };
 pub use file::{
-    Defragmented, DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue, DirectRequest,
-    Fallocate, FiemapExtent, MappedFile, Pieces, VerityOptions, WriteBy,
+    AtomicUnits, Defragmented, DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue,
+    DirectRequest, Fallocate, FiemapExtent, MappedFile, Pieces, VerityOptions, WriteBy,
 };
 pub use freeze::Frozen;
 pub use front::{AccessRule, Shutdown};
@@ -186,8 +186,9 @@ pub use zones::Zone;
 #[cfg(feature = "partition")]
 pub use extant_block::partition;
 pub use extant_block::{
-    AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Engine, FileDevice, MemoryDevice,
-    OpenError, OperationKind, QueueOptions, SharedDevice, WindowDevice,
+    AlignedBuffer, BlockDevice, DeviceEngine, DeviceError, DeviceFault, Engine, EngineInfo,
+    FileDevice, MemoryDevice, OpenError, OperationKind, QueueOptions, ReadRun, SharedDevice,
+    WindowDevice, WriteRun,
 };
 pub use extant_crypt::{
     ContentsMode, IvKind, KeyFault, KeySpec, MasterKey, NamesMode, Policy as EncryptionPolicy,

@@ -627,3 +627,330 @@ fn p47_an_extending_write_that_fails_leaves_the_file_as_it_was() {
     };
     require!(run());
 }
+
+/// The contents of `/file` after a cut, without asking e2fsck.
+fn contents_after(device: &MemoryDevice) -> Option<Vec<u8>> {
+    let fs = mount(Arc::new(device.snapshot()) as SharedDevice);
+    let contents = fs.read("/file").ok();
+    fs.unmount().unwrap();
+    contents
+}
+
+/// What of the records that no flush protects is left: each kept, lost or torn.
+fn any_of(recording: &RecordingDevice, position: usize, random: &mut Prng) -> MemoryDevice {
+    let style = random.below(4);
+    recording.image_at(position, |_, record| match (style, random.below(3)) {
+        (0, _) | (1, 0) => Survival::Lost,
+        (1, 1) => Survival::Torn { bytes: random.below(record.range().1 + 1) },
+        (2, choice) if choice > 0 => Survival::Lost,
+        _ => Survival::Kept,
+    })
+}
+
+/// Atomic writes of all lengths, over data, holes, unwritten blocks and the end, cut so often.
+fn atomic_writes_cut(options: &[&str], points: u64, seed: u64) -> Result<(), String> {
+    let recording = Arc::new(RecordingDevice::over(fresh(options)?));
+    let fs = mount(Arc::clone(&recording) as SharedDevice);
+    let file = create(&fs);
+    let units = file.atomic_units().expect("an extent tree");
+    let (min, max) = (u64::from(units.min), u64::from(units.max));
+    let mut random = Prng::new(seed);
+    // Data, a hole, data, unwritten blocks.
+    file.write_at(&filled(1, 3 * max), 0).unwrap();
+    file.write_at(&filled(1, 2 * max), 4 * max).unwrap();
+    preallocate(file.inode(), 6 * max..7 * max + min);
+    file.inode().sync().unwrap();
+    let mut now = file.inode().read_all().unwrap();
+    let mut states = vec![now.clone()];
+    let begin = recording.len();
+    // For each record, the states that a cut before it may show.
+    let mut marks: Vec<(usize, usize)> = vec![(begin, 0)];
+    for value in 2..34u8 {
+        let len = min << random.below(u64::from((max / min).ilog2()) + 1);
+        let offset = random.below(8 * max / len) * len;
+        file.write_atomic_at(&filled(value, len), offset).unwrap();
+        now.resize(now.len().max((offset + len) as usize), 0);
+        now[offset as usize..(offset + len) as usize].fill(value);
+        states.push(now.clone());
+        assert!(file.inode().read_all().unwrap() == now, "{options:?} {value}");
+        if random.below(4) == 0 {
+            file.inode().sync_data().unwrap();
+            marks.push((recording.len(), states.len() - 1));
+        }
+        // Something ordinary in between, beside it.
+        if random.below(6) == 0 {
+            file.inode().write_at(&[value; 100], 20 * max).unwrap();
+            now.resize(now.len().max(20 * max as usize + 100), 0);
+            now[20 * max as usize..][..100].fill(value);
+            file.inode().sync_data().unwrap();
+            states.push(now.clone());
+            marks.push((recording.len(), states.len() - 1));
+        }
+    }
+    file.inode().sync().unwrap();
+    let end = recording.len() as u64;
+    for point in 0..points {
+        let position = begin + random.below(end - begin as u64 + 1) as usize;
+        let image = any_of(&recording, position, &mut random);
+        let got = if point % 500 == 0 { after_a_cut(&image)? } else { contents_after(&image) };
+        let got = got.expect("the file");
+        let least = marks.iter().filter(|(at, _)| *at <= position).map(|(_, state)| *state).max();
+        let least = least.unwrap_or(0);
+        // An ordinary write over data is on the device before its sync, and what a file ends with is
+        // zeros: both are left out.
+        let part = |bytes: &[u8]| {
+            let mut part = bytes[..bytes.len().min(8 * max as usize)].to_vec();
+            part.resize(8 * max as usize, 0);
+            part
+        };
+        let got = part(&got);
+        if !states[least..].iter().any(|state| part(state) == got) {
+            for (number, state) in states.iter().enumerate().skip(least) {
+                let state = part(state);
+                let differ =
+                    (0..got.len()).step_by(min as usize).filter(|at| got[*at] != state[*at]);
+                let differ: Vec<_> =
+                    differ.map(|at| (at / min as usize, got[at], state[at])).take(6).collect();
+                println!("{number}: {differ:?}");
+            }
+            panic!("{options:?} seed {seed}: cut at {position}, none of {least}.. is there");
+        }
+    }
+    drop(file);
+    fs.unmount().unwrap();
+    check_clean(&recording.contents())
+}
+
+const ATOMIC_LAYOUTS: [&[&str]; 3] = [
+    EXT4,
+    &["-t", "ext4", "-b", "1024"],
+    &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "16384"],
+];
+
+#[test]
+fn atomic_writes_are_whole_or_absent_after_a_cut() {
+    for (seed, options) in (1..).zip(ATOMIC_LAYOUTS) {
+        require!(atomic_writes_cut(options, 60, seed));
+    }
+}
+
+#[test]
+#[ignore = "20,000 cuts take minutes"]
+fn atomic_writes_are_whole_or_absent_after_very_many_cuts() {
+    for seed in 10..30 {
+        for options in ATOMIC_LAYOUTS {
+            require!(atomic_writes_cut(options, 340, seed));
+        }
+    }
+}
+
+#[test]
+fn atomic_writes_take_what_linux_takes_and_leave_the_rest_alone() {
+    let run = || {
+        let device = Arc::new(fresh(EXT4)?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = with_blocks(&fs, 4);
+        let units = file.atomic_units().expect("an extent tree");
+        assert_eq!((units.min, units.max), (4096, 65_536));
+        let bytes = filled(2, 32 * BLOCK);
+        for (len, offset) in [(3, 0), (1, 512), (2, BLOCK), (32, 0), (0, 0)] {
+            let error = file.write_atomic_at(&bytes[..len * BLOCK as usize], offset).unwrap_err();
+            assert_eq!(error.errno(), 22, "{len} at {offset}: {error}");
+        }
+        assert_eq!(file.inode().read_all().unwrap(), [1; 4 * BLOCK as usize]);
+        // What is dirty beside it stays, what is dirty below it is older.
+        let inode = file.inode();
+        inode.write_at(&[3; 3 * BLOCK as usize], 100).unwrap();
+        file.write_atomic_at(&bytes[..BLOCK as usize], BLOCK).unwrap();
+        let mut wanted = vec![1; 4 * BLOCK as usize];
+        wanted[100..100 + 3 * BLOCK as usize].fill(3);
+        wanted[BLOCK as usize..2 * BLOCK as usize].fill(2);
+        assert_eq!(inode.read_all().unwrap(), wanted);
+        let free = fs.statfs().unwrap().blocks_free;
+        for _ in 0..40 {
+            file.write_atomic_at(&bytes[..4 * BLOCK as usize], 0).unwrap();
+            inode.sync_data().unwrap();
+        }
+        assert_eq!(fs.statfs().unwrap().blocks_free, free, "old blocks are free again");
+        // A map would show what is not there yet.
+        let map = inode.map_shared(0..BLOCK, false).unwrap();
+        assert_eq!(file.write_atomic_at(&bytes[..BLOCK as usize], 0).unwrap_err().errno(), 95);
+        drop((map, file));
+        fs.unmount().unwrap();
+        check_clean(&device)
+    };
+    require!(run());
+}
+
+/// A device that fails, or has no room, leaves the old contents.
+#[test]
+fn an_atomic_write_that_fails_leaves_the_old_contents_and_takes_no_space() {
+    let run = || {
+        let memory = fresh(EXT4)?;
+        for nth in 0..2 {
+            let plan = FaultPlan::default();
+            let device = Arc::new(FaultDevice::new(Arc::new(memory.snapshot()), plan));
+            let fs = mount(Arc::clone(&device) as SharedDevice);
+            let file = with_blocks(&fs, 16);
+            let free = fs.statfs().unwrap().blocks_free;
+            let seen = device.seen()[1];
+            drop(file);
+            fs.unmount().unwrap();
+            let exactly = vec![(OperationKind::Write, seen + nth, 1)];
+            let plan = FaultPlan { exactly, ..FaultPlan::default() };
+            let device = Arc::new(FaultDevice::new(Arc::new(memory.snapshot()), plan));
+            let fs = mount(Arc::clone(&device) as SharedDevice);
+            let file = with_blocks(&fs, 16);
+            let written = file.write_atomic_at(&filled(9, 16 * BLOCK), 0);
+            assert_eq!(written.is_err(), device.failed() > 0);
+            let value = if written.is_ok() { 9 } else { 1 };
+            assert!(file.inode().read_all().unwrap() == [value; 16 * BLOCK as usize]);
+            file.inode().sync().unwrap();
+            assert_eq!(fs.statfs().unwrap().blocks_free, free);
+            drop(file);
+            fs.unmount().unwrap();
+            check_clean(device.inner())?;
+        }
+        Ok::<(), String>(())
+    };
+    require!(run());
+}
+
+/// Batches of writeback, many writes under way at once, cut in the middle: each byte is what was
+/// written or what was there before, and never what lay on the device by chance.
+fn batches_cut(points: u64, seed: u64) -> Result<(), String> {
+    let device = fresh(EXT4)?;
+    let fs = mount(Arc::new(device) as SharedDevice);
+    // Free space is full of old data.
+    let old = fs.root().unwrap().create("old", &NewInode::root(0o644)).unwrap();
+    old.write_at(&[0xa5; 20 << 20], 0).unwrap();
+    old.sync().unwrap();
+    drop(old);
+    fs.root().unwrap().unlink("old").unwrap();
+    let base = Arc::clone(fs.device());
+    fs.unmount().unwrap();
+    let mut image = vec![0; base.size_bytes() as usize];
+    base.read_at(0, &mut image).unwrap();
+    let memory = MemoryDevice::new(image.len() as u64);
+    memory.write_at(0, &image).unwrap();
+    let recording = Arc::new(RecordingDevice::over(memory));
+    let fs = mount(Arc::clone(&recording) as SharedDevice);
+    let inode = create(&fs).inode().clone();
+    let mut random = Prng::new(seed);
+    // Blocks that hold 1, unwritten ones and holes, so that one batch has many places of all kinds.
+    for block in 0..96 {
+        match random.below(3) {
+            0 => drop(inode.write_at(&[1; BLOCK as usize], block * BLOCK).unwrap()),
+            1 => preallocate(&inode, block * BLOCK..(block + 1) * BLOCK),
+            _ => inode.truncate((block + 1) * BLOCK).unwrap(),
+        }
+    }
+    inode.sync().unwrap();
+    let before = inode.read_all().unwrap();
+    let begin = recording.len();
+    let mut written = vec![false; 128];
+    for _ in 0..3 {
+        for block in 0..128 {
+            if random.below(3) > 0 {
+                inode.write_at(&[2; BLOCK as usize], block * BLOCK).unwrap();
+                written[block as usize] = true;
+            }
+        }
+        inode.sync_data().unwrap();
+    }
+    let end = recording.len() as u64;
+    for point in 0..points {
+        let position = begin + random.below(end - begin as u64 + 1) as usize;
+        let image = any_of(&recording, position, &mut random);
+        let got = if point % 500 == 0 { after_a_cut(&image)? } else { contents_after(&image) };
+        let got = got.expect("the file");
+        assert!(got.len() >= before.len());
+        for (at, byte) in got.iter().enumerate() {
+            let old = before.get(at).copied().unwrap_or(0);
+            let is_right = *byte == old || (*byte == 2 && written[at / BLOCK as usize]);
+            assert!(is_right, "seed {seed}: cut at {position} shows {byte:#x} at {at}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_batch_of_writeback_that_is_cut_shows_old_or_new_bytes_only() {
+    require!(batches_cut(150, 1));
+}
+
+#[test]
+#[ignore = "20,000 cuts take minutes"]
+fn batches_of_writeback_that_are_cut_very_often_show_old_or_new_bytes_only() {
+    for seed in 10..30 {
+        require!(batches_cut(1000, seed));
+    }
+}
+
+/// What is read and written once leaves the cache, and what others have there stays.
+#[test]
+fn what_is_used_once_leaves_the_cache_and_nothing_else_does() {
+    let run = || {
+        let device = Arc::new(fresh(EXT4)?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let inode = create(&fs).inode().clone();
+        const LEN: usize = 12 << 20;
+        let bytes: Vec<u8> = (0..LEN / 4).flat_map(|word| (word as u32).to_le_bytes()).collect();
+        inode.write_at(&bytes, 0).unwrap();
+        inode.sync().unwrap();
+        fs.drop_cached();
+        let used = || fs.io_stats().unwrap().used_bytes;
+        let base = used();
+        // Somebody has the third MiB in the cache.
+        let mut kept = vec![0; 1 << 20];
+        inode.read_at(&mut kept, 2 << 20).unwrap();
+        let with_kept = used();
+        assert!(with_kept > base);
+        for step in [100 << 10, 1 << 20] {
+            let mut read = vec![0; LEN];
+            for at in (0..LEN).step_by(step) {
+                let end = LEN.min(at + step);
+                assert_eq!(inode.read_once_at(&mut read[at..end], at as u64).unwrap(), end - at);
+                assert!(used() <= with_kept + (8 << 20), "{} at {at}", used());
+            }
+            assert!(read == bytes);
+            assert!(fs.io_stats().unwrap().dropped_behind > 0);
+            assert!(used() <= with_kept + (64 << 10), "{} of {with_kept}", used());
+            let before = fs.io_stats().unwrap().bytes_filled;
+            inode.read_at(&mut kept, 2 << 20).unwrap();
+            assert_eq!(fs.io_stats().unwrap().bytes_filled, before, "it was not there any more");
+        }
+        // Who uses something meanwhile keeps it.
+        fs.drop_cached();
+        let mut part = vec![0; 4096];
+        inode.read_once_at(&mut part, 6 << 20).unwrap();
+        inode.read_at(&mut part, 6 << 20).unwrap();
+        inode.read_once_at(&mut kept, 6 << 20).unwrap();
+        let before = fs.io_stats().unwrap().bytes_filled;
+        inode.read_at(&mut part, 6 << 20).unwrap();
+        assert_eq!(fs.io_stats().unwrap().bytes_filled, before);
+        // Writes, a new file and over an old one.
+        fs.drop_cached();
+        inode.read_at(&mut kept, 0).unwrap();
+        let with_kept = used();
+        let options = fs.open_options().write(true).create(true).drop_behind(true);
+        let file = options.open("/new").unwrap();
+        for at in (0..LEN).step_by(300_000) {
+            let end = LEN.min(at + 300_000);
+            assert_eq!(file.write_at(&bytes[at..end], at as u64).unwrap(), end - at);
+            assert!(used() <= with_kept + (9 << 20), "{} at {at}", used());
+        }
+        inode.write_once_at(&bytes[..3 << 20], 1 << 19).unwrap();
+        file.sync().unwrap();
+        inode.sync().unwrap();
+        assert!(used() <= with_kept + (1 << 20), "{} of {with_kept}", used());
+        let before = fs.io_stats().unwrap().bytes_filled;
+        inode.read_at(&mut part, 0).unwrap();
+        assert_eq!(fs.io_stats().unwrap().bytes_filled, before, "what was there stays");
+        assert!(fs.read("/new").unwrap() == bytes);
+        drop((file, inode));
+        fs.unmount().unwrap();
+        check_clean(&device)
+    };
+    require!(run());
+}

@@ -22,6 +22,8 @@ enum Way {
     Cache,
     /// Whole blocks bypass the cache, unless the range is cached or mapped.
     Direct,
+    /// Through the cache, which what was not there before leaves when it is on the device.
+    Once,
 }
 
 /// The position of a write.
@@ -55,6 +57,10 @@ impl WriteAsk {
 
     pub(super) fn direct(self) -> WriteAsk {
         WriteAsk { way: Way::Direct, ..self }
+    }
+
+    pub(super) fn once(self) -> WriteAsk {
+        WriteAsk { way: Way::Once, ..self }
     }
 }
 
@@ -351,9 +357,10 @@ impl Inode {
             if part.is_empty() {
                 continue;
             }
-            let written = match is_direct {
-                true => file.cache.write_direct(&mapper, offset + done, part),
-                false => file.cache.write(&mapper, offset + done, part),
+            let written = match way {
+                _ if is_direct => file.cache.write_direct(&mapper, offset + done, part),
+                Way::Once => file.cache.write_once(&mapper, offset + done, part),
+                Way::Cache | Way::Direct => file.cache.write(&mapper, offset + done, part),
             };
             let written = match written {
                 Ok(written) => written,

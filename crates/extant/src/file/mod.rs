@@ -14,7 +14,8 @@
 //! copy     from file to file             fallocate   all modes; append, its commonest case
 //! query    data, holes, extents      mapped   memory maps of the program
 //! pieces   counts pieces of a file    defrag   joins them on the device
-//! ahead    the read-ahead thread
+//! ahead    the read-ahead thread         once      contents that leave the cache after use
+//! atomic   writes that are there as a whole after a crash, or not at all
 //! flush    sync, background writeback, dirty limits
 //! move_out inline data moves to a block   sealing  sealing contents by fs-verity
 //! mapper   mapping, placing and publishing for the page cache
@@ -22,6 +23,7 @@
 
 mod ahead;
 mod append;
+mod atomic;
 mod copy;
 mod defrag;
 mod direct;
@@ -35,12 +37,14 @@ mod mapped;
 mod mapper;
 mod move_out;
 mod nowait;
+mod once;
 mod pieces;
 mod privilege;
 mod query;
 mod resize;
 mod sealing;
 
+pub use atomic::AtomicUnits;
 pub use defrag::Defragmented;
 pub use direct_file::{DirectAlignment, DirectFile};
 pub(crate) use direct_now::Departed;

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
-use extant_block::{BlockDevice, FileDevice, SharedDevice};
+use extant_block::{BlockDevice, DeviceEngine, FileDevice, SharedDevice};
 use extant_crypt::{KEYS_MAX, KeyRing, KeySpec, MasterKey};
 use extant_format::features::{Compat, Feature, Features, Incompat};
 use extant_format::superblock::{
@@ -86,6 +86,7 @@ pub struct MountOptions {
     errors: Option<MountErrors>,
     quota_limits: bool,
     background: bool,
+    device_engine: Option<DeviceEngine>,
     discard: bool,
     optimize_scan: bool,
     minix_df: bool,
@@ -121,6 +122,7 @@ impl Default for MountOptions {
             errors: None,
             quota_limits: true,
             background: true,
+            device_engine: None,
             discard: false,
             optimize_scan: true,
             minix_df: false,
@@ -253,6 +255,16 @@ impl MountOptions {
     #[must_use]
     pub fn background(mut self, background: bool) -> MountOptions {
         self.background = background;
+        self
+    }
+
+    /// Sets how [`open_path`](Self::open_path) reads and writes the file or disk. Default:
+    /// [`DeviceEngine::Auto`], io_uring where that pays and the system gives it. For a device that
+    /// is passed to [`open`](Self::open) it is set there
+    /// ([`FileDevice::with_engine`](crate::FileDevice::with_engine)).
+    #[must_use]
+    pub fn device_engine(mut self, engine: DeviceEngine) -> MountOptions {
+        self.device_engine = Some(engine);
         self
     }
 
@@ -428,6 +440,10 @@ impl MountOptions {
             true => FileDevice::open_read_only(path),
             false => FileDevice::open_read_write(path),
         };
+        let device = device.and_then(|device| match self.device_engine {
+            Some(engine) => device.with_engine(engine),
+            None => Ok(device),
+        });
         let device = device
             .map_err(|error| MountError::new(path.display().to_string(), FsError::from(error)))?;
         self.open(device)

@@ -53,6 +53,7 @@ pub struct OpenOptions {
     create: bool,
     create_new: bool,
     sync: SyncMode,
+    drop_behind: bool,
     new: NewInode,
 }
 
@@ -67,6 +68,7 @@ impl OpenOptions {
             create: false,
             create_new: false,
             sync: SyncMode::Later,
+            drop_behind: false,
             new: NewInode::root(0o644),
         }
     }
@@ -112,6 +114,14 @@ impl OpenOptions {
     /// Sets when writes become durable.
     pub fn sync(mut self, sync: SyncMode) -> OpenOptions {
         self.sync = sync;
+        self
+    }
+
+    /// Sets whether what is read and written through the file leaves the page cache after use,
+    /// unless it was there before or others use it: [`Inode::read_once_at`],
+    /// [`Inode::write_once_at`]. Appends with [`append`](Self::append) stay in it. Default: false.
+    pub fn drop_behind(mut self, drop_behind: bool) -> OpenOptions {
+        self.drop_behind = drop_behind;
         self
     }
 
@@ -166,6 +176,7 @@ impl OpenOptions {
         }
         file.inode.check_seal()?;
         file.reads = self.read;
+        file.drop_behind = self.drop_behind;
         if self.truncate {
             file.inode.truncate(0)?;
         }
@@ -199,6 +210,7 @@ pub struct File {
     reads: bool,
     access: Access,
     sync: SyncMode,
+    drop_behind: bool,
     /// Number of writeback failures that this open file has reported.
     failures: Arc<AtomicU64>,
 }
@@ -214,6 +226,7 @@ impl File {
             reads: true,
             access: Access::Read,
             sync: SyncMode::Later,
+            drop_behind: false,
             failures,
         })
     }
@@ -253,7 +266,10 @@ impl File {
     /// reading.
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_readable()?;
-        self.inode.read_at(out, offset)
+        match self.drop_behind {
+            true => self.inode.read_once_at(out, offset),
+            false => self.inode.read_at(out, offset),
+        }
     }
 
     fn check_readable(&self) -> Result<()> {
@@ -286,6 +302,7 @@ impl File {
                 self.inode.append(bytes)?;
                 bytes.len()
             }
+            _ if self.drop_behind => self.inode.write_once_at(bytes, offset)?,
             _ => self.inode.write_at(bytes, offset)?,
         };
         match self.sync {
