@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use extant_block::DeviceEngine;
 
 use crate::commands::{
     build, cat, chattr, check, chmod, chown, completions, cp, defrag, diff, edit, encrypt, extents,
@@ -19,6 +20,12 @@ use crate::output;
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// How images and disks are read and written: auto, io_uring, portable
+    ///
+    /// auto takes io_uring where that pays and the system gives it; io_uring insists on it; portable
+    /// does without. extant stats says what a mount uses, and why not io_uring.
+    #[arg(long, global = true, value_name = "ENGINE", hide_short_help = true)]
+    device_engine: Option<DeviceEngine>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -174,6 +181,9 @@ pub(crate) fn run() -> Result<Exit> {
         Err(error) if !error.use_stderr() || !output::is_json() => error.exit(),
         Err(error) => return Err(usage(&error)),
     };
+    if let Some(engine) = cli.device_engine {
+        extant_block::set_default_engine(engine);
+    }
     match cli.command {
         Command::Build(args) => build::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),

@@ -115,13 +115,15 @@ impl From<OpenError> for Failure {
             OpenError::Io { source, .. } => io_exit(source),
             OpenError::NotADevice { .. } => Exit::Usage,
             OpenError::Locked { .. } | OpenError::Busy { .. } => Exit::Refused,
+            OpenError::NoEngine { .. } => Exit::Unsupported,
             _ => Exit::Io,
         };
         let path = match &error {
             OpenError::Io { path, .. }
             | OpenError::NotADevice { path, .. }
             | OpenError::Locked { path, .. }
-            | OpenError::Busy { path, .. } => Some(path.display().to_string()),
+            | OpenError::Busy { path, .. }
+            | OpenError::NoEngine { path, .. } => Some(path.display().to_string()),
             _ => None,
         };
         let hint = match &error {
@@ -138,6 +140,9 @@ impl From<OpenError> for Failure {
                  all the same"
                     .to_owned(),
             ),
+            OpenError::NoEngine { .. } => {
+                Some("--device-engine auto does without where it must".to_owned())
+            }
             OpenError::Busy { .. } => {
                 Some("unmount it first; ls, cat, info and extract read it all the same".to_owned())
             }

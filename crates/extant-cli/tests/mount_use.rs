@@ -597,3 +597,34 @@ fn idmapped_mounts_are_made_of_a_mount_that_allows_them() {
     assert_eq!(idmap().unwrap().status.code(), Some(22), "EINVAL");
     mounts.umount();
 }
+
+/// Each engine of the device gives the same, and the mount says which it has.
+#[test]
+fn every_engine_of_the_device_works_and_says_so() {
+    let Some(mounts) = mounts() else { return };
+    let refused = mounts.mount(&["-o", "device_engine=fast"]);
+    refused.ends_with(2).complains(&["device_engine", "auto, io_uring or portable"]);
+    mounts.place.run(&["--device-engine", "fast", "ls", "a.img:/"]).ends_with(2);
+    for engine in ["portable", "auto", "io_uring"] {
+        let mounted = mounts.mount(&["-o", &format!("device_engine={engine}")]);
+        if engine == "io_uring" && mounted.output.status.code() == Some(5) {
+            mounted.complains(&["io_uring", "--device-engine auto"]);
+            println!("skipped: there is no io_uring");
+            continue;
+        }
+        mounted.succeeds();
+        fs::write(mounts.inside(engine), vec![7; 5 << 20]).unwrap();
+        assert!(fs::read(mounts.inside(engine)).unwrap() == vec![7; 5 << 20]);
+        let said = mounts.place.run(&["stats", "--json", "m"]).succeeds().out();
+        assert!(said.contains("\"device_engine\""), "{said}");
+        if engine != "auto" {
+            let said = mounts.place.run(&["stats", "m"]).succeeds().out();
+            assert!(said.contains(&format!("Engine: {engine}\n")), "{said}");
+        }
+        mounts.umount();
+        let path = format!("a.img:/{engine}");
+        let read = mounts.place.run(&["--device-engine", engine, "cat", &path]).succeeds();
+        assert!(read.output.stdout == vec![7; 5 << 20], "{engine}");
+        mounts.clean();
+    }
+}

@@ -99,6 +99,11 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
         let over = info.get("transport").and_then(Value::as_str);
         let over = over.map_or(String::new(), |transport| format!(" over {transport}"));
         let _ = writeln!(out, "    Image: {device}, process {pid}, {threads} threads{over}{state}");
+        let word = |key| info.get(key).and_then(Value::as_str);
+        if let Some(engine) = word("device_engine") {
+            let why = word("device_engine_refused").map(|why| format!(" ({why})"));
+            let _ = writeln!(out, "   Engine: {engine}{}", why.unwrap_or_default());
+        }
     }
     let _ = writeln!(
         out,
@@ -406,6 +411,8 @@ mod tests {
         assert!(all.contains("a.img, process 7, 2 threads"), "{all}");
         let info = json!({"device": "a.img", "pid": 7, "threads": 2, "transport": "io_uring"});
         assert!(text(&now, None, &info).contains("2 threads over io_uring\n"));
+        let info = json!({"device_engine": "portable", "device_engine_refused": "too old"});
+        assert!(text(&now, None, &info).contains("Engine: portable (too old)\n"));
         assert!(all.contains("1.2 MiB read"), "{all}");
         assert!(all.contains("3 inodes in memory") && all.contains("at most 5 "), "{all}");
         let round = text(&now, Some((&before, Duration::from_secs(2))), &json!({}));

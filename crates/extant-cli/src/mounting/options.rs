@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use extant::{MountErrors, MountOptions};
+use extant_block::DeviceEngine;
 use extant_fuse::mount::{AtimeFlag, KernelOptions};
 use extant_fuse::{AccessTimes, Durable, IdMap, RingUse, Settings};
 use rustix::process::{getegid, geteuid};
@@ -30,7 +31,7 @@ pub(crate) struct MountSet {
     /// noload, sb=, data=ordered, journal_path=, the words of quotas, remount), the words of fstab, and
     /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, dirty_bytes=,
     /// dirty_background_bytes=, max_inodes=, max_threads=, max_read=, nowriteback_cache, io_uring,
-    /// sandbox=, log=; fuseblk, with which the kernel holds the block device and waits for the server at
+    /// device_engine=, sandbox=, log=; fuseblk, with which the kernel holds the block device and waits for the server at
     /// sync and umount (what root gets where that can be; nofuseblk does without); idmapped, so that
     /// idmapped mounts can be made of it. An option that is not known is an error. docs/mounting.md says
     /// what each does.
@@ -174,6 +175,8 @@ pub(crate) struct MountChoices {
     pub(crate) discard: bool,
     pub(crate) optimize_scan: bool,
     pub(crate) ring: RingUse,
+    /// How the image is read and written; `None`: as the command says.
+    pub(crate) device_engine: Option<DeviceEngine>,
     /// A block device is to be held by the kernel for the mount, or not; `None`: where that can be.
     pub(crate) block_mount: Option<bool>,
     /// The kernel may make idmapped mounts of it.
@@ -228,6 +231,7 @@ impl Default for MountChoices {
             discard: false,
             optimize_scan: true,
             ring: RingUse::default(),
+            device_engine: None,
             block_mount: None,
             idmapped: false,
             foreground: false,

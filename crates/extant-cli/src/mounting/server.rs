@@ -82,7 +82,14 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let Some(Word::Open { is_claimed }) = link.hear().map_err(internal("no keeper"))? else {
         return Err(Failure::new(Exit::Interrupted, "interrupted: nothing is mounted"));
     };
+    if let Some(engine) = choices.device_engine {
+        extant_block::set_default_engine(engine);
+    }
     let devices = Devices::open(request, &mut choices, is_claimed)?;
+    if let Some(plain) = &devices.plain {
+        // Not from the sandbox.
+        plain.prepare_engine(DEVICE_RINGS);
+    }
     let choices = &choices;
     settings.may_become_writable = may_become_writable(&request.image, choices);
     let reopen = match settings.may_become_writable {
@@ -448,6 +455,9 @@ fn opening(error: OpenError, path: &Path) -> Failure {
         false => failure,
     }
 }
+
+/// Threads that may each have many requests of the device under way.
+const DEVICE_RINGS: usize = 4;
 
 /// How long the keeper has to look into a program.
 const KEEPER_ANSWERS: Duration = Duration::from_secs(2);

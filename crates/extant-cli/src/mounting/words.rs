@@ -7,6 +7,7 @@
 //! - W3. A word that is not known is refused by name.
 
 use extant::MountErrors;
+use extant_block::UnknownEngine;
 use extant_fuse::{AccessTimes, RingUse};
 
 use crate::exit::{Exit, Failure, Result};
@@ -78,6 +79,7 @@ const EFFECTIVE: &[&str] = &[
     "mb_optimize_scan=",
     "io_uring",
     "noio_uring",
+    "device_engine=",
     "fuseblk",
     "nofuseblk",
     "idmapped",
@@ -318,6 +320,10 @@ fn setting(name: &str, value: &str, choices: &mut MountChoices) -> Option<Result
         "max_inodes" => number(value, 256, u64::from(u32::MAX)).map(|count| {
             choices.inodes_max = usize::try_from(count).ok();
         }),
+        "device_engine" => value
+            .parse()
+            .map(|engine| choices.device_engine = Some(engine))
+            .map_err(|error: UnknownEngine| error.to_string()),
         "max_read" => number(value, 4096, 1 << 24).map(|bytes| {
             choices.max_read = u32::try_from(bytes).ok();
         }),

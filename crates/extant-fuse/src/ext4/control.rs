@@ -515,6 +515,7 @@ impl Ext4<'_> {
     }
 
     fn info(&self) -> Value {
+        let engine = self.fs().device().engine();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
@@ -526,6 +527,8 @@ impl Ext4<'_> {
             "shut_down": self.fs().is_shut_down(),
             "stopped_because": self.fs().stopped_because(),
             "refused_writes": self.nodes.all_refused().count,
+            "device_engine": engine.engine.to_string(),
+            "device_engine_refused": engine.refused.as_deref(),
             "transport": if self.over_rings { "io_uring" } else { "/dev/fuse" },
             "threads": self.requests.threads(),
             "options": self.settings.options,
