@@ -848,7 +848,7 @@ fn batches_cut(points: u64, seed: u64) -> Result<(), String> {
     inode.sync().unwrap();
     let before = inode.read_all().unwrap();
     let begin = recording.len();
-    let mut written = vec![false; 128];
+    let mut written = [false; 128];
     for _ in 0..3 {
         for block in 0..128 {
             if random.below(3) > 0 {
