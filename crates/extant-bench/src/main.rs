@@ -300,7 +300,12 @@ fn io() -> Result<()> {
 fn rings() -> Result<()> {
     stop::listen()?;
     let rounds = variable("ROUNDS", "5").parse().context("ROUNDS is a number")?;
-    let settings = ring::Settings { rounds, file_bytes: bytes(&variable("SIZE", "256M"))? };
+    let rows = variable("ROWS", "");
+    let settings = ring::Settings {
+        rounds,
+        file_bytes: bytes(&variable("SIZE", "256M"))?,
+        rows: rows.split(',').filter(|row| !row.is_empty()).map(str::to_owned).collect(),
+    };
     ring::run(memory_dir()?.path(), &settings)
 }
 

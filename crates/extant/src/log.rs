@@ -130,12 +130,12 @@ impl Log {
     /// Ends the mount: no change begins from now on. What has begun and is counted, the caller sees
     /// afterwards.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn count_update(&self, ino: Ino) {

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 use std::sync::Weak;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use extant_base::sabotage;
 use extant_iomap::Queued;
@@ -88,9 +88,8 @@ impl Inode {
             writer.overwrites().begin();
         }
         let departed = Departed { inode: self.clone(), range, address, writes };
-        // The end of a mount does not wait for threads. Who counts first and then looks is waited
-        // for, or sees that the mount has ended.
-        fence(Ordering::SeqCst);
+        // The end of a mount does not wait for threads. Who counts first (sequentially consistent)
+        // and then looks is waited for, or sees that the mount has ended.
         (!writer.is_closed()).then_some(departed)
     }
 }

@@ -36,13 +36,15 @@ impl Flights {
 
     /// Counts one more. The caller holds the lock shared (F1).
     pub(crate) fn begin(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
+        // Sequentially consistent, for who looks at something else next that others change before
+        // they look at the count.
+        self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Counts one less; its effects are visible to whoever waited.
     pub(crate) fn end(&self) {
         // Both are changes, so who waits either was there before, or sees the count.
-        if self.count.fetch_sub(1, Ordering::AcqRel) == 1
+        if self.count.fetch_sub(1, Ordering::SeqCst) == 1
             && self.waiting.fetch_add(0, Ordering::AcqRel) > 0
         {
             drop(self.lock.lock());
@@ -53,7 +55,7 @@ impl Flights {
     /// Returns whether none is under way. The caller holds the lock exclusively if the answer is to
     /// stay true.
     pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Acquire) == 0
+        self.count.load(Ordering::SeqCst) == 0
     }
 
     /// Waits until none is under way. The caller holds the lock exclusively, or something else that

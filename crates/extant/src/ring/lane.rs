@@ -13,7 +13,8 @@
 //! - N2. The lock of the lane is held over a wait for the device, by one thread. Submitters try it
 //!   and go to a worker; nothing but leaves is locked under it. An operation ends after it.
 //! - N3. An operation that the device refuses, or that a reader has got ahead of, becomes a task,
-//!   before all others. It counts as under way until it is done, for drains and the end.
+//!   before all others. It counts as under way until it is done, for drains and the end: it is
+//!   counted as repeated before it is counted down as flying, and who waits looks in that order.
 //! - N4. The device's queue owns the memory of an operation from its start to its end.
 //!
 //! # Few system calls
@@ -32,7 +33,7 @@ use extant_block::{
 };
 use extant_sync::{Clock, Mutex, Rank, Signal, SystemClock};
 
-use super::op::{Completion, Op};
+use super::op::{Completion, Op, Value};
 use super::queue::Patience;
 use super::{Outcome, Shared, Task};
 use crate::file::Departed;
@@ -45,10 +46,10 @@ const FLYING_MAX: usize = 1024;
 /// Time between two looks where the system gives no descriptor to wait for.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Counts an operation of a lane until this is dropped, also while a worker repeats it (N3).
-pub(super) struct Aloft(Arc<Flights>);
+/// Counts an operation that a worker repeats, until this is dropped (N3).
+pub(super) struct Repeated(Arc<Flights>);
 
-impl Drop for Aloft {
+impl Drop for Repeated {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -58,7 +59,6 @@ impl Drop for Aloft {
 struct Flight {
     tag: u64,
     departed: Departed,
-    aloft: Aloft,
 }
 
 /// The device's queue and what is in it.
@@ -78,9 +78,10 @@ pub(super) struct Lane {
     apron: Mutex<Apron>,
     driver: Weak<dyn Drive>,
     engine: Engine,
-    /// Number of operations that were not landed yet.
-    flying: AtomicUsize,
-    aloft: Arc<Flights>,
+    /// Operations that were not landed yet.
+    flying: Flights,
+    /// Operations that workers repeat.
+    repeated: Arc<Flights>,
     /// Number of takers that wait for the signal.
     sleepers: AtomicUsize,
 }
@@ -154,8 +155,8 @@ impl Lane {
             apron: Mutex::new(Rank::Device, apron),
             driver,
             engine,
-            flying: AtomicUsize::new(0),
-            aloft: Arc::new(Flights::new()),
+            flying: Flights::new(),
+            repeated: Arc::new(Flights::new()),
             sleepers: AtomicUsize::new(0),
         })
     }
@@ -173,7 +174,7 @@ impl Lane {
 
     /// Returns whether operations are with the device, or being landed.
     pub(super) fn is_flying(&self) -> bool {
-        self.flying.load(Ordering::SeqCst) > 0
+        !self.flying.is_empty()
     }
 
     /// Has the queue raise this signal, too.
@@ -185,26 +186,28 @@ impl Lane {
         self.apron.lock().signal(signal)
     }
 
-    fn launch(&self, tag: u64, departed: Departed, mut op: Op) -> Result<(), Op> {
-        let Some(mut apron) = self.apron.try_lock() else { return Err(op) };
-        let Some(request) = op.take_direct() else { return Err(op) };
+    /// Gives an operation to the device. Otherwise it has its buffer again.
+    fn launch(&self, tag: u64, departed: Departed, op: &mut Op) -> bool {
+        let Some(mut apron) = self.apron.try_lock() else { return false };
+        let Some(request) = op.take_direct() else { return false };
         let (offset, buffer) = (departed.address(), request.buffer);
         let operation = match departed.writes() {
             true => Operation::Write { offset, buffer, fua: false },
             false => Operation::Read { offset, buffer },
         };
-        self.aloft.begin();
-        self.flying.fetch_add(1, Ordering::SeqCst);
-        let flight = Flight { tag, departed, aloft: Aloft(Arc::clone(&self.aloft)) };
-        let Some((flight, operation)) = apron.push(flight, operation) else { return Ok(()) };
+        self.flying.begin();
+        let Some((flight, operation)) = apron.push(Flight { tag, departed }, operation) else {
+            return true;
+        };
         drop(apron);
-        self.flying.fetch_sub(1, Ordering::SeqCst);
-        Err(op_of(&flight.departed, operation))
+        self.flying.end();
+        *op = op_of(&flight.departed, operation);
+        false
     }
 
     /// Counts an operation down whose outcome can be taken, or has been.
     fn landed(&self, signal: Option<&Signal>) {
-        self.flying.fetch_sub(1, Ordering::SeqCst);
+        self.flying.end();
         if self.sleepers.load(Ordering::SeqCst) > 0
             && let Some(signal) = signal
         {
@@ -227,58 +230,77 @@ impl Apron {
 
 /// Returns the operation of the ring that was given to the device.
 fn op_of(departed: &Departed, operation: Operation) -> Op {
-    let offset = departed.offset();
-    match operation {
-        Operation::Write { buffer, .. } => Op::WriteDirect { offset, buffer, synced: false },
-        Operation::Read { buffer, .. } => Op::ReadDirect { offset, buffer },
+    op_at(departed.writes(), departed.offset(), operation)
+}
+
+fn op_at(writes: bool, offset: u64, operation: Operation) -> Op {
+    let buffer = match operation {
+        Operation::Write { buffer, .. } | Operation::Read { buffer, .. } => buffer,
         // Nothing else is given to the device.
-        _ => Op::Stat,
+        _ => return Op::Stat,
+    };
+    match writes {
+        true => Op::WriteDirect { offset, buffer, synced: false },
+        false => Op::ReadDirect { offset, buffer },
     }
 }
 
 impl Shared {
     /// Returns whether operations of the lane are under way, or being repeated.
     pub(super) fn is_flying(&self) -> bool {
-        self.lane.as_ref().is_some_and(|lane| !lane.aloft.is_empty())
+        self.lane.as_ref().is_some_and(|lane| lane.is_flying() || !lane.repeated.is_empty())
     }
 
-    /// Gives a direct operation to the device without waiting, or returns it.
-    pub(super) fn fly(&self, lane: &Lane, tag: u64, inode: &Inode, op: Op) -> Result<(), Op> {
-        let (writes, offset, buffer) = match &op {
+    /// Gives a direct operation to the device without waiting. Otherwise nothing has happened.
+    pub(super) fn fly(&self, lane: &Lane, tag: u64, inode: &Inode, op: &mut Op) -> bool {
+        let (writes, offset, buffer) = match op {
             Op::ReadDirect { offset, buffer } => (false, *offset, buffer),
             Op::WriteDirect { offset, buffer, synced: false } => (true, *offset, buffer),
-            _ => return Err(op),
+            _ => return false,
         };
         let Some(departed) = inode.depart(writes, offset, buffer, &lane.driver) else {
-            return Err(op);
+            return false;
         };
         if !self.claim(1, false) {
-            return Err(op);
+            return false;
         }
-        lane.launch(tag, departed, op).inspect_err(|_| self.leave())?;
+        if !lane.launch(tag, departed, op) {
+            self.leave();
+            return false;
+        }
         // Who waits for a worker takes from the device, too.
         if !sabotage("extant.ring.takers-not-nudged") {
             self.queue.nudge();
         }
-        Ok(())
+        true
     }
 
     /// Ends an operation that came back from the device. `None` if a worker repeats it; else it
-    /// counts as under way until its outcome can be taken.
-    fn land(&self, (flight, ended): Arrived) -> Option<(Completion, Aloft)> {
-        let Flight { tag, departed, aloft } = flight;
-        let op = op_of(&departed, ended.operation);
+    /// counts as flying until its outcome can be taken.
+    fn land(&self, lane: &Lane, (flight, ended): Arrived) -> Option<Completion> {
+        let Flight { tag, departed } = flight;
+        let offset = departed.offset();
+        let writes = departed.writes();
         match departed.land(ended.result.is_ok()) {
             Ok(()) => {
                 self.counters.lane.fetch_add(1, Ordering::Relaxed);
-                let len = op.len().unwrap_or(0);
-                Some((Completion::of(tag, Ok(len), op, false), aloft))
+                let (len, value) = match ended.operation {
+                    Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => {
+                        (buffer.len() as u64, Value::Direct(buffer))
+                    }
+                    // Nothing else is given to the device.
+                    _ => (0, Value::Nothing),
+                };
+                let (result, buffer) = (Ok(len), Vec::new());
+                Some(Completion { tag, result, buffer, value, is_inline: false })
             }
             Err(inode) => {
                 self.counters.lane_repeated.fetch_add(1, Ordering::Relaxed);
+                lane.repeated.begin();
+                let repeats = Some(Repeated(Arc::clone(&lane.repeated)));
+                let op = op_at(writes, offset, ended.operation);
                 let place = Shared::place(&inode, &op, false, None);
-                let aloft = Some(aloft);
-                let task = Task { tag, inode, op, part: None, to: None, drains: false, aloft };
+                let task = Task { tag, inode, op, part: None, to: None, drains: false, repeats };
                 self.queue.push_begun(place, task);
                 None
             }
@@ -288,10 +310,12 @@ impl Shared {
     /// Waits until nothing that was given to the device is under way, or being repeated.
     pub(super) fn settle_lane(&self) {
         if let Some(lane) = &self.lane
-            && !lane.aloft.is_empty()
+            && self.is_flying()
         {
             self.drive(&|| false);
-            lane.aloft.wait();
+            // In this order (N3).
+            lane.flying.wait();
+            lane.repeated.wait();
         }
     }
 
@@ -306,10 +330,10 @@ impl Shared {
         loop {
             // In this order: what is landed for others is put into the queue first.
             let is_flying = lane.is_flying();
-            if let Some(outcome) = self.queue.take(|| Patience::None) {
+            let is_pending = self.queue.is_pending();
+            if is_pending && let Some(outcome) = self.queue.take(|| Patience::None) {
                 return Some(self.taken(outcome));
             }
-            let is_pending = self.queue.is_pending();
             if !is_flying {
                 let taken = is_pending.then(|| self.take_of_workers(lane, &patience)).flatten();
                 if taken.is_none() && lane.is_flying() {
@@ -323,9 +347,9 @@ impl Shared {
                 false => lane.apron.try_lock().and_then(|mut apron| apron.next(Wait::Poll)),
             };
             if let Some(arrived) = arrived {
-                let landed = self.land(arrived);
+                let landed = self.land(lane, arrived);
                 lane.landed(self.signal.get());
-                if let Some((completion, _aloft)) = landed {
+                if let Some(completion) = landed {
                     return Some(self.taken(Ok(completion)));
                 }
                 continue;
@@ -384,7 +408,7 @@ impl Shared {
 
     /// Makes an outcome that a thread got from the device for others available.
     fn deliver(&self, lane: &Lane, arrived: Arrived) {
-        if let Some((completion, _aloft)) = self.land(arrived) {
+        if let Some(completion) = self.land(lane, arrived) {
             self.queue.put(Ok(completion) as Outcome);
         }
         lane.landed(None);

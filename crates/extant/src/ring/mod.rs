@@ -69,7 +69,7 @@ use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::inode::Inode;
 
-use lane::{Aloft, Lane};
+use lane::{Lane, Repeated};
 pub use op::{Busy, ChainBusy, Completion, Op, Request, Value};
 use order::Place;
 use queue::{Entry, Patience, Queue};
@@ -111,7 +111,7 @@ struct Task {
     /// Whether it waits for everything before it.
     drains: bool,
     /// Present if the task repeats an operation that came back from the device.
-    aloft: Option<Aloft>,
+    repeats: Option<Repeated>,
 }
 
 /// Reason why an operation goes to a worker.
@@ -277,12 +277,12 @@ fn cause(error: &ThreadError) -> String {
 impl Task {
     /// Returns the task of an operation that is submitted without options.
     fn of(tag: u64, inode: &Inode, op: Op, part: Option<(u64, usize)>) -> Task {
-        Task { tag, inode: inode.clone(), op, part, to: None, drains: false, aloft: None }
+        Task { tag, inode: inode.clone(), op, part, to: None, drains: false, repeats: None }
     }
 
     fn new(request: Request, to: Option<&Arc<Slot>>) -> Task {
         let Request { tag, inode, op, drains, .. } = request;
-        Task { tag, inode, op, part: None, to: to.map(Arc::clone), drains, aloft: None }
+        Task { tag, inode, op, part: None, to: to.map(Arc::clone), drains, repeats: None }
     }
 }
 

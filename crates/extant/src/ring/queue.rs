@@ -46,6 +46,8 @@ pub(super) struct Queue<T, R> {
     timer: Condvar,
     /// Number of unfinished operations; while it is 0, submitters need not take the lock.
     unfinished: AtomicUsize,
+    /// Number of results to come, for a look without the lock; stored under it.
+    pending: AtomicUsize,
     /// Number of takers that wait, or are about to.
     takers: AtomicUsize,
     /// Limit of the workers running tasks that may be held up.
@@ -105,6 +107,7 @@ impl<T, R> Queue<T, R> {
             done: Condvar::new(),
             timer: Condvar::new(),
             unfinished: AtomicUsize::new(0),
+            pending: AtomicUsize::new(0),
             takers: AtomicUsize::new(0),
             holding_max: workers.saturating_sub(1).max(1),
         }
@@ -152,6 +155,7 @@ impl<T, R> Queue<T, R> {
     pub(super) fn put(&self, result: R) {
         let mut state = self.state.lock();
         state.pending += 1;
+        self.pending.store(state.pending, Ordering::SeqCst);
         state.done.push_back(result);
         drop(state);
         self.done.notify_all();
@@ -159,13 +163,14 @@ impl<T, R> Queue<T, R> {
 
     /// Returns whether there are results to take, now or later.
     pub(super) fn is_pending(&self) -> bool {
-        self.state.lock().pending > 0
+        self.pending.load(Ordering::SeqCst) > 0
     }
 
     /// Releases the lock and wakes as many workers as there are more ready tasks than `before`,
     /// except for the `anyway` workers that look anyway.
     fn leave(&self, state: super::sync::MutexGuard<'_, State<T, R>>, before: usize, anyway: usize) {
         self.unfinished.store(state.order.len(), Ordering::Release);
+        self.pending.store(state.pending, Ordering::SeqCst);
         let more = state.order.ready().saturating_sub(before).saturating_sub(anyway);
         let wake = more.min(state.asleep);
         let ends = state.closed && state.order.len() == 0;
@@ -304,6 +309,7 @@ impl<T, R> Queue<T, R> {
         loop {
             if let Some(result) = state.done.pop_front() {
                 state.pending -= 1;
+                self.pending.store(state.pending, Ordering::SeqCst);
                 if state.pending == 0 {
                     // Nothing is pending any more, so other takers must not wait.
                     self.done.notify_all();

@@ -63,10 +63,10 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Wakes one future, because there is room for one more. The caller holds no lock.
+    /// Wakes one future, because there is room for one more, which the caller has made known by a
+    /// sequentially consistent operation. The caller holds no lock.
     pub(super) fn wake_one(&self) {
         // A future that enters checks for room once more after this thread could see it.
-        std::sync::atomic::fence(Ordering::SeqCst);
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }

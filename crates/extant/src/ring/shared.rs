@@ -49,15 +49,15 @@ impl Shared {
         while let Some(job) = next.take().or_else(|| self.queue.next()) {
             let (mut task, job) = self.open(job);
             // What is repeated has no part in the count of those that may be held up.
-            if task.op.is_direct() && task.aloft.is_none() {
+            if task.op.is_direct() && task.repeats.is_none() {
                 self.work_direct(task, job);
                 continue;
             }
-            let (to, aloft) = (task.to.take(), task.aloft.take());
+            let (to, repeats) = (task.to.take(), task.repeats.take());
             let (outcome, went_well) = work::finish(task);
             next = self.settle(job, to, outcome, went_well, true);
             // Its result is there before it counts as done.
-            drop(aloft);
+            drop(repeats);
         }
     }
 
@@ -75,7 +75,7 @@ impl Shared {
         let (ino, may_be_held) = (task.inode.ino(), task.op.may_be_held());
         let more = |is_new: bool| {
             let fits = |task: &Task| {
-                task.inode.ino() == ino && task.op.is_direct() && task.aloft.is_none()
+                task.inode.ino() == ino && task.op.is_direct() && task.repeats.is_none()
             };
             let most = DIRECT_BATCH - usize::from(!is_new);
             let jobs = self.queue.more(may_be_held, is_new, most, fits);
@@ -116,7 +116,8 @@ impl Shared {
 
     /// Counts one operation less under way.
     pub(super) fn leave(&self) {
-        self.under_way.fetch_sub(1, Ordering::AcqRel);
+        // Ordered with the look of `wake_one`, as futures order their entry with theirs at the room.
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
         self.room.wake_one();
     }
 
@@ -156,7 +157,7 @@ impl Shared {
         &self,
         tag: u64,
         inode: &Inode,
-        op: Op,
+        mut op: Op,
         place: &Place,
         ways: Ways,
     ) -> Looked {
@@ -175,9 +176,9 @@ impl Shared {
             if self.queue.is_behind(place) {
                 return later(op, Why::Behind);
             }
-            return match self.fly(lane, tag, inode, op) {
-                Ok(()) => Looked::Away,
-                Err(op) => later(op, Why::Kind),
+            return match self.fly(lane, tag, inode, &mut op) {
+                true => Looked::Away,
+                false => later(op, Why::Kind),
             };
         }
         if self.queue.is_behind(place) || (place.drains && self.is_flying()) {

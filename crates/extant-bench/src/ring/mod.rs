@@ -3,6 +3,8 @@
 //! The kernel's side is `pwrite`, one call each, and io_uring at depth 1 as fio drives it, where fio is installed. Contenders
 //! take turns; each cell begins with a fresh mount.
 
+mod lane;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -81,6 +83,14 @@ pub struct Settings {
     pub rounds: u32,
     /// Bytes of the file.
     pub file_bytes: u64,
+    /// Only groups of rows with one of these names: `inline`, `lane`, `punts`, `cold`. Empty: all.
+    pub rows: Vec<String>,
+}
+
+impl Settings {
+    fn has(&self, group: &str) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|wanted| wanted == group)
+    }
 }
 
 /// Writes through a ring, and how many it did on this thread.
@@ -107,6 +117,43 @@ impl Submitter {
 ///
 /// Errors of a contender; an image that is not clean; a signal.
 pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
+    let mut all = Vec::new();
+    let mut least = None;
+    if settings.has("inline") {
+        least = Some(inline(dir, settings, &mut all)?);
+    }
+    if settings.has("lane") {
+        lanes(dir, settings, &mut all)?;
+    }
+    report::report("async", "blocking", &all)?;
+    if let Some(least) = least {
+        judge(&all, least);
+    }
+    Ok(())
+}
+
+/// What a lane adds to each direct request.
+fn lanes(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<()> {
+    let memory = lane::device(dir)?;
+    for round in 0..settings.rounds {
+        for (row, writes) in [("lane read 4K", false), ("lane write 4K", true)] {
+            stop::check()?;
+            let lane::Costs { queue, ring } = lane::measure(&memory, writes)?;
+            let more = ring - queue;
+            println!(
+                "round {}, {row:<18}  queue {queue:.0}  ring {ring:.0}  {more:.0} more",
+                round + 1
+            );
+            add(all, row, "queue", "ns", queue);
+            add(all, row, "ring", "ns", ring);
+            add(all, row, "ring - queue", "ns", more);
+        }
+    }
+    Ok(())
+}
+
+/// Writes that need not wait; returns the least share that the submitter did.
+fn inline(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<f64> {
     let count = settings.file_bytes / WRITE as u64;
     ensure!(count > 0, "the size of the file is at least {WRITE}");
     let image = |name: &str| dir.join(format!("{name}.img"));
@@ -127,7 +174,7 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
         Some(_) => targets.push("ext4 uring"),
         None => println!("ext4 uring is left out: needs fio, and to mount"),
     }
-    let (mut all, mut least) = (Vec::new(), 1.0f64);
+    let mut least = 1.0f64;
     for round in 0..settings.rounds {
         for order in Order::ALL {
             print!("round {}, {:<18}", round + 1, order.name());
@@ -145,15 +192,13 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
                     _ => on_library(&image("extant"), order, count, settings)?,
                 };
                 print!("  {target} {rate:.0}");
-                add(&mut all, order.name(), target, UNIT, rate);
+                add(all, order.name(), target, UNIT, rate);
             }
             println!();
         }
     }
     kernel::check_ext4(&image("extant"))?;
-    report::report("async", "blocking", &all)?;
-    judge(&all, least);
-    Ok(())
+    Ok(least)
 }
 
 fn judge(all: &[Series], least: f64) {
