@@ -11,20 +11,6 @@ use crate::txn::Txn;
 
 /// Credits to change the times of one inode.
 const CREDITS: u32 = 4;
-/// Age in seconds from which an access time is updated: a day.
-const OLD: i64 = 24 * 60 * 60;
-
-/// Rule by which reading updates the access time.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum AccessRule {
-    /// Every read updates it.
-    Strict,
-    /// A read updates it if it is not after the last change of contents or attributes, or a day
-    /// old: `relatime`.
-    #[default]
-    Relative,
-}
-
 /// How [`Fs::shutdown`] ends a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Shutdown {
@@ -37,59 +23,6 @@ pub enum Shutdown {
 }
 
 impl Inode {
-    /// Updates the access time for a read now, as `rule` and the inode's flag `noatime` require.
-    /// Returns whether it changed.
-    ///
-    /// # Errors
-    ///
-    /// [`FsError::ReadOnly`], [`FsError::Aborted`]; damage and device errors.
-    ///
-    /// # Cost
-    ///
-    /// Mostly a look at the inode. For a file whose contents are in use the time is kept in memory,
-    /// and stored with the next change, by a sync, or when it is due; otherwise it is a change of
-    /// the inode.
-    pub fn note_access(&self, rule: AccessRule) -> Result<bool> {
-        let now = self.volume().writer()?.now();
-        let node = self.node();
-        // The time of the last write counts even if it is not stored yet.
-        let file = node.file_in_use();
-        let written = file.and_then(|file| file.stamp());
-        let read = file.and_then(|file| file.access());
-        let is_due = node.with(|data| {
-            let record = &data.record;
-            if record.flags.contains(InodeFlags::NOATIME) {
-                return false;
-            }
-            let atime = read.unwrap_or(record.atime);
-            match rule {
-                AccessRule::Strict => atime != now,
-                AccessRule::Relative => {
-                    let mtime = written.unwrap_or(record.mtime);
-                    let ctime = written.unwrap_or(record.ctime);
-                    atime <= mtime || atime <= ctime || now.seconds - atime.seconds >= OLD
-                }
-            }
-        });
-        if !is_due {
-            return Ok(false);
-        }
-        // A reader does not wait for a thaw.
-        let Some(_inside) = self.volume().writer()?.try_enter() else { return Ok(false) };
-        if let Some(file) = file {
-            // The time is stored with the next change, by a sync, or when it is due, so readers
-            // open no handles.
-            file.note_access(now);
-            self.fs().note_dirty(node, file);
-            return Ok(true);
-        }
-        self.fs().change(|| {
-            let mut txn = Txn::begin(self.volume(), CREDITS)?;
-            txn.update(node, |data| data.record.atime = now)
-        })?;
-        Ok(true)
-    }
-
     /// Stores the times of the last change of contents and attributes, as noted by another cache
     /// that holds back writes. An immutable inode is not changed.
     ///
@@ -100,8 +33,20 @@ impl Inode {
         if self.node().gist().flags.contains(InodeFlags::IMMUTABLE) {
             return Ok(());
         }
+        let node = self.node();
+        let writer = self.volume().writer()?;
+        if mtime == ctime && writer.dirty_files().is_lazy() {
+            writer.supers().check_writable()?;
+            writer.check_running()?;
+            let _inside = writer.enter();
+            let _content = node.content.write();
+            if let Some(file) = node.file_in_use() {
+                file.touch(mtime);
+                self.fs().note_dirty(node, file);
+                return Ok(());
+            }
+        }
         self.fs().change(|| {
-            let node = self.node();
             let _content = node.content.write();
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             txn.update(node, |data| (data.record.mtime, data.record.ctime) = (mtime, ctime))

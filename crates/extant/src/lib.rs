@@ -50,6 +50,7 @@
 //! error                                   errors and their errno
 //! extent_node zones cache                 decoded nodes; blocks of metadata; LRU cache
 //! limits run casefold image_path sparse   limits; runs of blocks; case folding; types of paths; sparse arrays
+//! times                                   rules of access times and of times kept in memory
 //! ```
 //!
 //! The methods of [`Fs`] and [`Inode`] are in the modules of their subjects, so both types have
@@ -134,6 +135,7 @@ mod sparse;
 mod supers;
 #[cfg(test)]
 mod test_images;
+mod times;
 mod trim;
 mod txn;
 mod upkeep;
@@ -161,7 +163,7 @@ pub use file::{
     DirectRequest, Fallocate, FiemapExtent, MappedFile, Pieces, VerityOptions, WriteBy,
 };
 pub use freeze::Frozen;
-pub use front::{AccessRule, Shutdown};
+pub use front::Shutdown;
 pub use fs::Fs;
 pub use grow::{GrowTo, Grown, GrownSize};
 pub use image_path::ImagePath;
@@ -178,6 +180,7 @@ pub use progress::{MountProgress, MountStage};
 pub use quota::QuotaLimits;
 pub use shared_cache::SharedCache;
 pub use supers::{MountErrors, Reserve, Tune};
+pub use times::AccessRule;
 pub use volume::ReplaySummary;
 pub use writer::WriterStats;
 pub use xattr::{AclKind, XATTRS_BYTES_MAX, Xattr, XattrMode};

@@ -4,7 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use extant::{AccessRule, Fs, Inode, MountOptions, NewInode, SetAttributes, Timestamp};
+use extant::ring::{Completion, Op};
+use extant::{
+    AccessRule, AlignedBuffer, DirectKind, DirectRequest, Fs, Inode, MountOptions, NewInode,
+    QueueOptions, SetAttributes, Timestamp,
+};
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_sync::{FixedClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
@@ -20,9 +24,17 @@ fn made() -> Result<Arc<MemoryDevice>, String> {
 }
 
 fn mount(device: &Arc<MemoryDevice>, clock: &Arc<FixedClock>) -> Fs {
+    mount_with(device, clock, |options| options)
+}
+
+fn mount_with(
+    device: &Arc<MemoryDevice>,
+    clock: &Arc<FixedClock>,
+    with: impl FnOnce(MountOptions) -> MountOptions,
+) -> Fs {
     let clock = Arc::clone(clock) as Arc<dyn extant::Clock>;
     let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
-    options.open_shared(Arc::clone(device) as SharedDevice).unwrap()
+    with(options).open_shared(Arc::clone(device) as SharedDevice).unwrap()
 }
 
 fn finish(fs: Fs, device: &MemoryDevice) {
@@ -82,6 +94,225 @@ fn access_times_are_noted_without_a_handle_and_stored_by_a_sync() {
     assert_eq!(fs.metadata("/file").unwrap().atime, at(62));
     assert_eq!(fs.metadata("/file").unwrap().mtime, at(0));
     finish(fs, &device);
+}
+
+/// What a crash now would leave.
+fn copy(device: &MemoryDevice) -> Arc<MemoryDevice> {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    image::save(device, &path);
+    Arc::new(image::load(&path))
+}
+
+fn lazy(device: &Arc<MemoryDevice>, clock: &Arc<FixedClock>) -> Fs {
+    mount_with(device, clock, |options| options.lazytime(true))
+}
+
+#[test]
+fn lazy_times_open_no_handle_and_a_crash_loses_nothing_else() {
+    let device = require!(made());
+    let clock = Arc::new(FixedClock::at(START, 0));
+    let fs = lazy(&device, &clock);
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+    file.write_at(&[1; 10_000], 0).unwrap();
+    fs.sync().unwrap();
+    let before = handles(&fs);
+    // Written and read for an hour; the data goes to the device, and no transaction follows it.
+    for minute in 1..=60 {
+        clock.advance(Duration::from_secs(60));
+        assert_eq!(file.try_write_at(&[minute as u8; 5000], 0).unwrap().unwrap(), 5000);
+        assert!(file.note_access(AccessRule::Strict).unwrap());
+        clock.advance(Duration::from_secs(31));
+        fs.tick().unwrap();
+        let seen = file.metadata();
+        assert_eq!((seen.mtime, seen.ctime, seen.atime), {
+            let now = at(minute * 91 - 31);
+            (now, now, now)
+        });
+    }
+    assert_eq!(handles(&fs), before, "times alone");
+    let after_crash = mount(&copy(&device), &clock);
+    assert_eq!(after_crash.read("/file").unwrap()[..5000], [60; 5000]);
+    assert_eq!(after_crash.metadata("/file").unwrap().mtime, at(0), "that is what may be lost");
+    finish(after_crash, &device);
+    // Contents alone need none of it; a sync of the file stores it.
+    file.sync_data().unwrap();
+    assert_eq!(handles(&fs), before);
+    file.sync().unwrap();
+    assert_eq!(handles(&fs), before + 1);
+    let stored = |fs: &Fs| {
+        let after_crash = mount(&copy(&device), &clock);
+        let stored = after_crash.metadata("/file").unwrap();
+        assert_eq!(stored.version, fs.metadata("/file").unwrap().version);
+        drop(after_crash);
+        (stored.mtime, stored.atime)
+    };
+    assert_eq!(stored(&fs), (at(5429), at(5429)));
+    // Another change of the inode takes them along.
+    clock.advance(Duration::from_secs(1));
+    file.write_at(&[7; 10], 0).unwrap();
+    fs.tick().unwrap();
+    clock.advance(Duration::from_secs(1));
+    file.set_attributes(&SetAttributes::new().permissions(0o600)).unwrap();
+    fs.root().unwrap().sync().unwrap();
+    assert_eq!(stored(&fs).0, at(5461));
+    drop(file);
+    finish(fs, &device);
+}
+
+#[test]
+fn lazy_times_are_stored_after_a_day_and_at_the_end_and_data_does_not_wait_with_them() {
+    let device = require!(made());
+    let clock = Arc::new(FixedClock::at(START, 0));
+    let fs = lazy(&device, &clock);
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+    file.write_at(&[1; 4096], 0).unwrap();
+    fs.sync().unwrap();
+    clock.advance(Duration::from_secs(10));
+    assert!(file.note_access(AccessRule::Strict).unwrap());
+    let before = handles(&fs);
+    // The file is kept for its times; what is written to it is due like any other data.
+    clock.advance(Duration::from_secs(60));
+    file.write_at(&[2; 4096], 0).unwrap();
+    file.append(&[3; 4096]).unwrap();
+    clock.advance(Duration::from_secs(31));
+    fs.tick().unwrap();
+    let after_crash = mount(&copy(&device), &clock);
+    assert_eq!(after_crash.read("/file").unwrap()[..4096], [2; 4096]);
+    drop(after_crash);
+    assert!(handles(&fs) > before, "the size is no time");
+    assert_eq!(file.record().atime, at(10), "it went with the size");
+    // Alone for a day, and not longer.
+    clock.advance(Duration::from_secs(1));
+    assert!(file.note_access(AccessRule::Strict).unwrap());
+    let before = handles(&fs);
+    clock.advance(Duration::from_secs(24 * 3600 - 1));
+    fs.tick().unwrap();
+    assert_eq!(handles(&fs), before);
+    clock.advance(Duration::from_secs(1));
+    fs.tick().unwrap();
+    assert_eq!(handles(&fs), before + 1);
+    assert_eq!(file.record().atime, at(102));
+    fs.tick().unwrap();
+    assert_eq!(handles(&fs), before + 1, "there is nothing left");
+    // What is removed takes its times along, and the end stores the others.
+    let gone = fs.root().unwrap().create("gone", &NewInode::root(0o644)).unwrap();
+    clock.advance(Duration::from_secs(5));
+    assert!(gone.note_access(AccessRule::Strict).unwrap());
+    assert!(file.note_access(AccessRule::Strict).unwrap());
+    let now = file.metadata().atime;
+    fs.root().unwrap().unlink("gone").unwrap();
+    drop((gone, file));
+    fs.unmount().unwrap();
+    let fs = mount(&device, &clock);
+    assert_eq!(fs.metadata("/file").unwrap().atime, now);
+    finish(fs, &device);
+}
+
+/// A name, the path of what is read, and the read.
+type Reading<'a> = (&'static str, &'static str, Box<dyn Fn() + 'a>);
+
+/// Every way to read through the library, with the inode whose time it updates.
+fn reads(fs: &Fs) -> Vec<Reading<'_>> {
+    let file = || fs.resolve("/dir/file").unwrap();
+    let done = |completion: Option<Completion>| assert!(completion.unwrap().result.is_ok());
+    vec![
+        ("read_at", "/dir/file", Box::new(move || _ = file().read_at(&mut [0; 10], 0).unwrap())),
+        ("read", "/dir/file", Box::new(|| _ = fs.read("/dir/file").unwrap())),
+        (
+            "attempt",
+            "/dir/file",
+            Box::new(move || {
+                assert_eq!(file().try_read_at(&mut [0; 10], 0).unwrap().unwrap(), 10);
+            }),
+        ),
+        (
+            "direct",
+            "/dir/file",
+            Box::new(move || {
+                let mut out = AlignedBuffer::zeroed(4096);
+                assert_eq!(file().direct().unwrap().read_at(&mut out, 0).unwrap(), 4096);
+            }),
+        ),
+        (
+            "queue",
+            "/dir/file",
+            Box::new(move || {
+                let file = file().direct().unwrap();
+                let (kind, buffer) = (DirectKind::Read, AlignedBuffer::zeroed(4096));
+                let mut queue = file.queue(&QueueOptions::default());
+                queue
+                    .run(vec![DirectRequest { kind, offset: 0, buffer }])
+                    .pop()
+                    .unwrap()
+                    .result
+                    .unwrap();
+            }),
+        ),
+        (
+            "ring",
+            "/dir/file",
+            Box::new(move || {
+                let ring = fs.ring(1).unwrap();
+                let op = Op::Read { offset: 0, buffer: vec![0; 10] };
+                done(ring.submit(0, &file(), op).unwrap().or_else(|| ring.wait()));
+            }),
+        ),
+        (
+            "ring, direct",
+            "/dir/file",
+            Box::new(move || {
+                let ring = fs.ring(1).unwrap();
+                let op = Op::ReadDirect { offset: 0, buffer: AlignedBuffer::zeroed(4096) };
+                done(ring.submit(0, &file(), op).unwrap().or_else(|| ring.wait()));
+            }),
+        ),
+        ("read_dir", "/dir", Box::new(|| assert_eq!(fs.read_dir("/dir").unwrap().count(), 2))),
+        (
+            "read_link",
+            "/dir/link",
+            Box::new(|| {
+                assert_eq!(fs.read_link("/dir/link").unwrap(), b"file");
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn reads_through_the_library_update_access_times_by_the_rule_of_the_mount() {
+    for lazy in [false, true] {
+        let device = require!(made());
+        let clock = Arc::new(FixedClock::at(START, 0));
+        let fs = mount(&device, &clock);
+        fs.create_dir("/dir", &NewInode::root(0o755)).unwrap();
+        fs.write("/dir/file", [1; 8192]).unwrap();
+        let new = NewInode::root(0o777);
+        fs.resolve("/dir").unwrap().symlink("link", "file", &new).unwrap();
+        fs.unmount().unwrap();
+        for rule in [AccessRule::Never, AccessRule::Strict, AccessRule::Relative] {
+            let fs = mount_with(&device, &clock, |o| o.access_times(rule).lazytime(lazy));
+            let _ = fs.read("/dir/file").unwrap();
+            for (what, path, read) in reads(&fs) {
+                let atime = || fs.symlink_metadata(path).unwrap().atime;
+                let mut changes = 0;
+                for step in [1, 1, 86_400] {
+                    clock.advance(Duration::from_secs(step));
+                    let before = atime();
+                    read();
+                    changes += u32::from(atime() > before);
+                }
+                let (least, most) = match rule {
+                    AccessRule::Never => (0, 0),
+                    AccessRule::Strict => (3, 3),
+                    // After the last change, and again after a day.
+                    AccessRule::Relative => (1, 2),
+                };
+                assert!((least..=most).contains(&changes), "{what}, {rule:?}: {changes}");
+            }
+            fs.unmount().unwrap();
+        }
+        finish(mount(&device, &clock), &device);
+    }
 }
 
 /// What tells changes apart where the clock does not: NFS servers and backups ask for it.

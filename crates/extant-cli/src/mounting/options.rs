@@ -27,7 +27,7 @@ const PROCESS: &str = "Process";
 pub(crate) struct MountSet {
     /// Mount options as mount(8) takes them: ro,noatime,errors=remount-ro,…
     ///
-    /// ext4's names with ext4's meaning (ro, noatime, nosuid, sync, dirsync, discard, errors=, commit=,
+    /// ext4's names with ext4's meaning (ro, noatime, lazytime, nosuid, sync, dirsync, discard, errors=, commit=,
     /// noload, sb=, data=ordered, journal_path=, the words of quotas, remount), the words of fstab, and
     /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, dirty_bytes=,
     /// dirty_background_bytes=, max_inodes=, max_threads=, max_read=, nowriteback_cache, io_uring,
@@ -138,6 +138,7 @@ pub(crate) struct MountChoices {
     pub(crate) insists_on_writing: bool,
     pub(crate) remount: bool,
     pub(crate) access_times: AccessTimes,
+    pub(crate) lazytime: bool,
     pub(crate) nodiratime: bool,
     pub(crate) nosuid: bool,
     pub(crate) nodev: bool,
@@ -198,6 +199,7 @@ impl Default for MountChoices {
             insists_on_writing: false,
             remount: false,
             access_times: AccessTimes::Relative,
+            lazytime: false,
             nodiratime: false,
             nosuid: false,
             nodev: false,
@@ -311,6 +313,7 @@ impl MountChoices {
             .quota_limits(self.quota_limits)
             .minix_df(self.minix_df)
             .discard(self.discard)
+            .lazytime(self.lazytime)
             .optimize_scan(self.optimize_scan);
         // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
         // becomes durable as soon as names do.

@@ -27,6 +27,8 @@ const EFFECTIVE: &[&str] = &[
     "norelatime",
     "strictatime",
     "nostrictatime",
+    "lazytime",
+    "nolazytime",
     "nodiratime",
     "diratime",
     "suid",
@@ -125,8 +127,6 @@ const HARMLESS: &[(&str, &str)] = &[
     ("sysvgroups", "the default"),
     ("iversion", "no program sees the number"),
     ("i_version", "no program sees the number"),
-    ("lazytime", "allows times to be written later; they are written with the next commit"),
-    ("nolazytime", "times are written with the next commit"),
     ("nojournal_checksum", "the features of the image decide"),
     ("noauto_da_alloc", "keeps a promise that was not asked for"),
     ("dioread_nolock", "how reads and writes exclude each other inside"),
@@ -221,6 +221,8 @@ fn flag(name: &str, value: Option<&str>, choices: &mut MountChoices) -> bool {
         "atime" | "relatime" | "nostrictatime" => choices.access_times = AccessTimes::Relative,
         "strictatime" | "norelatime" => choices.access_times = AccessTimes::Strict,
         "noatime" => choices.access_times = AccessTimes::Never,
+        "lazytime" => choices.lazytime = true,
+        "nolazytime" => choices.lazytime = false,
         "diratime" => choices.nodiratime = false,
         "nodiratime" => choices.nodiratime = true,
         "suid" => choices.nosuid = false,
@@ -498,6 +500,7 @@ mod tests {
         assert_eq!(applied("commit=0").commit_seconds, None, "0 is the default");
         assert!(!applied("ro,rw").read_only, "the last one counts");
         assert!(applied("rw,ro").read_only);
+        assert!(applied("lazytime").lazytime && !applied("lazytime,nolazytime").lazytime);
     }
 
     #[test]

@@ -28,6 +28,7 @@ use extant_format::features::Compat;
 use extant_format::inode::{FileKind, InodeFlags};
 use rustc_hash::FxHashSet;
 
+use super::flush::Store;
 use super::pieces::{Part, Parts, Piece};
 use crate::alloc::{BlockAsk, Growth, Purpose, Right, Run};
 use crate::error::{Fault, FsError, Result};
@@ -107,7 +108,7 @@ impl Inode {
         if self.check_key().is_ok() {
             // What has no place yet gets one.
             fs.absorb_maps(node)?;
-            fs.flush_file(node, u64::MAX)?;
+            fs.flush_file(node, u64::MAX, Store::Times)?;
         }
         let before = self.pieces()?;
         let mut mover = Mover::new(self, file, watch)?;

@@ -34,8 +34,13 @@ impl Inode {
             return self.fs().view(self.node()).read_range(offset, out);
         }
         let node = self.node();
-        let _content = node.content.read();
-        self.fs().with_mapper(node, |mapper| mapper.file.cache.read_direct(mapper, offset, out))
+        let content = node.content.read();
+        let read = self
+            .fs()
+            .with_mapper(node, |mapper| mapper.file.cache.read_direct(mapper, offset, out));
+        drop(content);
+        self.was_read();
+        read
     }
 
     /// Calls `look` like [`with_cached`](Self::with_cached) if all of `range` is in the page cache.

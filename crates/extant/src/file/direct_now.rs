@@ -79,8 +79,13 @@ impl Inode {
         } else if range.end > file.size() {
             return None;
         }
+        // A read counts as one from its departure.
+        let reading = if writes { None } else { Some(self.try_reading(file)?) };
         let mapper = FileMapper { fs, node, file };
         let address = file.cache.try_place(&mapper, range.clone(), writes).ok()?;
+        if let Some(reading) = reading {
+            reading.done(file);
+        }
         let airspace = node.content.airspace();
         airspace.enlist(driver);
         airspace.begin();

@@ -138,6 +138,8 @@ struct Batch<'a> {
     left: usize,
     /// Requests to be finished when the lock is released.
     later: Vec<(u64, Flight)>,
+    /// Whether any request was a read.
+    reads: bool,
 }
 
 impl Batch<'_> {
@@ -153,6 +155,7 @@ impl Batch<'_> {
             return None;
         }
         self.left -= 1;
+        self.reads |= next.1.kind == DirectKind::Read;
         Some(next)
     }
 }
@@ -256,7 +259,7 @@ impl<'f> DirectQueue<'f> {
         done: &mut dyn FnMut(u64, DirectDone),
     ) {
         let inode = self.file.inode();
-        let mut batch = Batch { next, done, held: None, left: 0, later: Vec::new() };
+        let mut batch = Batch { next, done, held: None, left: 0, later: Vec::new(), reads: false };
         loop {
             if batch.held.is_none() {
                 batch.held = (batch.next)();
@@ -269,6 +272,9 @@ impl<'f> DirectQueue<'f> {
                 true if !writes => self.fly(&mut batch, false),
                 true => inode.fs().change(|| self.fly(&mut batch, true)),
             };
+            if std::mem::take(&mut batch.reads) {
+                inode.was_read();
+            }
             if flown.is_err() {
                 // The request is done below, alone, and meets the same error there.
                 let held = batch.held.take().map(|(tag, request)| (tag, Flight::new(request)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use extant_base::Ino;
+use extant_base::{Ino, sabotage};
 
 use super::FileMapper;
 use crate::error::{FsError, Result};
@@ -12,6 +12,7 @@ use crate::fs::{Fs, Mount};
 use crate::inode::Inode;
 use crate::node::{FileState, Node};
 use crate::shared_cache::Sharer;
+use crate::times::{LAZY_EXPIRE, LAZY_MAX};
 use crate::txn::Txn;
 use crate::writer::{Load, Turn};
 
@@ -21,6 +22,17 @@ const STEP: u64 = 16 << 20;
 const STEPS_MOST: u32 = 64;
 /// Credits to store a size and times.
 const SIZE_CREDITS: u32 = 8;
+/// Number of files whose times a reader stores when too many are only in memory.
+const EXCESS_STEP: usize = 2;
+
+/// What is to be stored of a file when its data was written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// Its size, and its times.
+    Times,
+    /// Its size; its times alone only on a mount that does not keep them in memory.
+    Contents,
+}
 
 impl Fs {
     /// Lists a file that has something to store.
@@ -28,12 +40,21 @@ impl Fs {
         // This fence orders the caller's change before this check, and the thread that takes a file
         // off the list has another fence between that and its check. One of them sees the other.
         fence(Ordering::SeqCst);
-        if file.listed_since().is_some() {
+        let comes_to_others = || {
+            file.is_listed_lazily()
+                && file.has_contents_to_store()
+                && !sabotage("extant.times.data-waits-with-times")
+        };
+        if file.listed_since().is_some() && !comes_to_others() {
             return;
         }
         if let Ok(writer) = self.volume().writer() {
-            let since = writer.clock().monotonic();
-            writer.dirty_files().insert(node, file, since);
+            let (files, since) = (writer.dirty_files(), writer.clock().monotonic());
+            // A size that is not stored is contents, and not for the inode's lock to tell under a
+            // leaf: whoever raises it has dirtied pages before.
+            let has_size = || node.try_with(|data| data.record.size) == Some(file.size());
+            let may_wait = files.is_lazy() && !file.has_contents_to_store() && has_size();
+            files.insert(node, file, since, may_wait);
         }
     }
 
@@ -49,9 +70,9 @@ impl Fs {
         }
     }
 
-    /// Writes back about `most` bytes of a file, and stores its size and times if no dirty data is
-    /// left.
-    pub(crate) fn flush_file(&self, node: &Arc<Node>, most: u64) -> Result<()> {
+    /// Writes back about `most` bytes of a file, and stores its size and, as `store` says, its times
+    /// if no dirty data is left.
+    pub(crate) fn flush_file(&self, node: &Arc<Node>, most: u64, store: Store) -> Result<()> {
         let Some(file) = node.file_in_use() else { return Ok(()) };
         let _inside = self.volume().writer()?.enter();
         let mapper = FileMapper { fs: self, node, file };
@@ -62,7 +83,8 @@ impl Fs {
             Ok(written) => {
                 let time = writer.clock().monotonic().saturating_sub(before);
                 writer.pace().measure(written, time);
-                self.store_pending(&mapper, false).map(drop)
+                let data = store == Store::Contents && writer.dirty_files().is_lazy();
+                self.store_pending(&mapper, data).map(drop)
             }
             Err(error) => {
                 let (device, failures) = (self.device().describe(), file.cache.error_count());
@@ -112,7 +134,7 @@ impl Fs {
         let Some(node) = writer.dirty_files().oldest(Duration::MAX) else {
             return Ok(self.volume().relieve_sharers());
         };
-        self.flush_file(&node, writer.pace().duty(STEP))?;
+        self.flush_file(&node, writer.pace().duty(STEP), Store::Contents)?;
         Ok(true)
     }
 
@@ -168,7 +190,7 @@ impl Fs {
         for node in writer.dirty_files().all() {
             // An error of one file does not keep the others from the device.
             let absorbed = self.absorb_maps(&node);
-            if let Err(error) = self.flush_file(&node, u64::MAX).and(absorbed) {
+            if let Err(error) = self.flush_file(&node, u64::MAX, Store::Times).and(absorbed) {
                 first.get_or_insert(error);
             }
         }
@@ -183,7 +205,7 @@ impl Fs {
         // While writers pause, background writeback continues.
         let pauses = writer.pace().is_contended() && cache.wants_more_writeback();
         let mut much = cache.wants_writeback() || pauses;
-        let mut first = None;
+        let mut first = self.store_old_times(now).err();
         // Files that were written get a new age, so the next ones are the oldest.
         loop {
             let before = if much { Some(now) } else { now.checked_sub(expire) };
@@ -220,7 +242,7 @@ impl Fs {
             }
             let mut flushed = self.absorb_maps(node);
             if is_due {
-                flushed = self.flush_file(node, u64::MAX).and(flushed);
+                flushed = self.flush_file(node, u64::MAX, Store::Contents).and(flushed);
             }
             // Large pieces: following a writer closely would slow both down.
             for _ in 0..STEPS_MOST {
@@ -229,13 +251,50 @@ impl Fs {
                 if !*much || !is_dirty || flushed.is_err() {
                     break;
                 }
-                flushed = self.flush_file(node, STEP).and(flushed);
+                flushed = self.flush_file(node, STEP, Store::Contents).and(flushed);
             }
             if let Err(error) = flushed {
                 first.get_or_insert(error);
             }
         }
         first.map_or(Ok(()), Err)
+    }
+
+    /// Stores times that were only in memory for long enough, and those of the oldest files if
+    /// there are too many.
+    fn store_old_times(&self, now: Duration) -> Result<()> {
+        let files = self.volume().writer()?.dirty_files();
+        if !files.is_lazy() {
+            return Ok(());
+        }
+        let due = now.checked_sub(LAZY_EXPIRE).map_or(Vec::new(), |before| files.times_of(before));
+        let mut first = None;
+        for node in due {
+            if let Err(error) = self.flush_file(&node, 0, Store::Times) {
+                first.get_or_insert(error);
+            }
+        }
+        // Bounded, for readers may note more meanwhile.
+        for _ in 0..LAZY_MAX / EXCESS_STEP {
+            if first.is_some() || files.times_count() <= LAZY_MAX {
+                break;
+            }
+            first = self.store_excess_times().err();
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Stores the times of a few files if those of too many are only in memory. The caller holds no
+    /// lock.
+    pub(crate) fn store_excess_times(&self) -> Result<()> {
+        let files = self.volume().writer()?.dirty_files();
+        if files.times_count() <= LAZY_MAX {
+            return Ok(());
+        }
+        for node in files.times_of(Duration::MAX).iter().take(EXCESS_STEP) {
+            self.flush_file(node, 0, Store::Times)?;
+        }
+        Ok(())
     }
 
     /// Flushes the device, for data that was overwritten in place.
@@ -252,7 +311,7 @@ impl Sharer for Mount {
         let Some(_inside) = writer.try_enter() else { return false };
         let oldest = writer.dirty_files().oldest(Duration::MAX);
         // An error is counted for the next sync of the file, and the write is tried again.
-        oldest.is_some_and(|node| fs.flush_file(&node, STEP).is_ok())
+        oldest.is_some_and(|node| fs.flush_file(&node, STEP, Store::Contents).is_ok())
     }
 }
 
@@ -290,7 +349,7 @@ impl Inode {
     ///
     /// That of the background writeback that the call replaces. No commit, no flush.
     pub fn write_back(&self) -> Result<()> {
-        self.fs().flush_file(self.node(), u64::MAX)
+        self.fs().flush_file(self.node(), u64::MAX, Store::Contents)
     }
 
     /// Syncs the contents of a regular file and, unless `data` is set, its attributes.
@@ -365,14 +424,14 @@ mod tests {
         assert_eq!(files.all().len(), 1);
         // The second has seen it unlisted as well, a little later.
         let since = file.listed_since().expect("it is dirty") + Duration::from_secs(1);
-        files.insert(&node, file, since);
+        files.insert(&node, file, since, false);
         assert_eq!(files.all().len(), 1);
         fs.flush_files().unwrap();
         assert!(files.all().is_empty(), "listed though it is clean");
         assert!(file.listed_since().is_none() && !file.has_to_store());
         // Nothing is left to do for a background that took the list before.
         let before = fs.writer_stats().unwrap();
-        fs.flush_file(&node, u64::MAX).unwrap();
+        fs.flush_file(&node, u64::MAX, Store::Times).unwrap();
         assert!(files.all().is_empty());
         assert_eq!(fs.writer_stats().unwrap().journal.handles, before.journal.handles);
         drop(node);

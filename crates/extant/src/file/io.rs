@@ -110,8 +110,11 @@ impl Inode {
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> Result<usize> {
         self.check_contents()?;
         if self.volume().is_writable() {
-            let _content = self.node().content.read();
-            return self.read_cached(offset, out);
+            let content = self.node().content.read();
+            let read = self.read_cached(offset, out);
+            drop(content);
+            self.was_read();
+            return read;
         }
         self.fs().view(self.node()).read_range(offset, out)
     }

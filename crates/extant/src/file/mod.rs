@@ -15,12 +15,14 @@
 //! query    data, holes, extents      mapped   memory maps of the program
 //! pieces   counts pieces of a file    defrag   joins them on the device
 //! ahead    the read-ahead thread         once      contents that leave the cache after use
+//! accessed access times
 //! atomic   writes that are there as a whole after a crash, or not at all
 //! flush    sync, background writeback, dirty limits
 //! move_out inline data moves to a block   sealing  sealing contents by fs-verity
 //! mapper   mapping, placing and publishing for the page cache
 //! ```
 
+mod accessed;
 mod ahead;
 mod append;
 mod atomic;
@@ -50,6 +52,7 @@ pub use direct_file::{DirectAlignment, DirectFile};
 pub(crate) use direct_now::Departed;
 pub use direct_queue::{DirectDone, DirectKind, DirectQueue, DirectRequest};
 pub use fallocate::Fallocate;
+pub(crate) use flush::Store;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;

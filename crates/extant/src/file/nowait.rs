@@ -145,8 +145,11 @@ impl Inode {
             return Err(WaitReason::InlineData);
         }
         let file = node.try_file(fs.superblock(), cache).ok_or(WaitReason::Inode)?;
+        let reading = self.try_reading(file).ok_or(WaitReason::Inode)?;
         let mapper = FileMapper { fs, node, file };
-        Ok(Ok(file.cache.try_read(&mapper, offset, out)?))
+        let read = file.cache.try_read(&mapper, offset, out)?;
+        reading.done(file);
+        Ok(Ok(read))
     }
 
     fn write_now(

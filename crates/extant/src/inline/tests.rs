@@ -52,7 +52,7 @@ fn resized(fs: &Fs, node: &Arc<Node>, size: u64) {
         let _content = node.content.write();
         resize(fs, node, size).unwrap();
     }
-    fs.flush_file(node, u64::MAX).unwrap();
+    fs.flush_file(node, u64::MAX, crate::file::Store::Times).unwrap();
 }
 
 #[test]

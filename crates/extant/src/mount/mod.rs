@@ -48,6 +48,7 @@ use crate::map::MappingKind;
 use crate::progress::{MountProgress, Observer};
 use crate::shared_cache::SharedCache;
 use crate::supers::MountErrors;
+use crate::times::{AccessRule, TimeRules};
 use crate::volume::{DataCache, ReplaySummary, Volume, VolumeOptions};
 use crate::writer::EXPIRE;
 use crate::zones::GROUPS_MAX;
@@ -82,6 +83,7 @@ pub struct MountOptions {
     seed: Option<u64>,
     commit_interval: Duration,
     write_back_after: Duration,
+    times: TimeRules,
     mutations: Mutations,
     errors: Option<MountErrors>,
     quota_limits: bool,
@@ -118,6 +120,7 @@ impl Default for MountOptions {
             seed: None,
             commit_interval: Duration::from_secs(5),
             write_back_after: EXPIRE,
+            times: TimeRules { access: AccessRule::Never, lazy: false },
             mutations: Mutations::default(),
             errors: None,
             quota_limits: true,
@@ -389,6 +392,29 @@ impl MountOptions {
     #[must_use]
     pub fn write_back_after(mut self, time: Duration) -> MountOptions {
         self.write_back_after = time;
+        self
+    }
+
+    /// Sets whether times alone are no reason to store an inode: `lazytime`. Default: false.
+    ///
+    /// Times of the last write and the last read of regular files, and the counter of changes, are
+    /// in memory, where [`metadata`](Inode::metadata) finds them, and are stored with the next other
+    /// change of the inode, by [`sync`](Inode::sync) of the file or the mount, at the end of the
+    /// mount, after a day, and those of the oldest files when more than 16,384 wait. A crash may
+    /// lose them, and nothing else.
+    #[must_use]
+    pub fn lazytime(mut self, lazy: bool) -> MountOptions {
+        self.times.lazy = lazy;
+        self
+    }
+
+    /// Sets the rule by which reading through the library updates access times: of files by every
+    /// call that copies contents out of them, of directories by [`Fs::read_dir`], of symbolic links
+    /// by [`Fs::read_link`]. Looking up names does not. Default: [`AccessRule::Never`]. Front ends
+    /// that have rules of their own leave it so and call [`note_access`](Inode::note_access).
+    #[must_use]
+    pub fn access_times(mut self, rule: AccessRule) -> MountOptions {
+        self.times.access = rule;
         self
     }
 

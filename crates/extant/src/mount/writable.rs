@@ -273,8 +273,10 @@ impl MountOptions {
         let clock = Arc::clone(&self.clock);
         let dentries = self.cache_bytes / 8 / crate::dentry::ENTRY_COST;
         let expire = self.write_back_after;
+        let times = self.times;
         let parts = WriterParts {
             expire,
+            times,
             journal,
             alloc,
             clock,

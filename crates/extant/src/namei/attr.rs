@@ -10,7 +10,7 @@ use extant_format::time::Timestamp;
 use extant_format::xattr as format;
 
 use crate::error::{FsError, Result};
-use crate::file::WriteBy;
+use crate::file::{Store, WriteBy};
 use crate::inode::Inode;
 use crate::map;
 use crate::node::{InodeData, Node};
@@ -199,7 +199,7 @@ impl Inode {
             Txn::prepare_quotas(self.volume(), owners)?;
             if quotas.is_on() && node.with(|data| owners != Owners::of(&data.record)) {
                 // Promises charged to the old owner become charges of blocks, which can be moved.
-                self.fs().flush_file(node, u64::MAX)?;
+                self.fs().flush_file(node, u64::MAX, Store::Contents)?;
             }
             let mut txn = Txn::begin(self.volume(), CREDITS)?;
             self.apply(&mut txn, changes)

@@ -17,6 +17,7 @@ use super::{
 use crate::crypt;
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
+use crate::file::Store;
 use crate::fs::Fs;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
@@ -133,7 +134,7 @@ impl Inode {
                 && target.ino() != moved.ino()
                 && !flags.contains(RenameFlags::EXCHANGE)
             {
-                fs.flush_file(&moved, u64::MAX)?;
+                fs.flush_file(&moved, u64::MAX, Store::Contents)?;
             }
             // A round fails only if another thread changed a name meanwhile.
             if job.run()? {

@@ -8,8 +8,8 @@
 //!   change together, under `map`.
 //! - S3. The cookie counts every change of a mapping's kind or address, under `map` exclusively or
 //!   by a thread that holds readers and writeback off.
-//! - S4. A file with dirty data or times to store is on the writer's list of dirty files, which
-//!   keeps its node in memory.
+//! - S4. A file with dirty data or times to store is on one of the writer's lists of dirty files,
+//!   which keep its node in memory; with dirty data it is on the list that is written back soon.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -48,6 +48,9 @@ pub(crate) struct FileState {
     /// Time at which the file was listed as dirty, in nanoseconds plus one; 0 when it is not
     /// listed. Changed under the lock of the list.
     listed: AtomicU64,
+    /// Whether it is listed among the files with nothing but times to store. Changed as `listed`,
+    /// before it.
+    listed_lazily: AtomicBool,
     /// Whether the file is in the queue of the read-ahead thread.
     pub(crate) awaits_thread: AtomicBool,
     /// Parts that programs have mapped, and their number.
@@ -69,6 +72,7 @@ impl FileState {
             access: AtomicU64::new(0),
             changes: AtomicU64::new(0),
             listed: AtomicU64::new(0),
+            listed_lazily: AtomicBool::new(false),
             awaits_thread: AtomicBool::new(false),
             maps: Mutex::new(Rank::Leaf, Vec::new()),
             map_count: AtomicUsize::new(0),
@@ -112,15 +116,27 @@ impl FileState {
         listed.checked_sub(1).map(Duration::from_nanos)
     }
 
-    /// Sets the time at which the file was listed. The caller holds the lock of the list.
-    pub(crate) fn set_listed_since(&self, since: Option<Duration>) {
+    /// Returns whether the file is listed with nothing but times to store.
+    pub(crate) fn is_listed_lazily(&self) -> bool {
+        self.listed_lazily.load(Ordering::Acquire)
+    }
+
+    /// Sets the time at which the file was listed, and whether for its times alone. The caller
+    /// holds the lock of the list.
+    pub(crate) fn set_listed_since(&self, since: Option<Duration>, lazily: bool) {
+        self.listed_lazily.store(lazily, Ordering::Release);
         let nanos = |since: Duration| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX - 1);
         self.listed.store(since.map_or(0, |since| nanos(since) + 1), Ordering::Release);
     }
 
     /// Returns whether data or times of the file are only in memory.
     pub(crate) fn has_to_store(&self) -> bool {
-        self.cache.is_dirty() || self.has_times() || self.is_mapped_writable()
+        self.has_contents_to_store() || self.has_times()
+    }
+
+    /// Returns whether data of the file is only in memory, or may be at any time.
+    pub(crate) fn has_contents_to_store(&self) -> bool {
+        self.cache.is_dirty() || self.is_mapped_writable()
     }
 
     /// Records the time of a write, which is stored with the inode's next change.

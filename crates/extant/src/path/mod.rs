@@ -141,7 +141,10 @@ impl Fs {
     /// Those of [`resolve`](Self::resolve); [`FsError::NotADirectory`]. Damage of one directory
     /// block is an item of the iterator, which then continues with the next block.
     pub fn read_dir(&self, path: impl ImagePath) -> Result<ReadDir> {
-        self.resolve(path)?.read_dir()
+        let dir = self.resolve(path)?;
+        let entries = dir.read_dir()?;
+        dir.was_read();
+        Ok(entries)
     }
 
     /// Returns the attributes of the inode at `path`, following symbolic links.
@@ -170,7 +173,10 @@ impl Fs {
     /// Those of [`resolve_link`](Self::resolve_link); [`FsError::NotASymlink`];
     /// [`FsError::Encrypted`].
     pub fn read_link(&self, path: impl ImagePath) -> Result<Vec<u8>> {
-        self.resolve_link(path)?.read_link()
+        let link = self.resolve_link(path)?;
+        let target = link.read_link()?;
+        link.was_read();
+        Ok(target)
     }
 
     /// Returns whether `path` leads to an inode, following symbolic links. A dangling link does

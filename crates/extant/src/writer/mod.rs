@@ -34,6 +34,7 @@ use crate::quota::Quotas;
 use crate::shared_blocks::SharedBlocks;
 use crate::slot::BlockKind;
 use crate::supers::{SuperState, Totals};
+use crate::times::{AccessRule, TimeRules};
 use crate::volume::Volume;
 
 pub(crate) use dirty_files::{DirtyFiles, EXPIRE};
@@ -63,6 +64,7 @@ pub(crate) struct Writer {
     reclaim_waits: AtomicBool,
     shared_blocks: SharedBlocks,
     dirty_files: DirtyFiles,
+    access_rule: AccessRule,
     pace: Pace,
     read_ahead: ReadAhead,
     background: OnceLock<Mutex<Option<Arc<Background>>>>,
@@ -141,6 +143,7 @@ pub(crate) struct WriterParts {
     pub(crate) quotas: Quotas,
     pub(crate) mmp: Option<MmpGuard>,
     pub(crate) expire: Duration,
+    pub(crate) times: TimeRules,
 }
 
 impl Writer {
@@ -160,7 +163,8 @@ impl Writer {
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
             shared_blocks: SharedBlocks::new(),
-            dirty_files: DirtyFiles::new(parts.expire),
+            dirty_files: DirtyFiles::new(parts.expire, parts.times.lazy),
+            access_rule: parts.times.access,
             read_ahead: ReadAhead::new(),
             pace: Pace::default(),
             background: OnceLock::new(),
@@ -181,6 +185,11 @@ impl Writer {
 
     pub(crate) fn dirty_files(&self) -> &DirtyFiles {
         &self.dirty_files
+    }
+
+    /// Returns the rule for access times of what is read through the library.
+    pub(crate) fn access_rule(&self) -> AccessRule {
+        self.access_rule
     }
 
     pub(crate) fn read_ahead(&self) -> &ReadAhead {
