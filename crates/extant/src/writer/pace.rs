@@ -316,6 +316,116 @@ mod tests {
         assert_eq!(looks.get(), PAUSES_MAX);
     }
 
+    /// A device of a given bandwidth and writers that want different amounts, in steps of a
+    /// millisecond of a clock that stands still in between.
+    struct Simulation {
+        pace: Pace,
+        clock: FixedClock,
+        dirty: u64,
+        /// What each file wants to write in a step, and what it has got.
+        files: Vec<(u64, u64)>,
+        /// Whether a request of the file is with a worker that waits.
+        parked: Vec<bool>,
+    }
+
+    impl Simulation {
+        fn new(wants: &[u64]) -> Simulation {
+            let files = wants.iter().map(|want| (*want, 0)).collect();
+            let (pace, parked) = (Pace::default(), vec![false; wants.len()]);
+            Simulation { pace, clock: FixedClock::at(0, 0), dirty: 0, files, parked }
+        }
+
+        /// A request is parked with a worker, or goes on.
+        fn park(&mut self, at: usize, parks: bool) {
+            if std::mem::replace(&mut self.parked[at], parks) == parks {
+                return;
+            }
+            let turn = self.pace.begin(Ino(12 + at as u32), self.clock.monotonic());
+            match parks {
+                true => std::mem::forget(turn),
+                false => {
+                    drop(turn);
+                    drop(Turn { pace: &self.pace, ino: Ino(12 + at as u32) });
+                }
+            }
+        }
+
+        /// Runs for so many steps in which the device writes `drains` bytes each; `first` has the
+        /// processor first, as who runs on one of its own.
+        /// What a file could not write in a step waits, as a request with a worker.
+        fn run(&mut self, steps: u64, drains: u64, first: usize) {
+            let options = options();
+            for _ in 0..steps {
+                self.clock.advance(Duration::from_millis(1));
+                let now = self.clock.monotonic();
+                self.dirty = self.dirty.saturating_sub(drains);
+                for turn in 0..self.files.len() {
+                    let at = (turn + first) % self.files.len();
+                    let (want, got) = &mut self.files[at];
+                    let ino = Ino(12 + at as u32);
+                    let mut left = *want;
+                    // Pieces of 64 KiB, each of which asks as a writer that may not wait.
+                    while left > 0 && self.dirty < options.dirty_max {
+                        let load = self.pace.load(self.dirty, &options, &self.clock);
+                        if load == Load::Paced && self.pace.is_ahead(ino, &options, now) {
+                            break;
+                        }
+                        let piece = left.min(64 << 10);
+                        (left, self.dirty) = (left - piece, self.dirty + piece);
+                        *got += piece;
+                        if load != Load::Light {
+                            self.pace.count(ino, piece, now);
+                        }
+                    }
+                    let waits = left > 0;
+                    self.park(at, waits);
+                    assert!(self.dirty < options.dirty_max + (64 << 10), "the limit holds");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn files_that_want_all_of_a_device_get_as_much_each_and_who_wants_less_gets_that() {
+        // 100 MiB/s; whoever comes first could take everything.
+        let drains = 100 * MIB / 1000;
+        let most = 4 * MIB;
+        let mut all = Simulation::new(&[most, most, most, most, 64 << 10, most, most, most]);
+        all.run(1000, drains, 0);
+        let before: Vec<u64> = all.files.iter().map(|(_, got)| *got).collect();
+        all.run(20_000, drains, 3);
+        let got: Vec<u64> = all.files.iter().zip(before).map(|(file, was)| file.1 - was).collect();
+        let mean = got.iter().sum::<u64>() / got.len() as u64;
+        assert!(got.iter().all(|got| *got >= mean / 2 && *got <= mean * 2), "{got:?}");
+        // The device was never idle.
+        assert!(got.iter().sum::<u64>() >= 20_000 * drains / 100 * 97, "{got:?}");
+        // Two that want little get all of it beside those that want everything.
+        let little = drains / 100;
+        let mut some = Simulation::new(&[most, little, most, little]);
+        some.run(1000, drains, 0);
+        let before = [some.files[1].1, some.files[3].1];
+        some.run(10_000, drains, 2);
+        for (at, before) in [1, 3].into_iter().zip(before) {
+            let got = some.files[at].1 - before;
+            assert!(got >= 10_000 * little / 10 * 9, "{got} of {}", 10_000 * little);
+        }
+    }
+
+    #[test]
+    fn a_device_that_stalls_stops_writers_at_the_limit_and_they_go_on_with_it() {
+        let drains = 100 * MIB / 1000;
+        let mut all = Simulation::new(&[4 * MIB, 4 * MIB, 4 * MIB]);
+        all.run(2000, drains, 1);
+        // 500 ms.
+        let before: u64 = all.files.iter().map(|(_, got)| got).sum();
+        all.run(500, 0, 1);
+        let during: u64 = all.files.iter().map(|(_, got)| got).sum::<u64>() - before;
+        assert!(during <= options().dirty_max, "{during}");
+        all.run(2000, drains, 1);
+        let after: u64 = all.files.iter().map(|(_, got)| got).sum::<u64>() - before;
+        assert!(after >= 2000 * drains / 100 * 95, "{after}");
+    }
+
     #[test]
     fn who_writes_back_for_others_does_so_for_about_a_tenth_of_a_second() {
         let pace = Pace::default();
