@@ -19,6 +19,7 @@
 //! ids          mapping of owners               stats      counts and durations of requests
 //! argument     arguments that the kernel does not pass
 //! patience     polling for the next request before sleeping
+//! relief       threads that take over while all others wait for a device
 //! ```
 //!
 //! The kernel is the only way to the file system while it is mounted, so it may keep names,
@@ -63,10 +64,13 @@ mod operations;
 mod orders;
 mod patience;
 mod pipe;
+mod relief;
 mod rings;
 mod serve;
 mod session;
 mod settings;
+#[cfg(test)]
+mod stalled;
 mod stats;
 
 pub use argument::Argument;

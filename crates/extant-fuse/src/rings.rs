@@ -179,7 +179,8 @@ impl Rings {
             for reader in 0..READERS {
                 let read = move || {
                     let index = count + reader;
-                    if let Err(error) = session.work(index, operations, agreed, stats, events) {
+                    if let Err(error) = session.work(index, operations, agreed, stats, None, events)
+                    {
                         first_error.lock().get_or_insert(error);
                     }
                 };

@@ -13,6 +13,7 @@ use crate::events::{Events, ServeError};
 use crate::ext4::{Served, Terms};
 use crate::kernel::Kernel;
 use crate::operations::NodeId;
+use crate::relief::SPARES;
 use crate::rings::{self, Rings};
 use crate::session::Session;
 use crate::settings::{RingUse, Settings};
@@ -94,7 +95,8 @@ pub(crate) fn serve_session(
         let rings = rings.filter(|_| agreed.flags.contains(InitFlags::OVER_IO_URING));
         let plain = settings.threads.clamp(1, 64);
         let threads = rings.as_ref().map_or(plain, Rings::threads);
-        let stats = Arc::new(RequestStats::new(threads));
+        let spares = if rings.is_some() { 0 } else { SPARES };
+        let stats = Arc::new(RequestStats::new(threads, spares));
         let terms = Terms {
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
             may_wait: rings.as_ref().map_or(plain, Rings::per_queue) as u32 - 1,

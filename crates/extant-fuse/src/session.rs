@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use extant_base::sabotage;
-use extant_sync::threads;
+use extant_sync::threads::{self, ThreadError};
 use extant_sync::{Clock, Mutex, Rank};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -19,6 +19,7 @@ use crate::events::{Events, Level, ServeError};
 use crate::operations::{Errno, Operations, ReadAnswer};
 use crate::orders::CONTROL;
 use crate::patience::{Experience, Patience};
+use crate::relief::Relief;
 use crate::settings::{RingUse, Settings};
 use crate::stats::RequestStats;
 
@@ -128,22 +129,41 @@ impl Session {
         events: &dyn Events,
     ) -> Result<(), ServeError> {
         let count = settings.threads.clamp(1, 64);
-        let first_error = Mutex::new(Rank::Leaf, None);
-        threads::workers("fuse", count, |index| {
-            if let Err(error) = self.work(index, operations, agreed, stats, events) {
+        let (first_error, relief) = (Mutex::new(Rank::Leaf, None), Relief::new(count));
+        let work = |index: usize, may_go: bool| {
+            let _ended = Ending { relief: &relief, spare: may_go.then_some(index) };
+            let relief = Some((&relief, may_go));
+            if let Err(error) = self.work(index, operations, agreed, stats, relief, events) {
                 first_error.lock().get_or_insert(error);
             }
-        })?;
+        };
+        let work = &work;
+        threads::scope(|s| {
+            let begin = |index, may_go| {
+                let name = format!("fuse-{index}");
+                s.spawn(&name, move || work(index, may_go)).map(drop)
+            };
+            let begun: Result<(), ThreadError> = (0..count).try_for_each(|index| {
+                begin(index, false).inspect_err(|_| {
+                    // Those that are missing have ended.
+                    (index..count).for_each(|_| relief.ended(None));
+                })
+            });
+            relief.watch(|number| begin(number, true).is_ok());
+            begun
+        })??;
         first_error.into_inner().map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// One thread's share.
+    /// One thread's share. `relief` is what the threads share that may take over for each other,
+    /// and whether this one goes when others are free.
     pub(crate) fn work(
         &self,
         index: usize,
         operations: &dyn Operations,
         agreed: Agreed,
         stats: &RequestStats,
+        relief: Option<(&Relief, bool)>,
         events: &dyn Events,
     ) -> io::Result<()> {
         let len = (agreed.write_max as usize + WRITE_HEAD).max(BUFFER_MIN);
@@ -152,7 +172,18 @@ impl Session {
         let desk = Desk { operations, lane, direct_in_parallel: agreed.direct_in_parallel() };
         let gate = operations.gate();
         let mut experience = Experience::default();
-        while let Some(len) = self.receive(&mut buffer, events)? {
+        loop {
+            if let Some((relief, may_go)) = relief {
+                if may_go && relief.has_enough() {
+                    break;
+                }
+                relief.waits();
+            }
+            let received = self.receive(&mut buffer, events);
+            if let Some((relief, _)) = relief {
+                relief.took();
+            }
+            let Some(len) = received? else { break };
             let Some(request) = Request::parse(&buffer[..len]) else {
                 events.log(Level::Error, "a malformed request was refused");
                 if let Ok((header, _)) = abi::InHeader::read_from_prefix(&buffer[..len]) {
@@ -243,6 +274,18 @@ impl Session {
             );
             events.log(Level::Error, &text);
         }
+    }
+}
+
+/// The end of a thread, also by a panic.
+struct Ending<'r> {
+    relief: &'r Relief,
+    spare: Option<usize>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.relief.ended(self.spare);
     }
 }
 

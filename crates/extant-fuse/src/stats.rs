@@ -2,6 +2,7 @@
 //!
 //! Each thread counts on cache lines of its own; a query adds them up.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -75,7 +76,9 @@ fn class_of(nanos: u64) -> usize {
 
 /// The counters of all threads.
 pub(crate) struct RequestStats {
-    lanes: Vec<Lane>,
+    /// Number of the threads that are always there; the others come when they are needed.
+    threads: usize,
+    lanes: Vec<OnceLock<Lane>>,
 }
 
 /// Names of operations, by number; empty for those that are not counted.
@@ -137,16 +140,17 @@ const NAMES: [&str; OPS] = [
 ];
 
 impl RequestStats {
-    pub(crate) fn new(threads: usize) -> RequestStats {
-        RequestStats { lanes: (0..threads.max(1)).map(|_| Lane::new()).collect() }
+    pub(crate) fn new(threads: usize, spares: usize) -> RequestStats {
+        let threads = threads.max(1);
+        RequestStats { threads, lanes: (0..threads + spares).map(|_| OnceLock::new()).collect() }
     }
 
     pub(crate) fn threads(&self) -> usize {
-        self.lanes.len()
+        self.threads
     }
 
     pub(crate) fn lane(&self, thread: usize) -> &Lane {
-        &self.lanes[thread % self.lanes.len()]
+        self.lanes[thread % self.lanes.len()].get_or_init(Lane::new)
     }
 
     /// Everything since the start: `{"threads", "read_bytes", "written_bytes", "ops": {name: {"count",
@@ -154,7 +158,11 @@ impl RequestStats {
     /// in it.
     pub(crate) fn to_json(&self) -> Value {
         let sum = |pick: &dyn Fn(&Lane) -> &AtomicU64| -> u64 {
-            self.lanes.iter().map(|lane| pick(lane).load(Ordering::Relaxed)).sum()
+            self.lanes
+                .iter()
+                .filter_map(OnceLock::get)
+                .map(|lane| pick(lane).load(Ordering::Relaxed))
+                .sum()
         };
         let mut ops = Map::new();
         for (number, name) in NAMES.iter().enumerate() {
@@ -176,7 +184,7 @@ impl RequestStats {
             ops.insert((*name).to_owned(), one);
         }
         json!({
-            "threads": self.lanes.len(),
+            "threads": self.threads,
             "read_bytes": sum(&|lane| &lane.bytes_read),
             "written_bytes": sum(&|lane| &lane.bytes_written),
             "ops": ops,
@@ -201,7 +209,7 @@ mod tests {
 
     #[test]
     fn lanes_add_up() {
-        let stats = RequestStats::new(2);
+        let stats = RequestStats::new(2, 0);
         stats.lane(0).count(op::LOOKUP, Duration::from_nanos(1500), false);
         stats.lane(1).count(op::LOOKUP, Duration::from_nanos(1600), true);
         stats.lane(1).count(9999, Duration::ZERO, true);
