@@ -106,7 +106,7 @@ bench-io: ## contents of files against the kernel's ext4 and XFS and memcpy (roo
 	@# The plain memory that is copied lies in huge pages, as good as the kernel's own.
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(CARGO) run --profile dist -q -p extant-bench -- io
 
-bench-async: ## small writes through a ring against the call that waits and the kernel (root; ROUNDS= SIZE=)
+bench-async: ## small writes through a ring against the call that waits and the kernel (root; ROUNDS= SIZE= ROWS=)
 	$(CARGO) run --profile dist -q -p extant-bench -- async
 
 bench-io-memory: ## memory of ten minutes with four times as much data as cache (MINUTES=)

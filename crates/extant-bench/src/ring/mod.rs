@@ -3,19 +3,22 @@
 //! The kernel's side is `pwrite`, one call each, and io_uring at depth 1 as fio drives it, where fio is installed. Contenders
 //! take turns; each cell begins with a fresh mount.
 
+mod cold;
 mod lane;
+mod punts;
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use extant::NewInode;
 use extant::ring::{Op, Ring};
+use extant::{Fs, MountOptions, NewInode};
 use extant_base::Prng;
+use extant_block::FileDevice;
 use extant_sync::{Clock, SystemClock};
 
 use crate::io::kernel::{self, Kernel, KernelFile};
-use crate::io::library::Library;
 use crate::io::side::{Dir, Handle, Volume};
 use crate::report::{self, Series, add};
 use crate::run::find;
@@ -27,6 +30,8 @@ const WRITE: usize = 4096;
 const OF_BLOCKING: f64 = 0.95;
 /// The share of operations that the submitter's thread must have done.
 const INLINE: f64 = 0.999;
+/// What 99 of 100 submissions take at most while writers wait for the device, in microseconds.
+const P99_MICROS: f64 = 20.0;
 const UNIT: &str = "writes/s";
 const SEED: u64 = 14;
 
@@ -88,6 +93,10 @@ pub struct Settings {
 }
 
 impl Settings {
+    fn count(&self) -> u64 {
+        self.file_bytes / WRITE as u64
+    }
+
     fn has(&self, group: &str) -> bool {
         self.rows.is_empty() || self.rows.iter().any(|wanted| wanted == group)
     }
@@ -125,6 +134,12 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
     if settings.has("lane") {
         lanes(dir, settings, &mut all)?;
     }
+    if settings.has("punts") {
+        forced(dir, settings, &mut all)?;
+    }
+    if settings.has("cold") {
+        mixed(dir, settings, &mut all)?;
+    }
     report::report("async", "blocking", &all)?;
     if let Some(least) = least {
         judge(&all, least);
@@ -152,6 +167,63 @@ fn lanes(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<()> {
     Ok(())
 }
 
+/// Writes that workers do although they need not.
+fn forced(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<()> {
+    let image = dir.join("punts.img");
+    kernel::zeros(&image, settings.file_bytes * 2 + (256 << 20))?;
+    kernel::make_ext4(&image)?;
+    let count = settings.file_bytes / WRITE as u64;
+    for round in 0..settings.rounds {
+        for files in punts::FILES {
+            stop::check()?;
+            let inline = punts::measure(&image, files, count, false)?;
+            let punted = punts::measure(&image, files, count, true)?;
+            let row = format!("punted write 4K, {files} files");
+            let (rate, cpu) =
+                (punted.per_second / inline.per_second, punted.cpu_micros / inline.cpu_micros);
+            println!(
+                "round {}, {row}: inline {:.0}, punted {:.0} ({rate:.2}, bar 0.5); cpu {:.2} and {:.2} us ({cpu:.2}, bar 2)",
+                round + 1,
+                inline.per_second,
+                punted.per_second,
+                inline.cpu_micros,
+                punted.cpu_micros,
+            );
+            add(all, &row, "inline", UNIT, inline.per_second);
+            add(all, &row, "ring", UNIT, punted.per_second);
+            add(all, &format!("{row}, cpu"), "inline", "us", inline.cpu_micros);
+            add(all, &format!("{row}, cpu"), "ring", "us", punted.cpu_micros);
+        }
+    }
+    kernel::check_ext4(&image)?;
+    std::fs::remove_file(&image)?;
+    Ok(())
+}
+
+/// A submitter beside writers that the device cannot keep up with.
+fn mixed(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<()> {
+    let memory = lane::device(dir)?;
+    let row = "cold read and write 16K, depth 32";
+    for round in 0..settings.rounds {
+        stop::check()?;
+        let outcome = cold::measure(&memory, Duration::from_secs(3))?;
+        println!(
+            "round {}, {row}: p99 of submit {:.1} us (bar {P99_MICROS}), worst {:.0}, {:.2} % below; least share {:.0} % (bar 50); {:.1} MiB dirty at most",
+            round + 1,
+            outcome.p99_micros,
+            outcome.worst_micros,
+            outcome.quick_percent,
+            outcome.least_percent,
+            outcome.dirty_mib,
+        );
+        add(all, row, "p99 of submit", "us", outcome.p99_micros);
+        add(all, row, "worst submit", "us", outcome.worst_micros);
+        add(all, row, "least share", "%", outcome.least_percent);
+        add(all, row, "most dirty", "MiB", outcome.dirty_mib);
+    }
+    Ok(())
+}
+
 /// Writes that need not wait; returns the least share that the submitter did.
 fn inline(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<f64> {
     let count = settings.file_bytes / WRITE as u64;
@@ -168,10 +240,18 @@ fn inline(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<f64>
             false
         }
     };
-    let mut targets = vec!["blocking", "ring"];
+    let mut targets = vec!["blocking", "ring", "ring lazytime"];
     targets.extend(has_kernel.then_some("ext4"));
     match find("fio").filter(|_| has_kernel) {
-        Some(_) => targets.push("ext4 uring"),
+        Some(_) => {
+            targets.push("ext4 uring");
+            kernel::zeros(&image("xfs"), settings.file_bytes * 2 + (512 << 20))?;
+            let made = kernel::make_xfs(&image("xfs"));
+            match made.and_then(|()| Kernel::mount(&image("xfs"), "xfs")).and_then(Volume::close) {
+                Ok(()) => targets.push("xfs uring"),
+                Err(why) => println!("xfs uring is left out: {why:#}"),
+            }
+        }
         None => println!("ext4 uring is left out: needs fio, and to mount"),
     }
     let mut least = 1.0f64;
@@ -182,14 +262,16 @@ fn inline(dir: &Path, settings: &Settings, all: &mut Vec<Series>) -> Result<f64>
             for target in targets.iter().cycle().skip(first).take(targets.len()) {
                 stop::check()?;
                 let rate = match *target {
-                    "ext4 uring" => on_uring(&image("ext4"), order, count)?,
-                    "ext4" => on_kernel(&image("ext4"), order, count)?,
-                    "ring" => {
-                        let (rate, share) = on_ring(&image("extant"), order, count, settings)?;
+                    "ext4 uring" => on_uring(&image("ext4"), "ext4", order, count)?,
+                    "ext4" => on_kernel(&image("ext4"), "ext4", order, count)?,
+                    "xfs uring" => on_uring(&image("xfs"), "xfs", order, count)?,
+                    "ring" | "ring lazytime" => {
+                        let lazy = *target == "ring lazytime";
+                        let (rate, share) = on_ring(&image("extant"), order, settings, lazy)?;
                         least = least.min(share);
                         rate
                     }
-                    _ => on_library(&image("extant"), order, count, settings)?,
+                    _ => on_library(&image("extant"), order, settings)?,
                 };
                 print!("  {target} {rate:.0}");
                 add(all, order.name(), target, UNIT, rate);
@@ -218,9 +300,14 @@ fn judge(all: &[Series], least: f64) {
             order.name(),
             verdict(of >= OF_BLOCKING)
         );
-        for target in ["ext4", "ext4 uring"] {
+        for (target, bar) in [("ext4", 1.0), ("ext4 uring", 10.0), ("xfs uring", 3.0)] {
             if let Some(other) = median(order.name(), target) {
-                println!("{}: ring / {target} {:.2}", order.name(), ring / other);
+                let of = ring / other;
+                println!(
+                    "{}: ring / {target} {of:.2}, bar {bar}: {}",
+                    order.name(),
+                    verdict(of >= bar)
+                );
             }
         }
     }
@@ -237,36 +324,44 @@ fn with_file<T>(
     image: &Path,
     order: Order,
     settings: &Settings,
-    work: impl FnOnce(&Library, &extant::Inode) -> Result<T>,
+    lazy: bool,
+    work: impl FnOnce(&Fs, &extant::Inode) -> Result<T>,
 ) -> Result<T> {
-    let library = Library::mount(image, settings.file_bytes * 4, false)?;
-    let root = library.fs().root()?;
+    let device = FileDevice::open_read_write(image)?;
+    let fs = MountOptions::new()
+        .read_only(false)
+        .data_cache_bytes(settings.file_bytes * 4)
+        .background(false)
+        .dirty_background_bytes(u64::MAX)
+        .lazytime(lazy)
+        .open(device)?;
+    let root = fs.root()?;
     let file = root.create("written", &NewInode::root(0o644))?;
-    let count = settings.file_bytes / WRITE as u64;
+    let count = settings.count();
     order.prepare(count, |at, bytes| Ok(file.write_at(bytes, at)?), || Ok(file.truncate(0)?))?;
-    let result = work(&library, &file);
+    let result = work(&fs, &file);
     drop(file);
     root.unlink("written")?;
     drop(root);
-    library.close()?;
+    fs.unmount()?;
     result
 }
 
-fn on_library(image: &Path, order: Order, count: u64, settings: &Settings) -> Result<f64> {
-    with_file(image, order, settings, |_, file| {
+fn on_library(image: &Path, order: Order, settings: &Settings) -> Result<f64> {
+    with_file(image, order, settings, false, |_, file| {
         let bytes = vec![0x5A; WRITE];
-        order.run(count, |at| {
+        order.run(settings.count(), |at| {
             ensure!(file.write_at(&bytes, at)? == WRITE, "a short write at {at}");
             Ok(())
         })
     })
 }
 
-fn on_ring(image: &Path, order: Order, count: u64, settings: &Settings) -> Result<(f64, f64)> {
-    with_file(image, order, settings, |library, file| {
-        let ring = library.fs().ring(1)?;
+fn on_ring(image: &Path, order: Order, settings: &Settings, lazy: bool) -> Result<(f64, f64)> {
+    with_file(image, order, settings, lazy, |fs, file| {
+        let ring = fs.ring(1)?;
         let mut submitter = Submitter { ring, inode: file.clone(), buffer: vec![0x5A; WRITE] };
-        let rate = order.run(count, |at| submitter.write(at))?;
+        let rate = order.run(settings.count(), |at| submitter.write(at))?;
         let stats = submitter.ring.stats();
         Ok((rate, stats.inline as f64 / (stats.inline + stats.completed) as f64))
     })
@@ -275,11 +370,12 @@ fn on_ring(image: &Path, order: Order, count: u64, settings: &Settings) -> Resul
 /// Mounts, makes a file, and does `work` with it and its path.
 fn with_kernel(
     image: &Path,
+    kind: &str,
     order: Order,
     count: u64,
     work: impl FnOnce(&mut KernelFile, &Path) -> Result<f64>,
 ) -> Result<f64> {
-    let kernel = Kernel::mount(image, "ext4")?;
+    let kernel = Kernel::mount(image, kind)?;
     let dir = kernel.dir("files")?;
     let mut file = dir.create("written")?;
     let mut other = dir.open("written")?;
@@ -292,9 +388,9 @@ fn with_kernel(
     rate
 }
 
-fn on_kernel(image: &Path, order: Order, count: u64) -> Result<f64> {
+fn on_kernel(image: &Path, kind: &str, order: Order, count: u64) -> Result<f64> {
     let bytes = vec![0x5A; WRITE];
-    with_kernel(image, order, count, |file, _| {
+    with_kernel(image, kind, order, count, |file, _| {
         order.run(count, |at| {
             ensure!(file.write(at, &bytes)? == WRITE, "a short write at {at}");
             Ok(())
@@ -302,8 +398,8 @@ fn on_kernel(image: &Path, order: Order, count: u64) -> Result<f64> {
     })
 }
 
-fn on_uring(image: &Path, order: Order, count: u64) -> Result<f64> {
-    with_kernel(image, order, count, |_, path| fio(path, order, count))
+fn on_uring(image: &Path, kind: &str, order: Order, count: u64) -> Result<f64> {
+    with_kernel(image, kind, order, count, |_, path| fio(path, order, count))
 }
 
 /// Writes per second, as fio says.
