@@ -1,5 +1,6 @@
 //! Reading and writing what is used once, without filling the page cache with it.
 
+use super::flush::Store;
 use super::io::WriteAsk;
 use crate::error::Result;
 use crate::inode::Inode;
@@ -49,7 +50,7 @@ impl Inode {
             && file.cache.take_once(WRITE_BACK_BYTES)
         {
             // Counted for the next sync, and tried again.
-            let _ = self.fs().flush_file(self.node(), u64::MAX);
+            let _ = self.fs().flush_file(self.node(), u64::MAX, Store::Contents);
         }
         Ok(written)
     }
