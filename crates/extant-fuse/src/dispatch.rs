@@ -51,7 +51,7 @@ pub(crate) enum Body {
 }
 
 impl Body {
-    fn of(parts: &[&[u8]]) -> Body {
+    pub(crate) fn of(parts: &[&[u8]]) -> Body {
         let mut bytes = [0; SMALL_MAX];
         let mut len = 0;
         for part in parts {

@@ -15,6 +15,7 @@
 //! dispatch     from a request to a call        operations the calls, for any transport
 //! ext4         the implementation of the calls, independent of the transport (`kernel`)
 //! serve        all of it together              events     events for the owner
+//! exchange     the same for requests given as bytes, from another machine
 //! gate         freezing
 //! ids          mapping of owners               stats      counts and durations of requests
 //! argument     arguments that the kernel does not pass
@@ -52,6 +53,7 @@ mod argument;
 mod connection;
 mod dispatch;
 mod events;
+mod exchange;
 mod ext4;
 mod gate;
 mod ids;
@@ -75,6 +77,7 @@ mod stats;
 
 pub use argument::Argument;
 pub use events::{Brake, Events, Level, NotWritable, ServeError};
+pub use exchange::{Answer, Exchange, exchange};
 pub use extant_fuse_ring::Obstacle;
 pub use gate::Gate;
 pub use ids::{IdMap, UNMAPPED};

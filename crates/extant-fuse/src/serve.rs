@@ -101,6 +101,7 @@ pub(crate) fn serve_session(
             holds_writes_back: agreed.flags.contains(InitFlags::WRITEBACK_CACHE),
             may_wait: rings.as_ref().map_or(plain, Rings::per_queue) as u32 - 1,
             over_rings: rings.is_some(),
+            is_far: false,
         };
         let kernel = Arc::new(Transport(Arc::clone(&session.connection)));
         let clock = Arc::clone(&session.clock);

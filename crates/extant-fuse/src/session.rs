@@ -24,7 +24,7 @@ use crate::settings::{RingUse, Settings};
 use crate::stats::RequestStats;
 
 /// Bytes in front of the contents in a write.
-const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+pub(crate) const WRITE_HEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
 /// The smallest buffer that the kernel accepts.
 const BUFFER_MIN: usize = 8192;
 /// Page size of the protocol's counts.
@@ -399,7 +399,7 @@ pub(crate) fn changes(request: &Request<'_>) -> bool {
 /// write, and not when that has ended. A read in between would fill the cache with old contents for
 /// all later readers. Without the flag such calls return when they are done, after which the kernel
 /// drops the range again.
-fn agree(
+pub(crate) fn agree(
     settings: &Settings,
     time_gran: u32,
     init: &abi::InitIn,

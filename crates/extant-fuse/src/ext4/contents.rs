@@ -20,6 +20,8 @@ use crate::operations::{
 const O_ACCMODE: u32 = 0o3;
 const O_APPEND: u32 = 0o2000;
 const O_TRUNC: u32 = 0o1000;
+/// How long the kernel of another machine may keep attributes: it cannot be told that they changed.
+const KEPT_FOR: Duration = Duration::from_secs(1);
 
 bitflags::bitflags! {
     /// Modes of `fallocate`.
@@ -354,6 +356,11 @@ impl Ext4<'_> {
 
     /// Returns how long the kernel may keep attributes: the time for which it may collect writes.
     pub(super) fn valid_for(&self, inode: &Inode) -> Option<Duration> {
+        if self.is_far {
+            // It cannot be told when a write takes set-id bits.
+            let is_set_id = inode.metadata().permissions & 0o6000 != 0;
+            return Some(if is_set_id { Duration::ZERO } else { KEPT_FOR });
+        }
         let is_lent = self.room.is_lent()
             && inode.kind() == FileKind::Regular
             && self.nodes.has_writers(node_of(inode.ino()));

@@ -96,6 +96,15 @@ impl Ext4<'_> {
     /// Returns whether `caller` may do what needs `CAP_SYS_ADMIN` elsewhere: root, and the user of
     /// the server may.
     fn is_operator(&self, caller: Caller) -> bool {
+        !self.is_far && self.is_privileged(caller)
+    }
+
+    /// As [`is_operator`](Self::is_operator), for what stays inside the file system: root of another machine may do
+    /// it as well.
+    fn is_privileged(&self, caller: Caller) -> bool {
+        if self.is_far {
+            return caller.uid == 0;
+        }
         self.user_of(caller).is_some_and(|user| user == 0 || user == self.settings.operator)
     }
 
@@ -109,6 +118,10 @@ impl Ext4<'_> {
 
     pub(super) fn check_operator(&self, caller: Caller) -> Reply<()> {
         if self.is_operator(caller) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    fn check_privileged(&self, caller: Caller) -> Reply<()> {
+        if self.is_privileged(caller) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
     pub(super) fn ioctl_of(
@@ -147,7 +160,7 @@ impl Ext4<'_> {
                 Ok(Vec::new())
             }
             n::FITRIM => {
-                self.check_operator(caller)?;
+                self.check_privileged(caller)?;
                 self.check_change()?;
                 self.trim(asked.input)
             }
@@ -157,7 +170,7 @@ impl Ext4<'_> {
                 Ok(label)
             }
             n::SETFSLABEL => {
-                self.check_operator(caller)?;
+                self.check_privileged(caller)?;
                 self.check_change()?;
                 let label = asked.input.split(|byte| *byte == 0).next().unwrap_or(&[]);
                 if label.len() > LABEL_MAX {

@@ -78,6 +78,8 @@ pub(crate) struct Terms {
     pub(crate) may_wait: u32,
     /// Requests come over the kernel's rings.
     pub(crate) over_rings: bool,
+    /// The kernel is that of another machine, and hears nothing but answers.
+    pub(crate) is_far: bool,
 }
 
 /// A file system that is served, from before its mount until it has ended.
@@ -119,6 +121,7 @@ impl Served {
             kernel,
             requests,
             over_rings: terms.over_rings,
+            is_far: terms.is_far,
             may_wait: terms.may_wait,
             clock,
             events,
@@ -185,10 +188,18 @@ pub(crate) struct Ext4<'a> {
     may_wait: u32,
     /// Requests come over the kernel's rings.
     over_rings: bool,
+    /// The kernel is that of another machine.
+    is_far: bool,
     ending: Arc<Ending>,
 }
 
 impl Ext4<'_> {
+    /// Forgets all nodes and open files: the kernel that knew them is gone.
+    pub(crate) fn begin_anew(&self) {
+        self.nodes.forget_all();
+        self.opens.forget_all();
+    }
+
     fn fs(&self) -> &Fs {
         self.current.get()
     }

@@ -427,6 +427,11 @@ impl Opens {
         self.shards[handle.0 as usize % SHARDS].lock().remove(&handle)
     }
 
+    /// No open file is left.
+    pub(super) fn forget_all(&self) {
+        self.shards.iter().for_each(|shard| shard.lock().clear());
+    }
+
     /// Returns whether passes of writeback failed since this open file last asked.
     pub(super) fn has_new_failures(&self, handle: Handle, failures: u64) -> bool {
         if sabotage("fuse.nodes.failure-told-again") {
