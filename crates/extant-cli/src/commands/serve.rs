@@ -1,5 +1,7 @@
 //! `extant serve`: an image for other programs and hosts.
 
+mod virtiofs;
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -19,12 +21,14 @@ use crate::in_use::loop_device_of;
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 use crate::text::escape;
+use virtiofs::VirtiofsArgs;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:
   extant serve nbd debian.qcow2 --socket /run/user/1000/nbd
   extant serve nbd base.img --overlay vm7.qcow2 --socket s --export root
-  extant ls 'nbd+unix:///?socket=s:/etc'";
+  extant ls 'nbd+unix:///?socket=s:/etc'
+  extant serve virtiofs root.img --socket /run/user/1000/fs";
 
 /// Serve an image to other programs and hosts
 #[derive(Args, Debug)]
@@ -41,6 +45,12 @@ enum What {
     /// encryption. The socket is made for its owner alone; addresses other than those of this host are
     /// refused.
     Nbd(NbdArgs),
+    /// As a tree for virtual machines (virtiofs), until SIGINT or SIGTERM
+    ///
+    /// The image is no disk of the machine: this process reads and writes it, and the guest mounts it by
+    /// "mount -t virtiofs TAG DIR". One machine is connected at a time, and the next one may come when it is gone.
+    /// The socket is made for its owner alone; one that nobody listens on any more is replaced.
+    Virtiofs(VirtiofsArgs),
 }
 
 #[derive(Args, Debug)]
@@ -86,7 +96,13 @@ impl Drop for Removed {
 
 /// Runs the command.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit> {
-    let What::Nbd(args) = &args.what;
+    match &args.what {
+        What::Nbd(args) => run_nbd(args),
+        What::Virtiofs(args) => virtiofs::run(args),
+    }
+}
+
+fn run_nbd(args: &NbdArgs) -> Result<Exit> {
     let (file, path) = split(&args.image);
     if path != b"/" {
         return Err(Failure::usage("serve is for a whole image: leave the path out"));
