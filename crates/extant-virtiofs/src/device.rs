@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use extant_sync::threads::Sender;
+use extant_sync::threads;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use vhost_user_backend::{VhostUserBackend, VringRwLock, VringT as _};
 use virtio_queue::QueueT as _;
@@ -27,7 +27,7 @@ const PROTOCOL: u64 = 1 << 30;
 /// See the head of this module.
 pub(crate) struct Device {
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
-    jobs: Sender<Job>,
+    jobs: threads::Sender<Job>,
     under_way: Vec<Arc<UnderWay>>,
     gone: Arc<Gone>,
 }
@@ -37,7 +37,7 @@ impl Device {
     pub(crate) fn new(
         memory: GuestMemoryAtomic<GuestMemoryMmap>,
         queues: usize,
-        jobs: Sender<Job>,
+        jobs: threads::Sender<Job>,
     ) -> Device {
         let under_way = (0..queues).map(|_| Arc::new(UnderWay::new())).collect();
         Device { memory, jobs, under_way, gone: Arc::default() }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_fuse::{Answer, Exchange};
-use extant_sync::threads::Receiver;
-use extant_sync::{Condvar, Mutex, Rank};
+use extant_sync::{Condvar, Mutex, Rank, threads};
 use vhost_user_backend::{VringRwLock, VringT};
 use virtio_queue::{DescriptorChain, Writer};
 use vm_memory::{GuestMemoryLoadGuard, GuestMemoryMmap};
@@ -59,7 +58,7 @@ pub(crate) struct Job {
 }
 
 /// Answers requests until no queue is left that could bring any.
-pub(crate) fn work(index: usize, jobs: &Receiver<Job>, exchange: &Exchange<'_>) {
+pub(crate) fn work(index: usize, jobs: &threads::Receiver<Job>, exchange: &Exchange<'_>) {
     let mut buffer = vec![0; exchange.request_bytes_max()];
     for job in jobs {
         let Job { chain, queue, ticket } = job;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use extant::Fs;
 use extant_fuse::{Events, Exchange, Level, Settings, exchange};
-use extant_sync::threads::{self, Sender, ThreadError};
+use extant_sync::threads::{self, ThreadError};
 use extant_sync::{Clock as _, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::{Error as Protocol, Listener};
@@ -133,7 +133,7 @@ fn comes(socket: &UnixListener, end: &AtomicBool) -> io::Result<bool> {
 fn machine(
     listener: &mut Listener,
     options: &Options,
-    jobs: &Sender<Job>,
+    jobs: &threads::Sender<Job>,
     end: &AtomicBool,
 ) -> Result<(), String> {
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::<()>::new());

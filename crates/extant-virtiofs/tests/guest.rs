@@ -52,8 +52,9 @@ fn served(read_only: bool, work: impl FnOnce(&Path) + Send) -> Result<Vec<String
         guest
     });
     result.unwrap().unwrap();
-    image::save(&device, &path);
-    e2fsck(&path)?.assert_clean();
+    let after = dir.path().join("after");
+    image::save(&device, &after);
+    e2fsck(&after)?.assert_clean();
     Ok(log.0.into_inner())
 }
 
