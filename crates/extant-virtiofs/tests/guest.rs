@@ -151,14 +151,14 @@ fn hostile_queues_get_their_places_back_and_harm_nobody() {
         for (at, len) in [(1 << 40, 100), (u64::MAX, 100), (machine.end() - 4, 100), (0, u32::MAX)]
         {
             let out = Part::readable(&[0; 8]).with_len(len).at(at);
-            assert_eq!(machine.put(Chain::of(&[out.clone()])), Some(0));
-            assert_eq!(machine.put(Chain::of(&[good.clone(), out.as_writable()])), Some(0));
+            assert_eq!(machine.put(Chain::of(std::slice::from_ref(&out))), Some(0));
+            assert_eq!(machine.put(Chain::of(&[good.clone(), out.into_writable()])), Some(0));
         }
         // A loop, a next one that is none, a table inside a table, a table that is cut off.
         let looping = Chain::of(&[good.clone(), room.clone()]).with_next(1, 0);
         machine.put(looping).expect("an end");
         machine.put(Chain::of(&[good.clone(), room.clone()]).with_next(0, 60_000)).expect("an end");
-        machine.put(Chain::of(&[good.clone().as_table(), room.clone()])).expect("an end");
+        machine.put(Chain::of(&[good.clone().into_table(), room.clone()])).expect("an end");
         // Too short for a header, for what it says, longer than any request.
         for len in [0, 1, 39, 41] {
             machine.put(Chain::of(&[good.clone().with_len(len), room.clone()])).expect("an end");

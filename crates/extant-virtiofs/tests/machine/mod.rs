@@ -75,12 +75,12 @@ impl Part {
         Part { at: Some(at), ..self }
     }
 
-    pub(crate) fn as_writable(self) -> Part {
+    pub(crate) fn into_writable(self) -> Part {
         Part { flags: 2, ..self }
     }
 
     /// A table of descriptors.
-    pub(crate) fn as_table(self) -> Part {
+    pub(crate) fn into_table(self) -> Part {
         Part { flags: 4, ..self }
     }
 }
