@@ -398,8 +398,8 @@ impl MountOptions {
     /// Sets whether times alone are no reason to store an inode: `lazytime`. Default: false.
     ///
     /// Times of the last write and the last read of regular files, and the counter of changes, are
-    /// in memory, where [`metadata`](Inode::metadata) finds them, and are stored with the next other
-    /// change of the inode, by [`sync`](Inode::sync) of the file or the mount, at the end of the
+    /// in memory, where [`metadata`](crate::Inode::metadata) finds them, and are stored with the next other
+    /// change of the inode, by [`sync`](crate::Inode::sync) of the file or the mount, at the end of the
     /// mount, after a day, and those of the oldest files when more than 16,384 wait. A crash may
     /// lose them, and nothing else.
     #[must_use]
@@ -411,7 +411,7 @@ impl MountOptions {
     /// Sets the rule by which reading through the library updates access times: of files by every
     /// call that copies contents out of them, of directories by [`Fs::read_dir`], of symbolic links
     /// by [`Fs::read_link`]. Looking up names does not. Default: [`AccessRule::Never`]. Front ends
-    /// that have rules of their own leave it so and call [`note_access`](Inode::note_access).
+    /// that have rules of their own leave it so and call [`note_access`](crate::Inode::note_access).
     #[must_use]
     pub fn access_times(mut self, rule: AccessRule) -> MountOptions {
         self.times.access = rule;
