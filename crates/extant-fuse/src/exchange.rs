@@ -104,7 +104,7 @@ pub fn exchange<R>(
     };
     let time_gran = if fs.superblock().inode_size > 128 { 1 } else { 1_000_000_000 };
     let served = Served::new(fs, &settings);
-    let stats = Arc::new(RequestStats::new(settings.threads.clamp(1, 64)));
+    let stats = Arc::new(RequestStats::new(settings.threads.clamp(1, 64), 0));
     let terms = Terms { holds_writes_back: false, may_wait: 0, over_rings: false, is_far: true };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let done = {
