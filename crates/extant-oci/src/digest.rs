@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use sha2::Digest as _;
 
-use crate::store::Source;
+use crate::source::Source;
 
 /// The digest of some bytes: `sha256:` or `sha512:`, and hexadecimal digits.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -26,6 +26,7 @@ mod limits;
 mod model;
 mod platform;
 mod reference;
+mod source;
 mod store;
 
 pub use archive::open_docker_archive;
@@ -36,4 +37,5 @@ pub use layout::open_layout;
 pub use limits::{DOCUMENT_MAX, ENTRIES_MAX, LAYERS_MAX, NESTING_MAX};
 pub use platform::Platform;
 pub use reference::{Reference, is_loopback};
-pub use store::{DirStore, Source, Store, Stored};
+pub use source::Source;
+pub use store::{DirStore, Store, Stored};

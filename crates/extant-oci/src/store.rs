@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::digest::Digest;
 use crate::error::{Kind, OciError};
 use crate::limits::DOCUMENT_MAX;
+use crate::source::Source;
 
 /// A file of an image, open.
 pub struct Stored<'s> {
@@ -18,15 +19,6 @@ pub struct Stored<'s> {
     /// Reader of its bytes, from the start.
     pub reader: Box<dyn Source + 's>,
 }
-
-/// The bytes of a file, from front to back.
-pub trait Source: Read + Send {
-    /// Tells that all bytes were read and have the size and digest that they should have.
-    fn proven(&mut self) {}
-}
-
-impl Source for File {}
-impl Source for &[u8] {}
 
 /// The files of an image: a directory, or an archive.
 pub trait Store: Sync {

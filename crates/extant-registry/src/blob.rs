@@ -6,8 +6,9 @@ use extant_oci::{Digest, Kind, OciError, Source};
 use ureq::http::header;
 use ureq::{Body, http::Response};
 
+use crate::ask::Ask;
 use crate::cache::{Cache, Coming};
-use crate::session::{Ask, Failed, Session, Tries, text};
+use crate::session::{Failed, Session, Tries, text};
 
 /// Bytes after which failed attempts are forgotten.
 const PROGRESS: u64 = 1 << 20;

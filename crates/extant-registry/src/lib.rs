@@ -30,6 +30,7 @@
 //! (authentication), 14 (ranges) and 15.4 (redirection); containers-auth.json(5).
 #![forbid(unsafe_code)]
 
+mod ask;
 mod blob;
 mod cache;
 mod credentials;

@@ -6,9 +6,10 @@ use extant_oci::{DOCUMENT_MAX, Digest, Hashing, Kind, OciError, Reference, Sourc
 use serde::Deserialize;
 use ureq::http::header;
 
+use crate::ask::Ask;
 use crate::blob::Blob;
 use crate::cache::Cache;
-use crate::session::{Ask, Failed, Session, text};
+use crate::session::{Failed, Session, text};
 use crate::settings::Settings;
 
 /// An image in a registry, as a layout: `index.json` has what its tag points to, and blobs are fetched when they are read.
