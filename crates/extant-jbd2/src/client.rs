@@ -10,6 +10,7 @@ use extant_format::jbd2::JournalIncompat;
 use extant_sync::{Clock, SystemClock};
 
 pub use crate::block::{Image, JournalBlock, Tid, tid_geq, tid_next};
+pub use crate::fast_area::FastSink;
 use crate::set::BlockSet;
 
 /// The client's side: the callbacks of the file system.
@@ -22,6 +23,23 @@ pub trait Client: Send + Sync {
     ///
     /// An error aborts the journal: nothing of the transaction reaches the device.
     fn encode(&self, tid: Tid, sink: &mut EncodeSink<'_>) -> Result<(), EncodeError>;
+
+    /// Returns whether everything that the running transaction changed so far can be described by
+    /// records of a fast commit. Called without any lock, from any thread; the answer may be out of
+    /// date when [`describe`](Self::describe) is called. By default nothing can.
+    fn is_describable(&self) -> bool {
+        false
+    }
+
+    /// Describes what changed since the last call for `tid`, or since the transaction began, by
+    /// records. All handles are closed and none opens until this returns, as in
+    /// [`encode`](Self::encode), whose rules for locks hold.
+    ///
+    /// After [`Description::Full`] it is not called for `tid` again.
+    fn describe(&self, tid: Tid, sink: &mut FastSink) -> Description {
+        let _ = (tid, sink);
+        Description::Full
+    }
 
     /// Called when the transaction is durable, and no write to a block that it revoked or forgot is
     /// in flight: blocks that it freed may be reused. Calls are in the order of the transactions.
@@ -48,6 +66,17 @@ impl fmt::Debug for EncodeSink<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "EncodeSink(transaction {})", self.tid)
     }
+}
+
+/// The answer of [`Client::describe`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Description {
+    /// Nothing changed since the last time.
+    Nothing,
+    /// The records in the sink say all that changed.
+    Records,
+    /// Records cannot say it: a full commit is needed.
+    Full,
 }
 
 /// The reason why encoding failed.
@@ -95,6 +124,10 @@ pub struct Mutations {
     pub tail_before_home: bool,
     /// J3: [`Client::committed`] is called before the transaction is written.
     pub release_freed_early: bool,
+    /// J14: a fast commit is not preceded by a flush of the data that it refers to.
+    pub skip_flush_before_tail: bool,
+    /// J14: the last block of a fast commit has the number of the transaction before.
+    pub stale_tail: bool,
 }
 
 /// Options of a journal.
@@ -113,7 +146,8 @@ pub struct JournalOptions {
     pub clock: Arc<dyn Clock>,
     /// Features to switch on in the journal superblock before the first commit: `BLOCKS_64BIT` for
     /// a file system with 64-bit block numbers, `CSUM_V3` for one with metadata checksums (it
-    /// replaces older checksum versions). `REVOKE` is always switched on.
+    /// replaces older checksum versions), `FAST_COMMIT` to make fast commits. `REVOKE` is always
+    /// switched on. An external journal gets no fast commits.
     pub features: JournalIncompat,
     /// Test switches.
     pub mutations: Mutations,
@@ -228,4 +262,8 @@ pub struct JournalStats {
     pub batched: u64,
     /// Number of times that a handle waited for a transaction to be locked or for room.
     pub waits: u64,
+    /// Number of fast commits.
+    pub fast_commits: u64,
+    /// Number of blocks written to the area of fast commits.
+    pub fast_blocks: u64,
 }

@@ -34,6 +34,7 @@ impl Journal {
         }
         let tid = self.running();
         self.make_room(&mut work, tid)?;
+        let round = self.round();
         let Some(Locked { taken, images }) = self.lock_transaction(tid)? else { return Ok(()) };
         let early = self.options.mutations.release_freed_early;
         if early {
@@ -62,7 +63,7 @@ impl Journal {
             // No home write is in flight: this thread makes them all.
             self.client.committed(tid);
         }
-        self.publish(tid);
+        self.publish(round, Some(tid));
         let half = work.len() / 2;
         if work.used > half || work.table.len() > self.options.pinned_blocks_max / 2 {
             // The transaction is durable whatever happens here; a failure aborts the journal.
@@ -156,14 +157,21 @@ impl Journal {
         work.used = work.used.saturating_add(encoded.blocks);
         work.last = Some(tid);
         work.last_commit = time;
+        self.clear_head(log, work)?;
         Ok(())
     }
 
     /// Before the first transaction, the superblock must say that there is something to replay.
-    fn activate(&self, log: &Log, work: &mut Work, tid: Tid) -> Result<(), JournalError> {
+    pub(crate) fn activate(
+        &self,
+        log: &Log,
+        work: &mut Work,
+        tid: Tid,
+    ) -> Result<(), JournalError> {
         if work.active {
             return Ok(());
         }
+        self.clear_old_head(log, work)?;
         let (sequence, start) = (RawTid(tid), work.place.head);
         let template = work.template.take();
         self.write_superblock(log, |now| {

@@ -427,6 +427,9 @@ struct AreaReader {
 
 impl AreaReader {
     fn block(&mut self, bytes: &[u8]) -> Result<Option<FastCommitStop>, RecoveryError> {
+        let tid_of_area = self.overlay.tid;
+        let is_ours =
+            |tid: Tid| tid == tid_of_area || sabotage("jbd2.fast-commit.stale-area-taken");
         for record in FcRecords::new(bytes) {
             let Ok((record, covered)) = record else {
                 return Ok(Some(FastCommitStop::NotARecord));
@@ -437,7 +440,7 @@ impl AreaReader {
             self.checksum.update(covered);
             match record {
                 FcRecord::Head { features, tid } => {
-                    if tid != self.overlay.tid {
+                    if !is_ours(tid) {
                         return Ok(Some(FastCommitStop::OtherTransaction { found: tid }));
                     }
                     if features != 0 {
@@ -447,7 +450,7 @@ impl AreaReader {
                 }
                 FcRecord::Tail(tail) => {
                     let sum = self.checksum.take();
-                    if tail.tid != self.overlay.tid {
+                    if !is_ours(tail.tid) {
                         return Ok(Some(FastCommitStop::OtherTransaction { found: tail.tid }));
                     }
                     if tail.checksum != sum && !sabotage("jbd2.fast-commit.tail-not-checked") {

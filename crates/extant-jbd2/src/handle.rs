@@ -10,6 +10,7 @@ use extant_sync::{Hold, Lane, Rank, check_may_wait};
 
 use crate::client::{JournalBlock, JournalError, Tid};
 use crate::journal::{Journal, count};
+use crate::waiting::Round;
 
 /// A change in progress, all of it in one transaction. Dropping it ends the change; unused credits
 /// are returned.
@@ -19,6 +20,7 @@ pub struct Handle<'j> {
     /// The lane in which it is counted; `None` after a restart that failed.
     lane: Option<(Lane, Hold)>,
     tid: Tid,
+    round: Round,
     credits: u32,
 }
 
@@ -96,12 +98,19 @@ enum Entry<'j> {
 impl<'j> Handle<'j> {
     pub(crate) fn new(journal: &'j Journal, lane: Lane, tid: Tid, credits: u32) -> Handle<'j> {
         let lane = Some((lane, Hold::new(Rank::JournalHandle)));
-        Handle { journal, lane, tid, credits }
+        // Neither changes while a handle is open.
+        let round = journal.round();
+        Handle { journal, lane, tid, round, credits }
     }
 
     /// Returns the transaction of the change.
     pub fn tid(&self) -> Tid {
         self.tid
+    }
+
+    /// Returns the round of the change, for [`Journal::sync`].
+    pub fn round(&self) -> Round {
+        self.round
     }
 
     /// Returns the number of blocks that may still be claimed.

@@ -26,9 +26,10 @@ use crate::client::{
     AbortReason, Client, JournalError, JournalOpenError, JournalOptions, JournalStats, Tid,
     tid_geq, tid_next,
 };
+use crate::fast_area::FastArea;
 use crate::set::BlockSet;
 use crate::store::LogStore;
-use crate::waiting::{Gathering, State, Waiting, batch_time};
+use crate::waiting::{Gathering, Round, State, Waiting, batch_time};
 use crate::work::Work;
 use crate::write::{copies_in, revokes_per_block};
 
@@ -54,6 +55,8 @@ pub(crate) struct Counters {
     pub(crate) home_writes: AtomicU64,
     batched: AtomicU64,
     pub(crate) waits: AtomicU64,
+    pub(crate) fast_commits: AtomicU64,
+    pub(crate) fast_blocks: AtomicU64,
 }
 
 /// Adds to a counter.
@@ -88,6 +91,9 @@ pub struct Journal {
     /// that are charged to the transaction and belong to no handle.
     pub(crate) gate: Gate<AtomicU32>,
     pub(crate) running: AtomicU32,
+    /// The current round: changed while the gate is shut, by the thread that commits.
+    round: AtomicU32,
+    pub(crate) makes_fast_commits: bool,
     /// Blocks of the running transaction, and credits of open handles.
     pub(crate) charged: AtomicU32,
     /// A handle was opened in the running transaction. Set inside the gate, cleared while it is shut.
@@ -108,8 +114,8 @@ pub struct Journal {
 /// The right to commit and checkpoint (T2).
 pub(crate) struct Role<'a> {
     journal: &'a Journal,
-    /// The transaction for which it was taken.
-    tid: Option<Tid>,
+    /// The round for which it was taken.
+    round: Option<Round>,
 }
 
 impl Drop for Role<'_> {
@@ -119,11 +125,11 @@ impl Drop for Role<'_> {
         }
         let mut state = self.journal.state.lock();
         state.busy = false;
-        if let Some(tid) = self.tid.filter(|tid| !tid_geq(state.durable, *tid)) {
-            state.gathering.leave(tid);
+        if let Some(round) = self.round.filter(|round| !tid_geq(state.durable, *round)) {
+            state.gathering.leave(round);
         }
         // The thread that is woken takes the role, and commits for the others.
-        self.journal.waiting.pass_on(state, self.journal.running());
+        self.journal.waiting.pass_on(state, self.journal.round());
     }
 }
 
@@ -149,19 +155,25 @@ impl Journal {
         if on_disk.version == JournalVersion::V1 {
             return Err(JournalOpenError::Version1);
         }
-        let log = on_disk.log();
+        // Never 0, and never a number that an older transaction had (J9).
+        let first = on_disk.sequence.0.max(1);
+        let superblock = with_features(on_disk.clone(), options.features, store.is_external());
+        let log = superblock.log();
         let found = log.end.saturating_sub(log.start);
         if found < LOG_BLOCKS_MIN {
             let needed = LOG_BLOCKS_MIN;
             return Err(JournalOpenError::TooSmall { found, needed });
         }
-        let holes = log.clone().find(|block| store.offset_of(*block).is_none());
+        let area = match store.is_external() {
+            true => 0..0,
+            false => superblock.fast_commit_area(),
+        };
+        let makes_fast_commits =
+            !area.is_empty() && options.features.contains(JournalIncompat::FAST_COMMIT);
+        let holes = log.clone().chain(area.clone()).find(|block| store.offset_of(*block).is_none());
         if let Some(block) = holes {
             return Err(JournalOpenError::Unmapped { block });
         }
-        // Never 0, and never a number that an older transaction had (J9).
-        let first = on_disk.sequence.0.max(1);
-        let superblock = with_features(on_disk.clone(), options.features);
         let format = superblock.log_format();
         let resumed_at = on_disk.start;
         let head = if store.resumed && log.contains(&resumed_at) {
@@ -178,9 +190,14 @@ impl Journal {
         let block_size = store.block_size();
         let device = Arc::clone(store.device());
         let external = store.is_external();
+        // Fast commits that are still to be applied have the number of the first transaction.
+        let closed = store.resumed.then_some(first);
         let store = Mutex::with_order(Rank::JournalState, 1, store);
         let log_part = Log { store, device, external };
-        let work = Work::new(log, head, superblock);
+        let mut work = Work::new(log, head, superblock);
+        if !area.is_empty() {
+            work = work.with_fast_area(area, closed, makes_fast_commits);
+        }
         let parts = (first, copies, revokes_per_block);
         Ok(Journal::build(home, block_size, client, options, Some(log_part), parts, work))
     }
@@ -213,7 +230,19 @@ impl Journal {
         let durable = first.wrapping_sub(1);
         let (gathering, took) = (Gathering::default(), Duration::ZERO);
         let (busy, closed, wanted) = (false, false, 0);
-        let state = State { busy, durable, born, closed, gathering, wanted, took };
+        let state = State {
+            busy,
+            durable,
+            durable_tid: durable,
+            sealed: durable,
+            full: None,
+            born,
+            closed,
+            gathering,
+            wanted,
+            took,
+        };
+        let makes_fast_commits = work.fast.as_ref().is_some_and(FastArea::is_used);
         Arc::new(Journal {
             home,
             block_size,
@@ -224,6 +253,8 @@ impl Journal {
             revokes_per_block,
             gate: Gate::default(),
             running: AtomicU32::new(first),
+            round: AtomicU32::new(first),
+            makes_fast_commits,
             charged: AtomicU32::new(0),
             touched: AtomicBool::new(false),
             revokes: AtomicU32::new(0),
@@ -298,6 +329,27 @@ impl Journal {
         self.running.load(Ordering::Acquire)
     }
 
+    /// Returns the current round: changes made now become durable with it.
+    pub fn round(&self) -> Round {
+        self.round.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the journal makes fast commits.
+    pub fn makes_fast_commits(&self) -> bool {
+        self.makes_fast_commits
+    }
+
+    /// Returns when the changes of `round`, and all before them, are durable, by a fast commit where
+    /// one can describe them; [`Handle::round`](crate::Handle::round) is the round of a change.
+    /// Otherwise like [`commit`](Self::commit).
+    ///
+    /// # Errors
+    ///
+    /// As [`commit`](Self::commit).
+    pub fn sync(&self, round: Round) -> Result<(), JournalError> {
+        self.settle(round, true).map(drop)
+    }
+
     /// Returns when transaction `tid` is durable: at once when it is, else after committing it here
     /// or waiting for the thread that does. A transaction without changes is not written. When others
     /// committed lately as well, this waits for them, no longer than
@@ -312,19 +364,52 @@ impl Journal {
 
     /// Commits like [`commit`](Self::commit), waiting for other threads or not.
     pub(crate) fn commit_soon(&self, tid: Tid, waits: bool) -> Result<(), JournalError> {
+        loop {
+            let round = {
+                let mut state = self.state.lock();
+                if tid_geq(state.durable_tid, tid) {
+                    return Ok(());
+                }
+                if tid == self.running() {
+                    // A thread that is about to end this round by a fast commit may not see this;
+                    // then the next round is waited for.
+                    state.full = Some(self.round());
+                    self.round()
+                } else {
+                    state.sealed
+                }
+            };
+            if !self.settle(round, waits)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends a round, or waits for the thread that does. Returns false when there was nothing to
+    /// commit.
+    fn settle(&self, round: Round, waits: bool) -> Result<bool, JournalError> {
         if cfg!(debug_assertions) {
             drop(self.probe.try_lock());
         }
-        let Some(role) = self.lead_or_follow(tid, waits)? else { return Ok(()) };
+        let Some(role) = self.lead_or_follow(round, waits)? else { return Ok(true) };
         let began = self.options.clock.monotonic();
-        let committed = self.commit_running(&role);
+        let committed = match self.commit_fast(&role) {
+            Ok(None) => self.commit_running(&role).map(|()| self.round() != round),
+            Ok(Some(ended)) => Ok(ended),
+            Err(error) => Err(error),
+        };
         let took = self.options.clock.monotonic().saturating_sub(began);
         self.state.lock().took = took;
         committed
     }
 
-    /// Takes the right to commit; `None` when another thread has made `tid` durable.
-    fn lead_or_follow(&self, tid: Tid, waits: bool) -> Result<Option<Role<'_>>, JournalError> {
+    /// Returns whether a thread waits for the current round to end with a full commit.
+    pub(crate) fn is_full_wanted(&self) -> bool {
+        self.state.lock().full == Some(self.round())
+    }
+
+    /// Takes the right to commit; `None` when another thread has made round `tid` durable.
+    fn lead_or_follow(&self, tid: Round, waits: bool) -> Result<Option<Role<'_>>, JournalError> {
         let mut state = self.state.lock();
         if tid_geq(state.durable, tid) {
             return Ok(None);
@@ -339,12 +424,12 @@ impl Journal {
             if self.stopped.load(Ordering::Acquire) {
                 return Err(self.stop_error());
             }
-            // Only the running transaction is waited for with a time limit.
-            let waits = waits && tid == self.running();
+            // Only the current round is waited for with a time limit.
+            let waits = waits && tid == self.round();
             if !state.busy && (!waits || state.gathering.is_complete(tid)) {
                 state.busy = true;
                 state.gathering.unwatch(tid, false);
-                return Ok(Some(Role { journal: self, tid: Some(tid) }));
+                return Ok(Some(Role { journal: self, round: Some(tid) }));
             }
             if !followed {
                 followed = true;
@@ -463,7 +548,7 @@ impl Journal {
             }
             if !state.busy {
                 state.busy = true;
-                return Ok(Role { journal: self, tid: None });
+                return Ok(Role { journal: self, round: None });
             }
             state.wanted = state.wanted.saturating_add(1);
             self.waiting.sleep_for_role(state);
@@ -472,9 +557,14 @@ impl Journal {
         }
     }
 
-    /// Publishes that the transaction is durable: its waiters continue.
-    pub(crate) fn publish(&self, tid: Tid) {
-        self.waiting.publish(self.state.lock(), tid);
+    /// Publishes that a round is durable, and with a full commit its transaction: its waiters
+    /// continue.
+    pub(crate) fn publish(&self, round: Round, tid: Option<Tid>) {
+        let mut state = self.state.lock();
+        if let Some(tid) = tid {
+            state.durable_tid = tid;
+        }
+        self.waiting.publish(state, round);
     }
 
     /// Resets all charges: the running transaction is empty, and the gate is shut and empty.
@@ -487,10 +577,19 @@ impl Journal {
 
     /// Begins the next transaction; the gate is shut and empty.
     pub(crate) fn switch(&self, tid: Tid) {
+        let mut state = self.state.lock();
         if !sabotage("jbd2.journal.born-with-the-journal") {
-            self.state.lock().born = self.options.clock.monotonic();
+            state.born = self.options.clock.monotonic();
         }
+        state.sealed = self.round();
+        self.round.store(tid_next(self.round()), Ordering::Release);
         self.running.store(tid_next(tid), Ordering::Release);
+    }
+
+    /// Begins the next round of the running transaction; the gate is shut and empty.
+    pub(crate) fn next_round(&self) {
+        let _state = self.state.lock();
+        self.round.store(tid_next(self.round()), Ordering::Release);
     }
 
     /// Refuses handles from now on; the gate is shut and empty.
@@ -614,13 +713,23 @@ impl Journal {
             home_writes: get(&counters.home_writes),
             batched: get(&counters.batched),
             waits: get(&counters.waits),
+            fast_commits: get(&counters.fast_commits),
+            fast_blocks: get(&counters.fast_blocks),
         }
     }
 }
 
 /// Returns the superblock with the features that this journal will use.
-fn with_features(mut superblock: JournalSuperblock, wanted: JournalIncompat) -> JournalSuperblock {
-    let wanted = wanted & (JournalIncompat::BLOCKS_64BIT | JournalIncompat::CSUM_V3);
+fn with_features(
+    mut superblock: JournalSuperblock,
+    wanted: JournalIncompat,
+    is_external: bool,
+) -> JournalSuperblock {
+    let mut known = JournalIncompat::BLOCKS_64BIT | JournalIncompat::CSUM_V3;
+    if !is_external {
+        known |= JournalIncompat::FAST_COMMIT;
+    }
+    let wanted = wanted & known;
     superblock.incompat |= wanted | JournalIncompat::REVOKE;
     if wanted.contains(JournalIncompat::CSUM_V3) {
         superblock.incompat.remove(JournalIncompat::CSUM_V2);

@@ -61,6 +61,12 @@
 //! - J13. Recovery looks at each block of the log's ring at most once per pass and at no more than
 //!   [`LOG_BLOCKS_MAX`] in all, for every log.
 //!
+//! - J14. A fast commit counts when its tail is durable, after everything that its records refer to.
+//! - J15. The fast-commit area holds fast commits of the running transaction only, and a full commit
+//!   of it replaces them.
+//! - J16. A cut leaves a whole first fast commit in the area, or none that Linux looks at.
+//! - J17. While the log is in use, no head of an earlier transaction is in the area.
+//!
 //! J10, orphans, is the client's.
 //!
 //! # Source
@@ -81,7 +87,9 @@ mod commit;
 mod device;
 mod error;
 mod external;
+mod fast_area;
 mod fast_commit;
+mod fast_write;
 mod handle;
 mod journal;
 mod log;
@@ -100,8 +108,9 @@ mod work;
 mod write;
 
 pub use client::{
-    AbortReason, Client, EncodeError, EncodeSink, Image, JournalBlock, JournalError,
-    JournalOpenError, JournalOptions, JournalStats, Mutations, Tid, tid_geq, tid_next,
+    AbortReason, Client, Description, EncodeError, EncodeSink, FastSink, Image, JournalBlock,
+    JournalError, JournalOpenError, JournalOptions, JournalStats, Mutations, Tid, tid_geq,
+    tid_next,
 };
 pub use device::ReplayedDevice;
 pub use error::{JournalReadError, RecoveryError};
@@ -117,3 +126,4 @@ pub use recovery::{DamagedBlock, DamagedBlocks, RecoveryOptions, Replay, recover
 pub use replay::{RecoveredLog, recover_to_device};
 pub use scan::{LOG_BLOCKS_MAX, ScanStop};
 pub use store::LogStore;
+pub use waiting::Round;

@@ -77,7 +77,8 @@ impl LogStore {
     ///
     /// The device's error. Nothing has changed.
     pub fn allocate(&self) -> Result<(), DeviceError> {
-        let end = self.superblock.log().end;
+        // With the area of fast commits.
+        let end = self.superblock.len;
         let mut block = self.superblock_block;
         self.allocate_from(block, block.saturating_add(1))?;
         block = self.superblock.log().start;

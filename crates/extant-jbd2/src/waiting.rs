@@ -2,9 +2,10 @@
 //!
 //! # Shape
 //!
-//! At any moment at most two transactions are waited for: the one that is being committed and the
-//! running one. Waiters for the first are all woken when it is durable, and check that without a
-//! lock. One of the waiters for the second commits it for all of them.
+//! Commits make *rounds* durable: a full commit ends the transaction and its last round, a fast
+//! commit only ends a round. At any moment at most two rounds are waited for: the one that is being
+//! committed and the current one. Waiters for the first are all woken when it is durable, and check
+//! that without a lock. One of the waiters for the second commits it for all of them.
 //!
 //! On few processors, threads that sync repeatedly would make one commit each: the running thread
 //! never sleeps, and the others never run. So a commit is delayed for a moment until the *expected*
@@ -34,6 +35,10 @@ use extant_sync::{Bell, MutexGuard, threads};
 
 use crate::client::{Tid, tid_geq, tid_next};
 
+/// Number of a round: of what one commit makes durable, a full one or a fast one. A transaction
+/// consists of one or more rounds. Rounds are counted and compared like transactions.
+pub type Round = Tid;
+
 /// Number of checks whether the commit is durable before sleeping: about twenty microseconds.
 const SPINS: u32 = 400;
 /// Duration above which a thread sleeps for a commit instead of spinning.
@@ -42,8 +47,14 @@ const SPIN_MOST: Duration = Duration::from_micros(50);
 /// State of the committing thread, and progress of the log.
 pub(crate) struct State {
     pub(crate) busy: bool,
-    /// The last transaction that is durable.
-    pub(crate) durable: Tid,
+    /// The last round that is durable.
+    pub(crate) durable: Round,
+    /// The last transaction that is durable as a whole.
+    pub(crate) durable_tid: Tid,
+    /// The round that the last full commit ended.
+    pub(crate) sealed: Round,
+    /// The round that must end with a full commit.
+    pub(crate) full: Option<Round>,
     /// When the running transaction was begun, or last seen without a handle.
     pub(crate) born: Duration,
     pub(crate) closed: bool,
@@ -54,12 +65,12 @@ pub(crate) struct State {
     pub(crate) took: Duration,
 }
 
-/// Waiting threads, by the parity of their transaction's number.
+/// Waiting threads, by the parity of their round's number.
 pub(crate) struct Waiting {
     asleep: [Bell; 2],
     /// The threads that want the role whatever is committed.
     role: Bell,
-    /// The last durable transaction, readable without the lock.
+    /// The last durable round, readable without the lock.
     durable: AtomicU32,
     /// Number of processors.
     processors: u32,
@@ -96,7 +107,7 @@ impl Waiting {
     }
 
     /// Publishes that `tid` is durable: all its waiters continue.
-    pub(crate) fn publish(&self, mut state: MutexGuard<'_, State>, tid: Tid) {
+    pub(crate) fn publish(&self, mut state: MutexGuard<'_, State>, tid: Round) {
         state.durable = tid;
         state.gathering.committed(tid);
         self.durable.store(tid, Ordering::Release);

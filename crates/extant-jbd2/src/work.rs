@@ -8,6 +8,7 @@ use extant_base::FsBlock;
 use extant_format::jbd2::JournalSuperblock;
 
 use crate::block::{Image, JournalBlock, Tid};
+use crate::fast_area::FastArea;
 use crate::write::Place;
 
 /// A committed version that is not home yet.
@@ -34,11 +35,25 @@ pub(crate) struct Work {
     pub(crate) lost: Vec<Arc<dyn JournalBlock>>,
     /// Time of the last commit block: they never go back, or recovery would take them for old ones.
     pub(crate) last_commit: (u64, u32),
+    /// Where fast commits go, if they are made.
+    pub(crate) fast: Option<FastArea>,
 }
 
 impl Work {
     pub(crate) fn new(log: std::ops::Range<u32>, head: u32, template: JournalSuperblock) -> Work {
         Work { place: Place { log, head }, template: Some(template), ..Work::without_log() }
+    }
+
+    /// Gives the work the area in which fast commits are made if it `is_used`, but not of
+    /// transaction `closed`, of which there are some.
+    pub(crate) fn with_fast_area(
+        mut self,
+        blocks: std::ops::Range<u32>,
+        closed: Option<Tid>,
+        is_used: bool,
+    ) -> Work {
+        self.fast = Some(FastArea::new(blocks, closed, is_used));
+        self
     }
 
     pub(crate) fn without_log() -> Work {
@@ -51,6 +66,7 @@ impl Work {
             table: BTreeMap::new(),
             lost: Vec::new(),
             last_commit: (0, 0),
+            fast: None,
         }
     }
 

@@ -12,6 +12,7 @@ use extant_format::inode::FileKind;
 
 use crate::alloc::Purpose;
 use crate::error::{Family, Result};
+use crate::fast::Refusal;
 use crate::fs::Fs;
 use crate::map::{self, FILE_BLOCKS_END};
 use crate::node::{Dying, Node, Settled};
@@ -116,7 +117,7 @@ impl Fs {
     /// Damage, device errors, an aborted journal. The inode stays an orphan then, without the
     /// contents freed so far, and the next mount continues.
     pub(crate) fn delete_orphan(&self, dying: Dying<'_>) -> Result<()> {
-        let mut txn = Txn::begin(self.volume(), CREDITS)?;
+        let mut txn = Txn::begin_refused(self.volume(), CREDITS, Refusal::Names)?;
         self.delete_in(&mut txn, dying, true)
     }
 

@@ -23,6 +23,7 @@ use extant_format::inode::InodeFlags;
 use extant_jbd2::{Handle, Tid};
 
 use crate::error::{FsError, Result};
+use crate::fast::Refusal;
 use crate::log::{DirtyNode, Log};
 use crate::node::{InodeData, Node};
 use crate::slot::{BlockKind, Slot};
@@ -42,6 +43,8 @@ pub(crate) struct Editor<'v> {
     is_publishing: bool,
     /// Whether the handle must not fail for want of space.
     is_rescue: bool,
+    /// Whether a fast commit can describe what the handle changes.
+    is_described: bool,
 }
 
 impl<'v> Editor<'v> {
@@ -53,11 +56,39 @@ impl<'v> Editor<'v> {
     /// [`FsError::ReadOnly`] after the end of the mount or an abort; `credits` beyond the limit of
     /// one transaction.
     pub(crate) fn begin(volume: &'v Volume, log: &'v Log, credits: u32) -> Result<Editor<'v>> {
+        let editor = Editor::begin_described(volume, log, credits)?;
+        Ok(Editor { is_described: false, ..editor }.opaque())
+    }
+
+    /// Opens a handle like [`begin`](Self::begin) for changes that fast commits can describe: of
+    /// the fields of regular files, and new mappings, which the caller tells
+    /// [`FastLog::mapped`](crate::fast::FastLog::mapped). All else must [`refuse`](Self::refuse).
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin).
+    pub(crate) fn begin_described(
+        volume: &'v Volume,
+        log: &'v Log,
+        credits: u32,
+    ) -> Result<Editor<'v>> {
         if log.is_closed() {
             return Err(FsError::ReadOnly);
         }
         let handle = log.journal().start(credits).map_err(FsError::from_journal)?;
-        Ok(Editor { volume, log, handle, is_single: false, is_publishing: false, is_rescue: false })
+        let (is_single, is_publishing, is_rescue, is_described) = (false, false, false, true);
+        Ok(Editor { volume, log, handle, is_single, is_publishing, is_rescue, is_described })
+    }
+
+    /// Makes the transaction one that no fast commit describes.
+    fn opaque(self) -> Editor<'v> {
+        self.refuse(Refusal::Other);
+        self
+    }
+
+    /// Makes the transaction one that no fast commit describes, and says why (H1).
+    pub(crate) fn refuse(&self, why: Refusal) {
+        self.log.fast().refuse(why);
     }
 
     pub(crate) fn volume(&self) -> &'v Volume {
@@ -98,7 +129,12 @@ impl<'v> Editor<'v> {
             let what = "journal blocks for one change";
             return Err(FsError::NoSpace { what, wanted, free });
         }
-        self.handle.restart(credits).map_err(FsError::from_journal)
+        self.handle.restart(credits).map_err(FsError::from_journal)?;
+        if !self.is_described {
+            // It may be another transaction now.
+            self.refuse(Refusal::Other);
+        }
+        Ok(())
     }
 
     /// Makes [`ensure`](Self::ensure) fail from now on rather than restart the handle.
@@ -164,6 +200,7 @@ impl<'v> Editor<'v> {
     /// Removes a block that is no metadata block any more from the transaction; its copies in the
     /// log will not be replayed. The allocator frees it separately.
     pub(crate) fn forget(&mut self, block: FsBlock) -> Result<()> {
+        self.refuse(Refusal::Blocks);
         self.handle.revoke(block).map_err(FsError::from_journal)
     }
 
@@ -193,7 +230,12 @@ impl<'v> Editor<'v> {
                 self.log.dirty_nodes().push(DirtyNode { node, slot, offset });
             }
         }
-        node.unsynced().changed_by.store(tid, Ordering::Release);
+        let round = self.handle.round();
+        node.unsynced().changed_by.store(round, Ordering::Release);
+        if self.is_described {
+            let bytes = usize::from(self.volume.superblock().inode_size);
+            self.log.fast().changed(node, round, bytes);
+        }
         self.log.count_update(node.ino());
         // The Hurd keeps a block number in the field where other systems count changes.
         let keeps_translator = self.volume.superblock().creator_os == OS_HURD;
@@ -224,6 +266,7 @@ impl<'v> Editor<'v> {
 
     /// Creates the node of a newly allocated inode: `data` is its first state.
     pub(crate) fn create_node(&mut self, ino: Ino, data: InodeData) -> Result<Arc<Node>> {
+        self.refuse(Refusal::Names);
         let (node, earlier) = self.volume.install_node(ino, data);
         let tid = self.tid();
         // A number that is given out again many times in one transaction has one record to be

@@ -15,7 +15,7 @@ use extant_block::{BlockDevice, SharedDevice};
 use extant_format::features::Features;
 use extant_format::group::{GroupDescriptor, GroupFlags};
 use extant_format::superblock::Superblock;
-use extant_jbd2::{AbortReason, Client, EncodeError, EncodeSink, Tid};
+use extant_jbd2::{AbortReason, Client, Description, EncodeError, EncodeSink, FastSink, Tid};
 
 use crate::alloc;
 use crate::attempt::AttemptCounters;
@@ -176,6 +176,24 @@ impl Client for MountClient {
         let Ok(writer) = mount.writer() else { return Ok(()) };
         let encoded = writer.encode(&mount, sink);
         encoded.map_err(|error| EncodeError::new(error.errno(), error.with_causes()))
+    }
+
+    fn is_describable(&self) -> bool {
+        let Some(mount) = self.mount() else { return false };
+        let Ok(writer) = mount.writer() else { return false };
+        let describes = writer.fast().describes();
+        if !describes {
+            writer.fast().count_refusal();
+        }
+        describes
+    }
+
+    fn describe(&self, _: Tid, sink: &mut FastSink) -> Description {
+        let Some(mount) = self.mount() else { return Description::Full };
+        match mount.writer() {
+            Ok(writer) => writer.describe(&mount, sink),
+            Err(_) => Description::Full,
+        }
     }
 
     fn committed(&self, tid: Tid) {

@@ -44,6 +44,7 @@
 //! alloc quota supers shared_blocks        free blocks and inodes, promises; quotas; superblock; attribute blocks
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; cache of names
+//! fast                                    what changed since the last commit
 //! node slot mmp attempt                   inodes and metadata blocks in memory; multi-mount protection; refused attempts
 //! shared_cache freeze_gate keyring seal   one page cache for several mounts; the gate for changes; master keys; seals
 //! progress                                progress of opening an image
@@ -102,6 +103,7 @@ mod dir;
 mod editor;
 mod error;
 mod extent_node;
+mod fast;
 mod fc_apply;
 mod file;
 mod freeze;

@@ -10,6 +10,7 @@ use extant_jbd2::{AbortReason, Journal};
 use extant_sync::{Clock, Mutex, Rank};
 
 use crate::error::{FsError, Result};
+use crate::fast::FastLog;
 use crate::node::Node;
 use crate::slot::Slot;
 
@@ -78,6 +79,7 @@ impl DirtyNodes {
 pub(crate) struct Log {
     journal: Arc<Journal>,
     dirty: DirtyNodes,
+    fast: FastLog,
     clock: Arc<dyn Clock>,
     /// State of the random numbers; each number advances it.
     random: AtomicU64,
@@ -92,6 +94,7 @@ impl Log {
     /// Creates the log; `seed` is the start of the random numbers.
     pub(crate) fn new(journal: Arc<Journal>, clock: Arc<dyn Clock>, seed: u64) -> Log {
         Log {
+            fast: FastLog::new(journal.makes_fast_commits()),
             journal,
             dirty: DirtyNodes::new(),
             clock,
@@ -112,6 +115,11 @@ impl Log {
 
     pub(crate) fn dirty_nodes(&self) -> &DirtyNodes {
         &self.dirty
+    }
+
+    /// Returns the changes that a fast commit would describe.
+    pub(crate) fn fast(&self) -> &FastLog {
+        &self.fast
     }
 
     /// Returns the time of day for time stamps.

@@ -1,4 +1,5 @@
-//! Images cut off under a kernel mount with fast commits, mounted for writing.
+//! Images cut off under a kernel mount with fast commits, mounted for writing; and fast commits of
+//! our own.
 
 mod common;
 
@@ -9,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{ALL, Keeps, differences, open, work_dir};
-use extant::{Fs, MountOptions};
-use extant_block::{FileDevice, RecordingDevice, SharedDevice};
+use extant::{Fallocate, Fs, MountOptions, NewInode};
+use extant_block::{BlockDevice as _, FileDevice, MemoryDevice, RecordingDevice, SharedDevice};
 use extant_testkit::crash::{self, Fate, History, Sampling};
-use extant_testkit::oracle::{LoopMount, e2fsck, mke2fs, root};
+use extant_testkit::oracle::{LoopMount, e2fsck, e2fsck_as, mke2fs, root};
 use extant_testkit::require;
 use rustix::fs::FallocateFlags;
 
@@ -234,4 +235,271 @@ fn applying_fast_commits_survives_power_cuts() {
         assert!(report.failures.is_empty(), "{features}: {}", report.failures[0]);
         assert!(states > 50, "{features}: only {states} states");
     }
+}
+
+/// A file system on which syncs make fast commits, with some files, in memory.
+fn fast_image(dir: &Path, options: &[&str]) -> Result<MemoryDevice, String> {
+    let image = dir.join("fast.img");
+    mke2fs(&image, "64M", &[&["-t", "ext4", "-O", "fast_commit"], options].concat())?;
+    let device = extant_testkit::image::load(&image);
+    fs::remove_file(&image).unwrap();
+    Ok(device)
+}
+
+fn writable(device: &SharedDevice) -> Fs {
+    let options = MountOptions::new().read_only(false).background(false).seed(3).fast_commits(true);
+    options.open_shared(Arc::clone(device)).unwrap()
+}
+
+fn create(fs: &Fs, name: &str) -> extant::Inode {
+    fs.root().unwrap().create(name, &NewInode { permissions: 0o644, uid: 0, gid: 0 }).unwrap()
+}
+
+/// The counts of fast and of full commits.
+fn commits(fs: &Fs) -> (u64, u64) {
+    let journal = fs.writer_stats().unwrap().journal;
+    (journal.fast_commits, journal.commits)
+}
+
+/// What one file has, and how it is then shown by a mount for reading.
+fn shown(device: &MemoryDevice, name: &str) -> Vec<u8> {
+    let fs = MountOptions::new().open(device.snapshot()).unwrap();
+    let root = fs.root().unwrap();
+    root.lookup(name).unwrap().read_all().unwrap()
+}
+
+/// Appends are made durable by fast commits; extant, e2fsck and the kernel find all of them.
+#[test]
+fn appends_are_synced_by_fast_commits_and_found_by_all() {
+    let dir = work_dir();
+    for (what, options) in [
+        ("4K", &["-b", "4096"] as &[&str]),
+        ("1K", &["-b", "1024"]),
+        ("small inodes", &["-b", "4096", "-I", "128"]),
+        ("no checksums", &["-b", "4096", "-O", "^metadata_csum,^64bit"]),
+    ] {
+        let memory = Arc::new(require!(fast_image(dir.path(), options)));
+        let device: SharedDevice = Arc::clone(&memory) as _;
+        let fs = writable(&device);
+        let files: Vec<_> = (0..4).map(|n| create(&fs, &format!("f{n}"))).collect();
+        files[0].sync().unwrap();
+        let (fast, full) = commits(&fs);
+        let mut contents = vec![Vec::new(); 4];
+        // With more, the files are in so many pieces that their maps leave the inodes.
+        for round in 0..12u8 {
+            let at = usize::from(round % 4);
+            let bytes = vec![round + 1; 700 + 1500 * usize::from(round % 5)];
+            files[at].append(&bytes).unwrap();
+            contents[at].extend(bytes);
+            match round % 3 {
+                0 => files[at].sync().unwrap(),
+                _ => files[at].sync_data().unwrap(),
+            }
+            // A second sync has nothing to do.
+            files[at].sync_data().unwrap();
+            assert_eq!(commits(&fs), (fast + u64::from(round) + 1, full), "{what} {round}");
+            assert_eq!(shown(&memory, &format!("f{at}")), contents[at], "{what} {round}");
+        }
+        let cut = memory.snapshot();
+        let at_end = |device: &MemoryDevice, by: &str| {
+            for (at, contents) in contents.iter().enumerate() {
+                assert!(shown(device, &format!("f{at}")) == *contents, "{what}, {by}: f{at}");
+            }
+        };
+        at_end(&cut, "extant");
+        let image = dir.path().join("cut.img");
+        extant_testkit::image::save(&cut, &image);
+        e2fsck_as(&image, "-fy", &["-E", "journal_only"]).unwrap();
+        e2fsck(&image).unwrap().assert_clean();
+        at_end(&extant_testkit::image::load(&image), "e2fsck");
+        fs::remove_file(&image).unwrap();
+        extant_testkit::image::save(&cut, &image);
+        if root("mounts images").is_ok() {
+            drop(require!(LoopMount::read_write(&image)));
+            e2fsck(&image).unwrap().assert_clean();
+            at_end(&extant_testkit::image::load(&image), "the kernel");
+        }
+        fs::remove_file(&image).unwrap();
+        // A mount applies them, and goes on with numbers of its own.
+        let again: SharedDevice = Arc::new(cut.snapshot());
+        let mounted = writable(&again);
+        assert!(mounted.replayed().unwrap().fast_commits > 0, "{what}");
+        let file = mounted.root().unwrap().lookup("f0").unwrap();
+        file.append(b"more").unwrap();
+        file.sync_data().unwrap();
+        assert_eq!(commits(&mounted).0, 1, "{what}");
+        mounted.unmount().unwrap();
+        fs.unmount().unwrap();
+        let image = dir.path().join("end.img");
+        extant_testkit::image::save(&memory, &image);
+        e2fsck(&image).unwrap().assert_clean();
+        fs::remove_file(&image).unwrap();
+    }
+}
+
+/// Whatever a record cannot say is committed fully, and counted by its reason.
+#[test]
+fn names_and_freed_blocks_need_a_full_commit() {
+    let dir = work_dir();
+    let memory = Arc::new(require!(fast_image(dir.path(), &["-b", "4096"])));
+    let device: SharedDevice = Arc::clone(&memory) as _;
+    let fs = writable(&device);
+    let file = create(&fs, "file");
+    file.append(&[1; 50_000]).unwrap();
+    create(&fs, "gone");
+    file.sync().unwrap();
+    let root = fs.root().unwrap();
+    type Change<'a> = (&'static str, &'static str, Box<dyn Fn() + 'a>);
+    let changes: Vec<Change<'_>> = vec![
+        ("create", "names", Box::new(|| drop(create(&fs, "new")))),
+        ("link", "names", Box::new(|| root.link("other", &file).unwrap())),
+        ("unlink", "names", Box::new(|| root.unlink("gone").unwrap())),
+        ("truncate", "blocks", Box::new(|| file.truncate(9000).unwrap())),
+        (
+            "punch",
+            "blocks",
+            Box::new(|| {
+                file.fallocate(Fallocate::PunchHole, 0..4096).unwrap();
+            }),
+        ),
+        (
+            "xattr",
+            "attributes",
+            Box::new(|| {
+                file.set_xattr("user.a", b"b", extant::XattrMode::Any).unwrap();
+            }),
+        ),
+    ];
+    for (what, why, change) in &changes {
+        change();
+        file.append(&[2; 5000]).unwrap();
+        // A truncation may have committed by itself.
+        let (fast, full) = commits(&fs);
+        let before = refusals(&fs, why);
+        file.sync_data().unwrap();
+        assert_eq!(commits(&fs), (fast, full + 1), "{what}");
+        assert_eq!(refusals(&fs, why), before + 1, "{what}");
+        // The next transaction can be described again.
+        file.append(&[3; 5000]).unwrap();
+        file.sync_data().unwrap();
+        assert_eq!(commits(&fs), (fast + 1, full + 1), "{what}");
+    }
+    // A whole transaction is asked for: records of it are not enough.
+    file.append(&[4; 100]).unwrap();
+    file.sync_data().unwrap();
+    let (fast, full) = commits(&fs);
+    fs.sync().unwrap();
+    assert_eq!(commits(&fs), (fast, full + 1));
+    assert_eq!(head_of(&memory.snapshot(), 4096), None, "e2fsck 1.47 would drop the log");
+    // Switched off, and where a replay would leave counts behind.
+    drop(changes);
+    fs.unmount().unwrap();
+    let off = MountOptions::new().read_only(false).background(false);
+    let fs = off.open_shared(Arc::clone(&device)).unwrap();
+    let file = fs.root().unwrap().lookup("file").unwrap();
+    file.append(&[5; 100]).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!(commits(&fs), (0, 1));
+    fs.unmount().unwrap();
+    for options in [&["-O", "quota"] as &[&str], &["-O", "bigalloc"], &["-O", "inline_data"]] {
+        let device: SharedDevice = Arc::new(require!(fast_image(dir.path(), options)));
+        let fs = writable(&device);
+        let file = create(&fs, "file");
+        file.sync().unwrap();
+        file.append(&[1; 40]).unwrap();
+        file.sync_data().unwrap();
+        assert_eq!(commits(&fs).0, 0, "{options:?}");
+        fs.unmount().unwrap();
+    }
+}
+
+/// Where the area of fast commits begins, if it begins with a head.
+fn head_of(device: &MemoryDevice, block: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    (0..device.size_bytes() / block).map(|at| at * block).find(|at| {
+        device.read_at(*at, &mut bytes).unwrap();
+        bytes == [9, 0, 8, 0, 0, 0, 0, 0]
+    })
+}
+
+fn refusals(fs: &Fs, why: &str) -> u64 {
+    let all = fs.writer_stats().unwrap().fast_refused;
+    let name = format!("fast_refused_{why}");
+    all.iter().find(|(other, _)| *other == name).expect("a known reason").1
+}
+
+/// Threads that sync at once share fast commits, and a full commit that another asks for.
+#[test]
+fn syncs_of_many_threads_meet_in_fast_commits() {
+    let dir = work_dir();
+    let memory = Arc::new(require!(fast_image(dir.path(), &["-b", "4096"])));
+    let device: SharedDevice = Arc::clone(&memory) as _;
+    let fs = writable(&device);
+    let files: Vec<_> = (0..4).map(|n| create(&fs, &format!("f{n}"))).collect();
+    fs.sync().unwrap();
+    extant_sync::threads::workers("writer", 4, |at| {
+        for round in 0..100u32 {
+            files[at].append(&[at as u8 + 1; 300]).unwrap();
+            files[at].sync_data().unwrap();
+            if round % 30 == at as u32 {
+                fs.sync().unwrap();
+            }
+        }
+    })
+    .unwrap();
+    let (fast, full) = commits(&fs);
+    assert!(fast > 50 && full > 3, "{fast} fast, {full} full");
+    let cut = memory.snapshot();
+    for at in 0..4u8 {
+        assert_eq!(shown(&cut, &format!("f{at}")), vec![at + 1; 30_000], "f{at}");
+    }
+    drop(fs);
+}
+
+/// An area with any bytes in it makes no mount panic, and shows a state at some sync or an error.
+#[test]
+fn mutated_areas_show_an_earlier_sync_or_an_error() {
+    let dir = work_dir();
+    let memory = Arc::new(require!(fast_image(dir.path(), &["-b", "1024"])));
+    let device: SharedDevice = Arc::clone(&memory) as _;
+    let fs = writable(&device);
+    let file = create(&fs, "file");
+    fs.sync().unwrap();
+    let mut synced = vec![Vec::new()];
+    for round in 0..8u8 {
+        file.append(&[round + 1; 1500]).unwrap();
+        file.sync_data().unwrap();
+        synced.push(file.read_all().unwrap());
+    }
+    let cut = memory.snapshot();
+    let head = head_of(&cut, 1024).expect("the head of the area");
+    let mut random = extant_base::Prng::new(7);
+    let (mut earlier, mut errors) = (0, 0);
+    for _ in 0..1500 {
+        let device = cut.snapshot();
+        for _ in 0..1 + random.next_u64() % 3 {
+            let at = head + random.next_u64() % (9 * 1024);
+            let mut byte = [0];
+            device.read_at(at, &mut byte).unwrap();
+            byte[0] ^= 1 << (random.next_u64() % 8);
+            device.write_at(at, &byte).unwrap();
+        }
+        let options =
+            MountOptions::new().read_only(!random.next_u64().is_multiple_of(4)).background(false);
+        let found = options.open(device).map_err(extant::FsError::from).and_then(|fs| {
+            let found = fs.root()?.lookup("file")?.read_all();
+            fs.unmount().ok();
+            found
+        });
+        match found {
+            Ok(found) => {
+                assert!(synced.contains(&found), "{} bytes", found.len());
+                earlier += u32::from(found != synced[8]);
+            }
+            Err(_) => errors += 1,
+        }
+    }
+    println!("{earlier} earlier states, {errors} errors");
+    assert!(earlier > 100, "{earlier}");
+    drop(fs);
 }

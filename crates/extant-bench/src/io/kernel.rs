@@ -55,8 +55,23 @@ pub fn zeros(path: &Path, bytes: u64) -> Result<()> {
 ///
 /// What mke2fs said.
 pub fn make_ext4(image: &Path) -> Result<()> {
+    make_ext4_with(image, "")
+}
+
+/// Makes an ext4 file system like [`make_ext4`], with further features.
+///
+/// # Errors
+///
+/// What mke2fs said.
+pub fn make_ext4_with(image: &Path, features: &str) -> Result<()> {
     let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-    tool("mke2fs", &["-q", "-F", "-t", "ext4", "-E", options, &image.to_string_lossy()])?;
+    let name = image.to_string_lossy();
+    let mut args = vec!["-q", "-F", "-t", "ext4", "-E", options];
+    if !features.is_empty() {
+        args.extend(["-O", features]);
+    }
+    args.push(&name);
+    tool("mke2fs", &args)?;
     Ok(())
 }
 

@@ -83,6 +83,8 @@ pub struct Settings {
     pub rows: Vec<String>,
     /// Only these contenders; all when empty.
     pub targets: Vec<String>,
+    /// Features of ext4 images beside those that mke2fs gives them, as for `-O`.
+    pub features: String,
 }
 
 impl Settings {
@@ -112,7 +114,7 @@ impl Images<'_> {
             kernel::zeros(&path, 2 * self.settings.file_bytes + ROOM_BYTES)?;
         }
         match target {
-            Target::Extant | Target::Ext4 => kernel::make_ext4(&path),
+            Target::Extant | Target::Ext4 => kernel::make_ext4_with(&path, &self.settings.features),
             Target::Xfs => kernel::make_xfs(&path),
             Target::Memcpy => Ok(()),
         }

@@ -27,7 +27,7 @@ const PROCESS: &str = "Process";
 pub(crate) struct MountSet {
     /// Mount options as mount(8) takes them: ro,noatime,errors=remount-ro,…
     ///
-    /// ext4's names with ext4's meaning (ro, noatime, lazytime, nosuid, sync, dirsync, discard, errors=, commit=,
+    /// ext4's names with ext4's meaning (ro, noatime, lazytime, nosuid, sync, dirsync, discard, fast_commit, errors=, commit=,
     /// noload, sb=, data=ordered, journal_path=, the words of quotas, remount), the words of fstab, and
     /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, dirty_bytes=,
     /// dirty_background_bytes=, max_inodes=, max_threads=, max_read=, nowriteback_cache, io_uring,
@@ -174,6 +174,8 @@ pub(crate) struct MountChoices {
     pub(crate) dirsync: bool,
     /// What is freed is given back to the device.
     pub(crate) discard: bool,
+    /// Fast commits are made where the file system has the feature.
+    pub(crate) fast_commits: bool,
     pub(crate) optimize_scan: bool,
     pub(crate) ring: RingUse,
     /// How the image is read and written; `None`: as the command says.
@@ -231,6 +233,7 @@ impl Default for MountChoices {
             sync: false,
             dirsync: false,
             discard: false,
+            fast_commits: false,
             optimize_scan: true,
             ring: RingUse::default(),
             device_engine: None,
@@ -314,6 +317,7 @@ impl MountChoices {
             .minix_df(self.minix_df)
             .discard(self.discard)
             .lazytime(self.lazytime)
+            .fast_commits(self.fast_commits)
             .optimize_scan(self.optimize_scan);
         // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
         // becomes durable as soon as names do.

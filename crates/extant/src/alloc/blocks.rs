@@ -15,6 +15,7 @@ use super::window::{Growth, Look};
 use super::{Allocator, BLOCKS, BlockAsk, Counter, Half, Purpose, Right, Run};
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
+use crate::fast::Refusal;
 use crate::run::Window;
 use crate::volume::Volume;
 
@@ -492,6 +493,7 @@ impl Allocator {
     /// parts of clusters. Blocks that are free already are damage of the bitmap: it is reported,
     /// the call succeeds, and the group is not used any more (B5).
     pub(crate) fn free(&self, txn: &mut Editor<'_>, run: Run, was: Purpose) -> Result<()> {
+        txn.refuse(Refusal::Blocks);
         self.free_or(txn, run, was, NotFreed::lost)
     }
 

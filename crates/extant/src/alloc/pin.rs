@@ -24,6 +24,7 @@ use super::entry::Needs;
 use super::{Allocator, BlockAsk, Growth, Half, Run};
 use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
+use crate::fast::Refusal;
 use crate::node::Node;
 use crate::volume::Volume;
 
@@ -164,6 +165,10 @@ impl Allocator {
             let count = range.end - range.start;
             let descriptor = &mut state.descriptor;
             descriptor.free_clusters = descriptor.free_clusters.saturating_sub(count);
+            if descriptor.flags.contains(GroupFlags::BLOCK_UNINIT) && volume.has_uninit_groups() {
+                // e2fsck would not write the bitmap that its replay makes.
+                txn.refuse(Refusal::NewGroup);
+            }
             descriptor.flags.remove(GroupFlags::BLOCK_UNINIT);
             place.1.clusters.fetch_sub(i64::from(count), Ordering::Relaxed);
             self.space.take_pinned(count);

@@ -32,6 +32,7 @@ use super::flush::Store;
 use super::pieces::{Part, Parts, Piece};
 use crate::alloc::{BlockAsk, Growth, Purpose, Right, Run};
 use crate::error::{Fault, FsError, Result};
+use crate::fast::Refusal;
 use crate::fs::Mount;
 use crate::inline;
 use crate::inode::Inode;
@@ -436,7 +437,7 @@ impl<'a> Mover<'a> {
         let credits = BASE_CREDITS
             + map::remap_credits(self.volume, moves.len(), blocks)
             + 2 * u32::try_from(groups.len()).unwrap_or(u32::MAX >> 2);
-        let mut txn = Txn::begin(self.volume, credits)?;
+        let mut txn = Txn::begin_refused(self.volume, credits, Refusal::Blocks)?;
         self.node().change_map(|| map::remap(&mut txn, self.node(), &moves))?;
         let exchanged = self.exchange(&mut txn, &clusters);
         exchanged.map_err(|error| txn.fail(error))?;
@@ -556,7 +557,11 @@ impl<'a> Mover<'a> {
                 if inline::is_inline(self.node()) || self.file.cache.has_ended() {
                     return Ok(Packed { done: true, freed: 0, ..from });
                 }
-                let mut txn = Txn::begin(self.volume, BASE_CREDITS + PACK_STEP_CREDITS)?;
+                let mut txn = Txn::begin_refused(
+                    self.volume,
+                    BASE_CREDITS + PACK_STEP_CREDITS,
+                    Refusal::Blocks,
+                )?;
                 let packed = self.node().change_map(|| map::pack(&mut txn, self.node(), from))?;
                 if packed.freed > 0 {
                     txn.update(self.node(), |_| ())?;

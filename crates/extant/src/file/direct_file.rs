@@ -254,10 +254,10 @@ impl Inode {
         if self.node().with(|data| data.record.size) < end {
             return self.sync_data();
         }
-        let tid = self.node().unsynced().changed_by.load(Ordering::Acquire);
-        if tid != 0 {
+        let round = self.node().unsynced().changed_by.load(Ordering::Acquire);
+        if round != 0 {
             let journal = self.volume().writer()?.journal();
-            journal.commit(tid).map_err(FsError::from_journal)?;
+            journal.sync(round).map_err(FsError::from_journal)?;
         }
         Ok(())
     }

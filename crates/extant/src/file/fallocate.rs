@@ -32,6 +32,7 @@ use extant_iomap::KeptOut;
 use super::{FileMapper, WriteBy};
 use crate::alloc::{BlockAsk, Purpose, Run};
 use crate::error::{FsError, Result};
+use crate::fast::Refusal;
 use crate::fs::Mount;
 use crate::inode::Inode;
 use crate::map::{
@@ -285,7 +286,7 @@ impl Change<'_> {
 
     /// Opens a handle for a first step, which changes the times.
     pub(super) fn begin(&self, credits: u32) -> Result<Txn<'_>> {
-        let txn = Txn::begin(self.volume(), BASE_CREDITS + credits)?;
+        let txn = Txn::begin_refused(self.volume(), BASE_CREDITS + credits, Refusal::Blocks)?;
         self.file().touch(txn.writer().now());
         Ok(txn)
     }

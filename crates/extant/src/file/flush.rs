@@ -122,7 +122,7 @@ impl Fs {
         if size_to <= stored && (data || !file.has_times()) {
             return Ok(false);
         }
-        let mut txn = Txn::begin(self.volume(), SIZE_CREDITS)?;
+        let mut txn = Txn::begin_described(self.volume(), SIZE_CREDITS)?;
         mapper.store_size(&mut txn, size_to)?;
         Ok(true)
     }
@@ -382,15 +382,15 @@ impl Inode {
         }
         // As in Linux, a sync of a directory covers the names in it, and other names of its files.
         // For a regular file the changes of its own inode count.
-        let tid = match node.is_regular() {
+        let round = match node.is_regular() {
             true => node.unsynced().changed_by.load(Ordering::Acquire),
-            false => writer.journal().running(),
+            false => writer.journal().round(),
         };
-        if tid != 0 {
-            writer.journal().commit(tid).map_err(FsError::from_journal)?;
+        if round != 0 {
+            writer.journal().sync(round).map_err(FsError::from_journal)?;
         }
         if in_place > 0 {
-            if covered && tid != 0 {
+            if covered && round != 0 {
                 writer.dirty_files().note_flushed(in_place);
             }
             self.volume().flush_in_place(in_place)?;

@@ -299,8 +299,9 @@ impl FileMapper<'_> {
             Placed::Convert => {
                 let start = blocks.start.max(from);
                 let written = ExtentState::Written;
-                map::convert_range(txn, self.node, start..blocks.end, written)
-                    .map(|progress| progress.end)
+                let end = map::convert_range(txn, self.node, start..blocks.end, written)?.end;
+                self.describe(txn, start..end)?;
+                Ok(end)
             }
             Placed::Pinned(ticket) => {
                 // Both values fit: file blocks have 32 bits, and a placement is at most a group.
@@ -311,6 +312,7 @@ impl FileMapper<'_> {
                     state: ExtentState::Written,
                 };
                 map::insert_run(txn, self.node, extent)?;
+                txn.log().fast().mapped(self.node, extent);
                 let settled = delayed.remove(blocks.clone());
                 match ticket.run {
                     Some(run) => txn.take_pinned(self.node, run, settled)?,
@@ -319,6 +321,34 @@ impl FileMapper<'_> {
                 Ok(blocks.end)
             }
         }
+    }
+
+    /// Tells fast commits how blocks are mapped now. The caller holds `FileMap`.
+    fn describe(&self, txn: &Txn<'_>, blocks: Range<u64>) -> Result<()> {
+        let fast = txn.log().fast();
+        let mut at = blocks.start;
+        while at < blocks.end && fast.describes() {
+            let piece = map::lookup(self.fs, self.node, at, blocks.end)?;
+            let end = piece.file_end().min(blocks.end);
+            // File blocks have 32 bits.
+            let extent = |device_start, state| Extent {
+                file_start: FileBlock(u32::try_from(at).unwrap_or(u32::MAX)),
+                device_start,
+                len: BlockCount(u32::try_from(end - at).unwrap_or(u32::MAX)),
+                state,
+            };
+            match piece.kind {
+                MappingKind::Mapped(start) => {
+                    fast.mapped(self.node, extent(start, ExtentState::Written));
+                }
+                MappingKind::Unwritten(start) => {
+                    fast.mapped(self.node, extent(start, ExtentState::Unwritten));
+                }
+                MappingKind::Hole | MappingKind::Inline => {}
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     /// Raises the stored size up to `size_to`, and stores times.
@@ -397,7 +427,10 @@ impl FileMapper<'_> {
                 now = &now[..now.len() / 2];
                 credits = self.publish_credits(now);
             }
-            let mut txn = Txn::begin(self.volume(), credits)?;
+            let mut txn = match leaves {
+                true => Txn::begin(self.volume(), credits)?,
+                false => Txn::begin_described(self.volume(), credits)?,
+            };
             // From the first placement on, blocks for the map are taken from what is kept for
             // stored data.
             txn.publishes();

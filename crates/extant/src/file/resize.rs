@@ -15,6 +15,7 @@ use std::sync::Arc;
 use super::FileMapper;
 use crate::alloc::Purpose;
 use crate::error::{FsError, Result};
+use crate::fast::Refusal;
 use crate::fs::Fs;
 use crate::inline;
 use crate::map::{self, FILE_BLOCKS_END, MappingKind, REMOVE_STEP_CREDITS};
@@ -70,7 +71,7 @@ fn grow(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         fs.note_dirty(node, file);
         return Ok(());
     }
-    let mut txn = Txn::begin(fs.volume(), SIZE_CREDITS)?;
+    let mut txn = Txn::begin_refused(fs.volume(), SIZE_CREDITS, Refusal::Blocks)?;
     file.set_size(size);
     file.touch(txn.writer().now());
     mapper.store_size(&mut txn, size)
@@ -88,7 +89,7 @@ pub(crate) fn finish_shrink(fs: &Fs, node: &Arc<Node>) -> Result<()> {
     let size = node.with(|data| data.record.size);
     let blocks = fs.volume().block_size().blocks_for(size);
     {
-        let mut txn = Txn::begin(fs.volume(), REMOVE_STEP_CREDITS)?;
+        let mut txn = Txn::begin_refused(fs.volume(), REMOVE_STEP_CREDITS, Refusal::Blocks)?;
         map::remove(&mut txn, fs, node, blocks..FILE_BLOCKS_END, Purpose::Data)?;
         mapper.file.mapping_changed();
     }
@@ -146,7 +147,8 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         Ok::<_, FsError>(())
     };
     if !tail && is_small {
-        let mut txn = Txn::begin(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS)?;
+        let mut txn =
+            Txn::begin_refused(volume, SIZE_CREDITS + REMOVE_STEP_CREDITS, Refusal::Blocks)?;
         file.set_size(size);
         drop_delayed();
         let shortened = remove(&mut txn).and_then(|()| {
@@ -157,7 +159,7 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         forget();
         return shortened;
     }
-    let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+    let mut txn = Txn::begin_refused(volume, SIZE_CREDITS, Refusal::Blocks)?;
     fs.begin_shortening(&mut txn, node)?;
     set_size(&mut txn).map_err(|error| txn.fail(error))?;
     file.set_size(size);
@@ -169,7 +171,7 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
         volume.writer()?.journal().commit(tid).map_err(FsError::from_journal)?;
     }
     {
-        let mut txn = Txn::begin(volume, REMOVE_STEP_CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, REMOVE_STEP_CREDITS, Refusal::Blocks)?;
         remove(&mut txn)?;
     }
     drop(kept_out);
@@ -179,6 +181,6 @@ fn shrink(mapper: &FileMapper<'_>, size: u64) -> Result<()> {
     if sabotage("extant.orphan.stays-after-truncate") {
         return Ok(());
     }
-    let mut txn = Txn::begin(volume, SIZE_CREDITS)?;
+    let mut txn = Txn::begin_refused(volume, SIZE_CREDITS, Refusal::Blocks)?;
     fs.end_shortening(&mut txn, node)
 }

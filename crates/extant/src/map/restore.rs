@@ -11,6 +11,7 @@ use super::edit::uses_extents;
 use super::extent_edit::Tree;
 use super::indirect_edit::Pointers;
 use crate::error::Result;
+use crate::fast::Refusal;
 use crate::node::Node;
 use crate::txn::Txn;
 
@@ -19,6 +20,7 @@ const STEP_RUNS: usize = 16;
 
 /// Unmaps a range without freeing its device blocks, which are returned.
 pub(crate) fn unmap(txn: &mut Txn<'_>, node: &Arc<Node>, range: Range<u64>) -> Result<Vec<Extent>> {
+    txn.refuse(Refusal::Blocks);
     let goal = txn.volume().goal_of(node.ino())?;
     let extents = uses_extents(txn.volume(), node)?;
     let (start, mut end) = (range.start, range.end.min(FILE_BLOCKS_END));

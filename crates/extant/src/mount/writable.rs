@@ -36,7 +36,7 @@ use crate::mmp::{MmpGuard, MmpNames, Wait};
 use crate::progress::{MountStage, Observer};
 use crate::supers::SuperState;
 use crate::volume::ReplaySummary;
-use crate::writer::{Writer, WriterParts};
+use crate::writer::{Writer, WriterParts, fast_commits_are_possible};
 
 /// Smallest number of blocks that the journal may pin in memory, whatever the cache: a quarter of
 /// them is the limit of one change, and a rename in deep directories claims nearly 200.
@@ -247,6 +247,9 @@ impl MountOptions {
         }
         if volume.has_metadata_csum() {
             features |= JournalIncompat::CSUM_V3;
+        }
+        if self.fast_commits && fast_commits_are_possible(volume) {
+            features |= JournalIncompat::FAST_COMMIT;
         }
         let options = JournalOptions {
             commit_interval: self.commit_interval,

@@ -10,6 +10,7 @@ use extant_format::time::Timestamp;
 use extant_format::xattr as format;
 
 use crate::error::{FsError, Result};
+use crate::fast::Refusal;
 use crate::file::{Store, WriteBy};
 use crate::inode::Inode;
 use crate::map;
@@ -324,7 +325,7 @@ impl Inode {
     fn resize(&self, size: u64) -> Result<()> {
         let (fs, node) = (self.fs(), self.node());
         if size == node.size() && !self.has_blocks_behind(size)? {
-            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            let mut txn = Txn::begin_refused(self.volume(), CREDITS, Refusal::Attributes)?;
             return self.stamp(&mut txn, node);
         }
         crate::volume::check_size(self.volume(), &node.data(), size)?;
@@ -393,7 +394,7 @@ impl Inode {
             let _content = node.content.write();
             self.check_attributable(Some(index))?;
             let before = self.fs().view(node).stored_xattr(full).ok();
-            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            let mut txn = Txn::begin_refused(self.volume(), CREDITS, Refusal::Attributes)?;
             xattr::set(&mut txn, self.fs(), node, index, name, value, mode)?;
             // Setting the same value again is no change, as on Linux.
             if before.as_deref() == value { Ok(()) } else { self.stamp_change(&mut txn) }
@@ -417,7 +418,7 @@ impl Inode {
                 Ok::<_, FsError>((view.record().mode, view.stored_acl(kind)?))
             };
             let before = state()?;
-            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            let mut txn = Txn::begin_refused(self.volume(), CREDITS, Refusal::Attributes)?;
             xattr::set_acl(&mut txn, self.fs(), node, kind, acl)?;
             // Setting the same list again is no change, as on Linux.
             if state()? == before { Ok(()) } else { self.stamp_change(&mut txn) }

@@ -14,6 +14,7 @@ use crate::crypt;
 use crate::dentry::Known;
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
+use crate::fast::Refusal;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::node::{InodeData, Node};
@@ -181,7 +182,7 @@ impl Inode {
             check_directory(fs, dir, false)?;
             let owners = parent.owners_of_new(new);
             Txn::prepare_quotas(self.volume(), owners)?;
-            let mut txn = Txn::begin(self.volume(), CREDITS)?;
+            let mut txn = Txn::begin_refused(self.volume(), CREDITS, Refusal::Names)?;
             let node = parent.new_node(&mut txn, b"", new, What::File)?;
             txn.update(&node, |data| data.record.links = 0)?;
             node.life().make_nameless();
@@ -212,7 +213,7 @@ impl Inode {
             check_subdirectories(volume, parent.data())?;
         }
         Txn::prepare_quotas(volume, parent.owners_of_new(new))?;
-        let mut txn = Txn::begin(volume, CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, CREDITS, Refusal::Names)?;
         // A new inode can be undone, growth of a directory cannot: that comes last.
         let room = dir_edit::find_room(&mut txn, fs, dir, name, is_missing)?;
         let node = parent.new_node(&mut txn, name, new, what)?;

@@ -12,6 +12,7 @@ use super::{LINKS_MAX, check_directory, check_linkable, check_name, drop_subdire
 use crate::crypt;
 use crate::dir::edit as dir_edit;
 use crate::error::{Fault, FsError, Result};
+use crate::fast::Refusal;
 use crate::image_path::ImagePath;
 use crate::inode::Inode;
 use crate::node::{Node, Settled};
@@ -72,7 +73,7 @@ impl Inode {
             Ok(data.kind)
         })?;
         drop(parent);
-        let mut txn = Txn::begin(volume, LINK_CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, LINK_CREDITS, Refusal::Names)?;
         let place = dir_edit::prepare_insert(&mut txn, fs, dir, name, true)?;
         let now = writer.now();
         // Another thread may link or unlink the target at the same time, so its count is checked
@@ -137,7 +138,7 @@ impl Inode {
             check_linkable(data)
         })?;
         let settled = node.settle();
-        let mut txn = Txn::begin(volume, UNLINK_CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, UNLINK_CREDITS, Refusal::Names)?;
         dir_edit::remove(&mut txn, fs, dir, name)?;
         let now = writer.now();
         let finish = |txn: &mut Txn<'_>| {
@@ -206,7 +207,7 @@ impl Inode {
         if !dir_edit::is_empty(fs, node)? {
             return Err(FsError::NotEmpty { ino: node.ino() });
         }
-        let mut txn = Txn::begin(volume, UNLINK_CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, UNLINK_CREDITS, Refusal::Names)?;
         dir_edit::remove(&mut txn, fs, dir, name)?;
         let now = writer.now();
         let finish = |txn: &mut Txn<'_>| {

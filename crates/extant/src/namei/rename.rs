@@ -17,6 +17,7 @@ use super::{
 use crate::crypt;
 use crate::dir::edit as dir_edit;
 use crate::error::{FsError, Result};
+use crate::fast::Refusal;
 use crate::file::Store;
 use crate::fs::Fs;
 use crate::image_path::ImagePath;
@@ -322,7 +323,7 @@ impl Move<'_> {
         let (fs, volume) = (self.fs, self.fs.volume());
         let writer = volume.writer()?;
         let settled = self.target.map(|target| target.settle());
-        let mut txn = Txn::begin(volume, CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, CREDITS, Refusal::Names)?;
         // Steps that can fail for want of space come first. The whiteout can be undone, growth of a
         // directory cannot.
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
@@ -420,7 +421,7 @@ impl Move<'_> {
             return Ok(());
         }
         let writer = volume.writer()?;
-        let mut txn = Txn::begin(volume, CREDITS)?;
+        let mut txn = Txn::begin_refused(volume, CREDITS, Refusal::Names)?;
         let now = writer.now();
         let crosses = self.old_dir.ino() != self.new_dir.ino();
         let finish = |txn: &mut Txn<'_>| {

@@ -125,6 +125,9 @@ pub(crate) struct Node {
     pub(crate) is_shortened: AtomicBool,
     /// The last transaction whose dirty list has this node; 0 for none.
     pub(crate) dirty_tid: AtomicU32,
+    /// The last round in which a handle said that a fast commit can describe its changes; 0 for
+    /// none.
+    pub(crate) described_in: AtomicU32,
     /// Place of this node on the list of what that transaction changed.
     pub(crate) dirty_at: AtomicU32,
     unsynced: Unsynced,
@@ -153,6 +156,7 @@ impl Node {
             life: Life::new(if has_links { Stage::Named } else { Stage::Orphan }),
             is_shortened: AtomicBool::new(false),
             dirty_tid: AtomicU32::new(0),
+            described_in: AtomicU32::new(0),
             dirty_at: AtomicU32::new(0),
             unsynced: Unsynced::default(),
             leave: Leave::new(),

@@ -7,12 +7,12 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use extant_jbd2::{Tid, tid_geq};
+use extant_jbd2::{Round, Tid, tid_geq};
 
 /// Changes that a sync of the inode waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
-    /// The last transaction that changed the inode or its entries; 0 for none.
+    /// The last round of a transaction that changed the inode or its entries; 0 for none.
     pub(crate) changed_by: AtomicU32,
     /// The transaction that moved blocks within the file; 0 when it is durable. Until then a crash
     /// restores the old mapping, so the blocks must not be overwritten.
@@ -27,12 +27,12 @@ pub(crate) struct Departed {
     /// Number of changed nodes that left: a record that was read before one of them left may be
     /// older than the one it stored.
     changed: u64,
-    changed_by: Tid,
+    changed_by: Round,
     moved_by: Tid,
     in_place: u64,
 }
 
-/// Returns the later of two transactions, of which 0 is none.
+/// Returns the later of two transactions or rounds, of which 0 is none.
 fn later(one: Tid, other: Tid) -> Tid {
     match (one, other) {
         (0, tid) | (tid, 0) => tid,

@@ -40,6 +40,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::editor::Editor;
 use crate::error::{Fault, FsError, Result};
+use crate::fast::Refusal;
 use crate::node::Node;
 use crate::slot::BlockKind;
 use crate::supers::SuperState;
@@ -176,6 +177,7 @@ impl Orphans {
         txn: &mut Editor<'_>,
         node: &Arc<Node>,
     ) -> Result<()> {
+        txn.refuse(Refusal::Names);
         let Some(_adding) = self.begin_to_add(node.ino()) else { return Ok(()) };
         if self.contains(node.ino()) {
             return Ok(());
@@ -228,6 +230,7 @@ impl Orphans {
         txn: &mut Editor<'_>,
         node: &Arc<Node>,
     ) -> Result<()> {
+        txn.refuse(Refusal::Names);
         let in_file = match &self.file {
             Some(file) => file.remove(txn, node.ino())?,
             None => false,

@@ -32,6 +32,7 @@ use extant_sync::{Mutex, Rank};
 
 use crate::editor::Editor;
 use crate::error::{Family, Fault, FsError, Result};
+use crate::fast::Refusal;
 use crate::slot::BlockKind;
 use crate::volume::Volume;
 
@@ -197,6 +198,7 @@ impl SuperState {
         txn: &mut Editor<'_>,
         change: impl FnOnce(&mut Superblock) -> R,
     ) -> Result<R> {
+        txn.refuse(Refusal::Other);
         let tid = txn.tid();
         if self.claimed.load(Ordering::Acquire) != tid {
             txn.edit_block(self.block, BlockKind::Plain, |_| ())?;

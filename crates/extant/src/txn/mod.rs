@@ -23,6 +23,7 @@ use std::ops::{Deref, DerefMut};
 use crate::alloc::Right;
 use crate::editor::Editor;
 use crate::error::Result;
+use crate::fast::Refusal;
 use crate::fs::Mount;
 use crate::writer::Writer;
 
@@ -58,6 +59,31 @@ impl<'v> Txn<'v> {
         let writer = mount.writer()?;
         debug_assert!(writer.freeze_gate().may_change(), "a change while the mount is frozen");
         let editor = Editor::begin(mount, writer, credits)?;
+        Ok(Txn { editor, mount, writer })
+    }
+
+    /// Opens a handle like [`begin`](Self::begin), for changes of any kind that a fast commit
+    /// cannot describe because of `why`.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin).
+    pub(crate) fn begin_refused(mount: &'v Mount, credits: u32, why: Refusal) -> Result<Txn<'v>> {
+        let txn = Txn::begin(mount, credits)?;
+        txn.refuse(why);
+        Ok(txn)
+    }
+
+    /// Opens a handle for changes that fast commits can describe: see
+    /// [`Editor::begin_described`].
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin).
+    pub(crate) fn begin_described(mount: &'v Mount, credits: u32) -> Result<Txn<'v>> {
+        let writer = mount.writer()?;
+        debug_assert!(writer.freeze_gate().may_change(), "a change while the mount is frozen");
+        let editor = Editor::begin_described(mount, writer, credits)?;
         Ok(Txn { editor, mount, writer })
     }
 

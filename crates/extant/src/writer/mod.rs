@@ -9,6 +9,7 @@
 //! - W2. Each of them is encoded once per transaction ([`WriterStats::inodes_encoded`] counts).
 
 mod dirty_files;
+mod fast;
 mod pace;
 mod read_ahead;
 
@@ -25,6 +26,7 @@ use extant_sync::{Background, Clock, Mutex, Rank};
 use crate::alloc::{Allocator, AllocatorStats};
 use crate::dentry::Dentries;
 use crate::error::Result;
+use crate::fast::Refusal;
 use crate::freeze_gate::{FreezeGate, Inside};
 use crate::log::Log;
 use crate::mmp::MmpGuard;
@@ -38,6 +40,7 @@ use crate::times::{AccessRule, TimeRules};
 use crate::volume::Volume;
 
 pub(crate) use dirty_files::{DirtyFiles, EXPIRE};
+pub(crate) use fast::are_possible as fast_commits_are_possible;
 pub(crate) use pace::{Load, Pace, Turn};
 pub(crate) use read_ahead::ReadAhead;
 
@@ -102,6 +105,8 @@ pub struct WriterStats {
     pub allocator: AllocatorStats,
     /// The journal's counters.
     pub journal: JournalStats,
+    /// Syncs of which a fast commit could not be made, by the reason: names as in `extant stats`.
+    pub fast_refused: [(&'static str, u64); Refusal::COUNT],
 }
 
 impl WriterStats {
@@ -125,7 +130,10 @@ impl WriterStats {
             ("home_writes", journal.home_writes),
             ("batched", journal.batched),
             ("waits", journal.waits),
+            ("fast_commits", journal.fast_commits),
+            ("fast_blocks", journal.fast_blocks),
         ];
+        all.extend(self.fast_refused);
         all.extend(self.allocator.named());
         all
     }
@@ -320,6 +328,7 @@ impl Writer {
             discards_failed: self.alloc.spent().failed(),
             allocator: self.alloc.stats(),
             journal: self.journal().stats(),
+            fast_refused: self.log.fast().named(),
         }
     }
 }
@@ -336,6 +345,7 @@ impl Writer {
     /// Encodes the changes of the running transaction into blocks. No handle is open.
     pub(crate) fn encode(&self, volume: &Volume, sink: &mut EncodeSink<'_>) -> Result<()> {
         self.supers.wake()?;
+        self.log.fast().restart();
         let mut dirty_nodes = self.log.dirty_nodes().take();
         while let Some(dirty) = dirty_nodes.next() {
             self.inodes_encoded.fetch_add(1, Ordering::Relaxed);

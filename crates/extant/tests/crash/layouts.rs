@@ -229,6 +229,20 @@ pub(crate) const SPECIAL: &[Layout] = &[
     Layout::special("encrypted and folding", true, true),
 ];
 
+/// Layouts on which syncs make fast commits.
+pub(crate) const FAST: &[Layout] = &[
+    Layout::new("fast 4K", "32M", &["-t", "ext4", "-b", "4096", "-N", "256", "-O", "fast_commit"])
+        .stale(4096),
+    Layout::new("fast 1K", "8M", &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "fast_commit"])
+        .stale(1024),
+    Layout::new(
+        "fast, orphans in a file",
+        "8M",
+        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "orphan_file,fast_commit,^metadata_csum"],
+    )
+    .stale(1024),
+];
+
 /// Some files of every kind of map, so that truncating and deleting has something to free.
 fn contents(root: &Path) {
     let make = |name: &str, len: usize, hole: usize| {
@@ -334,10 +348,10 @@ pub(crate) fn make(layout: &Layout) -> Result<Base, String> {
 
 /// The base of a layout, made once.
 pub(crate) fn base(layout: &Layout) -> Result<Base, String> {
-    const ALL: usize = LAYOUTS.len() + WRITTEN.len() + SPECIAL.len();
+    const ALL: usize = LAYOUTS.len() + WRITTEN.len() + SPECIAL.len() + FAST.len();
     static MADE: [OnceLock<Result<Base, String>>; ALL] = [const { OnceLock::new() }; ALL];
-    let at =
-        LAYOUTS.iter().chain(WRITTEN).chain(SPECIAL).position(|other| other.name == layout.name);
+    let mut all = LAYOUTS.iter().chain(WRITTEN).chain(SPECIAL).chain(FAST);
+    let at = all.position(|other| other.name == layout.name);
     let at = at.expect("a known layout");
     MADE[at].get_or_init(|| make(layout)).as_ref().map(Base::snapshot).map_err(Clone::clone)
 }
@@ -369,7 +383,7 @@ impl Drop for Loop {
 #[test]
 fn all_layouts_can_be_made_and_read() {
     use extant_testkit::proof::Target as _;
-    for layout in LAYOUTS.iter().chain(WRITTEN) {
+    for layout in LAYOUTS.iter().chain(WRITTEN).chain(FAST) {
         let base = match base(layout) {
             Ok(base) => base,
             Err(reason) => {

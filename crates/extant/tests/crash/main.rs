@@ -4,6 +4,7 @@
 //! - `scenarios`: each operation and each pair of operations, written by hand; every cut.
 //! - `contents`: each way of changing contents of files; every cut.
 //! - `generated`: operations from a seed on every layout; sampled cuts.
+//! - `fast`: writers that append and sync, with fast commits.
 //! - `handles`: what a thread with an open handle may not do.
 //! - `interop`: images cut off under the kernel are replayed as the kernel replays them.
 //! - `mutations`: with one step of the journal left out, the same harness finds damage.
@@ -13,6 +14,7 @@
 
 mod conform;
 mod contents;
+mod fast;
 mod generated;
 mod handles;
 mod interop;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant::{
     AclKind, EncryptionPolicy, Fallocate, FileKind, Fs, Inode, InodeFlags, MappedFile, MappingKind,
@@ -30,6 +31,10 @@ pub(crate) struct Extant {
     pub(crate) data_cache_bytes: u64,
     /// What is freed is discarded.
     pub(crate) discard: bool,
+    /// Whether syncs make fast commits.
+    pub(crate) makes_fast_commits: bool,
+    /// Number of mounts that applied fast commits.
+    pub(crate) fast: Arc<AtomicU64>,
     /// What is put over the device.
     pub(crate) over: Option<Arc<dyn Fn(SharedDevice) -> SharedDevice + Send + Sync>>,
 }
@@ -45,7 +50,8 @@ impl Extant {
             .mutations(self.mutations)
             .publish_before_data(self.publish_before_data)
             .discard(self.discard)
-            .key(key());
+            .key(key())
+            .fast_commits(self.makes_fast_commits);
         if self.data_cache_bytes > 0 {
             options = options.data_cache_bytes(self.data_cache_bytes);
         }
@@ -418,7 +424,10 @@ impl Target for Extant {
         let options = self.options(devices, clock);
         let device = Arc::clone(&devices[0]);
         let device = self.over.as_ref().map_or(device.clone(), |over| over(device));
-        options.open_shared(device).map_err(|error| in_full(&error))
+        let fs = options.open_shared(device).map_err(|error| in_full(&error))?;
+        let fast = fs.replayed().is_some_and(|replay| replay.fast_commits > 0);
+        self.fast.fetch_add(u64::from(fast), Ordering::Relaxed);
+        Ok(fs)
     }
 
     fn apply(&self, fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Outcome {
