@@ -23,6 +23,9 @@
 //!   for those who wait. Linux takes an older head for an empty area; e2fsck 1.47 fails, and drops
 //!   the whole log. A cut between the two writes is the one moment at which it still does.
 //!
+//! - J18. While the area holds fast commits, the log holds no full ones: they are brought home first.
+//!   e2fsck 1.47 applies records to the inodes that it read before it replayed the log.
+//!
 //! # Source
 //!
 //! Linux `Documentation/filesystems/ext4/journal.rst`, "Fast commits".
@@ -62,6 +65,10 @@ impl Journal {
             self.clear_old_head(log, &mut work)?;
         }
         let tid = self.running();
+        let is_first = work.fast.as_ref().is_some_and(|area| area.of != Some(tid));
+        if is_first {
+            self.checkpoint_work(&mut work)?;
+        }
         let (round, planned) = {
             let shut = self.gate.shut();
             self.check()?;

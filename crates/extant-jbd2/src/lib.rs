@@ -66,6 +66,7 @@
 //!   of it replaces them.
 //! - J16. A cut leaves a whole first fast commit in the area, or none that Linux looks at.
 //! - J17. While the log is in use, no head of an earlier transaction is in the area.
+//! - J18. While the area holds fast commits, the log holds no full ones.
 //!
 //! J10, orphans, is the client's.
 //!
