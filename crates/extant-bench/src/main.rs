@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | page`: see
+//! `extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | page`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -37,6 +37,7 @@ fn main() -> Result<()> {
         Some("async") => rings(),
         Some("alloc") => alloc(),
         Some("alloc-one") => alloc_one(),
+        Some("check") => check(),
         Some("pieces") => grow(),
         Some("age") => age(),
         Some("direct") => direct(),
@@ -52,7 +53,7 @@ fn main() -> Result<()> {
             extant_bench::page::write(&extant_bench::report::directory(), Path::new(&to))
         }
         _ => bail!(
-            "usage: extant-bench build | mkfs | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | page"
+            "usage: extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | page"
         ),
     }
 }
@@ -139,6 +140,26 @@ fn mkfs() -> Result<()> {
     }
     all.retain(|series| !series.values.is_empty());
     report("mkfs", "extant", &all)
+}
+
+/// Question: how long does checking an image take, and in how much memory, against e2fsck?
+///
+/// Sketch: the tables of inodes are read as a whole, 256 bytes for each, and each inode has one checksum, some
+/// comparisons and one name: below 1 µs. Goals: five times e2fsck with many files, three times with large
+/// ones, and no more memory.
+fn check() -> Result<()> {
+    let dir = memory_dir()?;
+    let files: Vec<u32> = variable("FILES", "55000,1000000")
+        .split(',')
+        .map(|count| count.parse().context("FILES is two numbers"))
+        .collect::<Result<_>>()?;
+    let plan = extant_bench::check::Plan {
+        extant: extant()?,
+        rounds: runs()?,
+        files: files.try_into().ok().context("FILES is two numbers")?,
+        size: variable("SIZE", "16T"),
+    };
+    report("check", "extant", &extant_bench::check::measure(&plan, dir.path())?)
 }
 
 /// Question: what does reading through the library cost, against the system's own calls on the

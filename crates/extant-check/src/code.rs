@@ -10,6 +10,7 @@ impl Problem {
         match self {
             Problem::SuperblockChecksum(..) => "superblock-checksum",
             Problem::DeviceTooSmall { .. } => "device-too-small",
+            Problem::Unreadable { .. } => "unreadable",
             Problem::NeedsRecovery => "needs-recovery",
             Problem::State { .. } => "state",
             Problem::ExtraSize { .. } => "extra-size",

@@ -48,6 +48,7 @@ impl Problem {
         use Problem as P;
         match self {
             P::DeviceTooSmall { .. }
+            | P::Unreadable { .. }
             | P::Group(..)
             | P::OutsideGroup { .. }
             | P::MetadataOverlap { .. }
@@ -147,7 +148,9 @@ impl Problem {
             | P::BlockRange { ino: i, block, .. }
             | P::ClaimedTwice { ino: i, block }
             | P::XattrChecksum { ino: i, block, .. } => Objects { block: Some(*block), ..ino(i) },
-            P::XattrBlockHash { block, .. } | P::XattrReferences { block, .. } => {
+            P::Unreadable { block, .. }
+            | P::XattrBlockHash { block, .. }
+            | P::XattrReferences { block, .. } => {
                 Objects { block: Some(*block), ..Objects::default() }
             }
             P::XattrInode { ino: i, value, .. } => Objects { target: Some(*value), ..ino(i) },
@@ -176,6 +179,7 @@ impl Problem {
         use Problem as P;
         match self {
             P::DeviceTooSmall { .. } => "none: make the device as large as the file system",
+            P::Unreadable { .. } => "none: save what can be read with extant salvage",
             P::NeedsRecovery => "replay the journal",
             P::State { .. } => "mark the file system clean",
             P::Group(..) | P::OutsideGroup { .. } | P::MetadataOverlap { .. } => {

@@ -1,59 +1,30 @@
 //! Directories: every block, every name, and what each name leads to.
 
-use extant_base::{FileBlock, Ino};
+use std::ops::{ControlFlow, Deref, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::dir::{self, DirEntry, DirLayout, FileType, Records};
+use extant_format::error::ChecksumError;
 use extant_format::features::{Compat, EncodingFlags};
 use extant_format::hash::{HashSeed, HashVersion, name_hash};
 use extant_format::inline::InlineDir;
 use extant_format::inode::InodeFlags;
 
+use crate::base::Base;
 use crate::checker::Checker;
+use crate::findings::{HELD_MAX, Sink};
 use crate::htree::{HashIndex, Slot};
-use crate::{CheckError, Problem};
+use crate::names::Names;
+use crate::tables::{Detail, Info, Inline, Run, Tables};
+use crate::{CheckError, Problem, crew};
 
 /// Directory blocks read at once, in bytes.
 const CHUNK_BYTES: usize = 1 << 17;
+/// Blocks of directories in one piece.
+const PIECE_BLOCKS: u64 = 128;
 /// Shortest name that encryption makes.
 const ENCRYPTED_NAME_MIN: usize = 16;
-
-/// Names of one directory, to find those that are there twice.
-#[derive(Default)]
-struct Names {
-    bytes: Vec<u8>,
-    /// Start and length in `bytes`.
-    list: Vec<(u32, u8)>,
-}
-
-impl Names {
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.list.clear();
-    }
-
-    fn push(&mut self, name: &[u8]) {
-        let (Ok(at), Ok(len)) = (u32::try_from(self.bytes.len()), u8::try_from(name.len())) else {
-            return;
-        };
-        self.bytes.extend_from_slice(name);
-        self.list.push((at, len));
-    }
-
-    fn get(bytes: &[u8], (at, len): (u32, u8)) -> &[u8] {
-        let at = at as usize;
-        bytes.get(at..at + usize::from(len)).unwrap_or(&[])
-    }
-
-    /// Names that are there more than once.
-    fn duplicates(&mut self) -> Vec<String> {
-        let bytes = &self.bytes;
-        self.list.sort_unstable_by(|a, b| Self::get(bytes, *a).cmp(Self::get(bytes, *b)));
-        let pairs = self.list.iter().zip(self.list.iter().skip(1));
-        pairs
-            .filter(|(a, b)| Self::get(bytes, **a) == Self::get(bytes, **b))
-            .map(|(a, _)| text(Self::get(bytes, *a)))
-            .collect()
-    }
-}
 
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
@@ -72,59 +43,236 @@ struct Walk {
     children: u32,
 }
 
+/// Some directories, one after the other.
+pub(crate) struct DirScan<'s, 'a> {
+    pub(crate) base: &'s Base<'a>,
+    tables: &'s Tables,
+    sink: Sink<'s, 'a>,
+    names: Names,
+    bytes: Vec<u8>,
+    /// Set when this piece cannot stand beside the others.
+    is_conflict: Option<&'s AtomicBool>,
+}
+
+impl<'a> Deref for DirScan<'_, 'a> {
+    type Target = Base<'a>;
+
+    fn deref(&self) -> &Base<'a> {
+        self.base
+    }
+}
+
 impl Checker<'_> {
-    /// Walks every directory that has links.
+    /// Walks every directory that has links. As with inodes: on several threads first, and if a
+    /// directory turns out to have two names, again in order, because the first of them counts.
     pub(crate) fn check_directories(&mut self) -> Result<(), CheckError> {
-        let mut names = Names::default();
-        for number in 0..self.infos.len() {
-            let Some(info) = self.infos.get(number) else { break };
-            if !info.is_dir() || info.links == 0 {
-                continue;
+        let tables = &self.found.tables;
+        let weight = |at: usize| tables.details.get(at).map_or(0, |detail| detail.blocks.max(1));
+        let details = tables.details.len();
+        let blocks = (0..details).map(weight).fold(0, u64::saturating_add);
+        let bytes = blocks.saturating_mul(u64::from(self.base.sb.block_size.bytes()));
+        let threads = self.base.threads(bytes);
+        let pieces = crew::share(threads, details, PIECE_BLOCKS, weight);
+        if threads > 1 {
+            if self.check_directories_at_once(threads, &pieces)? {
+                return Ok(());
             }
-            names.clear();
-            let layout = DirLayout {
-                stored_hash: info.flags.contains(InodeFlags::ENCRYPT | InodeFlags::CASEFOLD),
-                encrypted: info.flags.contains(InodeFlags::ENCRYPT),
-                ..self.dir_layout
-            };
-            let mut walk = Walk {
-                dir: info.ino,
-                seed: info.seed,
-                layout,
-                is_encrypted: info.flags.contains(InodeFlags::ENCRYPT),
-                is_strict: info.flags.contains(InodeFlags::CASEFOLD)
-                    && !info.flags.contains(InodeFlags::ENCRYPT)
-                    && self.sb.encoding_flags.contains(EncodingFlags::STRICT),
-                hash: None,
-                dotdot: Ino(0),
-                children: 0,
-            };
-            if info.flags.contains(InodeFlags::INLINE_DATA) {
-                self.check_inline(number, &mut walk, &mut names);
-            } else {
-                self.check_blocks(number, &mut walk, &mut names)?;
+            self.found.tables.forget_names();
+        }
+        let findings = &mut self.findings;
+        let mut scan = DirScan::new(&self.base, &self.found.tables, Sink::Tell(findings), None);
+        for piece in pieces {
+            scan.check_all(piece)?;
+            if let Sink::Tell(findings) = &mut scan.sink {
+                findings.did(0);
             }
-            for name in names.duplicates() {
-                self.problem(Problem::DuplicateName { dir: walk.dir, name });
-            }
-            if let Some(info) = self.infos.get_mut(number) {
-                info.dotdot = walk.dotdot;
-                info.children = walk.children;
+            if scan.sink.is_stopped() {
+                break;
             }
         }
         Ok(())
     }
 
-    fn check_inline(&mut self, number: usize, walk: &mut Walk, names: &mut Names) {
-        let Some(inline) = self.infos.get_mut(number).and_then(|info| info.inline.take()) else {
-            return;
+    fn check_directories_at_once(
+        &mut self,
+        threads: usize,
+        pieces: &[Range<usize>],
+    ) -> Result<bool, CheckError> {
+        let is_conflict = AtomicBool::new(false);
+        let (base, tables) = (&self.base, &self.found.tables);
+        let work = |number: usize| -> Result<Vec<Problem>, CheckError> {
+            let sink = Sink::Hold(Vec::new());
+            let mut scan = DirScan::new(base, tables, sink, Some(&is_conflict));
+            scan.check_all(pieces.get(number).cloned().unwrap_or_default())?;
+            Ok(scan.sink.into_held())
         };
+        let (mut held, mut failed) = (Vec::new(), None);
+        let findings = &mut self.findings;
+        let take = |result| {
+            match result {
+                Ok(mut problems) => held.append(&mut problems),
+                Err(error) => failed = Some(error),
+            }
+            if held.len() > HELD_MAX {
+                is_conflict.store(true, Ordering::Relaxed);
+            }
+            findings.did(0);
+            let is_over =
+                failed.is_some() || findings.is_stopped || is_conflict.load(Ordering::Relaxed);
+            if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        crew::in_order(threads, pieces.len(), work, take)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if is_conflict.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        for problem in held {
+            self.findings.problem(problem);
+        }
+        Ok(true)
+    }
+}
+
+impl<'s, 'a> DirScan<'s, 'a> {
+    fn new(
+        base: &'s Base<'a>,
+        tables: &'s Tables,
+        sink: Sink<'s, 'a>,
+        is_conflict: Option<&'s AtomicBool>,
+    ) -> DirScan<'s, 'a> {
+        DirScan { base, tables, sink, names: Names::new(), bytes: Vec::new(), is_conflict }
+    }
+
+    pub(crate) fn problem(&mut self, problem: Problem) {
+        self.sink.problem(problem);
+    }
+
+    /// Notes a wrong checksum of a block of an inode.
+    pub(crate) fn block_checksum(
+        &mut self,
+        ino: Ino,
+        block: u64,
+        result: Result<(), ChecksumError>,
+    ) {
+        if let Err(source) = result {
+            self.problem(Problem::BlockChecksum { ino, block: FsBlock(block), source });
+        }
+    }
+
+    /// Whether the work of this piece is for nothing.
+    fn is_over(&self) -> bool {
+        let Some(conflict) = self.is_conflict else { return self.sink.is_stopped() };
+        if self.sink.held() > HELD_MAX {
+            conflict.store(true, Ordering::Relaxed);
+        }
+        conflict.load(Ordering::Relaxed)
+    }
+
+    fn check_all(&mut self, details: Range<usize>) -> Result<(), CheckError> {
+        let tables = self.tables;
+        for detail in tables.details.get(details).unwrap_or(&[]) {
+            if self.is_over() {
+                break;
+            }
+            let Some(info) = tables.infos.get(detail.place as usize) else { break };
+            if info.is_dir() && info.links != 0 {
+                self.check_directory(info, detail)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn walk_of(&self, info: &Info, detail: &Detail) -> Walk {
+        let layout = DirLayout {
+            stored_hash: info.flags.contains(InodeFlags::ENCRYPT | InodeFlags::CASEFOLD),
+            encrypted: info.flags.contains(InodeFlags::ENCRYPT),
+            ..self.dir_layout
+        };
+        Walk {
+            dir: info.ino,
+            seed: detail.seed,
+            layout,
+            is_encrypted: info.flags.contains(InodeFlags::ENCRYPT),
+            is_strict: info.flags.contains(InodeFlags::CASEFOLD)
+                && !info.flags.contains(InodeFlags::ENCRYPT)
+                && self.sb.encoding_flags.contains(EncodingFlags::STRICT),
+            hash: None,
+            dotdot: Ino(0),
+            children: 0,
+        }
+    }
+
+    fn check_directory(&mut self, info: &Info, detail: &Detail) -> Result<(), CheckError> {
+        self.names.clear();
+        let mut walk = self.walk_of(info, detail);
+        match &detail.inline {
+            Some(inline) => self.check_inline(inline, &mut walk),
+            None if info.flags.contains(InodeFlags::INLINE_DATA) => {}
+            None => self.check_blocks(info, detail, &mut walk)?,
+        }
+        let collisions = self.names.collisions();
+        if !collisions.is_empty() {
+            self.check_duplicates(detail, &walk, &collisions)?;
+        }
+        detail.dotdot.store(walk.dotdot.0, Ordering::Relaxed);
+        detail.children.store(walk.children, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Tells of names that are there more than once: of all but one of each, in order.
+    fn check_duplicates(
+        &mut self,
+        detail: &Detail,
+        walk: &Walk,
+        collisions: &[u64],
+    ) -> Result<(), CheckError> {
+        let mut list: Vec<Box<[u8]>> = Vec::new();
+        let mut note = |names: &Names, entry: &DirEntry<'_>| {
+            let counts = entry.is_used()
+                && (!walk.is_encrypted || entry.name.len() >= ENCRYPTED_NAME_MIN)
+                && names.is_among(collisions, entry.name);
+            if counts {
+                list.push(entry.name.into());
+            }
+        };
+        if let Some(inline) = &detail.inline {
+            let dir = InlineDir::new(&inline.0, &inline.1, walk.layout);
+            dir.records().flatten().for_each(|entry| note(&self.names, &entry));
+        }
+        let mut bytes = Vec::new();
+        for run in self.tables.runs_of(detail) {
+            for at in 0..run.len {
+                // What cannot be read was told before.
+                if self.read_block(run.start + u64::from(at), &mut bytes).is_err() {
+                    continue;
+                }
+                let Ok(records) = Records::of_block(&bytes, walk.layout) else { continue };
+                let is_first = run.file_start.saturating_add(at) == 0;
+                let entries = records.map_while(Result::ok);
+                let skipped = if is_first { 2 } else { 0 };
+                entries.skip(skipped).for_each(|entry| note(&self.names, &entry));
+            }
+        }
+        list.sort_unstable();
+        for pair in list.windows(2) {
+            if let [name, next] = pair
+                && name == next
+            {
+                self.problem(Problem::DuplicateName { dir: walk.dir, name: text(name) });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_inline(&mut self, inline: &Inline, walk: &mut Walk) {
         let layout = walk.layout;
         let dir = InlineDir::new(&inline.0, &inline.1, layout);
         walk.dotdot = dir.parent();
         for entry in dir.records() {
             match entry {
-                Ok(entry) if entry.is_used() => self.check_entry(walk, &entry, names),
+                Ok(entry) if entry.is_used() => self.check_entry(walk, &entry),
                 Ok(_) => {}
                 Err(source) => {
                     let block = FileBlock(0);
@@ -136,16 +284,20 @@ impl Checker<'_> {
 
     fn check_blocks(
         &mut self,
-        number: usize,
+        info: &Info,
+        detail: &Detail,
         walk: &mut Walk,
-        names: &mut Names,
     ) -> Result<(), CheckError> {
-        let Some(info) = self.infos.get(number) else { return Ok(()) };
-        let (flags, blocks) = (info.flags, info.blocks);
-        let mut runs = self.runs_of(info);
-        runs.sort_unstable_by_key(|run| run.file_start);
+        let (flags, blocks) = (info.flags, detail.blocks);
+        let mut sorted;
+        let mut runs = self.tables.runs_of(detail);
+        if !runs.is_sorted_by_key(|run| run.file_start) {
+            sorted = runs.to_vec();
+            sorted.sort_unstable_by_key(|run| run.file_start);
+            runs = &sorted;
+        }
         let mut next = 0u32;
-        for run in &runs {
+        for run in runs {
             if run.file_start != next {
                 break;
             }
@@ -157,7 +309,7 @@ impl Checker<'_> {
         let mut index = None;
         if flags.contains(InodeFlags::INDEX) {
             if self.sb.features.has_compat(Compat::DIR_INDEX) {
-                index = self.read_index(walk.dir, &runs, next, walk.layout)?;
+                index = self.index_of(walk, runs, next)?;
                 // How names fold is not known here.
                 let is_folded = flags.contains(InodeFlags::CASEFOLD);
                 walk.hash = index.as_ref().map(|index| index.hash).filter(|_| !is_folded);
@@ -172,22 +324,54 @@ impl Checker<'_> {
         }
         let size = self.sb.block_size.len();
         let step = u32::try_from(CHUNK_BYTES / size).unwrap_or(1).max(1);
-        let mut bytes = Vec::new();
-        for run in &runs {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        for run in runs {
             let mut at = 0;
-            while at < run.len {
+            let mut step = step;
+            while at < run.len && !self.is_over() {
                 let take = step.min(run.len - at);
-                self.read_blocks(run.start + u64::from(at), take, &mut bytes)?;
+                if let Err(error) = self.read_blocks(run.start + u64::from(at), take, &mut bytes) {
+                    if take > 1 && self.options.skip_unreadable {
+                        // Those that can be read, one by one.
+                        step = 1;
+                        continue;
+                    }
+                    let dir = walk.dir;
+                    let problem = self.base.unreadable(error, || format!("directory {dir}"))?;
+                    self.problem(problem);
+                    at += take;
+                    continue;
+                }
                 for (within, block) in bytes.chunks_exact(size).enumerate() {
                     let place = at + within as u32;
                     let file_block = run.file_start.saturating_add(place);
                     let device_block = run.start + u64::from(place);
-                    self.check_block(walk, (file_block, device_block), block, &index, names);
+                    self.check_block(walk, (file_block, device_block), block, &index);
                 }
                 at += take;
             }
         }
+        self.bytes = bytes;
         Ok(())
+    }
+
+    /// The index, as far as it can be read.
+    fn index_of(
+        &mut self,
+        walk: &Walk,
+        runs: &[Run],
+        blocks: u32,
+    ) -> Result<Option<HashIndex>, CheckError> {
+        match self.read_index(walk.dir, runs, blocks, walk.layout) {
+            Ok(index) => Ok(index),
+            Err(error) => {
+                let dir = walk.dir;
+                let what = || format!("the index of directory {dir}");
+                let problem = self.base.unreadable(error, what)?;
+                self.problem(problem);
+                Ok(None)
+            }
+        }
     }
 
     fn check_block(
@@ -196,7 +380,6 @@ impl Checker<'_> {
         (file_block, device_block): (u32, u64),
         bytes: &[u8],
         index: &Option<HashIndex>,
-        names: &mut Names,
     ) {
         let block = FileBlock(file_block);
         let slot = index
@@ -255,7 +438,7 @@ impl Checker<'_> {
                 let (from, to, hash) = (slot.from, slot.to, hash.major);
                 self.problem(Problem::HtreeHash { dir: walk.dir, block, hash, from, to });
             }
-            self.check_entry(walk, &entry, names);
+            self.check_entry(walk, &entry);
         }
         if file_block == 0 && position < 2 {
             let (dir, name) = (walk.dir, if position == 0 { "." } else { ".." });
@@ -293,11 +476,14 @@ impl Checker<'_> {
         if !matches!(kind, FileType::Regular | FileType::Directory | FileType::Symlink) {
             return;
         }
-        let Some(ours) = self.policies.get(&walk.dir.0) else { return };
-        let why = match self.policies.get(&entry.ino.0) {
+        let Some(ours) = self.tables.policies.get(&walk.dir.0) else { return };
+        let why = match self.tables.policies.get(&entry.ino.0) {
             Some(theirs) if theirs == ours => return,
             Some(_) => "which is encrypted in another way",
-            None if self.info(entry.ino).is_some_and(|i| i.flags.contains(InodeFlags::ENCRYPT)) => {
+            None if self
+                .target(entry.ino)
+                .is_some_and(|i| i.flags.contains(InodeFlags::ENCRYPT)) =>
+            {
                 return;
             }
             None => "which is not encrypted",
@@ -306,7 +492,7 @@ impl Checker<'_> {
         self.problem(Problem::EntryInode { dir, name, ino, why });
     }
 
-    fn check_entry(&mut self, walk: &mut Walk, entry: &DirEntry<'_>, names: &mut Names) {
+    fn check_entry(&mut self, walk: &mut Walk, entry: &DirEntry<'_>) {
         let (dir, ino) = (walk.dir, entry.ino);
         let name = || text(entry.name);
         let is_bad = entry.name.is_empty()
@@ -322,28 +508,32 @@ impl Checker<'_> {
         if walk.is_strict && std::str::from_utf8(entry.name).is_err() {
             self.problem(Problem::Name { dir, name: name() });
         }
-        names.push(entry.name);
+        self.names.push(entry.name);
         if ino == Ino::ROOT || ino.0 < self.sb.first_inode.0 || self.is_special(ino) {
             let why = "which has no name";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
             return;
         }
-        let Some(place) = self.place(ino) else {
+        let Some(target) = self.target(ino) else {
             let why = "which is not in use";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
             return;
         };
-        let Some(target) = self.infos.get_mut(place) else { return };
-        target.names = target.names.saturating_add(1);
+        target.add_name();
         let (mode, links) = (target.mode, target.links);
         let is_value = target.is_value();
         let mut is_second = false;
-        if target.is_dir() {
-            is_second = target.parent.0 != 0;
+        if target.is_dir()
+            && let Some(detail) = self.tables.detail_of(target)
+        {
+            let order = Ordering::Relaxed;
+            is_second = detail.parent.compare_exchange(0, dir.0, order, order).is_err();
             if !is_second {
-                target.parent = dir;
                 walk.children = walk.children.saturating_add(1);
             }
+        }
+        if is_second && let Some(conflict) = self.is_conflict {
+            conflict.store(true, Ordering::Relaxed);
         }
         if is_second {
             self.problem(Problem::SecondParent { dir, name: name(), ino });
@@ -363,5 +553,10 @@ impl Checker<'_> {
         if walk.layout.filetype && found != wanted {
             self.problem(Problem::EntryType { dir, name: name(), ino, found, wanted });
         }
+    }
+
+    /// The inode in use that an entry leads to.
+    fn target(&self, ino: Ino) -> Option<&'s Info> {
+        self.tables.info(&self.base.sb, ino)
     }
 }

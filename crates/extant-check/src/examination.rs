@@ -1,12 +1,13 @@
 //! Results of a check for a repair.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use extant_base::Ino;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::superblock::Superblock;
 
-use crate::checker::{Checker, Info};
+use crate::checker::Checker;
+use crate::tables::{Detail, Tables};
 use crate::{Problem, Report};
 
 /// An inode in use, as the check saw it.
@@ -37,20 +38,23 @@ pub struct InodeView {
 }
 
 impl InodeView {
-    fn of(info: &Info) -> InodeView {
-        InodeView {
+    fn of(tables: &Tables, at: usize, is_orphan: bool) -> Option<InodeView> {
+        let info = tables.infos.get(at)?;
+        let (size, sectors) = tables.sizes.get(at).copied().unwrap_or_default();
+        let detail = tables.detail_of(info);
+        Some(InodeView {
             ino: info.ino,
             mode: info.mode,
             links: info.links,
             flags: info.flags,
-            size: info.size,
-            sectors: info.sectors,
-            names: info.names,
-            children: info.children,
-            parent: info.parent,
-            dotdot: info.dotdot,
-            is_orphan: info.is_orphan,
-        }
+            size,
+            sectors,
+            names: info.names(),
+            children: detail.map_or(0, Detail::children),
+            parent: detail.map_or(Ino(0), Detail::parent),
+            dotdot: detail.map_or(Ino(0), Detail::dotdot),
+            is_orphan,
+        })
     }
 
     /// The type of file; `None` when the mode has none.
@@ -76,7 +80,8 @@ pub struct Examination {
     superblock: Option<Superblock>,
     claimed: Vec<Option<Box<[u64]>>>,
     used: Vec<Option<Box<[u64]>>>,
-    infos: Vec<Info>,
+    tables: Tables,
+    orphans: BTreeSet<u32>,
     directories: Vec<u32>,
     usage: [BTreeMap<u32, (u64, u64)>; 3],
     value_counts: BTreeMap<u32, u64>,
@@ -87,18 +92,19 @@ impl Examination {
         Examination { report, ..Examination::default() }
     }
 
-    pub(crate) fn of(mut checker: Checker<'_>) -> Examination {
-        let usage = [0, 1, 2].map(|owner| checker.usage(owner));
+    pub(crate) fn of(checker: Checker<'_>) -> Examination {
+        let Checker { base, findings, found } = checker;
         Examination {
-            directories: checker.directories_by_group(),
-            report: std::mem::take(&mut checker.report),
-            wanted: std::mem::take(&mut checker.wanted),
-            value_counts: std::mem::take(&mut checker.value_counts),
-            claimed: checker.claims.into_groups(),
-            used: checker.used,
-            infos: checker.infos,
-            superblock: Some(checker.sb),
-            usage,
+            directories: found.counted_directories(&base),
+            report: findings.report,
+            wanted: findings.wanted,
+            value_counts: found.value_counts,
+            claimed: base.claims.to_groups(base.sb.group_count),
+            used: found.used,
+            tables: found.tables,
+            orphans: found.orphans,
+            superblock: Some(base.sb),
+            usage: found.usage,
         }
     }
 
@@ -126,16 +132,21 @@ impl Examination {
         self.directories.get(group as usize).copied().unwrap_or(0)
     }
 
+    fn view(&self, at: usize) -> Option<InodeView> {
+        let ino = self.tables.infos.get(at)?.ino;
+        InodeView::of(&self.tables, at, self.orphans.contains(&ino.0))
+    }
+
     /// All inodes in use that could be decoded, in order of their number.
     pub fn inodes(&self) -> impl Iterator<Item = InodeView> + '_ {
-        self.infos.iter().map(InodeView::of)
+        (0..self.tables.infos.len()).filter_map(|at| self.view(at))
     }
 
     /// An inode in use that could be decoded.
     #[must_use]
     pub fn inode(&self, ino: Ino) -> Option<InodeView> {
-        let at = self.infos.binary_search_by_key(&ino, |info| info.ino).ok()?;
-        self.infos.get(at).map(InodeView::of)
+        let at = self.tables.infos.binary_search_by_key(&ino, |info| info.ino).ok()?;
+        self.view(at)
     }
 
     /// Returns how many attributes have their value in an inode.

@@ -6,7 +6,8 @@ use extant_format::features::{Incompat, SuperFlags};
 use extant_format::hash::HashVersion;
 use extant_format::htree::{self, Index, IndexLayout, NodePlace, Root};
 
-use crate::checker::{Checker, Run};
+use crate::dirs::DirScan;
+use crate::tables::Run;
 use crate::{CheckError, Problem};
 
 /// References of the index to one block of the directory.
@@ -42,7 +43,7 @@ pub(crate) fn find(runs: &[Run], block: u32) -> Option<u64> {
     (within < run.len).then(|| run.start + u64::from(within))
 }
 
-impl Checker<'_> {
+impl DirScan<'_, '_> {
     /// Reads all nodes of an index. `None`, and a problem, when its root is none.
     pub(crate) fn read_index(
         &mut self,

@@ -1,5 +1,9 @@
 //! The inode tables: every inode in use, its fields, its map, its attributes.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::AtomicU32;
+
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
 use extant_format::bitmap::BitmapRef;
 use extant_format::checksum::inode_seed;
@@ -7,13 +11,16 @@ use extant_format::dir;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
+use extant_format::superblock::Superblock;
 
-use crate::checker::{Checker, Info};
+use crate::base::Base;
 use crate::map::Map;
+use crate::scan::{Scan, ValueState};
+use crate::tables::{Bits, Detail, Info};
 use crate::{CheckError, Problem};
 
 /// Blocks of an inode table read at once, in bytes.
-const CHUNK_BYTES: u64 = 1 << 18;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 /// The inode that holds bad blocks.
 const BAD_BLOCKS: Ino = Ino(1);
@@ -27,72 +34,140 @@ pub(crate) fn field16(record: &[u8], at: usize) -> u16 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u16::from_le_bytes(*raw))
 }
 
-impl Checker<'_> {
-    /// Reads all inode tables as far as they are used.
-    pub(crate) fn read_inodes(&mut self) -> Result<(), CheckError> {
-        let mut bitmap = Vec::new();
-        for number in 0..self.groups.len() {
-            let Some(descriptor) = self.groups.get(number).copied() else { break };
+/// Blocks of an inode table that were read.
+#[derive(Clone, Copy)]
+struct Chunk {
+    group: GroupIndex,
+    /// The first, counted from the start of the table.
+    at: u32,
+    /// Inodes of the group that are in use or were.
+    scanned: u32,
+}
+
+impl Base<'_> {
+    /// Returns how many inodes of a group are to be read, if its table is.
+    fn scanned(&self, descriptor: &GroupDescriptor) -> Option<u32> {
+        let per_group = self.sb.inodes_per_group;
+        let has_checksums = self.group_checksum != GroupChecksum::None;
+        let is_uninit = has_checksums && descriptor.flags.contains(GroupFlags::INODE_UNINIT);
+        let table = descriptor.inode_table.0;
+        if is_uninit || !self.in_range(table, u64::from(self.sb.inode_table_blocks())) {
+            return None;
+        }
+        let unused = if has_checksums { descriptor.itable_unused.min(per_group) } else { 0 };
+        Some(per_group - unused)
+    }
+
+    /// Bytes to be read of the inode table of a group.
+    pub(crate) fn table_bytes(&self, group: usize) -> u64 {
+        let Some(descriptor) = self.groups.get(group) else { return 0 };
+        let scanned = self.scanned(descriptor).unwrap_or(0);
+        u64::from(scanned) * u64::from(self.sb.inode_size)
+    }
+
+    fn record_bytes(&self) -> usize {
+        usize::from(self.sb.inode_size).max(128)
+    }
+}
+
+impl Scan<'_, '_> {
+    /// Reads the inode tables of some groups as far as they are used.
+    pub(crate) fn read_tables(&mut self, groups: Range<usize>) -> Result<(), CheckError> {
+        let (mut bitmap, mut bytes) = (Vec::new(), Vec::new());
+        let base = self.base;
+        for number in groups {
+            let Some(descriptor) = base.groups.get(number) else { break };
             let group = GroupIndex(number as u32);
-            self.read_table(group, &descriptor, &mut bitmap)?;
+            let scanned = base.scanned(descriptor);
+            if let Some(scanned) = scanned {
+                self.check_table_unused(group, descriptor, scanned, &mut bitmap)?;
+            }
+            if number == 0 {
+                self.mark_reserved();
+            }
+            if let Some(scanned) = scanned {
+                self.read_table((group, scanned), descriptor.inode_table.0, &bitmap, &mut bytes)?;
+            }
+            self.part.bytes = self.part.bytes.saturating_add(base.table_bytes(number));
+            if self.is_over() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the inode bitmap, which is empty where it cannot be, and looks for inodes behind those
+    /// that are scanned.
+    fn check_table_unused(
+        &mut self,
+        group: GroupIndex,
+        descriptor: &GroupDescriptor,
+        scanned: u32,
+        bitmap: &mut Vec<u8>,
+    ) -> Result<(), CheckError> {
+        bitmap.clear();
+        if !self.in_range(descriptor.inode_bitmap.0, 1) {
+            return Ok(());
+        }
+        if let Err(error) = self.read_block(descriptor.inode_bitmap.0, bitmap) {
+            bitmap.clear();
+            return self.note_unreadable(error, || format!("the inode bitmap of group {group}"));
+        }
+        let per_group = self.sb.inodes_per_group;
+        if let Some(bit) = BitmapRef::new(bitmap).first_set(scanned..per_group) {
+            let ino = Ino(group.0.saturating_mul(per_group).saturating_add(bit + 1));
+            self.problem(Problem::TableUnused { group, ino, unused: per_group - scanned });
         }
         Ok(())
     }
 
     fn read_table(
         &mut self,
-        group: GroupIndex,
-        descriptor: &GroupDescriptor,
-        bitmap: &mut Vec<u8>,
+        (group, scanned): (GroupIndex, u32),
+        table: u64,
+        bitmap: &[u8],
+        bytes: &mut Vec<u8>,
     ) -> Result<(), CheckError> {
-        let per_group = self.sb.inodes_per_group;
-        let has_checksums = self.group_checksum != GroupChecksum::None;
-        let table = descriptor.inode_table.0;
-        let is_uninit = has_checksums && descriptor.flags.contains(GroupFlags::INODE_UNINIT);
-        if is_uninit || !self.in_range(table, u64::from(self.sb.inode_table_blocks())) {
-            if group.0 == 0 {
-                self.mark_reserved();
-            }
-            return Ok(());
-        }
-        bitmap.clear();
-        if self.in_range(descriptor.inode_bitmap.0, 1) {
-            self.read_block(descriptor.inode_bitmap.0, bitmap)?;
-        }
-        let unused = if has_checksums { descriptor.itable_unused.min(per_group) } else { 0 };
-        let scanned = per_group - unused;
-        if !bitmap.is_empty() {
-            let marked = BitmapRef::new(bitmap);
-            if let Some(bit) = marked.first_set(scanned..per_group) {
-                let ino = Ino(group.0.saturating_mul(per_group).saturating_add(bit + 1));
-                self.problem(Problem::TableUnused { group, ino, unused });
-            }
-        }
-        if group.0 == 0 {
-            self.mark_reserved();
-        }
-        let size = usize::from(self.sb.inode_size).max(128);
         let block = self.sb.block_size;
-        let per_block = (block.len() / size).max(1) as u32;
+        let per_block = (block.len() / self.record_bytes()).max(1) as u32;
         let blocks = scanned.div_ceil(per_block);
-        let step = chunk_blocks(block);
-        let mut bytes = Vec::new();
+        let mut step = chunk_blocks(block);
         let mut at = 0;
         while at < blocks {
             let take = step.min(blocks - at);
-            self.read_blocks(table + u64::from(at), take, &mut bytes)?;
-            let first = at * per_block;
-            for (within, record) in bytes.chunks_exact(size).enumerate() {
-                let index = first.saturating_add(within as u32);
-                if index >= scanned {
-                    break;
+            match self.read_blocks(table + u64::from(at), take, bytes) {
+                Ok(()) => self.check_chunk(Chunk { group, at, scanned }, bitmap, bytes)?,
+                // Those that can be read, one by one.
+                Err(_) if take > 1 && self.options.skip_unreadable => {
+                    step = 1;
+                    continue;
                 }
-                let number = u64::from(group.0) * u64::from(per_group) + u64::from(index) + 1;
-                let Ok(number) = u32::try_from(number) else { break };
-                let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
-                self.check_record(Ino(number), record, is_marked)?;
+                Err(error) => {
+                    self.note_unreadable(error, || format!("the inode table of group {group}"))?;
+                }
+            }
+            if self.is_over() {
+                break;
             }
             at += take;
+        }
+        Ok(())
+    }
+
+    fn check_chunk(&mut self, chunk: Chunk, bitmap: &[u8], bytes: &[u8]) -> Result<(), CheckError> {
+        let size = self.record_bytes();
+        let per_group = self.sb.inodes_per_group;
+        let per_block = (self.sb.block_size.len() / size).max(1) as u32;
+        let first = chunk.at * per_block;
+        for (within, record) in bytes.chunks_exact(size).enumerate() {
+            let index = first.saturating_add(within as u32);
+            if index >= chunk.scanned {
+                break;
+            }
+            let number = u64::from(chunk.group.0) * u64::from(per_group) + u64::from(index) + 1;
+            let Ok(number) = u32::try_from(number) else { break };
+            let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
+            self.check_record(Ino(number), record, is_marked)?;
         }
         Ok(())
     }
@@ -105,18 +180,7 @@ impl Checker<'_> {
     }
 
     fn mark_used(&mut self, ino: Ino) {
-        let words = self.sb.inodes_per_group.div_ceil(64) as usize;
-        let Some((group, at)) = self.sb.group_of_inode(ino) else { return };
-        if let Some(slot) = self.used.get_mut(group.0 as usize) {
-            let bits = slot.get_or_insert_with(|| vec![0; words].into_boxed_slice());
-            if let Some(word) = bits.get_mut(at as usize / 64) {
-                *word |= 1 << (at % 64);
-            }
-        }
-    }
-
-    fn is_reserved(&self, ino: Ino) -> bool {
-        ino.0 < self.sb.first_inode.0 && ino != Ino::ROOT
+        mark(&self.base.sb, &mut self.part.used, ino);
     }
 
     fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
@@ -191,7 +255,7 @@ impl Checker<'_> {
         // A clock that begins at 0 makes such times, too.
         let is_early = times.iter().any(|time| *time != 0 && *time < i64::from(inodes));
         if dtime != 0 && dtime < inodes && !is_early && !self.is_reserved(ino) {
-            self.low_dtimes.push((ino, dtime, links));
+            self.part.low_dtimes.push((ino, dtime, links));
         }
     }
 
@@ -208,20 +272,6 @@ impl Checker<'_> {
             let why = "which is more than a list of blocks";
             self.problem(Problem::SpecialInode { field: "the list of bad blocks", ino, why });
         }
-    }
-
-    /// Returns whether a field of the superblock names the inode, which has no name then, except
-    /// for a journal among ordinary inodes.
-    pub(crate) fn is_special(&self, ino: Ino) -> bool {
-        let sb = &self.sb;
-        self.is_reserved(ino)
-            || [
-                sb.user_quota_inode,
-                sb.group_quota_inode,
-                sb.project_quota_inode,
-                sb.orphan_file_inode,
-            ]
-            .contains(&ino)
     }
 
     fn check_inode(&mut self, ino: Ino, inode: &Inode, record: &[u8]) -> Result<(), CheckError> {
@@ -259,7 +309,7 @@ impl Checker<'_> {
         }
 
         let seed = inode_seed(self.seed, ino, inode.generation);
-        let runs_from = self.runs.len() as u32;
+        let runs_from = self.part.runs.len() as u32;
         let mut map = Map::new(ino, seed, keep);
         let has_map = match kind {
             _ if is_inline => false,
@@ -268,7 +318,10 @@ impl Checker<'_> {
             Some(_) => false,
         };
         if ino == Ino::RESIZE {
-            self.check_resize_inode(inode, &mut map)?;
+            if let Err(error) = self.check_resize_inode(inode, &mut map) {
+                map.is_damaged = true;
+                self.note_unreadable(error, || "the resize inode".to_owned())?;
+            }
         } else if has_map && inode.flags.contains(InodeFlags::EXTENTS) {
             self.walk_extents(&mut map, &inode.block)?;
         } else if has_map {
@@ -280,9 +333,9 @@ impl Checker<'_> {
         if kind == Some(FileKind::Regular)
             && inode.size >= 1 << 31
             && !self.sb.features.has_ro_compat(RoCompat::LARGE_FILE)
-            && !self.lacks_large_file
+            && !self.part.lacks_large_file
         {
-            self.lacks_large_file = true;
+            self.part.lacks_large_file = true;
             self.problem(Problem::Feature { name: "large_file", why: "a file has 2 GiB or more" });
         }
         let ratio = u64::from(self.sb.cluster_ratio());
@@ -297,51 +350,74 @@ impl Checker<'_> {
             self.problem(Problem::Sectors { ino, stored: inode.sectors, counted });
         }
         self.check_size(ino, inode, &map, attributes.inline.as_deref());
-        self.check_kind(ino, inode, &map)?;
+        if let Err(error) = self.check_kind(ino, inode, &map) {
+            self.note_unreadable(error, || format!("inode {ino}"))?;
+        }
         if inode.flags.contains(InodeFlags::EA_INODE) {
             let references =
                 (u64::from(field32(record, 0xc)) << 32) | u64::from(field32(record, 0x24));
-            self.value_states.insert(ino.0, (references, field32(record, 0x8)));
-            self.counts_mut().value_inodes += 1;
+            let state = ValueState { references, hash: field32(record, 0x8), size: inode.size };
+            self.part.value_states.insert(ino.0, state);
+            self.part.value_inodes += 1;
         }
         if kind == Some(FileKind::Directory) {
-            self.counts_mut().directories += 1;
+            self.part.directories += 1;
         }
+        if inode.dtime != 0 {
+            self.part.dtimes.insert(ino.0, inode.dtime);
+        }
+        self.count_usage(ino, inode, attributes.value_inodes);
         let inline = (is_inline && kind == Some(FileKind::Directory))
             .then(|| Box::new((inode.block, attributes.inline.unwrap_or_default())));
-        self.remember(Info {
-            ino,
-            mode: inode.mode,
-            links: inode.links,
-            dtime: inode.dtime,
-            flags: inode.flags,
-            size: inode.size,
-            sectors: inode.sectors,
-            owners: [inode.uid, inode.gid, inode.project],
+        let detail = keep.then(|| Detail {
+            place: self.part.infos.len() as u32,
             seed,
-            runs: (runs_from, self.runs.len() as u32),
+            size: inode.size,
             blocks: map.end,
+            runs: (runs_from, self.part.runs.len() as u32),
             inline,
-            value_inodes: attributes.value_inodes,
-            names: 0,
-            children: 0,
-            parent: Ino(0),
-            dotdot: Ino(0),
-            is_orphan: false,
+            children: AtomicU32::new(0),
+            parent: AtomicU32::new(0),
+            dotdot: AtomicU32::new(0),
         });
+        self.remember(ino, inode, detail);
         Ok(())
     }
 
-    fn remember(&mut self, info: Info) {
-        let len = self.sb.inodes_per_group as usize;
-        let Some((group, at)) = self.sb.group_of_inode(info.ino) else { return };
-        self.infos.push(info);
-        let place = self.infos.len() as u32;
-        if let Some(slot) = self.places.get_mut(group.0 as usize) {
-            let places = slot.get_or_insert_with(|| vec![0; len].into_boxed_slice());
-            if let Some(slot) = places.get_mut(at as usize) {
-                *slot = place;
-            }
+    fn remember(&mut self, ino: Ino, inode: &Inode, detail: Option<Detail>) {
+        let has_detail = detail.is_some();
+        self.part.details.extend(detail);
+        if self.base.is_full {
+            self.part.sizes.push((inode.size, inode.sectors));
+        }
+        mark(&self.base.sb, &mut self.part.known, ino);
+        self.part.infos.push(Info {
+            ino,
+            flags: inode.flags,
+            mode: inode.mode,
+            links: inode.links,
+            names: AtomicU32::new(0),
+            detail: if has_detail { self.part.details.len() as u32 } else { 0 },
+        });
+    }
+
+    /// Adds an inode to what its owners use.
+    fn count_usage(&mut self, ino: Ino, inode: &Inode, value_inodes: u32) {
+        let sb = &self.base.sb;
+        if !self.base.is_full && !sb.features.has_ro_compat(RoCompat::QUOTA) {
+            return;
+        }
+        let hidden = [sb.project_quota_inode, sb.orphan_file_inode];
+        let counts = ino == Ino::ROOT || ino.0 >= sb.first_inode.0;
+        let is_value = inode.flags.contains(InodeFlags::EA_INODE);
+        if !counts || is_value || hidden.contains(&ino) {
+            return;
+        }
+        let owners = [inode.uid, inode.gid, inode.project];
+        for (usage, id) in self.part.usage.iter_mut().zip(owners) {
+            let sum = usage.entry(id).or_default();
+            sum.0 = sum.0.saturating_add(inode.sectors.saturating_mul(512));
+            sum.1 = sum.1.saturating_add(1).saturating_add(u64::from(value_inodes));
         }
     }
 
@@ -471,7 +547,7 @@ impl Checker<'_> {
             _ => None,
         };
         match policy {
-            Some(policy) => drop(self.policies.insert(ino.0, policy.to_vec())),
+            Some(policy) => drop(self.part.policies.insert(ino.0, policy.to_vec())),
             None => self.problem(Problem::Encryption { ino, why: "and its context is damaged" }),
         }
     }
@@ -625,4 +701,14 @@ impl Checker<'_> {
 
 fn chunk_blocks(block: BlockSize) -> u32 {
     u32::try_from(CHUNK_BYTES / u64::from(block.bytes()).max(1)).unwrap_or(1).max(1)
+}
+
+/// Sets the bit of an inode in those of its group.
+fn mark(sb: &Superblock, groups: &mut BTreeMap<u32, Bits>, ino: Ino) {
+    let words = sb.inodes_per_group.div_ceil(64) as usize;
+    let Some((group, at)) = sb.group_of_inode(ino) else { return };
+    let bits = groups.entry(group.0).or_insert_with(|| vec![0; words].into_boxed_slice());
+    if let Some(word) = bits.get_mut(at as usize / 64) {
+        *word |= 1 << (at % 64);
+    }
 }

@@ -30,12 +30,17 @@
 //!   the differences.
 #![forbid(unsafe_code)]
 
+mod base;
+mod bitmaps;
 mod checker;
 mod claims;
 mod code;
+mod crew;
 mod describe;
 mod dirs;
 mod examination;
+mod findings;
+mod found;
 mod groups;
 mod heads;
 mod htree;
@@ -43,12 +48,17 @@ mod inodes;
 mod links;
 mod map;
 mod meet;
+mod names;
 mod problem;
 mod report;
+mod scan;
 mod special;
+mod tables;
 mod xattrs;
 
 use extant_block::BlockDevice;
+
+use checker::Checker;
 
 pub use describe::{Objects, Severity};
 pub use examination::{Examination, InodeView};
@@ -63,7 +73,24 @@ pub use report::{CheckError, CheckOptions, Counts, ImageState, Report};
 /// [`CheckError`] when there is nothing to be checked, or the device fails. Everything that is
 /// wrong with the image itself is in the report.
 pub fn check(device: &dyn BlockDevice, options: &CheckOptions) -> Result<Report, CheckError> {
-    examine(device, options, &mut ReportAll).map(|found| found.report)
+    check_with(device, options, &mut ReportAll)
+}
+
+/// Checks the whole image on `device` as [`check`] does, and calls `meet` at each broken rule and
+/// with how far it is.
+///
+/// # Errors
+///
+/// As [`check`].
+pub fn check_with(
+    device: &dyn BlockDevice,
+    options: &CheckOptions,
+    meet: &mut dyn Meet,
+) -> Result<Report, CheckError> {
+    Ok(match run(device, options, meet, false)? {
+        Ok(checker) => checker.findings.report,
+        Err(report) => report,
+    })
 }
 
 /// Checks the whole image on `device` as [`check`] does, calls `meet` at each broken rule, and
@@ -79,32 +106,52 @@ pub fn examine(
     options: &CheckOptions,
     meet: &mut dyn Meet,
 ) -> Result<Examination, CheckError> {
-    let mut checker = match checker::Checker::open(device, *options, meet)? {
+    Ok(match run(device, options, meet, true)? {
+        Ok(checker) => Examination::of(checker),
+        Err(report) => Examination::of_nothing(report),
+    })
+}
+
+/// Runs all steps. The inner error is the report on an image where nothing can be looked at.
+fn run<'a>(
+    device: &'a dyn BlockDevice,
+    options: &CheckOptions,
+    meet: &'a mut dyn Meet,
+    is_full: bool,
+) -> Result<Result<Checker<'a>, Report>, CheckError> {
+    let mut checker = match Checker::open(device, *options, meet, is_full)? {
         Ok(checker) => checker,
-        Err(report) => return Ok(Examination::of_nothing(report)),
+        Err(report) => return Ok(Err(report)),
     };
-    type Step = fn(&mut checker::Checker<'_>) -> Result<(), CheckError>;
+    type Step = fn(&mut Checker<'_>) -> Result<(), CheckError>;
     let steps: [Step; 8] = [
         |checker| checker.read_groups(),
         |checker| checker.read_inodes(),
         |checker| checker.check_special(),
         |checker| checker.check_directories(),
+        // From here on everything depends on everything that was read.
         |checker| {
-            checker.check_links();
+            if !checker.base.is_partial() {
+                checker.check_links();
+            }
             Ok(())
         },
         |checker| {
-            checker.check_values();
+            if !checker.base.is_partial() {
+                checker.check_values();
+            }
             Ok(())
         },
-        |checker| checker.check_quota(),
+        |checker| if checker.base.is_partial() { Ok(()) } else { checker.check_quota() },
         |checker| checker.check_bitmaps(),
     ];
     for step in steps {
-        if checker.is_stopped {
+        if checker.findings.is_stopped {
             break;
         }
         step(&mut checker)?;
     }
-    Ok(Examination::of(checker))
+    let is_cancelled = checker.findings.meet.is_cancelled();
+    checker.findings.report.is_partial = is_cancelled || checker.base.is_partial();
+    Ok(Ok(checker))
 }

@@ -4,7 +4,8 @@ use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::extent::{self, ExtentState, Node, ROOT_RECORDS};
 use extant_format::indirect;
 
-use crate::checker::{Checker, Run};
+use crate::scan::Scan;
+use crate::tables::Run;
 use crate::{CheckError, Problem};
 
 /// Result of a walk over one map.
@@ -48,7 +49,7 @@ impl Map {
     }
 }
 
-impl Checker<'_> {
+impl Scan<'_, '_> {
     /// Walks the map in `i_block`.
     pub(crate) fn walk_extents(
         &mut self,
@@ -92,7 +93,12 @@ impl Checker<'_> {
                 continue;
             }
             map.tree_blocks += 1;
-            self.read_block(index.child.0, &mut bytes)?;
+            if let Err(error) = self.read_block(index.child.0, &mut bytes) {
+                map.is_damaged = true;
+                let ino = map.ino;
+                self.note_unreadable(error, || format!("the extents of inode {ino}"))?;
+                continue;
+            }
             match Node::decode_block(&bytes, expect) {
                 Ok(child) => {
                     let max = extent::max_in_block(self.sb.block_size);
@@ -132,7 +138,7 @@ impl Checker<'_> {
         }
         if map.keep {
             let file_start = u32::try_from(file_start).unwrap_or(u32::MAX);
-            self.runs.push(Run { file_start, start, len });
+            self.part.runs.push(Run { file_start, start, len });
         }
         let bits = self.sb.cluster_bits();
         let mask = (1u64 << bits) - 1;
@@ -203,7 +209,11 @@ impl Checker<'_> {
         map.tree_blocks += 1;
         let size = self.sb.block_size;
         let mut bytes = Vec::new();
-        self.read_block(block, &mut bytes)?;
+        if let Err(error) = self.read_block(block, &mut bytes) {
+            map.is_damaged = true;
+            let ino = map.ino;
+            return self.note_unreadable(error, || format!("the block map of inode {ino}"));
+        }
         if depth == 1 {
             self.pointers(map, &bytes, file_start);
             return Ok(());

@@ -18,6 +18,22 @@ pub enum Answer {
 pub trait Meet {
     /// Called once for each broken rule, in the order found.
     fn meet(&mut self, problem: &Problem) -> Answer;
+
+    /// Called once, when the descriptors were read: how many bytes there are to go through, of
+    /// inode tables, directories and bitmaps as far as they are known.
+    fn begins(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// Called now and then, with how many more of these bytes were gone through.
+    fn did(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// Asked now and then. Once true, the check ends, as after [`Answer::Stop`].
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 /// Wants everything in the report.

@@ -30,6 +30,16 @@ pub enum Problem {
         /// Bytes of the device.
         found: u64,
     },
+    /// The device could not read a block.
+    #[error("block {block} cannot be read, of {what}: {why}")]
+    Unreadable {
+        /// What was being checked.
+        what: String,
+        /// The first block of those that were to be read.
+        block: FsBlock,
+        /// The device's error.
+        why: String,
+    },
     /// The journal has not been replayed and the options ask for one that has.
     #[error("the journal needs to be replayed")]
     NeedsRecovery,

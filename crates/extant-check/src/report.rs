@@ -20,10 +20,17 @@ pub struct CheckOptions {
     pub strict_totals: bool,
     /// How many problems are kept; the others are only counted.
     pub max_problems: usize,
+    /// Threads that read and compare; `None`: as many as there are processors. What is reported, and
+    /// in which order, is the same with any number.
+    pub threads: Option<std::num::NonZeroUsize>,
+    /// Blocks that the device cannot read are a problem ([`Problem::Unreadable`]) and the rest is
+    /// checked without them; else the check ends with [`CheckError::Device`]. Counts that would
+    /// need what is missing are not compared then.
+    pub skip_unreadable: bool,
 }
 
 impl Default for CheckOptions {
-    /// Everything is a problem; 100 are kept.
+    /// Everything is a problem; 100 are kept. As many threads as processors; a device that fails ends it.
     fn default() -> CheckOptions {
         CheckOptions {
             require_replayed: true,
@@ -31,6 +38,8 @@ impl Default for CheckOptions {
             require_clean_state: true,
             strict_totals: true,
             max_problems: 100,
+            threads: None,
+            skip_unreadable: false,
         }
     }
 }
@@ -51,6 +60,9 @@ pub enum CheckError {
         /// Their names.
         names: String,
     },
+    /// A thread could not be started, or ended before its time.
+    #[error("a thread of the check: {0}")]
+    Thread(String),
 }
 
 /// Counts of the objects of an image.
@@ -90,6 +102,9 @@ pub struct Report {
     pub counts: Counts,
     /// State recorded in the image.
     pub state: ImageState,
+    /// Some blocks could not be read, or [`Meet::is_cancelled`](crate::Meet::is_cancelled) ended
+    /// the check: what is not in `problems` may be wrong, too.
+    pub is_partial: bool,
 }
 
 impl Report {

@@ -1,7 +1,5 @@
 //! Files whose contents are metadata: journal, orphan file, quota files, resize inode.
 
-use std::collections::BTreeMap;
-
 use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode};
@@ -10,10 +8,12 @@ use extant_format::mmp::Mmp;
 use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaFile, QuotaKind};
 
-use crate::checker::{Checker, Info, Run};
+use crate::checker::Checker;
 use crate::heads::superblock_groups;
 use crate::inodes::field32;
 use crate::map::Map;
+use crate::scan::Scan;
+use crate::tables::Run;
 use crate::{CheckError, Problem};
 
 /// Fewest blocks of a journal.
@@ -34,34 +34,49 @@ fn is_whole(runs: &[Run], blocks: u64) -> bool {
 /// Largest quota file that is read: 3 million ids.
 const QUOTA_MAX_BYTES: u64 = 256 << 20;
 
+/// A file that a field of the superblock names.
+struct Special {
+    ino: Ino,
+    /// crc32c seed of its blocks.
+    seed: u32,
+    size: u64,
+    /// Blocks up to the last mapped one.
+    blocks: u64,
+    runs: Vec<Run>,
+}
+
 impl Checker<'_> {
     /// The journal and the orphans.
     pub(crate) fn check_special(&mut self) -> Result<(), CheckError> {
-        let has_journal = self.sb.features.has_compat(Compat::HAS_JOURNAL);
-        if has_journal && self.sb.journal_inode.0 != 0 {
-            self.check_journal()?;
+        let has_journal = self.base.sb.features.has_compat(Compat::HAS_JOURNAL);
+        if has_journal && self.base.sb.journal_inode.0 != 0 {
+            let result = self.check_journal();
+            self.pass(result, "the journal")?;
         }
-        if !has_journal && self.sb.journal_inode.0 != 0 {
+        if !has_journal && self.base.sb.journal_inode.0 != 0 {
             self.problem(Problem::JournalState { why: "there is one, but the feature is off" });
         }
-        let has_reserve =
-            self.sb.features.has_compat(Compat::RESIZE_INODE) && self.sb.reserved_gdt_blocks != 0;
+        let has_reserve = self.base.sb.features.has_compat(Compat::RESIZE_INODE)
+            && self.base.sb.reserved_gdt_blocks != 0;
         if has_reserve && self.info(Ino::RESIZE).is_none() {
             self.problem(Problem::ResizeInode { what: "it is empty" });
         }
-        self.check_mmp()?;
+        let result = self.check_mmp();
+        self.pass(result, "the block for multiple-mount protection")?;
         self.follow_orphan_list();
-        if self.sb.features.has_compat(Compat::ORPHAN_FILE) {
-            self.check_orphan_file()?;
+        if self.base.sb.features.has_compat(Compat::ORPHAN_FILE) {
+            let result = self.check_orphan_file();
+            self.pass(result, "the orphan file")?;
         }
-        for (ino, dtime, links) in std::mem::take(&mut self.low_dtimes) {
-            if !self.info(ino).is_some_and(|info| info.is_orphan) {
+        for (ino, dtime, links) in std::mem::take(&mut self.found.low_dtimes) {
+            if !self.found.orphans.contains(&ino.0) {
                 self.problem(Problem::Dtime { ino, dtime, links });
             }
         }
-        let count = self.infos.iter().filter(|info| info.is_orphan).count() as u32;
+        // There are fewer than inodes.
+        let count = self.found.orphans.len() as u32;
         self.state_mut().orphans = count;
-        if count != 0 && self.options.require_no_orphans {
+        if count != 0 && self.base.options.require_no_orphans {
             self.problem(Problem::Orphans { count });
         }
         Ok(())
@@ -69,13 +84,13 @@ impl Checker<'_> {
 
     /// The block by which hosts tell each other that they have the file system.
     fn check_mmp(&mut self) -> Result<(), CheckError> {
-        let block = self.sb.mmp_block.0;
-        if !self.sb.features.has_incompat(Incompat::MMP) || !self.in_range(block, 1) {
+        let block = self.base.sb.mmp_block.0;
+        if !self.base.sb.features.has_incompat(Incompat::MMP) || !self.base.in_range(block, 1) {
             return Ok(());
         }
         let mut bytes = Vec::new();
-        self.read_block(block, &mut bytes)?;
-        let seed = self.dir_layout.checksum.then_some(self.seed);
+        self.base.read_block(block, &mut bytes)?;
+        let seed = self.base.dir_layout.checksum.then_some(self.base.seed);
         if let Err(wrong) = Mmp::decode(seed, &bytes) {
             self.problem(Problem::Mmp(wrong));
         }
@@ -83,29 +98,42 @@ impl Checker<'_> {
     }
 
     /// A regular file in use that a field of the superblock names.
-    fn special_file(&mut self, field: &'static str, ino: Ino) -> Option<Info> {
-        let info = self.info(ino).cloned();
-        let why = match &info {
+    fn special_file(&mut self, field: &'static str, ino: Ino) -> Option<Special> {
+        let tables = &self.found.tables;
+        let info = self.info(ino);
+        let why = match info {
             None => "which is not in use",
             Some(info) if info.kind() != Some(FileKind::Regular) => "which is no regular file",
             Some(info) if info.links == 0 => "which has no links",
-            Some(_) => return info,
+            // Whatever a field names has details.
+            Some(info) => match tables.detail_of(info) {
+                Some(detail) => {
+                    return Some(Special {
+                        ino,
+                        seed: detail.seed,
+                        size: detail.size,
+                        blocks: detail.blocks,
+                        runs: tables.runs_of(detail).to_vec(),
+                    });
+                }
+                None => "which is not in use",
+            },
         };
         self.problem(Problem::SpecialInode { field, ino, why });
         None
     }
 
     fn check_journal(&mut self) -> Result<(), CheckError> {
-        let Some(info) = self.special_file("s_journal_inum", self.sb.journal_inode) else {
+        let Some(info) = self.special_file("s_journal_inum", self.base.sb.journal_inode) else {
             return Ok(());
         };
-        let runs = self.runs_of(&info);
-        let Some(first) = crate::htree::find(&runs, 0) else {
+        let runs = &info.runs;
+        let Some(first) = crate::htree::find(runs, 0) else {
             self.problem(Problem::JournalState { why: "it has no first block" });
             return Ok(());
         };
         let mut bytes = Vec::new();
-        self.read_block(first, &mut bytes)?;
+        self.base.read_block(first, &mut bytes)?;
         let journal = match JournalSuperblock::decode(&bytes) {
             Ok(journal) => journal,
             Err(fault) => {
@@ -119,12 +147,15 @@ impl Checker<'_> {
         let mapped: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
         let recover = self.state_mut().needs_recovery;
         for (broken, why) in [
-            (journal.block_size != self.sb.block_size, "its block size is another"),
+            (journal.block_size != self.base.sb.block_size, "its block size is another"),
             (u64::from(journal.len) > mapped, "it is longer than its file"),
             (journal.is_dirty() && !recover, "it has transactions, but needs no recovery"),
             (journal.errno != 0, "it was aborted by an error"),
             (journal.len < JOURNAL_BLOCKS_MIN, "it is shorter than a journal may be"),
-            (!is_whole(&runs, info.size / u64::from(self.sb.block_size.bytes())), "it has holes"),
+            (
+                !is_whole(runs, info.size / u64::from(self.base.sb.block_size.bytes())),
+                "it has holes",
+            ),
         ] {
             if broken {
                 self.problem(Problem::JournalState { why });
@@ -137,44 +168,40 @@ impl Checker<'_> {
     }
 
     fn follow_orphan_list(&mut self) {
-        let mut ino = Ino(self.sb.last_orphan);
+        let mut ino = Ino(self.base.sb.last_orphan);
         // Each inode is marked when it is met, so the walk ends.
         while ino.0 != 0 && self.note_orphan(ino) {
-            ino = Ino(self.info(ino).map_or(0, |info| info.dtime));
+            ino = Ino(self.found.dtimes.get(&ino.0).copied().unwrap_or(0));
         }
     }
 
     fn note_orphan(&mut self, ino: Ino) -> bool {
-        let is_special = self.is_special(ino) || ino == Ino::ROOT;
-        let place = self.place(ino);
-        let info = place.and_then(|place| self.infos.get_mut(place));
-        let why = match info {
-            None => "it is not in use",
-            Some(_) if is_special => "it may not be deleted",
-            Some(info) if info.is_orphan => "it is listed twice",
-            Some(info) => {
-                info.is_orphan = true;
-                return true;
-            }
+        let is_special = self.base.is_special(ino) || ino == Ino::ROOT;
+        let why = match self.info(ino).is_some() {
+            false => "it is not in use",
+            true if is_special => "it may not be deleted",
+            true if !self.found.orphans.insert(ino.0) => "it is listed twice",
+            true => return true,
         };
         self.problem(Problem::Orphan { ino, why });
         false
     }
 
     fn check_orphan_file(&mut self) -> Result<(), CheckError> {
-        let Some(info) = self.special_file("s_orphan_file_inum", self.sb.orphan_file_inode) else {
+        let Some(info) = self.special_file("s_orphan_file_inum", self.base.sb.orphan_file_inode)
+        else {
             return Ok(());
         };
-        let size = self.sb.block_size;
-        let seed = self.dir_layout.checksum.then_some(info.seed);
-        let may_hold = self.sb.features.has_ro_compat(RoCompat::ORPHAN_PRESENT);
+        let size = self.base.sb.block_size;
+        let seed = self.base.dir_layout.checksum.then_some(info.seed);
+        let may_hold = self.base.sb.features.has_ro_compat(RoCompat::ORPHAN_PRESENT);
         let mut bytes = Vec::new();
         let mut blocks = 0u64;
-        let runs = self.runs_of(&info);
-        for run in &runs {
+        let runs = &info.runs;
+        for run in runs {
             for at in 0..u64::from(run.len) {
                 blocks += 1;
-                self.read_block(run.start + at, &mut bytes)?;
+                self.base.read_block(run.start + at, &mut bytes)?;
                 match OrphanBlock::decode(size, FsBlock(run.start + at), seed, &bytes) {
                     Ok(block) => {
                         for ino in block.orphans().filter(|ino| ino.0 != 0) {
@@ -189,7 +216,7 @@ impl Checker<'_> {
                 }
             }
         }
-        let is_whole = blocks != 0 && is_whole(&runs, blocks);
+        let is_whole = blocks != 0 && is_whole(runs, blocks);
         if blocks.checked_mul(u64::from(size.bytes())) != Some(info.size) || !is_whole {
             let (ino, size) = (info.ino, info.size);
             self.problem(Problem::Size { ino, size, why: "the orphan file has other blocks" });
@@ -199,21 +226,23 @@ impl Checker<'_> {
 
     /// Usage in quota files against what is in use.
     pub(crate) fn check_quota(&mut self) -> Result<(), CheckError> {
-        if !self.sb.features.has_ro_compat(RoCompat::QUOTA) {
+        if !self.base.sb.features.has_ro_compat(RoCompat::QUOTA) {
             return Ok(());
         }
         let files = [
-            (QuotaKind::User, "s_usr_quota_inum", self.sb.user_quota_inode),
-            (QuotaKind::Group, "s_grp_quota_inum", self.sb.group_quota_inode),
-            (QuotaKind::Project, "s_prj_quota_inum", self.sb.project_quota_inode),
+            (QuotaKind::User, "s_usr_quota_inum", self.base.sb.user_quota_inode),
+            (QuotaKind::Group, "s_grp_quota_inum", self.base.sb.group_quota_inode),
+            (QuotaKind::Project, "s_prj_quota_inum", self.base.sb.project_quota_inode),
         ];
         for (owner, (kind, field, ino)) in files.into_iter().enumerate() {
             if ino.0 == 0 {
                 continue;
             }
             let Some(info) = self.special_file(field, ino) else { continue };
-            if let Some(file) = self.read_quota(kind, &info)? {
-                self.compare_quota(kind, owner, &file);
+            match self.read_quota(kind, &info) {
+                Ok(Some(file)) => self.compare_quota(kind, owner, &file),
+                Ok(None) => {}
+                Err(error) => self.pass(Err(error), "a quota file")?,
             }
         }
         Ok(())
@@ -222,9 +251,9 @@ impl Checker<'_> {
     fn read_quota(
         &mut self,
         kind: QuotaKind,
-        info: &Info,
+        info: &Special,
     ) -> Result<Option<QuotaFile>, CheckError> {
-        let block = self.sb.block_size.len();
+        let block = self.base.sb.block_size.len();
         let (ino, size) = (info.ino, info.size);
         let mapped = info.blocks.saturating_mul(block as u64);
         if size > QUOTA_MAX_BYTES || size > mapped {
@@ -233,12 +262,12 @@ impl Checker<'_> {
         }
         // Below 2^28.
         let mut bytes = vec![0; (size as usize).next_multiple_of(block)];
-        for run in self.runs_of(info) {
+        for run in &info.runs {
             for at in 0..run.len {
                 let to = (run.file_start as usize + at as usize).saturating_mul(block);
                 let Some(out) = bytes.get_mut(to..to.saturating_add(block)) else { break };
                 let from = (run.start + u64::from(at)).saturating_mul(block as u64);
-                self.device.read_at(from, out)?;
+                self.base.device.read_at(from, out)?;
             }
         }
         bytes.truncate(size as usize);
@@ -256,26 +285,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Bytes and inodes in use by each user (0), group (1) or project (2).
-    pub(crate) fn usage(&self, owner: usize) -> BTreeMap<u32, (u64, u64)> {
-        let mut usage = BTreeMap::<u32, (u64, u64)>::new();
-        let hidden = [self.sb.project_quota_inode, self.sb.orphan_file_inode];
-        for info in &self.infos {
-            let counts = info.ino == Ino::ROOT || info.ino.0 >= self.sb.first_inode.0;
-            if !counts || info.is_value() || hidden.contains(&info.ino) {
-                continue;
-            }
-            let id = info.owners.get(owner).copied().unwrap_or(0);
-            let sum = usage.entry(id).or_default();
-            let bytes = info.sectors.saturating_mul(512);
-            sum.0 = sum.0.saturating_add(bytes);
-            sum.1 = sum.1.saturating_add(1).saturating_add(u64::from(info.value_inodes));
-        }
-        usage
-    }
-
     fn compare_quota(&mut self, kind: QuotaKind, owner: usize, file: &QuotaFile) {
-        let mut usage = self.usage(owner);
+        let mut usage = self.found.usage.get(owner).cloned().unwrap_or_default();
         for entry in &file.entries {
             let (bytes, inodes) = usage.remove(&entry.id).unwrap_or_default();
             if (entry.space_bytes, entry.inodes) != (bytes, inodes) {
@@ -301,7 +312,9 @@ impl Checker<'_> {
             });
         }
     }
+}
 
+impl Scan<'_, '_> {
     /// The resize inode: its doubly indirect block lists the descriptor blocks kept for growth, and
     /// each of those the same block of every backup.
     pub(crate) fn check_resize_inode(

@@ -4,8 +4,9 @@ use extant_base::{FsBlock, Ino};
 use extant_format::features::Incompat;
 use extant_format::xattr::{self, NameIndex, Value, XattrArea, XattrFault};
 
-use crate::checker::{Checker, SharedBlock, ValueRef};
+use crate::checker::Checker;
 use crate::inodes::field16;
+use crate::scan::{Scan, SharedBlock, ValueRef};
 use crate::{CheckError, Problem};
 
 /// Contributions of an inode's attributes.
@@ -30,7 +31,7 @@ fn context_of(area: &XattrArea<'_>) -> Option<Vec<u8>> {
     }
 }
 
-impl Checker<'_> {
+impl Scan<'_, '_> {
     /// The attributes of one inode: `space` behind its extra fields, and its block.
     pub(crate) fn check_xattrs(
         &mut self,
@@ -67,21 +68,31 @@ impl Checker<'_> {
             return Ok(found);
         }
         found.has_block = true;
-        if let Some(shared) = self.xattr_blocks.get_mut(&block.0) {
+        if let Some(shared) = self.part.blocks.get_mut(&block.0) {
             shared.counted = shared.counted.saturating_add(1);
             found.value_bytes = found.value_bytes.saturating_add(shared.value_bytes);
             found.value_inodes = found.value_inodes.saturating_add(shared.value_inodes);
             found.context = found.context.or_else(|| shared.context.clone());
             return Ok(found);
         }
-        if !self.claim(ino, block.0, 1) {
+        // Pieces that are done at once claim such blocks when they are joined.
+        if self.is_exact() && !self.claim(ino, block.0, 1) {
             return Ok(found);
         }
-        let shared = self.read_xattr_block(ino, block)?;
+        let (problems, values) = (self.sink.held(), self.part.values.len());
+        let mut shared = match self.read_xattr_block(ino, block) {
+            Ok(shared) => shared,
+            Err(error) => {
+                self.note_unreadable(error, || format!("the attributes of inode {ino}"))?;
+                SharedBlock { stored: 1, counted: 1, ..SharedBlock::default() }
+            }
+        };
+        shared.problems = problems..self.sink.held();
+        shared.values = values..self.part.values.len();
         found.value_bytes = found.value_bytes.saturating_add(shared.value_bytes);
         found.value_inodes = found.value_inodes.saturating_add(shared.value_inodes);
         found.context = found.context.or_else(|| shared.context.clone());
-        self.xattr_blocks.insert(block.0, shared);
+        self.part.blocks.insert(block.0, shared);
         Ok(found)
     }
 
@@ -150,7 +161,7 @@ impl Checker<'_> {
                     let cluster = self.sb.cluster_bytes().max(1);
                     bytes = bytes.saturating_add(u64::from(len).next_multiple_of(cluster));
                     inodes = inodes.saturating_add(1);
-                    self.values.push(ValueRef {
+                    self.part.values.push(ValueRef {
                         owner: ino,
                         value,
                         len,
@@ -164,10 +175,12 @@ impl Checker<'_> {
         }
         (bytes, inodes)
     }
+}
 
+impl Checker<'_> {
     /// Reference counts of blocks and of inodes with values.
     pub(crate) fn check_values(&mut self) {
-        for (block, shared) in std::mem::take(&mut self.xattr_blocks) {
+        for (block, shared) in std::mem::take(&mut self.found.blocks) {
             if shared.stored != shared.counted {
                 let (stored, counted) = (shared.stored, shared.counted);
                 let block = FsBlock(block);
@@ -175,9 +188,10 @@ impl Checker<'_> {
             }
         }
         let mut counted = std::collections::BTreeMap::<u32, u64>::new();
-        for reference in std::mem::take(&mut self.values) {
+        for reference in std::mem::take(&mut self.found.values) {
             let ValueRef { owner: ino, value, .. } = reference;
-            let target = self.info(value).map(|info| (info.is_value(), info.size));
+            let size = self.found.value_states.get(&value.0).map_or(0, |state| state.size);
+            let target = self.info(value).map(|info| (info.is_value(), size));
             let why = match target {
                 None => Some("is not in use"),
                 Some((false, _)) => Some("is a file of its own"),
@@ -189,15 +203,16 @@ impl Checker<'_> {
                 continue;
             }
             *counted.entry(value.0).or_default() += 1;
-            let hash = self.value_states.get(&value.0).map_or(0, |(_, hash)| *hash);
+            let hash = self.found.value_states.get(&value.0).map_or(0, |state| state.hash);
             let hashes = [reference.name_hash ^ hash, reference.signed_hash ^ hash];
             if !hashes.contains(&reference.stored_hash) {
                 let (offset, stored) = (reference.offset, reference.stored_hash);
                 self.problem(Problem::XattrEntryHash { ino, offset, stored });
             }
         }
-        self.value_counts = counted.clone();
-        for (value, (stored, _)) in std::mem::take(&mut self.value_states) {
+        self.found.value_counts.clone_from(&counted);
+        for (value, state) in std::mem::take(&mut self.found.value_states) {
+            let stored = state.references;
             let counted = counted.get(&value).copied().unwrap_or(0);
             let value = Ino(value);
             if counted == 0 {

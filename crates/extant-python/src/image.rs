@@ -205,6 +205,7 @@ pub(crate) fn check(py: Python<'_>, path: Vec<u8>, max_problems: usize) -> PyRes
             require_clean_state: false,
             strict_totals: false,
             max_problems,
+            ..CheckOptions::default()
         };
         let found = extant_check::check(&shown, &how)
             .map_err(|found| crate::error::refused(117, &told(&found)))?;

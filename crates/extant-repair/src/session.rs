@@ -165,6 +165,8 @@ const CHECK: CheckOptions = CheckOptions {
     require_clean_state: true,
     strict_totals: true,
     max_problems: 1000,
+    threads: None,
+    skip_unreadable: false,
 };
 
 impl Session<'_> {

@@ -119,6 +119,15 @@ pub(super) const ALL: &[About] = &[
         limits: &[],
     },
     About {
+        name: "check",
+        title: "Checking an image",
+        thread: "users: who keeps images",
+        question: "How long does a check of everything take, and in how much memory, beside e2fsck and beside reading \
+                   the same bytes?",
+        own: &["extant"],
+        limits: &["pread"],
+    },
+    About {
         name: "read",
         title: "Reading an image",
         thread: "users: who looks into images",

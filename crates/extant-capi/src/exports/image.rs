@@ -306,6 +306,7 @@ pub unsafe extern "C" fn extant_check(
                 require_clean_state: false,
                 strict_totals: false,
                 max_problems,
+                ..CheckOptions::default()
             };
             let found = check(&shown, &how)?;
             for problem in &found.problems {

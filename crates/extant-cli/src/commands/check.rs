@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,13 +10,16 @@ use clap::Args;
 use extant::{FsError, MountOptions};
 use extant_base::sabotage;
 use extant_block::{FileDevice, SharedDevice};
-use extant_check::{CheckError, CheckOptions, Problem, Report};
+use extant_check::{Answer, CheckError, CheckOptions, Meet, Problem, Report};
+use extant_image::write::Progress;
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{cut_off, mount_failure, note_journal_error, opening, split, window};
 use crate::in_use;
+use crate::interrupt;
 use crate::output::{Out, complain, report};
+use crate::progress::Bar;
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 use crate::text::{counted, escape};
@@ -27,7 +31,8 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant check root.img\n  extant 
 ///
 /// Reads all metadata and finds what e2fsck -fn finds. The journal of an image that was not unmounted is
 /// replayed in memory first: what is checked is what the next mount would have. Ends with 0 if
-/// the image is clean and with 4 if anything is not.
+/// the image is clean and with 4 if anything is not. Blocks that cannot be read are named, the rest is
+/// checked all the same, and the exit code is 8. ^C ends it with what was found so far.
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
     /// Image file or block device; several, one after the other
@@ -50,6 +55,9 @@ pub(crate) struct CheckArgs {
     /// Name at most N problems of an image; the others are counted
     #[arg(long, value_name = "N", default_value_t = 100)]
     max_problems: usize,
+    /// Threads that read and compare, instead of one for each processor
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
     /// Say nothing of clean images, and only how many problems others have
     #[arg(short, long)]
     quiet: bool,
@@ -68,16 +76,45 @@ struct Found {
     replayed: Option<(u32, u32)>,
 }
 
+/// Shows how far a check is, and stops it at a signal.
+struct Watch {
+    bar: Bar,
+}
+
+impl Meet for Watch {
+    fn meet(&mut self, _problem: &Problem) -> Answer {
+        Answer::Report
+    }
+
+    fn begins(&mut self, bytes: u64) {
+        self.bar.set_total(bytes);
+    }
+
+    fn did(&mut self, bytes: u64) {
+        self.bar.add(bytes);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        interrupt::requested()
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
     let mut out = Out::new();
-    let (mut damaged, mut first) = (false, None);
+    let (mut damaged, mut unread, mut first) = (false, false, None);
+    interrupt::listen()?;
     for image in &args.images {
         match args.check(image) {
             Ok(found) => {
-                damaged |= !found.is_clean();
                 args.show(&mut out, &found)?;
                 out.flush()?;
+                if interrupt::requested() {
+                    let text = "interrupted; what was found so far was told, nothing was changed";
+                    return Err(Failure::new(Exit::Interrupted, text).about(&found.name));
+                }
+                damaged |= !found.is_clean();
+                unread |= found.report.is_partial;
             }
             Err(failure) if args.images.len() == 1 => return Err(failure),
             Err(failure) => {
@@ -87,6 +124,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
         }
     }
     Ok(match first {
+        _ if unread => Exit::Io,
         _ if damaged && !sabotage("cli.check.damage-is-success") => Exit::Image,
         Some(first) => first,
         None => Exit::Success,
@@ -114,8 +152,12 @@ impl CheckArgs {
             // Linux writes them now and then, and neither it nor e2fsck believes them.
             strict_totals: false,
             max_problems: self.max_problems,
+            threads: self.threads,
+            skip_unreadable: true,
         };
-        let checked = extant_check::check(&shown, &options);
+        let mut watch = Watch { bar: Bar::new(!self.quiet && !self.json) };
+        let checked = extant_check::check_with(&shown, &options, &mut watch);
+        drop(watch);
         found.report = checked.map_err(|error| self.cannot(error, &found.name, &device))?;
         found.note_state(is_pending);
         Ok(found)
@@ -202,7 +244,7 @@ impl CheckArgs {
 
 impl Found {
     fn is_clean(&self) -> bool {
-        self.unopened.is_none() && self.report.is_clean()
+        self.unopened.is_none() && self.report.is_clean() && !self.report.is_partial
     }
 
     /// Tells what the image says of itself, if that is worth knowing.
@@ -253,6 +295,10 @@ impl Found {
         }
         match self.report.problems.as_slice() {
             [Problem::DeviceTooSmall { wanted, .. }] => text + "; " + &cut_off(&self.name, *wanted),
+            _ if interrupt::requested() => text + " so far",
+            _ if self.report.is_partial => {
+                text + "; some blocks cannot be read: extant salvage copies out what can be"
+            }
             _ => text + "; extant repair sets them right",
         }
     }
@@ -270,6 +316,7 @@ impl Found {
             "clean": self.is_clean(),
             "problems": problems,
             "problems_not_shown": self.report.dropped,
+            "partial": self.report.is_partial,
             "inodes": counts.inodes,
             "directories": counts.directories,
             "blocks": counts.blocks,

@@ -1,0 +1,178 @@
+//! All that the step through the inodes found, for the steps behind it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use extant_base::Ino;
+
+use crate::Problem;
+use crate::base::Base;
+use crate::checker::Checker;
+use crate::scan::{Part, SharedBlock, Usage, ValueRef, ValueState};
+use crate::tables::{Bits, Tables};
+
+/// Inodes for which room is set aside at once, at most.
+const ROOM_MAX: usize = 1 << 22;
+
+pub(crate) struct Found {
+    pub(crate) tables: Tables,
+    /// Inodes in use, a bit each, per group.
+    pub(crate) used: Vec<Option<Bits>>,
+    pub(crate) blocks: BTreeMap<u64, SharedBlock>,
+    pub(crate) values: Vec<ValueRef>,
+    pub(crate) value_states: BTreeMap<u32, ValueState>,
+    /// References to each inode of a value, when they were counted.
+    pub(crate) value_counts: BTreeMap<u32, u64>,
+    /// Times of deletion of inodes in use.
+    pub(crate) dtimes: BTreeMap<u32, u32>,
+    pub(crate) low_dtimes: Vec<(Ino, u32, u16)>,
+    /// Inodes known as orphans.
+    pub(crate) orphans: BTreeSet<u32>,
+    pub(crate) usage: [Usage; 3],
+    pub(crate) directories: u32,
+    pub(crate) value_inodes: u32,
+    lacks_large_file: bool,
+}
+
+/// Takes out the elements at `ranges`, which are in any order.
+fn remove<T>(list: &mut Vec<T>, ranges: &[Range<usize>]) {
+    if ranges.iter().all(Range::is_empty) {
+        return;
+    }
+    let mut at = 0;
+    list.retain(|_| {
+        at += 1;
+        !ranges.iter().any(|range| range.contains(&(at - 1)))
+    });
+}
+
+impl Found {
+    pub(crate) fn new(base: &Base<'_>) -> Found {
+        let groups = base.sb.group_count as usize;
+        let inodes = base.sb.inodes_count.saturating_sub(base.sb.free_inodes_count) as usize;
+        let mut used = Vec::new();
+        used.resize_with(groups, || None);
+        Found {
+            tables: Tables::new(groups, inodes.min(ROOM_MAX)),
+            used,
+            blocks: BTreeMap::new(),
+            values: Vec::new(),
+            value_states: BTreeMap::new(),
+            value_counts: BTreeMap::new(),
+            dtimes: BTreeMap::new(),
+            low_dtimes: Vec::new(),
+            orphans: BTreeSet::new(),
+            usage: Default::default(),
+            directories: 0,
+            value_inodes: 0,
+            lacks_large_file: false,
+        }
+    }
+
+    /// Joins what pieces share: attribute blocks, of which the first user is told what is wrong
+    /// with them, and the feature that one file is enough to need.
+    pub(crate) fn join_blocks(
+        &mut self,
+        base: &Base<'_>,
+        part: &mut Part,
+        problems: &mut Vec<Problem>,
+        is_conflict: &AtomicBool,
+    ) {
+        let (mut told, mut counted) = (Vec::new(), Vec::new());
+        for (number, block) in std::mem::take(&mut part.blocks) {
+            if let Some(first) = self.blocks.get_mut(&number) {
+                first.counted = first.counted.saturating_add(block.counted);
+                told.push(block.problems);
+                counted.push(block.values);
+                continue;
+            }
+            if base.claims.claim(base.cluster(number), 1).is_some() {
+                is_conflict.store(true, Ordering::Relaxed);
+            }
+            self.blocks.insert(number, block);
+        }
+        if part.lacks_large_file && self.lacks_large_file {
+            let is_told =
+                |problem: &Problem| matches!(problem, Problem::Feature { name: "large_file", .. });
+            let at = problems.iter().position(is_told);
+            told.extend(at.map(|at| at..at + 1));
+        }
+        remove(problems, &told);
+        remove(&mut part.values, &counted);
+    }
+
+    /// Adds a piece behind those before it.
+    pub(crate) fn join(&mut self, mut part: Part) {
+        let tables = &mut self.tables;
+        let mut place = tables.infos.len() as u32;
+        let (details, runs) = (tables.details.len() as u32, tables.runs.len() as u32);
+        for info in &mut part.infos {
+            if info.detail != 0 {
+                info.detail += details;
+            }
+        }
+        for detail in &mut part.details {
+            detail.place += place;
+            detail.runs = (detail.runs.0 + runs, detail.runs.1 + runs);
+        }
+        for (group, bits) in part.known {
+            let count: u32 = bits.iter().map(|word| word.count_ones()).sum();
+            tables.know(group, bits, place);
+            place += count;
+        }
+        tables.infos.append(&mut part.infos);
+        tables.sizes.append(&mut part.sizes);
+        tables.details.append(&mut part.details);
+        tables.runs.append(&mut part.runs);
+        tables.policies.append(&mut part.policies);
+        for (group, bits) in part.used {
+            let Some(slot) = self.used.get_mut(group as usize) else { continue };
+            match slot {
+                Some(before) => before.iter_mut().zip(&bits).for_each(|(a, b)| *a |= b),
+                None => *slot = Some(bits),
+            }
+        }
+        self.values.append(&mut part.values);
+        self.value_states.append(&mut part.value_states);
+        self.dtimes.append(&mut part.dtimes);
+        self.low_dtimes.append(&mut part.low_dtimes);
+        for (all, some) in self.usage.iter_mut().zip(part.usage) {
+            for (id, (bytes, inodes)) in some {
+                let sum = all.entry(id).or_default();
+                *sum = (sum.0.saturating_add(bytes), sum.1.saturating_add(inodes));
+            }
+        }
+        self.directories = self.directories.saturating_add(part.directories);
+        self.value_inodes = self.value_inodes.saturating_add(part.value_inodes);
+        self.lacks_large_file |= part.lacks_large_file;
+    }
+}
+
+impl Checker<'_> {
+    /// Adds what was found in order of inode number.
+    pub(crate) fn add_part(&mut self, mut part: Part) {
+        self.found.blocks.append(&mut part.blocks);
+        self.found.join(part);
+    }
+
+    /// Goes back to where only fixed metadata had claimed blocks.
+    pub(crate) fn forget_inodes(&mut self) {
+        self.found = Found::new(&self.base);
+        self.claim_fixed_again();
+    }
+}
+
+impl Found {
+    pub(crate) fn counted_directories(&self, base: &Base<'_>) -> Vec<u32> {
+        let mut counts = vec![0u32; base.groups.len()];
+        let place = |detail: &crate::tables::Detail| self.tables.infos.get(detail.place as usize);
+        for info in self.tables.details.iter().filter_map(place).filter(|info| info.is_dir()) {
+            let group = base.sb.group_of_inode(info.ino).map_or(0, |(group, _)| group.0);
+            if let Some(count) = counts.get_mut(group as usize) {
+                *count += 1;
+            }
+        }
+        counts
+    }
+}
