@@ -1,22 +1,21 @@
 //! Directories: every block, every name, and what each name leads to.
 
-use std::ops::{ControlFlow, Deref, Range};
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use extant_base::{FileBlock, FsBlock, Ino};
+use extant_base::{FileBlock, Ino};
 use extant_format::dir::{self, DirEntry, DirLayout, FileType, Records};
-use extant_format::error::ChecksumError;
 use extant_format::features::{Compat, EncodingFlags};
 use extant_format::hash::{HashSeed, HashVersion, name_hash};
 use extant_format::inline::InlineDir;
 use extant_format::inode::InodeFlags;
 
-use crate::base::Base;
 use crate::checker::Checker;
+use crate::dir_scan::DirScan;
 use crate::findings::{HELD_MAX, Sink};
 use crate::htree::{HashIndex, Slot};
 use crate::names::Names;
-use crate::tables::{Detail, Info, Inline, Run, Tables};
+use crate::tables::{Detail, Info, Inline, Run};
 use crate::{CheckError, Problem, crew};
 
 /// Directory blocks read at once, in bytes.
@@ -41,25 +40,6 @@ struct Walk {
     hash: Option<HashVersion>,
     dotdot: Ino,
     children: u32,
-}
-
-/// Some directories, one after the other.
-pub(crate) struct DirScan<'s, 'a> {
-    pub(crate) base: &'s Base<'a>,
-    tables: &'s Tables,
-    sink: Sink<'s, 'a>,
-    names: Names,
-    bytes: Vec<u8>,
-    /// Set when this piece cannot stand beside the others.
-    is_conflict: Option<&'s AtomicBool>,
-}
-
-impl<'a> Deref for DirScan<'_, 'a> {
-    type Target = Base<'a>;
-
-    fn deref(&self) -> &Base<'a> {
-        self.base
-    }
 }
 
 impl Checker<'_> {
@@ -135,41 +115,7 @@ impl Checker<'_> {
     }
 }
 
-impl<'s, 'a> DirScan<'s, 'a> {
-    fn new(
-        base: &'s Base<'a>,
-        tables: &'s Tables,
-        sink: Sink<'s, 'a>,
-        is_conflict: Option<&'s AtomicBool>,
-    ) -> DirScan<'s, 'a> {
-        DirScan { base, tables, sink, names: Names::new(), bytes: Vec::new(), is_conflict }
-    }
-
-    pub(crate) fn problem(&mut self, problem: Problem) {
-        self.sink.problem(problem);
-    }
-
-    /// Notes a wrong checksum of a block of an inode.
-    pub(crate) fn block_checksum(
-        &mut self,
-        ino: Ino,
-        block: u64,
-        result: Result<(), ChecksumError>,
-    ) {
-        if let Err(source) = result {
-            self.problem(Problem::BlockChecksum { ino, block: FsBlock(block), source });
-        }
-    }
-
-    /// Whether the work of this piece is for nothing.
-    fn is_over(&self) -> bool {
-        let Some(conflict) = self.is_conflict else { return self.sink.is_stopped() };
-        if self.sink.held() > HELD_MAX {
-            conflict.store(true, Ordering::Relaxed);
-        }
-        conflict.load(Ordering::Relaxed)
-    }
-
+impl<'s> DirScan<'s, '_> {
     fn check_all(&mut self, details: Range<usize>) -> Result<(), CheckError> {
         let tables = self.tables;
         for detail in tables.details.get(details).unwrap_or(&[]) {

@@ -8,8 +8,7 @@ use extant_base::Ino;
 
 use crate::Problem;
 use crate::base::Base;
-use crate::checker::Checker;
-use crate::scan::{Part, SharedBlock, Usage, ValueRef, ValueState};
+use crate::part::{Part, SharedBlock, Usage, ValueRef, ValueState};
 use crate::tables::{Bits, Tables};
 
 /// Inodes for which room is set aside at once, at most.
@@ -146,20 +145,6 @@ impl Found {
         self.directories = self.directories.saturating_add(part.directories);
         self.value_inodes = self.value_inodes.saturating_add(part.value_inodes);
         self.lacks_large_file |= part.lacks_large_file;
-    }
-}
-
-impl Checker<'_> {
-    /// Adds what was found in order of inode number.
-    pub(crate) fn add_part(&mut self, mut part: Part) {
-        self.found.blocks.append(&mut part.blocks);
-        self.found.join(part);
-    }
-
-    /// Goes back to where only fixed metadata had claimed blocks.
-    pub(crate) fn forget_inodes(&mut self) {
-        self.found = Found::new(&self.base);
-        self.claim_fixed_again();
     }
 }
 

@@ -6,7 +6,7 @@ use extant_format::features::{Incompat, SuperFlags};
 use extant_format::hash::HashVersion;
 use extant_format::htree::{self, Index, IndexLayout, NodePlace, Root};
 
-use crate::dirs::DirScan;
+use crate::dir_scan::DirScan;
 use crate::tables::Run;
 use crate::{CheckError, Problem};
 

@@ -15,7 +15,8 @@ use extant_format::superblock::Superblock;
 
 use crate::base::Base;
 use crate::map::Map;
-use crate::scan::{Scan, ValueState};
+use crate::part::ValueState;
+use crate::scan::Scan;
 use crate::tables::{Bits, Detail, Info};
 use crate::{CheckError, Problem};
 

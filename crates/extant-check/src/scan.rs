@@ -6,7 +6,6 @@
 //! thread and in order of inode number. An image without double claims, which is nearly every
 //! image, never needs that.
 
-use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Deref, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,78 +14,14 @@ use extant_base::{FsBlock, Ino};
 use crate::base::Base;
 use crate::checker::Checker;
 use crate::findings::{HELD_MAX, Sink};
-use crate::tables::{Bits, Detail, Info, Run};
+use crate::found::Found;
+use crate::part::Part;
 use crate::{CheckError, Problem, crew};
 
 /// Bytes of inode tables in one piece.
 const PIECE_BYTES: u64 = 1 << 20;
 /// What a group without a table to read weighs, in bytes.
 const GROUP_BYTES: u64 = 4096;
-
-/// An attribute block and its users.
-#[derive(Default, Clone)]
-pub(crate) struct SharedBlock {
-    /// `encryption.c`.
-    pub(crate) context: Option<Vec<u8>>,
-    pub(crate) stored: u32,
-    pub(crate) counted: u32,
-    /// Values in inodes: bytes charged and how many.
-    pub(crate) value_bytes: u64,
-    pub(crate) value_inodes: u32,
-    /// What was found in it, among the problems and values of its piece.
-    pub(crate) problems: Range<usize>,
-    pub(crate) values: Range<usize>,
-}
-
-/// A reference to a value in an inode.
-pub(crate) struct ValueRef {
-    pub(crate) owner: Ino,
-    pub(crate) value: Ino,
-    pub(crate) len: u32,
-    pub(crate) offset: u32,
-    pub(crate) stored_hash: u32,
-    /// The hash of the name; that of the value is still to be mixed in.
-    pub(crate) name_hash: u32,
-    /// The same, with bytes of the name taken as signed.
-    pub(crate) signed_hash: u32,
-}
-
-/// What is stored in the inode of a value.
-#[derive(Clone, Copy)]
-pub(crate) struct ValueState {
-    pub(crate) references: u64,
-    pub(crate) hash: u32,
-    pub(crate) size: u64,
-}
-
-/// Usage by id: bytes and inodes.
-pub(crate) type Usage = BTreeMap<u32, (u64, u64)>;
-
-/// What was found in some groups.
-#[derive(Default)]
-pub(crate) struct Part {
-    pub(crate) infos: Vec<Info>,
-    pub(crate) sizes: Vec<(u64, u64)>,
-    pub(crate) details: Vec<Detail>,
-    pub(crate) runs: Vec<Run>,
-    pub(crate) used: BTreeMap<u32, Bits>,
-    pub(crate) known: BTreeMap<u32, Bits>,
-    pub(crate) blocks: BTreeMap<u64, SharedBlock>,
-    pub(crate) values: Vec<ValueRef>,
-    pub(crate) value_states: BTreeMap<u32, ValueState>,
-    /// Times of deletion of inodes in use.
-    pub(crate) dtimes: BTreeMap<u32, u32>,
-    /// Inodes without links whose time of deletion is a possible inode number: they may be orphans.
-    pub(crate) low_dtimes: Vec<(Ino, u32, u16)>,
-    pub(crate) policies: BTreeMap<u32, Vec<u8>>,
-    pub(crate) usage: [Usage; 3],
-    pub(crate) directories: u32,
-    pub(crate) value_inodes: u32,
-    /// Whether the missing `large_file` was told.
-    pub(crate) lacks_large_file: bool,
-    /// Bytes gone through.
-    pub(crate) bytes: u64,
-}
 
 pub(crate) struct Scan<'s, 'a> {
     pub(crate) base: &'s Base<'a>,
@@ -255,5 +190,19 @@ impl Checker<'_> {
             self.findings.problem(problem);
         }
         Ok(true)
+    }
+}
+
+impl Checker<'_> {
+    /// Adds what was found in order of inode number.
+    pub(crate) fn add_part(&mut self, mut part: Part) {
+        self.found.blocks.append(&mut part.blocks);
+        self.found.join(part);
+    }
+
+    /// Goes back to where only fixed metadata had claimed blocks.
+    pub(crate) fn forget_inodes(&mut self) {
+        self.found = Found::new(&self.base);
+        self.claim_fixed_again();
     }
 }

@@ -6,7 +6,8 @@ use extant_format::xattr::{self, NameIndex, Value, XattrArea, XattrFault};
 
 use crate::checker::Checker;
 use crate::inodes::field16;
-use crate::scan::{Scan, SharedBlock, ValueRef};
+use crate::part::{SharedBlock, ValueRef};
+use crate::scan::Scan;
 use crate::{CheckError, Problem};
 
 /// Contributions of an inode's attributes.
