@@ -121,7 +121,7 @@ impl Base<'_> {
         }
     }
 
-    /// Whether some part was not read.
+    /// Returns whether some part was not read.
     pub(crate) fn is_partial(&self) -> bool {
         self.is_partial.load(Ordering::Relaxed)
     }

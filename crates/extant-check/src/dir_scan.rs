@@ -57,7 +57,7 @@ impl<'s, 'a> DirScan<'s, 'a> {
         }
     }
 
-    /// Whether the work of this piece is for nothing.
+    /// Returns whether the work of this piece is for nothing.
     pub(crate) fn is_over(&self) -> bool {
         let Some(conflict) = self.is_conflict else { return self.sink.is_stopped() };
         if self.sink.held() > HELD_MAX {

@@ -328,9 +328,7 @@ impl<'s> DirScan<'s, '_> {
         index: &Option<HashIndex>,
     ) {
         let block = FileBlock(file_block);
-        let slot = index
-            .as_ref()
-            .map(|index| index.slots.get(file_block as usize).copied().unwrap_or_default());
+        let slot = index.as_ref().map(|index| index.slot(file_block));
         if let Some(Slot { times, .. }) = slot
             && times != 1
         {

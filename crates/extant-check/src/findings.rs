@@ -76,7 +76,7 @@ impl Sink<'_, '_> {
         }
     }
 
-    /// Whether the caller wants no more.
+    /// Returns whether the caller wants no more.
     pub(crate) fn is_stopped(&self) -> bool {
         matches!(self, Sink::Tell(findings) if findings.is_stopped)
     }

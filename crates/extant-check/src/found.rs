@@ -34,15 +34,20 @@ pub(crate) struct Found {
     lacks_large_file: bool,
 }
 
-/// Takes out the elements at `ranges`, which are in any order.
-fn remove<T>(list: &mut Vec<T>, ranges: &[Range<usize>]) {
-    if ranges.iter().all(Range::is_empty) {
+/// Takes out the elements at `ranges`, which are in any order and do not overlap.
+fn remove<T>(list: &mut Vec<T>, mut ranges: Vec<Range<usize>>) {
+    ranges.retain(|range| !range.is_empty());
+    if ranges.is_empty() {
         return;
     }
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut ranges = ranges.into_iter().peekable();
     let mut at = 0;
     list.retain(|_| {
+        while ranges.next_if(|range| range.end <= at).is_some() {}
+        let is_out = ranges.peek().is_some_and(|range| range.contains(&at));
         at += 1;
-        !ranges.iter().any(|range| range.contains(&(at - 1)))
+        !is_out
     });
 }
 
@@ -97,8 +102,8 @@ impl Found {
             let at = problems.iter().position(is_told);
             told.extend(at.map(|at| at..at + 1));
         }
-        remove(problems, &told);
-        remove(&mut part.values, &counted);
+        remove(problems, told);
+        remove(&mut part.values, counted);
     }
 
     /// Adds a piece behind those before it.
@@ -159,5 +164,19 @@ impl Found {
             }
         }
         counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_a_range_is_taken_out() {
+        let mut list: Vec<usize> = (0..10).collect();
+        remove(&mut list, vec![7..9, 3..3, 0..2, 2..3]);
+        assert_eq!(list, [3, 4, 5, 6, 9]);
+        remove(&mut list, vec![4..5, 0..0]);
+        assert_eq!(list, [3, 4, 5, 6]);
     }
 }

@@ -1,5 +1,7 @@
 //! The index of a directory: its nodes, and what each of its leaves may hold.
 
+use std::collections::HashMap;
+
 use extant_base::{FileBlock, Ino};
 use extant_format::dir::DirLayout;
 use extant_format::features::{Incompat, SuperFlags};
@@ -25,14 +27,24 @@ pub(crate) struct Slot {
 /// An index that could be read.
 pub(crate) struct HashIndex {
     pub(crate) hash: HashVersion,
-    pub(crate) slots: Vec<Slot>,
+    slots: HashMap<u32, Slot>,
+}
+
+impl HashIndex {
+    /// What the index says of a block of the directory.
+    pub(crate) fn slot(&self, block: u32) -> Slot {
+        self.slots.get(&block).copied().unwrap_or_default()
+    }
 }
 
 struct Walk<'a> {
     dir: Ino,
     runs: &'a [Run],
     layout: IndexLayout,
-    slots: Vec<Slot>,
+    /// Blocks of the directory.
+    blocks: u32,
+    /// Of blocks to which a record points: a directory may say that it has 2^32 of them.
+    slots: HashMap<u32, Slot>,
 }
 
 /// Returns where block `block` of a file is.
@@ -67,11 +79,8 @@ impl DirScan<'_, '_> {
                 return Ok(None);
             }
         };
-        let slots = vec![Slot::default(); blocks as usize];
-        let mut walk = Walk { dir, runs, layout, slots };
-        if let Some(slot) = walk.slots.first_mut() {
-            *slot = Slot { times: 1, is_node: true, ..Slot::default() };
-        }
+        let slots = HashMap::from([(0, Slot { times: 1, is_node: true, ..Slot::default() })]);
+        let mut walk = Walk { dir, runs, layout, blocks, slots };
         self.walk_index(&mut walk, &root.index, root.levels, (0, u32::MAX))?;
         Ok(Some(HashIndex { hash: root.hash, slots: walk.slots }))
     }
@@ -95,7 +104,10 @@ impl DirScan<'_, '_> {
                 let hash = if low < from { low } else { high };
                 self.problem(Problem::HtreeRange { dir: walk.dir, block: record.block, hash });
             }
-            let Some(slot) = walk.slots.get_mut(record.block.0 as usize) else { continue };
+            if record.block.0 >= walk.blocks {
+                continue;
+            }
+            let slot = walk.slots.entry(record.block.0).or_default();
             slot.times = slot.times.saturating_add(1);
             if slot.times > 1 {
                 continue;
@@ -119,8 +131,7 @@ impl DirScan<'_, '_> {
         let Some(at) = find(walk.runs, block.0) else { return Ok(()) };
         let mut bytes = Vec::new();
         self.read_block(at, &mut bytes)?;
-        let blocks = walk.slots.len() as u32;
-        match Index::decode_inner(&bytes, &walk.layout, blocks) {
+        match Index::decode_inner(&bytes, &walk.layout, walk.blocks) {
             Ok(index) => self.walk_index(walk, &index, levels, range),
             Err(source) => {
                 self.problem(Problem::Htree { dir: walk.dir, block, source });

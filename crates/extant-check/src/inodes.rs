@@ -309,7 +309,12 @@ impl Scan<'_, '_> {
             self.check_encryption(ino, attributes.context.as_deref());
         }
 
-        let seed = inode_seed(self.seed, ino, inode.generation);
+        // Most files have no block that needs it.
+        let has_blocks = inode.flags.contains(InodeFlags::EXTENTS) && field16(&inode.block, 6) != 0;
+        let seed = match keep || has_blocks {
+            true => inode_seed(self.seed, ino, inode.generation),
+            false => 0,
+        };
         let runs_from = self.part.runs.len() as u32;
         let mut map = Map::new(ino, seed, keep);
         let has_map = match kind {
@@ -328,9 +333,10 @@ impl Scan<'_, '_> {
         } else if has_map {
             self.walk_indirect(&mut map, &inode.block)?;
         }
-        if kind == Some(FileKind::Directory) {
-            self.check_reach(ino, &mut map);
-        }
+        let blocks = match kind {
+            Some(FileKind::Directory) => self.check_reach(ino, &mut map, runs_from),
+            _ => map.end,
+        };
         if kind == Some(FileKind::Regular)
             && inode.size >= 1 << 31
             && !self.sb.features.has_ro_compat(RoCompat::LARGE_FILE)
@@ -374,7 +380,7 @@ impl Scan<'_, '_> {
             place: self.part.infos.len() as u32,
             seed,
             size: inode.size,
-            blocks: map.end,
+            blocks,
             runs: (runs_from, self.part.runs.len() as u32),
             inline,
             children: AtomicU32::new(0),
@@ -521,17 +527,26 @@ impl Scan<'_, '_> {
         }
     }
 
-    /// How far a directory may reach, and that all of it is written.
-    fn check_reach(&mut self, ino: Ino, map: &mut Map) {
-        let blocks = (2u64 << 30) >> self.sb.block_size.log2();
-        if map.end > blocks && !self.sb.features.has_incompat(Incompat::LARGEDIR) {
-            let block = map.end - 1;
-            self.problem(Problem::FileBlock { ino, block });
-            map.is_damaged = true;
-        }
+    /// How far a directory may reach, and that all of it is written. What is behind that, of its
+    /// runs from `runs_from` on, is forgotten. Returns how many blocks are left.
+    fn check_reach(&mut self, ino: Ino, map: &mut Map, runs_from: u32) -> u64 {
         if map.has_unwritten {
             self.problem(Problem::Unwritten { ino });
         }
+        let blocks = (2u64 << 30) >> self.sb.block_size.log2();
+        if map.end <= blocks || self.sb.features.has_incompat(Incompat::LARGEDIR) {
+            return map.end;
+        }
+        let block = map.end - 1;
+        self.problem(Problem::FileBlock { ino, block });
+        map.is_damaged = true;
+        let mut runs = self.part.runs.split_off(runs_from as usize);
+        for run in &mut runs {
+            let within = blocks.saturating_sub(u64::from(run.file_start));
+            run.len = run.len.min(u32::try_from(within).unwrap_or(u32::MAX));
+        }
+        self.part.runs.extend(runs.into_iter().filter(|run| run.len != 0));
+        blocks
     }
 
     /// The context that an encrypted inode needs: version 1 of 28 bytes, or version 2 of 40.

@@ -136,10 +136,10 @@ impl Scan<'_, '_> {
             map.is_damaged = true;
             return;
         }
-        if map.keep {
+        let kept = map.keep.then(|| {
             let file_start = u32::try_from(file_start).unwrap_or(u32::MAX);
-            self.part.runs.push(Run { file_start, start, len });
-        }
+            Run { file_start, start, len }
+        });
         let bits = self.sb.cluster_bits();
         let mask = (1u64 << bits) - 1;
         let (mut block, mut left, mut logical) = (start, u64::from(len), file_start);
@@ -167,13 +167,29 @@ impl Scan<'_, '_> {
             }
         }
         map.last = Some(((end - 1) >> bits, (start + u64::from(len) - 1) >> bits));
-        if left == 0 {
-            return;
+        let mut is_alone = true;
+        if left != 0 {
+            map.clusters += ((logical + left - 1) >> bits) - (logical >> bits) + 1;
+            is_alone = self.claim(map.ino, block, left);
         }
-        map.clusters += ((logical + left - 1) >> bits) - (logical >> bits) + 1;
-        if !self.claim(map.ino, block, left) {
-            map.is_damaged = true;
+        map.is_damaged |= !is_alone;
+        if let Some(run) = kept
+            && (is_alone || self.may_be_read_twice(&run))
+        {
+            self.part.runs.push(run);
         }
+    }
+
+    /// Returns whether blocks that something else has, too, are read once more as those of this
+    /// file. All files together may have as many of them as the file system has blocks: a few
+    /// inodes can say of the same blocks that they are theirs a thousand times.
+    fn may_be_read_twice(&mut self, run: &Run) -> bool {
+        let twice = self.part.twice.saturating_add(u64::from(run.len));
+        if twice > self.sb.blocks_count {
+            return false;
+        }
+        self.part.twice = twice;
+        true
     }
 
     /// Walks the block map in `i_block`.

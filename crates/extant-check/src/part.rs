@@ -68,6 +68,8 @@ pub(crate) struct Part {
     pub(crate) value_inodes: u32,
     /// Whether the missing `large_file` was told.
     pub(crate) lacks_large_file: bool,
+    /// Blocks of kept runs that something else has, too.
+    pub(crate) twice: u64,
     /// Bytes gone through.
     pub(crate) bytes: u64,
 }

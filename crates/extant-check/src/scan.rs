@@ -44,7 +44,7 @@ impl Scan<'_, '_> {
         self.sink.problem(problem);
     }
 
-    /// Whether claims are made in order of inode number.
+    /// Returns whether claims are made in order of inode number.
     pub(crate) fn is_exact(&self) -> bool {
         self.is_conflict.is_none()
     }
@@ -91,7 +91,7 @@ impl Scan<'_, '_> {
         }
     }
 
-    /// Whether the work of this piece is for nothing.
+    /// Returns whether the work of this piece is for nothing.
     pub(crate) fn is_over(&self) -> bool {
         match self.is_conflict {
             Some(conflict) => {

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant_base::Prng;
 use extant_block::{
@@ -166,6 +168,183 @@ fn unread(problem: &Problem) -> Option<(u64, &str)> {
         Problem::Unreadable { what, block, .. } => Some((block.0, what)),
         _ => None,
     }
+}
+
+/// A file system without checksums in one group, and where its inodes are. What an image is made of
+/// here is written by hand: no tool writes such things.
+struct Raw {
+    device: MemoryDevice,
+    table: u64,
+    inode_bytes: u64,
+}
+
+impl Raw {
+    fn new(dir: &Path, size: &str, arguments: &[&str]) -> Result<Raw, String> {
+        let path = dir.join("raw.img");
+        let _removed = fs::remove_file(&path);
+        let common = ["-b1024", "-E", "lazy_itable_init=0"];
+        let arguments: Vec<&str> = arguments.iter().chain(&common).copied().collect();
+        oracle::mke2fs(&path, size, &arguments)?;
+        let device = image::load(&path);
+        let mut raw = Raw { device, table: 0, inode_bytes: 0 };
+        raw.table = u64::from(raw.u32(2048 + 8)) * 1024;
+        raw.inode_bytes = u64::from(raw.u32(1024 + 0x58) & 0xffff);
+        Ok(raw)
+    }
+
+    fn u32(&self, at: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.device.read_at(at, &mut bytes).unwrap();
+        u32::from_le_bytes(bytes)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.device.write_at(at, bytes).unwrap();
+    }
+
+    /// Writes mode, links, size, flags and `i_block` of an inode.
+    fn inode(&self, ino: u32, mode: u16, size: u32, flags: u32, map: &[u32]) {
+        let at = self.table + u64::from(ino - 1) * self.inode_bytes;
+        let mut record = [0; 128];
+        record[..2].copy_from_slice(&mode.to_le_bytes());
+        record[4..8].copy_from_slice(&size.to_le_bytes());
+        record[0x1a] = 2;
+        record[0x20..0x24].copy_from_slice(&flags.to_le_bytes());
+        for (slot, word) in record[0x28..0x64].as_chunks_mut::<4>().0.iter_mut().zip(map) {
+            *slot = word.to_le_bytes();
+        }
+        self.write(at, &record);
+    }
+}
+
+/// A directory block with `.`, `..` and one name.
+fn dir_block(own: u32, parent: u32, child: u32) -> [u8; 1024] {
+    let mut block = [0; 1024];
+    let mut at = 0;
+    for (ino, len, name) in [(own, 12u16, "."), (parent, 12, ".."), (child, 1000, "c")] {
+        block[at..at + 4].copy_from_slice(&ino.to_le_bytes());
+        block[at + 4..at + 6].copy_from_slice(&len.to_le_bytes());
+        block[at + 6..at + 8].copy_from_slice(&[name.len() as u8, 2]);
+        block[at + 8..at + 8 + name.len()].copy_from_slice(name.as_bytes());
+        at += usize::from(len);
+    }
+    block
+}
+
+/// A device that counts what is read.
+struct Counting {
+    below: MemoryDevice,
+    bytes: AtomicU64,
+}
+
+impl BlockDevice for Counting {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        self.below.submit(batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn describe(&self) -> Arc<str> {
+        self.below.describe()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.below.read_at(offset, out)
+    }
+}
+
+#[test]
+fn a_chain_of_thousands_of_directories_has_no_end_in_the_stack() {
+    let dir = tempdir().unwrap();
+    let features = ["-text4", "-O^metadata_csum,^uninit_bg,^has_journal,^resize_inode", "-N7900"];
+    let raw = require!(Raw::new(dir.path(), "8M", &[&features[..], &["-I128"]].concat()));
+    let root = u64::from(raw.u32(raw.table + raw.inode_bytes + 0x28 + 20));
+    let (first, last, blocks) = (12u32, 6000u32, 2000u32);
+    raw.write(root * 1024, &dir_block(2, 2, first));
+    for ino in first..=last {
+        let block = blocks + ino;
+        let (parent, child) = (if ino == first { 2 } else { ino - 1 }, ino + 1);
+        raw.inode(ino, 0o040_755, 1024, 0, &[block]);
+        raw.write(u64::from(block) * 1024, &dir_block(ino, parent, child));
+    }
+    let is_about_ways =
+        |p: &&Problem| matches!(p, Problem::Unreachable { .. } | Problem::Loop { .. });
+    let ways = |device: &MemoryDevice| {
+        let options = CheckOptions { max_problems: usize::MAX, ..CheckOptions::default() };
+        let problems = check(device, &options).unwrap().problems;
+        problems.iter().filter(is_about_ways).map(Problem::to_string).collect::<Vec<_>>()
+    };
+    // `lost+found` has no name any more.
+    let lost = ways(&raw.device);
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    same_with_any_threads(&raw.device, "chain");
+    // Its end leads to its beginning, and nothing else does.
+    raw.write(root * 1024, &dir_block(2, 2, 11));
+    let end = dir_block(last, last - 1, first);
+    raw.write(u64::from(blocks + last) * 1024, &end);
+    let found = ways(&raw.device);
+    assert_eq!(found.len(), 1, "{found:?}");
+    same_with_any_threads(&raw.device, "loop");
+}
+
+#[test]
+fn directories_that_claim_everything_are_not_read_without_end() {
+    let dir = tempdir().unwrap();
+    let features = ["-text4", "-O^metadata_csum,^uninit_bg,^has_journal,^resize_inode", "-N2000"];
+    let raw = require!(Raw::new(dir.path(), "8M", &[&features[..], &["-I128"]].concat()));
+    // Four extents each, all of the same 7000 blocks: 50 GiB of directories in 8 MiB.
+    let header = [0x0004_f30a, 4, 0];
+    let mut map = Vec::from(header);
+    for number in 0..4 {
+        map.extend([number * 7000, 7000, 1000]);
+    }
+    for ino in 12..1900 {
+        raw.inode(ino, 0o040_755, 4 * 7000 * 1024, 0x8_0000, &map);
+    }
+    same_with_any_threads(&raw.device, "claims");
+    for threads in [1, 8] {
+        let device = Counting { below: raw.device.snapshot(), bytes: AtomicU64::new(0) };
+        let threads = NonZeroUsize::new(threads);
+        let report = check(&device, &CheckOptions { threads, ..CheckOptions::default() }).unwrap();
+        assert!(report.dropped > 1888, "{}", report.dropped);
+        let bytes = device.bytes.load(Ordering::Relaxed);
+        assert!(bytes < 4 * device.size_bytes(), "{bytes} bytes read");
+    }
+}
+
+#[test]
+fn more_problems_than_are_held_are_told_in_the_same_order() {
+    let dir = tempdir().unwrap();
+    let features = ["-text2", "-O^resize_inode", "-N64", "-I128"];
+    let raw = require!(Raw::new(dir.path(), "8M", &features));
+    // Files whose blocks do not exist, each a problem of its own: 256 by 256 for each file.
+    let mut next = 1000u32;
+    for ino in 12..14 {
+        let top = next;
+        let leaves: Vec<u32> = (top + 1..top + 257).collect();
+        next += 257;
+        let mut map = [0; 15];
+        map[13] = top;
+        raw.inode(ino, 0o100_644, 0, 0, &map);
+        let words =
+            |list: &[u32]| list.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+        raw.write(u64::from(top) * 1024, &words(&leaves));
+        for leaf in leaves {
+            let nowhere: Vec<u32> =
+                (0..256).map(|slot| 0xf000_0000 - leaf * 512 - slot * 2).collect();
+            raw.write(u64::from(leaf) * 1024, &words(&nowhere));
+        }
+    }
+    let report = check(&raw.device, &CheckOptions::default()).unwrap();
+    assert!(report.dropped > 3 << 15, "{}", report.dropped);
+    same_with_any_threads(&raw.device, "problems");
 }
 
 #[test]

@@ -149,3 +149,21 @@ fn what_is_no_image_is_said_not_checked() {
     assert!([4, 8].contains(&told.output.status.code().unwrap()), "{}", told.err());
     assert!((told.out() + &told.err()).contains("a.img"));
 }
+
+#[test]
+fn any_number_of_threads_tells_the_same() {
+    let place = Place::with_image();
+    let commands = ["clri /dir/deep", "set_inode_field /file links_count 7", "freeb 10 5"];
+    if !debugfs(&place, "a.img", &commands) {
+        return;
+    }
+    let one = place.run(&["check", "--json", "--threads", "1", "a.img"]).ends_with(4).out();
+    for threads in ["2", "7", "4000000000"] {
+        let other = place.run(&["check", "--json", "--threads", threads, "a.img"]).ends_with(4);
+        assert_eq!(other.out(), one, "{threads} threads");
+    }
+    for wrong in ["0", "-1", "many"] {
+        let asked = format!("--threads={wrong}");
+        place.run(&["check", &asked, "a.img"]).ends_with(2).complains(&[wrong, "--threads"]);
+    }
+}

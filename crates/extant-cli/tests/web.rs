@@ -7,11 +7,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use extant_sync::threads;
 use support::mounts::mounts;
-use support::{Place, text, tool};
+use support::{Place, Ran, text, tool};
 
 /// A web server for the files of a directory.
 struct Web<'a> {
@@ -19,6 +21,12 @@ struct Web<'a> {
     ends: AtomicBool,
     /// Bytes of files that it sent.
     sent: AtomicU64,
+    /// A byte of which it says that nobody may have it.
+    broken: AtomicU64,
+    /// A byte that it sends only when `goes_on`.
+    awaited: AtomicU64,
+    is_awaited: AtomicBool,
+    goes_on: AtomicBool,
 }
 
 impl Web<'_> {
@@ -47,6 +55,16 @@ impl Web<'_> {
             return write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n{close}");
         };
         let to = to.min(size - 1);
+        let has = |byte: &AtomicU64| (from..=to).contains(&byte.load(Ordering::Relaxed));
+        if has(&self.broken) {
+            return write!(out, "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n{close}");
+        }
+        if has(&self.awaited) {
+            self.is_awaited.store(true, Ordering::Release);
+            while !self.goes_on.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         let mut bytes = vec![0; (to - from + 1) as usize];
         file.read_exact_at(&mut bytes, from)?;
         let len = bytes.len();
@@ -61,7 +79,15 @@ impl Web<'_> {
 
 /// Runs `work` with a server for the files of `dir`, and its address.
 fn with_web(dir: &Path, work: impl FnOnce(&Web<'_>, &str)) {
-    let web = Web { dir, ends: AtomicBool::new(false), sent: AtomicU64::new(0) };
+    let web = Web {
+        dir,
+        ends: AtomicBool::new(false),
+        sent: AtomicU64::new(0),
+        broken: AtomicU64::new(u64::MAX),
+        awaited: AtomicU64::new(u64::MAX),
+        is_awaited: AtomicBool::new(false),
+        goes_on: AtomicBool::new(false),
+    };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let serve = || {
@@ -156,4 +182,63 @@ fn a_mount_of_an_image_behind_a_web_server_needs_connections_and_is_read_only() 
         assert!(!listed.contains("secret"), "{listed}");
         mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
     });
+}
+
+/// An image with a directory far from everything that opening needs, and where its block is.
+fn with_distant_directory() -> Option<(Place, u64)> {
+    let place = Place::new();
+    place.run(&["mkfs", "-q", "a.img", "64M"]).succeeds();
+    place.run(&["mkdir", "a.img:/dir"]).succeeds();
+    let asked = tool("debugfs", &["-R", "blocks /dir", "a.img"], place.0.path())?;
+    let block: u64 = text(&asked.stdout).trim().parse().unwrap();
+    Some((place, block))
+}
+
+#[test]
+fn a_check_names_what_cannot_be_read_and_does_not_call_it_clean() {
+    let Some((place, block)) = with_distant_directory() else { return };
+    with_web(place.0.path(), |web, address| {
+        let image = format!("{address}/a.img");
+        place.run(&["check", &image]).succeeds();
+        web.broken.store(block * 4096, Ordering::Relaxed);
+        let ran = place.run(&["check", &image]).ends_with(8);
+        let said = format!("block {block}");
+        let named = ran.out().lines().any(|line| line.contains(&said) && line.contains("read"));
+        assert!(named && ran.out().contains("extant salvage"), "{}", ran.out());
+        // One line for it, and the verdict.
+        assert_eq!(ran.out().lines().count(), 2, "{}", ran.out());
+        let json = place.run(&["check", "--json", "--threads=1", &image]).ends_with(8).json();
+        assert_eq!((&json["partial"], &json["clean"]), (&true.into(), &false.into()));
+        assert_eq!(json["problems"][0]["code"], "unreadable");
+        // Damage elsewhere does not hide it.
+        std::fs::write(place.path("none"), "no image").unwrap();
+        place.run(&["check", "none", &image]).ends_with(8);
+    });
+}
+
+#[test]
+fn an_interrupted_check_tells_what_it_found_so_far() {
+    let Some((place, block)) = with_distant_directory() else { return };
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    with_web(place.0.path(), |web, address| {
+        web.awaited.store(block * 4096, Ordering::Relaxed);
+        let args = ["check", &format!("{address}/a.img"), "missing.img"];
+        let mut command = place.command(&args);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let start = std::time::Instant::now();
+        while !web.is_awaited.load(Ordering::Acquire) && start.elapsed().as_secs() < 60 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        web.goes_on.store(true, Ordering::Release);
+        let output = child.wait_with_output().unwrap();
+        assert!(web.is_awaited.load(Ordering::Acquire), "never asked for the directory");
+        let ran = Ran { args: args.join(" "), output }.ends_with(130);
+        assert!(ran.out().contains("0 problems so far"), "{}", ran.out());
+        assert!(ran.err().contains("interrupted"), "{}", ran.err());
+        // The next image is not begun.
+        assert!(!ran.err().contains("missing.img"), "{}", ran.err());
+    });
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
 }

@@ -71,7 +71,8 @@ pub fn fs_seed_from_uuid(uuid: &[u8; 16]) -> u32 {
 /// `generation` is `i_generation`.
 #[must_use]
 pub fn inode_seed(fs_seed: u32, ino: Ino, generation: u32) -> u32 {
-    crc32c_u32(crc32c_u32(fs_seed, ino.0), generation)
+    let both = u64::from(ino.0) | (u64::from(generation) << 32);
+    crc32c(fs_seed, &both.to_le_bytes())
 }
 
 /// crc16 (polynomial 0x8005, reflected: "ARC") of `bytes`, continuing from `seed`.

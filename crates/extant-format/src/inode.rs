@@ -38,7 +38,7 @@ use extant_base::{BlockSize, FsBlock, Ino};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::checksum::{crc32c, crc32c_zeros, inode_seed};
+use crate::checksum::{crc32c, inode_seed};
 use crate::error::{ChecksumError, LengthError};
 use crate::features::{Incompat, RoCompat};
 use crate::le::{put, u16_at};
@@ -578,20 +578,28 @@ fn has_checksum_hi(layout: &InodeLayout, extra_isize: u16) -> bool {
     layout.extra_max() > 0 && extra_isize >= 4
 }
 
+/// Bytes of a record that are copied for its checksum: all of most.
+const COPIED: usize = 256;
+
 /// crc32c of a whole record, its own checksum fields counted as zeroes. `seed` is the inode's.
+///
+/// One call over a copy without these fields takes a third of the time of a call for each part
+/// between them.
 fn checksum(layout: &InodeLayout, seed: u32, record: &[u8]) -> u32 {
-    let part = |from: usize, to: usize| record.get(from..to).unwrap_or(&[]);
-    let mut crc = crc32c(seed, part(0, CHECKSUM_LO));
-    crc = crc32c_zeros(crc, 2);
-    let size = usize::from(layout.inode_size);
+    let record = record.get(..usize::from(layout.inode_size)).unwrap_or(record);
+    let (head, rest) = record.split_at(record.len().min(COPIED));
+    let mut copy = [0; COPIED];
+    let Some(copy) = copy.get_mut(..head.len()) else { return seed };
+    copy.copy_from_slice(head);
     let extra = u16_at(record, BASE_BYTES).unwrap_or(0);
-    if has_checksum_hi(layout, extra) {
-        crc = crc32c(crc, part(CHECKSUM_LO.saturating_add(2), CHECKSUM_HI));
-        crc = crc32c_zeros(crc, 2);
-        crc32c(crc, part(CHECKSUM_HI.saturating_add(2), size))
-    } else {
-        crc32c(crc, part(CHECKSUM_LO.saturating_add(2), size))
+    let high = has_checksum_hi(layout, extra).then_some(CHECKSUM_HI);
+    for field in [Some(CHECKSUM_LO), high].into_iter().flatten() {
+        if let Some(field) = copy.get_mut(field..field.saturating_add(2)) {
+            field.fill(0);
+        }
     }
+    let crc = crc32c(seed, copy);
+    if rest.is_empty() { crc } else { crc32c(crc, rest) }
 }
 
 #[cfg(test)]
