@@ -86,7 +86,7 @@ impl Checker<'_> {
                 ControlFlow::Break(())
             }
         };
-        crew::in_order(threads, pieces.len(), work, take)?;
+        crew::in_order((threads, crew::PIECES_AHEAD), pieces.len(), work, take)?;
         if let Some(error) = failed {
             return Err(error);
         }

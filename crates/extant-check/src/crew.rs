@@ -7,19 +7,19 @@ use extant_sync::threads;
 
 use crate::CheckError;
 
-/// Pieces for each thread before their results are taken.
-const PIECES_AHEAD: usize = 16;
+/// Pieces for each thread before their results are taken, where they are light.
+pub(crate) const PIECES_AHEAD: usize = 16;
 /// Pieces for each thread of a small image.
 const PIECES_EACH: u64 = 4;
 
 /// Does `work` for every piece on `count` threads and hands each result to `take`, in the order of
-/// the pieces, until that says to break. At most [`PIECES_AHEAD`] results for each thread wait.
+/// the pieces, until that says to break. At most `ahead` results for each thread wait.
 ///
 /// # Errors
 ///
 /// [`CheckError::Thread`] when no thread can be started.
 pub(crate) fn in_order<T: Send>(
-    count: usize,
+    (count, ahead): (usize, usize),
     pieces: usize,
     work: impl Fn(usize) -> T + Sync,
     mut take: impl FnMut(T) -> ControlFlow<()>,
@@ -34,7 +34,7 @@ pub(crate) fn in_order<T: Send>(
     }
     let mut from = 0;
     while from < pieces {
-        let to = pieces.min(from.saturating_add(count * PIECES_AHEAD));
+        let to = pieces.min(from.saturating_add(count.saturating_mul(ahead.max(1))));
         let next = AtomicUsize::new(from);
         let some = |_| {
             let mut done = Vec::new();
@@ -101,7 +101,7 @@ mod tests {
                 seen.push(piece);
                 if piece == 150 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            in_order(count, 1000, |piece| piece, take).unwrap();
+            in_order((count, 3), 1000, |piece| piece, take).unwrap();
             assert_eq!(seen, (0..=150).collect::<Vec<_>>());
         }
     }

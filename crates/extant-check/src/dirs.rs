@@ -101,7 +101,7 @@ impl Checker<'_> {
                 failed.is_some() || findings.is_stopped || is_conflict.load(Ordering::Relaxed);
             if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        crew::in_order(threads, pieces.len(), work, take)?;
+        crew::in_order((threads, crew::PIECES_AHEAD), pieces.len(), work, take)?;
         if let Some(error) = failed {
             return Err(error);
         }

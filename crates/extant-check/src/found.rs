@@ -125,7 +125,12 @@ impl Found {
             tables.know(group, bits, place);
             place += count;
         }
-        tables.infos.append(&mut part.infos);
+        if tables.infos.is_empty() && part.infos.len() > tables.infos.capacity() / 2 {
+            // What one thread found is not there twice for a moment.
+            tables.infos = part.infos;
+        } else {
+            tables.infos.append(&mut part.infos);
+        }
         tables.sizes.append(&mut part.sizes);
         tables.details.append(&mut part.details);
         tables.runs.append(&mut part.runs);

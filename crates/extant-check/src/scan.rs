@@ -179,7 +179,14 @@ impl Checker<'_> {
             found.join(part);
             if findings.is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        crew::in_order(threads, pieces.len(), work, take)?;
+        // One group may be a table of many MiB: the results of a few such are enough to wait.
+        let heaviest = pieces.iter().map(|piece| {
+            let tables = piece.clone().map(|group| base.table_bytes(group));
+            tables.fold(0, u64::saturating_add)
+        });
+        let heavy = heaviest.max().unwrap_or(0).div_ceil(PIECE_BYTES).max(1);
+        let ahead = (crew::PIECES_AHEAD / usize::try_from(heavy).unwrap_or(usize::MAX)).max(2);
+        crew::in_order((threads, ahead), pieces.len(), work, take)?;
         if let Some(error) = failed {
             return Err(error);
         }

@@ -190,7 +190,7 @@ fn with_distant_directory() -> Option<(Place, u64)> {
     place.run(&["mkfs", "-q", "a.img", "64M"]).succeeds();
     place.run(&["mkdir", "a.img:/dir"]).succeeds();
     let asked = tool("debugfs", &["-R", "blocks /dir", "a.img"], place.0.path())?;
-    let block: u64 = text(&asked.stdout).trim().parse().unwrap();
+    let block: u64 = text(&asked).trim().parse().unwrap();
     Some((place, block))
 }
 
