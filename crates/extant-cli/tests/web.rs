@@ -9,7 +9,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use extant_sync::threads;
 use support::mounts::mounts;
@@ -62,7 +61,7 @@ impl Web<'_> {
         if has(&self.awaited) {
             self.is_awaited.store(true, Ordering::Release);
             while !self.goes_on.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::yield_now();
             }
         }
         let mut bytes = vec![0; (to - from + 1) as usize];
@@ -224,18 +223,15 @@ fn an_interrupted_check_tells_what_it_found_so_far() {
         web.awaited.store(block * 1024, Ordering::Relaxed);
         let args = ["check", &format!("{address}/a.img"), "missing.img"];
         let mut command = place.command(&args);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        for _ in 0..30_000 {
-            if web.is_awaited.load(Ordering::Acquire) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while !web.is_awaited.load(Ordering::Acquire) {
+            assert!(child.try_wait().unwrap().is_none(), "never asked for the directory");
+            std::thread::yield_now();
         }
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         web.goes_on.store(true, Ordering::Release);
         let output = child.wait_with_output().unwrap();
-        assert!(web.is_awaited.load(Ordering::Acquire), "never asked for the directory");
         let ran = Ran { args: args.join(" "), output }.ends_with(130);
         assert!(ran.out().contains("0 problems so far"), "{}", ran.out());
         assert!(ran.err().contains("interrupted"), "{}", ran.err());
