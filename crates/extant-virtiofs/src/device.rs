@@ -56,6 +56,7 @@ impl Device {
     /// Takes what is in a queue. Returns when it is empty, or makes no sense (V1).
     fn drain(&self, number: usize, queue: &VringRwLock) {
         let Some(under_way) = self.under_way.get(number) else { return };
+        let mut was_empty = false;
         while !self.gone.is_set() {
             let _ = queue.disable_notification();
             let mut taken = 0usize;
@@ -73,9 +74,10 @@ impl Device {
                     return; // The end of serving.
                 }
             }
-            // A position from which nothing can be taken says "more" for ever.
+            // What came while notifications were off is told by nobody, so it is looked for once more, even after
+            // nothing was found. A position from which nothing can be taken says "more" for ever: once is enough.
             match queue.enable_notification() {
-                Ok(true) if taken > 0 => {}
+                Ok(true) if taken > 0 || !was_empty => was_empty = taken == 0,
                 _ => return,
             }
         }

@@ -90,6 +90,18 @@ fn a_guest_reads_and_writes_and_another_one_sees_it() {
 }
 
 #[test]
+fn a_request_that_comes_while_an_empty_queue_is_looked_at_is_answered() {
+    require!(served(false, |socket| {
+        let machine = Machine::start(socket);
+        machine.init();
+        for _ in 0..3000 {
+            machine.kick();
+            machine.lookup(ROOT, "none").unwrap_err();
+        }
+    }));
+}
+
+#[test]
 fn nothing_is_answered_before_the_first_request_and_a_new_guest_begins_anew() {
     require!(served(false, |socket| {
         let machine = Machine::start(socket);

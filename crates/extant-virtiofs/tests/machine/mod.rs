@@ -1,4 +1,6 @@
 //! The program that runs a machine, and the machine: memory, queues, and the kernel's side of the protocol.
+// Each test program uses a part of it.
+#![allow(dead_code)]
 
 use std::cell::Cell;
 use std::fs::File;
@@ -6,7 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
@@ -210,6 +212,16 @@ impl Machine {
     fn publish(&self, put: u16) {
         let at = MemoryRegionAddress(self.table(AVAILABLE + 2));
         self.0.memory.store(put, at, Ordering::Release).unwrap();
+        fence(Ordering::SeqCst);
+        // As kernels do: who says that it is looking anyway is not told.
+        let flags = MemoryRegionAddress(self.table(USED));
+        if self.0.memory.load::<u16>(flags, Ordering::Relaxed).unwrap() & 1 == 0 {
+            self.kick();
+        }
+    }
+
+    /// Says that there is something, whether there is or not.
+    pub(crate) fn kick(&self) {
         self.queue().kick.write(1).unwrap();
     }
 
