@@ -4,9 +4,8 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 PREFIX ?= /usr/local
-# Features of the command beside its own: FEATURES=tls for https.
-FEATURES ?=
-WITH := $(if $(FEATURES),--features "$(FEATURES)")
+# How the command is built: WITH=--no-default-features leaves out https, and registries on other hosts with it.
+WITH ?=
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 EXTANT := $(TARGET)/release/extant

@@ -134,6 +134,10 @@ impl From<HttpError> for Failure {
             HttpError::NoRanges { .. } => {
                 (Exit::Unsupported, Some("download it, and give the file (curl -O)"))
             }
+            HttpError::Untrusted { .. } => {
+                let hint = "SSL_CERT_FILE=FILE names the certificates to believe (PEM), if the server is yours";
+                (Exit::Io, Some(hint))
+            }
             HttpError::Connect { .. } | HttpError::Refused { .. } => (Exit::Io, None),
             HttpError::Changed { .. } => (Exit::Io, Some("start again: it is another file now")),
             _ => (Exit::Io, None),

@@ -3,11 +3,12 @@
 mod support;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use extant_sync::threads;
@@ -29,8 +30,8 @@ struct Web<'a> {
 }
 
 impl Web<'_> {
-    fn answer(&self, mut out: TcpStream) -> std::io::Result<()> {
-        let mut lines = BufReader::new(out.try_clone()?).lines();
+    fn answer(&self, mut out: impl Read + Write) -> std::io::Result<()> {
+        let mut lines = BufReader::new(&mut out).lines();
         let first = lines.next().transpose()?.unwrap_or_default();
         let mut range = None;
         for line in lines {
@@ -51,7 +52,8 @@ impl Web<'_> {
         };
         let size = file.metadata()?.len();
         let Some((from, to)) = range.filter(|_| !first.contains("?whole")) else {
-            return write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n{close}");
+            write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n{close}")?;
+            return std::io::copy(&mut { file }, &mut out).map(drop);
         };
         let to = to.min(size - 1);
         let has = |byte: &AtomicU64| (from..=to).contains(&byte.load(Ordering::Relaxed));
@@ -78,6 +80,16 @@ impl Web<'_> {
 
 /// Runs `work` with a server for the files of `dir`, and its address.
 fn with_web(dir: &Path, work: impl FnOnce(&Web<'_>, &str)) {
+    serve(dir, "127.0.0.1", None, |web, host| work(web, &format!("http://{host}")));
+}
+
+/// Runs `work` with a server for the files of `dir`, over TLS if that is given, and its host and port.
+fn serve(
+    dir: &Path,
+    host: &str,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    work: impl FnOnce(&Web<'_>, &str),
+) {
     let web = Web {
         dir,
         ends: AtomicBool::new(false),
@@ -95,12 +107,19 @@ fn with_web(dir: &Path, work: impl FnOnce(&Web<'_>, &str)) {
                 return;
             }
             // Whoever does not wait for the answer is gone.
-            let _ = web.answer(stream.unwrap());
+            let stream = stream.unwrap();
+            let _ = match &tls {
+                Some(tls) => {
+                    let connection = rustls::ServerConnection::new(tls.clone()).unwrap();
+                    web.answer(rustls::StreamOwned::new(connection, stream))
+                }
+                None => web.answer(stream),
+            };
         }
     };
     threads::scope(|scope| {
         scope.spawn("web", serve).unwrap();
-        let run = std::panic::AssertUnwindSafe(|| work(&web, &format!("http://127.0.0.1:{port}")));
+        let run = std::panic::AssertUnwindSafe(|| work(&web, &format!("{host}:{port}")));
         let done = std::panic::catch_unwind(run);
         web.ends.store(true, Ordering::Release);
         drop(TcpStream::connect(("127.0.0.1", port)));
@@ -161,6 +180,89 @@ fn a_qcow2_image_behind_a_web_server_is_read_unless_it_lies_over_another() {
         doubtful.ends_with(7).complains(&["header of a qcow2 image"]);
         let as_raw = place.run(&["ls", "--format", "raw", &format!("{address}/q.qcow2")]);
         as_raw.ends_with(4);
+    });
+}
+
+/// A certificate for `host` that signed itself, in a file and as servers take it.
+fn certified(place: &Place, host: &str, file: &str) -> Arc<rustls::ServerConfig> {
+    let made = rcgen::generate_simple_self_signed([host.to_owned()]).unwrap();
+    std::fs::write(place.path(file), made.cert.pem()).unwrap();
+    let key = made.signing_key.serialize_der().try_into().unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider);
+    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    Arc::new(config.with_single_cert(vec![made.cert.der().clone()], key).unwrap())
+}
+
+#[test]
+fn https_servers_are_believed_when_their_certificate_is_and_named_when_not() {
+    let place = Place::with_image();
+    let run = |trusted: &str, args: &[&str]| {
+        let output = place.command(args).env("SSL_CERT_FILE", place.path(trusted)).output();
+        Ran { args: args.join(" "), output: output.unwrap() }
+    };
+    // An address that leads to this host, and is not one for which encryption is left out.
+    let host = "0.0.0.0";
+    let tls = certified(&place, host, "right.pem");
+    certified(&place, host, "wrong.pem");
+    let elsewhere = certified(&place, "images.example", "elsewhere.pem");
+    serve(place.0.path(), host, Some(tls.clone()), |_, at| {
+        let file = format!("https://{at}/a.img:/file");
+        if !cfg!(feature = "tls") {
+            run("right.pem", &["cat", &file]).ends_with(5).complains(&["without https"]);
+            return;
+        }
+        assert_eq!(run("right.pem", &["cat", &file]).succeeds().out(), "hello\n");
+        // Whoever names a file that has no certificates believes nobody.
+        for trusted in ["wrong.pem", "a.img", "none.pem"] {
+            let ran = run(trusted, &["cat", &file]);
+            let ran = ran.ends_with(8).complains(&[at, "certificate is not believed", "nobody"]);
+            ran.hints("SSL_CERT_FILE");
+        }
+    });
+    if !cfg!(feature = "tls") {
+        return;
+    }
+    serve(place.0.path(), host, Some(elsewhere), |_, at| {
+        let ran = run("elsewhere.pem", &["cat", &format!("https://{at}/a.img:/file")]);
+        ran.ends_with(8).complains(&["it is for another host"]);
+    });
+    // A registry, of an image of one layer.
+    std::fs::create_dir(place.path("tree")).unwrap();
+    std::fs::write(place.path("tree/hello"), "hello\n").unwrap();
+    let Some(done) = tool("tar", &["-cf", "layer", "-C", "tree", "."], place.0.path()) else {
+        return;
+    };
+    assert!(done.status.success(), "{}", text(&done));
+    let root = place.path("v2/app");
+    std::fs::create_dir_all(root.join("blobs")).unwrap();
+    std::fs::create_dir(root.join("manifests")).unwrap();
+    let blob = |kind: &str, bytes: &[u8]| {
+        let digest = extant_oci::Digest::sha256(bytes).to_string();
+        std::fs::write(root.join("blobs").join(&digest), bytes).unwrap();
+        let kind = format!("application/vnd.oci.image.{kind}");
+        serde_json::json!({"mediaType": kind, "digest": digest, "size": bytes.len()})
+    };
+    let layer = std::fs::read(place.path("layer")).unwrap();
+    let diff = extant_oci::Digest::sha256(&layer).to_string();
+    let config = serde_json::json!({
+        "architecture": "amd64", "os": "linux", "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [diff]},
+    });
+    let manifest = serde_json::json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": blob("config.v1+json", config.to_string().as_bytes()),
+        "layers": [blob("layer.v1.tar", &layer)],
+    });
+    std::fs::write(root.join("manifests/latest"), manifest.to_string()).unwrap();
+    serve(place.0.path(), host, Some(tls), |_, at| {
+        let from = format!("docker://{at}/app");
+        let build = ["build", "app.img", "--no-cache", "--from", &from];
+        let ran = run("wrong.pem", &build);
+        ran.ends_with(8).complains(&[at, "is not believed", "nobody"]).hints("SSL_CERT_FILE");
+        assert!(!place.path("app.img").exists());
+        run("right.pem", &build).succeeds();
+        assert_eq!(place.run(&["cat", "app.img:/hello"]).succeeds().out(), "hello\n");
     });
 }
 

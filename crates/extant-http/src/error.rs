@@ -25,6 +25,14 @@ pub enum HttpError {
         #[source]
         source: io::Error,
     },
+    /// The server does not prove who it is.
+    #[error("{address}: its certificate is not believed: {what}")]
+    Untrusted {
+        /// The address.
+        address: String,
+        /// What is wrong with it.
+        what: String,
+    },
     /// The server has no such file, does not give it, or cannot now.
     #[error("{address}: the server answers {status}: {what}")]
     Refused {
@@ -66,7 +74,9 @@ impl HttpError {
     pub(crate) fn into_io(self) -> io::Error {
         let kind = match &self {
             HttpError::Connect { source, .. } => source.kind(),
-            HttpError::Refused { status: 401 | 403, .. } => io::ErrorKind::PermissionDenied,
+            HttpError::Untrusted { .. } | HttpError::Refused { status: 401 | 403, .. } => {
+                io::ErrorKind::PermissionDenied
+            }
             HttpError::Refused { status: 404 | 410, .. } => io::ErrorKind::NotFound,
             HttpError::Changed { .. } => io::ErrorKind::StaleNetworkFileHandle,
             _ => io::ErrorKind::Other,

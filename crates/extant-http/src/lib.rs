@@ -40,5 +40,5 @@ mod trust;
 pub use address::Address;
 pub use device::{HttpDevice, HttpStats};
 pub use error::HttpError;
-pub use remote::agent_config;
+pub use remote::{agent_config, certificate_doubt};
 pub use settings::Settings;

@@ -37,6 +37,18 @@ pub fn agent_config() -> ConfigBuilder<AgentScope> {
     config
 }
 
+/// Returns what is wrong with the certificate of a server, if `error` is that it is not believed.
+/// Another attempt cannot help then.
+pub fn certificate_doubt(error: &io::Error) -> Option<String> {
+    #[cfg(feature = "tls")]
+    return crate::trust::doubt(error);
+    #[cfg(not(feature = "tls"))]
+    {
+        let _ = error;
+        None
+    }
+}
+
 /// What tells versions of a file apart (W1).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Version {
@@ -137,7 +149,13 @@ impl Remote {
 
     fn failed(&self, error: ureq::Error) -> Failed {
         match error {
-            ureq::Error::Io(error) => Failed::Now(error, None),
+            ureq::Error::Io(error) => match certificate_doubt(&error) {
+                Some(what) => {
+                    let address = self.address.to_string();
+                    Failed::ForGood(HttpError::Untrusted { address, what })
+                }
+                None => Failed::Now(error, None),
+            },
             ureq::Error::Timeout(_) => Failed::Now(io::ErrorKind::TimedOut.into(), None),
             error @ ureq::Error::ConnectionFailed => Failed::Now(io::Error::other(error), None),
             // Names that are unknown for a moment are seldom, and misspelt ones are not.

@@ -1,6 +1,7 @@
 //! Whose certificates are believed.
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use ureq::tls::{Certificate, PemItem, RootCerts, parse_pem};
 
@@ -17,10 +18,33 @@ const BUNDLE_MOST: u64 = 16 << 20;
 
 /// Returns the certificates in the file that `SSL_CERT_FILE` names, or else those that the system
 /// trusts, or else those that came with the program.
+///
+/// Whoever names a file wants no others: if it has none, none are believed.
 pub(crate) fn roots() -> RootCerts {
-    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
-    let mut places = named.into_iter().chain(BUNDLES.map(PathBuf::from));
-    places.find_map(|place| bundle(&place)).unwrap_or(RootCerts::WebPki)
+    match std::env::var_os("SSL_CERT_FILE").filter(|name| !name.is_empty()) {
+        Some(name) => bundle(Path::new(&name)).unwrap_or(RootCerts::new_with_certs(&[])),
+        None => {
+            let found = BUNDLES.iter().find_map(|place| bundle(Path::new(place)));
+            found.unwrap_or(RootCerts::WebPki)
+        }
+    }
+}
+
+/// Returns what is wrong with a certificate, if that is why a connection failed.
+pub(crate) fn doubt(error: &io::Error) -> Option<String> {
+    use rustls::CertificateError as Wrong;
+    let rustls::Error::InvalidCertificate(wrong) = error.get_ref()?.downcast_ref()? else {
+        return None;
+    };
+    Some(match wrong {
+        Wrong::UnknownIssuer => "nobody who is trusted signed it".to_owned(),
+        Wrong::Expired | Wrong::ExpiredContext { .. } => "it has expired".to_owned(),
+        Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
+        Wrong::NotValidForName | Wrong::NotValidForNameContext { .. } => {
+            "it is for another host".to_owned()
+        }
+        wrong => wrong.to_string(),
+    })
 }
 
 /// Returns the certificates in a file; `None` if there are none.

@@ -20,6 +20,10 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest time that one answer may take, however it drips. What is missing then is asked for again.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 
+/// What is said when the certificate of a server is not believed.
+const TRUST: &str =
+    "SSL_CERT_FILE=FILE names the certificates to believe (PEM), if the server is yours";
+
 /// Why an attempt failed.
 pub(crate) enum Failed {
     /// Another attempt may succeed, after a time that the server asks for.
@@ -110,7 +114,15 @@ impl Session {
 
     pub(crate) fn failed(&self, error: ureq::Error) -> Failed {
         match error {
-            ureq::Error::Io(error) => Failed::Now(error, None),
+            ureq::Error::Io(error) => match extant_http::certificate_doubt(&error) {
+                Some(what) => {
+                    let server = &self.base.authority;
+                    let what = format!("the certificate of {server} is not believed: {what}");
+                    let advice = Some(TRUST.to_owned());
+                    Failed::ForGood(OciError { advice, ..self.refuse(Kind::Io, what) })
+                }
+                None => Failed::Now(error, None),
+            },
             ureq::Error::Timeout(_) => Failed::Now(io::ErrorKind::TimedOut.into(), None),
             error @ ureq::Error::ConnectionFailed => Failed::Now(io::Error::other(error), None),
             ureq::Error::HostNotFound => {
