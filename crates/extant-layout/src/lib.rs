@@ -33,8 +33,12 @@ extern crate alloc;
 mod geometry;
 mod grown;
 mod heads;
+mod sizes;
 pub mod support;
 
 pub use geometry::{FixedRuns, Geometry, GroupLayout, Groups, JournalGeometry, NoRoomForTables};
 pub use grown::{NewGroup, NewGroups, Shape, blocks_max, share_of};
 pub use heads::{GroupHead, Heads};
+pub use sizes::{
+    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_journal_blocks, default_orphan_file_blocks,
+};

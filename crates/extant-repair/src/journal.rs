@@ -10,22 +10,19 @@ use extant_check::Problem;
 use extant_format::extent::ExtentState;
 use extant_format::features::{Compat, Feature, State as FsState};
 use extant_format::inode::{FileKind, InodeFlags};
-use extant_format::jbd2::{
-    JournalCompat, JournalIncompat, JournalRoCompat, JournalSuperblock, JournalVersion, Tid,
-};
+use extant_format::jbd2::{JournalIncompat, JournalSuperblock, Tid};
 use extant_jbd2::{
     DamagedBlocks, JournalRun, LogStore, MappedJournal, RecoveryError, RecoveryOptions, recover,
     recover_to_device,
 };
+
+use extant_layout::{JOURNAL_BLOCKS_MIN, default_journal_blocks};
 
 use crate::draft::{Draft, UNIT};
 use crate::error::{Fixed, Trouble};
 use crate::map::is_extent_node;
 use crate::state::State;
 use extant_format::record::{self, Record};
-
-/// Fewest blocks of a journal.
-const BLOCKS_MIN: u32 = 1024;
 
 /// Result of the replay.
 #[derive(Debug, Default)]
@@ -187,52 +184,23 @@ fn new_superblock(state: &State, len: u32, old: &[u8]) -> Fixed<Vec<u8>> {
         incompat |= JournalIncompat::BLOCKS_64BIT;
     }
     let new = JournalSuperblock {
-        version: JournalVersion::V2,
-        block_size: state.sb.block_size,
-        len,
-        first: 1,
         sequence: old.as_ref().map_or(Tid(1), |old| Tid(old.sequence.0.wrapping_add(1000))),
-        start: 0,
-        errno: 0,
-        compat: JournalCompat::empty(),
         incompat,
-        ro_compat: JournalRoCompat::empty(),
         uuid: old.as_ref().map_or([0; 16], |old| old.uuid),
-        user_count: 1,
-        dynsuper: 0,
-        max_transaction: 0,
-        max_trans_data: 0,
         checksum_type: if incompat.intersects(csum) { 4 } else { 0 },
         fast_commit_blocks: old.as_ref().map_or(0, |old| old.fast_commit_blocks),
-        head: 0,
-        users: [[0; 16]; 48],
+        ..JournalSuperblock::empty(state.sb.block_size, len)
     };
     let mut bytes = vec![0; state.block_bytes()];
     new.encode(&mut bytes).map_err(|error| Trouble::cannot(error.to_string()))?;
     Ok(bytes)
 }
 
-/// Blocks of a new journal, by mke2fs's table.
-fn default_blocks(blocks: u64) -> Option<u32> {
-    const K: u64 = 1024;
-    Some(match blocks {
-        0..2048 => return None,
-        2048..32_768 => 1024,
-        32_768.. if blocks < 256 * K => 4096,
-        _ if blocks < 512 * K => 8192,
-        _ if blocks < 4096 * K => 16_384,
-        _ if blocks < 8192 * K => 32_768,
-        _ if blocks < 16_384 * K => 65_536,
-        _ if blocks < 32_768 * K => 131_072,
-        _ => 262_144,
-    })
-}
-
 /// Makes the journal anew. Without room for one, the feature is taken away.
 pub(crate) fn make(state: &mut State) -> Fixed {
     let ino = Ino::JOURNAL;
     let mut record = state.load(ino)?;
-    let blocks = default_blocks(state.sb.blocks_count);
+    let blocks = default_journal_blocks(state.sb.blocks_count);
     state.fill_new(&mut record);
     let taken = match blocks {
         Some(blocks) => state.take_file(blocks),
@@ -324,7 +292,7 @@ fn whole_len(state: &State, record: &Record) -> Fixed<Option<u32>> {
         next += u64::from(extent.len.0);
     }
     let wanted = record.size() / state.block_bytes() as u64;
-    let is_whole = !map.is_damaged && next >= wanted && wanted >= u64::from(BLOCKS_MIN);
+    let is_whole = !map.is_damaged && next >= wanted && wanted >= u64::from(JOURNAL_BLOCKS_MIN);
     Ok(if is_whole { u32::try_from(wanted).ok() } else { None })
 }
 

@@ -58,4 +58,4 @@ pub use ask::{Ask, Decision, Fix, Preen, Yes};
 pub use error::RepairError;
 pub use plan::Plan;
 pub use session::{Outcome, RepairOptions, repair};
-pub use undo::{UndoError, undo};
+pub use undo::{UndoError, save_undo, undo};

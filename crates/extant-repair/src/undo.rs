@@ -1,4 +1,4 @@
-//! Undo files: the blocks that a repair overwrites, kept to restore them.
+//! Undo files: the blocks that a repair or a conversion overwrites, kept to restore them.
 //!
 //! # Shape
 //!
@@ -61,29 +61,48 @@ impl Plan {
         device: &dyn BlockDevice,
         out: &mut dyn Write,
     ) -> Result<(), UndoError> {
-        let mut records = Vec::new();
-        let mut count = 0u32;
-        let size = device.size_bytes();
-        for (offset, bytes) in self.writes() {
-            let len = size.saturating_sub(offset).min(bytes.len() as u64) as usize;
-            let mut old = vec![0; len];
-            device.read_at(offset, &mut old)?;
-            records.extend_from_slice(&offset.to_le_bytes());
-            records.extend_from_slice(&(len as u32).to_le_bytes());
-            records.extend_from_slice(&old);
-            count += 1;
-        }
-        out.write_all(MAGIC)?;
-        out.write_all(&size.to_le_bytes())?;
-        out.write_all(&count.to_le_bytes())?;
-        out.write_all(&crc32c(CRC32C_INIT, &records).to_le_bytes())?;
-        out.write_all(&records)?;
-        out.flush()?;
-        Ok(())
+        let places = self.writes().map(|(offset, bytes)| (offset, bytes.len() as u64));
+        save_undo(device, places, out)
     }
 }
 
-/// Puts back what a repair overwrote; how many bytes. All of the file is read and checked before anything is
+/// Writes what `device` holds at some places, each an offset and a length in bytes, so that [`undo`] puts it back.
+///
+/// # Errors
+///
+/// The device's or the file's.
+pub fn save_undo(
+    device: &dyn BlockDevice,
+    places: impl Iterator<Item = (u64, u64)>,
+    out: &mut dyn Write,
+) -> Result<(), UndoError> {
+    let mut records = Vec::new();
+    let mut count = 0u32;
+    let size = device.size_bytes();
+    for (offset, len) in places {
+        let end = offset.saturating_add(len).min(size);
+        let mut at = offset;
+        while at < end {
+            let take = (end - at).min(u64::from(RECORD_BYTES_MAX));
+            let mut old = vec![0; take as usize];
+            device.read_at(at, &mut old)?;
+            records.extend_from_slice(&at.to_le_bytes());
+            records.extend_from_slice(&(take as u32).to_le_bytes());
+            records.extend_from_slice(&old);
+            count += 1;
+            at += take;
+        }
+    }
+    out.write_all(MAGIC)?;
+    out.write_all(&size.to_le_bytes())?;
+    out.write_all(&count.to_le_bytes())?;
+    out.write_all(&crc32c(CRC32C_INIT, &records).to_le_bytes())?;
+    out.write_all(&records)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Puts back what was overwritten; how many bytes. All of the file is read and checked before anything is
 /// written.
 ///
 /// # Errors

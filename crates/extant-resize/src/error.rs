@@ -1,7 +1,6 @@
 //! The reasons why a file system does not get another size.
 
-use extant_block::DeviceError;
-use extant_format::superblock::SuperblockError;
+use extant_change::ChangeError;
 
 /// The reason why a file system does not get another size.
 ///
@@ -9,44 +8,9 @@ use extant_format::superblock::SuperblockError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResizeError {
-    /// The device failed.
+    /// What keeps any change from being made.
     #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// There is no usable superblock.
-    #[error(transparent)]
-    Superblock(#[from] SuperblockError),
-    /// Features that change structures in ways unknown here, or that forbid it.
-    #[error("a file system with {names} cannot be resized")]
-    Features {
-        /// Their names.
-        names: String,
-    },
-    /// The file system is not in order.
-    #[error("the file system is not in order: {why}")]
-    Damaged {
-        /// What is wrong.
-        why: String,
-    },
-    /// The device ends before the file system does.
-    #[error("the file system has {wanted} bytes, its device {found}")]
-    DeviceTooSmall {
-        /// Bytes of the file system.
-        wanted: u64,
-        /// Bytes of the device.
-        found: u64,
-    },
-    /// Another host uses the file system, or did not end its use.
-    #[error("multi-mount protection says that it is in use: {why}")]
-    InUse {
-        /// The state found.
-        why: String,
-    },
-    /// The journal could not be replayed.
-    #[error("the journal cannot be replayed: {0}")]
-    Replay(String),
-    /// The journal failed.
-    #[error("the journal failed: {0}")]
-    Journal(String),
+    Change(#[from] ChangeError),
     /// The size asked for is more than this layout, or the device, can have.
     #[error("{why}; the largest size is {largest} bytes")]
     TooLarge {
@@ -65,9 +29,15 @@ pub enum ResizeError {
     },
 }
 
+impl From<extant_block::DeviceError> for ResizeError {
+    fn from(error: extant_block::DeviceError) -> ResizeError {
+        ResizeError::Change(error.into())
+    }
+}
+
 impl ResizeError {
     pub(crate) fn damaged(why: impl Into<String>) -> ResizeError {
-        ResizeError::Damaged { why: why.into() }
+        ResizeError::Change(ChangeError::damaged(why))
     }
 }
 

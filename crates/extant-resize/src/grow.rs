@@ -3,14 +3,13 @@
 use std::ops::Range;
 
 use extant_base::{BlockSize, FsBlock, GroupIndex, Ino};
+use extant_change::{Image, double_of, write_resize_inode};
 use extant_format::features::{Feature, Incompat};
 use extant_format::group::GroupFlags;
 use extant_format::superblock::Superblock;
 use extant_layout::{NewGroups, Shape, blocks_max};
 
 use crate::error::{ResizeError, Result};
-use crate::image::Image;
-use extant_format::record::{Record, put, u32_at};
 
 /// The shape of the file system with at most `blocks` blocks.
 ///
@@ -95,11 +94,6 @@ fn add_groups(image: &mut Image, old_groups: u32) -> Result<Vec<Range<u64>>> {
     Ok(new.tables)
 }
 
-/// The doubly indirect block of the resize inode; 0: none.
-fn double_of(record: &Record) -> u64 {
-    u64::from(u32_at(&record.block_area(), 13 * 4))
-}
-
 /// Takes the resize inode away: its list is free, and what it reserved holds descriptors.
 fn drop_resize_inode(image: &mut Image) -> Result {
     let mut record = image.load(Ino::RESIZE)?;
@@ -113,36 +107,7 @@ fn drop_resize_inode(image: &mut Image) -> Result {
     let mut bitmap = image.block_bitmap(group.0)?;
     bitmap.clear(within >> image.sb.cluster_bits());
     image.set_block_bitmap(group.0, bitmap)?;
-    image.write_descriptors(group.0..group.0 + 1)
-}
-
-/// Writes the lists of the resize inode: its doubly indirect block lists the reserve, each block of the
-/// reserve its copies.
-pub(crate) fn write_resize_inode(image: &Image) -> Result {
-    let mut record = image.load(Ino::RESIZE)?;
-    let double = double_of(&record);
-    if !image.in_range(double, 1) {
-        return Err(ResizeError::damaged("the resize inode has no list"));
-    }
-    let heads = image.heads();
-    let (used, reserved) = (image.sb.descriptor_blocks(), image.sb.reserved_gdt_blocks);
-    let per_block = image.sb.block_size.bytes() / 4;
-    let backups: Vec<u32> = heads.superblock_groups().skip(1).map(|group| group.0).collect();
-    let mut list = vec![0; image.block_bytes()];
-    for (number, home) in heads.head(GroupIndex(0)).reserved_gdt.enumerate() {
-        let slot = (used as usize + number) % per_block as usize;
-        put(&mut list, slot * 4, &(home as u32).to_le_bytes());
-        let mut copies = vec![0; image.block_bytes()];
-        for (slot, backup) in backups.iter().take(per_block as usize).enumerate() {
-            let copy = home + u64::from(*backup) * u64::from(image.sb.blocks_per_group);
-            put(&mut copies, slot * 4, &(copy as u32).to_le_bytes());
-        }
-        image.write_block(home, &copies)?;
-    }
-    image.write_block(double, &list)?;
-    let blocks = 1 + u64::from(reserved) * (1 + backups.len() as u64);
-    image.set_clusters(&mut record, blocks);
-    image.store(&record)
+    Ok(image.write_descriptors(group.0..group.0 + 1)?)
 }
 
 /// Blocks as bytes.

@@ -2,8 +2,8 @@
 //!
 //! # Place
 //!
-//! Above the formats, the layout and the journal. Of `extant` it uses one thing: an image that was not
-//! unmounted is opened and closed first, so that its journal is replayed and its orphans are gone.
+//! Above the formats and the layout, and above `extant-change`, which changes structures in a draft and
+//! brings them to the device.
 //!
 //! # Shape
 //!
@@ -11,9 +11,6 @@
 //! resize     what is asked for, what it comes to, and the steps of it
 //!   grow       shape of the larger file system, places of new metadata
 //!   shrink     obstacles, what moves in front of the new end, the new end
-//!   commit     a step reaches the device: one transaction, or marked as in need of a check
-//!   image map  superblock, descriptors, bitmaps, inodes and maps, changed in a draft
-//!   draft      changed blocks in memory over a device
 //! ```
 //!
 //! # Invariants
@@ -27,14 +24,11 @@
 //!   blocks and the descriptors.
 #![forbid(unsafe_code)]
 
-mod commit;
-mod draft;
 mod error;
 mod grow;
-mod image;
-mod map;
 mod resize;
 mod shrink;
 
 pub use error::ResizeError;
+pub use extant_change::ChangeError;
 pub use resize::{Goal, Plan, Sizes, plan, resize, sizes};

@@ -2,17 +2,13 @@
 
 use std::sync::Arc;
 
-use extant::MountOptions;
 use extant_block::SharedDevice;
-use extant_format::features::Feature;
-use extant_format::mmp::{MMP_BYTES, Mmp, MmpState};
+use extant_change::{Committer, Guard, Image, is_unsettled, settle, settled_view, superblock};
 use extant_format::superblock::Superblock;
 use extant_layout::{Shape, blocks_max};
 
-use crate::commit::Committer;
 use crate::error::{ResizeError, Result};
 use crate::grow::{self, bytes_of};
-use crate::image::{self, Image};
 use crate::shrink::{self, Moves, Obstacle, Survey};
 
 /// The size asked for.
@@ -81,82 +77,6 @@ impl Plan {
     }
 }
 
-fn replay(error: impl ToString) -> ResizeError {
-    ResizeError::Replay(error.to_string())
-}
-
-/// Returns whether the image must be opened and closed before anything else: the journal is not empty, or
-/// files were deleted while they were open.
-fn is_unsettled(sb: &Superblock) -> bool {
-    sb.features.has(Feature::RECOVER)
-        || sb.features.has(Feature::ORPHAN_PRESENT)
-        || sb.last_orphan != 0
-}
-
-/// The image as it is after its journal was replayed; nothing is written.
-fn settled_view(device: &SharedDevice) -> Result<SharedDevice> {
-    let sb = image::superblock(&**device)?;
-    if !sb.features.has(Feature::RECOVER) {
-        return Ok(Arc::clone(device));
-    }
-    let fs = MountOptions::new().open_shared(Arc::clone(device)).map_err(replay)?;
-    Ok(Arc::clone(fs.device()))
-}
-
-/// Replays the journal and deletes orphans.
-fn settle(device: &SharedDevice) -> Result {
-    let sb = image::superblock(&**device)?;
-    if !is_unsettled(&sb) {
-        return Ok(());
-    }
-    let options = MountOptions::new().read_only(false).background(false);
-    let fs = options.open_shared(Arc::clone(device)).map_err(replay)?;
-    fs.unmount().map_err(replay)
-}
-
-/// Multi-mount protection for the time of a change.
-struct Guard {
-    device: SharedDevice,
-    place: Option<(u64, Option<u32>)>,
-}
-
-impl Guard {
-    fn take(device: &SharedDevice, sb: &Superblock) -> Result<Guard> {
-        let mut guard = Guard { device: Arc::clone(device), place: None };
-        if !sb.features.has(Feature::MMP) || sb.mmp_block.0 == 0 {
-            return Ok(guard);
-        }
-        let seed = sb.features.metadata_csum().then(|| sb.checksum_seed());
-        let offset = bytes_of(sb.block_size, sb.mmp_block.0);
-        let mmp = guard.read(offset, seed)?;
-        if mmp.state != MmpState::Clean {
-            let node = String::from_utf8_lossy(mmp.node()).into_owned();
-            return Err(ResizeError::InUse { why: format!("{:?} by {node:?}", mmp.state) });
-        }
-        guard.write(offset, seed, mmp, MmpState::Fsck)?;
-        guard.place = Some((offset, seed));
-        Ok(guard)
-    }
-
-    fn read(&self, offset: u64, seed: Option<u32>) -> Result<Mmp> {
-        let mut bytes = [0; MMP_BYTES];
-        self.device.read_at(offset, &mut bytes)?;
-        Mmp::decode(seed, &bytes).map_err(|error| ResizeError::damaged(error.to_string()))
-    }
-
-    fn write(&self, offset: u64, seed: Option<u32>, mut mmp: Mmp, state: MmpState) -> Result {
-        mmp.state = state;
-        self.device.write_at(offset, &mmp.encode(seed))?;
-        Ok(self.device.flush()?)
-    }
-
-    fn end(self) -> Result {
-        let Some((offset, seed)) = self.place else { return Ok(()) };
-        let mmp = self.read(offset, seed)?;
-        self.write(offset, seed, mmp, MmpState::Clean)
-    }
-}
-
 /// Returns the size of the file system on `device`.
 ///
 /// # Errors
@@ -164,7 +84,7 @@ impl Guard {
 /// [`ResizeError`], also for a file system that cannot be resized.
 pub fn sizes(device: &SharedDevice) -> std::result::Result<Sizes, ResizeError> {
     let view = settled_view(device)?;
-    Ok(Sizes::of(&image::superblock(&*view)?))
+    Ok(Sizes::of(&superblock(&*view)?))
 }
 
 /// The number of blocks that `goal` asks for. `room`: how many bytes the device has or can get.
@@ -271,7 +191,7 @@ fn decide(image: &Image, goal: Goal, room: u64) -> Result<Decision> {
 /// to the new one.
 pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, ResizeError> {
     let room = device.size_bytes();
-    if is_unsettled(&image::superblock(&**device)?) {
+    if is_unsettled(&superblock(&**device)?) {
         // What cannot be done is known before anything is written.
         plan(device, goal, room)?;
         settle(device)?;

@@ -11,6 +11,9 @@
 use std::collections::BTreeMap;
 
 use extant_base::{BlockCount, FileBlock, FsBlock, GroupIndex, Ino};
+use extant_change::{
+    ChangeError, Committer, FileMap, Image, Marks, cluster_of, first_of, joined, write_resize_inode,
+};
 use extant_check::{CheckOptions, Examination, ReportAll, examine};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::features::Feature;
@@ -18,11 +21,7 @@ use extant_format::superblock::Superblock;
 use extant_format::{orphan, xattr};
 use extant_layout::Shape;
 
-use crate::commit::Committer;
 use crate::error::{ResizeError, Result};
-use crate::grow::write_resize_inode;
-use crate::image::Image;
-use crate::map::{FileMap, joined};
 use extant_format::record::{Record, u32_at};
 
 /// Bytes copied at once.
@@ -94,14 +93,6 @@ impl Free<'_> {
         }
         (self.next > start).then_some((start, self.next - start))
     }
-}
-
-fn cluster_of(sb: &Superblock, block: u64) -> u64 {
-    block.saturating_sub(u64::from(sb.first_data_block)) >> sb.cluster_bits()
-}
-
-fn first_of(sb: &Superblock, cluster: u64) -> u64 {
-    (cluster << sb.cluster_bits()) + u64::from(sb.first_data_block)
 }
 
 impl Survey {
@@ -301,33 +292,6 @@ impl Moves {
     }
 }
 
-/// Marks clusters in the bitmaps of their groups; descriptors are encoded by the caller.
-struct Marks(BTreeMap<u32, Vec<(u32, bool)>>);
-
-impl Marks {
-    fn put(&mut self, sb: &Superblock, cluster: u64, used: bool) {
-        let per = u64::from(sb.clusters_per_group);
-        let list = self.0.entry((cluster / per) as u32).or_default();
-        list.push(((cluster % per) as u32, used));
-    }
-
-    fn apply(self, image: &mut Image) -> Result {
-        for (group, list) in self.0 {
-            let mut bitmap = image.block_bitmap(group)?;
-            for (bit, used) in list {
-                match used {
-                    true => bitmap.set(bit),
-                    false => bitmap.clear(bit),
-                };
-            }
-            image.set_block_bitmap(group, bitmap)?;
-            image.write_descriptors(group..group + 1)?;
-        }
-        image.count();
-        image.write_superblock()
-    }
-}
-
 /// Moves everything that lies behind the new end, some files with each step.
 pub(crate) fn evacuate(
     image: &mut Image,
@@ -338,7 +302,7 @@ pub(crate) fn evacuate(
 ) -> Result {
     let limit = committer.limit()?.map_or(usize::MAX, |limit| limit as usize / 4);
     let mut acls: BTreeMap<u64, Vec<Ino>> = BTreeMap::new();
-    let mut marks = Marks(BTreeMap::new());
+    let mut marks = Marks::default();
     for file in survey.files.iter().filter(|file| file.end > end) {
         if file.acl >= end {
             acls.entry(file.acl).or_default().push(file.ino);
@@ -353,8 +317,8 @@ pub(crate) fn evacuate(
         let record = image.load(file.ino)?;
         copy(image, &record, file, moves, end)?;
         remap(image, record, file, moves, end, &mut marks)?;
-        if image.draft.len() + marks.0.len() * 2 > limit {
-            std::mem::replace(&mut marks, Marks(BTreeMap::new())).apply(image)?;
+        if image.draft.changed_blocks() + marks.groups() * 2 > limit {
+            std::mem::take(&mut marks).apply(image)?;
             image.device.flush()?;
             committer.commit(image)?;
         }
@@ -380,7 +344,7 @@ pub(crate) fn evacuate(
     }
     marks.apply(image)?;
     image.device.flush()?;
-    committer.commit(image)
+    Ok(committer.commit(image)?)
 }
 
 /// Copies the contents of a file.
@@ -433,7 +397,7 @@ fn remap(
     let mut taken = Vec::new();
     image.build_map(&mut record, &extents, || {
         let cluster = list.next().copied();
-        let cluster = cluster.ok_or_else(|| ResizeError::damaged("a map has no room"))?;
+        let cluster = cluster.ok_or_else(|| ChangeError::damaged("a map has no room"))?;
         taken.push(cluster);
         Ok(first_of(&sb, cluster))
     })?;
@@ -499,7 +463,7 @@ pub(crate) fn cut(image: &mut Image, shape: &Shape) -> Result {
         }
     }
     let gone: Vec<u64> = gone.difference(&kept).copied().collect();
-    let mut marks = Marks(BTreeMap::new());
+    let mut marks = Marks::default();
     let end_cluster = cluster_of(&old, end);
     for cluster in gone.iter().filter(|cluster| **cluster < end_cluster) {
         marks.put(&old, *cluster, false);
@@ -519,5 +483,5 @@ pub(crate) fn cut(image: &mut Image, shape: &Shape) -> Result {
     }
     image.count();
     image.write_descriptors(last..last + 1)?;
-    image.write_superblock()
+    Ok(image.write_superblock()?)
 }

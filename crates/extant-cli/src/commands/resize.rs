@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use extant_block::{BlockDevice, FileDevice, SharedDevice};
-use extant_resize::{Goal, Plan, ResizeError, Sizes};
+use extant_resize::{ChangeError, Goal, Plan, ResizeError, Sizes};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result, chain};
@@ -388,24 +388,16 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
     Ok(Exit::Success)
 }
 
-fn failure(error: &ResizeError, name: &str) -> Failure {
-    let (exit, hint) = match error {
-        ResizeError::Features { .. } => (Exit::Unsupported, None),
-        ResizeError::Superblock(_) => (Exit::Image, None),
-        ResizeError::Damaged { .. } => {
+/// The exit code and the hint for what keeps an image from being changed.
+pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String>) {
+    match error {
+        ChangeError::Features { .. } => (Exit::Unsupported, None),
+        ChangeError::Superblock(_) => (Exit::Image, None),
+        ChangeError::Damaged { .. } | ChangeError::Replay(_) => {
             (Exit::Image, Some(format!("extant repair {name} sets it right")))
         }
-        ResizeError::Replay(_) => {
-            (Exit::Image, Some(format!("extant repair {name} sets it right")))
-        }
-        ResizeError::DeviceTooSmall { wanted, .. } => (Exit::Image, Some(cut_off(name, *wanted))),
-        ResizeError::InUse { .. } => (Exit::Refused, None),
-        ResizeError::TooLarge { largest, .. } => {
-            (Exit::NoSpace, Some(format!("extant resize {name} {largest}B makes it that large")))
-        }
-        ResizeError::TooSmall { smallest, .. } => {
-            (Exit::NoSpace, Some(format!("extant resize {name} {smallest}B makes it that small")))
-        }
+        ChangeError::DeviceTooSmall { wanted, .. } => (Exit::Image, Some(cut_off(name, *wanted))),
+        ChangeError::InUse { .. } => (Exit::Refused, None),
         _ => (
             Exit::Io,
             Some(format!(
@@ -413,6 +405,19 @@ fn failure(error: &ResizeError, name: &str) -> Failure {
                  mount brings in what its journal has; extant check {name} looks at it"
             )),
         ),
+    }
+}
+
+fn failure(error: &ResizeError, name: &str) -> Failure {
+    let (exit, hint) = match error {
+        ResizeError::Change(error) => of_change(error, name),
+        ResizeError::TooLarge { largest, .. } => {
+            (Exit::NoSpace, Some(format!("extant resize {name} {largest}B makes it that large")))
+        }
+        ResizeError::TooSmall { smallest, .. } => {
+            (Exit::NoSpace, Some(format!("extant resize {name} {smallest}B makes it that small")))
+        }
+        _ => (Exit::Io, None),
     };
     let failure = Failure::new(exit, chain(error)).about(name);
     match hint {

@@ -264,6 +264,32 @@ impl LogFormat {
 }
 
 impl JournalSuperblock {
+    /// The superblock of a new journal of `len` blocks inside a file system: an empty log, no features.
+    #[must_use]
+    pub fn empty(block_size: BlockSize, len: u32) -> JournalSuperblock {
+        JournalSuperblock {
+            version: JournalVersion::V2,
+            block_size,
+            len,
+            first: 1,
+            sequence: Tid(1),
+            start: 0,
+            errno: 0,
+            compat: JournalCompat::empty(),
+            incompat: JournalIncompat::empty(),
+            ro_compat: JournalRoCompat::empty(),
+            uuid: [0; 16],
+            user_count: 1,
+            dynsuper: 0,
+            max_transaction: 0,
+            max_trans_data: 0,
+            checksum_type: 0,
+            fast_commit_blocks: 0,
+            head: 0,
+            users: [[0; 16]; USERS_MAX],
+        }
+    }
+
     /// Bytes that [`decode`](Self::decode) reads and [`encode`](Self::encode) writes.
     pub const BYTES: usize = SUPERBLOCK_BYTES;
 

@@ -1,6 +1,6 @@
 //! Sizes of the journal and the orphan file.
 
-use extant_base::BlockSize;
+use extant_layout::{default_journal_blocks, default_orphan_file_blocks};
 
 use super::{Geometry, GeometryError, JournalGeometry};
 use crate::options::{FastCommitSize, Feature, JournalOption, MkfsOptions, SizeOption};
@@ -14,35 +14,6 @@ const LOG_PER_FAST_COMMIT: u32 = 64;
 
 /// Largest orphan file the kernel opens, in bytes.
 const ORPHAN_FILE_BYTES_MAX: u64 = 8 << 20;
-/// Largest orphan file by default, in bytes; only blocks over 4 KiB get there.
-const ORPHAN_FILE_BYTES_DEFAULT_MAX: u64 = 2 << 20;
-/// Fewest blocks of an orphan file.
-const ORPHAN_FILE_BLOCKS_MIN: u64 = 32;
-/// Most blocks of an orphan file by default.
-const ORPHAN_FILE_BLOCKS_DEFAULT_MAX: u64 = 512;
-
-/// Journal of a file system of `blocks` blocks; `None`: too small for one.
-fn default_journal_blocks(blocks: u64) -> Option<u32> {
-    const K: u64 = 1024;
-    Some(match blocks {
-        0..2048 => return None,
-        2048..32_768 => 1024,
-        32_768.. if blocks < 256 * K => 4096,
-        _ if blocks < 512 * K => 8192,
-        _ if blocks < 4096 * K => 16_384,
-        _ if blocks < 8192 * K => 32_768,
-        _ if blocks < 16_384 * K => 65_536,
-        _ if blocks < 32_768 * K => 131_072,
-        _ => 262_144,
-    })
-}
-
-/// Orphan file of a file system of `blocks` blocks, by default.
-fn default_orphan_file_blocks(blocks: u64, block_size: BlockSize) -> u64 {
-    let by_size = (blocks / 4096).clamp(ORPHAN_FILE_BLOCKS_MIN, ORPHAN_FILE_BLOCKS_DEFAULT_MAX);
-    by_size.min(ORPHAN_FILE_BYTES_DEFAULT_MAX >> block_size.log2())
-}
-
 /// Fills in the journal and the orphan file. Drops both features when the file system is too
 /// small for a journal by default.
 pub(super) fn size_journal(
@@ -121,6 +92,8 @@ fn free_before_tables(geometry: &Geometry) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use extant_base::BlockSize;
+
     use super::*;
 
     #[test]

@@ -10,10 +10,10 @@ use extant_block::{
 use extant_sync::{Rank, RwLock};
 
 /// Changed blocks by number.
-pub(crate) type Blocks = BTreeMap<u64, Box<[u8]>>;
+pub type Blocks = BTreeMap<u64, Box<[u8]>>;
 
 /// A device of any size over another. What lies past the end of that one reads as zeros.
-pub(crate) struct Draft {
+pub struct Draft {
     base: SharedDevice,
     size_bytes: u64,
     block_bytes: usize,
@@ -21,13 +21,14 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    pub(crate) fn over(base: SharedDevice, size_bytes: u64, block_bytes: usize) -> Draft {
+    /// A draft over `base`, in which nothing has changed.
+    pub fn over(base: SharedDevice, size_bytes: u64, block_bytes: usize) -> Draft {
         let changed = RwLock::new(Rank::Device, Blocks::new());
         Draft { base, size_bytes, block_bytes, changed }
     }
 
     /// Reads from the device below.
-    pub(crate) fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         let there = self.base.size_bytes().saturating_sub(offset).min(out.len() as u64) as usize;
         let (inside, outside) = out.split_at_mut(there);
         outside.fill(0);
@@ -38,12 +39,13 @@ impl Draft {
     }
 
     /// Returns how many blocks were written.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn changed_blocks(&self) -> usize {
         self.changed.read().len()
     }
 
     /// Takes the blocks that are not as they are on the device below; the draft is empty then.
-    pub(crate) fn take(&self) -> Result<Blocks, DeviceError> {
+    pub fn take(&self) -> Result<Blocks, DeviceError> {
         let mut changed = std::mem::take(&mut *self.changed.write());
         let mut old = vec![0; self.block_bytes];
         let mut same = Vec::new();

@@ -8,28 +8,28 @@ use extant_format::features::RoCompat;
 use extant_format::indirect;
 use extant_format::inode::{FileKind, InodeFlags};
 
-use crate::error::{ResizeError, Result};
+use crate::error::{ChangeError, Result};
 use crate::image::Image;
 use extant_format::record::{self, Record, u16_at, u32_at};
 
 /// Where a file's blocks are.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FileMap {
+pub struct FileMap {
     /// In order of file blocks.
-    pub(crate) extents: Vec<Extent>,
+    pub extents: Vec<Extent>,
     /// Blocks of the map itself.
-    pub(crate) nodes: Vec<u64>,
+    pub nodes: Vec<u64>,
     /// The same in order: a node that comes again would be walked for ever.
     seen: BTreeSet<u64>,
 }
 
-fn broken(record: &Record) -> ResizeError {
-    ResizeError::damaged(format!("the map of inode {} cannot be read", record.ino))
+fn broken(record: &Record) -> ChangeError {
+    ChangeError::damaged(format!("the map of inode {} cannot be read", record.ino))
 }
 
 impl Image {
     /// Returns whether the inode has a map.
-    pub(crate) fn has_map(&self, record: &Record) -> bool {
+    pub fn has_map(&self, record: &Record) -> bool {
         if record.has(InodeFlags::INLINE_DATA) {
             return false;
         }
@@ -53,7 +53,7 @@ impl Image {
     }
 
     /// Reads the map of an inode of a file system that is in order.
-    pub(crate) fn read_map(&self, record: &Record) -> Result<FileMap> {
+    pub fn read_map(&self, record: &Record) -> Result<FileMap> {
         let mut map = FileMap::default();
         if !self.has_map(record) {
             return Ok(map);
@@ -171,7 +171,7 @@ impl Image {
 
     /// Builds the map of an inode anew, its nodes on unused blocks that `take` gives, which are written at
     /// once. The record is not stored.
-    pub(crate) fn build_map(
+    pub fn build_map(
         &self,
         record: &mut Record,
         extents: &[Extent],
@@ -196,7 +196,7 @@ impl Image {
     }
 
     /// Adds clusters to `i_blocks`, or takes them away.
-    pub(crate) fn add_clusters(&self, record: &mut Record, more: i64) {
+    pub fn add_clusters(&self, record: &mut Record, more: i64) {
         let has_huge = self.sb.features.has_ro_compat(RoCompat::HUGE_FILE);
         let per_block = self.block_bytes() as u64 / 512;
         let mut stored = u64::from(record.u32(record::BLOCKS_LO));
@@ -214,7 +214,7 @@ impl Image {
     }
 
     /// Sets `i_blocks` in clusters.
-    pub(crate) fn set_clusters(&self, record: &mut Record, clusters: u64) {
+    pub fn set_clusters(&self, record: &mut Record, clusters: u64) {
         self.set_sectors(record, self.sectors_of(clusters));
     }
 
@@ -232,39 +232,39 @@ impl Image {
 }
 
 /// Why a map cannot be built.
-struct Fault(ResizeError);
+struct Fault(ChangeError);
 
-impl From<ResizeError> for Fault {
-    fn from(error: ResizeError) -> Fault {
+impl From<ChangeError> for Fault {
+    fn from(error: ChangeError) -> Fault {
         Fault(error)
     }
 }
 
-impl From<Fault> for ResizeError {
-    fn from(fault: Fault) -> ResizeError {
+impl From<Fault> for ChangeError {
+    fn from(fault: Fault) -> ChangeError {
         fault.0
     }
 }
 
 impl From<extent::ExtentFault> for Fault {
     fn from(fault: extent::ExtentFault) -> Fault {
-        Fault(ResizeError::damaged(fault.to_string()))
+        Fault(ChangeError::damaged(fault.to_string()))
     }
 }
 
 impl From<indirect::IndirectFault> for Fault {
     fn from(fault: indirect::IndirectFault) -> Fault {
-        Fault(ResizeError::damaged(fault.to_string()))
+        Fault(ChangeError::damaged(fault.to_string()))
     }
 }
 
 /// One past the last file block.
-pub(crate) fn end_of(extent: &Extent) -> u64 {
+pub fn end_of(extent: &Extent) -> u64 {
     u64::from(extent.file_start.0) + u64::from(extent.len.0)
 }
 
 /// Neighbours that can be one record are.
-pub(crate) fn joined(extents: &[Extent]) -> Vec<Extent> {
+pub fn joined(extents: &[Extent]) -> Vec<Extent> {
     let mut list: Vec<Extent> = Vec::with_capacity(extents.len());
     for extent in extents {
         if let Some(last) = list.last_mut()

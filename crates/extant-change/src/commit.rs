@@ -25,7 +25,7 @@ use extant_jbd2::{
 };
 
 use crate::draft::Blocks;
-use crate::error::{ResizeError, Result};
+use crate::error::{ChangeError, Result};
 use crate::image::Image;
 
 /// The client of the journal: blocks are complete when they are claimed.
@@ -75,7 +75,7 @@ impl JournalBlock for Changed {
 }
 
 /// Keeps the causes of an error of the journal, which say what the device met.
-fn journal_error(error: impl std::error::Error + 'static) -> ResizeError {
+fn journal_error(error: impl std::error::Error + 'static) -> ChangeError {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {
@@ -85,11 +85,32 @@ fn journal_error(error: impl std::error::Error + 'static) -> ResizeError {
         }
         cause = next.source();
     }
-    ResizeError::Journal(text)
+    ChangeError::Journal(text)
+}
+
+/// Bytes of one write at most, and a block more.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// A change that leads from a file system in order to one in order.
+#[derive(Debug)]
+pub struct Step {
+    /// Blocks that the file system before the step does not look at, or in which it sees nothing new
+    /// whichever sectors of them are written; durable before anything else is written.
+    pub quiet: Blocks,
+    /// Blocks that switch over.
+    pub switch: Blocks,
+    /// The superblock afterwards.
+    pub sb: Superblock,
+    /// Copies of superblock and descriptors, written last.
+    pub backups: Vec<(u64, Vec<u8>)>,
+    /// The journal of the file system before the step may carry it.
+    pub may_journal: bool,
+    /// Without a journal: the new superblock is written before the other blocks, and not after them.
+    pub new_first: bool,
 }
 
 /// Where changes go.
-pub(crate) struct Committer {
+pub struct Committer {
     device: SharedDevice,
     /// Where the log lies; `None`: no journal in the image.
     log: Option<Vec<JournalRun>>,
@@ -98,7 +119,12 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    pub(crate) fn of(image: &Image) -> Result<Committer> {
+    /// For the image, whose log is looked for.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn of(image: &Image) -> Result<Committer> {
         let mut committer =
             Committer { device: Arc::clone(&image.device), log: None, stored: image.sb.clone() };
         committer.find_log(image)?;
@@ -106,7 +132,7 @@ impl Committer {
     }
 
     /// Looks where the journal is.
-    pub(crate) fn find_log(&mut self, image: &Image) -> Result {
+    pub fn find_log(&mut self, image: &Image) -> Result {
         let sb = &image.sb;
         self.log = None;
         if !sb.features.has_compat(Compat::HAS_JOURNAL) || sb.journal_inode == Ino(0) {
@@ -140,28 +166,44 @@ impl Committer {
     }
 
     /// Returns whether there is a journal for the changes.
-    pub(crate) fn is_journaled(&self) -> bool {
+    pub fn is_journaled(&self) -> bool {
         self.log.is_some()
     }
 
     /// How many blocks one transaction takes; `None` without a journal.
-    pub(crate) fn limit(&self) -> Result<Option<u32>> {
+    pub fn limit(&self) -> Result<Option<u32>> {
         let Some(runs) = self.log.clone() else { return Ok(None) };
         Ok(Some(self.journal(runs)?.credits_max()))
     }
 
     /// Makes the draft of `image` true on the device.
-    pub(crate) fn commit(&mut self, image: &Image) -> Result {
-        let mut changed = image.draft.take()?;
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`]; what was written then, C1 to C4 say.
+    pub fn commit(&mut self, image: &Image) -> Result {
+        let mut switch = image.draft.take()?;
         // What lies behind the end so far is referred to by the new superblock only.
-        let fresh = changed.split_off(&self.stored.blocks_count);
-        self.write(&fresh)?;
+        let quiet = switch.split_off(&self.stored.blocks_count);
+        // What is behind a new end is never believed again; what is in front of one is not believed yet.
+        let new_first = image.sb.blocks_count < self.stored.blocks_count;
+        let (sb, backups) = (image.sb.clone(), image.backups()?);
+        self.apply(Step { quiet, switch, sb, backups, may_journal: true, new_first })
+    }
+
+    /// Makes a step true on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`]; what was written then, C1 to C4 say.
+    pub fn apply(&mut self, step: Step) -> Result {
+        self.write(&step.quiet)?;
         self.device.flush()?;
-        if !changed.is_empty() {
-            self.change(image, changed)?;
+        if !step.switch.is_empty() {
+            self.switch(&step.sb, step.switch, step.may_journal, step.new_first)?;
         }
-        self.stored = image.sb.clone();
-        for (offset, bytes) in image.backups()? {
+        self.stored = step.sb;
+        for (offset, bytes) in step.backups {
             let mut old = vec![0; bytes.len()];
             if offset + bytes.len() as u64 <= self.device.size_bytes() {
                 self.device.read_at(offset, &mut old)?;
@@ -173,30 +215,36 @@ impl Committer {
         Ok(self.device.flush()?)
     }
 
-    fn change(&self, image: &Image, mut changed: Blocks) -> Result {
+    fn switch(
+        &self,
+        new: &Superblock,
+        mut changed: Blocks,
+        may_journal: bool,
+        new_first: bool,
+    ) -> Result {
+        let home = SUPERBLOCK_OFFSET / u64::from(self.stored.block_size.bytes());
+        if changed.len() == 1 && changed.contains_key(&home) {
+            return self.unmark(new);
+        }
         let journal = match self.log.clone() {
-            Some(runs) => Some(self.journal(runs)?),
-            None => None,
+            Some(runs) if may_journal => Some(self.journal(runs)?),
+            _ => None,
         };
         let fits =
             journal.filter(|journal| changed.len() as u64 <= u64::from(journal.credits_max()));
         let Some(journal) = fits else {
-            // What is behind a new end is never believed again; what is in front of one is not believed yet.
-            let is_smaller = image.sb.blocks_count < self.stored.blocks_count;
-            self.mark(if is_smaller { &image.sb } else { &self.stored })?;
-            let block = SUPERBLOCK_OFFSET / u64::from(self.stored.block_size.bytes());
-            changed.remove(&block);
+            self.mark(if new_first { new } else { &self.stored })?;
+            changed.remove(&home);
             self.write(&changed)?;
             self.device.flush()?;
-            return self.unmark(image);
+            return self.unmark(new);
         };
         self.recover_flag(&self.stored, true)?;
         // The copy in the log says so as well.
-        let mut sb = image.sb.clone();
+        let mut sb = new.clone();
         sb.features.insert(Feature::RECOVER);
         let size = self.stored.block_size.len();
         let at = SUPERBLOCK_OFFSET as usize;
-        let home = (at / size) as u64;
         let mut whole = vec![0; size];
         self.device.read_at(home * size as u64, &mut whole)?;
         whole[at % size..at % size + 1024].copy_from_slice(&sb.encode());
@@ -211,7 +259,7 @@ impl Committer {
         }
         drop(handle);
         journal.close().map_err(journal_error)?;
-        self.recover_flag(&image.sb, false)
+        self.recover_flag(new, false)
     }
 
     /// Writes the superblock with or without the mark that the journal must be replayed.
@@ -227,22 +275,35 @@ impl Committer {
         let mut sb = sb.clone();
         sb.state.remove(State::VALID);
         sb.state.insert(State::ERROR);
-        if sabotage("resize.commit.not-marked") {
+        if sabotage("change.commit.not-marked") {
             return Ok(());
         }
         self.device.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
         Ok(self.device.flush()?)
     }
 
-    fn unmark(&self, image: &Image) -> Result {
-        self.device.write_at(SUPERBLOCK_OFFSET, &image.sb.encode())?;
+    fn unmark(&self, sb: &Superblock) -> Result {
+        self.device.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
         Ok(self.device.flush()?)
     }
 
+    /// Writes blocks, neighbours together.
     fn write(&self, blocks: &Blocks) -> Result {
         let size = u64::from(self.stored.block_size.bytes());
+        let (mut start, mut next, mut run) = (0, 0, Vec::new());
         for (block, bytes) in blocks {
-            self.device.write_at(block * size, bytes)?;
+            if !run.is_empty() && (*block != next || run.len() >= WRITE_BYTES_MAX) {
+                self.device.write_at(start * size, &run)?;
+                run.clear();
+            }
+            if run.is_empty() {
+                start = *block;
+            }
+            run.extend_from_slice(bytes);
+            next = block + 1;
+        }
+        if !run.is_empty() {
+            self.device.write_at(start * size, &run)?;
         }
         Ok(())
     }

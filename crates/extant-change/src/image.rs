@@ -14,20 +14,24 @@ use extant_layout::Heads;
 use extant_layout::support::WRITABLE;
 
 use crate::draft::Draft;
-use crate::error::{ResizeError, Result};
+use crate::error::{ChangeError, Result};
 use extant_format::record::Record;
 
 /// A file system and the changes to it that are not on the device yet.
-pub(crate) struct Image {
-    pub(crate) device: SharedDevice,
-    pub(crate) draft: Arc<Draft>,
-    pub(crate) sb: Superblock,
-    pub(crate) groups: Vec<GroupDescriptor>,
+pub struct Image {
+    /// The device below the draft.
+    pub device: SharedDevice,
+    /// The changes.
+    pub draft: Arc<Draft>,
+    /// The superblock as it will be.
+    pub sb: Superblock,
+    /// The descriptors as they will be.
+    pub groups: Vec<GroupDescriptor>,
 }
 
 impl Image {
     /// Opens the image on `device`. Its journal must be empty. `room`: the bytes that it may grow to.
-    pub(crate) fn open(device: SharedDevice, room: u64) -> Result<Image> {
+    pub fn open(device: SharedDevice, room: u64) -> Result<Image> {
         let sb = superblock(&*device)?;
         let size = room.max(device.size_bytes());
         let draft = Arc::new(Draft::over(Arc::clone(&device), size, sb.block_size.len()));
@@ -36,39 +40,73 @@ impl Image {
         Ok(image)
     }
 
-    pub(crate) fn block_bytes(&self) -> usize {
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
         self.sb.block_size.len()
     }
 
-    pub(crate) fn heads(&self) -> Heads {
+    /// Where groups have superblocks and descriptors.
+    #[must_use]
+    pub fn heads(&self) -> Heads {
         Heads::of(&self.sb)
     }
 
-    pub(crate) fn has(&self, feature: Feature) -> bool {
+    /// Returns whether the file system has a feature.
+    #[must_use]
+    pub fn has(&self, feature: Feature) -> bool {
         self.sb.features.has(feature)
     }
 
-    pub(crate) fn is_wide(&self) -> bool {
+    /// Returns whether numbers of blocks have 64 bits.
+    #[must_use]
+    pub fn is_wide(&self) -> bool {
         self.sb.features.has_incompat(Incompat::SIXTY_FOUR_BIT)
     }
 
-    pub(crate) fn read_block(&self, block: u64) -> Result<Vec<u8>> {
+    /// A block, changed or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn read_block(&self, block: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.block_bytes()];
         self.draft.read_at(block.saturating_mul(bytes.len() as u64), &mut bytes)?;
         Ok(bytes)
     }
 
-    pub(crate) fn write_block(&self, block: u64, bytes: &[u8]) -> Result {
+    /// Writes a block of the draft.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn write_block(&self, block: u64, bytes: &[u8]) -> Result {
         Ok(self.draft.write_at(block.saturating_mul(self.block_bytes() as u64), bytes)?)
     }
 
     /// Writes a block that nothing refers to yet, past the draft.
-    pub(crate) fn write_fresh(&self, block: u64, bytes: &[u8]) -> Result {
+    pub fn write_fresh(&self, block: u64, bytes: &[u8]) -> Result {
         Ok(self.device.write_at(block.saturating_mul(self.block_bytes() as u64), bytes)?)
     }
 
-    pub(crate) fn write_superblock(&self) -> Result {
+    /// Writes the superblock of the draft.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn write_superblock(&self) -> Result {
         Ok(self.draft.write_at(SUPERBLOCK_OFFSET, &self.sb.encode())?)
+    }
+
+    /// Reads superblock and descriptors again, from the draft.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn reload(&mut self) -> Result {
+        self.sb = superblock(&*self.draft)?;
+        self.groups.clear();
+        self.read_descriptors()
     }
 
     fn read_descriptors(&mut self) -> Result {
@@ -77,7 +115,7 @@ impl Image {
         for index in 0..self.sb.descriptor_blocks() {
             let place = heads.descriptor_block(index);
             let Some(block) = place.filter(|block| block.0 < self.sb.blocks_count) else {
-                return Err(ResizeError::damaged("descriptors lie behind the end"));
+                return Err(ChangeError::damaged("descriptors lie behind the end"));
             };
             let bytes = self.read_block(block.0)?;
             for raw in bytes.chunks_exact(size) {
@@ -85,7 +123,7 @@ impl Image {
                     break;
                 }
                 let group = GroupIndex(self.groups.len() as u32);
-                let wrong = |error: String| ResizeError::Damaged { why: error };
+                let wrong = |error: String| ChangeError::Damaged { why: error };
                 GroupDescriptor::verify_checksum(group, &kind, raw)
                     .map_err(|error| wrong(error.to_string()))?;
                 let descriptor =
@@ -98,13 +136,13 @@ impl Image {
     }
 
     /// Encodes the descriptors of groups into the blocks of the table.
-    pub(crate) fn write_descriptors(&self, groups: std::ops::Range<u32>) -> Result {
+    pub fn write_descriptors(&self, groups: std::ops::Range<u32>) -> Result {
         let per_block = self.sb.descriptors_per_block();
         let mut from = groups.start;
         while from < groups.end {
             let index = from / per_block;
             let block = self.heads().descriptor_block(index);
-            let block = block.ok_or_else(|| ResizeError::damaged("a group has no descriptor"))?;
+            let block = block.ok_or_else(|| ChangeError::damaged("a group has no descriptor"))?;
             self.write_block(block.0, &self.descriptor_block(index)?)?;
             from = (index + 1).saturating_mul(per_block);
         }
@@ -112,7 +150,7 @@ impl Image {
     }
 
     /// The bytes of a block of the descriptor table.
-    pub(crate) fn descriptor_block(&self, index: u32) -> Result<Vec<u8>> {
+    pub fn descriptor_block(&self, index: u32) -> Result<Vec<u8>> {
         let size = usize::from(self.sb.desc_size).max(32);
         let per_block = self.sb.descriptors_per_block();
         let kind = GroupChecksum::of(&self.sb);
@@ -122,27 +160,37 @@ impl Image {
             let Some(descriptor) = self.groups.get(group as usize) else { break };
             descriptor
                 .encode(GroupIndex(group), &kind, raw)
-                .map_err(|error| ResizeError::damaged(error.to_string()))?;
+                .map_err(|error| ChangeError::damaged(error.to_string()))?;
         }
         Ok(bytes)
     }
 
-    pub(crate) fn group(&self, group: u32) -> Result<GroupDescriptor> {
+    /// The descriptor of a group.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn group(&self, group: u32) -> Result<GroupDescriptor> {
         let found = self.groups.get(group as usize).copied();
-        found.ok_or_else(|| ResizeError::damaged(format!("there is no group {group}")))
+        found.ok_or_else(|| ChangeError::damaged(format!("there is no group {group}")))
     }
 
     /// Returns whether flags say that parts of groups were never written.
-    pub(crate) fn has_flags(&self) -> bool {
+    pub fn has_flags(&self) -> bool {
         GroupChecksum::of(&self.sb) != GroupChecksum::None
     }
 
-    pub(crate) fn is_uninit(&self, group: u32, flag: GroupFlags) -> Result<bool> {
+    /// Returns whether a group has a flag that says that a part of it was never written.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn is_uninit(&self, group: u32, flag: GroupFlags) -> Result<bool> {
         Ok(self.has_flags() && self.group(group)?.flags.contains(flag))
     }
 
     /// The block bitmap of a group, with `clusters` of them.
-    pub(crate) fn block_bitmap(&self, group: u32) -> Result<Bitmap> {
+    pub fn block_bitmap(&self, group: u32) -> Result<Bitmap> {
         let clusters = self.sb.group_clusters(GroupIndex(group));
         if self.is_uninit(group, GroupFlags::BLOCK_UNINIT)? {
             return Ok(Bitmap::of_uninit_group(
@@ -152,12 +200,12 @@ impl Image {
             ));
         }
         let bytes = self.read_block(self.group(group)?.block_bitmap.0)?;
-        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ResizeError::damaged(error.to_string()))
+        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ChangeError::damaged(error.to_string()))
     }
 
     /// Stores the block bitmap of a group, with its count and checksum in the descriptor, which is not
     /// encoded yet.
-    pub(crate) fn set_block_bitmap(&mut self, group: u32, mut bitmap: Bitmap) -> Result {
+    pub fn set_block_bitmap(&mut self, group: u32, mut bitmap: Bitmap) -> Result {
         let clusters = self.sb.group_clusters(GroupIndex(group));
         bitmap.pad(clusters);
         let mut descriptor = self.group(group)?;
@@ -175,7 +223,7 @@ impl Image {
     }
 
     /// The clusters of a group that its own fixed metadata takes, as far as it lies inside the group.
-    pub(crate) fn own_metadata(&self, group: u32) -> Result<Vec<std::ops::Range<u32>>> {
+    pub fn own_metadata(&self, group: u32) -> Result<Vec<std::ops::Range<u32>>> {
         let descriptor = self.group(group)?;
         let table = descriptor.inode_table.0;
         let pieces = [
@@ -188,7 +236,7 @@ impl Image {
     }
 
     /// The part of a run of blocks that lies in a group, in clusters from its start.
-    pub(crate) fn clusters_in(
+    pub fn clusters_in(
         &self,
         group: u32,
         run: std::ops::Range<u64>,
@@ -204,7 +252,7 @@ impl Image {
     }
 
     /// Sets the counts of the superblock by those of the groups.
-    pub(crate) fn count(&mut self) {
+    pub fn count(&mut self) {
         let clusters: u64 = self.groups.iter().map(|group| u64::from(group.free_clusters)).sum();
         self.sb.free_blocks_count = clusters << self.sb.cluster_bits();
         let inodes: u64 = self.groups.iter().map(|group| u64::from(group.free_inodes)).sum();
@@ -214,42 +262,47 @@ impl Image {
     // Inodes.
 
     fn record_offset(&self, ino: Ino) -> Result<u64> {
-        let none = || ResizeError::damaged(format!("there is no inode {ino}"));
+        let none = || ChangeError::damaged(format!("there is no inode {ino}"));
         let (group, at) = self.sb.group_of_inode(ino).ok_or_else(none)?;
         let table = self.group(group.0)?.inode_table.0;
         let size = u64::from(self.sb.inode_size).max(128);
         Ok(table * self.block_bytes() as u64 + u64::from(at) * size)
     }
 
-    pub(crate) fn load(&self, ino: Ino) -> Result<Record> {
+    /// The record of an inode.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn load(&self, ino: Ino) -> Result<Record> {
         let mut bytes = vec![0; usize::from(self.sb.inode_size).max(128)];
         self.draft.read_at(self.record_offset(ino)?, &mut bytes)?;
         Ok(Record { ino, bytes })
     }
 
     /// Stores a record, with its checksum.
-    pub(crate) fn store(&self, record: &Record) -> Result {
+    pub fn store(&self, record: &Record) -> Result {
         let mut bytes = record.bytes.clone();
         Inode::seal(&InodeLayout::of(&self.sb), record.ino, &mut bytes)
-            .map_err(|error| ResizeError::damaged(error.to_string()))?;
+            .map_err(|error| ChangeError::damaged(error.to_string()))?;
         Ok(self.draft.write_at(self.record_offset(record.ino)?, &bytes)?)
     }
 
     /// The seed of what belongs to an inode, with `metadata_csum`.
-    pub(crate) fn seed_of(&self, record: &Record) -> Option<u32> {
+    pub fn seed_of(&self, record: &Record) -> Option<u32> {
         let has = self.sb.features.metadata_csum();
         has.then(|| inode_seed(self.sb.checksum_seed(), record.ino, record.generation()))
     }
 
     /// Returns whether blocks belong to groups.
-    pub(crate) fn in_range(&self, block: u64, len: u64) -> bool {
+    pub fn in_range(&self, block: u64, len: u64) -> bool {
         block != 0
             && block >= u64::from(self.sb.first_data_block)
             && block.checked_add(len).is_some_and(|end| end <= self.sb.blocks_count)
     }
 
     /// All copies of the superblock but the first, and of the descriptors, as writes of bytes.
-    pub(crate) fn backups(&self) -> Result<Vec<(u64, Vec<u8>)>> {
+    pub fn backups(&self) -> Result<Vec<(u64, Vec<u8>)>> {
         let heads = self.heads();
         let size = self.block_bytes() as u64;
         let mut writes = Vec::new();
@@ -284,7 +337,7 @@ impl Image {
 }
 
 /// Reads the superblock, and refuses what cannot be resized.
-pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
+pub fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
     let sb = Superblock::decode(&bytes)?;
@@ -293,15 +346,15 @@ pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
         unknown.insert(Feature::SHARED_BLOCKS);
     }
     if !unknown.is_empty() {
-        return Err(ResizeError::Features { names: unknown.names().join(", ") });
+        return Err(ChangeError::Features { names: unknown.names().join(", ") });
     }
     if !sb.state.contains(State::VALID) || sb.state.contains(State::ERROR) {
-        return Err(ResizeError::damaged("it was not unmounted cleanly, or errors were seen"));
+        return Err(ChangeError::damaged("it was not unmounted cleanly, or errors were seen"));
     }
     let wanted = sb.blocks_count.saturating_mul(u64::from(sb.block_size.bytes()));
     let found = device.size_bytes();
     if wanted > found {
-        return Err(ResizeError::DeviceTooSmall { wanted, found });
+        return Err(ChangeError::DeviceTooSmall { wanted, found });
     }
     Ok(sb)
 }

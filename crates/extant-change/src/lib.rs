@@ -1,0 +1,44 @@
+//! Changes the structures of ext2/3/4 images that nobody has mounted: in memory first, then on the device.
+//!
+//! # Place
+//!
+//! Above the formats, the layout and the journal, and below the crates that give a file system another size
+//! or other features. Of `extant` it uses one thing: an image that was not unmounted is opened and closed
+//! first, so that its journal is replayed and its orphans are gone.
+//!
+//! # Shape
+//!
+//! ```text
+//! commit     a step reaches the device: one transaction, or marked as in need of a check
+//! marks      clusters that become used or free
+//! map        maps of files, read whole and built anew
+//! image      superblock, descriptors, bitmaps and inodes, changed in a draft
+//! reserve    the resize inode
+//! settle     replay of the journal, multi-mount protection
+//! draft      changed blocks in memory over a device
+//! ```
+//!
+//! # Invariants
+//!
+//! - X1. Nothing on the image makes it panic, or loop or allocate without bound: memory is the changed
+//!   blocks and the descriptors.
+//! - X2. What [`Committer`] says of cuts (C1 to C4 in its module) holds for each step.
+#![forbid(unsafe_code)]
+
+mod commit;
+mod draft;
+mod error;
+mod image;
+mod map;
+mod marks;
+mod reserve;
+mod settle;
+
+pub use commit::{Committer, Step};
+pub use draft::{Blocks, Draft};
+pub use error::{ChangeError, Result};
+pub use image::{Image, superblock};
+pub use map::{FileMap, end_of, joined};
+pub use marks::{Marks, cluster_of, first_of};
+pub use reserve::{double_of, write_resize_inode};
+pub use settle::{Guard, is_unsettled, settle, settled_view};

@@ -1,0 +1,205 @@
+//! The inodes in use, group by group; and inodes of another size.
+
+use std::ops::Range;
+
+use extant_base::{FsBlock, Ino};
+use extant_block::BlockDevice;
+use extant_change::{Image, first_of};
+use extant_format::features::Feature;
+use extant_format::group::GroupFlags;
+use extant_format::inode::{Inode, InodeFlags, InodeLayout};
+use extant_format::record::{self, Record, put};
+
+use crate::error::{Result, TuneError, refuse};
+use crate::space::inode_bitmap;
+use crate::work::Work;
+
+/// How many records of a group may be in use: those behind were never written.
+fn records_in(image: &Image, group: u32) -> Result<u32> {
+    if image.is_uninit(group, GroupFlags::INODE_UNINIT)? {
+        return Ok(0);
+    }
+    let unused = if image.has_flags() { image.group(group)?.itable_unused } else { 0 };
+    Ok(image.sb.inodes_per_group.saturating_sub(unused))
+}
+
+/// Calls `f` for each record that is not empty, with whether its inode is in use: deleted ones have
+/// checksums, too. It says whether it changed the record. What changed is written past the draft. One
+/// group's table is in memory at a time.
+pub(crate) fn each_inode(
+    image: &Image,
+    mut f: impl FnMut(&mut Record, bool) -> Result<bool>,
+) -> Result {
+    let size = usize::from(image.sb.inode_size).max(128);
+    let block = image.block_bytes();
+    for group in 0..image.sb.group_count {
+        let count = records_in(image, group)?;
+        let bitmap = inode_bitmap(image, group)?;
+        if count == 0 {
+            continue;
+        }
+        let len = (count as usize * size).next_multiple_of(block);
+        let start = image.group(group)?.inode_table.0 * block as u64;
+        let mut table = vec![0; len];
+        image.draft.read_at(start, &mut table)?;
+        let mut record = Record { ino: Ino(0), bytes: Vec::with_capacity(size) };
+        let mut touched = std::collections::BTreeSet::new();
+        for bit in 0..count {
+            let at = bit as usize * size;
+            let Some(bytes) = table.get_mut(at..at + size) else { break };
+            if bytes.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            record.ino = Ino(group * image.sb.inodes_per_group + bit + 1);
+            record.bytes.clear();
+            record.bytes.extend_from_slice(bytes);
+            if f(&mut record, bitmap.view().get(bit))? {
+                bytes.copy_from_slice(&record.bytes);
+                touched.insert(at / block);
+            }
+        }
+        for number in touched {
+            let bytes = &table[number * block..(number + 1) * block];
+            image.write_fresh(start / block as u64 + number as u64, bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// What keeps an inode from becoming smaller.
+fn needs_room(record: &Record) -> Option<&'static str> {
+    if record.has(InodeFlags::INLINE_DATA) {
+        return Some("has its contents inside");
+    }
+    let at = record.xattr_at();
+    let has_attributes = record
+        .bytes
+        .get(at..at + 4)
+        .is_some_and(|word| *word == extant_format::xattr::MAGIC.to_le_bytes());
+    if has_attributes && record.bytes.get(at + 4..at + 8).is_some_and(|first| *first != [0; 4]) {
+        return Some("has attributes inside");
+    }
+    None
+}
+
+/// Gives inodes another size: every table is written at a new place.
+pub(crate) fn resize(work: &mut Work<'_>) -> Result {
+    let Some(new) = work.request.inode_size else { return Ok(()) };
+    let image = &work.image;
+    let old = image.sb.inode_size.max(128);
+    let block = image.sb.block_size.bytes();
+    if !new.is_power_of_two() || new < 128 || u32::from(new) > block {
+        return refuse("inode size", format!("{new} is none: a power of two from 128 to {block}"));
+    }
+    if new < 256 {
+        for feature in
+            [Feature::PROJECT, Feature::INLINE_DATA, Feature::EA_INODE, Feature::EXTRA_ISIZE]
+        {
+            if work.has(feature) {
+                return refuse("inode size", format!("{feature} needs inodes of 256 bytes"));
+            }
+        }
+    }
+    let mut tables: Vec<Range<u64>> = Vec::new();
+    let mut sb = image.sb.clone();
+    sb.inode_size = new;
+    sb.revision = sb.revision.max(1);
+    if old <= 128 {
+        (sb.min_extra_isize, sb.want_extra_isize) = (32, 32);
+    }
+    if new <= 128 {
+        (sb.min_extra_isize, sb.want_extra_isize) = (0, 0);
+    }
+    let wanted = u64::from(sb.inode_table_blocks());
+    let clusters = u32::try_from(wanted.div_ceil(u64::from(image.sb.cluster_ratio().max(1))))
+        .unwrap_or(u32::MAX);
+    let has_flex = work.has(Feature::FLEX_BG);
+    let flex = image.sb.groups_per_flex().max(1);
+    for group in 0..image.sb.group_count {
+        work.space.begin_at(group / flex * flex);
+        let found = match work.space.take_within(&work.image, group, clusters)? {
+            None if has_flex => work.space.take(&work.image, clusters)?,
+            found => found,
+        };
+        let Some(cluster) = found else {
+            return Err(TuneError::Full {
+                what: "inode size".to_owned(),
+                wanted: format!("an inode table of {wanted} blocks in a row for group {group}"),
+            });
+        };
+        let start = first_of(&work.image.sb, cluster);
+        tables.push(start..start + wanted);
+    }
+    let layout = InodeLayout::of(&sb);
+    for (group, table) in (0u32..).zip(&tables) {
+        move_table(work, group, table, &layout, usize::from(old), usize::from(new))?;
+    }
+    let before = u64::from(work.image.sb.inode_table_blocks());
+    for (group, table) in (0usize..).zip(&tables) {
+        let start = work.image.group(group as u32)?.inode_table.0;
+        work.space.free_blocks(&work.image, start, before);
+        work.image.groups[group].inode_table = FsBlock(table.start);
+    }
+    sb.overhead_clusters = 0;
+    // What a group that was never written has in use, follows from the size of its table.
+    work.image.sb = sb;
+    work.settle_space()?;
+    let groups = work.image.sb.group_count;
+    work.image.write_descriptors(0..groups)?;
+    work.image.write_superblock()?;
+    work.to_check = true;
+    Ok(())
+}
+
+fn move_table(
+    work: &mut Work<'_>,
+    group: u32,
+    table: &Range<u64>,
+    layout: &InodeLayout,
+    old: usize,
+    new: usize,
+) -> Result {
+    let image = &work.image;
+    let block = image.block_bytes();
+    let per = image.sb.inodes_per_group;
+    let start = image.group(group)?.inode_table.0 * block as u64;
+    let count = records_in(image, group)? as usize;
+    let bitmap = inode_bitmap(image, group)?;
+    let mut from = vec![0; (count * old).next_multiple_of(block)];
+    image.draft.read_at(start, &mut from)?;
+    let mut to = vec![0; (count * new).next_multiple_of(block)];
+    let room = new.saturating_sub(128).min(32) as u16;
+    for bit in 0..count {
+        let source = &from[bit * old..bit * old + old];
+        if source.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        let ino = Ino(group * per + bit as u32 + 1);
+        let is_used = bitmap.view().get(bit as u32);
+        let mut record = Record { ino, bytes: source.to_vec() };
+        if let Some(why) = needs_room(&record).filter(|_| is_used && new < old) {
+            return refuse("inode size", format!("inode {ino} {why}"));
+        }
+        record.bytes.resize(new, 0);
+        if old <= 128 && is_used && new > 128 {
+            record.put16(record::EXTRA, room);
+        }
+        // Deleted ones have checksums, too.
+        Inode::seal(layout, ino, &mut record.bytes).map_err(TuneError::damaged)?;
+        put(&mut to, bit * new, &record.bytes);
+    }
+    let written = to.len() / block;
+    for (number, bytes) in to.chunks_exact(block).enumerate() {
+        image.write_fresh(table.start + number as u64, bytes)?;
+    }
+    let rest = (table.start + written as u64) * block as u64..table.end * block as u64;
+    if !rest.is_empty() {
+        work.zeroes.push(rest);
+    }
+    if let Some(slot) = work.image.groups.get_mut(group as usize)
+        && work.image.sb.features.group_checksums()
+    {
+        slot.flags.insert(GroupFlags::INODE_ZEROED);
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! From what is asked for to steps, and from steps to the device.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use extant_block::{BlockDevice, SharedDevice};
+use extant_change::{
+    Committer, Draft, Guard, Image, is_unsettled, settle, settled_view, superblock,
+};
+use extant_check::{CheckOptions, ReportAll, examine};
+use extant_format::features::Features;
+use extant_format::superblock::Superblock;
+use extant_repair::{RepairOptions, Yes, repair};
+
+use crate::error::{Result, TuneError};
+use crate::request::{Conversion, Request};
+use crate::work::{Planned, Work};
+use crate::{bits, checksums, files, inodes, wide};
+
+/// A step of a conversion, as it would be done or was done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Done {
+    /// The feature or setting.
+    pub what: String,
+    /// Blocks that are written first, in which the file system before sees nothing new.
+    pub quiet_blocks: u64,
+    /// Blocks that switch over.
+    pub switched_blocks: u64,
+    /// Cut at any write, the image is the one before or the one after; otherwise it may be one that says
+    /// that it needs a check.
+    pub is_atomic: bool,
+}
+
+/// What a request comes to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The steps, in order; none: everything is as asked for.
+    pub steps: Vec<Done>,
+    /// The features afterwards.
+    pub features: Features,
+}
+
+fn name(request: &Request, conversion: Conversion) -> String {
+    use Conversion as C;
+    let bits = |on: bool| {
+        let mut names: Vec<String> = Vec::new();
+        for (feature, value) in &request.features {
+            if *value == on {
+                names.push(if on { feature.to_string() } else { format!("^{feature}") });
+            }
+        }
+        names.join(",")
+    };
+    match conversion {
+        C::QuotaOff => "^quota".to_owned(),
+        C::OrphanFileOff => "^orphan_file".to_owned(),
+        C::FastCommitOff => "^fast_commit".to_owned(),
+        C::JournalOff => "^has_journal".to_owned(),
+        C::MmpOff => "^mmp".to_owned(),
+        C::ChecksumsOff => "^metadata_csum".to_owned(),
+        C::GroupChecksumsOff => "^uninit_bg".to_owned(),
+        C::BitsOff => bits(false),
+        C::WideOff => "^64bit".to_owned(),
+        C::InodeSize => "inode size".to_owned(),
+        C::WideOn => "64bit".to_owned(),
+        C::Bits => bits(true),
+        C::GroupChecksumsOn => "uninit_bg".to_owned(),
+        C::ChecksumsOn => "metadata_csum".to_owned(),
+        C::SeedOff => "^metadata_csum_seed".to_owned(),
+        C::SeedOn => "metadata_csum_seed".to_owned(),
+        C::Uuid => "uuid".to_owned(),
+        C::MmpOn => "mmp".to_owned(),
+        C::JournalSize => "journal size".to_owned(),
+        C::JournalOn => "has_journal".to_owned(),
+        C::FastCommitOn => "fast_commit".to_owned(),
+        C::OrphanFileOn => "orphan_file".to_owned(),
+        C::QuotaOn => "quota".to_owned(),
+        C::Settings => "settings".to_owned(),
+    }
+}
+
+fn convert(work: &mut Work<'_>, conversion: Conversion) -> Result {
+    use Conversion as C;
+    match conversion {
+        C::QuotaOff => files::quota_off(work),
+        C::OrphanFileOff => files::orphan_file_off(work),
+        C::FastCommitOff => {
+            work.image.sb.features.remove(extant_format::features::Feature::FAST_COMMIT);
+            Ok(work.image.write_superblock()?)
+        }
+        C::JournalOff => files::journal_off(work),
+        C::MmpOff => files::mmp_off(work),
+        C::ChecksumsOff => checksums::off(work),
+        C::GroupChecksumsOff => checksums::groups_off(work),
+        C::BitsOff => bits::off(work),
+        C::WideOff => wide::off(work),
+        C::InodeSize => inodes::resize(work),
+        C::WideOn => wide::on(work),
+        C::Bits => bits::on(work),
+        C::GroupChecksumsOn => checksums::groups_on(work),
+        C::ChecksumsOn => checksums::on(work),
+        C::SeedOff => checksums::seed_off(work),
+        C::SeedOn => checksums::seed_on(work),
+        C::Uuid => checksums::uuid(work),
+        C::MmpOn => files::mmp_on(work),
+        C::JournalSize => files::journal_size(work),
+        C::JournalOn => files::journal_on(work),
+        C::FastCommitOn => files::fast_commit_on(work),
+        C::OrphanFileOn => files::orphan_file_on(work),
+        C::QuotaOn => files::quota_on(work),
+        C::Settings => checksums::settings(work),
+    }
+}
+
+/// What is checked of an image as it will be.
+fn options() -> CheckOptions {
+    CheckOptions {
+        require_replayed: false,
+        require_no_orphans: false,
+        strict_totals: false,
+        ..CheckOptions::default()
+    }
+}
+
+/// Nothing may be wrong with the image as it will be. Directories that have to be written anew are.
+fn check(work: &mut Work<'_>) -> Result {
+    if !work.to_check && work.full_dirs.is_empty() {
+        return Ok(());
+    }
+    work.settle_space()?;
+    let view = work.view();
+    let exam = examine(&*view, &options(), &mut ReportAll).map_err(TuneError::damaged)?;
+    let full = &work.full_dirs;
+    let other = exam
+        .report
+        .problems
+        .iter()
+        .find(|problem| !problem.objects().ino.is_some_and(|ino| full.contains(&ino)));
+    if let Some(problem) = other {
+        return Err(TuneError::damaged(problem));
+    }
+    if exam.report.problems.is_empty() {
+        return Ok(());
+    }
+    let options = RepairOptions { now: work.request.now };
+    let outcome = repair(work.view(), &options, &mut Yes).map_err(TuneError::damaged)?;
+    if !outcome.is_clean {
+        return Err(TuneError::damaged("directories cannot be written anew"));
+    }
+    outcome.plan.apply(&*view)?;
+    // What the repair changed is read again.
+    Ok(work.image.reload()?)
+}
+
+/// What a conversion consists of for the image as it is then. Checksums with another seed are taken away
+/// and made again: in place, the file system before would take them for damage, and a check clears what
+/// is damaged.
+fn parts(sb: &Superblock, request: &Request, conversion: Conversion) -> Vec<Conversion> {
+    use Conversion as C;
+    match conversion {
+        C::Uuid if checksums::depend_on_uuid(sb) && !request.keep_checksums => {
+            vec![C::ChecksumsOff, C::Uuid, C::ChecksumsOn]
+        }
+        C::SeedOff if checksums::have_other_seed(sb) => vec![C::ChecksumsOff, C::ChecksumsOn],
+        _ => vec![conversion],
+    }
+}
+
+fn steps(base: &SharedDevice, request: &Request) -> Result<(Vec<Planned>, Features)> {
+    let sb = superblock(&**base)?;
+    bits::check_words(&request.features, |feature| sb.features.has(feature))?;
+    let mut planned: Vec<Planned> = Vec::new();
+    let mut features = sb.features;
+    let mut view = Arc::clone(base);
+    let mut todo: VecDeque<Conversion> = request.conversions(&sb)?.into();
+    // How many of the next conversions are parts of one.
+    let mut parts_left = 0;
+    while let Some(conversion) = todo.pop_front() {
+        if parts_left == 0 {
+            let parts = parts(&superblock(&*view)?, request, conversion);
+            parts_left = parts.len();
+            parts.into_iter().rev().for_each(|part| todo.push_front(part));
+            continue;
+        }
+        parts_left -= 1;
+        let mut work = Work::over(Arc::clone(&view), request, name(request, conversion))?;
+        convert(&mut work, conversion)?;
+        check(&mut work)?;
+        if work.recount {
+            files::recount(&mut work)?;
+        }
+        let step = work.finish()?;
+        features = step.step.sb.features;
+        if step.step.switch.is_empty() {
+            continue;
+        }
+        if !todo.is_empty() {
+            let draft = Draft::over(view, base.size_bytes(), sb.block_size.len());
+            step.show_in(&draft)?;
+            view = Arc::new(draft);
+        }
+        planned.push(step);
+    }
+    Ok((planned, features))
+}
+
+fn plan_of(device: &SharedDevice, planned: &[Planned], features: Features) -> Result<Plan> {
+    let image = Image::open(Arc::clone(device), 0)?;
+    let mut limit = Committer::of(&image)?.limit()?;
+    let mut steps = Vec::new();
+    for one in planned {
+        let step = &one.step;
+        let switched = step.switch.len() as u64;
+        let fits = limit.is_some_and(|limit| switched < u64::from(limit));
+        steps.push(Done {
+            what: one.what.clone(),
+            quiet_blocks: step.quiet.len() as u64,
+            switched_blocks: switched,
+            is_atomic: switched == 1 || step.may_journal && fits,
+        });
+        if !step.sb.features.has(extant_format::features::Feature::HAS_JOURNAL) {
+            limit = None;
+        }
+    }
+    Ok(Plan { steps, features })
+}
+
+/// Says what a request comes to. Nothing is written.
+///
+/// # Errors
+///
+/// [`TuneError`]: what is in the way, by name.
+pub fn plan(device: &SharedDevice, request: &Request) -> std::result::Result<Plan, TuneError> {
+    let view = settled_view(device)?;
+    let (planned, features) = steps(&view, request)?;
+    plan_of(&view, &planned, features)
+}
+
+/// Is told what will be overwritten, each place an offset and a length in bytes; an error ends the change.
+pub type BeforeWriting<'a> = dyn FnMut(&[(u64, u64)]) -> std::result::Result<(), TuneError> + 'a;
+
+/// Does what a request says, all of it planned before the first write, step by step.
+///
+/// `before_writing` is called with everything that will be overwritten, as offset and length, when all
+/// is planned: a caller keeps a copy of it, to undo the change.
+///
+/// # Errors
+///
+/// [`TuneError`]. If the device failed, what is there then, [`Done::is_atomic`] says for each step.
+pub fn tune(
+    device: &SharedDevice,
+    request: &Request,
+    before_writing: &mut BeforeWriting<'_>,
+) -> std::result::Result<Plan, TuneError> {
+    let sb = superblock(&**device)?;
+    if is_unsettled(&sb) {
+        // What cannot be done is known before anything is written.
+        plan(device, request)?;
+        settle(device)?;
+    }
+    let (planned, features) = steps(device, request)?;
+    let plan = plan_of(device, &planned, features)?;
+    if planned.is_empty() {
+        return Ok(plan);
+    }
+    before_writing(&places(&planned))?;
+    let guard = Guard::take(device, &superblock(&**device)?)?;
+    let has_mmp = extant_format::features::Feature::MMP;
+    let mut guard = Some(guard);
+    for one in planned {
+        if !one.step.sb.features.has(has_mmp)
+            && let Some(guard) = guard.take()
+        {
+            guard.end()?;
+        }
+        for run in &one.zeroes {
+            device.write_zeroes(run.start, run.end - run.start)?;
+        }
+        let mut committer = Committer::of(&Image::open(Arc::clone(device), 0)?)?;
+        committer.apply(one.step)?;
+    }
+    if let Some(guard) = guard {
+        guard.end()?;
+    }
+    Ok(plan)
+}
+
+/// What the steps overwrite of what anybody looks at: what becomes zeros is free, or was never used.
+fn places(planned: &[Planned]) -> Vec<(u64, u64)> {
+    let mut list = Vec::new();
+    for one in planned {
+        let size = u64::from(one.step.sb.block_size.bytes());
+        let blocks = one.step.quiet.keys().chain(one.step.switch.keys());
+        list.extend(blocks.map(|block| (block * size, size)));
+        list.extend(one.step.backups.iter().map(|(at, bytes)| (*at, bytes.len() as u64)));
+    }
+    list
+}

@@ -1,0 +1,442 @@
+//! Images of many layouts get other features and back, and e2fsck, our checker and the tree agree.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{LAYOUTS, Layout, e2fsck, features, made, problems, seen, tuned};
+use extant_base::Prng;
+use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival};
+use extant_format::features::Feature;
+use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
+use extant_repair::{RepairOptions, Yes, repair};
+use extant_testkit::oracle::{self, LoopMount};
+use extant_testkit::{image, require, tempdir};
+use extant_tune::{Plan, Request, TuneError, tune};
+use rustix::mount::MountFlags;
+
+fn superblock(device: &MemoryDevice) -> Superblock {
+    let mut bytes = [0; 1024];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    Superblock::decode(&bytes).unwrap()
+}
+
+/// Conversions and their reverse, by the words of tune2fs.
+const PAIRS: &[(&str, &str)] = &[
+    ("metadata_csum", "^metadata_csum,^uninit_bg"),
+    ("^metadata_csum", "metadata_csum"),
+    ("^has_journal,^orphan_file", "has_journal,orphan_file"),
+    ("has_journal", "^has_journal"),
+    ("orphan_file", "^orphan_file"),
+    ("quota,project", "^quota,^project"),
+    ("mmp", "^mmp"),
+    ("uninit_bg", "^uninit_bg"),
+    ("64bit", "^64bit"),
+    ("^64bit", "64bit"),
+    ("^dir_index", "dir_index"),
+    ("metadata_csum,metadata_csum_seed", "^metadata_csum_seed"),
+    ("large_dir,verity,encrypt,casefold,stable_inodes,huge_file", "^casefold,^encrypt,^verity"),
+];
+
+#[test]
+fn conversions_and_their_reverse_leave_the_tree_and_please_both_checkers() {
+    let mut done = 0;
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let before = seen(&first);
+        for (there, back) in PAIRS {
+            let mut device = first.snapshot();
+            for words in [there, back] {
+                let (next, plan) = match tuned(&device, &features(words)) {
+                    Ok(done) => done,
+                    Err(error @ (TuneError::Refused { .. } | TuneError::Full { .. })) => {
+                        println!("{layout:?} {words}: {error}");
+                        break;
+                    }
+                    Err(error) => panic!("{layout:?} {words}: {error}"),
+                };
+                if plan.steps.is_empty() {
+                    break;
+                }
+                assert_eq!(problems(&next), [""; 0], "{layout:?} {words} {plan:?}");
+                assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {words} {plan:?}");
+                assert_eq!(seen(&next), before, "{layout:?} {words}");
+                assert_eq!(superblock(&next).features, plan.features, "{layout:?} {words}");
+                device = next;
+                done += 1;
+            }
+        }
+    }
+    assert!(done > 100, "{done} conversions were done");
+}
+
+#[test]
+fn sizes_and_names_change_and_please_both_checkers() {
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let before = seen(&first);
+        let now = Request { now: 1_700_000_000, ..Request::default() };
+        let requests = [
+            Request { uuid: Some(*b"another uuid 123"), ..now.clone() },
+            Request { uuid: Some(*b"another uuid 123"), keep_checksums: true, ..now.clone() },
+            Request { journal_bytes: Some(2 << 20), ..now.clone() },
+            Request { inode_size: Some(512), ..now.clone() },
+            Request { inode_size: Some(256), ..now.clone() },
+            Request { inode_size: Some(128), ..features("^extra_isize") },
+            Request { quota: [Some(true), None, None], ..now.clone() },
+        ];
+        for request in requests {
+            let (next, plan) = match tuned(&first, &request) {
+                Ok(done) => done,
+                Err(error @ (TuneError::Refused { .. } | TuneError::Full { .. })) => {
+                    println!("{layout:?} {request:?}: {error}");
+                    continue;
+                }
+                Err(error) => panic!("{layout:?} {request:?}: {error}"),
+            };
+            assert_eq!(problems(&next), [""; 0], "{layout:?} {request:?} {plan:?}");
+            assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {request:?} {plan:?}");
+            assert_eq!(seen(&next), before, "{layout:?} {request:?}");
+        }
+    }
+}
+
+/// Does what a request says over a device that records, and returns it.
+fn recorded(device: &MemoryDevice, request: &Request) -> (RecordingDevice, Plan) {
+    let recording = Arc::new(RecordingDevice::over(device.snapshot()));
+    let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
+    let plan = tune(&shared, request, &mut |_| Ok(())).unwrap();
+    drop(shared);
+    (Arc::into_inner(recording).unwrap(), plan)
+}
+
+/// After each write, with everything written so far or only with what was flushed. `step`: how many writes
+/// are passed over.
+fn cuts(layout: Layout, request: &Request, step: usize) -> Result<usize, String> {
+    let dir = tempdir().unwrap();
+    let first = made(dir.path(), layout)?;
+    let before = seen(&first);
+    let (recording, plan) = recorded(&first, request);
+    let is_atomic = plan.steps.iter().all(|step| step.is_atomic);
+    let features = [superblock(&first).features, plan.features];
+    let mut count = 0;
+    for position in (0..=recording.len()).step_by(step) {
+        for survival in [Survival::Kept, Survival::Lost] {
+            let cut = recording.image_at(position, |_, _| survival);
+            let path = dir.path().join("cut.img");
+            let _removed = std::fs::remove_file(&path);
+            image::save(&cut, &path);
+            let what = format!("{layout:?} {request:?} cut at {position}, {survival:?}");
+            // Of what is old or new, the journal is replayed, and nothing else is to be done.
+            let mode = if is_atomic { "-p" } else { "-fy" };
+            let done = oracle::e2fsck_as(&path, mode, &[])?;
+            assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
+            let report = oracle::e2fsck(&path)?;
+            assert!(report.is_clean(), "{what}: {}", report.text);
+            let after = image::load(&path);
+            assert_eq!(seen(&after), before, "{what}");
+            let mut now = superblock(&after).features;
+            now.remove(Feature::ORPHAN_PRESENT);
+            if is_atomic && plan.steps.len() == 1 {
+                assert!(features.contains(&now), "{what}: {now:?}");
+                continue;
+            }
+            let shared: SharedDevice = Arc::new(cut.snapshot());
+            let outcome = repair(Arc::clone(&shared), &RepairOptions { now: 0 }, &mut Yes);
+            let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(outcome.is_clean, "{what}: {:?}", outcome.findings);
+            outcome.plan.apply(&*shared).unwrap();
+            count += 1;
+        }
+    }
+    Ok(count + recording.len())
+}
+
+/// Requests whose cuts are looked at, and the layouts for them.
+fn cut_cases() -> Vec<(usize, Request)> {
+    let now = Request { now: 1_700_000_000, ..Request::default() };
+    vec![
+        (2, features("metadata_csum")),
+        (1, features("^metadata_csum")),
+        (2, features("64bit")),
+        (1, features("^64bit")),
+        (1, features("orphan_file,quota")),
+        (1, features("^has_journal")),
+        (0, features("has_journal")),
+        (3, features("uninit_bg")),
+        (1, Request { inode_size: Some(512), ..now.clone() }),
+        (1, Request { uuid: Some(*b"another uuid 123"), ..now.clone() }),
+        (1, Request { journal_bytes: Some(2 << 20), ..now.clone() }),
+        (4, features("^dir_index")),
+        (0, features("mmp,dir_index")),
+    ]
+}
+
+#[test]
+fn a_cut_leaves_the_image_before_or_after_or_one_that_a_check_sets_right() {
+    for (number, request) in cut_cases() {
+        require!(cuts(LAYOUTS[number], &request, 7));
+    }
+}
+
+#[test]
+#[ignore = "every write of every case; make test-long runs it"]
+fn every_cut_leaves_the_image_before_or_after_or_one_that_a_check_sets_right() {
+    let mut total = 0;
+    for (number, request) in cut_cases() {
+        total += require!(cuts(LAYOUTS[number], &request, 1));
+    }
+    println!("{total} cuts");
+    assert!(total > 300, "{total}");
+}
+
+/// What dumpe2fs shows of an image, without what says when and by whom.
+fn shown(path: &Path) -> Result<BTreeMap<String, String>, String> {
+    let mut map = oracle::dumpe2fs(path)?;
+    for key in [
+        "Last write time",
+        "Checksum",
+        "Lifetime writes",
+        "Journal checksum",
+        "Journal sequence",
+        // The journal has carried the change.
+        "Journal features",
+        "Journal checksum type",
+        "Last checked",
+        "Mount count",
+        "Filesystem UUID",
+    ] {
+        map.remove(key);
+    }
+    // Who wrote the multi-mount block last, and when.
+    map.retain(|key, _| !key.starts_with("mmp_"));
+    Ok(map)
+}
+
+/// Where both do the same conversion, dumpe2fs shows the same of both; what differs is listed.
+#[test]
+fn dumpe2fs_shows_what_tune2fs_makes() {
+    let tune2fs = require!(oracle::Tool::find("tune2fs"));
+    // The size of the overhead is for the kernel to compute: tune2fs leaves the old one.
+    let differs: &[(&str, &[&str])] = &[
+        ("has_journal", &["Overhead clusters"]),
+        // It leaves the mark of a copy that is not there.
+        ("^has_journal", &["Overhead clusters", "Journal backup"]),
+        // e2fsck -D packs directories anew.
+        ("metadata_csum", &["Free blocks"]),
+    ];
+    let all = [
+        "metadata_csum",
+        "^metadata_csum",
+        "has_journal",
+        "^has_journal",
+        "quota",
+        "project",
+        "mmp",
+        "dir_nlink",
+        "large_dir",
+        "verity",
+        "casefold",
+        "encrypt",
+        "ea_inode",
+        "stable_inodes",
+        "fast_commit",
+        "^huge_file",
+        "^extra_isize",
+        "orphan_file",
+        "uninit_bg",
+        "^uninit_bg",
+        "flex_bg",
+    ];
+    for number in [0, 1, 2, 5] {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), LAYOUTS[number]));
+        for words in all {
+            let (Ok((ours, plan)), path) =
+                (tuned(&first, &features(words)), dir.path().join("t.img"))
+            else {
+                continue;
+            };
+            if plan.steps.is_empty() {
+                continue;
+            }
+            let _removed = std::fs::remove_file(&path);
+            image::save(&first, &path);
+            let output = tune2fs.command().args(["-f", "-O", words]).arg(&path).output().unwrap();
+            if !output.status.success() {
+                println!("{words}: {}", String::from_utf8_lossy(&output.stderr));
+                continue;
+            }
+            // It asks for a check after some of them.
+            let how = if words == "metadata_csum" { "-fyD" } else { "-fy" };
+            let checked = require!(oracle::e2fsck_as(&path, how, &[]));
+            assert!(matches!(checked.status, Some(0 | 1)), "{words}: {}", checked.text);
+            let theirs = require!(shown(&path));
+            std::fs::remove_file(&path).unwrap();
+            image::save(&ours, &path);
+            let ours = require!(shown(&path));
+            let known =
+                differs.iter().find(|(name, _)| *name == words).map_or(&[][..], |(_, keys)| keys);
+            let keys: std::collections::BTreeSet<&String> =
+                theirs.keys().chain(ours.keys()).collect();
+            for key in keys {
+                if !known.contains(&key.as_str()) {
+                    assert_eq!(
+                        theirs.get(key),
+                        ours.get(key),
+                        "{words} {:?}: {key}",
+                        LAYOUTS[number]
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_kernel_mounts_what_was_converted_and_fills_it() {
+    for (number, words) in [
+        (2, "metadata_csum,64bit,orphan_file"),
+        (1, "^metadata_csum,^64bit,fast_commit"),
+        (5, "64bit,metadata_csum_seed"),
+        (0, "has_journal,extent,dir_index"),
+        (6, "metadata_csum,^has_journal"),
+    ] {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), LAYOUTS[number]));
+        let path = dir.path().join("tuned.img");
+        let (device, _) = match tuned(&first, &features(words)) {
+            Ok(done) => done,
+            Err(error) => panic!("{:?} {words}: {error}", LAYOUTS[number]),
+        };
+        image::save(&first, &path);
+        if require!(LoopMount::attempt(&path, MountFlags::empty(), "")).is_err() {
+            println!("{:?}: not for this kernel", LAYOUTS[number]);
+            continue;
+        }
+        std::fs::remove_file(&path).unwrap();
+        image::save(&device, &path);
+        {
+            let mount = require!(LoopMount::read_write(&path));
+            assert_eq!(std::fs::read_dir(mount.path().join("many")).unwrap().count(), 150);
+            for number in 0..60 {
+                let bytes = vec![number as u8; 30_000];
+                std::fs::write(mount.path().join(format!("full/new{number}")), bytes).unwrap();
+            }
+        }
+        let report = require!(oracle::e2fsck(&path));
+        assert!(report.is_clean(), "{words}: {}", report.text);
+    }
+}
+
+/// Fields of the superblock, descriptors, tables and maps with other values: what becomes of it does
+/// not matter, as long as it ends.
+#[test]
+fn damaged_images_are_refused_or_converted_and_nothing_panics() {
+    let (mut refused, mut done) = (0, 0);
+    let words =
+        ["metadata_csum", "^metadata_csum", "64bit", "^has_journal", "quota", "^64bit", "mmp"];
+    for number in [1, 2] {
+        let dir = tempdir().unwrap();
+        let good = require!(made(dir.path(), LAYOUTS[number]));
+        let mut random = Prng::new(number as u64);
+        for round in 0..60 {
+            let device = Arc::new(good.snapshot());
+            for _ in 0..1 + random.below(5) {
+                let at = match random.below(3) {
+                    0 => SUPERBLOCK_OFFSET + random.below(1024),
+                    1 => 2048 + random.below(4096),
+                    _ => 1024 + random.below(800 << 10),
+                };
+                let bytes = match random.below(3) {
+                    0 => vec![random.below(256) as u8],
+                    1 => vec![0xff; 4],
+                    _ => (random.next_u64() as u32).to_le_bytes().to_vec(),
+                };
+                device.write_at(at, &bytes).unwrap();
+            }
+            // Half of the superblocks are believed.
+            let mut bytes = [0; 1024];
+            device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+            if let Ok(sb) = Superblock::decode_unverified(&bytes)
+                && round % 2 == 0
+            {
+                device.write_at(SUPERBLOCK_OFFSET, &sb.encode()).unwrap();
+            }
+            let mut request = features(words[random.below(7) as usize]);
+            match random.below(4) {
+                0 => request = Request { inode_size: Some(512), ..request },
+                1 => request = Request { uuid: Some([9; 16]), ..request },
+                _ => {}
+            }
+            match tune(&(device as SharedDevice), &request, &mut |_| Ok(())) {
+                Ok(_) => done += 1,
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(refused > 20 && done > 5, "{refused} {done}");
+}
+
+#[test]
+#[ignore = "takes minutes; make test-long runs it"]
+fn conversions_at_random_please_both_checkers() {
+    let words = [
+        "metadata_csum",
+        "^metadata_csum",
+        "has_journal",
+        "^has_journal,^orphan_file",
+        "orphan_file",
+        "^orphan_file",
+        "quota",
+        "^quota",
+        "project",
+        "^project",
+        "mmp",
+        "^mmp",
+        "uninit_bg",
+        "^uninit_bg",
+        "64bit",
+        "^64bit",
+        "dir_index",
+        "^dir_index",
+        "metadata_csum_seed",
+        "^metadata_csum_seed",
+        "huge_file",
+        "^huge_file",
+        "extra_isize",
+        "^extra_isize",
+    ];
+    let mut done = 0;
+    for (number, layout) in LAYOUTS.iter().enumerate() {
+        let dir = tempdir().unwrap();
+        let mut device = require!(made(dir.path(), *layout));
+        let before = seen(&device);
+        let mut random = Prng::new(number as u64 + 100);
+        for round in 0..60 {
+            let mut request = features(words[random.below(words.len() as u64) as usize]);
+            match random.below(8) {
+                0 => request.uuid = Some([random.below(255) as u8 + 1; 16]),
+                1 => request.journal_bytes = Some((2 + random.below(4)) << 20),
+                2 => request.inode_size = Some(128 << random.below(3)),
+                _ => {}
+            }
+            let what = format!("{layout:?} round {round}: {request:?}");
+            match tuned(&device, &request) {
+                Ok((next, _)) => device = next,
+                Err(TuneError::Refused { .. } | TuneError::Full { .. }) => continue,
+                Err(error) => panic!("{what}: {error}"),
+            }
+            assert_eq!(problems(&device), [""; 0], "{what}");
+            assert_eq!(require!(e2fsck(&device, dir.path())), "", "{what}");
+            assert_eq!(seen(&device), before, "{what}");
+            done += 1;
+        }
+    }
+    println!("{done} conversions");
+    assert!(done > 150, "{done}");
+}
