@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use extant::{AclKind, Fs, FsError, Inode, KeySpec, MountOptions, NewInode};
-use extant_block::{FileDevice, OpenError};
+use extant_block::{FileDevice, OpenError, SharedDevice};
 use extant_format::features::Incompat;
 use extant_sync::{Clock, SystemClock};
 
@@ -43,8 +43,8 @@ pub(crate) struct EditArgs {
 }
 
 impl EditArgs {
-    /// Opens the image in `file` for changes. What its journal holds is brought in first.
-    pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
+    /// Opens what the image in `file` is on, for changes of its structures.
+    pub(crate) fn device(&self, file: &Path) -> Result<SharedDevice> {
         let name = escape(file.as_os_str().as_bytes());
         if let Some(holder) = loop_device_of(self.source.written(file)) {
             let message = format!("{name} is in use: the kernel has it as {holder}");
@@ -71,7 +71,25 @@ impl EditArgs {
                 _ => failure,
             }
         })?;
-        let device = window(device, self.offset, self.partition)?;
+        window(device, self.offset, self.partition)
+    }
+
+    /// Opens what the image in `file` is on, for a look.
+    pub(crate) fn device_read_only(&self, file: &Path) -> Result<SharedDevice> {
+        let device = self.source.open_read_only(file);
+        let device = device.map_err(|error| image::opening(error, file))?;
+        window(device, self.offset, self.partition)
+    }
+
+    /// Returns whether options are given that only images have.
+    pub(crate) fn is_for_images(&self) -> bool {
+        self.offset.is_some() || self.partition.is_some() || self.journal_device.is_some()
+    }
+
+    /// Opens the image in `file` for changes. What its journal holds is brought in first.
+    pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
+        let name = escape(file.as_os_str().as_bytes());
+        let device = self.device(file)?;
         let mut options = MountOptions::new().read_only(false);
         if let Some(epoch) = epoch(None)? {
             options = self.at_epoch(options, file, epoch)?;

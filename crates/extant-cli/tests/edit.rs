@@ -301,10 +301,54 @@ fn a_command_that_fails_changes_nothing_and_says_why() {
     fails(&["touch", "a.img:/none/"], 9, &["directory"]);
     fails(&["tune", "a.img"], 2, &["nothing to do"]);
     fails(&["tune", "-L", "longer than sixteen", "a.img"], 2, &["16 bytes"]);
+    fails(&["tune", "-O", "mmp", "-L", "longer than sixteen", "a.img"], 2, &["16 bytes"]);
+    fails(&["tune", "-O", "speed", "a.img"], 2, &["speed"]);
+    fails(&["tune", "-O", "bigalloc", "a.img"], 7, &["bigalloc", "extant build"]);
+    fails(&["tune", "-O", "mmp,^filetype", "a.img"], 7, &["^filetype"]);
+    fails(&["tune", "-E", "clear_mmp", "a.img"], 5, &["clear_mmp"]);
+    fails(&["tune", "-J", "device=/dev/sdb", "a.img"], 5, &["device"]);
+    fails(&["tune", "-J", "size=9G", "a.img"], 7, &["journal size", "blocks"]);
+    fails(&["tune", "-Q", "everybody", "a.img"], 2, &["usrquota"]);
     // Of several paths, those that can be are done.
     let ran = place.run(&["mkdir", "a.img:/d", "a.img:/new"]);
     ran.ends_with(1).complains(&["a.img:/d"]);
     place.run(&["stat", "a.img:/new"]).succeeds();
+    clean(&place, "a.img");
+}
+
+#[test]
+fn features_are_switched_as_planned_and_can_be_undone() {
+    let words = &["-t", "ext4", "-O", "^metadata_csum,^orphan_file,^64bit"];
+    let Some(place) = made(words) else { return };
+    place.run(&["mkdir", "a.img:/d"]).succeeds();
+    let bytes = std::fs::read(place.path("a.img")).unwrap();
+    let args = ["tune", "--json", "-O", "metadata_csum,64bit", "-Q", "usrquota", "a.img"];
+    let plan = place.run(&[&args[..], &["-n"]].concat()).succeeds().json();
+    assert_eq!(plan["written"], false);
+    assert!(std::fs::read(place.path("a.img")).unwrap() == bytes, "a plan changes nothing");
+    let done = place.run(&[&args[..], &["--undo", "u"]].concat()).succeeds().json();
+    assert_eq!((&done["steps"], &done["features"]), (&plan["steps"], &plan["features"]));
+    let steps = done["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3, "{done}");
+    assert!(steps.iter().all(|step| step["atomic"] == true), "{done}");
+    clean(&place, "a.img");
+    let info = place.run(&["info", "a.img"]).succeeds().out();
+    assert!(["metadata_csum", "64bit", "quota"].iter().all(|name| info.contains(name)), "{info}");
+    let again = place.run(&["tune", "-n", "-O", "metadata_csum", "a.img"]).succeeds().out();
+    assert!(again.contains("is so already"), "{again}");
+    place.run(&["undo", "u", "a.img"]).succeeds();
+    clean(&place, "a.img");
+    let info = place.run(&["info", "a.img"]).succeeds().out();
+    assert!(!info.contains("metadata_csum") && !info.contains("quota"), "{info}");
+    place.run(&["stat", "a.img:/d"]).succeeds();
+    // Settings after features, in one command; and a UUID that checksums depend on.
+    place.run(&["tune", "-O", "metadata_csum", "-L", "name", "-E", "stride=4", "a.img"]).succeeds();
+    let uuid = "01234567-89ab-cdef-0123-456789abcdef";
+    place.run(&["tune", "-U", uuid, "a.img"]).succeeds();
+    clean(&place, "a.img");
+    let info = place.run(&["info", "a.img"]).succeeds().out();
+    assert!(info.contains(uuid) && info.contains("name"), "{info}");
+    place.run(&["tune", "-I", "512", "-J", "size=5M", "a.img"]).succeeds();
     clean(&place, "a.img");
 }
 

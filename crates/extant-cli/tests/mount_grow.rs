@@ -148,3 +148,33 @@ fn a_full_disk_below_leaves_the_mount_as_it_was() {
     mounts.umount();
     kernel::clean(&mounts.place, "full/a.img");
 }
+
+#[test]
+fn a_mount_gets_another_label_and_uuid_in_use() {
+    let Some(mounts) = small() else { return };
+    let (place, uuid) = (&mounts.place, "01234567-89ab-cdef-0123-456789abcdef");
+    // Its checksums depend on the UUID.
+    place.run(&["tune", "-U", uuid, "m"]).ends_with(7).complains(&["metadata_csum_seed"]);
+    place.run(&["tune", "-L", "seventeen letters", "m"]).ends_with(7).complains(&["16 bytes"]);
+    place.run(&["tune", "-O", "quota", "m"]).ends_with(2).complains(&["only -L and -U"]);
+    mounts.umount();
+    place.run(&["tune", "-O", "metadata_csum_seed", "small.img"]).succeeds();
+    place.run(&["mount", "--log", "log", "small.img", "m"]).succeeds();
+    place.run(&["tune", "-L", "a name", "-U", uuid, "m"]).succeeds();
+    fs::write(mounts.inside("kept"), "x").unwrap();
+    let call = format!(
+        "import fcntl, os, struct\nfd = os.open({:?}, os.O_RDONLY)\n\
+         fcntl.ioctl(fd, 0x4008662c, struct.pack('II', 16, 0) + bytes(range(16)))\n",
+        mounts.path("m").display().to_string()
+    );
+    let asked = tool("python3", &["-c", &call], place.0.path());
+    mounts.umount();
+    let info = place.run(&["info", "small.img"]).succeeds().out();
+    let wanted = match asked.is_some_and(|output| output.status.success()) {
+        true => "00010203-0405-0607-0809-0a0b0c0d0e0f",
+        // Where nobody may look into another's memory, the call is refused.
+        false => uuid,
+    };
+    assert!(info.contains(wanted) && info.contains("a name"), "{info}");
+    kernel::clean(place, "small.img");
+}

@@ -4,7 +4,7 @@
 //! Some numbers say something else than the operation does: `FS_IOC_SHUTDOWN` and
 //! `FS_IOC_SET_ENCRYPTION_POLICY` say that they only write, and read; `FS_IOC_GET_ENCRYPTION_POLICY`
 //! says that it only reads, and writes; a key follows the structure of
-//! `FS_IOC_ADD_ENCRYPTION_KEY`. Then the memory of the caller, who waits in the call, is read or
+//! `FS_IOC_ADD_ENCRYPTION_KEY`, a UUID that of `EXT4_IOC_SETFSUUID`. Then the memory of the caller, who waits in the call, is read or
 //! written through `/proc`.
 //!
 //! # Invariants
@@ -38,15 +38,17 @@ pub(crate) const PWSALT: u32 = 0x4010_6614;
 pub(crate) const GET_POLICY: u32 = 0x400c_6615;
 pub(crate) const GET_POLICY_EX: u32 = 0xc009_6616;
 pub(crate) const ADD_KEY: u32 = 0xc050_6617;
+pub(crate) const EXT4_SETFSUUID: u32 = 0x4008_662c;
 
 /// By operation: the bytes of the argument that may be read, and written.
-const BOUNDS: [(u32, Range<u32>, Range<u32>); 6] = [
+const BOUNDS: [(u32, Range<u32>, Range<u32>); 7] = [
     (SHUTDOWN, 0..4, 0..0),
     (SET_POLICY, 0..24, 0..0),
     (PWSALT, 0..0, 0..16),
     (GET_POLICY, 0..0, 0..12),
     (GET_POLICY_EX, 0..0, 0..32),
     (ADD_KEY, 80..144, 0..0),
+    (EXT4_SETFSUUID, 8..24, 0..0),
 ];
 
 /// The argument of a control operation in which a thread of some program waits.

@@ -86,7 +86,7 @@ pub use operations::{
     Opened, Operations, Position, ReadAnswer, Reply, SetAttr, SetTime, Sought, Time, Totals,
     WriteHow,
 };
-pub use orders::{CONTROL, DEFRAG, GROW, GROWTH, INFO, ORDER, PIECES, STATS};
+pub use orders::{CONTROL, DEFRAG, GROW, GROWTH, INFO, ORDER, PIECES, STATS, TUNE};
 pub use rings::Rings;
 pub use serve::{serve, serve_over};
 pub use settings::{AccessTimes, Durable, RingUse, Settings};

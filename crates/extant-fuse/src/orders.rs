@@ -16,6 +16,9 @@ pub const GROWTH: &[u8] = b"extant.growth=";
 /// that large, its image file included, and tells what was done like [`GROWTH`]. `EBUSY` while the
 /// file system is frozen.
 pub const GROW: &[u8] = b"extant.order.grow=";
+/// In front of `label:HEX,uuid:HEX,`, or one of them, the name of an attribute: asking for it gives the file system
+/// that label and UUID, and answers with JSON; `refused` says why it cannot be. `EBUSY` while it is frozen.
+pub const TUNE: &[u8] = b"extant.order.tune=";
 /// Attribute that takes orders: `sync`, `rest`, `freeze`, `thaw`, `remount,ro`, `remount,rw`,
 /// `mb_optimize_scan=0`, `mb_optimize_scan=1`, `shutdown=default`, `shutdown=logflush`,
 /// `shutdown=nologflush`, and for `extant umount` `tell=SOCKET`.

@@ -154,7 +154,8 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
     let writes = !args.dry_run && !outcome.plan.is_empty();
     if writes {
         if let Some(undo) = &args.undo {
-            save_undo(&outcome, &device, undo)?;
+            let writes = outcome.plan.writes();
+            save_undo(&device, writes.map(|(at, bytes)| (at, bytes.len() as u64)), undo)?;
         }
         outcome.plan.apply(&*device).map_err(|error| {
             Failure::from(error)
@@ -279,7 +280,11 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
 }
 
 /// Writes the undo file and makes it durable.
-fn save_undo(outcome: &Outcome, device: &SharedDevice, path: &Path) -> Result<()> {
+pub(crate) fn save_undo(
+    device: &SharedDevice,
+    places: impl Iterator<Item = (u64, u64)>,
+    path: &Path,
+) -> Result<()> {
     let shown = escape(path.as_os_str().as_encoded_bytes());
     let failed =
         |error: io::Error| Failure::caused(Exit::Io, &format!("{shown} cannot be written"), &error);
@@ -291,7 +296,7 @@ fn save_undo(outcome: &Outcome, device: &SharedDevice, path: &Path) -> Result<()
                 .hint("an undo file is never overwritten: give another name"),
             _ => failed(error),
         })?;
-    match outcome.plan.save_undo(&**device, &mut file) {
+    match extant_repair::save_undo(&**device, places, &mut file) {
         Ok(()) => {}
         Err(UndoError::File(error)) => return Err(failed(error)),
         Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),

@@ -1,4 +1,6 @@
-//! `extant tune`: settings of a file system.
+//! `extant tune`: settings of a file system, and its features.
+
+mod convert;
 
 use std::ffi::OsString;
 
@@ -14,15 +16,19 @@ use crate::exit::{Exit, Failure, Result};
 use crate::image::split;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant tune -L data -m 1 data.img\n  extant tune -c none -i 6m -e remount-ro data.img\n  extant tune -o acl,^user_xattr data.img\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant tune -L data -m 1 data.img\n  extant tune -O metadata_csum,64bit,orphan_file data.img\n  extant tune -n -O ^has_journal data.img\n  extant tune -J size=64M data.img\n  extant tune -Q usrquota,^grpquota data.img\n  extant tune -L data -U random mnt\n  extant tune -c none -i 6m -e remount-ro data.img\n  extant tune -o acl,^user_xattr data.img\n";
 
 const HEADING: &str = "Settings (as tune2fs)";
 
-/// Change settings of a file system
+/// Change settings and features of a file system
 ///
-/// All of them in one change, or none. Features are not switched: that needs more than the
-/// superblock. extant info shows the settings. Backup superblocks keep the old ones, as e2fsck
-/// expects.
+/// Settings are changed together, or none of them. Features, the journal, quota, the size of inodes and the UUID are
+/// conversions, each by itself, and all of them planned before the first write; settings come after them.
+/// A conversion goes through the journal of the image where it can, so that a cut leaves the image before or the one
+/// after; -n says which do. Otherwise the image says that it needs a check until the last write. extant info
+/// shows the settings.
+///
+/// A directory is one of a mount by extant, whose label and UUID change while others use it.
 #[derive(Args, Debug)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
@@ -68,8 +74,10 @@ pub(crate) struct TuneArgs {
     #[arg(short = 'o', long, value_name = "LIST", allow_hyphen_values = true,
           help_heading = HEADING)]
     mount_options: Vec<String>,
-    /// Image file or block device
-    #[arg(value_name = "IMG")]
+    #[command(flatten)]
+    convert: convert::ConvertArgs,
+    /// Image file or block device, or a directory of a mount
+    #[arg(value_name = "IMG|DIR")]
     image: OsString,
 }
 
@@ -163,8 +171,43 @@ fn change_options(mut options: DefaultMountOpts, list: &str) -> Result<DefaultMo
     Ok(options)
 }
 
+impl TuneArgs {
+    /// Returns whether nothing but label and UUID is to change.
+    fn is_only_names(&self) -> bool {
+        let other = [
+            self.reserved_percent.is_some(),
+            self.reserved_blocks.is_some(),
+            self.reserved_user.is_some(),
+            self.reserved_group.is_some(),
+            self.max_mount_count.is_some(),
+            self.mount_count.is_some(),
+            self.check_interval.is_some(),
+            self.errors.is_some(),
+            !self.mount_options.is_empty(),
+            self.convert.plan,
+            self.convert.json,
+            self.convert.undo.is_some(),
+        ];
+        !other.contains(&true)
+            && (self.label.is_some() || self.uuid.is_some())
+            && self.convert.request(None).is_ok_and(|request| request.is_none())
+    }
+
+    /// The UUID that is asked for.
+    fn new_uuid(&self) -> Result<Option<[u8; 16]>> {
+        Ok(match self.uuid {
+            Some(NewUuid::Random) => Some(random_uuid()?),
+            Some(NewUuid::This(uuid)) => Some(uuid),
+            None => None,
+        })
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &TuneArgs) -> Result<Exit> {
+    if std::path::Path::new(&args.image).is_dir() {
+        return convert::on_mount(args);
+    }
     let (file, path) = split(&args.image);
     if path != b"/" {
         return Err(Failure::usage("tune is for a whole image: leave the path out"));
@@ -172,12 +215,10 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Exit> {
     let mut tune = Tune::new();
     if let Some(label) = &args.label {
         use std::os::unix::ffi::OsStrExt;
+        if label.len() > 16 {
+            return Err(Failure::usage("label: at most 16 bytes"));
+        }
         tune = tune.label(label.as_bytes());
-    }
-    match args.uuid {
-        Some(NewUuid::Random) => tune = tune.uuid(random_uuid()?),
-        Some(NewUuid::This(uuid)) => tune = tune.uuid(uuid),
-        None => {}
     }
     if let Some(percent) = args.reserved_percent {
         tune = tune.reserve(Reserve::Percent(percent));
@@ -202,7 +243,22 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Exit> {
         });
     }
     let owner = args.reserved_user.is_some() || args.reserved_group.is_some();
-    if tune == Tune::new() && args.mount_options.is_empty() && !owner {
+    let request = args.convert.request(args.new_uuid()?)?;
+    let has_settings = tune != Tune::new() || !args.mount_options.is_empty() || owner;
+    if let Some(request) = &request {
+        if args.convert.plan && has_settings {
+            return Err(Failure::usage("-n is for features, the journal, quota, -I, -U and -E"));
+        }
+        args.convert.run(&args.edit, &file, request)?;
+        if !has_settings {
+            return Ok(Exit::Success);
+        }
+    } else if args.convert.plan || args.convert.json || args.convert.undo.is_some() {
+        return Err(Failure::usage(
+            "-n, --json and --undo are for features, the journal, quota, -I, -U and -E",
+        ));
+    }
+    if !has_settings {
         return Err(Failure::usage("nothing to do: give a setting")
             .hint("extant info IMG shows the present ones"));
     }

@@ -38,7 +38,7 @@ mod number {
     pub(super) const FSSETXATTR: u32 = 0x401c_5820;
     pub(super) const FITRIM: u32 = 0xc018_5879;
     pub(super) use crate::argument::{
-        ADD_KEY, GET_POLICY, GET_POLICY_EX, PWSALT, SET_POLICY, SHUTDOWN,
+        ADD_KEY, EXT4_SETFSUUID, GET_POLICY, GET_POLICY_EX, PWSALT, SET_POLICY, SHUTDOWN,
     };
     pub(super) const GETFSLABEL: u32 = 0x8100_9431;
     pub(super) const SETFSLABEL: u32 = 0x4100_9432;
@@ -176,10 +176,20 @@ impl Ext4<'_> {
                 if label.len() > LABEL_MAX {
                     return Err(Errno::EINVAL);
                 }
-                self.reply(self.fs().tune(&Tune::new().label(label)))?;
-                // Programs that list disks by label read the device.
-                self.reply(self.fs().bring_home())?;
-                *self.label.lock() = label.to_vec();
+                self.reply(self.set_names(&Tune::new().label(label), Some(label.to_vec())))?;
+                Ok(Vec::new())
+            }
+            n::EXT4_SETFSUUID => {
+                self.check_operator(caller)?;
+                self.check_change()?;
+                let (len, flags) = (u32_at(asked.input, 0)?, u32_at(asked.input, 4)?);
+                if (len, flags) != (16, 0) {
+                    return Err(Errno::EINVAL);
+                }
+                // Behind what the kernel hands on.
+                let uuid = self.argument(caller, asked, 8..24)?;
+                let uuid = uuid.try_into().map_err(|_| Errno::EINVAL)?;
+                self.reply(self.set_names(&Tune::new().uuid(uuid), None))?;
                 Ok(Vec::new())
             }
             n::SHUTDOWN => {

@@ -31,6 +31,7 @@ mod growth;
 mod keys;
 mod listing;
 mod names;
+mod naming;
 mod nodes;
 mod room;
 mod sealed;
@@ -50,7 +51,7 @@ use crate::operations::{
     Attributes, Bytes, Caller, DirAnswer, DurableWrite, Entry, Errno, Handle, Ioctl, New, NodeId,
     Opened, Operations, Position, ReadAnswer, Reply, SetAttr, Sought, Totals, WriteHow,
 };
-use crate::orders::{CONTROL, DEFRAG, GROW};
+use crate::orders::{CONTROL, DEFRAG, GROW, TUNE};
 use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
 use current::Current;
@@ -557,6 +558,7 @@ impl Operations for Ext4<'_> {
         // Orders never wait, but for those that move contents and add groups.
         if name != DEFRAG
             && !name.starts_with(GROW)
+            && !name.starts_with(TUNE)
             && let Some(answer) = self.control_query(caller, name)
         {
             return answer;
@@ -567,6 +569,9 @@ impl Operations for Ext4<'_> {
             return answer;
         }
         if let Some(answer) = self.growth_query(caller, name) {
+            return answer;
+        }
+        if let Some(answer) = self.naming_query(caller, name) {
             return answer;
         }
         self.xattr_of(node, name)
