@@ -214,9 +214,11 @@ fn https_servers_are_believed_when_their_certificate_is_and_named_when_not() {
         }
         assert_eq!(run("right.pem", &["cat", &file]).succeeds().out(), "hello\n");
         // Whoever names a file that has no certificates believes nobody.
-        for trusted in ["wrong.pem", "a.img", "none.pem"] {
+        // The signer in wrong.pem has the same name, and another key.
+        let doubts = [("wrong.pem", "signature"), ("a.img", "nobody"), ("none.pem", "nobody")];
+        for (trusted, why) in doubts {
             let ran = run(trusted, &["cat", &file]);
-            let ran = ran.ends_with(8).complains(&[at, "certificate is not believed", "nobody"]);
+            let ran = ran.ends_with(8).complains(&[at, "certificate is not believed", why]);
             ran.hints("SSL_CERT_FILE");
         }
     });
@@ -254,12 +256,16 @@ fn https_servers_are_believed_when_their_certificate_is_and_named_when_not() {
         "config": blob("config.v1+json", config.to_string().as_bytes()),
         "layers": [blob("layer.v1.tar", &layer)],
     });
-    std::fs::write(root.join("manifests/latest"), manifest.to_string()).unwrap();
+    let manifest = manifest.to_string();
+    let digest = extant_oci::Digest::sha256(manifest.as_bytes()).to_string();
+    for name in ["latest", &digest] {
+        std::fs::write(root.join("manifests").join(name), &manifest).unwrap();
+    }
     serve(place.0.path(), host, Some(tls), |_, at| {
         let from = format!("docker://{at}/app");
         let build = ["build", "app.img", "--no-cache", "--from", &from];
         let ran = run("wrong.pem", &build);
-        ran.ends_with(8).complains(&[at, "is not believed", "nobody"]).hints("SSL_CERT_FILE");
+        ran.ends_with(8).complains(&[at, "is not believed", "signature"]).hints("SSL_CERT_FILE");
         assert!(!place.path("app.img").exists());
         run("right.pem", &build).succeeds();
         assert_eq!(place.run(&["cat", "app.img:/hello"]).succeeds().out(), "hello\n");

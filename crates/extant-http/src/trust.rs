@@ -38,6 +38,7 @@ pub(crate) fn doubt(error: &io::Error) -> Option<String> {
     };
     Some(match wrong {
         Wrong::UnknownIssuer => "nobody who is trusted signed it".to_owned(),
+        Wrong::BadSignature => "the signature on it is wrong".to_owned(),
         Wrong::Expired | Wrong::ExpiredContext { .. } => "it has expired".to_owned(),
         Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
         Wrong::NotValidForName | Wrong::NotValidForNameContext { .. } => {
