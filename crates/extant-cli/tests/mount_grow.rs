@@ -158,8 +158,9 @@ fn a_mount_gets_another_label_and_uuid_in_use() {
     place.run(&["tune", "-L", "seventeen letters", "m"]).ends_with(7).complains(&["16 bytes"]);
     place.run(&["tune", "-O", "quota", "m"]).ends_with(2).complains(&["only -L and -U"]);
     mounts.umount();
-    place.run(&["tune", "-O", "metadata_csum_seed", "small.img"]).succeeds();
-    place.run(&["mount", "--log", "log", "small.img", "m"]).succeeds();
+    let words = ["-q", "-F", "-t", "ext4", "-O", "metadata_csum_seed", "seeded.img", "16M"];
+    assert!(tool("mke2fs", &words, place.0.path()).unwrap().status.success());
+    place.run(&["mount", "--log", "log", "seeded.img", "m"]).succeeds();
     place.run(&["tune", "-L", "a name", "-U", uuid, "m"]).succeeds();
     fs::write(mounts.inside("kept"), "x").unwrap();
     let call = format!(
@@ -169,12 +170,12 @@ fn a_mount_gets_another_label_and_uuid_in_use() {
     );
     let asked = tool("python3", &["-c", &call], place.0.path());
     mounts.umount();
-    let info = place.run(&["info", "small.img"]).succeeds().out();
+    let info = place.run(&["info", "seeded.img"]).succeeds().out();
     let wanted = match asked.is_some_and(|output| output.status.success()) {
         true => "00010203-0405-0607-0809-0a0b0c0d0e0f",
         // Where nobody may look into another's memory, the call is refused.
         false => uuid,
     };
     assert!(info.contains(wanted) && info.contains("a name"), "{info}");
-    kernel::clean(place, "small.img");
+    kernel::clean(place, "seeded.img");
 }
