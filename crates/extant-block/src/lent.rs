@@ -12,10 +12,11 @@
 #![expect(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use extant_sync::{Clock, SystemClock};
@@ -145,6 +146,18 @@ pub(crate) struct LentRing {
     is_broken: bool,
 }
 
+/// Opens the file again. The kernel takes a ring down after its process has ended, and a ring over the
+/// same descriptor would keep the lock of the image, or the claim to the disk, until then. Besides,
+/// files are opened with O_NONBLOCK because of fifos, and a ring would not wait for a disk then.
+fn open_again(file: &File) -> io::Result<File> {
+    let mode = rustix::fs::fcntl_getfl(file)? & OFlags::ACCMODE;
+    OpenOptions::new()
+        .read(mode != OFlags::WRONLY)
+        .write(mode != OFlags::RDONLY)
+        .custom_flags(OFlags::CLOEXEC.bits().cast_signed())
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 /// The requests that the kernel has. Dropping it waits for them (N1).
 struct Away<'r> {
     ring: &'r mut LentRing,
@@ -156,11 +169,10 @@ impl LentRing {
     /// Creates a ring over `file`, limited to what runs need. Older systems than Linux 5.10 cannot
     /// limit rings and get none.
     pub(crate) fn new(file: &File) -> io::Result<LentRing> {
-        // Files are opened with O_NONBLOCK because of fifos; a ring would not wait for a disk then.
-        let flags = rustix::fs::fcntl_getfl(file)?;
-        rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)?;
+        let again = open_again(file)?;
         let codes = [opcode::Read::CODE, opcode::Writev::CODE];
-        let files = [file.as_raw_fd()];
+        // The ring keeps the file by itself.
+        let files = [again.as_raw_fd()];
         let uring = restricted(LENT_DEPTH as u32, Posting::Entering, &files, &codes)?;
         Ok(LentRing { uring, is_broken: false })
     }
@@ -246,7 +258,7 @@ impl Drop for Away<'_> {
 
 impl Drop for LentRing {
     fn drop(&mut self) {
-        // The kernel closes a ring later, and would keep the file, and its lock, until then.
+        // The kernel closes a ring later, and would keep the file until then.
         let _ = self.uring.submitter().unregister_files();
     }
 }
