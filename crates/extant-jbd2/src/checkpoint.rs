@@ -11,6 +11,7 @@
 //! - K4. The same holds for the blocks of a transaction that could not be written: they exist only
 //!   in memory, for readers after an abort.
 
+use extant_base::sabotage;
 use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 
 use crate::client::{JournalError, tid_next};
@@ -46,6 +47,9 @@ impl Journal {
         self.check()?;
         if !mutations.skip_checkpoint_flush {
             self.flush(&self.home)?;
+        }
+        if !work.goes_round && !sabotage("jbd2.checkpoint.log-goes-round") {
+            work.place.head = work.place.log.start;
         }
         if !mutations.tail_before_home {
             self.write_tail(log, work)?;

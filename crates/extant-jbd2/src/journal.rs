@@ -178,7 +178,7 @@ impl Journal {
         let resumed_at = on_disk.start;
         let head = if store.resumed && log.contains(&resumed_at) {
             resumed_at
-        } else if log.contains(&on_disk.head) {
+        } else if superblock.goes_round() && log.contains(&on_disk.head) {
             on_disk.head
         } else {
             log.start

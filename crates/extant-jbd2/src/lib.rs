@@ -67,6 +67,8 @@
 //! - J16. A cut leaves a whole first fast commit in the area, or none that Linux looks at.
 //! - J17. While the log is in use, no head of an earlier transaction is in the area.
 //! - J18. While the area holds fast commits, the log holds no full ones.
+//! - J19. With the feature of fast commits the log does not go round: each checkpoint begins it again
+//!   at its first block, and none of it is used behind its end.
 //!
 //! J10, orphans, is the client's.
 //!

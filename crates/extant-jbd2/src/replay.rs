@@ -126,7 +126,7 @@ impl RecoveredLog {
     }
 
     /// Prepares a log with fast commits that the client has not applied yet: the blocks of full
-    /// commits are home, and the log begins where they ended. The first transaction of
+    /// commits are home, and the log begins where they ended, or at its first block (J19). The first transaction of
     /// [`Journal::open`](crate::Journal::open) then has the number of the fast commits, and
     /// replaces them: the client applies all of them in that one transaction. Until it is durable
     /// the fast commits stay valid.
@@ -138,7 +138,8 @@ impl RecoveredLog {
         let RecoveredLog { mut store, home, replay } = self;
         home.flush().map_err(RecoveryError::Write)?;
         let log = store.superblock().log();
-        let start = if log.contains(&replay.head) { replay.head } else { log.start };
+        let goes_on = store.superblock().goes_round() && log.contains(&replay.head);
+        let start = if goes_on { replay.head } else { log.start };
         let sequence = replay.end_tid;
         let resumed = JournalSuperblock {
             errno: 0,

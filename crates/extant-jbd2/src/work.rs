@@ -22,6 +22,8 @@ pub(crate) struct Pinned {
 pub(crate) struct Work {
     /// The ring and the next block to write.
     pub(crate) place: Place,
+    /// Whether a transaction may begin near the end of the ring and end at its beginning (J19).
+    pub(crate) goes_round: bool,
     /// Blocks from the tail to the head.
     pub(crate) used: u32,
     /// The last transaction in the log, once there is one.
@@ -41,7 +43,9 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn new(log: std::ops::Range<u32>, head: u32, template: JournalSuperblock) -> Work {
-        Work { place: Place { log, head }, template: Some(template), ..Work::without_log() }
+        let goes_round = template.goes_round();
+        let template = Some(template);
+        Work { place: Place { log, head }, goes_round, template, ..Work::without_log() }
     }
 
     /// Gives the work the area in which fast commits are made if it `is_used`, but not of
@@ -59,6 +63,7 @@ impl Work {
     pub(crate) fn without_log() -> Work {
         Work {
             place: Place { log: 0..0, head: 0 },
+            goes_round: true,
             used: 0,
             last: None,
             active: false,

@@ -276,7 +276,7 @@ fn appends_are_synced_by_fast_commits_and_found_by_all() {
         ("4K", &["-b", "4096"] as &[&str]),
         ("1K", &["-b", "1024"]),
         ("small inodes", &["-b", "4096", "-I", "128"]),
-        ("no checksums", &["-b", "4096", "-O", "^metadata_csum,^64bit"]),
+        ("checksums of groups", &["-b", "4096", "-O", "^metadata_csum,^64bit,uninit_bg"]),
     ] {
         let memory = Arc::new(require!(fast_image(dir.path(), options)));
         let device: SharedDevice = Arc::clone(&memory) as _;
@@ -337,6 +337,43 @@ fn appends_are_synced_by_fast_commits_and_found_by_all() {
     }
 }
 
+/// The area is used up to the last block that e2fsck can read and no further: it drops a log whose
+/// area is full to the end. Fast commits are made unless they are switched off.
+#[test]
+fn e2fsck_replays_an_area_that_has_no_more_room() {
+    let dir = work_dir();
+    let memory = Arc::new(require!(fast_image(dir.path(), &["-b", "1024", "-J", "size=2"])));
+    let device: SharedDevice = Arc::clone(&memory) as _;
+    let options = MountOptions::new().read_only(false).background(false).seed(3);
+    let off = options.clone().fast_commits(false).open_shared(Arc::clone(&device)).unwrap();
+    create(&off, "file").sync().unwrap();
+    off.root().unwrap().lookup("file").unwrap().append(b"first").unwrap();
+    off.sync().unwrap();
+    assert_eq!(commits(&off).0, 0);
+    off.unmount().unwrap();
+    let fs = options.open_shared(Arc::clone(&device)).unwrap();
+    let file = fs.root().unwrap().lookup("file").unwrap();
+    let mut contents = b"first".to_vec();
+    let (mut before, full) = (None, commits(&fs).1);
+    for round in 0u32.. {
+        let bytes = [round as u8; 100];
+        file.append(&bytes).unwrap();
+        file.sync_data().unwrap();
+        if commits(&fs).1 > full {
+            break;
+        }
+        contents.extend(bytes);
+        before = Some(memory.snapshot());
+        assert!(round < 1000, "the area is never full");
+    }
+    let cut = before.expect("a fast commit");
+    let image = dir.path().join("cut.img");
+    extant_testkit::image::save(&cut, &image);
+    let replay = e2fsck_as(&image, "-fy", &["-E", "journal_only"]).unwrap();
+    assert!(!replay.text.contains("orrupt"), "{}", replay.text);
+    assert!(shown(&extant_testkit::image::load(&image), "file") == contents, "{}", replay.text);
+}
+
 /// Whatever a record cannot say is committed fully, and counted by its reason.
 #[test]
 fn names_and_freed_blocks_need_a_full_commit() {
@@ -394,14 +431,19 @@ fn names_and_freed_blocks_need_a_full_commit() {
     // Switched off, and where a replay would leave counts behind.
     drop(changes);
     fs.unmount().unwrap();
-    let off = MountOptions::new().read_only(false).background(false);
+    let off = MountOptions::new().read_only(false).background(false).fast_commits(false);
     let fs = off.open_shared(Arc::clone(&device)).unwrap();
     let file = fs.root().unwrap().lookup("file").unwrap();
     file.append(&[5; 100]).unwrap();
     file.sync_data().unwrap();
     assert_eq!(commits(&fs), (0, 1));
     fs.unmount().unwrap();
-    for options in [&["-O", "quota"] as &[&str], &["-O", "bigalloc"], &["-O", "inline_data"]] {
+    for options in [
+        &["-O", "quota"] as &[&str],
+        &["-O", "bigalloc"],
+        &["-O", "inline_data"],
+        &["-O", "^metadata_csum,^64bit"],
+    ] {
         let device: SharedDevice = Arc::new(require!(fast_image(dir.path(), options)));
         let fs = writable(&device);
         let file = create(&fs, "file");

@@ -233,7 +233,7 @@ impl Default for MountChoices {
             sync: false,
             dirsync: false,
             discard: false,
-            fast_commits: false,
+            fast_commits: true,
             optimize_scan: true,
             ring: RingUse::default(),
             device_engine: None,

@@ -501,6 +501,13 @@ impl JournalSuperblock {
         }
     }
 
+    /// True when a transaction that reaches the end of the log may go on at its beginning. With
+    /// fast commits it must not: e2fsck 1.47.0 and Linux of that time go on in the area of fast
+    /// commits when they replay such a log, and lose what comes then.
+    pub fn goes_round(&self) -> bool {
+        !self.incompat.contains(JournalIncompat::FAST_COMMIT)
+    }
+
     /// True when the log holds transactions to replay.
     pub fn is_dirty(&self) -> bool {
         self.start != 0

@@ -554,3 +554,31 @@ fn a_transaction_of_many_descriptors_goes_round_and_comes_back_whole() {
         assert_eq!(fill_of(&*device, block), Some(7), "block {block}");
     }
 }
+
+#[test]
+fn j19_with_fast_commits_the_log_begins_again_at_its_first_block() {
+    let memory = Arc::new(formatted(JournalChecksum::V3));
+    let device: SharedDevice = memory.clone();
+    let mut superblock = store(&device).superblock().clone();
+    // As another implementation may have left it.
+    superblock.head = 30;
+    superblock.incompat |= JournalIncompat::FAST_COMMIT;
+    superblock.fast_commit_blocks = 8;
+    write_superblock(&memory, &superblock);
+    let options = JournalOptions { features: JournalIncompat::FAST_COMMIT, ..super::options() };
+    let client = TestClient::plain();
+    let journal = Journal::open(store(&device), Arc::clone(&device), client, options).unwrap();
+    let blocks: Vec<_> = (0..5).map(TestBlock::new).collect();
+    for round in 1..=40u8 {
+        let list: Vec<_> = blocks.iter().map(|block| (block, round)).collect();
+        change(&journal, &list);
+        let now = store(&device);
+        assert_eq!(now.superblock().start, 1, "round {round}");
+    }
+    assert!(journal.stats().checkpoints > 5);
+    drop(journal);
+    replayed(&device).unwrap();
+    for block in 0..5 {
+        assert_eq!(fill_of(&*device, block), Some(40), "block {block}");
+    }
+}

@@ -120,7 +120,7 @@ impl Default for MountOptions {
             clock: Arc::new(SystemClock),
             seed: None,
             commit_interval: Duration::from_secs(5),
-            fast_commits: false,
+            fast_commits: true,
             write_back_after: EXPIRE,
             times: TimeRules { access: AccessRule::Never, lazy: false },
             mutations: Mutations::default(),
@@ -389,9 +389,8 @@ impl MountOptions {
     }
 
     /// Sets whether syncs make fast commits on a file system with the feature `fast_commit`: a few
-    /// records instead of whole blocks of metadata. Default: no, because e2fsck 1.47.0 does not
-    /// replay all of them as extant and Linux do. Fast commits in the journal are applied in any
-    /// case.
+    /// records instead of whole blocks of metadata. Default: yes, as in Linux. Fast commits in the
+    /// journal are applied in any case.
     #[must_use]
     pub fn fast_commits(mut self, fast_commits: bool) -> MountOptions {
         self.fast_commits = fast_commits;

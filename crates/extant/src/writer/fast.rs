@@ -1,7 +1,7 @@
 //! Records of fast commits, from the state in memory.
 
 use extant_base::Ino;
-use extant_format::features::Compat;
+use extant_format::features::{Compat, RoCompat};
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::jbd2::FcRecord;
 use extant_jbd2::{Description, FastSink};
@@ -19,14 +19,19 @@ const EXTRA_BYTES_MIN: u16 = 4;
 /// Returns whether fast commits can be made on a file system: its journal has room for them, and no
 /// feature has state that a replay would not bring up to date.
 ///
-/// A replay counts no quotas, and counts the blocks of an inode in blocks, not in clusters.
+/// A replay counts no quotas, and counts the blocks of an inode in blocks, not in clusters. Without
+/// checksums of groups, that of e2fsck 1.47 leaves fields in the descriptors which it then finds
+/// wrong.
 pub(crate) fn are_possible(volume: &Volume) -> bool {
     let superblock = volume.superblock();
-    let has_quotas = superblock.features.has_ro_compat(extant_format::features::RoCompat::QUOTA);
+    let has_quotas = superblock.features.has_ro_compat(RoCompat::QUOTA);
+    let has_sums = superblock.features.has_ro_compat(RoCompat::METADATA_CSUM)
+        || superblock.features.has_ro_compat(RoCompat::GDT_CSUM);
     superblock.features.has_compat(Compat::FAST_COMMIT)
         && superblock.features.has_compat(Compat::HAS_JOURNAL)
         && superblock.journal_inode != Ino(0)
         && !superblock.bigalloc()
+        && has_sums
         && !has_quotas
 }
 

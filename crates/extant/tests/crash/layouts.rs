@@ -238,7 +238,16 @@ pub(crate) const FAST: &[Layout] = &[
     Layout::new(
         "fast, orphans in a file",
         "8M",
-        &["-t", "ext4", "-b", "1024", "-N", "512", "-O", "orphan_file,fast_commit,^metadata_csum"],
+        &[
+            "-t",
+            "ext4",
+            "-b",
+            "1024",
+            "-N",
+            "512",
+            "-O",
+            "orphan_file,fast_commit,^metadata_csum,uninit_bg",
+        ],
     )
     .stale(1024),
 ];
