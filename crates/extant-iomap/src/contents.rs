@@ -14,6 +14,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use extant_base::sabotage;
 use extant_block::{BlockDevice, DeviceError, OperationKind, ReadRun, WriteRun};
 
 /// Size of the buffer for bytes on their way to the device.
@@ -36,21 +37,34 @@ pub trait Stage: Send + Sync {
     fn decrypt(&self, offset: u64, bytes: &mut [u8]);
 }
 
+/// Contents that are newer than those on the device, such as contents in a journal.
+pub trait Newer: Send + Sync {
+    /// Returns the blocks of `len` bytes of the device from `address` on of which there are newer
+    /// contents, as their addresses and contents, in order.
+    fn newer(&self, address: u64, len: u64) -> Vec<(u64, Arc<Vec<u8>>)>;
+}
+
 /// How contents of one file are read and written: the device, and the stage in front of it.
 pub struct Contents<'a> {
     device: &'a dyn BlockDevice,
     stage: Option<Arc<dyn Stage>>,
+    newer: Option<&'a dyn Newer>,
 }
 
 impl<'a> Contents<'a> {
     /// Returns the way to bytes that are stored as they are.
     pub fn plain(device: &'a dyn BlockDevice) -> Contents<'a> {
-        Contents { device, stage: None }
+        Contents { device, stage: None, newer: None }
     }
 
     /// Returns the way to bytes that go through `stage`.
     pub fn staged(device: &'a dyn BlockDevice, stage: Arc<dyn Stage>) -> Contents<'a> {
-        Contents { device, stage: Some(stage) }
+        Contents { device, stage: Some(stage), newer: None }
+    }
+
+    /// Returns the way to bytes that are stored as they are, but for those that are in `newer`.
+    pub fn logged(device: &'a dyn BlockDevice, newer: &'a dyn Newer) -> Contents<'a> {
+        Contents { device, stage: None, newer: Some(newer) }
     }
 
     /// Returns the number of bytes to read where `len` bytes from the start of a block are wanted:
@@ -62,7 +76,7 @@ impl<'a> Contents<'a> {
     /// Reads bytes at `offset` of the file, which lie at `address` of the device in one run with the
     /// rest of their blocks.
     pub fn read_at(&self, offset: u64, address: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let Some(stage) = &self.stage else { return self.device.read_at(address, out) };
+        let Some(stage) = &self.stage else { return self.read_newest(address, out) };
         let unit = stage.unit_bytes();
         let mut done = 0;
         let mut buffer = Vec::new();
@@ -82,6 +96,27 @@ impl<'a> Contents<'a> {
             let take = (unit - into).min(left) as usize;
             out[done..done + take].copy_from_slice(&buffer[into as usize..][..take]);
             done += take;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes that are stored as they are.
+    fn read_newest(&self, address: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let len = out.len() as u64;
+        // First this question, then the device: what goes there in between is newer on neither way.
+        let newer = self.newer.map_or(Vec::new(), |newer| newer.newer(address, len));
+        self.device.read_at(address, out)?;
+        if sabotage("iomap.contents.older-shown") {
+            return Ok(());
+        }
+        for (at, bytes) in newer {
+            let skip = address.saturating_sub(at) as usize;
+            let into = at.saturating_sub(address) as usize;
+            let (to, from) = (out.get_mut(into..), bytes.get(skip..));
+            if let (Some(to), Some(from)) = (to, from) {
+                let count = to.len().min(from.len());
+                to[..count].copy_from_slice(&from[..count]);
+            }
         }
         Ok(())
     }
@@ -167,7 +202,9 @@ impl<'a> Contents<'a> {
 
     /// Returns whether several reads are better under way at once than one after the other.
     pub(crate) fn reads_at_once(&self) -> bool {
-        self.stage.is_none() && self.device.runs_at_once(OperationKind::Read) > 1
+        self.stage.is_none()
+            && self.newer.is_none()
+            && self.device.runs_at_once(OperationKind::Read) > 1
     }
 
     /// Reads several runs, for contents without a stage ([`reads_at_once`](Self::reads_at_once)).

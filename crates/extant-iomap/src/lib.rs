@@ -39,7 +39,7 @@ mod writeback;
 mod zero;
 
 pub use cache::{Cache, CacheError, CacheOptions};
-pub use contents::{Contents, Stage};
+pub use contents::{Contents, Newer, Stage};
 pub use direct::{Alone, Overwrite, OverwritePart, OverwritePlan, Overwritten, Queued};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{

@@ -180,7 +180,7 @@ pub trait Mapper {
     fn contents(&self) -> Result<Contents<'_>, Self::Error>;
 
     /// Returns whether nobody may take the bytes from their addresses: the contents go through a
-    /// [`Stage`](crate::Stage), or are [checked](Self::checked_unit).
+    /// [`Stage`](crate::Stage), are [checked](Self::checked_unit), or are [logged](Self::is_logged).
     fn is_staged(&self) -> bool {
         false
     }
@@ -275,6 +275,29 @@ pub trait Mapper {
     ///
     /// Those of the journal. Placements that were not published have been given back then.
     fn publish(&self, done: Done<Self::Ticket>) -> Result<(), Self::Error>;
+
+    /// Returns whether the data itself goes into the transaction that publishes it: then writeback
+    /// calls [`publish_logged`](Self::publish_logged), and writes nothing to the addresses. It does
+    /// not change while writeback is held off.
+    fn is_logged(&self) -> bool {
+        false
+    }
+
+    /// Publishes placements like [`publish`](Self::publish), together with their data, of which
+    /// `read` gives the bytes at an offset of the file. Called for files that are
+    /// [logged](Self::is_logged) only.
+    ///
+    /// # Errors
+    ///
+    /// As [`publish`](Self::publish).
+    fn publish_logged(
+        &self,
+        done: Done<Self::Ticket>,
+        read: &dyn Fn(u64, &mut [u8]),
+    ) -> Result<(), Self::Error> {
+        let _ = read;
+        self.publish(done)
+    }
 
     /// Begins an overwrite, outside of writeback, of blocks that hold data of the file, by any
     /// number of threads. The caller holds the content lock, shared.

@@ -10,6 +10,8 @@
 //!   the next pass tries again.
 //! - W4. The writes of a batch are under way together, in any order; what is published is the part of
 //!   the batch in front of the first one that failed.
+//! - W5. Data of a file that is [logged](Mapper::is_logged) goes nowhere but into the transactions
+//!   that publish it.
 
 use std::ops::Range;
 
@@ -217,7 +219,8 @@ impl FileCache {
         size_to: u64,
     ) -> Result<u64, M::Error> {
         let (mut placements, mut failed) = self.place_all(mapper, batch);
-        if !self.cache.options.publish_before_data {
+        let is_logged = mapper.is_logged();
+        if !is_logged && !self.cache.options.publish_before_data {
             let sent = self.send_all(mapper, batch, &placements);
             if let Err((first, error)) = sent {
                 // What lies behind it may be on the device, but nothing leads there. So the size
@@ -239,16 +242,33 @@ impl FileCache {
             done.size_to = size_to;
         }
         let late: Vec<Placement<()>> = match self.cache.options.publish_before_data {
-            true => done.placements.iter().map(without_ticket).collect(),
-            false => Vec::new(),
+            true if !is_logged => done.placements.iter().map(without_ticket).collect(),
+            _ => Vec::new(),
         };
-        let published = if good_to == 0 { Ok(()) } else { mapper.publish(done) };
+        let published = match is_logged {
+            _ if good_to == 0 => Ok(()),
+            true => mapper.publish_logged(done, &|at, out| self.copy_batch(batch, at, out)),
+            false => mapper.publish(done),
+        };
         self.send_all(mapper, batch, &late).map_err(|(_, error)| error)?;
         let good_to = if published.is_ok() { good_to } else { 0 };
         self.finish(batch, good_to);
         match (published, failed) {
             (Err(error), _) | (Ok(()), Some(error)) => Err(error),
             (Ok(()), None) => Ok(batch.iter().map(|run| run.file.end - run.file.start).sum()),
+        }
+    }
+
+    /// Copies bytes of a batch from `at` on, which do not change while they are under writeback.
+    fn copy_batch(&self, batch: &[Segment<'_>], mut at: u64, mut out: &mut [u8]) {
+        let mut index = batch.partition_point(|segment| segment.file.end <= at);
+        while let Some(segment) = batch.get(index).filter(|_| !out.is_empty()) {
+            debug_assert!(segment.file.start <= at, "bytes that are not in the batch");
+            let left = segment.file.end.saturating_sub(at);
+            let count = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (now, later) = out.split_at_mut(count);
+            self.cache.arena.copy_out(segment.arena + (at - segment.file.start), now);
+            (at, out, index) = (at + count as u64, later, index + 1);
         }
     }
 

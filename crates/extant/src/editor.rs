@@ -204,6 +204,15 @@ impl<'v> Editor<'v> {
         self.handle.revoke(block).map_err(FsError::from_journal)
     }
 
+    /// Puts the contents of a block of a file into the transaction. Costs one credit, and a copy.
+    pub(crate) fn log_contents(&mut self, number: FsBlock, bytes: Vec<u8>) -> Result<()> {
+        self.volume.allocate_on_device(number, 1)?;
+        let block = self.log.logged().block(number);
+        self.handle.claim(&block).map_err(FsError::from_journal)?;
+        block.set(bytes);
+        Ok(())
+    }
+
     /// Adds a slot to the transaction without changing it yet. Its space on the device is allocated
     /// here, because a transaction that is being written must not fail for want of space.
     pub(crate) fn claim_slot(&mut self, slot: &Arc<Slot>) -> Result<()> {

@@ -45,6 +45,7 @@
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; cache of names
 //! fast                                    what changed since the last commit
+//! logged                                  contents of files in the journal
 //! node slot mmp attempt                   inodes and metadata blocks in memory; multi-mount protection; refused attempts
 //! shared_cache freeze_gate keyring seal   one page cache for several mounts; the gate for changes; master keys; seals
 //! progress                                progress of opening an image
@@ -117,6 +118,7 @@ mod inode;
 mod keyring;
 mod limits;
 mod log;
+mod logged;
 mod map;
 mod mmp;
 mod mount;

@@ -11,6 +11,7 @@ use extant_sync::{Clock, Mutex, Rank};
 
 use crate::error::{FsError, Result};
 use crate::fast::FastLog;
+use crate::logged::Logged;
 use crate::node::Node;
 use crate::slot::Slot;
 
@@ -80,6 +81,7 @@ pub(crate) struct Log {
     journal: Arc<Journal>,
     dirty: DirtyNodes,
     fast: FastLog,
+    logged: Logged,
     clock: Arc<dyn Clock>,
     /// State of the random numbers; each number advances it.
     random: AtomicU64,
@@ -92,10 +94,16 @@ pub(crate) struct Log {
 
 impl Log {
     /// Creates the log; `seed` is the start of the random numbers.
-    pub(crate) fn new(journal: Arc<Journal>, clock: Arc<dyn Clock>, seed: u64) -> Log {
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        logged: Logged,
+        clock: Arc<dyn Clock>,
+        seed: u64,
+    ) -> Log {
         Log {
             fast: FastLog::new(journal.makes_fast_commits()),
             journal,
+            logged,
             dirty: DirtyNodes::new(),
             clock,
             random: AtomicU64::new(seed),
@@ -120,6 +128,11 @@ impl Log {
     /// Returns the changes that a fast commit would describe.
     pub(crate) fn fast(&self) -> &FastLog {
         &self.fast
+    }
+
+    /// Returns the contents of files that are in the journal.
+    pub(crate) fn logged(&self) -> &Logged {
+        &self.logged
     }
 
     /// Returns the time of day for time stamps.

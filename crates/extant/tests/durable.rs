@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use extant::{Fs, FsError, MountOptions, SetAttributes};
+use extant::{Fallocate, Fs, FsError, Inode, InodeFlags, MountOptions, SetAttributes};
 use extant_block::{
     BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind, Pending,
     RecordingDevice, SharedDevice, Survival,
 };
 use extant_sync::{Clock as _, FixedClock, Mutex, Rank, SystemClock, threads};
-use extant_testkit::oracle::mke2fs;
+use extant_testkit::oracle::{self, LoopMount, mke2fs};
 use extant_testkit::{image, require, tempdir};
 
 const LAYOUTS: &[&[&str]] = &[&["-t", "ext4", "-b", "1024"], &["-t", "ext2", "-b", "1024"]];
@@ -284,4 +284,153 @@ fn contents_are_written_when_they_have_waited_as_long_as_the_mount_lets_them() {
     time.advance(Duration::from_millis(2100));
     fs.tick().unwrap();
     assert_eq!(there(), Some(vec![7; 3000]));
+}
+
+/// What a mount for reading shows of a device that lost power now.
+fn after_a_cut(memory: &MemoryDevice, path: &str) -> Vec<u8> {
+    let options = MountOptions::new();
+    options.open(memory.snapshot()).unwrap().read(path).unwrap()
+}
+
+fn set_journaled(file: &Inode, journaled: bool) {
+    let mut flags = file.metadata().flags;
+    flags.set(InodeFlags::JOURNAL_DATA, journaled);
+    file.set_attributes(&SetAttributes::new().flags(flags)).unwrap();
+}
+
+/// Bytes that begin each block like one of the journal's own.
+fn blocks_of(fill: u8, count: usize) -> Vec<u8> {
+    let mut block = vec![fill; 1024];
+    block[..4].copy_from_slice(&0xc03b_3998_u32.to_be_bytes());
+    block.repeat(count)
+}
+
+#[test]
+fn contents_of_a_journaled_file_are_old_until_a_commit_and_then_new() {
+    let memory = Arc::new(require!(make(LAYOUTS[0])));
+    let fs = mount(Arc::clone(&memory) as SharedDevice);
+    let (old, new, last) = (blocks_of(1, 40), blocks_of(2, 40), blocks_of(3, 40));
+    fs.write("/file", &old).unwrap();
+    let file = fs.resolve("/file").unwrap();
+    set_journaled(&file, true);
+    assert!(file.is_logged());
+    fs.sync().unwrap();
+    // On its way to the device, but in no commit: not a byte of it is seen. Any other file would
+    // have been written over.
+    file.write_at(&new, 0).unwrap();
+    file.write_back().unwrap();
+    assert!(after_a_cut(&memory, "/file") == old);
+    file.sync_data().unwrap();
+    assert!(after_a_cut(&memory, "/file") == new);
+    assert_eq!(fs.writer_stats().unwrap().data_blocks_logged, 40);
+    // e2fsck and the kernel replay it.
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("cut");
+    image::save(&memory, &path);
+    oracle::e2fsck_as(&path, "-fy", &["-E", "journal_only"]).unwrap();
+    oracle::e2fsck(&path).unwrap().assert_clean();
+    assert!(after_a_cut(&image::load(&path), "/file") == new);
+    std::fs::remove_file(&path).unwrap();
+    image::save(&memory, &path);
+    if oracle::root("mounts images").is_ok() {
+        let kernel = require!(LoopMount::read_write(&path));
+        assert!(std::fs::read(kernel.path().join("file")).unwrap() == new);
+    }
+    // Off again: what is in the log does not come back over what is written in place.
+    file.write_at(&old, 0).unwrap();
+    set_journaled(&file, false);
+    assert!(after_a_cut(&memory, "/file") == old);
+    file.write_at(&last, 0).unwrap();
+    file.sync_data().unwrap();
+    assert!(after_a_cut(&memory, "/file") == last);
+    // Zeroed on the device, and not written over by what the log has.
+    set_journaled(&file, true);
+    file.write_at(&new, 0).unwrap();
+    file.sync_data().unwrap();
+    file.fallocate(Fallocate::WriteZeroes, 1024..3072).unwrap();
+    file.sync_data().unwrap();
+    let mut zeroed = new.clone();
+    zeroed[1024..3072].fill(0);
+    assert!(after_a_cut(&memory, "/file") == zeroed);
+    assert!(fs.read("/file").unwrap() == zeroed);
+    fs.unmount().unwrap();
+    assert!(after_a_cut(&memory, "/file") == zeroed);
+}
+
+#[test]
+fn blocks_of_journaled_files_go_to_others_without_what_the_log_has_of_them() {
+    let memory = Arc::new(require!(make(LAYOUTS[0])));
+    let fs = mount(Arc::clone(&memory) as SharedDevice);
+    let stale = blocks_of(7, 300);
+    fs.write("/first", b"").unwrap();
+    let file = fs.resolve("/first").unwrap();
+    set_journaled(&file, true);
+    file.write_at(&stale, 0).unwrap();
+    file.sync_data().unwrap();
+    drop(file);
+    // All space once, so that the blocks have other owners.
+    fs.remove_all("/first").unwrap();
+    fs.sync().unwrap();
+    let mut names = Vec::new();
+    for number in 0..8 {
+        let name = format!("/other{number}");
+        let bytes = vec![number as u8 + 100; 1 << 20];
+        fs.write(&name, &bytes).unwrap();
+        names.push((name, bytes));
+    }
+    fs.sync().unwrap();
+    for (name, bytes) in &names {
+        assert!(after_a_cut(&memory, name) == *bytes, "{name}");
+    }
+    fs.unmount().unwrap();
+    for (name, bytes) in &names {
+        assert!(after_a_cut(&memory, name) == *bytes, "{name}");
+    }
+}
+
+#[test]
+fn a_mount_that_journals_data_reads_what_left_the_cache_and_is_not_home() {
+    let memory = Arc::new(require!(make(LAYOUTS[0])));
+    let options = || {
+        let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+        MountOptions::new().read_only(false).background(false).seed(1).clock(clock)
+    };
+    let journaled = options().data_journal(true).data_cache_bytes(2 << 20);
+    let fs = journaled.open_shared(Arc::clone(&memory) as SharedDevice).unwrap();
+    // More than the cache, and many transactions.
+    let bytes = |round: u64| -> Vec<u8> {
+        (0..6 << 10).flat_map(|block: u64| blocks_of((block * 7 + round) as u8, 1)).collect()
+    };
+    fs.write("/file", bytes(0)).unwrap();
+    let file = fs.resolve("/file").unwrap();
+    assert!(file.is_logged());
+    let (mut all, new) = (bytes(0), bytes(1));
+    for part in (0..6usize << 20).step_by(192 << 10) {
+        let range = part..part + (100 << 10);
+        file.write_at(&new[range.clone()], part as u64).unwrap();
+        all[range].copy_from_slice(&new[part..part + (100 << 10)]);
+        assert!(file.read_all().unwrap() == all, "at {part}");
+    }
+    // Past the cache is through it, here.
+    assert_eq!(file.direct_alignment(), None);
+    let direct = file.direct().unwrap();
+    assert_eq!(direct.atomic_units(), None);
+    let block = extant::AlignedBuffer::zeroed(4096);
+    direct.write_synced_at(&block, 8192).unwrap();
+    all[8192..8192 + 4096].fill(0);
+    assert!(file.read_all().unwrap() == all);
+    assert!(after_a_cut(&memory, "/file") == all);
+    let moved = file.defragment(&mut |_| std::ops::ControlFlow::Continue(()));
+    assert!(matches!(moved, Err(FsError::NotSupported { .. })), "{moved:?}");
+    drop((direct, file));
+    fs.unmount().unwrap();
+    assert!(after_a_cut(&memory, "/file") == all);
+    // Without a journal, or without the word.
+    let plain = options().open_shared(Arc::clone(&memory) as SharedDevice).unwrap();
+    assert!(!plain.resolve("/file").unwrap().is_logged());
+    plain.unmount().unwrap();
+    let without = Arc::new(require!(make(LAYOUTS[1])));
+    let refused = options().data_journal(true).open_shared(without as SharedDevice).unwrap_err();
+    let refused = refused.to_string();
+    assert!(refused.contains("no journal"), "{refused}");
 }

@@ -28,7 +28,7 @@ pub(crate) struct MountSet {
     /// Mount options as mount(8) takes them: ro,noatime,errors=remount-ro,…
     ///
     /// ext4's names with ext4's meaning (ro, noatime, lazytime, nosuid, sync, dirsync, discard, fast_commit, errors=, commit=,
-    /// noload, sb=, data=ordered, journal_path=, the words of quotas, remount), the words of fstab, and
+    /// noload, sb=, data=, journal_path=, the words of quotas, remount), the words of fstab, and
     /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, dirty_bytes=,
     /// dirty_background_bytes=, max_inodes=, max_threads=, max_read=, nowriteback_cache, io_uring,
     /// device_engine=, sandbox=, log=; fuseblk, with which the kernel holds the block device and waits for the server at
@@ -176,6 +176,8 @@ pub(crate) struct MountChoices {
     pub(crate) discard: bool,
     /// Fast commits are made where the file system has the feature.
     pub(crate) fast_commits: bool,
+    /// Contents go through the journal; `None`: as the superblock says.
+    pub(crate) data_journal: Option<bool>,
     pub(crate) optimize_scan: bool,
     pub(crate) ring: RingUse,
     /// How the image is read and written; `None`: as the command says.
@@ -234,6 +236,7 @@ impl Default for MountChoices {
             dirsync: false,
             discard: false,
             fast_commits: true,
+            data_journal: None,
             optimize_scan: true,
             ring: RingUse::default(),
             device_engine: None,
@@ -319,6 +322,9 @@ impl MountChoices {
             .lazytime(self.lazytime)
             .fast_commits(self.fast_commits)
             .optimize_scan(self.optimize_scan);
+        if let Some(data_journal) = self.data_journal {
+            options = options.data_journal(data_journal);
+        }
         // What the kernel hands over has waited there already, and it does not tell of a sync(2): data
         // becomes durable as soon as names do.
         let seconds = self.commit_seconds.unwrap_or(5);

@@ -292,9 +292,15 @@ fn setting(name: &str, value: &str, choices: &mut MountChoices) -> Option<Result
         "sb" => number(value, 0, u64::MAX >> 10).map(|kib| choices.superblock_kib = Some(kib)),
         "data" => match value {
             // The promise of "writeback" is a part of that of "ordered".
-            "ordered" | "writeback" => Ok(()),
-            "journal" => Err("contents do not go through the journal; data=ordered".to_owned()),
-            _ => Err("ordered or writeback".to_owned()),
+            "ordered" | "writeback" => {
+                choices.data_journal = Some(false);
+                Ok(())
+            }
+            "journal" => {
+                choices.data_journal = Some(true);
+                Ok(())
+            }
+            _ => Err("journal, ordered or writeback".to_owned()),
         },
         "dax" => match value {
             "never" => Ok(()),
@@ -523,7 +529,9 @@ mod tests {
         assert!(refused("frobnicate=7").hint.unwrap().contains("docs/mounting.md"));
         assert!(refused("ro=1").message.contains("takes no value"));
         assert!(refused("commit").message.contains("needs a value"));
-        assert!(refused("data=journal").message.contains("data=journal"));
+        assert!(refused("data=later").message.contains("journal, ordered or writeback"));
+        assert_eq!(applied("data=journal").data_journal, Some(true));
+        assert_eq!(applied("data=journal,data=ordered").data_journal, Some(false));
         assert!(refused("partition=0").message.contains("from 1"));
     }
 

@@ -139,7 +139,7 @@ impl Ext4<'_> {
             }
             n::SETFLAGS | n::SETFLAGS_32 => {
                 self.check_change()?;
-                let set = self.set_flags(&inode, u32_at(asked.input, 0)?);
+                let set = self.set_flags(caller, &inode, u32_at(asked.input, 0)?);
                 self.has_new_times(node);
                 set?;
                 self.changed(node)?;
@@ -273,7 +273,7 @@ impl Ext4<'_> {
         let _ = self.kernel.drop_attributes(node);
     }
 
-    fn set_flags(&self, inode: &Inode, asked: u32) -> Reply<()> {
+    fn set_flags(&self, caller: Caller, inode: &Inode, asked: u32) -> Reply<()> {
         if asked & !VISIBLE != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -286,6 +286,10 @@ impl Ext4<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         check_frozen(old, InodeFlags::from_bits_retain(asked))?;
+        if (asked ^ old.bits()) & InodeFlags::JOURNAL_DATA.bits() != 0 {
+            // It makes every write of the file two; Linux asks for CAP_SYS_RESOURCE.
+            self.check_privileged(caller)?;
+        }
         let bits = (asked & SETTABLE) | (old.bits() & !SETTABLE);
         let flags = InodeFlags::from_bits_retain(bits);
         if flags != old {

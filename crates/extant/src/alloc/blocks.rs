@@ -482,7 +482,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Frees blocks. Metadata blocks also leave the transaction and the log.
+    /// Frees blocks. Metadata blocks, and contents in the journal, also leave the transaction and
+    /// the log.
     ///
     /// With `bigalloc`, only whole clusters may be freed: the map knows when the last block of a
     /// cluster goes.
@@ -524,7 +525,10 @@ impl Allocator {
                 self.free_locked(txn, locked, range)
             })
         })?;
-        if was == Purpose::Metadata {
+        // Contents of files may be in the log as well.
+        let may_be_logged =
+            txn.log().logged().has_any() && !sabotage("extant.alloc.contents-not-revoked");
+        if was == Purpose::Metadata || may_be_logged {
             for block in run.start.0..end {
                 txn.forget(FsBlock(block))?;
             }

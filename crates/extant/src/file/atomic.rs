@@ -75,7 +75,8 @@ struct Places {
 
 impl DirectFile {
     /// Returns the lengths that [`write_atomic_at`](Self::write_atomic_at) takes. `None` where Linux
-    /// reports 0: for encrypted contents, and without an extent tree.
+    /// reports 0: for encrypted contents, those that go through the journal, and without an extent
+    /// tree.
     pub fn atomic_units(&self) -> Option<AtomicUnits> {
         let inode = self.inode();
         let flags = inode.node().gist().flags;
@@ -83,7 +84,8 @@ impl DirectFile {
         let without = InodeFlags::ENCRYPT | InodeFlags::VERITY;
         let superblock = inode.volume().superblock();
         let ratio = u64::from(superblock.cluster_ratio().max(1));
-        (fits && !flags.intersects(without))
+        let is_logged = inode.is_logged();
+        (fits && !is_logged && !flags.intersects(without))
             .then(|| AtomicUnits::of(inode.volume().block_size(), ratio))
     }
 
@@ -110,7 +112,8 @@ impl DirectFile {
         self.check(offset, bytes)?;
         let inode = self.inode();
         let ino = inode.ino();
-        let what = "atomic writes of contents that are encrypted, sealed, or mapped by pointers";
+        let what =
+            "atomic writes of contents that are encrypted, sealed, logged, or mapped by pointers";
         let units = self.atomic_units().ok_or(FsError::NotSupported { ino, what })?;
         let len = bytes.len() as u64;
         let misaligned = |what, value, unit| Err(FsError::Misaligned { what, value, unit });

@@ -85,6 +85,7 @@ impl Inode {
     /// # Errors
     ///
     /// - [`FsError::IsADirectory`], [`FsError::NotARegularFile`]: only contents of files are moved.
+    /// - [`FsError::NotSupported`]: contents that go through the journal ([`is_logged`](Self::is_logged)), as in Linux.
     /// - [`FsError::NotPermitted`]: an immutable file, which boot loaders may know by its place.
     /// - [`FsError::ReadOnly`], [`FsError::Aborted`]. Damage of the map and device errors; what was moved before stays so.
     ///
@@ -130,6 +131,10 @@ impl Inode {
 }
 
 fn check_movable(inode: &Inode) -> Result<()> {
+    if inode.is_logged() {
+        let what = "moving contents that go through the journal";
+        return Err(FsError::NotSupported { ino: inode.ino(), what });
+    }
     match inode.node().gist().flags.contains(InodeFlags::IMMUTABLE) {
         true => Err(FsError::NotPermitted { ino: inode.ino(), what: "it is immutable" }),
         false => Ok(()),

@@ -75,12 +75,13 @@ pub struct DirectFile {
 
 impl Inode {
     /// Returns the alignment that direct I/O on this file requires. `None` where Linux reports 0:
-    /// the file is not regular, or its data lies in the inode at the moment, is encrypted or is
-    /// sealed by fs-verity.
+    /// the file is not regular, or its data lies in the inode at the moment, is encrypted, goes
+    /// through the journal or is sealed by fs-verity.
     pub fn direct_alignment(&self) -> Option<DirectAlignment> {
         let flags = self.node().gist().flags;
         let without = InodeFlags::INLINE_DATA | InodeFlags::VERITY;
-        let has_any = self.check_contents().is_ok() && !flags.intersects(without);
+        let is_plain = !self.is_logged() && !flags.intersects(without);
+        let has_any = self.check_contents().is_ok() && is_plain;
         has_any.then(|| self.alignment_of_device())
     }
 

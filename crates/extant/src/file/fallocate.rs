@@ -548,6 +548,10 @@ impl Change<'_> {
     /// writes its commit block; without a journal this function flushes.
     fn zero_on_device(&self, blocks: &Range<u64>, kept_out: &KeptOut<'_>) -> Result<()> {
         let volume = self.volume();
+        if self.mapper.goes_through_journal() {
+            // What the log has would be replayed over the zeros.
+            self.mapper.bring_home()?;
+        }
         self.file().cache.write_zeroes(self.mapper, self.bytes(blocks), kept_out)?;
         volume.writer()?.dirty_files().wrote_in_place(self.node());
         if !volume.features().has_compat(Compat::HAS_JOURNAL) {

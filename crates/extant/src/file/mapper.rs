@@ -14,6 +14,7 @@ use extant_iomap::{
     Contents, Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
 };
 
+use super::data_journal::LOGGED_MOST;
 use crate::alloc::{BlockAsk, Growth, Purpose};
 use crate::error::{FsError, Result};
 use crate::fs::{Fs, Mount};
@@ -30,6 +31,9 @@ const LOOK_AHEAD: u64 = 16384;
 
 /// Size limit of files without the feature `large_file`.
 const SIZE_OF_OLD_FILES_MAX: u64 = (1 << 31) - 1;
+
+/// Gives bytes at an offset of the file.
+pub(super) type ReadBytes<'a> = &'a dyn Fn(u64, &mut [u8]);
 
 /// Limit of the placements published in one handle. It bounds the credits of the handle, and with
 /// them the size of the smallest journal.
@@ -396,19 +400,25 @@ impl FileMapper<'_> {
 
     /// Publishes the placements in `done` and removes them from its front; those that remain after
     /// an error are not published.
-    fn publish_all(&self, done: &mut Done<Ticket>) -> Result<()> {
+    fn publish_all(&self, done: &mut Done<Ticket>, read: Option<ReadBytes<'_>>) -> Result<()> {
         let stored = self.node.with(|data| data.record.size);
-        let is_quiet = done
-            .placements
-            .iter()
-            .all(|placement| matches!(placement.placed, Placed::Over | Placed::Nowhere))
-            && done.size_to.min(self.file.size()) <= stored;
+        let is_quiet = done.placements.iter().all(|placement| match placement.placed {
+            Placed::Over => read.is_none(),
+            Placed::Nowhere => true,
+            Placed::Convert | Placed::Pinned(_) => false,
+        }) && done.size_to.min(self.file.size()) <= stored;
         if is_quiet {
-            self.volume().writer()?.dirty_files().wrote_in_place(self.node);
+            if read.is_none() {
+                self.volume().writer()?.dirty_files().wrote_in_place(self.node);
+            }
             return Ok(());
         }
         let rest = &mut done.placements;
-        rest.retain(|placement| !matches!(placement.placed, Placed::Over | Placed::Nowhere));
+        rest.retain(|placement| match placement.placed {
+            Placed::Over => read.is_some(),
+            Placed::Nowhere => false,
+            Placed::Convert | Placed::Pinned(_) => true,
+        });
         let leaves = inline::is_inline(self.node);
         if leaves && !self.volume().features().has_compat(Compat::HAS_JOURNAL) {
             // The device is flushed here, as a commit does: otherwise the inode could lose its
@@ -419,15 +429,26 @@ impl FileMapper<'_> {
         let mut from = 0;
         loop {
             let credits_max = self.volume().writer()?.journal().credits_max();
+            let data = |now: &[Placement<Ticket>]| match read {
+                Some(_) => self.blocks_in(now),
+                None => 0,
+            };
             let mut now = &rest[..rest.len().min(PUBLISH_MOST)];
-            let mut credits = self.publish_credits(now);
+            while now.len() > 1 && data(now) > LOGGED_MOST {
+                now = &now[..now.len() / 2];
+            }
+            let needed = |now: &[Placement<Ticket>]| {
+                // The blocks of one placement are few.
+                self.publish_credits(now) + u32::try_from(data(now)).unwrap_or(u32::MAX >> 1)
+            };
+            let mut credits = needed(now);
             // A block map may need a block for each run of a few hundred blocks, and a small
             // journal has few.
             while credits > credits_max && now.len() > 1 {
                 now = &now[..now.len() / 2];
-                credits = self.publish_credits(now);
+                credits = needed(now);
             }
-            let mut txn = match leaves {
+            let mut txn = match leaves || read.is_some() {
                 true => Txn::begin(self.volume(), credits)?,
                 false => Txn::begin_described(self.volume(), credits)?,
             };
@@ -437,6 +458,11 @@ impl FileMapper<'_> {
             if leaves && inline::is_inline(self.node) {
                 let left = inline::leave(&mut txn, self.fs, self.node);
                 left.map_err(|error| txn.fail(error))?;
+            }
+            if let Some(read) = read {
+                // All of a placement that is published in several steps is in the first one.
+                let new = if from > 0 { &now[1..] } else { now };
+                self.log_contents(&mut txn, new, read).map_err(|error| txn.fail(error))?;
             }
             let (count, part) = self.publish_some(&mut txn, now, from);
             rest.drain(..count);
@@ -490,6 +516,9 @@ impl Mapper for FileMapper<'_> {
 
     fn contents(&self) -> Result<Contents<'_>> {
         let device: &dyn BlockDevice = &**self.volume().device();
+        if self.is_logged() {
+            return Ok(Contents::logged(device, self.volume().writer()?.logged()));
+        }
         if !self.is_staged() {
             return Ok(Contents::plain(device));
         }
@@ -500,7 +529,22 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn is_staged(&self) -> bool {
-        self.node.gist().flags.intersects(InodeFlags::ENCRYPT | InodeFlags::VERITY)
+        let is_changed = InodeFlags::ENCRYPT | InodeFlags::VERITY;
+        self.node.gist().flags.intersects(is_changed) || self.is_logged()
+    }
+
+    fn is_logged(&self) -> bool {
+        self.goes_through_journal()
+    }
+
+    fn publish_logged(&self, mut done: Done<Ticket>, read: &dyn Fn(u64, &mut [u8])) -> Result<()> {
+        let published = self.publish_all(&mut done, Some(read));
+        if published.is_err() {
+            // Where that fails the journal has stopped, and brings nothing home.
+            let _ = self.unlog(&done.placements);
+            done.placements.into_iter().for_each(|placement| self.give_back(placement));
+        }
+        published
     }
 
     fn checked_unit(&self) -> Option<u64> {
@@ -603,7 +647,8 @@ impl Mapper for FileMapper<'_> {
         // journal aborted has its old size on the device, and zeros must not be written there.
         self.volume().writer()?.check_running()?;
         let bits = self.bits();
-        let (at, end) = (range.start >> bits, range.end >> bits);
+        let at = range.start >> bits;
+        let end = (range.end >> bits).min(at.saturating_add(self.placed_most()));
         let piece = {
             let delayed = self.file.map.read();
             match delayed.at(at) {
@@ -621,7 +666,8 @@ impl Mapper for FileMapper<'_> {
         let blocks = at..piece.file_end().min(end);
         Ok(match piece.kind {
             MappingKind::Mapped(block) => {
-                if !sabotage("extant.file.moves-not-settled") {
+                // Contents in the journal do not show before the moves are committed.
+                if !self.is_logged() && !sabotage("extant.file.moves-not-settled") {
                     self.settle_moves()?;
                 }
                 self.placement(blocks, self.address(block)?, Placed::Over)
@@ -634,7 +680,7 @@ impl Mapper for FileMapper<'_> {
     }
 
     fn publish(&self, mut done: Done<Ticket>) -> Result<()> {
-        let published = self.publish_all(&mut done);
+        let published = self.publish_all(&mut done, None);
         if self.volume().publishes_before_data() && published.is_ok() {
             // This commits as another thread's sync could at this moment.
             let journal = self.volume().writer()?.journal();

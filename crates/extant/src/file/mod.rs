@@ -19,6 +19,7 @@
 //! atomic   writes that are there as a whole after a crash, or not at all
 //! flush    sync, background writeback, dirty limits
 //! move_out inline data moves to a block   sealing  sealing contents by fs-verity
+//! data_journal   contents that go through the journal
 //! mapper   mapping, placing and publishing for the page cache
 //! ```
 
@@ -27,6 +28,7 @@ mod ahead;
 mod append;
 mod atomic;
 mod copy;
+mod data_journal;
 mod defrag;
 mod direct;
 mod direct_file;

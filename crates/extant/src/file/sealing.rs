@@ -235,7 +235,9 @@ impl Sealing<'_> {
         let (mapper, cache) = (self.mapper(), &self.change.file().cache);
         mapper.absorb()?;
         cache.zero_tail(mapper, mapper.size())?;
-        cache.write_back(mapper, 0..BYTES_END).map(drop)
+        cache.write_back(mapper, 0..BYTES_END)?;
+        // From the seal on contents are read from the device alone.
+        mapper.bring_home()
     }
 
     /// Removes blocks behind the end, and makes the file an orphan (V2).

@@ -83,6 +83,7 @@ pub struct MountOptions {
     seed: Option<u64>,
     commit_interval: Duration,
     fast_commits: bool,
+    data_journal: Option<bool>,
     write_back_after: Duration,
     times: TimeRules,
     mutations: Mutations,
@@ -121,6 +122,7 @@ impl Default for MountOptions {
             seed: None,
             commit_interval: Duration::from_secs(5),
             fast_commits: true,
+            data_journal: None,
             write_back_after: EXPIRE,
             times: TimeRules { access: AccessRule::Never, lazy: false },
             mutations: Mutations::default(),
@@ -394,6 +396,20 @@ impl MountOptions {
     #[must_use]
     pub fn fast_commits(mut self, fast_commits: bool) -> MountOptions {
         self.fast_commits = fast_commits;
+        self
+    }
+
+    /// Sets whether the contents of all regular files go through the journal with the metadata
+    /// (`data=journal`), as those of files with the flag `j` (`chattr +j`) do in any case. Then each
+    /// block that is written over is old or new after a crash, as part of a transaction. Default: as
+    /// the superblock says (`tune2fs -o journal_data`), which is mostly no.
+    ///
+    /// Contents are written twice: into the log, and to their place. Direct I/O goes through the page
+    /// cache. Contents that are encrypted or sealed do not go through the journal. A mount for writing
+    /// fails with [`FsError::InvalidArgument`] if the file system has no journal.
+    #[must_use]
+    pub fn data_journal(mut self, data_journal: bool) -> MountOptions {
+        self.data_journal = Some(data_journal);
         self
     }
 

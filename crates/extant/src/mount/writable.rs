@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use extant_base::{Ino, Prng};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_format::features::{Compat, Incompat};
+use extant_format::features::{Compat, Incompat, JournalMode};
 use extant_format::jbd2::JournalIncompat;
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
@@ -32,6 +32,7 @@ use super::{
 use crate::alloc::Allocator;
 use crate::error::{Fault, FsError, Result};
 use crate::fs::{Fs, MountClient};
+use crate::logged::{Logged, Which};
 use crate::mmp::{MmpGuard, MmpNames, Wait};
 use crate::progress::{MountStage, Observer};
 use crate::supers::SuperState;
@@ -261,6 +262,20 @@ impl MountOptions {
             ..JournalOptions::default()
         };
         let home = Arc::clone(device);
+        let which = match (&log, self.data_journal) {
+            (None, Some(true)) => {
+                let what = "data_journal: the file system has no journal";
+                return Err(FsError::InvalidArgument { what });
+            }
+            (None, _) => Which::None,
+            (Some(_), Some(true)) => Which::All,
+            (Some(_), Some(false)) => Which::Flagged,
+            (Some(_), None) => match fs.superblock().default_mount_opts.journal_mode() {
+                Some(JournalMode::Data) => Which::All,
+                _ => Which::Flagged,
+            },
+        };
+        let logged = Logged::new(block_size, which);
         let journal = match log {
             Some(log) => {
                 Journal::open(log, home, client, options).map_err(FsError::journal_open)?
@@ -281,6 +296,7 @@ impl MountOptions {
             expire,
             times,
             journal,
+            logged,
             alloc,
             clock,
             seed,

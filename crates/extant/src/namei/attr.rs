@@ -171,7 +171,7 @@ impl Inode {
     /// # Cost
     ///
     /// No I/O, except for a size: it frees the blocks behind it, in several transactions when there
-    /// are many.
+    /// are many; and for the flag `JOURNAL_DATA` of a file, whose contents are stored first.
     pub fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
         self.fs().change(|| {
             let node = self.node();
@@ -202,8 +202,16 @@ impl Inode {
                 // Promises charged to the old owner become charges of blocks, which can be moved.
                 self.fs().flush_file(node, u64::MAX, Store::Contents)?;
             }
-            let mut txn = Txn::begin(self.volume(), CREDITS)?;
-            self.apply(&mut txn, changes)
+            let apply = || {
+                let mut txn = Txn::begin(self.volume(), CREDITS)?;
+                self.apply(&mut txn, changes)
+            };
+            let flags = node.gist().flags;
+            let differ = changes.flags.map_or(InodeFlags::empty(), |new| new ^ flags);
+            match self.kind() == FileKind::Regular && differ.contains(InodeFlags::JOURNAL_DATA) {
+                true => self.change_data_mode(apply),
+                false => apply(),
+            }
         })
     }
 

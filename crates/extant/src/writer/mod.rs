@@ -29,6 +29,7 @@ use crate::error::Result;
 use crate::fast::Refusal;
 use crate::freeze_gate::{FreezeGate, Inside};
 use crate::log::Log;
+use crate::logged::Logged;
 use crate::mmp::MmpGuard;
 use crate::node::{Airspace, Node};
 use crate::orphan::{OrphanSummary, Orphans};
@@ -96,6 +97,9 @@ pub struct WriterStats {
     /// Number of block groups encoded into bitmaps and descriptors, each at most once per
     /// transaction.
     pub groups_encoded: u64,
+    /// Number of blocks of contents that went through the journal; see
+    /// [`MountOptions::data_journal`](crate::MountOptions::data_journal).
+    pub data_blocks_logged: u64,
     /// Number of blocks discarded after they were freed; see
     /// [`MountOptions::discard`](crate::MountOptions::discard).
     pub blocks_discarded: u64,
@@ -117,6 +121,7 @@ impl WriterStats {
             ("inode_updates", self.inode_updates),
             ("inodes_encoded", self.inodes_encoded),
             ("groups_encoded", self.groups_encoded),
+            ("data_blocks_logged", self.data_blocks_logged),
             ("blocks_discarded", self.blocks_discarded),
             ("discards_failed", self.discards_failed),
             ("commits", journal.commits),
@@ -142,6 +147,7 @@ impl WriterStats {
 /// The parts from which a mount makes its writer.
 pub(crate) struct WriterParts {
     pub(crate) journal: Arc<Journal>,
+    pub(crate) logged: Logged,
     pub(crate) alloc: Allocator,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) seed: u64,
@@ -157,7 +163,7 @@ pub(crate) struct WriterParts {
 impl Writer {
     pub(crate) fn new(parts: WriterParts) -> Writer {
         Writer {
-            log: Log::new(parts.journal, parts.clock, parts.seed),
+            log: Log::new(parts.journal, parts.logged, parts.clock, parts.seed),
             alloc: parts.alloc,
             dentries: Dentries::new(parts.dentries),
             freeze: FreezeGate::default(),
@@ -324,6 +330,7 @@ impl Writer {
             inode_updates: self.log.inode_updates(),
             inodes_encoded: self.inodes_encoded.load(Ordering::Relaxed),
             groups_encoded: self.alloc.groups_encoded(),
+            data_blocks_logged: self.log.logged().put(),
             blocks_discarded: self.alloc.spent().discarded(),
             discards_failed: self.alloc.spent().failed(),
             allocator: self.alloc.stats(),

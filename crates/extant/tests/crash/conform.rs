@@ -9,6 +9,7 @@ use crate::target::Extant;
 
 /// The operations of one seed on one layout. Space may run out where files may become large.
 pub(crate) fn generated(
+    target: &Extant,
     layout: &Layout,
     seed: u64,
     steps: usize,
@@ -32,7 +33,7 @@ pub(crate) fn generated(
     // Too little for everything to stay in memory, on every other seed.
     let data_cache_bytes = if seed % 2 == 1 && writes { 2 << 20 } else { 0 };
     let discard = seed.is_multiple_of(3);
-    let target = Extant { data_cache_bytes, discard, ..Extant::default() };
+    let target = Extant { data_cache_bytes, discard, ..target.clone() };
     let recorded = record(&target, &base, |model| {
         left = left.checked_sub(1)?;
         Some(generator.next_op(model))
@@ -51,7 +52,10 @@ fn conform(layouts: &'static [Layout], seed: u64, steps: usize, profile: &Profil
         if profile.contents_max > 1 << 20 && layout.unit != 1024 {
             continue; // Larger images.
         }
-        let Some(recorded) = generated(layout, seed, steps, profile.clone()) else { continue };
+        let Some(recorded) = generated(&Extant::default(), layout, seed, steps, profile.clone())
+        else {
+            continue;
+        };
         let devices = recorded.history.bases();
         recorded.history.replay_all(&devices);
         let checked = Extant::default().check(&devices);

@@ -315,6 +315,16 @@ fn each_change_of_contents_leaves_old_or_new_where_freed_blocks_are_discarded() 
 
 #[test]
 #[ignore = "takes minutes: all layouts"]
+fn each_change_of_contents_in_the_journal_leaves_old_or_new() {
+    let seed = env::seed(1);
+    let sampling = Sampling { seed, samples: 12, one_cut_in: 2, ..crate::states() };
+    let target = Extant { data_journal: true, ..Extant::default() };
+    let name = "each_change_of_contents_in_the_journal";
+    prove(name, &sampling, &layouts::of(WRITTEN), &target);
+}
+
+#[test]
+#[ignore = "takes minutes: all layouts"]
 fn each_change_of_contents_on_every_layout_leaves_old_or_new() {
     let seed = env::seed(1);
     let sampling = Sampling { seed, samples: 12, one_cut_in: 2, ..crate::states() };

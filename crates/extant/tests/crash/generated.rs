@@ -19,7 +19,10 @@ struct Load {
 }
 
 fn prove(load: &Load, seeds: std::ops::Range<u64>) {
-    let target = Extant::default();
+    prove_with(&Extant::default(), load, seeds);
+}
+
+fn prove_with(target: &Extant, load: &Load, seeds: std::ops::Range<u64>) {
     let mut counts = Counts::default();
     let mut full = 0;
     for seed in seeds {
@@ -30,12 +33,13 @@ fn prove(load: &Load, seeds: std::ops::Range<u64>) {
             if may_fill && layout.unit != 1024 {
                 continue; // Larger images.
             }
-            let Some(recorded) = conform::generated(layout, seed, load.steps, profile) else {
+            let Some(recorded) = conform::generated(target, layout, seed, load.steps, profile)
+            else {
                 continue;
             };
             full += recorded.answers.iter().filter(|answer| **answer == Err(errno::ENOSPC)).count();
             let sampling = Sampling { seed, ..load.sampling.clone() };
-            let (found, counted) = Proof::new(&target, sampling).prove(&recorded);
+            let (found, counted) = Proof::new(target, sampling).prove(&recorded);
             report.add(found);
             counts.add(&counted);
             if !report.failures.is_empty() {
@@ -154,6 +158,32 @@ fn contents_survive_every_cut() {
         sampling,
     };
     prove(&load, range(4000, 1));
+}
+
+/// The same through the journal: what is written is in the log before it is home.
+fn through_the_journal(
+    name: &'static str,
+    steps: usize,
+    one_cut_in: u64,
+    seeds: std::ops::Range<u64>,
+) {
+    let target = Extant { data_journal: true, ..Extant::default() };
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 8, tears: 4, one_cut_in, ..crate::states() };
+    let profile = Profile { maps: 10, ..Profile::contents() };
+    prove_with(&target, &Load { name, layouts: WRITTEN, steps, profile, sampling }, seeds);
+}
+
+#[test]
+fn contents_in_the_journal_survive_every_cut() {
+    through_the_journal("contents_in_the_journal_survive_every_cut", 60, 16, range(4901, 1));
+}
+
+#[test]
+#[ignore = "takes minutes: 50,000 states"]
+fn many_contents_in_the_journal_survive_every_cut() {
+    let name = "many_contents_in_the_journal_survive_every_cut";
+    through_the_journal(name, 150, 2, range(4910, 4));
 }
 
 /// A quarter of all changes bring a file together on the device; what is freed by that is taken again.

@@ -33,6 +33,8 @@ pub(crate) struct Extant {
     pub(crate) discard: bool,
     /// Whether syncs make fast commits.
     pub(crate) makes_fast_commits: bool,
+    /// Contents go through the journal.
+    pub(crate) data_journal: bool,
     /// Number of mounts that applied fast commits.
     pub(crate) fast: Arc<AtomicU64>,
     /// What is put over the device.
@@ -51,7 +53,8 @@ impl Extant {
             .publish_before_data(self.publish_before_data)
             .discard(self.discard)
             .key(key())
-            .fast_commits(self.makes_fast_commits);
+            .fast_commits(self.makes_fast_commits)
+            .data_journal(self.data_journal);
         if self.data_cache_bytes > 0 {
             options = options.data_cache_bytes(self.data_cache_bytes);
         }
