@@ -39,8 +39,17 @@ impl Library {
     ///
     /// As [`mount`](Self::mount).
     pub fn mount_by_default(image: &Path, cache_bytes: u64) -> Result<Library> {
+        Library::mount_with(image, MountOptions::new(), cache_bytes)
+    }
+
+    /// Mounts `image` with `options`, and a cache of some size.
+    ///
+    /// # Errors
+    ///
+    /// As [`mount`](Self::mount).
+    pub fn mount_with(image: &Path, options: MountOptions, cache_bytes: u64) -> Result<Library> {
         let device = FileDevice::open_read_write(image)?;
-        let options = MountOptions::new().read_only(false).data_cache_bytes(cache_bytes);
+        let options = options.read_only(false).data_cache_bytes(cache_bytes);
         Ok(Library { fs: options.open(device)? })
     }
 

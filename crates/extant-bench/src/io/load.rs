@@ -77,6 +77,7 @@ impl Load {
                 vec![Bar::new("ext4", 1.0), Bar::new("xfs", 1.0), Bar::new("memcpy", 0.85)]
             }
             Load::Log { writers: 1 } => vec![Bar::new("ext4", 5.0)],
+            Load::Log { writers: 4 } => vec![Bar::new("ext4", 4.0), Bar::new("full", 1.5)],
             Load::Log { .. } => vec![Bar::new("ext4", 4.0)],
             Load::Direct { .. } => vec![Bar::new("ext4", 1.0), Bar::new("xfs", 1.0)],
         }

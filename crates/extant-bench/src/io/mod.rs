@@ -22,6 +22,7 @@ pub mod work;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use extant::MountOptions;
 
 use self::kernel::{Dirty, Kernel};
 use self::library::Library;
@@ -47,6 +48,8 @@ const SEED: u64 = 4;
 pub enum Target {
     /// In process.
     Extant,
+    /// In process, without fast commits: what logs cost then, with the feature.
+    Full,
     /// The kernel's.
     Ext4,
     /// The kernel's.
@@ -56,11 +59,13 @@ pub enum Target {
 }
 
 impl Target {
-    const ALL: [Target; 4] = [Target::Extant, Target::Ext4, Target::Xfs, Target::Memcpy];
+    const ALL: [Target; 5] =
+        [Target::Extant, Target::Full, Target::Ext4, Target::Xfs, Target::Memcpy];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Target::Extant => "extant",
+            Target::Full => "full",
             Target::Ext4 => "ext4",
             Target::Xfs => "xfs",
             Target::Memcpy => "memcpy",
@@ -93,7 +98,10 @@ impl Settings {
     }
 
     fn has_target(&self, target: Target) -> bool {
-        self.targets.is_empty() || self.targets.iter().any(|wanted| wanted == target.name())
+        let is_there = target != Target::Full || self.features.contains("fast_commit");
+        let is_wanted =
+            self.targets.is_empty() || self.targets.iter().any(|wanted| wanted == target.name());
+        is_there && is_wanted
     }
 }
 
@@ -114,7 +122,9 @@ impl Images<'_> {
             kernel::zeros(&path, 2 * self.settings.file_bytes + ROOM_BYTES)?;
         }
         match target {
-            Target::Extant | Target::Ext4 => kernel::make_ext4_with(&path, &self.settings.features),
+            Target::Extant | Target::Full | Target::Ext4 => {
+                kernel::make_ext4_with(&path, &self.settings.features)
+            }
             Target::Xfs => kernel::make_xfs(&path),
             Target::Memcpy => Ok(()),
         }
@@ -163,6 +173,7 @@ impl Images<'_> {
                 };
                 self.kernel(target, |volume| work::run(volume, row, bytes))?
             }
+            Target::Full => return Ok(None),
             Target::Memcpy if writeback == Writeback::Each => return Ok(None),
             Target::Memcpy => work::run_copy(row, bytes)?,
         };
@@ -173,8 +184,13 @@ impl Images<'_> {
     fn load(&self, target: Target, load: Load) -> Result<Option<f64>> {
         let bytes = self.settings.file_bytes;
         Ok(match target {
-            Target::Extant => {
-                let library = Library::mount_by_default(&self.path(target), 2 * bytes)?;
+            Target::Full if !matches!(load, Load::Log { .. }) => None,
+            Target::Extant | Target::Full => {
+                let options = match target {
+                    Target::Full => MountOptions::new().fast_commits(false),
+                    _ => MountOptions::new(),
+                };
+                let library = Library::mount_with(&self.path(target), options, 2 * bytes)?;
                 let rate = load::run(&library, load, bytes)?;
                 library.close()?;
                 Some(rate)
@@ -200,7 +216,7 @@ impl Images<'_> {
             Target::Ext4 | Target::Xfs => {
                 Some(self.kernel(target, |volume| on(volume, instances, seconds))?)
             }
-            Target::Memcpy => None,
+            Target::Full | Target::Memcpy => None,
         })
     }
 }
@@ -216,7 +232,7 @@ fn contenders(images: &Images<'_>) -> Result<Vec<Target>> {
                     .and_then(|()| images.make(target));
                 made.and_then(|()| images.kernel(target, |_| Ok(())))
             }
-            Target::Extant => images.make(target),
+            Target::Extant | Target::Full => images.make(target),
             Target::Memcpy => Ok(()),
         };
         match usable {
@@ -304,7 +320,7 @@ fn prepare(images: &Images<'_>, target: Target) -> Result<()> {
             images.library(Writeback::On, true, |volume| work::prepare(volume, bytes))
         }
         Target::Ext4 | Target::Xfs => images.kernel(target, |volume| work::prepare(volume, bytes)),
-        Target::Memcpy => Ok(()),
+        Target::Full | Target::Memcpy => Ok(()),
     }
     .with_context(|| format!("{}: writing the file to read", target.name()))
 }
