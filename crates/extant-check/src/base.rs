@@ -1,5 +1,5 @@
 //! What every step reads and none changes: the device, the superblock, the descriptors; and the
-//! claims, which all add to.
+//! claims and the states of inodes, which all add to.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,6 +11,7 @@ use extant_format::inode::InodeLayout;
 use extant_format::superblock::Superblock;
 
 use crate::claims::Claims;
+use crate::states::States;
 use crate::{CheckError, CheckOptions, Problem};
 
 /// What is read faster than threads are started.
@@ -30,6 +31,7 @@ pub(crate) struct Base<'a> {
     /// Clusters of fixed metadata in each group.
     pub(crate) fixed: Vec<u32>,
     pub(crate) claims: Claims,
+    pub(crate) states: States,
     /// Whether the results are for a repair, which wants to know more of each inode.
     pub(crate) is_full: bool,
     /// Something could not be read, so that what is missing elsewhere may be there.

@@ -1,6 +1,5 @@
 //! The inode tables: every inode in use, its fields, its map, its attributes.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
@@ -11,13 +10,13 @@ use extant_format::dir;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
-use extant_format::superblock::Superblock;
 
 use crate::base::Base;
 use crate::map::Map;
 use crate::part::ValueState;
 use crate::scan::Scan;
-use crate::tables::{Bits, Detail, Info};
+use crate::states::State;
+use crate::tables::{Detail, Whole};
 use crate::{CheckError, Problem};
 
 /// Blocks of an inode table read at once, in bytes: they stay in a processor's cache until they are
@@ -182,7 +181,7 @@ impl Scan<'_, '_> {
     }
 
     fn mark_used(&mut self, ino: Ino) {
-        mark(&self.base.sb, &mut self.part.used, ino);
+        self.states.set(ino, State::UNKNOWN);
     }
 
     fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
@@ -378,7 +377,10 @@ impl Scan<'_, '_> {
         let inline = (is_inline && kind == Some(FileKind::Directory))
             .then(|| Box::new((inode.block, attributes.inline.unwrap_or_default())));
         let detail = keep.then(|| Detail {
-            place: self.part.infos.len() as u32,
+            ino,
+            mode: inode.mode,
+            links: inode.links,
+            flags: inode.flags,
             seed,
             size: inode.size,
             blocks,
@@ -393,20 +395,19 @@ impl Scan<'_, '_> {
     }
 
     fn remember(&mut self, ino: Ino, inode: &Inode, detail: Option<Detail>) {
-        let has_detail = detail.is_some();
-        self.part.details.extend(detail);
+        let &Inode { mode, links, flags, size, sectors, .. } = inode;
         if self.base.is_full {
-            self.part.sizes.push((inode.size, inode.sectors));
+            self.part.all.push(Whole { ino, mode, links, flags, size, sectors });
         }
-        mark(&self.base.sb, &mut self.part.known, ino);
-        self.part.infos.push(Info {
-            ino,
-            flags: inode.flags,
-            mode: inode.mode,
-            links: inode.links,
-            names: AtomicU32::new(0),
-            detail: if has_detail { self.part.details.len() as u32 } else { 0 },
-        });
+        if links == 0 {
+            self.part.unlinked.push(ino.0);
+        }
+        if links != 1 && detail.is_none() {
+            self.part.links.push((ino.0, links));
+        }
+        self.part.details.extend(detail);
+        let is_value = flags.contains(InodeFlags::EA_INODE);
+        self.states.set(ino, State::new(inode.kind(), is_value));
     }
 
     /// Adds an inode to what its owners use.
@@ -552,6 +553,7 @@ impl Scan<'_, '_> {
 
     /// The context that an encrypted inode needs: version 1 of 28 bytes, or version 2 of 40.
     fn check_encryption(&mut self, ino: Ino, context: Option<&[u8]>) {
+        self.part.policies.insert(ino.0, Vec::new());
         let Some(context) = context else {
             self.problem(Problem::Encryption { ino, why: "but has no context" });
             return;
@@ -718,14 +720,4 @@ impl Scan<'_, '_> {
 
 fn chunk_blocks(block: BlockSize) -> u32 {
     u32::try_from(CHUNK_BYTES / u64::from(block.bytes()).max(1)).unwrap_or(1).max(1)
-}
-
-/// Sets the bit of an inode in those of its group.
-fn mark(sb: &Superblock, groups: &mut BTreeMap<u32, Bits>, ino: Ino) {
-    let words = sb.inodes_per_group.div_ceil(64) as usize;
-    let Some((group, at)) = sb.group_of_inode(ino) else { return };
-    let bits = groups.entry(group.0).or_insert_with(|| vec![0; words].into_boxed_slice());
-    if let Some(word) = bits.get_mut(at as usize / 64) {
-        *word |= 1 << (at % 64);
-    }
 }

@@ -209,7 +209,8 @@ impl Checker<'_> {
 
     /// Goes back to where only fixed metadata had claimed blocks.
     pub(crate) fn forget_inodes(&mut self) {
-        self.found = Found::new(&self.base);
+        self.found = Found::default();
+        self.base.states.forget();
         self.claim_fixed_again();
     }
 }
