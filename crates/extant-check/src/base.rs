@@ -89,13 +89,10 @@ impl Base<'_> {
     pub(crate) fn is_special(&self, ino: Ino) -> bool {
         let sb = &self.sb;
         self.is_reserved(ino)
-            || [
-                sb.user_quota_inode,
-                sb.group_quota_inode,
-                sb.project_quota_inode,
-                sb.orphan_file_inode,
-            ]
-            .contains(&ino)
+            || ino == sb.user_quota_inode
+            || ino == sb.group_quota_inode
+            || ino == sb.project_quota_inode
+            || ino == sb.orphan_file_inode
     }
 
     /// The problem that a block cannot be read, if the check is to go on without it.

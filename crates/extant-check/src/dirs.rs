@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use extant_base::{FileBlock, Ino};
 use extant_format::dir::{self, DirEntry, DirLayout, FileType, Records};
 use extant_format::features::{Compat, EncodingFlags};
-use extant_format::hash::{HashSeed, HashVersion, name_hash};
+use extant_format::hash::{HashSeed, HashVersion, NAMES_AT_ONCE, name_hashes};
 use extant_format::inline::InlineDir;
 use extant_format::inode::InodeFlags;
 
@@ -347,8 +347,13 @@ impl<'s> DirScan<'s, '_> {
                 return;
             }
         };
-        let seed = HashSeed::from_words(self.sb.hash_seed);
         let range = slot.filter(|slot| !slot.is_node && slot.times == 1);
+        let mut hashes = std::mem::take(&mut self.hashes);
+        hashes.clear();
+        if let (Some(_), Some(version)) = (range, walk.hash) {
+            self.hash_names(version, records.clone(), &mut hashes);
+        }
+        let mut next_hash = hashes.iter().copied();
         let mut position = 0;
         for entry in records {
             let entry = match entry {
@@ -371,18 +376,35 @@ impl<'s> DirScan<'s, '_> {
             if !entry.is_used() {
                 continue;
             }
-            if let (Some(slot), Some(version)) = (range, walk.hash)
-                && let Some(hash) = name_hash(version, &seed, entry.name)
-                && (hash.major < slot.from || hash.major > slot.to)
+            if let Some(slot) = range
+                && let Some(hash) = next_hash.next()
+                && (hash < slot.from || hash > slot.to)
             {
-                let (from, to, hash) = (slot.from, slot.to, hash.major);
+                let (from, to) = (slot.from, slot.to);
                 self.problem(Problem::HtreeHash { dir: walk.dir, block, hash, from, to });
             }
             self.check_entry(walk, &entry);
         }
+        self.hashes = hashes;
         if file_block == 0 && position < 2 {
             let (dir, name) = (walk.dir, if position == 0 { "." } else { ".." });
             self.problem(Problem::Dots { dir, name, found: Ino(0), wanted: dir });
+        }
+    }
+
+    /// The hashes of the names of a block, several at once. None where the function needs a key.
+    fn hash_names(&self, version: HashVersion, records: Records<'_>, out: &mut Vec<u32>) {
+        let seed = HashSeed::from_words(self.sb.hash_seed);
+        let mut entries = records.map_while(Result::ok).filter(DirEntry::is_used);
+        while let Some(first) = entries.next() {
+            let mut names = [first.name; NAMES_AT_ONCE];
+            let mut count = 1;
+            for (slot, entry) in names.iter_mut().skip(1).zip(&mut entries) {
+                *slot = entry.name;
+                count += 1;
+            }
+            let Some(hashes) = name_hashes(version, &seed, &names) else { return };
+            out.extend(hashes.iter().take(count).map(|hash| hash.major));
         }
     }
 

@@ -21,7 +21,19 @@ use crate::{CheckError, Problem};
 
 /// Blocks of an inode table read at once, in bytes: they stay in a processor's cache until they are
 /// looked at.
-const CHUNK_BYTES: u64 = 1 << 18;
+const CHUNK_BYTES: u64 = 1 << 17;
+
+/// Flags with rules that few inodes have.
+const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
+    .union(InodeFlags::IMMUTABLE)
+    .union(InodeFlags::APPEND)
+    .union(InodeFlags::EA_INODE)
+    .union(InodeFlags::IMAGIC)
+    .union(InodeFlags::INDEX)
+    .union(InodeFlags::HUGE_FILE)
+    .union(InodeFlags::VERITY)
+    .union(InodeFlags::CASEFOLD)
+    .union(InodeFlags::ENCRYPT);
 
 /// The inode that holds bad blocks.
 const BAD_BLOCKS: Ino = Ino(1);
@@ -33,6 +45,14 @@ pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
 
 pub(crate) fn field16(record: &[u8], at: usize) -> u16 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u16::from_le_bytes(*raw))
+}
+
+/// Some inode tables, or a part of one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub(crate) groups: Range<usize>,
+    /// Of the table of each group.
+    pub(crate) blocks: Range<u32>,
 }
 
 /// Blocks of an inode table that were read.
@@ -69,41 +89,79 @@ impl Base<'_> {
     fn record_bytes(&self) -> usize {
         usize::from(self.sb.inode_size).max(128)
     }
+
+    fn inodes_per_block(&self) -> u32 {
+        // Blocks have 64 KiB at most.
+        (self.sb.block_size.len() / self.record_bytes()).max(1) as u32
+    }
+
+    /// Bytes to be read for a piece.
+    pub(crate) fn piece_bytes(&self, piece: &Piece) -> u64 {
+        let tables = piece.groups.clone().map(|group| self.table_bytes(group));
+        let all = tables.fold(0, u64::saturating_add);
+        let block = u64::from(self.sb.block_size.bytes());
+        let (from, to) = (u64::from(piece.blocks.start), u64::from(piece.blocks.end));
+        all.min(to.saturating_mul(block)).saturating_sub(from.saturating_mul(block))
+    }
+
+    /// Divides all inode tables into pieces of `bytes` or so, in order: several groups, or blocks of one.
+    pub(crate) fn pieces(&self, groups: &[Range<usize>], bytes: u64) -> Vec<Piece> {
+        let block = u64::from(self.sb.block_size.bytes());
+        let blocks = u32::try_from(bytes.div_ceil(block)).unwrap_or(u32::MAX).max(1);
+        let mut pieces = Vec::new();
+        for groups in groups {
+            let is_one = groups.len() == 1;
+            let table = self.table_bytes(groups.start).div_ceil(block);
+            let mut from = 0u32;
+            while is_one && u64::from(from).saturating_add(u64::from(blocks)) < table {
+                let to = from.saturating_add(blocks);
+                pieces.push(Piece { groups: groups.clone(), blocks: from..to });
+                from = to;
+            }
+            pieces.push(Piece { groups: groups.clone(), blocks: from..u32::MAX });
+        }
+        pieces
+    }
+
+    /// Reserved inodes count as used, whatever they hold.
+    pub(crate) fn mark_reserved(&self) {
+        let first = self.sb.first_inode.0.min(self.sb.inodes_count.saturating_add(1));
+        for ino in 1..first {
+            self.states.set(Ino(ino), State::UNKNOWN);
+        }
+    }
 }
 
 impl Scan<'_, '_> {
-    /// Reads the inode tables of some groups as far as they are used.
-    pub(crate) fn read_tables(&mut self, groups: Range<usize>) -> Result<(), CheckError> {
+    /// Reads the inode tables of a piece as far as they are used.
+    pub(crate) fn read_tables(&mut self, piece: &Piece) -> Result<(), CheckError> {
         let (mut bitmap, mut bytes) = (Vec::new(), Vec::new());
         let base = self.base;
-        for number in groups {
+        for number in piece.groups.clone() {
             let Some(descriptor) = base.groups.get(number) else { break };
             let group = GroupIndex(number as u32);
-            let scanned = base.scanned(descriptor);
-            if let Some(scanned) = scanned {
-                self.check_table_unused(group, descriptor, scanned, &mut bitmap)?;
+            let table = descriptor.inode_table.0;
+            if let Some(scanned) = base.scanned(descriptor) {
+                let is_first = piece.blocks.start == 0;
+                self.check_table_unused(group, descriptor, (scanned, is_first), &mut bitmap)?;
+                let blocks = piece.blocks.clone();
+                self.read_table((group, scanned), (table, blocks), &bitmap, &mut bytes)?;
             }
-            if number == 0 {
-                self.mark_reserved();
-            }
-            if let Some(scanned) = scanned {
-                self.read_table((group, scanned), descriptor.inode_table.0, &bitmap, &mut bytes)?;
-            }
-            self.part.bytes = self.part.bytes.saturating_add(base.table_bytes(number));
             if self.is_over() {
                 break;
             }
         }
+        self.part.bytes = self.part.bytes.saturating_add(base.piece_bytes(piece));
         Ok(())
     }
 
-    /// Reads the inode bitmap, which is empty where it cannot be, and looks for inodes behind those
-    /// that are scanned.
+    /// Reads the inode bitmap, which is empty where it cannot be. The first piece of a group tells that, and
+    /// looks for inodes behind those that are scanned.
     fn check_table_unused(
         &mut self,
         group: GroupIndex,
         descriptor: &GroupDescriptor,
-        scanned: u32,
+        (scanned, is_first): (u32, bool),
         bitmap: &mut Vec<u8>,
     ) -> Result<(), CheckError> {
         bitmap.clear();
@@ -112,7 +170,14 @@ impl Scan<'_, '_> {
         }
         if let Err(error) = self.read_block(descriptor.inode_bitmap.0, bitmap) {
             bitmap.clear();
-            return self.note_unreadable(error, || format!("the inode bitmap of group {group}"));
+            let problem = self.unreadable(error, || format!("the inode bitmap of group {group}"))?;
+            if is_first {
+                self.problem(problem);
+            }
+            return Ok(());
+        }
+        if !is_first {
+            return Ok(());
         }
         let per_group = self.sb.inodes_per_group;
         if let Some(bit) = BitmapRef::new(bitmap).first_set(scanned..per_group) {
@@ -125,15 +190,14 @@ impl Scan<'_, '_> {
     fn read_table(
         &mut self,
         (group, scanned): (GroupIndex, u32),
-        table: u64,
+        (table, within): (u64, Range<u32>),
         bitmap: &[u8],
         bytes: &mut Vec<u8>,
     ) -> Result<(), CheckError> {
         let block = self.sb.block_size;
-        let per_block = (block.len() / self.record_bytes()).max(1) as u32;
-        let blocks = scanned.div_ceil(per_block);
+        let blocks = scanned.div_ceil(self.inodes_per_block()).min(within.end);
         let mut step = chunk_blocks(block);
-        let mut at = 0;
+        let mut at = within.start;
         while at < blocks {
             let take = step.min(blocks - at);
             match self.read_blocks(table + u64::from(at), take, bytes) {
@@ -158,8 +222,7 @@ impl Scan<'_, '_> {
     fn check_chunk(&mut self, chunk: Chunk, bitmap: &[u8], bytes: &[u8]) -> Result<(), CheckError> {
         let size = self.record_bytes();
         let per_group = self.sb.inodes_per_group;
-        let per_block = (self.sb.block_size.len() / size).max(1) as u32;
-        let first = chunk.at * per_block;
+        let first = chunk.at * self.inodes_per_block();
         for (within, record) in bytes.chunks_exact(size).enumerate() {
             let index = first.saturating_add(within as u32);
             if index >= chunk.scanned {
@@ -171,17 +234,6 @@ impl Scan<'_, '_> {
             self.check_record(Ino(number), record, is_marked)?;
         }
         Ok(())
-    }
-
-    /// Reserved inodes count as used, whatever they hold.
-    fn mark_reserved(&mut self) {
-        for ino in 1..self.sb.first_inode.0 {
-            self.mark_used(Ino(ino));
-        }
-    }
-
-    fn mark_used(&mut self, ino: Ino) {
-        self.states.set(ino, State::UNKNOWN);
     }
 
     fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
@@ -213,11 +265,12 @@ impl Scan<'_, '_> {
         if links != 0 || !self.is_reserved(ino) {
             self.check_raw(ino, record);
         }
-        self.mark_used(ino);
-        match Inode::decode(&self.inode_layout, record) {
-            Ok(inode) => self.check_inode(ino, &inode, record),
+        self.states.set(ino, State::UNKNOWN);
+        // Looked at where it is: it is too large to be moved for each inode.
+        match &Inode::decode(&self.inode_layout, record) {
+            Ok(inode) => self.check_inode(ino, inode, record),
             Err(source) => {
-                self.problem(Problem::Inode { ino, source });
+                self.problem(Problem::Inode { ino, source: *source });
                 Ok(())
             }
         }
@@ -405,7 +458,9 @@ impl Scan<'_, '_> {
         if links != 1 && detail.is_none() {
             self.part.links.push((ino.0, links));
         }
-        self.part.details.extend(detail);
+        if let Some(detail) = detail {
+            self.part.details.push(detail);
+        }
         let is_value = flags.contains(InodeFlags::EA_INODE);
         self.states.set(ino, State::new(inode.kind(), is_value));
     }
@@ -438,6 +493,13 @@ impl Scan<'_, '_> {
             kind,
             Some(FileKind::Regular | FileKind::Directory | FileKind::Symlink) | None
         );
+        // Most have no flag with a rule, or that of extents alone.
+        let is_odd = flags.intersects(SELDOM) || self.sb.bigalloc();
+        let has_extents = flags.contains(InodeFlags::EXTENTS);
+        let may_have_extents = is_file && features.has_incompat(Incompat::EXTENTS);
+        if !is_odd && (!has_extents || may_have_extents) {
+            return;
+        }
         let is_bigalloc = self.sb.bigalloc() && !self.is_special(ino) && !inode.is_fast_symlink();
         let is_mapped = InodeFlags::EXTENTS | InodeFlags::INLINE_DATA;
         let rules = [

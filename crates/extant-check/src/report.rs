@@ -66,7 +66,7 @@ pub enum CheckError {
         /// How many inodes the superblock says there are.
         inodes: u32,
     },
-    /// A thread could not be started, or ended before its time.
+    /// A thread ended before its time.
     #[error("a thread of the check: {0}")]
     Thread(String),
 }
