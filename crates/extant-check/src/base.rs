@@ -7,7 +7,7 @@ use extant_base::Ino;
 use extant_block::BlockDevice;
 use extant_format::dir::DirLayout;
 use extant_format::group::{GroupChecksum, GroupDescriptor};
-use extant_format::inode::InodeLayout;
+use extant_format::inode::{InodeLayout, InodesVerifier};
 use extant_format::superblock::Superblock;
 
 use crate::claims::Claims;
@@ -25,6 +25,8 @@ pub(crate) struct Base<'a> {
     pub(crate) sb: Superblock,
     pub(crate) seed: u32,
     pub(crate) inode_layout: InodeLayout,
+    /// Verifies the checksums of a block of inodes at once.
+    pub(crate) verifier: Option<Box<InodesVerifier>>,
     pub(crate) dir_layout: DirLayout,
     pub(crate) group_checksum: GroupChecksum,
     pub(crate) groups: Vec<GroupDescriptor>,

@@ -7,7 +7,7 @@ use extant_block::BlockDevice;
 use extant_format::dir::DirLayout;
 use extant_format::features::{self, Incompat};
 use extant_format::group::GroupChecksum;
-use extant_format::inode::InodeLayout;
+use extant_format::inode::{InodeLayout, InodesVerifier};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_layout::support::CHECKABLE;
 
@@ -56,6 +56,7 @@ impl<'a> Checker<'a> {
             device,
             options,
             seed: sb.checksum_seed(),
+            verifier: InodesVerifier::new(&InodeLayout::of(&sb)).map(Box::new),
             inode_layout: InodeLayout::of(&sb),
             dir_layout: DirLayout {
                 block_size: sb.block_size,

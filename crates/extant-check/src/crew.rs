@@ -10,7 +10,7 @@ use crate::CheckError;
 /// Pieces for each thread before their results are taken.
 pub(crate) const PIECES_AHEAD: usize = 64;
 /// Pieces for each thread of a small image.
-const PIECES_EACH: u64 = 8;
+const PIECES_EACH: u64 = 24;
 
 /// Does `work` for every piece on `count` threads and hands each result to `take`, in the order of
 /// the pieces, until that says to break. At most `ahead` results for each thread wait.

@@ -55,6 +55,15 @@ pub(crate) struct Piece {
     pub(crate) blocks: Range<u32>,
 }
 
+/// What is known of an inode before it is looked at.
+#[derive(Clone, Copy)]
+struct Outside {
+    /// It is in use in the bitmap.
+    is_marked: bool,
+    /// Its checksum was verified, if it was ever used.
+    is_sound: bool,
+}
+
 /// Blocks of an inode table that were read.
 #[derive(Clone, Copy)]
 struct Chunk {
@@ -170,7 +179,8 @@ impl Scan<'_, '_> {
         }
         if let Err(error) = self.read_block(descriptor.inode_bitmap.0, bitmap) {
             bitmap.clear();
-            let problem = self.unreadable(error, || format!("the inode bitmap of group {group}"))?;
+            let problem =
+                self.unreadable(error, || format!("the inode bitmap of group {group}"))?;
             if is_first {
                 self.problem(problem);
             }
@@ -219,24 +229,39 @@ impl Scan<'_, '_> {
         Ok(())
     }
 
-    fn check_chunk(&mut self, chunk: Chunk, bitmap: &[u8], bytes: &[u8]) -> Result<(), CheckError> {
+    fn check_chunk(
+        &mut self,
+        chunk: Chunk,
+        bitmap: &[u8],
+        bytes: &mut [u8],
+    ) -> Result<(), CheckError> {
         let size = self.record_bytes();
         let per_group = self.sb.inodes_per_group;
-        let first = chunk.at * self.inodes_per_block();
-        for (within, record) in bytes.chunks_exact(size).enumerate() {
-            let index = first.saturating_add(within as u32);
-            if index >= chunk.scanned {
-                break;
-            }
+        let mut index = chunk.at * self.inodes_per_block();
+        for block in bytes.chunks_exact_mut(self.sb.block_size.len()) {
             let number = u64::from(chunk.group.0) * u64::from(per_group) + u64::from(index) + 1;
             let Ok(number) = u32::try_from(number) else { break };
-            let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
-            self.check_record(Ino(number), record, is_marked)?;
+            let verifier = self.base.verifier.as_ref();
+            let is_sound = verifier.is_some_and(|verifier| verifier.are_sound(Ino(number), block));
+            for (ino, record) in (number..).zip(block.chunks_exact(size)) {
+                if index >= chunk.scanned {
+                    return Ok(());
+                }
+                let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
+                self.check_record(Ino(ino), record, Outside { is_marked, is_sound })?;
+                index = index.saturating_add(1);
+            }
         }
         Ok(())
     }
 
-    fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
+    fn check_record(
+        &mut self,
+        ino: Ino,
+        record: &[u8],
+        outside: Outside,
+    ) -> Result<(), CheckError> {
+        let Outside { is_marked, is_sound } = outside;
         let (mode, links) = (field16(record, 0), field16(record, 0x1a));
         self.note_low_dtime(ino, record, links);
         self.check_reserved_inode(ino, record);
@@ -246,11 +271,11 @@ impl Scan<'_, '_> {
                 self.problem(Problem::Dtime { ino, dtime, links });
             }
             if self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
-                self.check_raw(ino, record);
+                self.check_raw(ino, record, is_sound);
             }
             // One that was deleted still has its checksum.
             if !self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
-                self.check_raw(ino, record);
+                self.check_raw(ino, record, is_sound);
             }
             // Reserved inodes may have blocks without a link: resize, bad blocks.
             let has_blocks = field32(record, 0x1c) != 0
@@ -263,7 +288,7 @@ impl Scan<'_, '_> {
             return Ok(());
         }
         if links != 0 || !self.is_reserved(ino) {
-            self.check_raw(ino, record);
+            self.check_raw(ino, record, is_sound);
         }
         self.states.set(ino, State::UNKNOWN);
         // Looked at where it is: it is too large to be moved for each inode.
@@ -314,8 +339,8 @@ impl Scan<'_, '_> {
     }
 
     /// The checksum; and the inode of bad blocks has blocks and nothing else.
-    fn check_raw(&mut self, ino: Ino, record: &[u8]) {
-        if let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
+    fn check_raw(&mut self, ino: Ino, record: &[u8], is_sound: bool) {
+        if !is_sound && let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
             self.problem(Problem::Inode { ino, source });
         }
         // Mode, owner, group, links, attributes.

@@ -84,13 +84,26 @@ impl Checker<'_> {
         let tables = &found.tables;
         let mut details = tables.details.iter().peekable();
         let mut counts = tables.links.iter().peekable();
-        let has_no_dtimes = found.dtimes.is_empty();
-        for (ino, state) in base.states.range(Ino(1), u32::MAX) {
+        let mut dtimes = found.dtimes.keys().copied().peekable();
+        let (mut ino, mut odd) = (Ino(0), 0);
+        loop {
+            // Most are files with one link and one name: looked at is the next that is not, or of which there is more.
+            let before = ino;
+            if odd <= before.0 {
+                odd = base.states.next_odd(Ino(before.0.saturating_add(1))).0;
+            }
+            let detail = details.peek().map_or(u32::MAX, |detail| detail.ino.0);
+            let count = counts.peek().map_or(u32::MAX, |(with, _)| *with);
+            let dtime = dtimes.peek().copied().unwrap_or(u32::MAX);
+            ino = Ino(detail.min(count).min(dtime).min(odd));
+            if ino.0 > base.sb.inodes_count || ino <= before {
+                break;
+            }
             let count = counts.next_if(|(with, _)| *with == ino.0).map(|(_, count)| *count);
             let detail = details.next_if(|detail| detail.ino == ino);
-            // Most are files with one link and one name.
-            let is_more = count.is_some() || detail.is_some() || !has_no_dtimes;
-            if !state.is_known() || state.is_plain() && !is_more {
+            dtimes.next_if(|with| *with == ino.0);
+            let state = base.states.get(ino);
+            if !state.is_known() {
                 continue;
             }
             let inode = Linked {

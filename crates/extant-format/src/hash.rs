@@ -331,17 +331,14 @@ fn md4_rounds<const N: usize>(state: [Lanes<N>; 4], input: [Lanes<N>; 8]) -> [La
     const ROUND_3: u32 = 0x6ed9_eba1;
     let [i0, i1, i2, i3, i4, i5, i6, i7] = input;
     // Each step mixes one word into one register, then the registers change places.
-    let step = |[a, b, c, d]: [Lanes<N>; 4],
-                mixed: Lanes<N>,
-                word: Lanes<N>,
-                constant: u32,
-                turn: u32| {
-        let sum = lanes(a, mixed, u32::wrapping_add);
-        let mix = |sum: u32, word: u32| {
-            sum.wrapping_add(word).wrapping_add(constant).rotate_left(turn)
+    let step =
+        |[a, b, c, d]: [Lanes<N>; 4], mixed: Lanes<N>, word: Lanes<N>, constant: u32, turn: u32| {
+            let sum = lanes(a, mixed, u32::wrapping_add);
+            let mix = |sum: u32, word: u32| {
+                sum.wrapping_add(word).wrapping_add(constant).rotate_left(turn)
+            };
+            [d, lanes(sum, word, mix), b, c]
         };
-        [d, lanes(sum, word, mix), b, c]
-    };
     // Selection, majority and parity of the three registers that are not mixed into.
     let f = |[_, x, y, z]: [Lanes<N>; 4]| {
         let differ = lanes(y, z, |y, z| y ^ z);
