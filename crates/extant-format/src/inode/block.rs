@@ -46,9 +46,9 @@ impl InodesVerifier {
             return None;
         }
         let mut moved = [[0; 256]; 4];
-        for (byte, table) in moved.iter_mut().enumerate() {
+        for (table, shift) in moved.iter_mut().zip([0, 8, 16, 24]) {
             for (value, slot) in (0u32..).zip(table) {
-                *slot = crc32c_zeros(value.checked_shl(8 * crate::le::narrow(byte))?, size);
+                *slot = crc32c_zeros(value.checked_shl(shift)?, size);
             }
         }
         Some(InodesVerifier { layout: *layout, seed, moved })
