@@ -72,6 +72,9 @@ pub fn measure(plan: &Plan, dir: &Path) -> Result<Vec<Series>> {
         images.iter().map(|image| ranges_of(&image.path)).collect::<Result<_>>()?;
     let mut all = Vec::new();
     for _ in 0..plan.rounds {
+        if let Some(smallest) = images.first() {
+            crate::change::measure(&plan.extant, &smallest.path, &mut all)?;
+        }
         for (image, ranges) in images.iter().zip(&ranges) {
             let mut one = |target: &str, program: &str, args: &[&str]| -> Result<()> {
                 let measured = run_with_memory(program, args)?;

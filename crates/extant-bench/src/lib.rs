@@ -8,6 +8,7 @@
 pub mod age;
 pub mod alloc;
 pub mod build;
+pub mod change;
 pub mod check;
 pub mod counts;
 pub mod direct;

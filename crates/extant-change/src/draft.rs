@@ -9,6 +9,9 @@ use extant_block::{
 };
 use extant_sync::{Rank, RwLock};
 
+/// Bytes of the device below that are compared at once, or one block.
+const COMPARED_BYTES: usize = 1 << 18;
+
 /// Changed blocks by number.
 pub type Blocks = BTreeMap<u64, Box<[u8]>>;
 
@@ -47,13 +50,24 @@ impl Draft {
     /// Takes the blocks that are not as they are on the device below; the draft is empty then.
     pub fn take(&self) -> Result<Blocks, DeviceError> {
         let mut changed = std::mem::take(&mut *self.changed.write());
-        let mut old = vec![0; self.block_bytes];
         let mut same = Vec::new();
-        for (block, bytes) in &changed {
-            self.read_base(block * self.block_bytes as u64, &mut old)?;
-            if *old == **bytes {
-                same.push(*block);
+        let size = self.block_bytes;
+        let mut blocks = changed.iter().peekable();
+        let (mut old, mut run) = (Vec::new(), Vec::new());
+        // Neighbours are read at once.
+        while let Some((first, bytes)) = blocks.next() {
+            run.clear();
+            run.push(bytes);
+            while (run.len() + 1) * size <= COMPARED_BYTES
+                && let Some((_, bytes)) =
+                    blocks.next_if(|(block, _)| **block == first + run.len() as u64)
+            {
+                run.push(bytes);
             }
+            old.resize(run.len() * size, 0);
+            self.read_base(first * size as u64, &mut old)?;
+            let pairs = (*first..).zip(run.iter().zip(old.chunks_exact(size)));
+            same.extend(pairs.filter(|(_, (new, old))| new[..] == **old).map(|(block, _)| block));
         }
         for block in same {
             changed.remove(&block);
@@ -134,5 +148,28 @@ impl BlockDevice for Draft {
             at += take;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use extant_block::MemoryDevice;
+
+    #[test]
+    fn what_is_as_it_was_is_not_taken() {
+        let base = Arc::new(MemoryDevice::filled_with(7, 300 * 4096));
+        let draft = Draft::over(base, 400 * 4096, 4096);
+        // More neighbours than are compared at once, some of them changed, and some past the end.
+        for block in (0..200).chain(250..320) {
+            let value = if block % 3 == 0 { 8 } else { 7 };
+            draft.write_at(block * 4096, &[value; 4096]).unwrap();
+        }
+        draft.write_at(399 * 4096, &[0; 4096]).unwrap();
+        let taken = draft.take().unwrap();
+        let wanted = (0..200).chain(250..320).filter(|block| block % 3 == 0 || *block >= 300);
+        assert!(taken.keys().copied().eq(wanted));
+        assert!(taken.iter().all(|(block, bytes)| bytes[0] == if block % 3 == 0 { 8 } else { 7 }));
+        assert_eq!(draft.changed_blocks(), 0);
     }
 }

@@ -1,5 +1,5 @@
 //! What every step reads and none changes: the device, the superblock, the descriptors; and the
-//! claims, which all add to.
+//! claims and the states of inodes, which all add to.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,10 +7,11 @@ use extant_base::Ino;
 use extant_block::BlockDevice;
 use extant_format::dir::DirLayout;
 use extant_format::group::{GroupChecksum, GroupDescriptor};
-use extant_format::inode::InodeLayout;
+use extant_format::inode::{InodeLayout, InodesVerifier};
 use extant_format::superblock::Superblock;
 
 use crate::claims::Claims;
+use crate::states::States;
 use crate::{CheckError, CheckOptions, Problem};
 
 /// What is read faster than threads are started.
@@ -24,12 +25,15 @@ pub(crate) struct Base<'a> {
     pub(crate) sb: Superblock,
     pub(crate) seed: u32,
     pub(crate) inode_layout: InodeLayout,
+    /// Verifies the checksums of a block of inodes at once.
+    pub(crate) verifier: Option<Box<InodesVerifier>>,
     pub(crate) dir_layout: DirLayout,
     pub(crate) group_checksum: GroupChecksum,
     pub(crate) groups: Vec<GroupDescriptor>,
     /// Clusters of fixed metadata in each group.
     pub(crate) fixed: Vec<u32>,
     pub(crate) claims: Claims,
+    pub(crate) states: States,
     /// Whether the results are for a repair, which wants to know more of each inode.
     pub(crate) is_full: bool,
     /// Something could not be read, so that what is missing elsewhere may be there.
@@ -87,13 +91,10 @@ impl Base<'_> {
     pub(crate) fn is_special(&self, ino: Ino) -> bool {
         let sb = &self.sb;
         self.is_reserved(ino)
-            || [
-                sb.user_quota_inode,
-                sb.group_quota_inode,
-                sb.project_quota_inode,
-                sb.orphan_file_inode,
-            ]
-            .contains(&ino)
+            || ino == sb.user_quota_inode
+            || ino == sb.group_quota_inode
+            || ino == sb.project_quota_inode
+            || ino == sb.orphan_file_inode
     }
 
     /// The problem that a block cannot be read, if the check is to go on without it.

@@ -9,7 +9,6 @@ use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use crate::base::Base;
 use crate::checker::Checker;
 use crate::claims::compare;
-use crate::tables::Bits;
 use crate::{CheckError, Problem, crew};
 
 /// Groups in one piece.
@@ -36,11 +35,12 @@ struct Ahead {
 /// One piece.
 struct Piece<'s, 'a> {
     base: &'s Base<'a>,
-    used: &'s [Option<Bits>],
     directories: &'s [u32],
     problems: Vec<Problem>,
     sums: Sums,
     words: Vec<u64>,
+    /// Inodes in use of the group at hand.
+    used: Vec<u64>,
     ahead: [Ahead; 2],
 }
 
@@ -49,7 +49,6 @@ impl Checker<'_> {
     pub(crate) fn check_bitmaps(&mut self) -> Result<(), CheckError> {
         let base = &self.base;
         let directories = self.found.counted_directories(base);
-        let used = self.found.used.as_slice();
         let groups = base.groups.len();
         let bytes = (groups as u64 * 2).saturating_mul(u64::from(base.sb.block_size.bytes()));
         let threads = base.threads(bytes);
@@ -57,11 +56,11 @@ impl Checker<'_> {
         let work = |number: usize| -> Result<(Vec<Problem>, Sums), CheckError> {
             let mut piece = Piece {
                 base,
-                used,
                 directories: &directories,
                 problems: Vec::new(),
                 sums: Sums::default(),
                 words: Vec::new(),
+                used: Vec::new(),
                 ahead: Default::default(),
             };
             piece.check(pieces.get(number).cloned().unwrap_or_default())?;
@@ -118,9 +117,9 @@ impl<'s> Piece<'s, '_> {
             let group = GroupIndex(number as u32);
             let clusters = self.base.sb.group_clusters(group);
             let claimed = self.base.claims.count(group.0).min(clusters);
-            let used = self
-                .used_of(group)
-                .map_or(0, |words| words.iter().map(|word| word.count_ones()).sum::<u32>());
+            let per_group = self.base.sb.inodes_per_group;
+            let first = Ino(group.0.saturating_mul(per_group).saturating_add(1));
+            let used = self.base.states.used(first, per_group, &mut self.used);
             self.check_block_bitmap(group, descriptor)?;
             self.check_inode_bitmap(group, descriptor, used)?;
             let free = (clusters - claimed, self.base.sb.inodes_per_group.saturating_sub(used));
@@ -160,10 +159,6 @@ impl<'s> Piece<'s, '_> {
                 counted: all,
             });
         }
-    }
-
-    fn used_of(&self, group: GroupIndex) -> Option<&'s [u64]> {
-        self.used.get(group.0 as usize).and_then(Option::as_deref)
     }
 
     fn is_uninit(&self, descriptor: &GroupDescriptor, flag: GroupFlags) -> bool {
@@ -272,7 +267,7 @@ impl<'s> Piece<'s, '_> {
             return Ok(());
         };
         let bits = base.sb.inodes_per_group;
-        let wrong = compare(&bytes, self.used_of(group), bits);
+        let wrong = compare(&bytes, Some(&self.used), bits);
         if let Some((bit, marked, differences)) = wrong.filter(|_| !base.is_partial()) {
             let ino = Ino(group.0.saturating_mul(bits).saturating_add(bit).saturating_add(1));
             self.problems.push(Problem::InodeBitmap { group, ino, marked, differences });

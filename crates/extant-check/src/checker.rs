@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 use extant_base::Ino;
 use extant_block::BlockDevice;
 use extant_format::dir::DirLayout;
-use extant_format::features::{Incompat, State};
+use extant_format::features::{self, Incompat};
 use extant_format::group::GroupChecksum;
-use extant_format::inode::InodeLayout;
+use extant_format::inode::{InodeLayout, InodesVerifier};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_layout::support::CHECKABLE;
 
@@ -16,7 +16,7 @@ use crate::claims::Claims;
 use crate::findings::Findings;
 use crate::found::Found;
 use crate::meet::Meet;
-use crate::tables::Info;
+use crate::states::{State, States};
 use crate::{CheckError, CheckOptions, Counts, ImageState, Problem, Report};
 
 pub(crate) struct Checker<'a> {
@@ -50,10 +50,13 @@ impl<'a> Checker<'a> {
             }
             return Ok(Err(Report { problems, ..Report::default() }));
         }
+        let inodes = sb.inodes_count;
+        let states = States::new(inodes).ok_or(CheckError::Memory { inodes })?;
         let base = Base {
             device,
             options,
             seed: sb.checksum_seed(),
+            verifier: InodesVerifier::new(&InodeLayout::of(&sb)).map(Box::new),
             inode_layout: InodeLayout::of(&sb),
             dir_layout: DirLayout {
                 block_size: sb.block_size,
@@ -66,6 +69,7 @@ impl<'a> Checker<'a> {
             groups: Vec::new(),
             fixed: Vec::new(),
             claims: Claims::new(sb.group_count, sb.clusters_per_group),
+            states,
             is_full,
             is_partial: AtomicBool::new(false),
             sb,
@@ -77,8 +81,7 @@ impl<'a> Checker<'a> {
             is_stopped: false,
             max_problems: options.max_problems,
         };
-        let found = Found::new(&base);
-        let mut checker = Checker { base, findings, found };
+        let mut checker = Checker { base, findings, found: Found::default() };
         checker.check_superblock();
         Ok(Ok(checker))
     }
@@ -90,8 +93,8 @@ impl<'a> Checker<'a> {
         let state = self.base.sb.state;
         self.findings.report.state = ImageState {
             needs_recovery: self.base.sb.features.has_incompat(Incompat::RECOVER),
-            is_clean: state.contains(State::VALID),
-            has_errors: state.contains(State::ERROR),
+            is_clean: state.contains(features::State::VALID),
+            has_errors: state.contains(features::State::ERROR),
             orphans: 0,
         };
         let extra_max = self.base.inode_layout.extra_max();
@@ -106,7 +109,8 @@ impl<'a> Checker<'a> {
         if self.findings.report.state.needs_recovery && self.base.options.require_replayed {
             self.problem(Problem::NeedsRecovery);
         }
-        let is_clean = state.contains(State::VALID) && !state.contains(State::ERROR);
+        let is_clean =
+            state.contains(features::State::VALID) && !state.contains(features::State::ERROR);
         if !is_clean && self.base.options.require_clean_state {
             self.problem(Problem::State { state: state.bits() });
         }
@@ -125,8 +129,9 @@ impl<'a> Checker<'a> {
         &mut self.findings.report.state
     }
 
-    pub(crate) fn info(&self, ino: Ino) -> Option<&Info> {
-        self.found.tables.info(&self.base.sb, ino)
+    /// What an inode is, if it is in use and could be decoded.
+    pub(crate) fn known(&self, ino: Ino) -> Option<State> {
+        Some(self.base.states.get(ino)).filter(|state| state.is_known())
     }
 
     /// Goes on after a step that met something that cannot be read, if that is wanted.

@@ -7,17 +7,17 @@ use extant_sync::threads;
 
 use crate::CheckError;
 
-/// Pieces for each thread before their results are taken, where they are light.
-pub(crate) const PIECES_AHEAD: usize = 16;
+/// Pieces for each thread before their results are taken.
+pub(crate) const PIECES_AHEAD: usize = 64;
 /// Pieces for each thread of a small image.
-const PIECES_EACH: u64 = 4;
+const PIECES_EACH: u64 = 24;
 
 /// Does `work` for every piece on `count` threads and hands each result to `take`, in the order of
 /// the pieces, until that says to break. At most `ahead` results for each thread wait.
 ///
 /// # Errors
 ///
-/// [`CheckError::Thread`] when no thread can be started.
+/// [`CheckError::Thread`] when a thread ended before its time.
 pub(crate) fn in_order<T: Send>(
     (count, ahead): (usize, usize),
     pieces: usize,
@@ -36,7 +36,7 @@ pub(crate) fn in_order<T: Send>(
     while from < pieces {
         let to = pieces.min(from.saturating_add(count.saturating_mul(ahead.max(1))));
         let next = AtomicUsize::new(from);
-        let some = |_| {
+        let some = || {
             let mut done = Vec::new();
             loop {
                 let piece = next.fetch_add(1, Ordering::Relaxed);
@@ -46,8 +46,18 @@ pub(crate) fn in_order<T: Send>(
                 done.push((piece, work(piece)));
             }
         };
-        let done = threads::workers("check", count.min(to - from), some)
-            .map_err(|error| CheckError::Thread(error.to_string()))?;
+        // The calling thread is one of them. Where fewer can be started than there should be, those do it.
+        let helpers = count.min(to - from).saturating_sub(1);
+        let done = threads::scope(|scope| {
+            let start = |number| scope.spawn(&format!("check-{number}"), some).ok();
+            let started: Vec<_> = (0..helpers).filter_map(start).collect();
+            let mut done = vec![some()];
+            for handle in started {
+                done.push(handle.join()?);
+            }
+            Ok(done)
+        });
+        let done = done.flatten().map_err(|error| CheckError::Thread(error.to_string()))?;
         let mut done: Vec<(usize, T)> = done.into_iter().flatten().collect();
         done.sort_unstable_by_key(|(piece, _)| *piece);
         for (_, result) in done {
@@ -69,8 +79,13 @@ pub(crate) fn share(
     weight: impl Fn(usize) -> u64,
 ) -> Vec<Range<usize>> {
     let all = (0..len).fold(0u64, |sum, at| sum.saturating_add(weight(at)));
+    divide(len, weight_of_piece(threads, all, most), weight)
+}
+
+/// Returns how heavy a piece shall be: some for each of `threads`, of `most` at most.
+pub(crate) fn weight_of_piece(threads: usize, all: u64, most: u64) -> u64 {
     let each = all / (threads.max(1) as u64 * PIECES_EACH);
-    divide(len, each.min(most).max(1), weight)
+    each.min(most).max(1)
 }
 
 /// Divides `0..len` into ranges of which each is just as heavy as `wanted`, or has one element.

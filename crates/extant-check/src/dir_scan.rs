@@ -19,6 +19,8 @@ pub(crate) struct DirScan<'s, 'a> {
     pub(crate) sink: Sink<'s, 'a>,
     pub(crate) names: Names,
     pub(crate) bytes: Vec<u8>,
+    /// Hashes of the names of the block at hand.
+    pub(crate) hashes: Vec<u32>,
     /// Set when this piece cannot stand beside the others.
     pub(crate) is_conflict: Option<&'s AtomicBool>,
 }
@@ -38,7 +40,8 @@ impl<'s, 'a> DirScan<'s, 'a> {
         sink: Sink<'s, 'a>,
         is_conflict: Option<&'s AtomicBool>,
     ) -> DirScan<'s, 'a> {
-        DirScan { base, tables, sink, names: Names::new(), bytes: Vec::new(), is_conflict }
+        let (names, bytes, hashes) = (Names::new(), Vec::new(), Vec::new());
+        DirScan { base, tables, sink, names, bytes, hashes, is_conflict }
     }
 
     pub(crate) fn problem(&mut self, problem: Problem) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use extant_base::{FileBlock, Ino};
 use extant_format::dir::{self, DirEntry, DirLayout, FileType, Records};
 use extant_format::features::{Compat, EncodingFlags};
-use extant_format::hash::{HashSeed, HashVersion, name_hash};
+use extant_format::hash::{HashSeed, HashVersion, NAMES_AT_ONCE, name_hashes};
 use extant_format::inline::InlineDir;
 use extant_format::inode::InodeFlags;
 
@@ -15,7 +15,8 @@ use crate::dir_scan::DirScan;
 use crate::findings::{HELD_MAX, Sink};
 use crate::htree::{HashIndex, Slot};
 use crate::names::Names;
-use crate::tables::{Detail, Info, Inline, Run};
+use crate::states::State;
+use crate::tables::{Detail, Inline, Run};
 use crate::{CheckError, Problem, crew};
 
 /// Directory blocks read at once, in bytes.
@@ -58,6 +59,7 @@ impl Checker<'_> {
                 return Ok(());
             }
             self.found.tables.forget_names();
+            self.base.states.forget_names();
         }
         let findings = &mut self.findings;
         let mut scan = DirScan::new(&self.base, &self.found.tables, Sink::Tell(findings), None);
@@ -122,27 +124,26 @@ impl<'s> DirScan<'s, '_> {
             if self.is_over() {
                 break;
             }
-            let Some(info) = tables.infos.get(detail.place as usize) else { break };
-            if info.is_dir() && info.links != 0 {
-                self.check_directory(info, detail)?;
+            if detail.is_dir() && detail.links != 0 {
+                self.check_directory(detail)?;
             }
         }
         Ok(())
     }
 
-    fn walk_of(&self, info: &Info, detail: &Detail) -> Walk {
+    fn walk_of(&self, detail: &Detail) -> Walk {
         let layout = DirLayout {
-            stored_hash: info.flags.contains(InodeFlags::ENCRYPT | InodeFlags::CASEFOLD),
-            encrypted: info.flags.contains(InodeFlags::ENCRYPT),
+            stored_hash: detail.flags.contains(InodeFlags::ENCRYPT | InodeFlags::CASEFOLD),
+            encrypted: detail.flags.contains(InodeFlags::ENCRYPT),
             ..self.dir_layout
         };
         Walk {
-            dir: info.ino,
+            dir: detail.ino,
             seed: detail.seed,
             layout,
-            is_encrypted: info.flags.contains(InodeFlags::ENCRYPT),
-            is_strict: info.flags.contains(InodeFlags::CASEFOLD)
-                && !info.flags.contains(InodeFlags::ENCRYPT)
+            is_encrypted: detail.flags.contains(InodeFlags::ENCRYPT),
+            is_strict: detail.flags.contains(InodeFlags::CASEFOLD)
+                && !detail.flags.contains(InodeFlags::ENCRYPT)
                 && self.sb.encoding_flags.contains(EncodingFlags::STRICT),
             hash: None,
             dotdot: Ino(0),
@@ -150,13 +151,13 @@ impl<'s> DirScan<'s, '_> {
         }
     }
 
-    fn check_directory(&mut self, info: &Info, detail: &Detail) -> Result<(), CheckError> {
+    fn check_directory(&mut self, detail: &Detail) -> Result<(), CheckError> {
         self.names.clear();
-        let mut walk = self.walk_of(info, detail);
+        let mut walk = self.walk_of(detail);
         match &detail.inline {
             Some(inline) => self.check_inline(inline, &mut walk),
-            None if info.flags.contains(InodeFlags::INLINE_DATA) => {}
-            None => self.check_blocks(info, detail, &mut walk)?,
+            None if detail.flags.contains(InodeFlags::INLINE_DATA) => {}
+            None => self.check_blocks(detail, &mut walk)?,
         }
         let collisions = self.names.collisions();
         if !collisions.is_empty() {
@@ -228,13 +229,8 @@ impl<'s> DirScan<'s, '_> {
         }
     }
 
-    fn check_blocks(
-        &mut self,
-        info: &Info,
-        detail: &Detail,
-        walk: &mut Walk,
-    ) -> Result<(), CheckError> {
-        let (flags, blocks) = (info.flags, detail.blocks);
+    fn check_blocks(&mut self, detail: &Detail, walk: &mut Walk) -> Result<(), CheckError> {
+        let (flags, blocks) = (detail.flags, detail.blocks);
         let mut sorted;
         let mut runs = self.tables.runs_of(detail);
         if !runs.is_sorted_by_key(|run| run.file_start) {
@@ -351,8 +347,13 @@ impl<'s> DirScan<'s, '_> {
                 return;
             }
         };
-        let seed = HashSeed::from_words(self.sb.hash_seed);
         let range = slot.filter(|slot| !slot.is_node && slot.times == 1);
+        let mut hashes = std::mem::take(&mut self.hashes);
+        hashes.clear();
+        if let (Some(_), Some(version)) = (range, walk.hash) {
+            self.hash_names(version, records.clone(), &mut hashes);
+        }
+        let mut next_hash = hashes.iter().copied();
         let mut position = 0;
         for entry in records {
             let entry = match entry {
@@ -375,18 +376,35 @@ impl<'s> DirScan<'s, '_> {
             if !entry.is_used() {
                 continue;
             }
-            if let (Some(slot), Some(version)) = (range, walk.hash)
-                && let Some(hash) = name_hash(version, &seed, entry.name)
-                && (hash.major < slot.from || hash.major > slot.to)
+            if let Some(slot) = range
+                && let Some(hash) = next_hash.next()
+                && (hash < slot.from || hash > slot.to)
             {
-                let (from, to, hash) = (slot.from, slot.to, hash.major);
+                let (from, to) = (slot.from, slot.to);
                 self.problem(Problem::HtreeHash { dir: walk.dir, block, hash, from, to });
             }
             self.check_entry(walk, &entry);
         }
+        self.hashes = hashes;
         if file_block == 0 && position < 2 {
             let (dir, name) = (walk.dir, if position == 0 { "." } else { ".." });
             self.problem(Problem::Dots { dir, name, found: Ino(0), wanted: dir });
+        }
+    }
+
+    /// The hashes of the names of a block, several at once. None where the function needs a key.
+    fn hash_names(&self, version: HashVersion, records: Records<'_>, out: &mut Vec<u32>) {
+        let seed = HashSeed::from_words(self.sb.hash_seed);
+        let mut entries = records.map_while(Result::ok).filter(DirEntry::is_used);
+        while let Some(first) = entries.next() {
+            let mut names = [first.name; NAMES_AT_ONCE];
+            let mut count = 1;
+            for (slot, entry) in names.iter_mut().skip(1).zip(&mut entries) {
+                *slot = entry.name;
+                count += 1;
+            }
+            let Some(hashes) = name_hashes(version, &seed, &names) else { return };
+            out.extend(hashes.iter().take(count).map(|hash| hash.major));
         }
     }
 
@@ -420,16 +438,12 @@ impl<'s> DirScan<'s, '_> {
         if !matches!(kind, FileType::Regular | FileType::Directory | FileType::Symlink) {
             return;
         }
-        let Some(ours) = self.tables.policies.get(&walk.dir.0) else { return };
+        let ours = self.tables.policies.get(&walk.dir.0);
+        let Some(ours) = ours.filter(|ours| !ours.is_empty()) else { return };
         let why = match self.tables.policies.get(&entry.ino.0) {
-            Some(theirs) if theirs == ours => return,
+            // Where one of them is not known, that was told.
+            Some(theirs) if theirs == ours || theirs.is_empty() => return,
             Some(_) => "which is encrypted in another way",
-            None if self
-                .target(entry.ino)
-                .is_some_and(|i| i.flags.contains(InodeFlags::ENCRYPT)) =>
-            {
-                return;
-            }
             None => "which is not encrypted",
         };
         let (dir, ino, name) = (walk.dir, entry.ino, text(entry.name));
@@ -463,12 +477,11 @@ impl<'s> DirScan<'s, '_> {
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
             return;
         };
-        target.add_name();
-        let (mode, links) = (target.mode, target.links);
-        let is_value = target.is_value();
+        self.states.add_name(ino);
+        let mode = target.mode();
         let mut is_second = false;
         if target.is_dir()
-            && let Some(detail) = self.tables.detail_of(target)
+            && let Some(detail) = self.tables.detail(ino)
         {
             let order = Ordering::Relaxed;
             is_second = detail.parent.compare_exchange(0, dir.0, order, order).is_err();
@@ -482,14 +495,14 @@ impl<'s> DirScan<'s, '_> {
         if is_second {
             self.problem(Problem::SecondParent { dir, name: name(), ino });
         }
-        if links == 0 {
+        if self.tables.is_unlinked(ino) {
             let why = "which has no links";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
         }
         if walk.is_encrypted {
             self.check_policy(walk, entry, mode);
         }
-        if is_value {
+        if target.is_value() {
             let why = "which holds an attribute's value";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
         }
@@ -500,7 +513,7 @@ impl<'s> DirScan<'s, '_> {
     }
 
     /// The inode in use that an entry leads to.
-    fn target(&self, ino: Ino) -> Option<&'s Info> {
-        self.tables.info(&self.base.sb, ino)
+    fn target(&self, ino: Ino) -> Option<State> {
+        Some(self.states.get(ino)).filter(|state| state.is_known())
     }
 }

@@ -7,7 +7,8 @@ use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::superblock::Superblock;
 
 use crate::checker::Checker;
-use crate::tables::{Detail, Tables};
+use crate::states::States;
+use crate::tables::{Detail, Tables, Whole};
 use crate::{Problem, Report};
 
 /// An inode in use, as the check saw it.
@@ -38,23 +39,22 @@ pub struct InodeView {
 }
 
 impl InodeView {
-    fn of(tables: &Tables, at: usize, is_orphan: bool) -> Option<InodeView> {
-        let info = tables.infos.get(at)?;
-        let (size, sectors) = tables.sizes.get(at).copied().unwrap_or_default();
-        let detail = tables.detail_of(info);
-        Some(InodeView {
-            ino: info.ino,
-            mode: info.mode,
-            links: info.links,
-            flags: info.flags,
-            size,
-            sectors,
-            names: info.names(),
+    fn of(inode: &Whole, from: &Examination) -> InodeView {
+        let ino = inode.ino;
+        let detail = from.tables.detail(ino);
+        InodeView {
+            ino,
+            mode: inode.mode,
+            links: inode.links,
+            flags: inode.flags,
+            size: inode.size,
+            sectors: inode.sectors,
+            names: from.states.names(ino),
             children: detail.map_or(0, Detail::children),
             parent: detail.map_or(Ino(0), Detail::parent),
             dotdot: detail.map_or(Ino(0), Detail::dotdot),
-            is_orphan,
-        })
+            is_orphan: from.orphans.contains(&ino.0),
+        }
     }
 
     /// The type of file; `None` when the mode has none.
@@ -81,10 +81,22 @@ pub struct Examination {
     claimed: Vec<Option<Box<[u64]>>>,
     used: Vec<Option<Box<[u64]>>>,
     tables: Tables,
+    states: States,
     orphans: BTreeSet<u32>,
     directories: Vec<u32>,
     usage: [BTreeMap<u32, (u64, u64)>; 3],
     value_counts: BTreeMap<u32, u64>,
+}
+
+/// The bits of all groups; `None` for those where no inode is in use.
+fn used(states: &States, sb: &Superblock) -> Vec<Option<Box<[u64]>>> {
+    let of = |group: u32| {
+        let first = Ino(group.saturating_mul(sb.inodes_per_group).saturating_add(1));
+        let mut words = Vec::new();
+        let count = states.used(first, sb.inodes_per_group, &mut words);
+        (count != 0).then(|| words.into_boxed_slice())
+    };
+    (0..sb.group_count).map(of).collect()
 }
 
 impl Examination {
@@ -100,7 +112,8 @@ impl Examination {
             wanted: findings.wanted,
             value_counts: found.value_counts,
             claimed: base.claims.to_groups(base.sb.group_count),
-            used: found.used,
+            used: used(&base.states, &base.sb),
+            states: base.states,
             tables: found.tables,
             orphans: found.orphans,
             superblock: Some(base.sb),
@@ -132,21 +145,16 @@ impl Examination {
         self.directories.get(group as usize).copied().unwrap_or(0)
     }
 
-    fn view(&self, at: usize) -> Option<InodeView> {
-        let ino = self.tables.infos.get(at)?.ino;
-        InodeView::of(&self.tables, at, self.orphans.contains(&ino.0))
-    }
-
     /// All inodes in use that could be decoded, in order of their number.
     pub fn inodes(&self) -> impl Iterator<Item = InodeView> + '_ {
-        (0..self.tables.infos.len()).filter_map(|at| self.view(at))
+        self.tables.all.iter().map(|inode| InodeView::of(inode, self))
     }
 
     /// An inode in use that could be decoded.
     #[must_use]
     pub fn inode(&self, ino: Ino) -> Option<InodeView> {
-        let at = self.tables.infos.binary_search_by_key(&ino, |info| info.ino).ok()?;
-        self.view(at)
+        let at = self.tables.all.binary_search_by_key(&ino, |inode| inode.ino).ok()?;
+        self.tables.all.get(at).map(|inode| InodeView::of(inode, self))
     }
 
     /// Returns how many attributes have their value in an inode.

@@ -9,15 +9,11 @@ use extant_base::Ino;
 use crate::Problem;
 use crate::base::Base;
 use crate::part::{Part, SharedBlock, Usage, ValueRef, ValueState};
-use crate::tables::{Bits, Tables};
+use crate::tables::Tables;
 
-/// Inodes for which room is set aside at once, at most.
-const ROOM_MAX: usize = 1 << 22;
-
+#[derive(Default)]
 pub(crate) struct Found {
     pub(crate) tables: Tables,
-    /// Inodes in use, a bit each, per group.
-    pub(crate) used: Vec<Option<Bits>>,
     pub(crate) blocks: BTreeMap<u64, SharedBlock>,
     pub(crate) values: Vec<ValueRef>,
     pub(crate) value_states: BTreeMap<u32, ValueState>,
@@ -51,29 +47,16 @@ fn remove<T>(list: &mut Vec<T>, mut ranges: Vec<Range<usize>>) {
     });
 }
 
-impl Found {
-    pub(crate) fn new(base: &Base<'_>) -> Found {
-        let groups = base.sb.group_count as usize;
-        let inodes = base.sb.inodes_count.saturating_sub(base.sb.free_inodes_count) as usize;
-        let mut used = Vec::new();
-        used.resize_with(groups, || None);
-        Found {
-            tables: Tables::new(groups, inodes.min(ROOM_MAX)),
-            used,
-            blocks: BTreeMap::new(),
-            values: Vec::new(),
-            value_states: BTreeMap::new(),
-            value_counts: BTreeMap::new(),
-            dtimes: BTreeMap::new(),
-            low_dtimes: Vec::new(),
-            orphans: BTreeSet::new(),
-            usage: Default::default(),
-            directories: 0,
-            value_inodes: 0,
-            lacks_large_file: false,
-        }
+/// Adds a list behind another. What one thread found alone is not there twice for a moment.
+fn append<T>(list: &mut Vec<T>, mut more: Vec<T>) {
+    if list.is_empty() {
+        *list = more;
+    } else {
+        list.append(&mut more);
     }
+}
 
+impl Found {
     /// Joins what pieces share: attribute blocks, of which the first user is told what is wrong
     /// with them, and the feature that one file is enough to need.
     pub(crate) fn join_blocks(
@@ -109,39 +92,16 @@ impl Found {
     /// Adds a piece behind those before it.
     pub(crate) fn join(&mut self, mut part: Part) {
         let tables = &mut self.tables;
-        let mut place = tables.infos.len() as u32;
-        let (details, runs) = (tables.details.len() as u32, tables.runs.len() as u32);
-        for info in &mut part.infos {
-            if info.detail != 0 {
-                info.detail += details;
-            }
-        }
+        let runs = tables.runs.len() as u32;
         for detail in &mut part.details {
-            detail.place += place;
             detail.runs = (detail.runs.0 + runs, detail.runs.1 + runs);
         }
-        for (group, bits) in part.known {
-            let count: u32 = bits.iter().map(|word| word.count_ones()).sum();
-            tables.know(group, bits, place);
-            place += count;
-        }
-        if tables.infos.is_empty() && part.infos.len() > tables.infos.capacity() / 2 {
-            // What one thread found is not there twice for a moment.
-            tables.infos = part.infos;
-        } else {
-            tables.infos.append(&mut part.infos);
-        }
-        tables.sizes.append(&mut part.sizes);
-        tables.details.append(&mut part.details);
-        tables.runs.append(&mut part.runs);
+        append(&mut tables.all, part.all);
+        append(&mut tables.details, part.details);
+        append(&mut tables.runs, part.runs);
+        append(&mut tables.links, part.links);
+        append(&mut tables.unlinked, part.unlinked);
         tables.policies.append(&mut part.policies);
-        for (group, bits) in part.used {
-            let Some(slot) = self.used.get_mut(group as usize) else { continue };
-            match slot {
-                Some(before) => before.iter_mut().zip(&bits).for_each(|(a, b)| *a |= b),
-                None => *slot = Some(bits),
-            }
-        }
         self.values.append(&mut part.values);
         self.value_states.append(&mut part.value_states);
         self.dtimes.append(&mut part.dtimes);
@@ -161,9 +121,8 @@ impl Found {
 impl Found {
     pub(crate) fn counted_directories(&self, base: &Base<'_>) -> Vec<u32> {
         let mut counts = vec![0u32; base.groups.len()];
-        let place = |detail: &crate::tables::Detail| self.tables.infos.get(detail.place as usize);
-        for info in self.tables.details.iter().filter_map(place).filter(|info| info.is_dir()) {
-            let group = base.sb.group_of_inode(info.ino).map_or(0, |(group, _)| group.0);
+        for detail in self.tables.details.iter().filter(|detail| detail.is_dir()) {
+            let group = base.sb.group_of_inode(detail.ino).map_or(0, |(group, _)| group.0);
             if let Some(count) = counts.get_mut(group as usize) {
                 *count += 1;
             }

@@ -1,6 +1,5 @@
 //! The inode tables: every inode in use, its fields, its map, its attributes.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
@@ -11,18 +10,30 @@ use extant_format::dir;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
-use extant_format::superblock::Superblock;
 
 use crate::base::Base;
 use crate::map::Map;
 use crate::part::ValueState;
 use crate::scan::Scan;
-use crate::tables::{Bits, Detail, Info};
+use crate::states::State;
+use crate::tables::{Detail, Whole};
 use crate::{CheckError, Problem};
 
 /// Blocks of an inode table read at once, in bytes: they stay in a processor's cache until they are
 /// looked at.
-const CHUNK_BYTES: u64 = 1 << 18;
+const CHUNK_BYTES: u64 = 1 << 17;
+
+/// Flags with rules that few inodes have.
+const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
+    .union(InodeFlags::IMMUTABLE)
+    .union(InodeFlags::APPEND)
+    .union(InodeFlags::EA_INODE)
+    .union(InodeFlags::IMAGIC)
+    .union(InodeFlags::INDEX)
+    .union(InodeFlags::HUGE_FILE)
+    .union(InodeFlags::VERITY)
+    .union(InodeFlags::CASEFOLD)
+    .union(InodeFlags::ENCRYPT);
 
 /// The inode that holds bad blocks.
 const BAD_BLOCKS: Ino = Ino(1);
@@ -34,6 +45,23 @@ pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
 
 pub(crate) fn field16(record: &[u8], at: usize) -> u16 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u16::from_le_bytes(*raw))
+}
+
+/// Some inode tables, or a part of one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub(crate) groups: Range<usize>,
+    /// Of the table of each group.
+    pub(crate) blocks: Range<u32>,
+}
+
+/// What is known of an inode before it is looked at.
+#[derive(Clone, Copy)]
+struct Outside {
+    /// It is in use in the bitmap.
+    is_marked: bool,
+    /// Its checksum was verified, if it was ever used.
+    is_sound: bool,
 }
 
 /// Blocks of an inode table that were read.
@@ -70,41 +98,79 @@ impl Base<'_> {
     fn record_bytes(&self) -> usize {
         usize::from(self.sb.inode_size).max(128)
     }
+
+    fn inodes_per_block(&self) -> u32 {
+        // Blocks have 64 KiB at most.
+        (self.sb.block_size.len() / self.record_bytes()).max(1) as u32
+    }
+
+    /// Bytes to be read for a piece.
+    pub(crate) fn piece_bytes(&self, piece: &Piece) -> u64 {
+        let tables = piece.groups.clone().map(|group| self.table_bytes(group));
+        let all = tables.fold(0, u64::saturating_add);
+        let block = u64::from(self.sb.block_size.bytes());
+        let (from, to) = (u64::from(piece.blocks.start), u64::from(piece.blocks.end));
+        all.min(to.saturating_mul(block)).saturating_sub(from.saturating_mul(block))
+    }
+
+    /// Divides all inode tables into pieces of `bytes` or so, in order: several groups, or blocks of one.
+    pub(crate) fn pieces(&self, groups: &[Range<usize>], bytes: u64) -> Vec<Piece> {
+        let block = u64::from(self.sb.block_size.bytes());
+        let blocks = u32::try_from(bytes.div_ceil(block)).unwrap_or(u32::MAX).max(1);
+        let mut pieces = Vec::new();
+        for groups in groups {
+            let is_one = groups.len() == 1;
+            let table = self.table_bytes(groups.start).div_ceil(block);
+            let mut from = 0u32;
+            while is_one && u64::from(from).saturating_add(u64::from(blocks)) < table {
+                let to = from.saturating_add(blocks);
+                pieces.push(Piece { groups: groups.clone(), blocks: from..to });
+                from = to;
+            }
+            pieces.push(Piece { groups: groups.clone(), blocks: from..u32::MAX });
+        }
+        pieces
+    }
+
+    /// Reserved inodes count as used, whatever they hold.
+    pub(crate) fn mark_reserved(&self) {
+        let first = self.sb.first_inode.0.min(self.sb.inodes_count.saturating_add(1));
+        for ino in 1..first {
+            self.states.set(Ino(ino), State::UNKNOWN);
+        }
+    }
 }
 
 impl Scan<'_, '_> {
-    /// Reads the inode tables of some groups as far as they are used.
-    pub(crate) fn read_tables(&mut self, groups: Range<usize>) -> Result<(), CheckError> {
+    /// Reads the inode tables of a piece as far as they are used.
+    pub(crate) fn read_tables(&mut self, piece: &Piece) -> Result<(), CheckError> {
         let (mut bitmap, mut bytes) = (Vec::new(), Vec::new());
         let base = self.base;
-        for number in groups {
+        for number in piece.groups.clone() {
             let Some(descriptor) = base.groups.get(number) else { break };
             let group = GroupIndex(number as u32);
-            let scanned = base.scanned(descriptor);
-            if let Some(scanned) = scanned {
-                self.check_table_unused(group, descriptor, scanned, &mut bitmap)?;
+            let table = descriptor.inode_table.0;
+            if let Some(scanned) = base.scanned(descriptor) {
+                let is_first = piece.blocks.start == 0;
+                self.check_table_unused(group, descriptor, (scanned, is_first), &mut bitmap)?;
+                let blocks = piece.blocks.clone();
+                self.read_table((group, scanned), (table, blocks), &bitmap, &mut bytes)?;
             }
-            if number == 0 {
-                self.mark_reserved();
-            }
-            if let Some(scanned) = scanned {
-                self.read_table((group, scanned), descriptor.inode_table.0, &bitmap, &mut bytes)?;
-            }
-            self.part.bytes = self.part.bytes.saturating_add(base.table_bytes(number));
             if self.is_over() {
                 break;
             }
         }
+        self.part.bytes = self.part.bytes.saturating_add(base.piece_bytes(piece));
         Ok(())
     }
 
-    /// Reads the inode bitmap, which is empty where it cannot be, and looks for inodes behind those
-    /// that are scanned.
+    /// Reads the inode bitmap, which is empty where it cannot be. The first piece of a group tells that, and
+    /// looks for inodes behind those that are scanned.
     fn check_table_unused(
         &mut self,
         group: GroupIndex,
         descriptor: &GroupDescriptor,
-        scanned: u32,
+        (scanned, is_first): (u32, bool),
         bitmap: &mut Vec<u8>,
     ) -> Result<(), CheckError> {
         bitmap.clear();
@@ -113,7 +179,15 @@ impl Scan<'_, '_> {
         }
         if let Err(error) = self.read_block(descriptor.inode_bitmap.0, bitmap) {
             bitmap.clear();
-            return self.note_unreadable(error, || format!("the inode bitmap of group {group}"));
+            let problem =
+                self.unreadable(error, || format!("the inode bitmap of group {group}"))?;
+            if is_first {
+                self.problem(problem);
+            }
+            return Ok(());
+        }
+        if !is_first {
+            return Ok(());
         }
         let per_group = self.sb.inodes_per_group;
         if let Some(bit) = BitmapRef::new(bitmap).first_set(scanned..per_group) {
@@ -126,15 +200,14 @@ impl Scan<'_, '_> {
     fn read_table(
         &mut self,
         (group, scanned): (GroupIndex, u32),
-        table: u64,
+        (table, within): (u64, Range<u32>),
         bitmap: &[u8],
         bytes: &mut Vec<u8>,
     ) -> Result<(), CheckError> {
         let block = self.sb.block_size;
-        let per_block = (block.len() / self.record_bytes()).max(1) as u32;
-        let blocks = scanned.div_ceil(per_block);
+        let blocks = scanned.div_ceil(self.inodes_per_block()).min(within.end);
         let mut step = chunk_blocks(block);
-        let mut at = 0;
+        let mut at = within.start;
         while at < blocks {
             let take = step.min(blocks - at);
             match self.read_blocks(table + u64::from(at), take, bytes) {
@@ -156,36 +229,39 @@ impl Scan<'_, '_> {
         Ok(())
     }
 
-    fn check_chunk(&mut self, chunk: Chunk, bitmap: &[u8], bytes: &[u8]) -> Result<(), CheckError> {
+    fn check_chunk(
+        &mut self,
+        chunk: Chunk,
+        bitmap: &[u8],
+        bytes: &mut [u8],
+    ) -> Result<(), CheckError> {
         let size = self.record_bytes();
         let per_group = self.sb.inodes_per_group;
-        let per_block = (self.sb.block_size.len() / size).max(1) as u32;
-        let first = chunk.at * per_block;
-        for (within, record) in bytes.chunks_exact(size).enumerate() {
-            let index = first.saturating_add(within as u32);
-            if index >= chunk.scanned {
-                break;
-            }
+        let mut index = chunk.at * self.inodes_per_block();
+        for block in bytes.chunks_exact_mut(self.sb.block_size.len()) {
             let number = u64::from(chunk.group.0) * u64::from(per_group) + u64::from(index) + 1;
             let Ok(number) = u32::try_from(number) else { break };
-            let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
-            self.check_record(Ino(number), record, is_marked)?;
+            let verifier = self.base.verifier.as_ref();
+            let is_sound = verifier.is_some_and(|verifier| verifier.are_sound(Ino(number), block));
+            for (ino, record) in (number..).zip(block.chunks_exact(size)) {
+                if index >= chunk.scanned {
+                    return Ok(());
+                }
+                let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
+                self.check_record(Ino(ino), record, Outside { is_marked, is_sound })?;
+                index = index.saturating_add(1);
+            }
         }
         Ok(())
     }
 
-    /// Reserved inodes count as used, whatever they hold.
-    fn mark_reserved(&mut self) {
-        for ino in 1..self.sb.first_inode.0 {
-            self.mark_used(Ino(ino));
-        }
-    }
-
-    fn mark_used(&mut self, ino: Ino) {
-        mark(&self.base.sb, &mut self.part.used, ino);
-    }
-
-    fn check_record(&mut self, ino: Ino, record: &[u8], is_marked: bool) -> Result<(), CheckError> {
+    fn check_record(
+        &mut self,
+        ino: Ino,
+        record: &[u8],
+        outside: Outside,
+    ) -> Result<(), CheckError> {
+        let Outside { is_marked, is_sound } = outside;
         let (mode, links) = (field16(record, 0), field16(record, 0x1a));
         self.note_low_dtime(ino, record, links);
         self.check_reserved_inode(ino, record);
@@ -195,11 +271,11 @@ impl Scan<'_, '_> {
                 self.problem(Problem::Dtime { ino, dtime, links });
             }
             if self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
-                self.check_raw(ino, record);
+                self.check_raw(ino, record, is_sound);
             }
             // One that was deleted still has its checksum.
             if !self.is_reserved(ino) && record.iter().any(|byte| *byte != 0) {
-                self.check_raw(ino, record);
+                self.check_raw(ino, record, is_sound);
             }
             // Reserved inodes may have blocks without a link: resize, bad blocks.
             let has_blocks = field32(record, 0x1c) != 0
@@ -212,13 +288,14 @@ impl Scan<'_, '_> {
             return Ok(());
         }
         if links != 0 || !self.is_reserved(ino) {
-            self.check_raw(ino, record);
+            self.check_raw(ino, record, is_sound);
         }
-        self.mark_used(ino);
-        match Inode::decode(&self.inode_layout, record) {
-            Ok(inode) => self.check_inode(ino, &inode, record),
+        self.states.set(ino, State::UNKNOWN);
+        // Looked at where it is: it is too large to be moved for each inode.
+        match &Inode::decode(&self.inode_layout, record) {
+            Ok(inode) => self.check_inode(ino, inode, record),
             Err(source) => {
-                self.problem(Problem::Inode { ino, source });
+                self.problem(Problem::Inode { ino, source: *source });
                 Ok(())
             }
         }
@@ -262,8 +339,8 @@ impl Scan<'_, '_> {
     }
 
     /// The checksum; and the inode of bad blocks has blocks and nothing else.
-    fn check_raw(&mut self, ino: Ino, record: &[u8]) {
-        if let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
+    fn check_raw(&mut self, ino: Ino, record: &[u8], is_sound: bool) {
+        if !is_sound && let Err(source) = Inode::verify_checksum(&self.inode_layout, ino, record) {
             self.problem(Problem::Inode { ino, source });
         }
         // Mode, owner, group, links, attributes.
@@ -378,7 +455,10 @@ impl Scan<'_, '_> {
         let inline = (is_inline && kind == Some(FileKind::Directory))
             .then(|| Box::new((inode.block, attributes.inline.unwrap_or_default())));
         let detail = keep.then(|| Detail {
-            place: self.part.infos.len() as u32,
+            ino,
+            mode: inode.mode,
+            links: inode.links,
+            flags: inode.flags,
             seed,
             size: inode.size,
             blocks,
@@ -393,20 +473,21 @@ impl Scan<'_, '_> {
     }
 
     fn remember(&mut self, ino: Ino, inode: &Inode, detail: Option<Detail>) {
-        let has_detail = detail.is_some();
-        self.part.details.extend(detail);
+        let &Inode { mode, links, flags, size, sectors, .. } = inode;
         if self.base.is_full {
-            self.part.sizes.push((inode.size, inode.sectors));
+            self.part.all.push(Whole { ino, mode, links, flags, size, sectors });
         }
-        mark(&self.base.sb, &mut self.part.known, ino);
-        self.part.infos.push(Info {
-            ino,
-            flags: inode.flags,
-            mode: inode.mode,
-            links: inode.links,
-            names: AtomicU32::new(0),
-            detail: if has_detail { self.part.details.len() as u32 } else { 0 },
-        });
+        if links == 0 {
+            self.part.unlinked.push(ino.0);
+        }
+        if links != 1 && detail.is_none() {
+            self.part.links.push((ino.0, links));
+        }
+        if let Some(detail) = detail {
+            self.part.details.push(detail);
+        }
+        let is_value = flags.contains(InodeFlags::EA_INODE);
+        self.states.set(ino, State::new(inode.kind(), is_value));
     }
 
     /// Adds an inode to what its owners use.
@@ -437,6 +518,13 @@ impl Scan<'_, '_> {
             kind,
             Some(FileKind::Regular | FileKind::Directory | FileKind::Symlink) | None
         );
+        // Most have no flag with a rule, or that of extents alone.
+        let is_odd = flags.intersects(SELDOM) || self.sb.bigalloc();
+        let has_extents = flags.contains(InodeFlags::EXTENTS);
+        let may_have_extents = is_file && features.has_incompat(Incompat::EXTENTS);
+        if !is_odd && (!has_extents || may_have_extents) {
+            return;
+        }
         let is_bigalloc = self.sb.bigalloc() && !self.is_special(ino) && !inode.is_fast_symlink();
         let is_mapped = InodeFlags::EXTENTS | InodeFlags::INLINE_DATA;
         let rules = [
@@ -552,6 +640,7 @@ impl Scan<'_, '_> {
 
     /// The context that an encrypted inode needs: version 1 of 28 bytes, or version 2 of 40.
     fn check_encryption(&mut self, ino: Ino, context: Option<&[u8]>) {
+        self.part.policies.insert(ino.0, Vec::new());
         let Some(context) = context else {
             self.problem(Problem::Encryption { ino, why: "but has no context" });
             return;
@@ -718,14 +807,4 @@ impl Scan<'_, '_> {
 
 fn chunk_blocks(block: BlockSize) -> u32 {
     u32::try_from(CHUNK_BYTES / u64::from(block.bytes()).max(1)).unwrap_or(1).max(1)
-}
-
-/// Sets the bit of an inode in those of its group.
-fn mark(sb: &Superblock, groups: &mut BTreeMap<u32, Bits>, ino: Ino) {
-    let words = sb.inodes_per_group.div_ceil(64) as usize;
-    let Some((group, at)) = sb.group_of_inode(ino) else { return };
-    let bits = groups.entry(group.0).or_insert_with(|| vec![0; words].into_boxed_slice());
-    if let Some(word) = bits.get_mut(at as usize / 64) {
-        *word |= 1 << (at % 64);
-    }
 }

@@ -25,7 +25,8 @@
 //!
 //! - No image makes it panic, or loop or allocate without bound: a block that was claimed before is
 //!   not descended into, so work is bounded by the blocks of the file system, and memory by a bit
-//!   for each block and some words for each inode of groups in use.
+//!   for each block, a byte for each inode of pages in use, and some words for each directory and each
+//!   file that has another number of links than 1.
 //! - An image is *clean* exactly when `e2fsck -fn` finds nothing to change; `docs/testing.md` lists
 //!   the differences.
 #![forbid(unsafe_code)]
@@ -55,6 +56,7 @@ mod problem;
 mod report;
 mod scan;
 mod special;
+mod states;
 mod tables;
 mod xattrs;
 

@@ -5,7 +5,10 @@ use extant_format::features::RoCompat;
 use extant_format::inode::LINKS_MAX;
 
 use crate::Problem;
+use crate::base::Base;
 use crate::checker::Checker;
+use crate::findings::Findings;
+use crate::tables::Detail;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
@@ -14,77 +17,111 @@ enum Seen {
     Done,
 }
 
+/// An inode in use, and what leads to it.
+struct Linked<'a> {
+    ino: Ino,
+    links: u16,
+    names: u32,
+    is_value: bool,
+    is_orphan: bool,
+    dtime: u32,
+    directory: Option<&'a Detail>,
+}
+
+impl Linked<'_> {
+    fn check(&self, base: &Base<'_>, findings: &mut Findings<'_>, has_dir_nlink: bool) {
+        let (ino, links) = (self.ino, self.links);
+        let is_special = base.is_special(ino);
+        if links == 0 {
+            if !self.is_orphan && !is_special {
+                findings.problem(Problem::NotOrphan { ino });
+            }
+            return;
+        }
+        if self.dtime != 0 && !self.is_orphan {
+            findings.problem(Problem::Dtime { ino, dtime: self.dtime, links });
+        }
+        if is_special {
+            return;
+        }
+        let stored = u32::from(links);
+        if self.is_value {
+            if stored != 1 {
+                findings.problem(Problem::Links { ino, stored, counted: 1 });
+            }
+        } else if let Some(detail) = self.directory {
+            let counted = match detail.children().saturating_add(2) {
+                many if many > LINKS_MAX && has_dir_nlink => 1,
+                counted => counted,
+            };
+            if stored != counted {
+                findings.problem(Problem::Links { ino, stored, counted });
+            }
+            let wanted = if ino == Ino::ROOT { Ino::ROOT } else { detail.parent() };
+            let found = detail.dotdot();
+            if wanted.0 == 0 {
+                findings.problem(Problem::Unreachable { ino });
+            } else if found != wanted {
+                findings.problem(Problem::Dots { dir: ino, name: "..", found, wanted });
+            }
+        } else if self.names == 0 {
+            if !self.is_orphan {
+                findings.problem(Problem::Unreachable { ino });
+            }
+        } else if self.names != stored {
+            findings.problem(Problem::Links { ino, stored, counted: self.names });
+        }
+    }
+}
+
 impl Checker<'_> {
     /// Links, parents, reachability.
     pub(crate) fn check_links(&mut self) {
         self.check_root();
         self.check_loops();
         let has_dir_nlink = self.base.sb.features.has_ro_compat(RoCompat::DIR_NLINK);
-        for number in 0..self.found.tables.infos.len() {
-            self.check_links_of(number, has_dir_nlink);
-        }
-    }
-
-    fn check_links_of(&mut self, number: usize, has_dir_nlink: bool) {
-        let Some(info) = self.found.tables.infos.get(number) else { return };
-        let (ino, links, names, is_value) = (info.ino, info.links, info.names(), info.is_value());
-        // Most are files with one link and one name.
-        let is_plain = info.detail == 0 && !is_value && links == 1 && names == 1;
-        if is_plain && self.found.dtimes.is_empty() {
-            return;
-        }
-        let is_orphan = self.found.orphans.contains(&ino.0);
-        let directory = match info.is_dir() {
-            true => self.found.tables.detail_of(info),
-            false => None,
-        };
-        let directory = directory.map(|detail| {
-            let wanted = if ino == Ino::ROOT { Ino::ROOT } else { detail.parent() };
-            (detail.children(), detail.dotdot(), wanted)
-        });
-        if links == 0 {
-            if !is_orphan && !self.base.is_special(ino) {
-                self.problem(Problem::NotOrphan { ino });
+        let Checker { base, findings, found } = self;
+        let tables = &found.tables;
+        let mut details = tables.details.iter().peekable();
+        let mut counts = tables.links.iter().peekable();
+        let mut dtimes = found.dtimes.keys().copied().peekable();
+        let (mut ino, mut odd) = (Ino(0), 0);
+        loop {
+            // Most are files with one link and one name: looked at is the next that is not, or of which there is more.
+            let before = ino;
+            if odd <= before.0 {
+                odd = base.states.next_odd(Ino(before.0.saturating_add(1))).0;
             }
-            return;
-        }
-        let dtime = self.found.dtimes.get(&ino.0).copied().unwrap_or(0);
-        if dtime != 0 && !is_orphan {
-            self.problem(Problem::Dtime { ino, dtime, links });
-        }
-        if self.base.is_special(ino) {
-            return;
-        }
-        let stored = u32::from(links);
-        if is_value {
-            if stored != 1 {
-                self.problem(Problem::Links { ino, stored, counted: 1 });
+            let detail = details.peek().map_or(u32::MAX, |detail| detail.ino.0);
+            let count = counts.peek().map_or(u32::MAX, |(with, _)| *with);
+            let dtime = dtimes.peek().copied().unwrap_or(u32::MAX);
+            ino = Ino(detail.min(count).min(dtime).min(odd));
+            if ino.0 > base.sb.inodes_count || ino <= before {
+                break;
             }
-        } else if let Some((children, dotdot, wanted)) = directory {
-            let counted = match children.saturating_add(2) {
-                many if many > LINKS_MAX && has_dir_nlink => 1,
-                counted => counted,
+            let count = counts.next_if(|(with, _)| *with == ino.0).map(|(_, count)| *count);
+            let detail = details.next_if(|detail| detail.ino == ino);
+            dtimes.next_if(|with| *with == ino.0);
+            let state = base.states.get(ino);
+            if !state.is_known() {
+                continue;
+            }
+            let inode = Linked {
+                ino,
+                links: detail.map(|detail| detail.links).or(count).unwrap_or(1),
+                names: base.states.names(ino),
+                is_value: state.is_value(),
+                is_orphan: found.orphans.contains(&ino.0),
+                dtime: found.dtimes.get(&ino.0).copied().unwrap_or(0),
+                directory: detail.filter(|detail| detail.is_dir()),
             };
-            if stored != counted {
-                self.problem(Problem::Links { ino, stored, counted });
-            }
-            if wanted.0 == 0 {
-                self.problem(Problem::Unreachable { ino });
-            } else if dotdot != wanted {
-                let (dir, name, found) = (ino, "..", dotdot);
-                self.problem(Problem::Dots { dir, name, found, wanted });
-            }
-        } else if names == 0 {
-            if !is_orphan {
-                self.problem(Problem::Unreachable { ino });
-            }
-        } else if names != stored {
-            self.problem(Problem::Links { ino, stored, counted: names });
+            inode.check(base, findings, has_dir_nlink);
         }
     }
 
     fn check_root(&mut self) {
-        if !self.info(Ino::ROOT).is_some_and(|info| info.is_dir() && info.links > 0) {
+        let root = self.found.tables.detail(Ino::ROOT);
+        if !root.is_some_and(|root| root.is_dir() && root.links > 0) {
             let why = "which is no directory in use";
             self.problem(Problem::SpecialInode { field: "the root", ino: Ino::ROOT, why });
         }
@@ -102,7 +139,7 @@ impl Checker<'_> {
                 else {
                     break;
                 };
-                let ino = tables.infos.get(detail.place as usize).map_or(Ino(0), |info| info.ino);
+                let ino = detail.ino;
                 match mark {
                     Seen::No => *mark = Seen::OnTheWay,
                     Seen::OnTheWay => {
@@ -115,9 +152,7 @@ impl Checker<'_> {
                 at = match detail.parent() {
                     Ino(0) => None,
                     _ if ino == Ino::ROOT => None,
-                    parent => tables
-                        .info(&self.base.sb, parent)
-                        .and_then(|info| (info.detail as usize).checked_sub(1)),
+                    parent => tables.place(parent),
                 };
             }
             for place in way.drain(..) {

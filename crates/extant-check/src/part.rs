@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use extant_base::Ino;
 
-use crate::tables::{Bits, Detail, Info, Run};
+use crate::tables::{Detail, Run, Whole};
 
 /// An attribute block and its users.
 #[derive(Default, Clone)]
@@ -49,12 +49,11 @@ pub(crate) type Usage = BTreeMap<u32, (u64, u64)>;
 /// What was found in some groups.
 #[derive(Default)]
 pub(crate) struct Part {
-    pub(crate) infos: Vec<Info>,
-    pub(crate) sizes: Vec<(u64, u64)>,
+    pub(crate) all: Vec<Whole>,
     pub(crate) details: Vec<Detail>,
     pub(crate) runs: Vec<Run>,
-    pub(crate) used: BTreeMap<u32, Bits>,
-    pub(crate) known: BTreeMap<u32, Bits>,
+    pub(crate) links: Vec<(u32, u16)>,
+    pub(crate) unlinked: Vec<u32>,
     pub(crate) blocks: BTreeMap<u64, SharedBlock>,
     pub(crate) values: Vec<ValueRef>,
     pub(crate) value_states: BTreeMap<u32, ValueState>,

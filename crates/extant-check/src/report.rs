@@ -60,7 +60,13 @@ pub enum CheckError {
         /// Their names.
         names: String,
     },
-    /// A thread could not be started, or ended before its time.
+    /// There is no memory for a byte for each inode.
+    #[error("there is no memory for {inodes} inodes")]
+    Memory {
+        /// How many inodes the superblock says there are.
+        inodes: u32,
+    },
+    /// A thread ended before its time.
     #[error("a thread of the check: {0}")]
     Thread(String),
 }

@@ -6,7 +6,7 @@
 //! thread and in order of inode number. An image without double claims, which is nearly every
 //! image, never needs that.
 
-use std::ops::{ControlFlow, Deref, Range};
+use std::ops::{ControlFlow, Deref};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::{FsBlock, Ino};
@@ -15,6 +15,7 @@ use crate::base::Base;
 use crate::checker::Checker;
 use crate::findings::{HELD_MAX, Sink};
 use crate::found::Found;
+use crate::inodes::Piece;
 use crate::part::Part;
 use crate::{CheckError, Problem, crew};
 
@@ -112,12 +113,16 @@ impl Checker<'_> {
         let weight = |group| GROUP_BYTES.saturating_add(base.table_bytes(group));
         let groups = self.base.groups.len();
         let threads = self.base.threads((0..groups).map(weight).fold(0, u64::saturating_add));
-        let pieces = crew::share(threads, groups, PIECE_BYTES, weight);
+        let ranges = crew::share(threads, groups, PIECE_BYTES, weight);
+        let all = (0..groups).map(|group| base.table_bytes(group)).fold(0, u64::saturating_add);
+        let pieces = base.pieces(&ranges, crew::weight_of_piece(threads, all, PIECE_BYTES));
+        self.base.mark_reserved();
         if threads > 1 {
             if self.read_inodes_at_once(threads, &pieces)? {
                 return Ok(());
             }
             self.forget_inodes();
+            self.base.mark_reserved();
         }
         let mut scan = Scan {
             base: &self.base,
@@ -126,7 +131,7 @@ impl Checker<'_> {
             is_conflict: None,
         };
         for piece in pieces {
-            scan.read_tables(piece)?;
+            scan.read_tables(&piece)?;
             if let Sink::Tell(findings) = &mut scan.sink {
                 findings.did(std::mem::take(&mut scan.part.bytes));
             }
@@ -141,7 +146,7 @@ impl Checker<'_> {
     fn read_inodes_at_once(
         &mut self,
         threads: usize,
-        pieces: &[Range<usize>],
+        pieces: &[Piece],
     ) -> Result<bool, CheckError> {
         let is_conflict = AtomicBool::new(false);
         let base = &self.base;
@@ -155,7 +160,7 @@ impl Checker<'_> {
             if !is_conflict.load(Ordering::Relaxed)
                 && let Some(piece) = pieces.get(number)
             {
-                scan.read_tables(piece.clone())?;
+                scan.read_tables(piece)?;
             }
             Ok((scan.part, scan.sink.into_held()))
         };
@@ -179,14 +184,7 @@ impl Checker<'_> {
             found.join(part);
             if findings.is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        // One group may be a table of many MiB: the results of a few such are enough to wait.
-        let heaviest = pieces.iter().map(|piece| {
-            let tables = piece.clone().map(|group| base.table_bytes(group));
-            tables.fold(0, u64::saturating_add)
-        });
-        let heavy = heaviest.max().unwrap_or(0).div_ceil(PIECE_BYTES).max(1);
-        let ahead = (crew::PIECES_AHEAD / usize::try_from(heavy).unwrap_or(usize::MAX)).max(2);
-        crew::in_order((threads, ahead), pieces.len(), work, take)?;
+        crew::in_order((threads, crew::PIECES_AHEAD), pieces.len(), work, take)?;
         if let Some(error) = failed {
             return Err(error);
         }
@@ -209,7 +207,8 @@ impl Checker<'_> {
 
     /// Goes back to where only fixed metadata had claimed blocks.
     pub(crate) fn forget_inodes(&mut self) {
-        self.found = Found::new(&self.base);
+        self.found = Found::default();
+        self.base.states.forget();
         self.claim_fixed_again();
     }
 }

@@ -58,7 +58,7 @@ impl Checker<'_> {
         }
         let has_reserve = self.base.sb.features.has_compat(Compat::RESIZE_INODE)
             && self.base.sb.reserved_gdt_blocks != 0;
-        if has_reserve && self.info(Ino::RESIZE).is_none() {
+        if has_reserve && self.known(Ino::RESIZE).is_none() {
             self.problem(Problem::ResizeInode { what: "it is empty" });
         }
         let result = self.check_mmp();
@@ -100,24 +100,20 @@ impl Checker<'_> {
     /// A regular file in use that a field of the superblock names.
     fn special_file(&mut self, field: &'static str, ino: Ino) -> Option<Special> {
         let tables = &self.found.tables;
-        let info = self.info(ino);
-        let why = match info {
+        // Whatever a field names has details.
+        let why = match self.known(ino).and_then(|_| tables.detail(ino)) {
             None => "which is not in use",
-            Some(info) if info.kind() != Some(FileKind::Regular) => "which is no regular file",
-            Some(info) if info.links == 0 => "which has no links",
-            // Whatever a field names has details.
-            Some(info) => match tables.detail_of(info) {
-                Some(detail) => {
-                    return Some(Special {
-                        ino,
-                        seed: detail.seed,
-                        size: detail.size,
-                        blocks: detail.blocks,
-                        runs: tables.runs_of(detail).to_vec(),
-                    });
-                }
-                None => "which is not in use",
-            },
+            Some(detail) if detail.kind() != Some(FileKind::Regular) => "which is no regular file",
+            Some(detail) if detail.links == 0 => "which has no links",
+            Some(detail) => {
+                return Some(Special {
+                    ino,
+                    seed: detail.seed,
+                    size: detail.size,
+                    blocks: detail.blocks,
+                    runs: tables.runs_of(detail).to_vec(),
+                });
+            }
         };
         self.problem(Problem::SpecialInode { field, ino, why });
         None
@@ -177,7 +173,7 @@ impl Checker<'_> {
 
     fn note_orphan(&mut self, ino: Ino) -> bool {
         let is_special = self.base.is_special(ino) || ino == Ino::ROOT;
-        let why = match self.info(ino).is_some() {
+        let why = match self.known(ino).is_some() {
             false => "it is not in use",
             true if is_special => "it may not be deleted",
             true if !self.found.orphans.insert(ino.0) => "it is listed twice",

@@ -1,15 +1,11 @@
-//! What is known of inodes in use: a few bytes for each, and more for directories and other files
-//! whose contents are metadata.
+//! What is known of directories and other files whose contents are metadata, and of files with another
+//! number of links than 1. What there is to know of all others has room in a byte: `states`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use extant_base::Ino;
 use extant_format::inode::{FileKind, InodeFlags};
-use extant_format::superblock::Superblock;
-
-/// Names are counted up to here.
-const NAMES_MAX: u32 = u32::MAX / 2;
 
 /// Blocks of one file that lie side by side.
 #[derive(Clone, Copy, Debug)]
@@ -19,42 +15,16 @@ pub(crate) struct Run {
     pub(crate) len: u32,
 }
 
-/// An inode in use: 20 bytes.
-#[derive(Debug)]
-pub(crate) struct Info {
+/// What a repair wants to know of an inode in use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole {
     pub(crate) ino: Ino,
-    pub(crate) flags: InodeFlags,
     pub(crate) mode: u16,
     pub(crate) links: u16,
-    /// Names found, `.` and `..` of others not counted.
-    pub(crate) names: AtomicU32,
-    /// Index into the details, plus 1; 0: there are none.
-    pub(crate) detail: u32,
-}
-
-impl Info {
-    pub(crate) fn kind(&self) -> Option<FileKind> {
-        FileKind::from_mode(self.mode)
-    }
-
-    pub(crate) fn is_dir(&self) -> bool {
-        self.kind() == Some(FileKind::Directory)
-    }
-
-    pub(crate) fn is_value(&self) -> bool {
-        self.flags.contains(InodeFlags::EA_INODE)
-    }
-
-    /// Notes one more name.
-    pub(crate) fn add_name(&self) {
-        if self.names.load(Ordering::Relaxed) < NAMES_MAX {
-            self.names.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn names(&self) -> u32 {
-        self.names.load(Ordering::Relaxed)
-    }
+    pub(crate) flags: InodeFlags,
+    /// In bytes.
+    pub(crate) size: u64,
+    pub(crate) sectors: u64,
 }
 
 /// `i_block`, and `system.data`.
@@ -63,8 +33,10 @@ pub(crate) type Inline = Box<([u8; 60], Vec<u8>)>;
 /// More about a directory or a file with metadata in it.
 #[derive(Debug)]
 pub(crate) struct Detail {
-    /// Index into the inodes.
-    pub(crate) place: u32,
+    pub(crate) ino: Ino,
+    pub(crate) mode: u16,
+    pub(crate) links: u16,
+    pub(crate) flags: InodeFlags,
     /// crc32c seed of its blocks.
     pub(crate) seed: u32,
     pub(crate) size: u64,
@@ -83,6 +55,14 @@ pub(crate) struct Detail {
 }
 
 impl Detail {
+    pub(crate) fn kind(&self) -> Option<FileKind> {
+        FileKind::from_mode(self.mode)
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind() == Some(FileKind::Directory)
+    }
+
     pub(crate) fn parent(&self) -> Ino {
         Ino(self.parent.load(Ordering::Relaxed))
     }
@@ -96,70 +76,29 @@ impl Detail {
     }
 }
 
-/// Bits of the inodes of one group.
-pub(crate) type Bits = Box<[u64]>;
-
-/// Which inodes of a group have a place, and how many come before each 64 of them.
-#[derive(Debug)]
-struct Known {
-    bits: Bits,
-    ranks: Box<[u32]>,
-}
-
-/// All inodes in use.
+/// All inodes in use that have more than a type and one link, each list in order of inode number.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    /// In order of inode number.
-    pub(crate) infos: Vec<Info>,
-    /// Size in bytes and sectors of each, for a repair.
-    pub(crate) sizes: Vec<(u64, u64)>,
+    /// Every inode, for a repair.
+    pub(crate) all: Vec<Whole>,
     pub(crate) details: Vec<Detail>,
     pub(crate) runs: Vec<Run>,
-    /// How encrypted inodes are encrypted, without what is random.
+    /// Link counts that are not 1, of inodes without details.
+    pub(crate) links: Vec<(u32, u16)>,
+    /// Inodes whose link count is 0.
+    pub(crate) unlinked: Vec<u32>,
+    /// How encrypted inodes are encrypted, without what is random; empty where that is not known.
     pub(crate) policies: BTreeMap<u32, Vec<u8>>,
-    known: Vec<Option<Known>>,
 }
 
 impl Tables {
-    pub(crate) fn new(groups: usize, inodes: usize) -> Tables {
-        let mut known = Vec::new();
-        known.resize_with(groups, || None);
-        Tables { infos: Vec::with_capacity(inodes), known, ..Tables::default() }
+    /// Index of an inode's details.
+    pub(crate) fn place(&self, ino: Ino) -> Option<usize> {
+        self.details.binary_search_by_key(&ino, |detail| detail.ino).ok()
     }
 
-    /// Notes where the inodes of a group begin. Called once for each group, in order.
-    pub(crate) fn know(&mut self, group: u32, bits: Bits, mut place: u32) {
-        let rank = |word: &u64| {
-            let before = place;
-            place = place.saturating_add(word.count_ones());
-            before
-        };
-        let ranks = bits.iter().map(rank).collect();
-        if let Some(slot) = self.known.get_mut(group as usize) {
-            *slot = Some(Known { bits, ranks });
-        }
-    }
-
-    /// Index into `infos`.
-    pub(crate) fn place(&self, sb: &Superblock, ino: Ino) -> Option<usize> {
-        let (group, at) = sb.group_of_inode(ino)?;
-        let known = self.known.get(group.0 as usize)?.as_ref()?;
-        let (number, bit) = (at as usize / 64, at % 64);
-        let word = *known.bits.get(number)?;
-        let mask = 1u64 << bit;
-        if word & mask == 0 {
-            return None;
-        }
-        let before = (word & (mask - 1)).count_ones();
-        Some((*known.ranks.get(number)? + before) as usize)
-    }
-
-    pub(crate) fn info(&self, sb: &Superblock, ino: Ino) -> Option<&Info> {
-        self.infos.get(self.place(sb, ino)?)
-    }
-
-    pub(crate) fn detail_of(&self, info: &Info) -> Option<&Detail> {
-        self.details.get((info.detail as usize).checked_sub(1)?)
+    pub(crate) fn detail(&self, ino: Ino) -> Option<&Detail> {
+        self.details.get(self.place(ino)?)
     }
 
     /// The saved runs of an inode.
@@ -168,11 +107,13 @@ impl Tables {
         self.runs.get(from as usize..to as usize).unwrap_or(&[])
     }
 
+    /// Returns whether the link count of an inode in use is 0.
+    pub(crate) fn is_unlinked(&self, ino: Ino) -> bool {
+        self.unlinked.binary_search(&ino.0).is_ok()
+    }
+
     /// Forgets what directories said.
     pub(crate) fn forget_names(&mut self) {
-        for info in &mut self.infos {
-            *info.names.get_mut() = 0;
-        }
         for detail in &mut self.details {
             *detail.children.get_mut() = 0;
             *detail.parent.get_mut() = 0;

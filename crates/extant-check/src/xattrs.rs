@@ -192,7 +192,7 @@ impl Checker<'_> {
         for reference in std::mem::take(&mut self.found.values) {
             let ValueRef { owner: ino, value, .. } = reference;
             let size = self.found.value_states.get(&value.0).map_or(0, |state| state.size);
-            let target = self.info(value).map(|info| (info.is_value(), size));
+            let target = self.known(value).map(|state| (state.is_value(), size));
             let why = match target {
                 None => Some("is not in use"),
                 Some((false, _)) => Some("is a file of its own"),

@@ -26,9 +26,11 @@
 //!
 //! Linux `Documentation/filesystems/ext4/inodes.rst`, table `struct ext4_inode`; `checksums.rst`.
 
+mod block;
 mod device;
 mod raw;
 
+pub use block::InodesVerifier;
 pub use device::{DeviceNumber, DeviceNumberError};
 pub use raw::{FileKind, InodeFlags, RawInode, RawInodeExtra};
 

@@ -53,14 +53,19 @@ pub(crate) fn each_inode(
             record.ino = Ino(group * image.sb.inodes_per_group + bit + 1);
             record.bytes.clear();
             record.bytes.extend_from_slice(bytes);
-            if f(&mut record, bitmap.view().get(bit))? {
+            if f(&mut record, bitmap.view().get(bit))? && *bytes != *record.bytes {
                 bytes.copy_from_slice(&record.bytes);
                 touched.insert(at / block);
             }
         }
-        for number in touched {
-            let bytes = &table[number * block..(number + 1) * block];
-            image.write_fresh(start / block as u64 + number as u64, bytes)?;
+        let mut touched = touched.into_iter().peekable();
+        while let Some(first) = touched.next() {
+            let mut end = first + 1;
+            while touched.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            let bytes = &table[first * block..end * block];
+            image.write_fresh(start / block as u64 + first as u64, bytes)?;
         }
     }
     Ok(())

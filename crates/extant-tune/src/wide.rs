@@ -67,6 +67,9 @@ fn convert(work: &mut Work<'_>, size: u16, on: bool) -> Result {
     work.image.write_descriptors(0..groups)?;
     work.image.write_superblock()?;
     work.to_check = true;
+    // The journal is found by the descriptors, and how large those are says the superblock: with one of them
+    // brought home and the other not, nobody finds the log.
+    work.may_journal = false;
     Ok(())
 }
 

@@ -65,3 +65,41 @@ fn siphash_agrees_with_its_paper() {
     }
     assert_eq!(name_hash(HashVersion::SipHash, &HashSeed::default(), b"x"), None);
 }
+
+#[test]
+fn many_names_at_once_hash_as_each_alone() {
+    let mut random = extant_base::Prng::new(5);
+    for round in 0..200 {
+        let seed = HashSeed::from_words(core::array::from_fn(|_| random.next_u64() as u32));
+        let most = if round % 4 == 0 { 255 } else { 32 };
+        let names: [Vec<u8>; NAMES_AT_ONCE] = core::array::from_fn(|_| {
+            let len = 1 + random.below(most);
+            (0..len).map(|_| random.next_u64() as u8).collect()
+        });
+        let names: [&[u8]; NAMES_AT_ONCE] = core::array::from_fn(|at| names[at].as_slice());
+        for version in HashVersion::ALL {
+            let wanted = names.map(|name| name_hash(version, &seed, name));
+            match name_hashes(version, &seed, &names) {
+                Some(found) => assert_eq!(found.map(Some), wanted, "{version:?}"),
+                None => assert_eq!(version, HashVersion::SipHash),
+            }
+        }
+    }
+}
+
+/// One byte at a time, as the rule is put.
+#[test]
+fn words_of_a_name_are_filled_from_the_top() {
+    let mut random = extant_base::Prng::new(6);
+    for len in 0..=70usize {
+        let name: Vec<u8> = (0..len).map(|_| random.next_u64() as u8).collect();
+        for widen in [signed as fn(u8) -> u32, unsigned] {
+            let pad = len as u32 * 0x0101_0101;
+            let mut wanted = [pad; 8];
+            for (at, byte) in name.iter().take(32).enumerate() {
+                wanted[at / 4] = (wanted[at / 4] << 8).wrapping_add(widen(*byte));
+            }
+            assert_eq!(words::<8>(&name, &widen), wanted, "{len}");
+        }
+    }
+}
