@@ -287,7 +287,7 @@ fn over_a_base_little_changes_and_the_tree_is_the_same() {
         &[],
         &["-b", "1024"],
         &["-O", "bigalloc,quota"],
-        &["-O", "^extents,^64bit,^metadata_csum,^flex_bg"],
+        &["-O", "^extents,^64bit,^metadata_csum,^metadata_csum_seed,^flex_bg"],
         &["-O", "inline_data,orphan_file", "--profile", "microvm"],
         &["--fs-verity"],
     ];
